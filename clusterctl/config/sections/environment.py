@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.config.ownership import ForeignFileError
+from clusterctl.config.secret_words import HIDDEN, is_secret_name, secret_words
 from clusterctl.config.sections import normal
 from clusterctl.config.sections.check import validate
 from clusterctl.config.sections.declared import SECRET
@@ -32,7 +33,6 @@ _REMEDIES = {
     "LOCAL_WORLD_SIZE": "set `hosts[].workers`",
     "TORCHELASTIC_MAX_RESTARTS": "set `restart.max_restarts`",
 }
-_LIKE_A_SECRET = re.compile(r"TOKEN(_|$)|SECRET|PASSWORD|PASSWD|_KEY(_|$)")
 _LINE = re.compile(r"(?:export[ \t]+)?([^=\s'\"]+)[ \t]*=[ \t]*(.*)", re.DOTALL)
 
 
@@ -63,6 +63,7 @@ def build(root: Node, context: Context) -> Environment:
         place = f"as {keys[name].place} sets it too"
         context.report.add(_key(root, "secrets", name), f"secrets.{name}: cannot be a secret, {place}")
     _warn_of_secrets(root, keys, context.report)
+    _warn_of_secret_arguments(root, context.report)
     env = {name: str(node.value) for name, node in entries.items()}
     return Environment(env, secrets, Node(entries, root.mark, keys=keys))
 
@@ -79,10 +80,23 @@ def _warn_of_secrets(root: Node, keys: dict[str, Mark], report: Report) -> None:
         env = place.child("env") if place is not None else None
         if env is not None and isinstance(env.value, dict):
             unique |= {name: env.key_mark(name) for name in env.value}
-    names = [name for name in unique if _LIKE_A_SECRET.search(name.upper())]
+    names = [name for name in unique if is_secret_name(name)]
     if names:
         text = f"env: {', '.join(f'`{name}`' for name in names[:3])} looks like a secret: `env` is stored and shown"
         report.warn(unique[names[0]], text, f"write `secrets: {{{names[0]}: {{env: {names[0]}}}}}`")
+
+
+def _warn_of_secret_arguments(root: Node, report: Report) -> None:
+    """Doubt, once, arguments of the job that look like a secret: all users of a node see them, too."""
+    job = root.child("job")
+    args = job.child("args") if job is not None else None
+    nodes: list[Node] = args.value if args is not None and isinstance(args.value, list) else []
+    words = [str(node.value) for node in nodes]
+    for index, hidden in list(secret_words(words).items())[:1]:
+        name = words[index - 1] if hidden == HIDDEN and index else hidden
+        text = f"job.args: `{name}` looks like a secret: arguments are stored and shown"
+        hint = "write `secrets: {TOKEN: {env: TOKEN}}`, and have the job read the variable TOKEN"
+        report.warn(nodes[index].mark, text, hint)
 
 
 def check_names(node: Node | None, path: Path, report: Report) -> None:

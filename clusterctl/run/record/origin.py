@@ -12,6 +12,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.config.secret_words import hide_secrets, hide_secrets_in
 from clusterctl.run.record.disk import write_atomically
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def remember(run: RunDir, spec: ClusterSpec) -> None:
 
 
 def command_of(job: JobSpec) -> str:
-    """Return what each worker runs."""
+    """Return what each worker runs, without words that look like a secret: this is shown, and handed on."""
     import shlex
 
     if job.script is not None:
@@ -81,10 +82,10 @@ def command_of(job: JobSpec) -> str:
     elif job.module is not None:
         words = ["-m", job.module]
     elif isinstance(job.command, str):
-        return " ".join([job.command, *map(shlex.quote, job.args)])
+        return " ".join([hide_secrets_in(job.command), *map(shlex.quote, hide_secrets(job.args))])
     else:
         words = [*(job.command or ())]
-    return shlex.join([*words, *job.args])
+    return shlex.join(hide_secrets([*words, *job.args]))
 
 
 def remember_commit(run: RunDir, folder: str) -> None:

@@ -23,6 +23,13 @@ from clusterctl.run.record.kept.bundle import hidden
         pytest.param("::ffff:10.1.2.3 is 10.1.2.3", "::ffff:192.0.2.1 is 192.0.2.1", id="an address within another"),
         pytest.param("127.0.0.1:29500 and ::1", "127.0.0.1:29500 and ::1", id="the machine itself"),
         pytest.param("torch 2.13.0 at 12:30:45", "torch 2.13.0 at 12:30:45", id="versions and times"),
+        pytest.param(
+            '["t.py", "--hf-token", "ab\\"c", "x"]', '["t.py", "--hf-token", "***", "x"]', id="a list of words"
+        ),
+        pytest.param("t.py --api-key abc --lr 1", "t.py --api-key *** --lr 1", id="a command line"),
+        pytest.param(
+            '["--token", "--lr"] --token --lr', '["--token", "***"] --token --lr', id="an option without value"
+        ),
         pytest.param("/home/ada/train.py", "/home/user/train.py", id="a home"),
     ],
 )

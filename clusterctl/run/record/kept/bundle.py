@@ -34,6 +34,11 @@ _SECRET = re.compile(
     rb"(\\\"(?:[^\"\\]|\\(?!\"))*\\\"|\"[^\"]*\"|'[^']*'|[^\s,}\"'\\]+)"
 )
 """A name that tells of a secret, and its value: in quotes, in quotes within a JSON string, or bare."""
+_SECRET_ARGUMENT = re.compile(
+    rb"(?i)(--?[\w.-]*(?:secret|token|passw|credential|api[_-]?key|private)[\w.-]*)"
+    rb"(?:(\"\s*,\s*\")((?:[^\"\\]|\\.)*)(?=\")|(\s+)(?!-)[^\s\"\\]+)"
+)
+"""An option that tells of a secret, and the word after it: in a list of JSON, or in a text of a shell."""
 
 
 def save(run: RunDir, target: Path, look: Mapping[str, OfRank], *, hide: bool) -> int:
@@ -85,6 +90,7 @@ def hidden(content: bytes, stand_ins: dict[bytes, bytes] | None = None) -> bytes
         return stand_ins.setdefault(address.compressed.encode(), _stand_in(len(stand_ins) + 1))
 
     content = _SECRET.sub(_masked, content)
+    content = _SECRET_ARGUMENT.sub(lambda found: found[1] + (found[2] or found[4]) + b"***", content)
     return _HOME.sub(b"/home/user", _ADDRESS.sub(instead, content))
 
 

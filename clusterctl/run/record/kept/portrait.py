@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.config.secret_words import hide_secrets, hide_secrets_in
 from clusterctl.run.record import origin
 
 if TYPE_CHECKING:
@@ -106,8 +107,19 @@ def _code(run: RunDir) -> Iterator[tuple[Key, Said]]:
 def _spec(spec: dict[str, Any]) -> Iterator[tuple[Key, Said]]:
     for key, value in spec.items():
         if key not in ("hosts", "env", "path"):
-            for what, leaf in _leaves(value, key):
-                yield Key(Section.SPEC, what), Said(leaf)
+            shown = _without_secrets(value) if key == "job" and isinstance(value, dict) else value
+            for (what, leaf), (_, text) in zip(_leaves(value, key), _leaves(shown, key), strict=True):
+                yield Key(Section.SPEC, what), Said(text, leaf)
+
+
+def _without_secrets(job: dict[str, Any]) -> dict[str, Any]:
+    """Return a job whose arguments may be shown."""
+    args, command = [str(word) for word in _list(job.get("args"))], job.get("command")
+    return {
+        **job,
+        **({"args": hide_secrets(args)} if args else {}),
+        **({"command": hide_secrets_in(command)} if isinstance(command, str) else {}),
+    }
 
 
 def _environment(run: RunDir, spec: dict[str, Any]) -> Iterator[tuple[Key, Said]]:

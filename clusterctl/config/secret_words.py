@@ -1,0 +1,61 @@
+"""Names and words that look like a secret's, where everything is stored and shown: `env`, and arguments of the job."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HIDDEN = "***"
+
+_NAME = re.compile(r"TOKEN(_|$)|SECRET|PASSWORD|PASSWD|_KEY(_|$)")
+_OF_A_MODEL = re.compile(
+    r"(^|_)(PAD|EOS|BOS|UNK|SEP|CLS|MASK|STOP|IMAGE|SPECIAL)_TOKEN|TOKEN_(ID|TYPE)|"
+    r"(^|_)(SORT|PRIMARY|FOREIGN|INPUT|TARGET|LABEL|IMAGE|TEXT|DATA|CACHE|DICT|COLUMN)_KEY"
+)
+"""Names that mean something else on the command line of a training."""
+_VALUE = re.compile(
+    r"(hf_|ghp_|gho_|github_pat_|glpat-|xox[abp]-|sk-|AKIA)[A-Za-z0-9_-]{12,}|eyJ[\w-]{10,}\.[\w.-]{10,}"
+)
+"""Beginnings by which the tokens of well-known services are told."""
+_ASSIGNED = re.compile(r"(-*[\w.-]+)=(.+)", re.DOTALL)
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether a variable is called like a secret."""
+    return bool(_NAME.search(name.upper()))
+
+
+def secret_words(words: Sequence[str]) -> dict[int, str]:
+    """Return which words of a command line look like a secret: the index to the word as it may be shown."""
+    found = {}
+    for index, word in enumerate(words):
+        assigned = _ASSIGNED.fullmatch(word)
+        before = words[index - 1] if index else ""
+        if assigned is not None and _is_secret_option(assigned[1]):
+            found[index] = f"{assigned[1]}={HIDDEN}"
+        elif _OPTION.fullmatch(before) and _is_secret_option(before) and not _OPTION.fullmatch(word):
+            found[index] = HIDDEN
+        elif _VALUE.search(word):
+            found[index] = _VALUE.sub(HIDDEN, word)
+    return found
+
+
+def hide_secrets(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line without those that look like a secret."""
+    found = secret_words(words)
+    return [found.get(index, word) for index, word in enumerate(words)]
+
+
+def hide_secrets_in(text: str) -> str:
+    """Return a text of a shell without words that look like a secret; blanks stay as they are."""
+    pieces = re.split(r"(\s+)", text)
+    return "".join(piece + blank for piece, blank in zip(hide_secrets(pieces[::2]), [*pieces[1::2], ""], strict=True))
+
+
+def _is_secret_option(name: str) -> bool:
+    plain = re.sub(r"[.-]", "_", name.lstrip("-")).upper()
+    return bool(_NAME.search(plain)) and not _OF_A_MODEL.search(plain)
