@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from clusterctl.render.exec import diff_lines, end_lines, exit_code_of, folded_e
 from clusterctl.render.waiting import Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from clusterctl.agent.protocol.types.arguments import Program
     from clusterctl.config.spec import ClusterSpec
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from clusterctl.session.session import Session
 
 
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "python", "python3", "perl", "awk", "find", "grep", "sed")
+"""Programs that read such signs themselves."""
+_BUILTINS = ("cd", "export", "source", ".", "alias", "ulimit", "module", "umask", "type")
 _QUIET_SECONDS = 1.0
 """Once no node has answered for so long, what others said is shown."""
 
@@ -118,7 +123,23 @@ def command(context: click.Context, choices: ExecChoices) -> int:
         console.json([_entry(host.name, answers.get(host.name), errors.get(host.name)) for host in hosts])
     else:
         _show(answers, early.shown, errors, console, choices)
+    if not choices.shell and any(map(exit_code_of, answers.values())) and is_for_shell(words):
+        console.narrate("hint: no shell reads these words; `--shell` gives them to bash")
     return int(ExitCode.NODE) if errors else max(map(exit_code_of, answers.values()), default=0)
+
+
+def is_for_shell(words: Sequence[str]) -> bool:
+    """Return whether words hold what only a shell understands, and none is started to read them."""
+    program, rest = words[0], words[1:]
+    if os.path.basename(program) in _SHELLS:
+        return False
+    operators = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>&1"}
+    return bool(
+        re.search(r"[\s;|&<>$*?`=]", program)
+        or program in _BUILTINS
+        or operators.intersection(rest)
+        or any(re.search(r"[*?]|^~|^\$", word) for word in rest)
+    )
 
 
 def _ends(

@@ -126,6 +126,6 @@ def _report(refused: list[Candidate], console: Console) -> bool:
     for candidate in refused:
         console.narrate(
             f"error: {', '.join(candidate.nodes)}: host key {candidate.verdict.value}: {candidate.key.fingerprint}",
-            f"hint: if the machine was set up anew, `ssh-keygen -R {candidate.name}`, then `clusterctl trust` again",
+            f"hint: {candidate.hint}",
         )
     return bool(refused)

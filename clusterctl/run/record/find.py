@@ -84,7 +84,9 @@ def _nearly(runs: list[RunDir], reference: str | None) -> str | None:
 
 
 def _by_beginning(runs: list[RunDir], reference: str) -> list[RunDir]:
-    return [r for r in runs if r.run.startswith(reference)] if reference else []
+    matching = [r for r in runs if r.run.startswith(reference)] if reference else []
+    active = [r for r in matching if not _told(r).over] if len(matching) > 1 else []
+    return active if len(active) == 1 else matching
 
 
 def _told(run: RunDir) -> RunState:

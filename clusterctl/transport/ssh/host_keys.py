@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import threading
 from collections.abc import Callable
@@ -179,7 +180,8 @@ def refusal(shown: ShownKey, *, strict: bool = False) -> HostKeyRefusal:
             text = f"its host key has changed: it shows {key.type} {key.fingerprint}, {place} has another"
             hint = (
                 "someone may be in between; if the machine was reinstalled, run "
-                f"`ssh-keygen -R '{shown.name}' -f {entry.path if entry else shown.path}` and then `clusterctl trust`"
+                f"`ssh-keygen -R {shlex.quote(shown.name)} -f {shlex.quote(entry.path if entry else shown.path)}` "
+                "and then `clusterctl trust`"
             )
         case Verdict.REVOKED:
             how = "marked @revoked in" if entry and entry.marker else "revoked by"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.config.spec import TransportKind
@@ -35,6 +35,7 @@ class Candidate:
         verdict: `TRUSTED` needs nothing, `UNKNOWN` and `AUTHORITY` can be accepted, the others must not be.
         path: The known-hosts file that it would be added to.
         hashed: New entries of that file hide their names.
+        hint: What to do about one that must not be accepted.
     """
 
     nodes: tuple[str, ...]
@@ -43,6 +44,7 @@ class Candidate:
     verdict: Verdict
     path: str
     hashed: bool
+    hint: str | None = None
 
     @property
     def acceptable(self) -> bool:
@@ -83,7 +85,7 @@ def _ask(source: KeySource, host: HostSpec) -> Candidate | NodeError:
         shown = source.host_key(host)
     except HostKeyRefusal as refusal:
         nodes, key = (host.name,), refusal.key
-        return Candidate(nodes, refusal.name, key, refusal.verdict, refusal.path, refusal.hashed)
+        return Candidate(nodes, refusal.name, key, refusal.verdict, refusal.path, refusal.hashed, refusal.hint)
     except NodeError as error:
         return error
     return Candidate((host.name,), shown.name, shown.key, shown.judgement.verdict, shown.path, shown.hashed)
@@ -95,7 +97,5 @@ def _merge(candidates: Iterable[Candidate]) -> list[Candidate]:
         identity = (candidate.name, candidate.key.blob)
         earlier = merged.get(identity)
         nodes = (*earlier.nodes, *candidate.nodes) if earlier else candidate.nodes
-        merged[identity] = Candidate(
-            nodes, candidate.name, candidate.key, candidate.verdict, candidate.path, candidate.hashed
-        )
+        merged[identity] = replace(candidate, nodes=nodes)
     return list(merged.values())

@@ -46,6 +46,15 @@ def test_a_beginning_that_several_runs_share_is_refused_with_their_ids(tmp_path:
         find("digits-k3", tmp_path)
 
 
+def test_of_runs_that_share_a_beginning_the_one_that_goes_on_is_meant(tmp_path: Path) -> None:
+    begun(tmp_path, "digits-k3x9", "digits-k3y0", "digits-k3z1")
+    for run in ("digits-k3x9", "digits-k3z1"):
+        with (tmp_path / run / "events.jsonl").open("a") as journal:
+            journal.write(events.encode(2, 2.0, events.Ended(state="succeeded", exit_code=0)) + "\n")
+
+    assert find("digits-k3", tmp_path).run == "digits-k3y0"
+
+
 def test_of_many_that_could_be_meant_the_newest_are_named_and_the_others_counted(tmp_path: Path) -> None:
     begun(tmp_path, *(f"digits-k{number:03}" for number in range(20)))
 
