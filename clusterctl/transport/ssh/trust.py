@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import NodeError
-from clusterctl.transport.ssh.host_keys import HostKeyRefusal, file_key
+from clusterctl.transport.ssh.host_keys import HostKeyRefusal, file_key, refusal
 from clusterctl.transport.ssh.known_hosts import HostKey, Verdict
 
 if TYPE_CHECKING:
@@ -83,12 +83,13 @@ def accept(candidates: Sequence[Candidate]) -> None:
 def _ask(source: KeySource, host: HostSpec) -> Candidate | NodeError:
     try:
         shown = source.host_key(host)
-    except HostKeyRefusal as refusal:
-        nodes, key = (host.name,), refusal.key
-        return Candidate(nodes, refusal.name, key, refusal.verdict, refusal.path, refusal.hashed, refusal.hint)
+    except HostKeyRefusal as error:
+        nodes, key = (host.name,), error.key
+        return Candidate(nodes, error.name, key, error.verdict, error.path, error.hashed, error.hint)
     except NodeError as error:
         return error
-    return Candidate((host.name,), shown.name, shown.key, shown.judgement.verdict, shown.path, shown.hashed)
+    verdict, hint = shown.judgement.verdict, refusal(shown).hint
+    return Candidate((host.name,), shown.name, shown.key, verdict, shown.path, shown.hashed, hint)
 
 
 def _merge(candidates: Iterable[Candidate]) -> list[Candidate]:

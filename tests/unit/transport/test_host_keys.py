@@ -203,14 +203,15 @@ def test_a_hostile_file_and_server_get_no_key_into_a_file_of_logins(
 def test_the_remedy_for_a_changed_key_names_the_file_that_holds_the_old_one(
     tmp_path: Path, server: HostileServer, transport: Callable[..., SshTransport]
 ) -> None:
-    own, other = tmp_path / "own", tmp_path / "the other"
-    other.write_text(f"[127.0.0.1]:{server.port} {public(OTHER)}\n")
-    config = f'UserKnownHostsFile {own} "{other}"'
+    own, other = tmp_path / "own", tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", tmp_path / "old"], check=True)
+    other.write_text(f"[127.0.0.1]:{server.port} {(tmp_path / 'old.pub').read_text()}")
+    config = f"UserKnownHostsFile {own} {other}"
 
     (found,), _ = look(transport(config), [HostSpec(name="gate", host="127.0.0.1", port=server.port)])
 
     assert found.verdict is Verdict.CHANGED
-    assert f"`ssh-keygen -R '[127.0.0.1]:{server.port}' -f '{other}'`" in (found.hint or "")
+    assert f"`ssh-keygen -R '[127.0.0.1]:{server.port}' -f {other}`" in (found.hint or "")
 
 
 @pytest.mark.parametrize(
