@@ -1,4 +1,4 @@
-"""The agent's own command line: `serve`, `facts`, `sampler`, `holders`, `hosted`, `wait`. People do not call it."""
+"""The agent's own command line, which people do not call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
 
         torchrun.main(arguments)
     sys.stderr.write(
-        "usage: serve | facts | sampler SECONDS | holders GPUS SECONDS RUN | hosted PREFIX ARGV... | wait NUMBERS\n"
+        "usage: serve | facts | sampler SECONDS | gpu-memory-wait GPUS SECONDS RUN"
+        " | hosted PREFIX ARGV... | wait NUMBERS\n"
     )
     return 2
 

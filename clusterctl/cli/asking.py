@@ -59,7 +59,7 @@ def gpus_of(text: str) -> int | None:
     """
     if text == "auto":
         return None
-    if not text.isdigit() or int(text) > 1024:
+    if not text.isdecimal() or int(text) > 1024:
         raise ValueError(f"`{text}` is no number of GPUs; write e.g. 8, or auto")
     return int(text)
 

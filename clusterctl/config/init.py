@@ -101,7 +101,7 @@ def _filters(option: str, text: str, known: set[str]) -> dict[str, tuple[int, ..
     for part in text.split("@"):
         host, _, listed = part.strip().partition(":")
         slots = [slot.strip() for slot in listed.split(",")] if listed else []
-        if host not in known or not all(slot.isdigit() for slot in slots):
+        if host not in known or not all(slot.isdecimal() for slot in slots):
             raise ConfigError([Problem(option, 0, 0, f"`{part}` fits no host and slots of the file")])
         wanted[host] = tuple(int(slot) for slot in slots)
     return wanted

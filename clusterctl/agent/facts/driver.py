@@ -118,7 +118,7 @@ def _minor(root: str, address: str) -> int | None:
     """Return the number of a GPU's device node, as the driver tells it where it has taken the card."""
     for line in (paths.text(root, f"{_PROC}/{address}/information") or "").splitlines():
         name, _, value = line.partition(":")
-        if name.strip() == "Device Minor" and value.strip().isdigit():
+        if name.strip() == "Device Minor" and value.strip().isdecimal():
             return int(value)
     return None
 

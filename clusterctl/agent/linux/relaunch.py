@@ -35,7 +35,7 @@ def command(name: str, *arguments: str, python: str = sys.executable, isolated: 
     """Return the argv that runs a command of the agent.
 
     Args:
-        name: `serve`, `facts`, `sampler` or `holders`.
+        name: See `clusterctl/agent/__main__.py`.
         arguments: Of that command.
         python: The interpreter.
         isolated: False for what has to see the world as a worker does.

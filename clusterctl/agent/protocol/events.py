@@ -1,7 +1,4 @@
-"""The values that travel in frames and stand in journals: what a run asks of a node, and what a node tells of it.
-
-People who import them do so from `clusterctl.agent.protocol.commands`, which gives them when they are first used.
-"""
+"""The values that travel in frames and stand in journals: what a run asks of a node, and what a node tells of it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def attempt_and_rank(name: str, form: Callable[[int, int], str] = output_file) -
     """Return which attempt and rank a file is of whose name has that form, or `None` for any other file."""
     folder, _, file = name.partition("/")
     numbers = folder[len("attempt-") :], file[len("rank-") :].partition(".")[0]
-    if not all(number.isdigit() for number in numbers):
+    if not all(number.isascii() and number.isdecimal() for number in numbers):
         return None
     attempt, rank = map(int, numbers)
     return (attempt, rank) if name == form(attempt, rank) else None
@@ -46,7 +46,7 @@ def attempt_and_rank(name: str, form: Callable[[int, int], str] = output_file) -
 def attempt_of(name: str) -> int:
     """Return the attempt in whose folder a file of a run lies, -1 where it is of none."""
     number = name.partition("/")[0][len("attempt-") :]
-    return int(number) if name.startswith("attempt-") and number.isdigit() else -1
+    return int(number) if name.startswith("attempt-") and number.isascii() and number.isdecimal() else -1
 
 
 def first_kept(size: int, most: int) -> int:

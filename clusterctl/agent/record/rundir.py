@@ -156,7 +156,7 @@ class RunDir:
 
     @property
     def lease(self) -> str:
-        """When a controller was last heard (`epochs.clock`)."""
+        """When a controller was last heard (`authority.clock`)."""
         return self.file("lease")
 
     @property

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class NodeState:
-    """A run on a node, as its journal tells it. All but the first three are of the newest attempt.
+    """A run on a node, as its journal tells it; ranks, ports and how they end are of the newest attempt.
 
     Attributes:
         seq: Of the last event.
@@ -23,6 +23,8 @@ class NodeState:
         started_in: Boot id in which each rank was started.
         stopping: When SIGTERM went out (monotonic), with the event.
         dropped: Per attempt and rank, up to where output was given up, and how many bytes of that no head has.
+        began: When the run was prepared first (wall clock).
+        ended: When it was finished (wall clock).
     """
 
     seq: int = 0

@@ -7,21 +7,24 @@ import pwd
 import sys
 import time
 
-from clusterctl.agent.linux import addresses, cgroup, gpus, proc
+from clusterctl.agent.linux import addresses, aside, cgroup, gpus, proc
 from clusterctl.agent.linux.logind import logind
+from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.protocol import commands, logins
 from clusterctl.agent.record import rundir
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.protocol.types.machine import Hello
+
+_LOOK_UP_S = 3.0
 
 
 def hello(root: str) -> Hello:
     """Return the facts of machine and user."""
-    user = pwd.getpwuid(os.getuid()) if _has_entry() else None
-    home = os.path.expanduser("~")
+    user, home, shell = account()
     network_home = rundir.is_network(home)
     return {
         "protocol": commands.PROTOCOL,
@@ -33,9 +36,9 @@ def hello(root: str) -> Hello:
         "pid_ns": proc.pid_namespace(),
         "net_ns": proc.namespace("net"),
         "uid": os.getuid(),
-        "user": user.pw_name if user else str(os.getuid()),
+        "user": user,
         "home": home,
-        "shell": user.pw_shell if user else os.environ.get("SHELL", ""),
+        "shell": shell,
         "state_root": root,
         "mono": time.monotonic(),
         "wall": time.time(),
@@ -47,7 +50,7 @@ def hello(root: str) -> Hello:
         "addresses": addresses.addresses(),
         "reached_at": _reached_at(),
         "rdma": _rdma(),
-        "logind": logind(user.pw_name if user else ""),
+        "logind": logind(user),
         "home_is_network": network_home,
         "login": _login(home, network_home),
     }
@@ -71,12 +74,28 @@ def _reached_at() -> str | None:
     return parts[2] if len(parts) == 4 else None
 
 
-def _has_entry() -> bool:
+def account() -> tuple[str, str, str]:
+    """Return name, home and login shell of this user; a directory server is asked aside, since it may never answer."""
+    env, uid = os.environ, os.getuid()
+    for line in read_bytes("/etc/passwd").decode("utf-8", "surrogateescape").splitlines():
+        words = line.split(":")
+        if len(words) == 7 and words[2] == str(uid):
+            return words[0], env.get("HOME") or words[5], words[6]
     try:
-        pwd.getpwuid(os.getuid())
+        found = aside.outcome(aside.ask(_look_up, _LOOK_UP_S))
+    except OSError as error:
+        found = error
+    if isinstance(found, Exception):
+        return env.get("LOGNAME") or str(uid), env.get("HOME") or "/", env.get("SHELL", "")
+    return found["name"], env.get("HOME") or found["home"], found["shell"]
+
+
+def _look_up(_out: Out) -> dict[str, str]:
+    try:
+        user = pwd.getpwuid(os.getuid())
     except KeyError:
-        return False
-    return True
+        return {"name": str(os.getuid()), "home": "/", "shell": os.environ.get("SHELL", "")}
+    return {"name": user.pw_name, "home": user.pw_dir, "shell": user.pw_shell}
 
 
 def _version() -> str:

@@ -30,7 +30,7 @@ _CLOCKS_APART = 5.0
 
 
 def end_of(worker: Worker, path: str, make_way: Callable[[], None]) -> Exit | None:
-    """Return what `waiter.read_exit` says, or would have said; `None` while the worker lives, or its waiter has a say.
+    """Return how a worker ended, from its exit file or its wait status; `None` while it or its waiter is alive.
 
     Args:
         worker: Who; it is noted when it was last seen alive.

@@ -51,7 +51,7 @@ class Supervisor:
         # The folder of the archive, too: what is imported late comes from there.
         self._kept = [*keeping.hold(run.path), *keeping.hold(os.path.dirname(relaunch.root()))]
         self._marks = marks.marks_of(run)
-        self._journal = journal.Journal(run.journal)
+        self._journal, self._replaced = journal.Journal(run.journal), False
         self._state = fold(journal.read(run.journal))
         self._claims = claims.Claims(run.run, run.node, guards=self._waiters)
         self._ports = ports.Ports()
@@ -89,6 +89,8 @@ class Supervisor:
             if sampler is not None:
                 sampler.stop()
         self._syncer.finish(_LAST_SYNC_SECONDS)
+        if not self._replaced:
+            self._journal.close()
 
     def _end_soon(self) -> None:
         """End when nothing is left to watch: the machine goes down, or somebody wants us gone."""
@@ -223,6 +225,7 @@ class Supervisor:
         except BlockingIOError:
             # It found nobody at the seat and has taken everything in: two must not act.
             self._say("another supervisor has taken over")
+            self._replaced = True
             self._loop.stop()
         except OSError:
             self._failed()

@@ -146,7 +146,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdigit() and int(word) > 0 for word in words):
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise click.BadParameter(f"`{text}` is no list of numbers; write e.g. `1,2,8`", param_hint="--workers")
     return tuple(map(int, words))
 

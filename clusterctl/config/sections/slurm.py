@@ -78,7 +78,7 @@ def allocation(environ: Mapping[str, str]) -> list[Machine]:
     cpus += [1] * (len(names) - len(cpus))
     gpus, workers = _gpus(environ), environ.get("SLURM_NTASKS_PER_NODE", "")
     return [
-        Machine(host=name, gpus=gpus, workers=int(workers) if workers.isdigit() else None, transport=transport(count))
+        Machine(host=name, gpus=gpus, workers=int(workers) if workers.isdecimal() else None, transport=transport(count))
         for name, count in zip(names, cpus, strict=False)
     ]
 
@@ -98,7 +98,7 @@ def _gpus(environ: Mapping[str, str]) -> int | None:
     if environ.get("SLURM_GPUS"):
         # Of all nodes together; Slurm alone knows which has how many.
         return None
-    if environ.get("SLURM_GPUS_ON_NODE", "").isdigit():
+    if environ.get("SLURM_GPUS_ON_NODE", "").isdecimal():
         return int(environ["SLURM_GPUS_ON_NODE"])
     # On a node its variables are all there are; where `salloc` was typed they are few.
     return 0 if "SLURMD_NODENAME" in environ and not environ.get("SLURM_JOB_GPUS") else None

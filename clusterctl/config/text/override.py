@@ -101,7 +101,7 @@ def _put(node: Node, parts: list[str], value: Node, mark: Mark, report: Report) 
 
 def _put_item(node: Node, part: str, rest: list[str], value: Node, mark: Mark, report: Report) -> Node:
     items = list(node.value)
-    if not part.isdigit() or int(part) >= len(items):
+    if not part.isdecimal() or int(part) >= len(items):
         report.add(mark, f"`{mark.document.text}`: the list has no item `{part}`", f"it has {len(items)} items, from 0")
         return node
     items[int(part)] = _put(items[int(part)], rest, value, mark, report)

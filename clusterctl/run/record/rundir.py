@@ -72,11 +72,6 @@ class RunDir:
         """What was synced at the start."""
         return self.path / "manifest.json"
 
-    @property
-    def content(self) -> Path:
-        """What was synced at the start, by content hash."""
-        return self.path / "content"
-
     def plan(self, attempt: int) -> Path:
         """Return where the launch plan of an attempt lies."""
         return self.path / f"plan-{attempt}.json"

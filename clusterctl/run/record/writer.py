@@ -7,7 +7,7 @@ RUN/lock                 held (flock) while a controller is alive; says on which
 RUN/control              by which name that controller is asked
 RUN/epoch                the highest epoch that a controller of this head has used
 RUN/outline.json         of a run that has ended: what lists show of it
-RUN/manifest.json        what was synced; the content is under RUN/content/SHA256
+RUN/manifest.json        what was synced; the content is in content/SHA256 beside the folder of all runs
 RUN/nodes/NODE/          replicas, under the node's own names; their size is the cursor
 RUN/stall-N/             evidence of a stall
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -68,3 +69,19 @@ def test_a_follower_tells_no_more_events_at_once_than_there_is_room_for(run: Run
         counts.append((len(told), more))
     assert counts == [(3, False), (6, False), (7, True)]
     assert [push["event"]["seq"] for push in told] == list(range(1, 8))
+
+
+def test_a_journal_that_is_closed_takes_no_more_space_than_its_events(run: RunDir) -> None:
+    before = disk_usage(run.journal)
+    writer = journal.Journal(run.journal)
+    writer.append(events.Alarm(0, "code", "text"))
+    reserved = disk_usage(run.journal)
+    writer.close()
+
+    assert reserved >= 1 << 20
+    assert disk_usage(run.journal) <= before + (64 << 10)
+    assert [event for _, event in journal.read(run.journal)] == [events.Alarm(0, "code", "text")]
+
+
+def disk_usage(path: str) -> int:
+    return os.stat(path).st_blocks * 512 if os.path.exists(path) else 0

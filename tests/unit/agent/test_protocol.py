@@ -195,6 +195,8 @@ def test_the_files_of_a_run_have_their_names() -> None:
         ("attempt-3/rank-12.idx", None),
         ("attempt-03/rank-1.log", None),
         ("attempt-x/rank-1.log", None),
+        ("attempt-\u00b2/rank-0.log", None),
+        ("attempt-\u0661/rank-0.log", None),
         ("samples.jsonl", None),
     ],
 )

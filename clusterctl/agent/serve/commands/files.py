@@ -94,6 +94,12 @@ class _Sync:
         self._session = session
         self._wanted: dict[int, _Wanted] = {}
         """By the stream of a listing: what is to come of it."""
+        self._receivers: dict[int, folders.Receiver] = {}
+        session.at_end(self._abandon)
+
+    def _abandon(self) -> None:
+        for receiver in self._receivers.values():
+            receiver.abandon()
 
     def manifest(self, identity: int, asked: arguments.Manifest, _epoch: int | None) -> None:
         place = workspace.Workspace(_folder(asked), self._session.root)
@@ -189,18 +195,17 @@ class _Sync:
             try:
                 receiver.feed(data.payload)
             except Exception as error:
-                receiver.abandon()
+                self._receivers.pop(stream).abandon()
                 # What is still on its way is swallowed.
                 self._session.data_handlers[stream] = lambda _data: None
                 self._session.answer_error(identity, error)
                 return
             if receiver.done:
                 wanted.settle()
-                del self._session.data_handlers[stream]
+                del self._session.data_handlers[stream], self._receivers[stream]
                 self._session.answer(identity, {"written": receiver.written, "hash": receiver.hash})
 
-        self._session.data_handlers[stream] = take
-        self._session.at_end(receiver.abandon)
+        self._session.data_handlers[stream], self._receivers[stream] = take, receiver
         return None
 
     def fetch(self, identity: int, asked: arguments.Fetch, _epoch: int | None) -> None:

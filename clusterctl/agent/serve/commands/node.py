@@ -87,13 +87,14 @@ class _Node:
             for request in waiting:
                 self._session.answer(request, {})
 
-        task = self._session.jobs.work(
-            lambda _out: {"served": listener.serve(seconds, enough)}, over, keep=[listener.descriptor]
-        )
-        self._listening[nonce] = (task, waiting)
-        port = listener.port
-        listener.close()
-        self._session.answer(identity, {"port": port})
+        try:
+            task = self._session.jobs.work(
+                lambda _out: {"served": listener.serve(seconds, enough)}, over, keep=[listener.descriptor]
+            )
+            self._listening[nonce] = (task, waiting)
+            self._session.answer(identity, {"port": listener.port})
+        finally:
+            listener.close()
 
     def unlisten(self, identity: int, asked: arguments.Unlisten, _epoch: int | None) -> arguments.Nothing | None:
         listener = self._listening.get(str(asked["nonce"]))

@@ -67,6 +67,7 @@ class _Streams:
         try:
             _set_size(ours, asked)
             settle = None if beside else in_job(asked)
+            settle = settle if asked.get("argv") else _with_login_shell(settle)
             self._session.jobs.run_at(
                 theirs, program, lambda status: self._ended(number, ended, status, answer), settle
             )
@@ -198,12 +199,19 @@ class _Streams:
 
 
 def _argv(asked: arguments.Terminal) -> list[str]:
-    if asked.get("argv"):
-        return [str(word) for word in asked["argv"]]
-    with contextlib.suppress(KeyError):
-        if shell := pwd.getpwuid(os.getuid()).pw_shell:
-            return [shell]
-    return ["/bin/sh"]
+    return [str(word) for word in asked.get("argv") or ["/bin/sh"]]
+
+
+def _with_login_shell(settle: jobs.Settle | None) -> jobs.Settle:
+    """Return what lets a program be the login shell of this user; a directory server that is asked may not answer."""
+
+    def settled(program: spawn.Program) -> spawn.Program:
+        program = program if settle is None else settle(program)
+        with contextlib.suppress(KeyError):
+            program.argv[:] = [spawn.encode(pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh")]
+        return program
+
+    return settled
 
 
 def _set_size(fd: int, asked: arguments.Terminal | arguments.Resize) -> None:
