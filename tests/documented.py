@@ -68,6 +68,7 @@ STORY: Final = [
     Row("clusterctl config --env 5"),
     Row("clusterctl config --env RANK", run="clusterctl config --env 0"),
     Row("clusterctl trust"),
+    Row("clusterctl config --env 5 --live"),
     Row("clusterctl health"),
     Row("clusterctl health cluster.yaml"),
     Row("clusterctl health --record health.json"),

@@ -17,6 +17,7 @@ from clusterctl.plan.environment import (
     RunIdentity,
     framework_values,
     replaced_of_login,
+    sourced_environment,
     worker_environment,
 )
 from clusterctl.plan.interfaces import interface_environments
@@ -88,10 +89,7 @@ class LaunchPlan:
     nodes: tuple[NodePlan, ...]
 
 
-# --- addresses
-
-
-# --- the plan
+_HIDDEN = "***"
 
 
 def plan_launch(
@@ -112,30 +110,54 @@ def plan_launch(
         where: Addresses and interfaces, or `None` in a dry run.
         ports: The ports that each node holds, in the order of `ports_wanted`.
     """
-    world = sum(len(e.ranks) for e in entries)
-    held = list(ports.get(entries[0].host.name, ()))
-    master_port = held[0] if held else spec.network.master_port
-    common = Common(
-        spec=spec,
-        identity=identity,
-        world=world,
-        nodes=len(entries),
-        where=where,
-        master_port=master_port,
-        frameworks=framework_values(spec, entries, where, ports),
-        interfaces=interface_environments(
-            spec, [e.host for e in entries], answers, {} if where is None else where.interfaces
-        ),
-    )
+    common = _common(spec, identity, entries, answers, where, ports)
     nodes = tuple(_node_plan(common, entry, answers.get(entry.host.name)) for entry in entries)
     return LaunchPlan(
         run=identity.run,
         attempt=identity.attempt,
-        world_size=world,
+        world_size=common.world,
         master_addr=where.master_addr if where else None,
-        master_port=master_port,
+        master_port=common.master_port,
         nodes=nodes,
     )
+
+
+def _common(
+    spec: ClusterSpec,
+    identity: RunIdentity,
+    entries: Sequence[Layout],
+    answers: Mapping[str, NodeAnswer],
+    where: Meeting | None,
+    ports: Mapping[str, Sequence[int]],
+) -> Common:
+    held = list(ports.get(entries[0].host.name, ()))
+    routes = {} if where is None else where.interfaces
+    return Common(
+        spec=spec,
+        identity=identity,
+        world=sum(len(e.ranks) for e in entries),
+        nodes=len(entries),
+        where=where,
+        master_port=held[0] if held else spec.network.master_port,
+        frameworks=framework_values(spec, entries, where, ports),
+        interfaces=interface_environments(spec, [e.host for e in entries], answers, routes),
+    )
+
+
+def environment_with_sources(
+    spec: ClusterSpec,
+    entries: Sequence[Layout],
+    rank: int,
+    answers: Mapping[str, NodeAnswer],
+    where: Meeting | None,
+) -> dict[str, tuple[str, str]]:
+    """Return the value of each variable that a rank is given, and who sets it (`sourced_environment`)."""
+    identity = RunIdentity(run=f"{spec.name}-dry-run", max_restarts=spec.restart.max_restarts)
+    common = _common(spec, identity, entries, answers, where, {})
+    entry = next(e for e in entries if rank in e.ranks)
+    parts = sourced_environment(common, entry, answers.get(entry.host.name), rank, entry.ranks.index(rank))
+    found = {name: (value, source) for source, part in parts for name, value in part.items()}
+    return {**found, **dict.fromkeys(spec.secrets, (_HIDDEN, "secrets"))}
 
 
 def _node_plan(common: Common, entry: Layout, answer: NodeAnswer | None) -> NodePlan:
@@ -196,9 +218,6 @@ def _torchrun_plan(common: Common, entry: Layout, answer: NodeAnswer | None) -> 
         hosts=entry.ranks,
         hosted=job_argv(job_of(common.spec)),
     )
-
-
-_HIDDEN = "***"
 
 
 def plan_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]:

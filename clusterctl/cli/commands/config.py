@@ -10,17 +10,26 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.main import WithExamples
+from clusterctl.config.secret_words import HIDDEN, is_secret_name
 from clusterctl.errors import NotFoundError, RefusedError
-from clusterctl.plan import environment, layout
-from clusterctl.plan import launch as planning
+from clusterctl.plan import layout
+from clusterctl.plan.launch import environment_with_sources
 from clusterctl.render.ranks import fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import pad
 from clusterctl.render.terminal.table import Column, render_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clusterctl.agent.protocol.types.arguments import Program
     from clusterctl.config.load import Loaded
     from clusterctl.config.spec import ClusterSpec
+    from clusterctl.plan.layout import Layout
     from clusterctl.render.terminal.console import Console
+
+_ENV_SECONDS = 30.0
+_MOST_PADDED = 60
+"""Characters of a variable behind which the sources stand in one column; longer ones push theirs to the right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +38,7 @@ class ConfigChoices(FileChoices):
 
     ranks: bool
     env_rank: int | None
+    live: bool
     origin: bool
     as_json: bool
 
@@ -41,9 +51,10 @@ class ConfigChoices(FileChoices):
     "env_rank",
     type=click.IntRange(0),
     metavar="RANK",
-    help="Print what a rank's environment gets.",
+    help="Print what a rank's environment gets, and who sets it.",
     shell_complete=options.offer("ranks"),
 )
+@click.option("--live", is_flag=True, help="With --env: ask the nodes, and print what the login there sets, too.")
 @click.option("--origin", is_flag=True, help="Print where each value came from.")
 @options.json_option
 @options.output_options
@@ -51,9 +62,11 @@ class ConfigChoices(FileChoices):
 def command(choices: ConfigChoices) -> int:
     """Check the cluster file and print it with every default. With `-q` it is only checked.
 
-    Nothing is connected to; secrets are shown as `***`.
+    Nothing is connected to but with `--live`; secrets are shown as `***`.
     """
     by_rank = choices.env_rank is not None
+    if choices.live and not by_rank:
+        raise click.UsageError("`--live` needs `--env RANK`")
     printed = (("--ranks", choices.ranks), ("--env", by_rank), ("--origin", choices.origin))
     options.refuse_together(*printed)
     if choices.quiet:
@@ -63,7 +76,7 @@ def command(choices: ConfigChoices) -> int:
     if choices.ranks:
         shown, lines = _ranks(loaded.spec, console)
     elif choices.env_rank is not None:
-        shown, lines = _env(loaded.spec, choices.env_rank)
+        shown, lines = _env(loaded, choices.env_rank, console, live=choices.live)
     elif choices.origin:
         shown, lines = _origins(loaded)
     else:
@@ -111,18 +124,83 @@ def _unknown(spec: ClusterSpec) -> RefusedError:
     )
 
 
-def _env(spec: ClusterSpec, rank: int) -> tuple[Any, list[str]]:
-    entries = layout.known_entries(spec)
-    if entries is None:
-        raise _unknown(spec)
-    identity = environment.RunIdentity(run=f"{spec.name}-dry-run", max_restarts=spec.restart.max_restarts)
-    plan = planning.plan_json(planning.plan_launch(spec, identity, entries, {}, None, {}), spec.secrets)
-    workers = {worker["rank"]: worker for node in plan["nodes"] for worker in node["workers"]}
-    if rank not in workers:
-        ranks = ", ".join(map(str, workers)) if len(workers) < 9 else f"0-{max(workers)}"
-        raise NotFoundError(f"no rank {rank}", hint=f"there are: {ranks}")
-    env = dict(sorted(workers[rank]["env"].items()))
-    return env, [f"{name}={value}" for name, value in env.items()]
+def _env(loaded: Loaded, rank: int, console: Console, *, live: bool) -> tuple[Any, list[str]]:
+    spec = loaded.spec
+    if live:
+        entries, sourced = _live_env(spec, rank, console)
+    else:
+        known = layout.known_entries(spec)
+        if known is None:
+            raise _unknown(spec)
+        entries, sourced = known, environment_with_sources(spec, known, _there(rank, known), {}, None)
+    entry = next(entry for entry in entries if rank in entry.ranks)
+    host = spec.hosts.index(entry.host)
+    shown = {
+        name: {"value": value, "source": _source(loaded, name, source, host)}
+        for name, (value, source) in sorted(sourced.items())
+    }
+    if spec.job is not None and spec.job.prologue is not None:
+        console.narrate("what `job.prologue` exports on the node comes after that")
+    rows = [(f"{name}={entry['value']}", entry["source"]) for name, entry in shown.items()]
+    width = min(_MOST_PADDED, max(len(text) for text, _ in rows))
+    return shown, [f"{pad(text, width)}  {source}" for text, source in rows]
+
+
+def _there(rank: int, entries: Sequence[Layout]) -> int:
+    """Return a rank that is there.
+
+    Raises:
+        NotFoundError: It is not.
+    """
+    ranks = [rank for entry in entries for rank in entry.ranks]
+    if rank not in ranks:
+        names = ", ".join(map(str, ranks)) if len(ranks) < 9 else f"0-{max(ranks)}"
+        raise NotFoundError(f"no rank {rank}", hint=f"there are: {names}")
+    return rank
+
+
+def _live_env(spec: ClusterSpec, rank: int, console: Console) -> tuple[tuple[Layout, ...], dict[str, tuple[str, str]]]:
+    from clusterctl.cli.lookup.reach import sessions_of
+    from clusterctl.cli.lookup.remote import Remote
+    from clusterctl.render.waiting import Waiting
+    from clusterctl.run.nodes.fan_out import raise_first
+    from clusterctl.run.nodes.meeting import answer_of, meet
+
+    with sessions_of(spec, spec.workers, tell=console.err) as sessions:
+        answers = {host.name: answer_of(host, sessions[host.name].hello) for host in spec.workers}
+        entries = layout.layout(spec.workers, {node: answer.gpus for node, answer in answers.items()})
+        node = next(entry.host.name for entry in entries if _there(rank, entries) in entry.ranks)
+        given = environment_with_sources(spec, entries, rank, answers, meet(spec, entries, answers, sessions))
+        program: Program = {"argv": ["env", "-0"]}
+        with (
+            Remote(program, _ENV_SECONDS, 1, None) as remote,
+            Waiting([node], _ENV_SECONDS, None, stage="running") as waiting,
+        ):
+            remote.begin(sessions[node])
+            ends, lost = remote.ends([node], waiting)
+        raise_first(lost)
+    variables = ends[node].stdout.decode("utf-8", "replace").split("\0")
+    of_login = {name: value for name, equals, value in (line.partition("=") for line in variables) if equals}
+    for name in ("PWD", "OLDPWD", "_"):
+        of_login.pop(name, None)
+    hidden = {name: HIDDEN if is_secret_name(name) else value for name, value in of_login.items()}
+    return entries, {name: (value, f"login of {node}") for name, value in hidden.items()} | given
+
+
+_KEYS_OF_ALL = ("network.interface", "job.framework")
+
+
+def _source(loaded: Loaded, name: str, source: str, host: int) -> str:
+    """Return who sets a variable: a word, or a place in a file behind the key that it follows from."""
+    if source in ("env", "secrets"):
+        return loaded.origins.get(f"{source}.{name}", source)
+    if source == "hosts[].env":
+        return loaded.origins.get(f"hosts[{host}].env.{name}", source)
+    key = f"hosts[{host}].gpus" if source == "gpus" else source
+    place = loaded.origins.get(key, "default") if source in (*_KEYS_OF_ALL, "gpus") else "default"
+    if place == "default":
+        return "network" if source == "network.interface" else source
+    return f"{source}, {place}"
 
 
 def _origins(loaded: Loaded) -> tuple[Any, list[str]]:

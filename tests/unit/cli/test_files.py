@@ -92,7 +92,38 @@ def test_a_dry_run_refuses_a_secret_that_is_not_set_as_up_does(folder: Path) -> 
 
 
 def test_config_env_is_that_of_the_rank(folder: Path) -> None:
-    assert json.loads(data("config", "--env", "3", "--json"))["LOCAL_RANK"] == "1"
+    assert json.loads(data("config", "--env", "3", "--json"))["LOCAL_RANK"] == {"value": "1", "source": "clusterctl"}
+
+
+def test_config_env_names_who_sets_each_variable(folder: Path) -> None:
+    (folder / "own.env").write_text("OF_FILE=1\n")
+    (folder / "sources.yaml").write_text(
+        "version: 1\n"
+        "hosts: [{host: a, gpus: [1], env: {OF_HOST: 1, BOTH: 2}}]\n"
+        "env_file: own.env\n"
+        "env: {OF_ALL: 1, BOTH: 1}\n"
+        "secrets: {HIDDEN: {env: HOME}}\n"
+        "network: {interface: fab0}\n"
+        "job: {command: 'true', framework: keras}\n"
+    )
+    found = json.loads(data("config", "sources.yaml", "--env", "0", "--json", "--set", "env.GIVEN=1"))
+    assert {name: found[name]["source"] for name in found if name in SOURCES} == SOURCES
+    assert found["BOTH"]["value"] == "2"
+
+
+SOURCES = {
+    "RANK": "clusterctl",
+    "PYTHONUNBUFFERED": "default",
+    "NCCL_SOCKET_IFNAME": "network.interface, sources.yaml:6:22",
+    "CUDA_VISIBLE_DEVICES": "gpus, sources.yaml:2:25",
+    "KERAS_BACKEND": "job.framework, sources.yaml:7:35",
+    "OF_FILE": "own.env:1:1",
+    "OF_ALL": "sources.yaml:4:15",
+    "OF_HOST": "sources.yaml:2:45",
+    "BOTH": "sources.yaml:2:54",
+    "HIDDEN": "sources.yaml:5:19",
+    "GIVEN": "--set",
+}
 
 
 def test_config_env_of_a_rank_that_is_not_there_names_those_that_are(folder: Path) -> None:
