@@ -30,10 +30,10 @@ def together(program: str, *arguments: str, count: int = 2) -> list[str]:
 
 
 PROBE = """
-from clusterctl.agent.facts import disk
+from clusterctl.agent.facts import storage
 wrong = set()
 for _ in range(300):
-    for entry in disk.collect("/", sys.argv[2], []).get("paths"):
+    for entry in storage.collect_disks("/", sys.argv[2], []).get("paths"):
         if entry["what"] == "workdir" and not entry["writable"]:
             wrong.add(entry["error"])
 print(sorted(wrong))
@@ -47,12 +47,12 @@ def test_two_nodes_try_to_write_in_one_workdir_and_never_meet(tmp_path: Path) ->
 
 UNPACK = """
 import zipimport
-from clusterctl.agent.facts import bindings
+from clusterctl.agent.facts import nvml_bindings
 archive = sys.argv[2]
 class Package:
     __loader__ = zipimport.zipimporter(archive)
     __path__ = [archive + "/clusterctl/agent/facts"]
-bindings.settle(Package)
+nvml_bindings.settle(Package)
 print(os.path.isfile(archive + ".d/pynvml.py"))
 """
 

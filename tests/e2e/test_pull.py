@@ -18,7 +18,7 @@ def head(make_head: MakeHead) -> LocalHead:
     head.write_local({"script": "train.py"})
     for name in ("train.py", "nohup.out", "ckpt/1", "ckpt/2"):
         (head.folder / name).parent.mkdir(exist_ok=True)
-        (head.folder / name).write_text("x")
+        (head.folder / name).write_text("x" if "/" in name else "\n")
     return head
 
 
