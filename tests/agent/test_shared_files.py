@@ -52,7 +52,7 @@ archive = sys.argv[2]
 class Package:
     __loader__ = zipimport.zipimporter(archive)
     __path__ = [archive + "/clusterctl/agent/facts"]
-nvml_bindings.settle(Package)
+nvml_bindings.use_unpacked_sources(Package)
 print(os.path.isfile(archive + ".d/pynvml.py"))
 """
 
