@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import resource
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from clusterctl.agent.linux import proc
+from clusterctl.agent.linux import proc, spawn
 from clusterctl.agent.linux.loop import Loop
-from clusterctl.agent.supervisor import gpu_memory
+from clusterctl.agent.record.rundir import RunDir
+from clusterctl.agent.serve import jobs
+from clusterctl.agent.supervisor import gpu_memory, starting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
+    from clusterctl.agent.linux.channel import Channel
     from tests.agent.conftest import Node
 
 
@@ -105,3 +112,33 @@ def test_a_loop_whose_failures_nobody_wants_ends_with_the_first() -> None:
     loop.after(0.0, fails)
     with pytest.raises(KeyError):
         loop.run()
+
+
+def refuse_to_fork() -> int:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def start_program(given: bytes) -> object:
+    running = jobs.Jobs(Loop(), cast("Channel", SimpleNamespace(queued=0)))
+    return running.run(spawn.Program(argv=[b"true"], env={}, cwd=b"/"), given, lambda *_: None, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(lambda _run: start_program(b""), id="a program"),
+        pytest.param(lambda _run: start_program(b"given"), id="a program with input"),
+        pytest.param(starting.start, id="a supervisor"),
+    ],
+)
+def test_what_cannot_be_started_leaves_no_descriptor_open(
+    start: Callable[[RunDir], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attempt() -> set[str]:
+        with pytest.raises(BlockingIOError):
+            start(RunDir(str(tmp_path), "run", "n1"))
+        gc.collect()
+        return {name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
+
+    monkeypatch.setattr(os, "fork", refuse_to_fork)
+    assert attempt() == attempt()

@@ -186,6 +186,10 @@ def run_program(argv: list[str], seconds: float | None = None) -> tuple[int, str
     actions = [(os.POSIX_SPAWN_DUP2, ends[1], number) for number, ends in pipes.items()]
     try:
         pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions)
+    except OSError:
+        for reader, _ in pipes.values():
+            os.close(reader)
+        raise
     finally:
         for _, writer in pipes.values():
             os.close(writer)

@@ -177,15 +177,14 @@ class _DriverChild:
             self._pid = None
 
     def _start(self) -> None:
-        requests, answers = os.pipe(), os.pipe()
-        pid = os.fork()
+        pid, asked, requests, answers, answered = syscalls.fork_with_pipes(2)
         if pid == 0:
-            os.close(requests[1])
-            os.close(answers[0])
-            _serve(requests[0], answers[1])
-        os.close(requests[0])
-        os.close(answers[1])
-        self._pid, self._requests, self._answers = pid, requests[1], answers[0]
+            os.close(requests)
+            os.close(answers)
+            _serve(asked, answered)
+        os.close(asked)
+        os.close(answered)
+        self._pid, self._requests, self._answers = pid, requests, answers
         self._asked, self._buffer = None, b""
 
     def _answer(self, deadline: float) -> samples.Gpus:

@@ -105,15 +105,16 @@ class Jobs:
             on_end: Called once with the wait status, after the last data.
             settle: Called in the new process; the program that it returns is run.
         """
-        pipes = {number: os.pipe2(os.O_CLOEXEC) for number in (1, 2)}
         source = _memory_file(stdin)
-        pid = os.fork()
-        if pid == 0:
-            _become(program, source, pipes[1][1], pipes[2][1], settle)
-        os.close(source)
+        try:
+            pid, output, output_end, errors, errors_end = syscalls.fork_with_pipes(2)
+            if pid == 0:
+                _become(program, source, output_end, errors_end, settle)
+        finally:
+            os.close(source)
         one = Running(pid, program.tag or 0, on_data, on_end)
         self._programs[pid] = one
-        for number, (read, write) in pipes.items():
+        for number, read, write in ((1, output, output_end), (2, errors, errors_end)):
             os.close(write)
             os.set_blocking(read, False)
             one.open[number] = read
@@ -272,8 +273,12 @@ def _memory_file(data: bytes) -> int:
     if not data:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     fd = syscalls.memory_file("stdin")
-    syscalls.write_all(fd, data)
-    os.lseek(fd, 0, os.SEEK_SET)
+    try:
+        syscalls.write_all(fd, data)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

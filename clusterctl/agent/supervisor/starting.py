@@ -30,8 +30,7 @@ def start(run: RunDir) -> tuple[int, int]:
     Returns:
         The pid of a short-lived child, and a descriptor from which READY or TAKEN (or nothing) can be read.
     """
-    read, write = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
+    pid, read, write = syscalls.fork_with_pipes()
     if pid == 0:
         try:
             os.setsid()
