@@ -71,6 +71,8 @@ def advice(cls: Class, run: str, rank: int | None, node: str | None) -> tuple[st
             return (logs, f"clusterctl exec{at} -- free -h")
         case Class.DISK_FULL:
             return (f"clusterctl exec{at} -- df -h", "clusterctl clean")
+        case Class.NO_INPUT:
+            return ("answer it beforehand, by an option in `job.args` or a variable in `env`", logs)
         case Class.SHARED_MEMORY:
             return (f"clusterctl exec{at} -- df -h /dev/shm", logs)
         case Class.COMMAND_NOT_FOUND:

@@ -288,3 +288,13 @@ COMPLAINT = _any(
     r"\bnot (?:found|valid|a|allowed|exist|supported|set|enough|installed)\b",
     flags=re.IGNORECASE,
 )
+
+ASKED = re.compile(
+    r"EOFError: EOF when reading a line|\bBdbQuit\b|\bexceptions\.Abort\b|\bAborted[.!]$"
+    r"|No such device or address: '/dev/tty'|input device is not a TTY"
+)
+"""What a program says that wanted to ask somebody: a rank has no stdin and no terminal."""
+PROMPT = re.compile(
+    r"^(?P<prompt>[^\n]*[?:>\])] ?)(?=Traceback \(most recent call last\):|[╭+]|Aborted[.!])", re.MULTILINE
+)
+"""A question without the end of its line, directly before what followed from it."""

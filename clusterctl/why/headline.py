@@ -26,7 +26,7 @@ SENT_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 _MOST_BEHIND, _MOST_BEHIND_TRACEBACK = 5, 11
 """As many other lines may follow a cause: more of them are the output of a program that goes on."""
 _MOST_LINES, _MOST_NEAR = 400, 40
-_LONGEST_TEXT = 600
+_LONGEST_TEXT, _LONGEST_PROMPT = 600, 120
 _LONGEST_BLOCK = 16
 
 
@@ -62,13 +62,24 @@ class Headline:
 
 
 def read(output: str, *, exit_code: int | None = None, signal: int | None = None) -> Headline:
-    """Return what the end of an output says.
+    """Return what the end of an output says; of a rank that asked for input, what it asked.
 
     Args:
         output: The last lines of a process and of its children.
         exit_code: How it ended; 128+N stands for a signal that ended a child of a shell.
         signal: The number of the signal that ended it.
     """
+    found = _read(output, exit_code, signal)
+    if signal is not None or not forms.ASKED.search(found.text):
+        return found
+    prompts = [match["prompt"].strip() for match in forms.PROMPT.finditer(forms.SEQUENCE.sub("", output))]
+    prompt = prompts[-1][-_LONGEST_PROMPT:] if prompts and prompts[-1] not in found.text else ""
+    text = f"{found.text} (a rank has no stdin{f', and asked `{prompt}`' if prompt else ''})"
+    sure = Confidence.CERTAIN if "Abort" not in found.text else found.confidence
+    return replace(found, text=text, cls=Class.NO_INPUT, confidence=sure)
+
+
+def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
     lines = _lines(output)
     found = _choose(_causes(lines), lines, signal)
     number = signal or (exit_code - 128 if exit_code is not None and 128 < exit_code <= 128 + 64 else None)
