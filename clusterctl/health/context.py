@@ -55,6 +55,7 @@ class Context:
                      that arrived, "received": bytes that came back, "payload": bytes each way, "still": seconds
                      without progress}]
         own_run      the id of the run that asks: its own processes are not foreign
+        place        boot id, pid and network namespace of what is reached by SSH: two nodes with one place are one
         connect_ms   how long the connection took to open
 
     A node without facts is `{"unreachable": "why"}`.

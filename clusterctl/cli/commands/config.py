@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,8 @@ from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.main import WithExamples
 from clusterctl.config.secret_words import HIDDEN, is_secret_name
-from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.config.spec import TransportKind
+from clusterctl.errors import ConfigError, NodeError, NotFoundError, Problem, RefusedError
 from clusterctl.plan import layout
 from clusterctl.plan.launch import environment_with_sources
 from clusterctl.render.ranks import fold_nodes, fold_ranks
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol.types.arguments import Program
     from clusterctl.config.load import Loaded
-    from clusterctl.config.spec import ClusterSpec
+    from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.plan.layout import Layout
     from clusterctl.render.terminal.console import Console
 
@@ -62,7 +65,7 @@ class ConfigChoices(FileChoices):
 def command(choices: ConfigChoices) -> int:
     """Check the cluster file and print it with every default. With `-q` it is only checked.
 
-    Nothing is connected to but with `--live`; secrets are shown as `***`.
+    Nothing is connected to but with `--live`; `ssh -G` tells where names lead. Secrets are shown as `***`.
     """
     by_rank = choices.env_rank is not None
     if choices.live and not by_rank:
@@ -73,6 +76,7 @@ def command(choices: ConfigChoices) -> int:
         options.refuse_beside("--quiet", *printed, ("--json", choices.as_json))
     console = choices.console()
     loaded = options.load_file(choices.path, choices.files, choices.sets, require_job=by_rank, console=console)
+    _refuse_two_names(loaded.spec)
     if choices.ranks:
         shown, lines = _ranks(loaded.spec, console)
     elif choices.env_rank is not None:
@@ -84,6 +88,31 @@ def command(choices: ConfigChoices) -> int:
     if not choices.quiet:
         console.json(shown) if choices.as_json else console.data(*lines)
     return 0
+
+
+def _refuse_two_names(spec: ClusterSpec) -> None:
+    """Refuse one machine under two names, as far as ssh's own configuration tells; the start asks the machines."""
+    from clusterctl.transport.ssh.config import CONFIG_VARIABLE, SshOptions, destination_of, names_of_one_host, resolve
+
+    file = os.environ.get(CONFIG_VARIABLE) or None
+
+    def options_of(host: HostSpec) -> SshOptions | None:
+        try:
+            return resolve(host.name, destination_of(host), config_file=file)
+        except NodeError:
+            return None
+
+    hosts = [host for host in spec.hosts if host.transport is TransportKind.SSH and not isinstance(host.gpus, tuple)]
+    if len(hosts) < 2:
+        return
+    with ThreadPoolExecutor(spec.ssh.parallel) as pool:
+        found = zip(hosts, pool.map(options_of, hosts), strict=True)
+        options = {host.name: one for host, one in found if one is not None}
+    doubles = names_of_one_host(options)
+    if doubles:
+        text = f"hosts: {' and '.join(f'`{name}`' for name in doubles[0])} are one machine for ssh"
+        address = f"{options[doubles[0][0]].address} is the address of each; leave one of them out"
+        raise ConfigError([Problem(spec.path, 0, 0, text, address)])
 
 
 def _file(spec: ClusterSpec, console: Console, *, as_json: bool, quiet: bool) -> int:

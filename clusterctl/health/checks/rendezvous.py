@@ -87,31 +87,44 @@ def _listened(tried: dict[str, Any], place: str) -> Outcome:
 @cluster_check(
     name="cluster.unique",
     family=_FAMILY,
-    source="boot id, network namespace, GPU UUIDs, declared GPUs",
-    threshold="no GPU is declared twice; one machine listed twice is only said",
+    source="boot id, namespaces, GPU UUIDs, declared GPUs",
+    threshold="no GPU is declared twice; one machine is listed twice only with GPUs by index, or `transport: local`",
     severity="FAIL",
-    remedy="Give each entry of that machine its own GPUs (`gpus: [0, 1]`), or remove one",
+    remedy="Remove one of the entries, or give each its own GPUs (`gpus: [0, 1]`)",
     action=Action.FIX_CONFIG,
 )
 def unique(view: ClusterView) -> Iterator[Outcome]:
-    """No device is claimed by two entries of the cluster file. Two entries on one machine are fine."""
+    """No device is claimed by two entries of the cluster file, and no machine is taken for two under its two names."""
     if not view.views or not any(node.group("host").data.get("boot_id") for node in view.views):
         yield unknown("no node tells its boot id")
         return
     twice = _claimed_twice(view)
     for device, nodes in twice.items():
         yield fail(f"{device} is declared by {', '.join(nodes)}", value=nodes)
+    doubles = _listed_twice(view)
+    for nodes in doubles:
+        yield fail(f"{' and '.join(nodes)} are one machine under {len(nodes)} names", value=nodes)
     machines: dict[str, list[str]] = {}
     for node in view.views:
         boot = node.group("host").data.get("boot_id")
         if boot:
             machines.setdefault(boot, []).append(node.node)
     shared = ["+".join(nodes) for nodes in machines.values() if len(nodes) > 1]
-    if not twice:
+    if not twice and not doubles:
         yield ok(
             plural(len(machines), "machine") + (f"; on one machine: {', '.join(shared)}" if shared else ""),
             value=shared or None,
         )
+
+
+def _listed_twice(view: ClusterView) -> list[list[str]]:
+    """Return nodes that are one place each, unless each of them has GPUs of its own by their indices."""
+    places: dict[str, list[str]] = {}
+    for node in view.views:
+        place = node.controller.get("place")
+        if place and all(place) and not isinstance(node.expected.gpus, tuple):
+            places.setdefault(str(place), []).append(node.node)
+    return [nodes for nodes in places.values() if len(nodes) > 1]
 
 
 def _claimed_twice(view: ClusterView) -> dict[str, list[str]]:

@@ -178,8 +178,11 @@ def probe_all(
         tried = _ways(spec, sessions) if early is None else early.result()
     told = {node: facts_of_node for node, facts_of_node in facts.items() if "groups" in facts_of_node}
     fallen = _fallen(told)
+    by_ssh = {host.name for host in spec.hosts if host.transport is TransportKind.SSH}
     for node, facts_of_node in told.items():
-        more = {"code_hash": hashes.result().get(node), "rebooted_under": fallen.get(node)}
+        more: dict[str, Any] = {"code_hash": hashes.result().get(node), "rebooted_under": fallen.get(node)}
+        if node in by_ssh:
+            more["place"] = [sessions[node].hello.get(key) for key in ("boot_id", "pid_ns", "net_ns")]
         seen = {**tried.get(node, {}), **{key: value for key, value in more.items() if value is not None}}
         facts_of_node["controller"] = {**_controller_facts(sessions[node], facts_of_node, own_run), **seen}
     return facts

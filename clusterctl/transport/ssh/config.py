@@ -22,7 +22,7 @@ from clusterctl.config import words
 from clusterctl.errors import ConnectError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from clusterctl.config.spec import HostSpec
 
@@ -130,6 +130,15 @@ class Destination:
     port: int | None = None
     identity_file: str | None = None
     proxy_jump: str | None = None
+
+
+def names_of_one_host(options: Mapping[str, SshOptions]) -> list[list[str]]:
+    """Return the names, by what ssh makes of each, that lead to one address and port by one way."""
+    places: dict[tuple[object, ...], list[str]] = {}
+    for name, one in options.items():
+        way = (one.hostname.lower(), one.port, one.proxy_jump, one.proxy_command)
+        places.setdefault(way, []).append(name)
+    return [names for names in places.values() if len(names) > 1]
 
 
 def parse_hop(text: str, proxy_jump: str | None = None) -> Destination:

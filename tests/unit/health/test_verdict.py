@@ -144,6 +144,23 @@ def test_one_machine_listed_twice_with_its_own_gpus_each_is_fine() -> None:
     assert "on one machine: a+b" in found[0].message
 
 
+@pytest.mark.parametrize(
+    ("second", "status"),
+    [
+        pytest.param(["boot", "pid", "net"], Status.FAIL, id="one_place"),
+        pytest.param(["boot", "pid", "other"], Status.PASS, id="a_container_with_its_own_network"),
+        pytest.param(None, Status.PASS, id="not_reached_by_ssh"),
+    ],
+)
+def test_one_machine_under_two_names_is_one(second: list[str] | None, status: Status) -> None:
+    places = {"a": ["boot", "pid", "net"], "10.0.0.1": second}
+    told = {node: changed(facts(0), controller__place=place) for node, place in places.items()}
+    context = Context(nodes=dict.fromkeys(told, Expectation(gpus=0)))
+    (found,) = judge_cluster(told, context, ["cluster.unique"])
+    assert found.status is status
+    assert ("a and 10.0.0.1 are one machine" in found.message) == (status is Status.FAIL)
+
+
 def test_of_two_nodes_the_one_that_the_head_contradicts_has_the_wrong_clock() -> None:
     told = {"a": facts(0), "b": changed(facts(1), controller__clock={"offset": -40.0, "error": 0.1})}
     context = Context(nodes=dict.fromkeys(told, Expectation(gpus=8)))

@@ -2,12 +2,26 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clusterctl.errors import ConnectError
-from clusterctl.transport.ssh.config import Destination, SshOptions, arguments, parse, parse_hop, resolve
+from clusterctl.transport.ssh.config import (
+    CONFIG_VARIABLE,
+    Destination,
+    SshOptions,
+    arguments,
+    names_of_one_host,
+    parse,
+    parse_hop,
+    resolve,
+)
 
 
 def home() -> str:
@@ -157,3 +171,28 @@ def test_without_an_ssh_program_the_usual_defaults_hold(monkeypatch: pytest.Monk
     assert (options.hostname, options.port, options.user, options.proxy_jump) == ("h", 22, "u", ("j",))
     assert f"{home()}/.ssh/id_ed25519" in options.identity_files
     assert options.user_known_hosts[0] == f"{home()}/.ssh/known_hosts"
+
+
+@pytest.mark.parametrize(
+    ("second", "is_one"),
+    [
+        pytest.param({}, True, id="one_address"),
+        pytest.param({"hostname": "GPU.example"}, True, id="other_letters"),
+        pytest.param({"port": 2222}, False, id="another_port"),
+        pytest.param({"proxy_jump": ("bastion",)}, False, id="behind_a_jump_host"),
+    ],
+)
+def test_names_that_ssh_leads_to_one_place_are_found(second: dict[str, Any], *, is_one: bool) -> None:
+    first = SshOptions(hostname="gpu.example", port=22, user="me")
+    options = {"a": first, "b": replace(first, **second), "c": replace(first, hostname="other.example")}
+    assert names_of_one_host(options) == ([["a", "b"]] if is_one else [])
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
+def test_config_refuses_one_machine_under_two_names(tmp_path: Path) -> None:
+    (tmp_path / "ssh_config").write_text("Host one\n HostName 10.9.9.9\n")
+    (tmp_path / "cluster.yaml").write_text("version: 1\nhosts: {one: 1, 10.9.9.9: 1}\n")
+    env = {**os.environ, CONFIG_VARIABLE: str(tmp_path / "ssh_config")}
+    command = [sys.executable, "-m", "clusterctl", "config", "-q", str(tmp_path / "cluster.yaml")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, "`one` and `10.9.9.9` are one machine for ssh" in done.stderr) == (3, True)
