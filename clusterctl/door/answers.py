@@ -162,6 +162,7 @@ _GROUP = record(
 )
 _ROUTE = record({"source": maybe(text(128)), "interface": maybe(text(64))})
 _CHECKPOINT = record({"path": _PATH, "mtime": real()}, {"size": BYTES})
+_CHECKPOINT_FILE = record({"name": _PATH, "mtime": real(), "size": BYTES, "sha256": _DIGEST})
 _NOTHING = record({})
 
 RESULTS: dict[Command, Shape] = {
@@ -190,7 +191,8 @@ RESULTS: dict[Command, Shape] = {
     Command.RECEIVE: record({}, {"written": whole(), "hash": maybe(_DIGEST)}),
     Command.FETCH: record({"files": many(row(_PATH, BYTES, whole(0, 1 << 16)), 1 << 20)}),
     Command.CHECKPOINTS: record(
-        {"found": many(_CHECKPOINT, 5000)}, {"versions": many(_VERSION, 1 << 20), "network": flag}
+        {"found": many(_CHECKPOINT, 5000)},
+        {"versions": many(_VERSION, 1 << 20), "network": flag, "files": many(_CHECKPOINT_FILE, 1 << 17)},
     ),
     Command.CODE: record({}, {"hash": maybe(_DIGEST), "files": table(_PATH, _DIGEST, 1 << 18)}),
     Command.IMPORT: _NOTHING,

@@ -46,7 +46,7 @@ class PhaseView:
     """A phase as it is now.
 
     Attributes:
-        name: connect, health, sync, prepare, start.
+        name: connect, health, sync, resume, prepare, start.
         done: Nodes (or workers) that are through.
         total: How many there are; 0 where nothing is counted.
         detail: What a person wants to know of it.

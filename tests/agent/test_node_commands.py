@@ -670,6 +670,24 @@ def test_what_tells_a_checkpoint_from_the_one_that_was_there_before_is_its_newes
     assert [one["path"] for one in look()["found"] if (one["mtime"], one["size"]) not in before] == ["step-2"]
 
 
+def test_the_files_of_one_checkpoint_are_named_complete_or_not_with_hashes_where_asked_for(code: Code) -> None:
+    shard = code.workdir / "ckpt/step-1/__0_0.distcp"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"shard")
+    os.utime(shard, (500.0, 500.0))
+
+    def look(path: str, **more: bool) -> list[dict[str, Any]]:
+        asked = {"workdir": str(code.workdir), "pattern": "ckpt/step-*", "files": path, **more}
+        found: list[dict[str, Any]] = code.talk.ask(Command.CHECKPOINTS, **asked)["files"]
+        return found
+
+    named = {"name": "step-1/__0_0.distcp", "mtime": 500.0, "size": 5, "sha256": ""}
+    assert look("ckpt/step-1") == [named]
+    assert look("ckpt/step-1", hashes=True) == [{**named, "sha256": hashlib.sha256(b"shard").hexdigest()}]
+    assert look("ckpt/step-1/__0_0.distcp") == [{**named, "name": "__0_0.distcp"}]
+    assert look("ckpt/step-2") == []
+
+
 # --- runs on a machine
 
 

@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.e2e.conftest import LocalHead, MakeHead
 
-OWN = "is on disks of the nodes' own: a restart goes on from a checkpoint that every node has written"
+OWN = "is on disks of the nodes' own: a restart copies the newest checkpoint to nodes that lack it"
 CONTRADICTION = "`job.checkpoint.shared` says that all nodes see the same files, but"
 OLDER = "of earlier runs match"
 

@@ -54,8 +54,8 @@ def taken(head: LocalHead) -> list[str]:
             ["None", "None", "None"],
             [
                 f"1 checkpoint of earlier runs matches `step-*`: {NOT_OURS}",
-                "attempt 1 begins anew: no checkpoint of this run matches `step-*`",
-                "attempt 2 begins anew: no checkpoint of this run matches `step-*`",
+                "attempt 1 starts from scratch: no checkpoint of this run matches `step-*`",
+                "attempt 2 starts from scratch: no checkpoint of this run matches `step-*`",
             ],
             id="nothing of this run",
         ),
@@ -95,7 +95,7 @@ def test_attempts_go_on_from(
     said = [line.strip() for line in done.stderr.splitlines()]
     assert [line for line in told if line not in said] == []
     if not told:
-        assert not any("goes on from" in line or "begins anew" in line for line in said)
+        assert not any("goes on from" in line or "starts from scratch" in line for line in said)
 
 
 def test_a_controller_that_adopts_the_run_knows_what_was_there_when_it_began(head: LocalHead) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import itertools
 import os
 from typing import TYPE_CHECKING
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clusterctl.agent.protocol.types.answers import CheckpointFound
+    from clusterctl.agent.protocol.types.answers import CheckpointFile, CheckpointFound
     from clusterctl.agent.protocol.types.found import host as shapes
 
 
 _UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", ".lock")
+_CHUNK_BYTES = 1 << 20
 _MAX_CHECKPOINTS = 5000
 """Of so many an answer can tell, whatever they are called within reason."""
 
@@ -52,6 +54,19 @@ def list_file_versions(workdir: str, pattern: str) -> list[tuple[float, int]]:
     return sorted({version for path in _expand_pattern(workdir, pattern) for version in _files_of(path)})
 
 
+def list_checkpoint_files(workdir: str, path: str, *, with_hashes: bool) -> list[CheckpointFile]:
+    """Return the files of one checkpoint, named from the folder that holds it; with their SHA-256, where asked for."""
+    whole = os.path.join(os.path.expanduser(workdir), os.path.expanduser(path)).rstrip("/")
+    found: list[CheckpointFile] = []
+    for file in sorted(_list_files(whole)):
+        with contextlib.suppress(OSError):
+            info = os.stat(file)
+            name = os.path.relpath(file, os.path.dirname(whole))
+            digest = _hash_file(file) if with_hashes else ""
+            found.append({"name": name, "mtime": info.st_mtime, "size": info.st_size, "sha256": digest})
+    return found
+
+
 def total_size_bytes(path: str) -> int:
     """Return how many bytes a checkpoint has in all."""
     return sum(size for _, size in _files_of(path))
@@ -78,11 +93,28 @@ def _describe_if_complete(path: str) -> tuple[float, int] | None:
 
 def _files_of(path: str) -> Iterator[tuple[float, int]]:
     """Yield time and size of a file, or of all that a folder holds."""
-    inside = (os.path.join(place, name) for place, _, names in os.walk(path) for name in names)
-    for file in inside if os.path.isdir(path) else [path]:
+    for file in _list_files(path):
         with contextlib.suppress(OSError):
             info = os.stat(file)
             yield info.st_mtime, info.st_size
+
+
+def _list_files(path: str) -> Iterator[str]:
+    """Yield a file, or all that a folder holds."""
+    if not os.path.isdir(path):
+        yield path
+        return
+    for place, _, names in os.walk(path):
+        for name in names:
+            yield os.path.join(place, name)
+
+
+def _hash_file(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def collect_checkpoint(workdir: str, pattern: str) -> shapes.Checkpoint:

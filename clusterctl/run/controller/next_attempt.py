@@ -81,10 +81,11 @@ class NextAttempt:
             return
         hosts = tuple(run.hosts[name] for name in state.next_nodes)
         number, why = state.attempt + 1, state.restart_why
+        former = {n.node: n.ranks for n in state.nodes.values() if n.node not in state.next_nodes}
 
         def begin() -> Begun | NotBegun:
             run.launch.sync(hosts, first=False)
-            return run.launch.attempt(number, hosts, run.following.follow, why)
+            return run.launch.attempt(number, hosts, run.following.follow, why, former)
 
         self._beginning.launch(begin)
 

@@ -1,4 +1,4 @@
-"""From which checkpoint an attempt goes on: one that all its nodes see whole, and that belongs to the run.
+"""From which checkpoint an attempt goes on: the newest whole one of the run, which is copied to nodes that lack it.
 
 What was there when the run began belongs to others. It is known again by its time and size, whatever its path is by
 then; clocks are compared with nothing.
@@ -7,6 +7,7 @@ then; clocks are compared with nothing.
 from __future__ import annotations
 
 import json
+import posixpath
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,14 +15,17 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.kinds import Resume
 from clusterctl.config.spec import CheckpointSpec, TransportKind
+from clusterctl.errors import RefusedError
 from clusterctl.plan.layout import workdir_of
+from clusterctl.run.nodes.checkpoint_copy import CheckpointCopy
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.rules import events
+from clusterctl.run.rules.checkpoint_files import Copied, Version, by_origin, differing, lacking, lost_with
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from clusterctl.agent.protocol.types import arguments
@@ -30,19 +34,20 @@ if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.session import Session
 
-Version = tuple[float, int]
-"""Time (seconds, by the file system) and size (bytes) of the newest file of a checkpoint."""
 Seen = dict[str, dict[str, Version]]
-"""By node: the complete checkpoints there, by path."""
+"""By node: the complete checkpoints there, by path; the version is that of the newest file."""
 
 _FILE = "checkpoints.json"
 _SHOWN_LATE = 5.0
 _LOOK_AGAIN = 0.5
+_MOST_TRIED = 20
+"""Older checkpoints are not looked at: who has kept so many writes them often."""
+_HASH_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that all nodes see; `version` as the node of rank 0 gives it."""
+    """A checkpoint; `version` as the node gives it that writes them."""
 
     path: str
     version: Version
@@ -73,47 +78,28 @@ def of_this_run(seen: Mapping[str, Mapping[str, Version]], before: Mapping[str, 
     }
 
 
-def newest_of(first: str, seen: Mapping[str, Mapping[str, Version]]) -> Checkpoint | None:
-    """Return the newest of what all nodes see, by the times of the node `first`."""
-    common = [path for path in seen[first] if all(path in checkpoints for checkpoints in seen.values())]
-    best = max(common, key=lambda path: (seen[first][path][0], path), default=None)
-    return None if best is None else Checkpoint(best, seen[first][best])
+def newest_of(
+    order: Sequence[str], seen: Mapping[str, Mapping[str, Version]], copies: Sequence[Copied]
+) -> list[Checkpoint]:
+    """Return the checkpoints of the first node that writes them, the newest first: times of nodes are not compared.
 
-
-def newest_somewhere(nodes: Sequence[str], seen: Mapping[str, Mapping[str, Version]]) -> Checkpoint | None:
-    """Return the newest of what the first node sees that sees any: times of several nodes are not compared."""
-    first = next((node for node in nodes if seen[node]), None)
-    return None if first is None else newest_of(first, {first: seen[first]})
-
-
-def sentence(
-    number: int, checkpoint: CheckpointSpec, chosen: Checkpoint | None, newest: Checkpoint | None = None
-) -> str:
-    """Return what a person should know of an attempt: which checkpoint it takes, or why none.
-
-    Args:
-        number: The attempt.
-        checkpoint: What the file says of them.
-        chosen: What it takes.
-        newest: What some of its nodes see.
+    Where no node has written any, they are those of the first node that has a copy of one.
     """
-    if chosen is not None:
-        return f"attempt {number} goes on from `{chosen.path}`"
+    copied = {(copy.node, copy.version) for copy in copies}
+    writers = [node for node in order if any((node, version) not in copied for version in seen[node].values())]
+    first = next((node for node in [*writers, *order] if seen[node]), None)
+    if first is None:
+        return []
+    by_age = sorted(seen[first].items(), key=lambda item: (item[1][0], item[0]), reverse=True)
+    return [Checkpoint(path, version) for path, version in by_age]
+
+
+def sentence(number: int, checkpoint: CheckpointSpec, path: str | None) -> str:
+    """Return what a person should know of an attempt: which checkpoint it takes, or that there is none."""
+    if path is not None:
+        return f"attempt {number} goes on from `{path}`"
     whose = "" if checkpoint.resume is Resume.ANY else " of this run"
-    why = f"matches `{checkpoint.pattern}`" if newest is None else "is whole on all its nodes"
-    return f"attempt {number} begins anew: no checkpoint{whose} {why}"
-
-
-def sentence_of_lacking(newest: Checkpoint, seen: Mapping[str, Mapping[str, Version]], *, shared: bool) -> str:
-    """Return on which nodes a checkpoint is and on which it is not, with what to do."""
-    lacking = [node for node, shown in seen.items() if newest.path not in shown]
-    there = names(node for node in seen if node not in lacking)
-    advice = (
-        "`job.checkpoint.shared` says that all nodes see the same files"
-        if shared
-        else "write to a folder that all nodes share (`job.checkpoint.shared`)"
-    )
-    return f"checkpoint `{newest.path}` is whole on {there}, not on {names(lacking)}: {advice}"
+    return f"attempt {number} starts from scratch: no checkpoint{whose} matches `{checkpoint.pattern}`"
 
 
 def sentence_of_older(count: int, pattern: str) -> str:
@@ -131,7 +117,20 @@ def sentence_of_disks(pattern: str, *, shared: bool) -> str:
         return (
             f"`job.checkpoint.shared` says that all nodes see the same files, but `{pattern}` is on disks of their own"
         )
-    return f"`{pattern}` is on disks of the nodes' own: a restart goes on from a checkpoint that every node has written"
+    return f"`{pattern}` is on disks of the nodes' own: a restart copies the newest checkpoint to nodes that lack it"
+
+
+def sentence_of_unshared(path: str, lacking: Collection[str], nodes: Sequence[str]) -> str:
+    """Return what a person should know where a folder is not shared that the file calls shared."""
+    there = names(node for node in nodes if node not in lacking)
+    return (
+        f"`job.checkpoint.shared` says that all nodes see the same files, but `{path}` is not on {names(lacking)}"
+        + (f" as it is on {there}" if there else "")
+    )
+
+
+class _UnusableError(Exception):
+    """A checkpoint from which the nodes of an attempt cannot go on."""
 
 
 # --- doing
@@ -162,30 +161,163 @@ class Resuming:
         self._workdirs = {host.name: workdir_of(spec, host.name) for host in spec.hosts}
         self._checkpoint = spec.job.checkpoint if spec.job is not None else CheckpointSpec()
         self._restarts = spec.restart.max_restarts > 0
+        self._memory = _memory(self._file)
 
-    def choose(self, number: int, nodes: Sequence[str]) -> tuple[str | None, Checkpoint | None]:
+    def choose(
+        self, number: int, nodes: Sequence[str], former: Mapping[str, Sequence[int]]
+    ) -> tuple[str | None, Checkpoint | None]:
         """Return the path from which an attempt goes on, and the newest checkpoint that there is; say which it takes.
+
+        Files that nodes lack are copied to them.
 
         Args:
             number: The attempt.
             nodes: Who takes part, in order of node rank.
+            former: Who took part in the attempt before and does not any more, and their ranks.
 
         Raises:
-            NodeError: A node cannot be asked.
+            RefusedError: There are checkpoints, but none from which these nodes could go on.
+            NodeError: A node cannot be asked, or was lost.
         """
         pattern, mode = self._checkpoint.pattern, self._checkpoint.resume
         if pattern is None or (number == 0 and mode is not Resume.ANY):
             self._take_note(nodes)
             return None, None
-        chosen, seen = self._look(nodes)
-        newest = newest_somewhere(nodes, seen)
-        if newest is not None and newest != chosen:
-            text = sentence_of_lacking(newest, seen, shared=self._checkpoint.shared)
-            self._post(events.Note(text=text, level="warn"))
+        look = self._look(nodes, former)
+        newest = look.checkpoints[0] if look.checkpoints else None
         if mode is Resume.NEVER:
-            return None, chosen
-        self._post(events.Note(text=sentence(number, self._checkpoint, chosen, newest)))
-        return chosen.path if chosen is not None else None, chosen
+            return None, newest
+        if newest is None:
+            self._refuse_to_forget(look)
+            self._post(events.Note(text=sentence(number, self._checkpoint, None)))
+            return None, None
+        path = self._usable(look)
+        self._post(events.Note(text=sentence(number, self._checkpoint, path)))
+        return path, self._look(nodes, former).checkpoints[0]
+
+    def _usable(self, look: _Look) -> str:
+        """Return the newest checkpoint from which the nodes can go on, once all of them have it."""
+        reasons: list[str] = []
+        for checkpoint in look.checkpoints[:_MOST_TRIED]:
+            try:
+                needed, sizes = self._needed(checkpoint.path, look)
+            except _UnusableError as error:
+                reasons.append(str(error))
+                continue
+            if reasons:
+                self._post(events.Note(text=reasons[0], level="warn"))
+            if needed:
+                self._copy(checkpoint.path, needed, sizes, look)
+            return checkpoint.path
+        hint = "have the job write to a folder that all nodes share; `clusterctl up` starts from scratch"
+        raise RefusedError(f"no checkpoint can be gone on from, and nothing is written over: {reasons[0]}", hint=hint)
+
+    def _needed(self, path: str, look: _Look) -> tuple[dict[str, dict[str, str]], dict[str, int]]:
+        """Return which files of a checkpoint each node lacks and who has them, and their sizes.
+
+        Raises:
+            _UnusableError: The nodes cannot go on from it.
+        """
+        files = self._files(path, look)
+        own = differing(files)
+        if own and self._differ(path, files, own):
+            lacking_all = [node for node in look.nodes if path not in look.seen[node]]
+            if lacking_all:
+                raise _UnusableError(f"each node has a `{path}` of its own, and {names(lacking_all)} has none")
+            return {}, {}
+        needed = lacking(files, look.nodes, look.order)
+        if needed:
+            lost = lost_with(files, look.gone)
+            if lost:
+                raise _UnusableError(f"what {names(lost)} wrote of `{path}` is lost with it")
+            for node in [node for node in needed if not files[node]]:
+                self._refuse_names_of_its_own(path, node, look)
+        return needed, {file: version[1] for there in files.values() for file, version in there.items()}
+
+    def _refuse_names_of_its_own(self, path: str, node: str, look: _Look) -> None:
+        """Refuse to copy a checkpoint to a node that writes its own: it may be the part of other ranks."""
+        copied = {copy.version for copy in self._memory.copies if copy.node == node}
+        written = {p: version for p, version in look.seen[node].items() if version not in copied}
+        if not written:
+            return
+        last = max(written, key=lambda p: (written[p], p))
+        if all(one.path != last for one in look.checkpoints):
+            raise _UnusableError(f"`{path}` is not on {node}, which writes checkpoints of other names, as `{last}`")
+        files = self._files(last, look)
+        own = differing(files)
+        if own and self._differ(last, files, own):
+            raise _UnusableError(f"`{path}` is not on {node}, and each node writes its own")
+
+    def _differ(self, path: str, files: Mapping[str, Mapping[str, Version]], paths: set[str]) -> bool:
+        """Return whether nodes hold different content under these names of files."""
+        sizes = {node: {p: v[1] for p, v in there.items() if p in paths} for node, there in files.items()}
+        if differing(sizes):
+            return True
+        holders = {node: session for node, session in self._sessions().items() if sizes.get(node)}
+        answers, errors = each(holders, lambda node, session: self._ask_files(node, session, path, hashes=True))
+        raise_first(errors)
+        folder = posixpath.dirname(path.rstrip("/"))
+        hashes = {
+            node: {posixpath.join(folder, file["name"]): file["sha256"] for file in answer["files"]}
+            for node, answer in answers.items()
+        }
+        return bool(differing({node: {p: h for p, h in there.items() if p in paths} for node, there in hashes.items()}))
+
+    def _files(self, path: str, look: _Look) -> dict[str, dict[str, Version]]:
+        """Return the files of a checkpoint on each node, by path, as far as they are of this run."""
+        answers = self._answers(look.order, look.nodes, lambda node, session: self._ask_files(node, session, path))
+        folder = posixpath.dirname(path.rstrip("/"))
+        files = {
+            node: {posixpath.join(folder, file["name"]): (file["mtime"], file["size"]) for file in answer["files"]}
+            for node, answer in answers.items()
+        }
+        old = {version for versions in self._memory.before.values() for version in versions}
+        for node, there in files.items():
+            # In a whole one that is new, a file may be a copy of an older one, with its time.
+            if path not in look.seen[node] and self._checkpoint.resume is not Resume.ANY:
+                files[node] = {p: version for p, version in there.items() if version not in old}
+        return by_origin(files, self._memory.copies)
+
+    def _copy(self, path: str, needed: dict[str, dict[str, str]], sizes: dict[str, int], look: _Look) -> None:
+        """Bring to each node what it lacks of a checkpoint, and remember that it was a copy."""
+        if self._checkpoint.shared:
+            self._post(events.Note(text=sentence_of_unshared(path, needed, look.nodes), level="warn"))
+        sources = self._files(path, look)
+        copy = CheckpointCopy(path, needed, sizes, self._workdirs, sessions_of(self._sessions(), look.order))
+        copy.run(self._file.parent, self._post, self._cancelled)
+        answers, errors = each(
+            sessions_of(self._sessions(), needed), lambda node, session: self._ask_files(node, session, path)
+        )
+        raise_first(errors)
+        folder = posixpath.dirname(path.rstrip("/"))
+        for node, answer in answers.items():
+            there = {posixpath.join(folder, file["name"]): (file["mtime"], file["size"]) for file in answer["files"]}
+            for file, source in needed[node].items():
+                if file not in there or there[file][1] != sizes[file]:
+                    raise RefusedError(f"`{file}` was copied to {node} and is not there any more")
+                self._memory.copies.append(Copied(node, file, there[file], sources[source][file]))
+        self._memory.save(self._file)
+        self._post(events.Note(text=copy.sentence))
+
+    def _refuse_to_forget(self, look: _Look) -> None:
+        """Refuse to start from scratch where the only checkpoints may lie on a node that is gone.
+
+        Raises:
+            RefusedError: Rank 0 was on a node that cannot be asked, and no other machine may see its files.
+        """
+        gone = [node for node, ranks in look.gone.items() if 0 in ranks]
+        if not gone:
+            return
+        answers, errors = each(
+            sessions_of(self._sessions(), look.nodes), lambda node, session: self._ask(node, session, versions=True)
+        )
+        raise_first(errors)
+        if _on_disks_of_their_own(answers, self._here, least=1):
+            text = f"no checkpoint of this run is on {names(look.nodes)}, and {names(gone)} may have some and is gone"
+            hint = (
+                f"start again with {names(gone)} and `job.checkpoint.resume: any`, or from scratch with `clusterctl up`"
+            )
+            raise RefusedError(text, hint=hint)
 
     def _take_note(self, nodes: Sequence[str]) -> None:
         """Keep with the run what is there before it has written anything, on its spares too."""
@@ -194,8 +326,8 @@ class Resuming:
             return
         answers, errors = each(self._sessions(), lambda node, session: self._ask(node, session, versions=True))
         raise_first({node: errors[node] for node in nodes if node in errors})
-        before = {node: answer["versions"] for node, answer in answers.items()}
-        write_atomically(self._file, json.dumps(before).encode())
+        self._memory.before = {node: _pairs(answer["versions"]) for node, answer in answers.items()}
+        self._memory.save(self._file)
         if self._checkpoint.resume is Resume.NEVER:
             return
         # Who has read it once at a start of this job knows it; what each restart takes is told anyway.
@@ -216,27 +348,53 @@ class Resuming:
                 yield path
 
     def newest(self, nodes: Sequence[str]) -> Checkpoint | None:
-        """Return the newest checkpoint that counts for the run and that all nodes see complete.
+        """Return the newest checkpoint that counts for the run.
 
         Raises:
             NodeError: A node cannot be asked.
         """
-        return None if self._checkpoint.pattern is None else self._look(nodes)[0]
+        if self._checkpoint.pattern is None:
+            return None
+        return next(iter(self._look(nodes, {}).checkpoints), None)
 
-    def _look(self, nodes: Sequence[str]) -> tuple[Checkpoint | None, Seen]:
-        """Return the newest checkpoint that all nodes see complete, and what counts of each node's."""
-        before = self._before() if self._checkpoint.resume is not Resume.ANY else None
-        first, until = nodes[0], time.monotonic() + (_SHOWN_LATE if self._checkpoint.shared else 0.0)
+    def _look(self, nodes: Sequence[str], former: Mapping[str, Sequence[int]]) -> _Look:
+        """Return what counts of the checkpoints that are on each node, those of an attempt and those before."""
+        sessions = self._sessions()
+        order = list(dict.fromkeys([nodes[0], *(node for node in former if node in sessions), *nodes[1:]]))
+        gone = {node: tuple(ranks) for node, ranks in former.items() if node not in sessions}
+        until = time.monotonic() + (_SHOWN_LATE if self._checkpoint.shared else 0.0)
         while True:
-            answers, errors = each(sessions_of(self._sessions(), nodes), self._ask)
-            raise_first(errors)
-            seen = {node: _versions(answer) for node, answer in answers.items()}
-            seen = seen if before is None else of_this_run(seen, before)
-            chosen = newest_of(first, seen)
+            seen = self._seen(order, nodes)
+            checkpoints = newest_of(order, seen, self._memory.copies)
             # A shared file system shows new files on other machines only after a while.
-            if chosen == newest_somewhere(nodes, seen) or time.monotonic() > until:
-                return chosen, seen
+            late = checkpoints and any(checkpoints[0].path not in seen[node] for node in nodes)
+            if not late or time.monotonic() > until:
+                return _Look(tuple(nodes), order, gone, seen, checkpoints)
             self._cancelled.wait(_LOOK_AGAIN)
+
+    def _seen(self, order: Sequence[str], nodes: Sequence[str]) -> Seen:
+        mine = self._checkpoint.resume is not Resume.ANY
+        strangers = [node for node in order if node not in self._memory.before] if mine else []
+        answers = self._answers(order, nodes, lambda node, session: self._ask(node, session, versions=bool(strangers)))
+        if strangers:
+            # What only a node has that was not asked at the start was there before the run came to it.
+            known = {v for node in order if node not in strangers for v in _pairs(answers[node]["versions"])}
+            for node in strangers:
+                self._memory.before[node] = _pairs(answers[node]["versions"]) - known
+            self._memory.save(self._file)
+        seen = {node: _versions(answer) for node, answer in answers.items()}
+        return of_this_run(seen, self._memory.before) if mine else seen
+
+    def _answers(
+        self, order: Sequence[str], nodes: Sequence[str], ask: Callable[[str, Session], Checkpoints]
+    ) -> dict[str, Checkpoints]:
+        """Return what these nodes answer; one that takes no part any more may be lost meanwhile, and shows nothing."""
+        sessions = self._sessions()
+        sessions_of(sessions, nodes)
+        answers, errors = each({node: sessions[node] for node in order if node in sessions}, ask)
+        raise_first({node: errors[node] for node in nodes if node in errors})
+        nothing: Checkpoints = {"found": [], "files": [], "versions": []}
+        return {node: answers.get(node, nothing) for node in order}
 
     def _ask(self, node: str, session: Session, *, versions: bool = False) -> Checkpoints:
         request: arguments.Checkpoints = {
@@ -246,27 +404,83 @@ class Resuming:
         }
         return session.call(Command.CHECKPOINTS, request)
 
-    def _before(self) -> dict[str, set[Version]]:
-        """Return what each node showed when the run began; nothing where that was never written down."""
-        try:
-            kept = json.loads(self._file.read_text())
-        except (OSError, ValueError):
-            return {}
-        return {node: {(mtime, size) for mtime, size in versions} for node, versions in kept.items()}
+    def _ask_files(self, node: str, session: Session, path: str, *, hashes: bool = False) -> Checkpoints:
+        request: arguments.Checkpoints = {
+            "workdir": self._workdirs[node],
+            "pattern": self._checkpoint.pattern,
+            "files": path,
+            "hashes": hashes,
+        }
+        return session.call(Command.CHECKPOINTS, request, timeout=_HASH_SECONDS if hashes else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What there is at one moment.
+
+    Attributes:
+        nodes: Who is to take part, in order of node rank.
+        order: Those and the former nodes that can be asked; the first that writes checkpoints tells which is newest.
+        gone: Former nodes that cannot be asked, and their ranks.
+        seen: What counts of each node's checkpoints.
+        checkpoints: The newest first.
+    """
+
+    nodes: tuple[str, ...]
+    order: list[str]
+    gone: dict[str, tuple[int, ...]]
+    seen: Seen
+    checkpoints: list[Checkpoint]
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is kept with the run.
+
+    Attributes:
+        before: What each node showed when the run began, or came to it.
+        copies: What was copied to nodes at restarts.
+    """
+
+    before: dict[str, set[Version]]
+    copies: list[Copied]
+
+    def save(self, path: Path) -> None:
+        copies = [[copy.node, copy.path, copy.version, copy.source] for copy in self.copies]
+        before = {node: sorted(versions) for node, versions in self.before.items()}
+        write_atomically(path, json.dumps({"before": before, "copies": copies}).encode())
+
+
+def _memory(path: Path) -> _Memory:
+    """Return what is kept with the run; nothing where that was never written down."""
+    try:
+        kept = json.loads(path.read_text())
+        copies = [Copied(node, file, _pair(version), _pair(source)) for node, file, version, source in kept["copies"]]
+        return _Memory({node: _pairs(versions) for node, versions in kept["before"].items()}, copies)
+    except (OSError, ValueError, LookupError):
+        return _Memory({}, [])
+
+
+def _pair(version: Sequence[float]) -> Version:
+    return float(version[0]), int(version[1])
+
+
+def _pairs(versions: Iterable[Sequence[float]]) -> set[Version]:
+    return {_pair(version) for version in versions}
 
 
 def _shows_any(noted: Path) -> bool:
     """Return whether some node had a file of a checkpoint when this was noted."""
     try:
-        return any(json.loads(noted.read_text()).values())
-    except (OSError, ValueError, AttributeError):
+        return any(json.loads(noted.read_text())["before"].values())
+    except (OSError, ValueError, LookupError, AttributeError):
         return False
 
 
-def _on_disks_of_their_own(answers: Mapping[str, Checkpoints], here: Collection[str]) -> bool:
-    """Return whether no node sees what another writes. Local nodes (`here`) are one machine."""
+def _on_disks_of_their_own(answers: Mapping[str, Checkpoints], here: Collection[str], least: int = 2) -> bool:
+    """Return whether no machine of at least so many sees what another writes. Local nodes (`here`) are one machine."""
     machines = len(answers) - max(0, sum(node in here for node in answers) - 1)
-    return machines > 1 and not any(answer.get("network", True) for answer in answers.values())
+    return machines >= least and not any(answer.get("network", True) for answer in answers.values())
 
 
 def _versions(answer: Checkpoints) -> dict[str, Version]:

@@ -1,4 +1,4 @@
-"""The steps from a spec to running workers: connect, health, sync, prepare, plan, start. All nodes at once in each.
+"""The steps to running workers: connect, health, sync, resume, prepare, plan, start. All nodes at once in each.
 
 Runs in a thread of its own beside the controller's loop and owns no state: what happens is posted, in order.
 """
@@ -116,7 +116,12 @@ class Launch:
         self._secrets = {}
 
     def attempt(
-        self, number: int, hosts: Sequence[HostSpec], follow: Callable[[list[str]], None], why: str = ""
+        self,
+        number: int,
+        hosts: Sequence[HostSpec],
+        follow: Callable[[list[str]], None],
+        why: str = "",
+        former: Mapping[str, Sequence[int]] | None = None,
     ) -> Begun | NotBegun:
         """Bring one attempt up on these hosts, in order of node rank.
 
@@ -125,21 +130,29 @@ class Launch:
             hosts: Who takes part.
             follow: Begins to follow the journals of nodes; called once their places in the attempt are posted.
             why: Why there is a new attempt.
+            former: Who took part in the attempt before and does not any more, and their ranks.
         """
         self._prepared = []
         try:
-            return Begun(plan=self._attempt(number, hosts, follow, why))
+            return Begun(plan=self._attempt(number, hosts, follow, why, former or {}))
         except ClusterctlError as error:
             return NotBegun(error=error, prepared=tuple(self._prepared))
 
     def _attempt(
-        self, number: int, hosts: Sequence[HostSpec], follow: Callable[[list[str]], None], why: str
+        self,
+        number: int,
+        hosts: Sequence[HostSpec],
+        follow: Callable[[list[str]], None],
+        why: str,
+        former: Mapping[str, Sequence[int]],
     ) -> planning.LaunchPlan:
         answers = {n: answer_of(h, s.hello) for h, (n, s) in zip(hosts, self._on(hosts).items(), strict=True)}
         entries = layout.layout(hosts, {n: a.gpus for n, a in answers.items()})
+        # Before anything is prepared: to copy a checkpoint may take long, and ports and GPUs are held from then on.
+        resume_from, newest = self._resuming.choose(number, [h.name for h in hosts], former)
+        self._check()
         ports = self._prepare(number, entries, answers)
         where = meet(self._spec, entries, answers, self._on(hosts))
-        resume_from, newest = self._resuming.choose(number, [h.name for h in hosts])
         identity = environment.RunIdentity(
             run=self._run.run,
             attempt=number,

@@ -34,6 +34,7 @@ class Progress:
     began: float = field(default_factory=time.monotonic)
     waiting: dict[str, tuple[str, float]] = field(default_factory=dict)
     done: int = 0
+    detail: str = ""
     nodes: dict[str, float] = field(default_factory=dict)
     parts: dict[str, dict[str, float]] = field(default_factory=dict)
     _last: float = 0.0
@@ -44,6 +45,12 @@ class Progress:
         with self._guard:
             self._leave(node)
             self.waiting[node] = (what, time.monotonic())
+            self._report()
+
+    def tell(self, detail: str) -> None:
+        """Say how far the step as a whole is."""
+        with self._guard:
+            self.detail = detail
             self._report()
 
     def through(self, node: str, count: int = 1) -> None:
@@ -72,7 +79,7 @@ class Progress:
 
     def _report(self) -> None:
         if time.monotonic() - self._last >= _REPORT_EVERY:
-            self._post()
+            self._post(detail=self.detail)
 
     def _post(self, *, detail: str = "", ended: bool = False, failed: bool = False) -> None:
         self._last = time.monotonic()

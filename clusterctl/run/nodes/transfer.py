@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import tempfile
+import threading
 import time
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
@@ -17,6 +19,7 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import CHUNK_BYTES, FrameError
 from clusterctl.errors import AgentError, NodeError, RefusedError
 from clusterctl.formatting import plural
+from clusterctl.run.nodes.progress import CancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.frames import Data
     from clusterctl.agent.protocol.types import answers, arguments
     from clusterctl.agent.protocol.types.arguments import OfRun
+    from clusterctl.errors import ClusterctlError
     from clusterctl.run.nodes.code import ContentStore, Manifest
     from clusterctl.session.session import Session
 
@@ -204,6 +208,7 @@ def _passing(wanted: list[str], reached: set[int]) -> set[int]:
 
 # Only a bound: a node that goes silent ends the session long before.
 _FETCH_SECONDS = 24 * 3600.0
+_LOOK_SECONDS = 0.5
 
 MOST_BYTES = 10 << 30
 """Of the files of one node, where nobody says otherwise."""
@@ -220,6 +225,7 @@ class Fetching:
         of: A run; files that are older than it are left out.
         named: The new name of what the pattern names, where it has no wildcards.
         told: Takes the bytes of each piece that has come, on the thread that reads the session.
+        cancelled: Set when a person has ended the run that this is for.
     """
 
     most: int = MOST_BYTES
@@ -228,6 +234,7 @@ class Fetching:
     of: OfRun | None = None
     named: str | None = None
     told: Callable[[int], None] = lambda _count: None
+    cancelled: threading.Event = field(default_factory=threading.Event)
 
 
 def pull(
@@ -251,7 +258,7 @@ def pull(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=target.parent) as spool:
-            files = _fetch(session, workdir, pattern, spool, how)
+            files = fetch(session, workdir, pattern, spool, how)
             for name, _, _ in files:
                 _refuse_unasked(session.node, pattern, name)
             spool.seek(0)
@@ -268,8 +275,16 @@ def _named(name: str, other: str | None) -> str:
     return name if other is None else "/".join([other, *PurePosixPath(name).parts[1:]])
 
 
-def _fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: Fetching) -> list[tuple[str, int, int]]:
-    failed: list[OSError | RefusedError] = []
+def fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: Fetching) -> list[tuple[str, int, int]]:
+    """Fetch the files of a node that match into one file, one behind the other; return name, size and mode of each.
+
+    Raises:
+        OSError: The head cannot write them.
+        RefusedError: There are more.
+        CancelledError: A person ended the run.
+        NodeError: The node could not send them.
+    """
+    failed: list[OSError | ClusterctlError] = []
 
     def take(data: Data) -> None:
         # Runs on the session's reading thread, which an error of ours must not end.
@@ -285,15 +300,18 @@ def _fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: F
         try:
             spool.write(data.payload)
             how.told(len(data.payload))
-        except OSError as error:
-            failed.append(error)
+        except (OSError, ValueError) as error:  # ValueError: nobody waits for it any more, the spool is closed
+            failed.append(error if isinstance(error, OSError) else OSError(str(error)))
 
     stream = session.new_stream(take)
     request: arguments.Fetch = {"workdir": workdir, "pattern": pattern, "stream": stream, "links": how.links}
     if how.of is not None:
         request["of"] = how.of
     try:
-        answer = session.call(Command.FETCH, request, timeout=_FETCH_SECONDS)
+        answer = _fetched(session, request, how.cancelled)
+    except CancelledError as error:
+        failed.append(error)  # what still comes is thrown away
+        raise
     except NodeError:
         if failed:
             raise failed[0] from None
@@ -305,6 +323,18 @@ def _fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: F
     if told != spool.tell():
         raise AgentError(session.node, f"it sent {spool.tell()} bytes and tells of {told}")
     return files
+
+
+def _fetched(session: Session, request: arguments.Fetch, cancelled: threading.Event) -> answers.Fetched:
+    """Wait for the end of a FETCH, or of the run."""
+    answer = session.call_async(Command.FETCH, request)
+    until = time.monotonic() + _FETCH_SECONDS
+    while time.monotonic() < until:
+        with contextlib.suppress(FutureTimeoutError):
+            return answer.result(_LOOK_SECONDS)
+        if cancelled.is_set():
+            raise CancelledError("cancelled while files were fetched")
+    raise AgentError(session.node, f"no answer to `{Command.FETCH.value}` within {_FETCH_SECONDS:g}s")
 
 
 def _refuse_unasked(node: str, pattern: str, name: str) -> None:

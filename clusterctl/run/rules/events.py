@@ -28,7 +28,7 @@ class Phase:
     """How far a step of the start is.
 
     Attributes:
-        name: connect, health, sync, prepare, start.
+        name: connect, health, sync, resume, prepare, start.
         done: Nodes (for `start`: workers) that are through.
         total: How many there are.
         waiting: `[node, what it waits for]`, slowest first.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,11 +53,14 @@ class Node:
         self._take = take
         return 0
 
-    def call(self, *_: Any, **__: Any) -> dict[str, Any]:
+    def call_async(self, *_: Any) -> Future[dict[str, Any]]:
+        answer: Future[dict[str, Any]] = Future()
         self._take(SimpleNamespace(offset=self._offset, payload=b"x" * self._sends))
         if self.closed:
-            raise ConnectError(self.node, "the session was closed")
-        return {"files": [list(file) for file in self._files]}
+            answer.set_exception(ConnectError(self.node, "the session was closed"))
+        else:
+            answer.set_result({"files": [list(file) for file in self._files]})
+        return answer
 
 
 @pytest.mark.parametrize(

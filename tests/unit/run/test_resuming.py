@@ -7,54 +7,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.config.spec import CheckpointSpec
-from clusterctl.run.nodes.checkpoints import (
-    Seen,
-    Version,
-    newest_of,
-    newest_somewhere,
-    of_this_run,
-    sentence,
-    sentence_of_lacking,
-)
+from clusterctl.run.nodes.checkpoints import Seen, newest_of, of_this_run, sentence
+from clusterctl.run.rules.checkpoint_files import Copied, Version
 
 OLD, NEW, NEWER = (1.0, 10), (5.0, 10), (6.0, 10)
 
 
 @pytest.mark.parametrize(
-    ("seen", "chosen"),
+    ("seen", "copies", "newest"),
     [
-        pytest.param({"a": {"1": (1.0, 9), "2": (2.0, 9)}, "b": {"1": (9.0, 9), "2": (3.0, 9)}}, "2", id="newest on node 0"),
-        pytest.param({"a": {"1": (1.0, 9), "2": (2.0, 9)}, "b": {"1": (9.0, 9)}}, "1", id="what every node sees"),
-        pytest.param({"a": {"1": (1.0, 9), "2": (1.0, 9)}}, "2", id="by name where times are equal"),
-        pytest.param({"a": {"1": (1.0, 9)}, "b": {}}, None, id="nothing in common"),
+        pytest.param({"a": {"1": (1.0, 9), "2": (2.0, 9)}, "b": {"3": (9.0, 9)}}, [], "2", id="of the first node"),
+        pytest.param({"a": {}, "b": {"1": (1.0, 9), "2": (2.0, 9)}}, [], "2", id="of the first node that has any"),
+        pytest.param({"a": {"1": (1.0, 9), "2": (1.0, 9)}}, [], "2", id="by name where times are equal"),
+        pytest.param({"a": {}, "b": {}}, [], None, id="no node has any"),
+        pytest.param(
+            {"a": {"1": (5.0, 9)}, "b": {"1": (1.0, 9), "2": (2.0, 9)}},
+            [Copied("a", "1", (5.0, 9), (1.0, 9))],
+            "2",
+            id="of the node that writes them, not of one that has a copy of an older one",
+        ),
+        pytest.param(
+            {"a": {"1": (5.0, 9)}, "b": {}}, [Copied("a", "1", (5.0, 9), (1.0, 9))], "1", id="a copy where nothing else is"
+        ),
     ],
 )  # fmt: skip
-def test_the_checkpoint_to_go_on_from(seen: Seen, chosen: str | None) -> None:
-    found = newest_of("a", seen)
+def test_the_newest_checkpoint(seen: Seen, copies: list[Copied], newest: str | None) -> None:
+    found = newest_of(list(seen), seen, copies)
 
-    assert (found.path if found is not None else None) == chosen
-
-
-@pytest.mark.parametrize("nodes", ["n1 n2 n4", "n4 n1 n2"])
-def test_a_checkpoint_that_one_node_lacks_is_told_with_the_nodes_and_what_to_do(nodes: str) -> None:
-    seen: Seen = {node: {} if node == "n4" else {"ckpt/step-60": NEW} for node in nodes.split()}
-    newest = newest_somewhere(nodes.split(), seen)
-    assert newest is not None
-
-    assert newest_of(nodes[:2], seen) is None
-    assert sentence(1, CheckpointSpec(pattern="ckpt/step-*"), None, newest) == (
-        "attempt 1 begins anew: no checkpoint of this run is whole on all its nodes"
-    )
-    assert sentence_of_lacking(newest, seen, shared=False) == (
-        "checkpoint `ckpt/step-60` is whole on n[1-2], not on n4: "
-        "write to a folder that all nodes share (`job.checkpoint.shared`)"
-    )
+    assert next((one.path for one in found), None) == newest
 
 
-def test_where_no_node_has_a_checkpoint_none_matches() -> None:
-    assert newest_somewhere(["a", "b"], {"a": {}, "b": {}}) is None
+def test_where_no_node_has_a_checkpoint_the_start_from_scratch_is_told() -> None:
     assert sentence(1, CheckpointSpec(pattern="ckpt/step-*"), None) == (
-        "attempt 1 begins anew: no checkpoint of this run matches `ckpt/step-*`"
+        "attempt 1 starts from scratch: no checkpoint of this run matches `ckpt/step-*`"
     )
 
 

@@ -124,15 +124,26 @@ class CheckpointFound(TypedDict):
     size: int
 
 
+class CheckpointFile(TypedDict):
+    """A file of a checkpoint, named from the folder that holds the checkpoint; `sha256` is empty if not asked for."""
+
+    name: str
+    mtime: float
+    size: int
+    sha256: str
+
+
 class Checkpoints(TypedDict, total=False):
     """Checkpoints that are complete, the newest first; where that was asked for time and size of every file.
 
-    With these also whether other machines may see the files, by the kind of the file system (`network`).
+    With these also whether other machines may see the files, by the kind of the file system (`network`). `files` are
+    those of the one checkpoint that was asked for.
     """
 
     found: list[CheckpointFound]
     versions: list[tuple[float, int]]
     network: bool
+    files: list[CheckpointFile]
 
 
 class Code(TypedDict, total=False):

@@ -109,11 +109,16 @@ class Fetch(TypedDict):
 
 
 class Checkpoints(TypedDict):
-    """Name the complete checkpoints that match; `versions`: with time and size of every file."""
+    """Name the complete checkpoints that match; `versions`: with time and size of every file.
+
+    With `files` only that checkpoint is looked at, complete or not, and its files are named; `hashes`: with SHA-256.
+    """
 
     workdir: str
     pattern: str | None
     versions: NotRequired[bool]
+    files: NotRequired[str]
+    hashes: NotRequired[bool]
 
 
 class Code(TypedDict):

@@ -234,6 +234,11 @@ class _Sync:
         folder, pattern = _folder(asked), str(asked["pattern"])
 
         def look(_out: Out) -> answers.Checkpoints:
+            if "files" in asked:
+                files = checkpoints.list_checkpoint_files(
+                    folder, str(asked["files"]), with_hashes=bool(asked.get("hashes"))
+                )
+                return {"found": [], "files": files}
             answer: answers.Checkpoints = {"found": checkpoints.list_complete_checkpoints(folder, pattern)}
             if asked.get("versions"):
                 answer["versions"] = checkpoints.list_file_versions(folder, pattern)

@@ -18,7 +18,7 @@ from clusterctl.run.nodes.transfer import answered, send_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol.types import answers, arguments
     from clusterctl.session.session import Session
 
 _CHUNK = 1 << 20
@@ -149,22 +149,41 @@ def send(session: Session, place: Place, load: Load, told: Callable[[int], None]
         RefusedError: The node must not put them there, or they have changed meanwhile.
         NodeError: It could not, or was lost.
     """
+    need, answer = send_entries(session, place, load.listing, lambda need: _contents(load, need, told))
+    where = "/".join([answer["folder"].rstrip("/"), *filter(None, [answer["name"]])])
+    return Sent(len(need), sum(load.entries[number][1] for number in need), where)
+
+
+def send_entries(
+    session: Session, place: Place, entries: bytes, contents: Callable[[list[int]], Iterator[bytes]]
+) -> tuple[list[int], answers.Lacking]:
+    """Copy what a listing names to a node; return the numbers of the files that were sent, and its answer.
+
+    Args:
+        session: With the node.
+        place: Where they go.
+        entries: The listing, as it travels.
+        contents: Gives the content of the files with these numbers, in their order.
+
+    Raises:
+        RefusedError: The node must not put them there.
+        NodeError: It could not, or was lost.
+    """
     stream = session.new_stream()
     request: arguments.Copy = {
         "folder": place.folder,
         "target": place.target,
         "inside": place.inside,
         "stream": stream,
-        "size": len(load.listing),
+        "size": len(entries),
     }
     compared = session.call_async(Command.COPY, request)
-    session.send_data(stream, 0, load.listing)
+    session.send_data(stream, 0, entries)
     answer = answered(session.node, compared)
     need = answer["need"]
     if need:
-        send_all(session, stream, _contents(load, need, told))
-    where = "/".join([answer["folder"].rstrip("/"), *filter(None, [answer["name"]])])
-    return Sent(len(need), sum(load.entries[number][1] for number in need), where)
+        send_all(session, stream, contents(need))
+    return need, answer
 
 
 def _contents(load: Load, need: Sequence[int], told: Callable[[int], None]) -> Iterator[bytes]:
