@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config import words
 from clusterctl.config.homes import REMEDY
-from clusterctl.config.kinds import Launcher, StallAction
+from clusterctl.config.kinds import Launcher, Resume, StallAction
 from clusterctl.config.sections.environment import check_names
 from clusterctl.config.sections.machines import suggestion
-from clusterctl.config.spec import Framework, TransportKind
+from clusterctl.config.spec import CheckpointSpec, Framework, Role, TransportKind
 from clusterctl.config.text.tree import label
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ def check(root: Node, machines: Sequence[Machine], sections: Mapping[str, Values
         _equal_workers(root, [machine.spec for machine in machines], context.report)
         _torch_alone(root, job.get("framework"), context.report)
     _restarts(root, sections.get("restart", {}), sections.get("stall", {}), context.report)
+    spares = [machine for machine in machines if machine.spec.role is Role.SPARE]
+    if spares and sections.get("restart", {}).get("max_restarts"):
+        _spares(root, spares, sections, context.report)
 
 
 def _torch_alone(root: Node, framework: Framework | None, report: Report) -> None:
@@ -112,6 +115,22 @@ def _restarts(root: Node, restart: Values, stall: Values, report: Report) -> Non
         if loss is None or not isinstance(loss.value, dict):
             hint = "set `on_controller_loss: {stop_after: 10m}`, so that a lost node is known to have stopped"
             report.warn(_at(root, "restart", "on"), "restart.on: `node_lost` has no effect", hint)
+
+
+def _spares(root: Node, spares: Sequence[Machine], sections: Mapping[str, Values], report: Report) -> None:
+    """Doubt spares that would not take over, or would without the checkpoints of the node that is lost."""
+    on = sections["restart"].get("on")
+    loss = root.child("on_controller_loss")
+    if on is None and (loss is None or not isinstance(loss.value, dict)):
+        text = "hosts: no spare takes the place of a lost node, which may still be at work"
+        hint = "set `on_controller_loss: {stop_after: 10m}`, so that a lost node is known to have stopped"
+        report.warn(spares[0].mark, text, hint)
+    checkpoint: CheckpointSpec = sections.get("job", {}).get("checkpoint") or CheckpointSpec()
+    copied = checkpoint.pattern is not None and not checkpoint.shared and checkpoint.resume is not Resume.NEVER
+    if copied and any(machine.spec.transport is not TransportKind.LOCAL for machine in spares):
+        text = "job.checkpoint: what only a lost node has is lost with it, and a spare cannot go on from it"
+        hint = "write to a folder that all nodes share, and set `job.checkpoint.shared: true`"
+        report.warn(_at(root, "job", "checkpoint"), text, hint)
 
 
 def check_keys(root: Node, machines: Sequence[Machine], context: Context) -> None:

@@ -132,6 +132,32 @@ def test_what_is_probably_not_meant_gives_a_warning(text: str, words: str, parse
     assert words in warning.text
 
 
+SPARE = "version: 1\nhosts: {a: 8, s: {role: spare}}\nrestart: {max_restarts: 1}\n"
+FENCED = "on_controller_loss: {stop_after: 10m}\n"
+NEVER_REPLACES = "hosts: no spare takes the place of a lost node, which may still be at work"
+LOSES = "job.checkpoint: what only a lost node has is lost with it, and a spare cannot go on from it"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(SPARE, [NEVER_REPLACES], id="a lost node is never known to have stopped"),
+        pytest.param(SPARE + FENCED, [], id="a lost node stops by itself"),
+        pytest.param(
+            SPARE + "job: {command: x, checkpoint: {pattern: c}}\n" + FENCED, [LOSES], id="disks of their own"
+        ),
+        pytest.param(SPARE + "job: {command: x, checkpoint: {pattern: c, shared: true}}\n" + FENCED, [], id="shared"),
+        pytest.param(SPARE + "job: {command: x, checkpoint: {pattern: c, resume: never}}\n" + FENCED, [], id="never"),
+        pytest.param(SPARE.replace("_restarts: 1", "_restarts: 0"), [], id="no restarts"),
+        pytest.param(SPARE.replace("s: 1}", "s: 1, on: [crash]}"), [], id="lost nodes end the run"),
+    ],
+)
+def test_spares_that_would_not_help_are_warned_of(
+    text: str, expected: list[str], parse_text: Callable[..., Loaded]
+) -> None:
+    assert [warning.text for warning in parse_text(text).warnings] == expected
+
+
 def test_a_private_key_that_is_not_there_is_named_once_where_it_is_said(parse_text: Callable[..., Loaded]) -> None:
     text = "version: 1\nhosts:\n  gpu[1-9]: 8\n  b: {identity_file: /nope/b}\ndefaults: {identity_file: /nope/id}\n"
 
