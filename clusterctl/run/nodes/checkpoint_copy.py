@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from clusterctl.agent.protocol import listing
 from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
-from clusterctl.formatting import size
+from clusterctl.formatting import format_size
 from clusterctl.run.nodes.fan_out import each, names, raise_first
 from clusterctl.run.nodes.files.copies import Place, send_entries
 from clusterctl.run.nodes.progress import CancelledError, Progress
@@ -64,7 +64,7 @@ class CheckpointCopy:
     @property
     def sentence(self) -> str:
         """What is copied, from where to where."""
-        return f"{self._path} copied from {names(self.sources)} to {names(self._needed)}, {size(self.size)}"
+        return f"{self._path} copied from {names(self.sources)} to {names(self._needed)}, {format_size(self.size)}"
 
     def run(self, spool: Path, post: Callable[[events.ControllerEvent], None], cancelled: threading.Event) -> None:
         """Copy it; each file is put in place at once and whole, once its hash is right.
@@ -91,7 +91,7 @@ class CheckpointCopy:
             raise self._explained(error) from error
         for node in self._needed:
             step.through(node)
-        step.end(size(self.size))
+        step.end(format_size(self.size))
 
     def _explained(self, error: ClusterctlError) -> ClusterctlError:
         text = f"`{self._path}` cannot be copied from {names(self.sources)} to {names(self._needed)}: {error}"
@@ -106,7 +106,9 @@ class CheckpointCopy:
         free = shutil.disk_usage(spool).free
         if total > free:
             hint = "make room there, or have the job write to a folder that all nodes share"
-            raise RefusedError(f"{size(total)} pass through {spool} on this machine, which has {size(free)}", hint=hint)
+            raise RefusedError(
+                f"{format_size(total)} pass through {spool} on this machine, which has {format_size(free)}", hint=hint
+            )
         try:
             with tempfile.TemporaryFile(dir=spool) as file:
                 counted = _Counter(f"from {source}", total, step)
@@ -182,7 +184,7 @@ class _Counter:
         """Count bytes."""
         with self._guard:
             self._done += count
-            self._step.tell(f"{self._way}: {size(self._done)} of {size(self._total)}")
+            self._step.tell(f"{self._way}: {format_size(self._done)} of {format_size(self._total)}")
 
 
 def _entries(file: BinaryIO, came: Sequence[tuple[str, int, int]]) -> dict[str, tuple[int, Entry]]:
