@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.why.case import Entry, Look
+    from clusterctl.why.evidence import CollectiveRecord, RankSnapshot
 
 _DEFAULT = "0"
 """Name of the default process group on every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Behind:
+class MissingRanks:
     """Ranks that have not begun what others of their group wait in.
 
     Attributes:
@@ -45,10 +45,10 @@ class Mismatch:
         return tuple(sorted(r for ranks in fewer for r in ranks)) if fewer and len(fewer[-1]) < len(most) else ()
 
 
-def behind(looks: Mapping[int, Look]) -> list[Behind]:
+def find_missing_by_group(looks: Mapping[int, RankSnapshot]) -> list[MissingRanks]:
     """Return, by process group, who has not begun what others wait in; groups of one rank say nothing."""
     begun = {rank: _begun(look) for rank, look in looks.items()}
-    found: list[Behind] = []
+    found: list[MissingRanks] = []
     for group in sorted({name for groups in begun.values() for name in groups}):
         members = {rank: groups[group] for rank, groups in begun.items() if group in groups}
         most = max(number for number, _ in members.values())
@@ -56,11 +56,11 @@ def behind(looks: Mapping[int, Look]) -> list[Behind]:
         waiting = tuple(rank for rank, (number, done) in sorted(members.items()) if number == most and not done)
         if late and waiting:
             op = _named(looks, waiting, group, most)
-            found.append(Behind(group=group, ranks=late, waiting=waiting, number=most, op=op))
+            found.append(MissingRanks(group=group, ranks=late, waiting=waiting, number=most, op=op))
     return found
 
 
-def _begun(look: Look) -> dict[str, tuple[int, bool]]:
+def _begun(look: RankSnapshot) -> dict[str, tuple[int, bool]]:
     """Return the newest number that a rank has begun in each group, and whether it has ended.
 
     Without the recorder only the default group is known by a name that all ranks share.
@@ -75,15 +75,15 @@ def _begun(look: Look) -> dict[str, tuple[int, bool]]:
     return found
 
 
-def late(looks: Mapping[int, Look]) -> set[int]:
+def find_late_ranks(looks: Mapping[int, RankSnapshot]) -> set[int]:
     """Return the ranks that have not begun what others wait in, and that wait in nothing."""
-    found = behind(looks)
+    found = find_missing_by_group(looks)
     return {rank for one in found for rank in one.ranks} - {rank for one in found for rank in one.waiting}
 
 
-def mismatches(looks: Mapping[int, Look]) -> list[Mismatch]:
+def find_mismatches(looks: Mapping[int, RankSnapshot]) -> list[Mismatch]:
     """Return where ranks of one group have begun different collectives under the same number."""
-    by_place: dict[tuple[str, int], dict[int, Entry]] = {}
+    by_place: dict[tuple[str, int], dict[int, CollectiveRecord]] = {}
     for rank, look in looks.items():
         for entry in look.entries or ():
             if not entry.p2p:
@@ -99,35 +99,35 @@ def mismatches(looks: Mapping[int, Look]) -> list[Mismatch]:
     return found
 
 
-def in_step(looks: Mapping[int, Look]) -> bool:
+def is_in_step(looks: Mapping[int, RankSnapshot]) -> bool:
     """Return whether all ranks have begun the same, and none has ended it."""
     told = [_begun(look) for look in looks.values()]
     common = set.intersection(*(set(groups) for groups in told)) if told else set()
     return any(len({groups[name] for groups in told}) == 1 and not told[0][name][1] for name in common)
 
 
-def op_of(look: Look) -> str | None:
+def current_operation(look: RankSnapshot) -> str | None:
     """Return what a rank has begun last and not ended."""
     return next((entry.op for entry in reversed(look.entries or ()) if not entry.done), None)
 
 
-def in_message(look: Look) -> bool:
+def is_in_message(look: RankSnapshot) -> bool:
     """Return whether what a rank has begun last and not ended is a message to, or from, one other rank."""
     return next((entry.p2p for entry in reversed(look.entries or ()) if not entry.done), False)
 
 
-def in_default(look: Look) -> bool:
+def is_in_default_group(look: RankSnapshot) -> bool:
     """Return whether a rank has begun something in the group of all ranks that has not ended."""
     begun = _begun(look).get(_DEFAULT)
     return begun is not None and not begun[1]
 
 
-def counted(looks: Mapping[int, Look]) -> bool:
+def has_counts(looks: Mapping[int, RankSnapshot]) -> bool:
     """Return whether ranks count what they begin."""
     return any(look.entries or look.seq for look in looks.values())
 
 
-def _named(looks: Mapping[int, Look], ranks: Sequence[int], group: str, number: int) -> str | None:
+def _named(looks: Mapping[int, RankSnapshot], ranks: Sequence[int], group: str, number: int) -> str | None:
     names = (
         entry.op
         for rank in ranks
@@ -137,7 +137,7 @@ def _named(looks: Mapping[int, Look], ranks: Sequence[int], group: str, number: 
     return next(names, None)
 
 
-def _kinds(entries: Mapping[int, Entry]) -> dict[str, tuple[int, ...]]:
+def _kinds(entries: Mapping[int, CollectiveRecord]) -> dict[str, tuple[int, ...]]:
     """Return who has begun what: the operation, and sizes and types where the operation is the same."""
     ops = {entry.op for entry in entries.values()}
     found: dict[str, list[int]] = {}

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.formatting import signal_name
-from clusterctl.why import forms
-from clusterctl.why.forms import class_of_words
+from clusterctl.why import headline_patterns
+from clusterctl.why.headline_patterns import class_of_words
 from clusterctl.why.verdict import Class, Confidence
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Headline:
         return self.confidence is Confidence.CERTAIN
 
 
-def read(output: str, *, exit_code: int | None = None, signal: int | None = None) -> Headline:
+def find_headline(output: str, *, exit_code: int | None = None, signal: int | None = None) -> Headline:
     """Return what the end of an output says; of a rank that asked for input, what it asked.
 
     Args:
@@ -70,9 +70,12 @@ def read(output: str, *, exit_code: int | None = None, signal: int | None = None
         signal: The number of the signal that ended it.
     """
     found = _read(output, exit_code, signal)
-    if signal is not None or not forms.ASKED.search(found.text):
+    if signal is not None or not headline_patterns.ASKED.search(found.text):
         return found
-    prompts = [match["prompt"].strip() for match in forms.PROMPT.finditer(forms.SEQUENCE.sub("", output))]
+    prompts = [
+        match["prompt"].strip()
+        for match in headline_patterns.PROMPT.finditer(headline_patterns.SEQUENCE.sub("", output))
+    ]
     prompt = prompts[-1][-_LONGEST_PROMPT:] if prompts and prompts[-1] not in found.text else ""
     text = f"{found.text} (a rank has no stdin{f', and asked `{prompt}`' if prompt else ''})"
     sure = Confidence.CERTAIN if "Abort" not in found.text else found.confidence
@@ -108,9 +111,9 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
     )
 
 
-def missing_command(text: str) -> str | None:
+def parse_missing_command(text: str) -> str | None:
     """Return the program that was not found, from a headline of the class `COMMAND_NOT_FOUND`."""
-    match = forms.MISSING_COMMAND.search(text)
+    match = headline_patterns.MISSING_COMMAND.search(text)
     return next((name for name in match.groups() if name), None) if match is not None else None
 
 
@@ -127,12 +130,12 @@ class _Line:
 
 
 def _lines(output: str) -> list[_Line]:
-    raws = [raw.rstrip() for raw in re.split(r"\r?\n|\r", forms.SEQUENCE.sub("", output))][-_MOST_LINES:]
+    raws = [raw.rstrip() for raw in re.split(r"\r?\n|\r", headline_patterns.SEQUENCE.sub("", output))][-_MOST_LINES:]
     sources = sorted({s for s in map(_source_of, raws, [*raws[1:], ""]) if s}, key=len, reverse=True)
     lines = []
     for raw in raws:
         source = next((s for s in sources if raw.startswith(s) or raw == s.rstrip()), "")
-        if not source and (match := forms.OF_A_PROCESS.match(raw)):
+        if not source and (match := headline_patterns.OF_A_PROCESS.match(raw)):
             source = match.group()
         lines.append(_Line(source.rstrip(), raw[len(source) :] if source else raw, raw))
     return lines
@@ -140,7 +143,7 @@ def _lines(output: str) -> list[_Line]:
 
 def _source_of(raw: str, following: str) -> str:
     """Return what stands before the head of a traceback, where the next line has it as well; else ""."""
-    match = forms.HEADER.match(raw)
+    match = headline_patterns.HEADER.match(raw)
     before = match["before"] if match is not None and match["kind"] is None else ""
     return before if before.strip() and following.startswith(before) and any(map(str.isalnum, before)) else ""
 
@@ -234,9 +237,9 @@ class _Tracebacks:
     def _one(self, at: int, raised: list[_Raised]) -> int:
         """Take in the traceback that begins at a line, if one does; return where to go on."""
         text = self._text(at)
-        header = forms.HEADER.match(text)
-        if header is None and not forms.FRAME.match(text):
-            if not forms.NAMED.match(text) or forms.NOISE.match(text):
+        header = headline_patterns.HEADER.match(text)
+        if header is None and not headline_patterns.FRAME.match(text):
+            if not headline_patterns.NAMED.match(text) or headline_patterns.NOISE.match(text):
                 return at + 1
             return self._exception(at, at, raised, has_header=False)
         if header is not None and header["kind"] == "Exception Group ":
@@ -250,15 +253,15 @@ class _Tracebacks:
         """Return the line of the exception behind frames; lines of others may stand between them."""
         for at in range(start + 1, len(self._own)):
             text = self._text(at)
-            if not text or _is_indented(text) or _is_border(text) or forms.HEADER.match(text):
+            if not text or _is_indented(text) or _is_border(text) or headline_patterns.HEADER.match(text):
                 continue
-            if text.startswith(" ") or (forms.BOX.match(text) and text[0] in "│┃|"):
+            if text.startswith(" ") or (headline_patterns.BOX.match(text) and text[0] in "│┃|"):
                 continue
-            if forms.HEADER.match(self._text(start)) is None and not forms.NAMED.match(text):
+            if headline_patterns.HEADER.match(self._text(start)) is None and not headline_patterns.NAMED.match(text):
                 # Frames that stand in a text: a traceback without its head ends with an exception.
                 return None
             follows = next((self._text(i) for i in range(at + 1, min(at + 4, len(self._own))) if self._text(i)), "")
-            if forms.FRAME.match(follows) and not forms.NAMED.match(text):
+            if headline_patterns.FRAME.match(follows) and not headline_patterns.NAMED.match(text):
                 continue
             return at
         return None
@@ -268,11 +271,11 @@ class _Tracebacks:
         block = [self._text(at)]
         for i in range(at + 1, min(at + _LONGEST_BLOCK, len(self._own))):
             text = self._text(i)
-            if not text and len(block) == 1 and forms.ANNOUNCES.search(block[0]):
+            if not text and len(block) == 1 and headline_patterns.ANNOUNCES.search(block[0]):
                 continue
             # The text of an exception may hold the name of another: `ncclSystemError: ...`.
-            is_another = forms.NAMED.match(text) and not has_header
-            if not text or is_another or forms.HEADER.match(text) or forms.FRAME.match(text):
+            is_another = headline_patterns.NAMED.match(text) and not has_header
+            if not text or is_another or headline_patterns.HEADER.match(text) or headline_patterns.FRAME.match(text):
                 break
             block.append(text)
         before = self._before(start)
@@ -284,8 +287,8 @@ class _Tracebacks:
                 at=numbers[-1],
                 words="\n".join(block),
                 link=self._link(before, start),
-                is_ignored=any(map(forms.IGNORED.match, before[:2])),
-                is_aside=any(map(forms.ASIDE.match, before[:1])),
+                is_ignored=any(map(headline_patterns.IGNORED.match, before[:2])),
+                is_aside=any(map(headline_patterns.ASIDE.match, before[:1])),
                 has_header=has_header,
             )
         )
@@ -294,7 +297,7 @@ class _Tracebacks:
         while (
             has_header
             and after < at + len(block)
-            and (_is_indented(block[after - at]) or forms.NAMED.match(block[after - at]))
+            and (_is_indented(block[after - at]) or headline_patterns.NAMED.match(block[after - at]))
         ):
             self._taken.add(self._own[after][0])
             after += 1
@@ -306,37 +309,37 @@ class _Tracebacks:
 
     def _link(self, before: Sequence[str], start: int) -> str:
         """Return how an exception goes with the one before it; "" where it does not."""
-        header = forms.HEADER.match(self._text(start))
+        header = headline_patterns.HEADER.match(self._text(start))
         if header is not None and header["kind"] == "Original ":
             return "wrapped"
-        if before and forms.WRAPS.match(before[0].strip()):
+        if before and headline_patterns.WRAPS.match(before[0].strip()):
             return "wrapped"
-        if forms.CAUSED in before[:1]:
+        if headline_patterns.CAUSED in before[:1]:
             return "caused"
-        return "during" if forms.DURING in before[:1] else ""
+        return "during" if headline_patterns.DURING in before[:1] else ""
 
     def _group(self, start: int, raised: list[_Raised]) -> int:
         """Take in a group of exceptions: its first member tells."""
         at = start + 1
         while at < len(self._own) and re.match(r"\s+[|+]", self._text(at)):
             at += 1
-            if forms.GROUP_END.match(self._text(at - 1)):
+            if headline_patterns.GROUP_END.match(self._text(at - 1)):
                 break
         inner = []
         for i in range(start, at):
             text = self._text(i)
             number = self._own[i][0]
-            header = "Traceback (most recent call last):" if forms.MEMBER.match(text) else None
+            header = "Traceback (most recent call last):" if headline_patterns.MEMBER.match(text) else None
             bare = text
-            while header is None and forms.MARGIN.match(bare) and not _is_frame_text(bare):
-                bare = forms.MARGIN.sub("", bare, count=1)
+            while header is None and headline_patterns.MARGIN.match(bare) and not _is_frame_text(bare):
+                bare = headline_patterns.MARGIN.sub("", bare, count=1)
             inner.append((number, header or bare.replace("Exception Group Traceback", "Traceback")))
         members: list[_Raised] = []
         parser = _Tracebacks(self._lines, inner, self._taken)
         i = 0
         while i < len(inner):
             i = parser._one(i, members)
-        told = next((m for m in members if not forms.GROUP.search(m.text)), members[0] if members else None)
+        told = next((m for m in members if not headline_patterns.GROUP.search(m.text)), members[0] if members else None)
         self._taken.update(number for number, _ in inner)
         if told is not None:
             end = inner[-1][0]
@@ -348,7 +351,7 @@ class _Tracebacks:
         told = _root_of(chain)
         words = "\n".join(dict.fromkeys((told.words, last.words)))
         again = "" if told is last or _is_same(told, last) else f" (raised again as {last.text})"
-        weight = 1 if forms.CONSEQUENCE.match(told.text) and not class_of_words(told.text) else 3
+        weight = 1 if headline_patterns.CONSEQUENCE.match(told.text) and not class_of_words(told.text) else 3
         if found := _TABLE.search(words):
             by = f", {found['signal']}" if found["signal"] else ""
             told = replace(told, text=f"{found['who']}: exit code {found['code']}{by}")
@@ -370,16 +373,18 @@ class _Tracebacks:
 
 
 def _is_frame_text(text: str) -> bool:
-    return bool(re.match(r"\s*\|\s{2,}", text)) and not forms.MARGIN.sub("", text, count=1).lstrip(" ").startswith(
-        ("|", "+")
-    )
+    return bool(re.match(r"\s*\|\s{2,}", text)) and not headline_patterns.MARGIN.sub("", text, count=1).lstrip(
+        " "
+    ).startswith(("|", "+"))
 
 
 def _root_of(chain: Sequence[_Raised]) -> _Raised:
     """Return the exception of which the last one was made."""
     at = len(chain) - 1
     while at > 0:
-        if chain[at].link == "caused" or (chain[at].link == "during" and forms.CONSEQUENCE.match(chain[at].text)):
+        if chain[at].link == "caused" or (
+            chain[at].link == "during" and headline_patterns.CONSEQUENCE.match(chain[at].text)
+        ):
             at -= 1
         else:
             break
@@ -388,11 +393,11 @@ def _root_of(chain: Sequence[_Raised]) -> _Raised:
 
 def _is_same(one: _Raised, other: _Raised) -> bool:
     first, second = (_name_and_text(each.text)[1] for each in (one, other))
-    return not second or first in second or second in first or bool(forms.CONSEQUENCE.match(other.text))
+    return not second or first in second or second in first or bool(headline_patterns.CONSEQUENCE.match(other.text))
 
 
 def _name_and_text(text: str) -> tuple[str, str]:
-    match = forms.EXCEPTION.match(text)
+    match = headline_patterns.EXCEPTION.match(text)
     return (match["name"], (match["text"] or "").strip()) if match else ("", text)
 
 
@@ -400,7 +405,7 @@ def _headline_of(block: Sequence[str], *, joined: bool = False) -> str:
     """Return the first line of what was said, with the next where it announces it."""
     text = block[0].strip()
     for line in block[1:]:
-        if not (forms.ANNOUNCES.search(text) or (joined and len(text) > 60)):
+        if not (headline_patterns.ANNOUNCES.search(text) or (joined and len(text) > 60)):
             break
         if not _is_border(line):
             text = f"{text} {line.strip()}"
@@ -419,7 +424,7 @@ def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | N
         return None
     following = [line.text for line in lines[at + 1 : at + _LONGEST_BLOCK] if line.source == lines[at].source]
     block = [text, *_until_blank(following)]
-    if match := forms.FATAL.match(text):
+    if match := headline_patterns.FATAL.match(text):
         if match["throw"] and any("what():" in line for line in following[:4]):
             return None
         if match["what"]:
@@ -432,15 +437,15 @@ def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | N
         return _Cause(
             text=_headline_of([text, *block[1:]]), start=at, at=at, weight=3, words="\n".join([text, *block[1:]])
         )
-    if forms.DIED.match(text):
+    if headline_patterns.DIED.match(text):
         return _Cause(text=text, start=at, at=at, weight=1, words=text)
-    if forms.NOISE.match(text) and not forms.LOGGED.match(text):
+    if headline_patterns.NOISE.match(text) and not headline_patterns.LOGGED.match(text):
         return None
-    if forms.SHELL.match(text):
+    if headline_patterns.SHELL.match(text):
         return _Cause(text=text, start=at, at=at, weight=3, words=text, is_raised=True)
-    if forms.SAID.match(text):
+    if headline_patterns.SAID.match(text):
         return _Cause(text=_headline_of(block), start=at, at=at, weight=3, words="\n".join(block))
-    if match := forms.LOGGED.match(text):
+    if match := headline_patterns.LOGGED.match(text):
         text = next(found for found in (*match.groups(), text) if found)
         text = re.sub(r" {2,}\S+\.py:\d+$", "", text)
         return _Cause(
@@ -451,21 +456,21 @@ def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | N
 
 def _spoken_of(lines: Sequence[_Line], at: int, block: Sequence[str]) -> _Cause | None:
     """Return a line near the end that speaks of an error, in whatever form."""
-    if at < len(lines) - _MOST_NEAR or _is_indented(lines[at].text) or forms.C_FRAME.match(block[0]):
+    if at < len(lines) - _MOST_NEAR or _is_indented(lines[at].text) or headline_patterns.C_FRAME.match(block[0]):
         return None
-    if forms.SPOKEN.match(block[0]) or class_of_words(block[0]):
+    if headline_patterns.SPOKEN.match(block[0]) or class_of_words(block[0]):
         return _Cause(text=_headline_of(block), start=at, at=at, weight=2, words=block[0])
     return None
 
 
 def _of_box(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | None:
     """Return what stands in a box whose title says that it is an error."""
-    match = forms.BOX_TOP.match(lines[at].text)
+    match = headline_patterns.BOX_TOP.match(lines[at].text)
     if match is None or "error" not in match["title"].lower():
         return None
     content = []
     for i in range(at + 1, min(at + _LONGEST_BLOCK, len(lines))):
-        inside = forms.BOX.match(lines[i].text)
+        inside = headline_patterns.BOX.match(lines[i].text)
         if inside is None or _is_border(inside["text"]):
             break
         taken.add(i)
@@ -477,7 +482,7 @@ def _of_box(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | None:
 def _until_blank(texts: Sequence[str]) -> list[str]:
     block = []
     for text in texts:
-        if not text.strip() or forms.HEADER.match(text) or forms.C_FRAME.match(text):
+        if not text.strip() or headline_patterns.HEADER.match(text) or headline_patterns.C_FRAME.match(text):
             break
         block.append(text)
     return block
@@ -523,13 +528,24 @@ def _behind(causes: Sequence[_Cause], lines: Sequence[_Line]) -> list[int]:
 
 def _is_step(text: str) -> bool:
     """Return whether a program tells of a step; a bar is drawn once more at the end."""
-    return bool(forms.PROGRESS.match(text)) and not forms.NOISE.match(text)
+    return bool(headline_patterns.PROGRESS.match(text)) and not headline_patterns.NOISE.match(text)
 
 
 def _is_speech(text: str) -> bool:
     """Return whether a line is neither empty nor frame, border, warning or advice."""
-    beside = (forms.C_FRAME, forms.NOISE, forms.ADVICE, forms.DIED, forms.IGNORED)
-    is_empty = not text.strip() or _is_border(text) or _is_indented(text) or text in (forms.CAUSED, forms.DURING)
+    beside = (
+        headline_patterns.C_FRAME,
+        headline_patterns.NOISE,
+        headline_patterns.ADVICE,
+        headline_patterns.DIED,
+        headline_patterns.IGNORED,
+    )
+    is_empty = (
+        not text.strip()
+        or _is_border(text)
+        or _is_indented(text)
+        or text in (headline_patterns.CAUSED, headline_patterns.DURING)
+    )
     return not is_empty and not any(pattern.match(text) for pattern in beside)
 
 
@@ -545,7 +561,7 @@ def _class_of(found: _Cause, exit_code: int | None, name: str | None) -> Class:
     if cls is None and exit_code == 2 and re.match(r"\S+: error: ", found.text):
         return Class.WRONG_ARGUMENT
     if name is None:
-        return cls or (Class.SIGNAL if forms.ABORTS.search(found.text) else Class.EXCEPTION)
+        return cls or (Class.SIGNAL if headline_patterns.ABORTS.search(found.text) else Class.EXCEPTION)
     if name in SENT_FROM_OUTSIDE:
         return cls or (Class.EXCEPTION if found.is_raised else Class.KILLED)
     if name == "SIGABRT":
@@ -585,14 +601,23 @@ def _last_words(lines: Sequence[_Line]) -> str:
         return _shortened(next((line.text.strip() for line in reversed(lines) if not _is_border(line.text)), ""))
     start = at
     while start > 0 and lines[start - 1].text.strip() and not _is_border(lines[start - 1].text):
-        if forms.PROGRESS.match(lines[start - 1].text) or forms.NOISE.match(lines[start - 1].text):
+        if headline_patterns.PROGRESS.match(lines[start - 1].text) or headline_patterns.NOISE.match(
+            lines[start - 1].text
+        ):
             break
         start -= 1
     block = [line.text for line in lines[start : at + _LONGEST_BLOCK]]
     flat = [i for i in range(at - start + 1) if not _is_indented(block[i])] or [at - start]
-    complaint = next((i for i in flat if forms.COMPLAINT.search(block[i]) and not forms.ADVICE.match(block[i])), None)
+    complaint = next(
+        (
+            i
+            for i in flat
+            if headline_patterns.COMPLAINT.search(block[i]) and not headline_patterns.ADVICE.match(block[i])
+        ),
+        None,
+    )
     chosen = flat[-1] if complaint is None else complaint
-    if complaint is None and forms.PROGRESS.match(block[chosen]):
+    if complaint is None and headline_patterns.PROGRESS.match(block[chosen]):
         # What is set in behind a step says more than the step.
         chosen = next((i for i in range(len(block) - 1, chosen, -1) if not _is_border(block[i])), chosen)
     return _shortened(_headline_of(_until_blank(block[chosen:]) or [block[chosen]]))

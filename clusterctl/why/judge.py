@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.hosts import fold
 from clusterctl.formatting import fold_ranks
-from clusterctl.why import crash, hang, left
+from clusterctl.why import crash, early_exits, hang, slowness
 from clusterctl.why.headline import SENT_FROM_OUTSIDE
-from clusterctl.why.slow import held, pace, start
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.why.case import Case, Other, Rank, Reason
+    from clusterctl.why.evidence import Evidence, Rank, RunError, StartRefusal
 
-_MOST_NAMED = 8
+_MAX_NAMED_REASONS = 8
 _KINDS = {
     "node_lost": (Kind.CRASH, Class.NODE_LOST, "clusterctl health --node {node}"),
     "port_taken": (Kind.CRASH, Class.PORT_TAKEN, "clusterctl exec --node {node} -- ss -ltnp"),
@@ -30,39 +29,45 @@ _KINDS = {
 }
 
 
-def judge(case: Case) -> Verdict:
+def judge_run(case: Evidence) -> Verdict:
     """Return what went wrong with a run, and who."""
-    verdict = _judged(case)
+    verdict = _find_verdict(case)
     # No rank of a run that has ended has stacks.
     steps = tuple(step for step in verdict.next if not (case.over and step.startswith("clusterctl stacks")))
     return replace(verdict, next=steps, bundle=case.seen_at or case.folder)
 
 
-def _judged(case: Case) -> Verdict:
-    crashed = None if case.reason == "stalled" else crash.judge(case)
+def _find_verdict(case: Evidence) -> Verdict:
+    crashed = None if case.reason == "stalled" else crash.judge_crash(case)
     if crashed is not None and crashed.cls is Class.PEER_LOST and case.seen_at is not None:
         # A stall that ended by the time limits of the process groups: where ranks were before that tells more.
-        return hang.judge(case) or crashed
+        return hang.judge_hang(case) or crashed
     if crashed is not None and crashed.cls in (Class.SIGNAL, Class.KILLED) and case.seen_at is not None:
         return _killed_in_standstill(case) or crashed
     if crashed is not None:
         return crashed
     if case.other is not None and case.other.reasons:
-        return _refused(case.other, case.other.reasons)
-    missed = left.judge(case)
+        return _describe_refusals(case.other, case.other.reasons)
+    missed = early_exits.judge_early_exits(case)
     if missed is not None:
         return missed
     if case.other is not None and case.other.kind in _KINDS and case.other.kind != "cancelled":
-        return _of_other(case, case.other)
+        return _judge_run_error(case, case.other)
     if case.stalled or case.reason == "stalled":
-        return hang.judge(case) or _blind(case)
+        return hang.judge_hang(case) or _judge_unobserved(case)
     if case.other is not None:
-        return _of_other(case, case.other)
-    missing = hang.missing_ranks(case)
-    return missing or start.judge(case) or held.judge(case) or pace.judge(case) or _nothing(case)
+        return _judge_run_error(case, case.other)
+    missing = hang.judge_missing_nodes(case)
+    return (
+        missing
+        or slowness.judge_slow_start(case)
+        or slowness.judge_blocking_ranks(case)
+        or slowness.judge_stragglers(case)
+        or _judge_healthy(case)
+    )
 
 
-def _killed_in_standstill(case: Case) -> Verdict | None:
+def _killed_in_standstill(case: Evidence) -> Verdict | None:
     """Ranks that somebody killed while nothing moved: what held them is told by what was seen before."""
     killed = {rank.rank for rank in case.ranks if rank.end is not None and rank.end.signal in SENT_FROM_OUTSIDE}
     own = {rank.rank for rank in case.ranks if rank.end is not None and rank.end.signal is not None}
@@ -75,7 +80,7 @@ def _killed_in_standstill(case: Case) -> Verdict | None:
             for rank in case.ranks
         ),
     )
-    told = hang.judge(before)
+    told = hang.judge_hang(before)
     if told is None or not told.culprits:
         return None
     sure = Confidence.LIKELY if told.confidence is Confidence.CERTAIN else told.confidence
@@ -86,7 +91,7 @@ def _numbers(ranks: set[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)}"
 
 
-def _of_other(case: Case, other: Other) -> Verdict:
+def _judge_run_error(case: Evidence, other: RunError) -> Verdict:
     """What ended the run where no exit of a worker did."""
     kind, cls, command = _KINDS.get(other.kind, (Kind.CRASH, Class.UNKNOWN, "clusterctl status {run}"))
     troubles = case.troubles.get(other.node or "", ())
@@ -106,7 +111,7 @@ def _of_other(case: Case, other: Other) -> Verdict:
     )
 
 
-def _refused(other: Other, reasons: Sequence[Reason]) -> Verdict:
+def _describe_refusals(other: RunError, reasons: Sequence[StartRefusal]) -> Verdict:
     """Tell for what a start was refused: each reason once, with the nodes that it is about."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for reason in reasons:
@@ -133,20 +138,20 @@ def _refused(other: Other, reasons: Sequence[Reason]) -> Verdict:
     )
 
 
-def _blind(case: Case) -> Verdict:
+def _judge_unobserved(case: Evidence) -> Verdict:
     alive = [rank for rank in case.ranks if rank.end is None]
     return Verdict(
         kind=Kind.HANG,
         cls=Class.NONE,
         confidence=Confidence.UNKNOWN,
         summary="nothing moves, and nobody could look at the ranks",
-        missing=tuple(f"rank {rank.rank}: {_unseen(rank)}" for rank in alive[:_MOST_NAMED]),
+        missing=tuple(f"rank {rank.rank}: {_why_unobserved(rank)}" for rank in alive[:_MAX_NAMED_REASONS]),
         next=(f"clusterctl stacks {case.run}",),
     )
 
 
-def _nothing(case: Case) -> Verdict:
-    spent = pace.words(case.paces)
+def _judge_healthy(case: Evidence) -> Verdict:
+    spent = slowness.describe_timings(case.paces)
     moving = (
         f"nothing is wrong: ranks make progress{f'; {spent}' if spent else ', or may still be at their first step'}"
     )
@@ -156,5 +161,5 @@ def _nothing(case: Case) -> Verdict:
     return Verdict(kind=Kind.NONE, cls=Class.NONE, confidence=known, summary=summary)
 
 
-def _unseen(rank: Rank) -> str:
+def _why_unobserved(rank: Rank) -> str:
     return rank.look.error if rank.look is not None and rank.look.error else "nobody looked at it"

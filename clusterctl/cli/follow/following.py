@@ -94,8 +94,8 @@ def _why(run: RunDir, state: RunState) -> list[str]:
     if state.phase.value != "failed" or state.error is not None:
         return []
     from clusterctl.run.record.kept import verdict
-    from clusterctl.why.text import brief
     from clusterctl.why.verdict import Kind
+    from clusterctl.why.verdict_text import brief_lines
 
     # Whatever goes wrong with it: the run has ended, and with this code.
     try:
@@ -104,7 +104,7 @@ def _why(run: RunDir, state: RunState) -> list[str]:
         return [f"why: it cannot be told: {type(error).__name__}: {error}"]
     if told.kind not in (Kind.CRASH, Kind.HANG, Kind.START):
         return []
-    return brief(told, run.run, steps=False, said="" if state.cause is None else state.cause.message)
+    return brief_lines(told, run.run, steps=False, said="" if state.cause is None else state.cause.message)
 
 
 def code_folders(run: RunDir, state: RunState) -> frozenset[str]:

@@ -48,8 +48,8 @@ class WaitedFor:
             return {}
         from clusterctl.cli.lookup.runs import held_in
         from clusterctl.run.rules.stalls import waits
-        from clusterctl.why.slow.apart import LONG_S
+        from clusterctl.why.slowness import LONG_WAIT_S
 
         counted = any(waits.numbers(rank) for rank in (sample.get("ranks") or {}).values())
-        still = counted and not waits.moves([sample], state.attempt, LONG_S)
+        still = counted and not waits.moves([sample], state.attempt, LONG_WAIT_S)
         return held_in(self._run, state) if still else {}

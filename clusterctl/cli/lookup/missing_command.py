@@ -11,7 +11,7 @@ from clusterctl.cli.lookup.remote import Remote
 from clusterctl.config.stored import load_stored
 from clusterctl.errors import ClusterctlError
 from clusterctl.render.waiting import Waiting
-from clusterctl.why.headline import missing_command
+from clusterctl.why.headline import parse_missing_command
 from clusterctl.why.verdict import Class
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _LIMIT_S = 10.0
 def with_login_path(run: RunDir, verdict: Verdict) -> Verdict:
     """Return a verdict with what a login shell finds; as it is where no command is missing, or nobody can look."""
     culprit = next((one for one in verdict.culprits if one.node is not None), None)
-    name = missing_command(culprit.evidence) if culprit is not None else None
+    name = parse_missing_command(culprit.evidence) if culprit is not None else None
     if verdict.cls is not Class.COMMAND_NOT_FOUND or culprit is None or culprit.node is None or name is None:
         return verdict
     with contextlib.suppress(ClusterctlError, OSError):

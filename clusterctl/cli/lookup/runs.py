@@ -43,18 +43,18 @@ def with_pace(run: RunDir, view: RunView, newest: Mapping[str, Activity]) -> Run
         newest: The newest samples of ranks, by node.
     """
     from clusterctl.run.rules.stalls import waits
-    from clusterctl.why.slow.apart import LONG_S, slow_among
+    from clusterctl.why.slowness import LONG_WAIT_S, find_stragglers
 
     state = view.state
     if state.phase is not RunPhase.RUNNING:
         return view
-    if not waits.moves(newest.values(), state.attempt, LONG_S) and (slow := held_in(run, state)):
+    if not waits.moves(newest.values(), state.attempt, LONG_WAIT_S) and (slow := held_in(run, state)):
         return replace(view, slow=slow)
     if not waits.counted(newest.values()):
         return view
     # One after the other: the ends of all of them together are tens of megabytes.
     ends = ((last, _end(run, node)) for node, last in newest.items())
-    among = slow_among(waits.waits_of(ends, state.attempt))
+    among = find_stragglers(waits.waits_of(ends, state.attempt))
     return replace(view, slow=_reasons(view, among, {n: _end(run, n) for n in newest})) if among else view
 
 
@@ -65,21 +65,21 @@ def _end(run: RunDir, node: str) -> bytes:
 def held_in(run: RunDir, state: RunState) -> dict[int, str]:
     """Return for whom all others have waited since long, and what it does."""
     from clusterctl.run.rules.stalls import counted
-    from clusterctl.why.slow import held
+    from clusterctl.why import slowness
 
     standing = counted.standing(samples.newest_lines(run, state, _RECENT_BYTES), state.attempt)
-    return {rank: standing[rank].does for rank in held.holding(standing, len(state.workers))}
+    return {rank: standing[rank].does for rank in slowness.find_blocking_ranks(standing, len(state.workers))}
 
 
 def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, bytes]) -> dict[int, str]:
     from clusterctl.run.rules.stalls import paces
-    from clusterctl.why.slow import pace
+    from clusterctl.why import slowness
 
     state = view.state
     known = paces.paces_of({node: end.split(b"\n")[:-1] for node, end in ends.items()}, state.attempt, most=_FEW)
     troubles = {node: tuple(t.message for (n, _, _), t in state.troubles.items() if n == node) for node in state.nodes}
     return {
-        rank: pace.reason(known, rank, troubles[state.workers[rank].node]) if {rank} < known.keys() else ""
+        rank: slowness.describe_reason(known, rank, troubles[state.workers[rank].node]) if {rank} < known.keys() else ""
         for rank in slow
     }
 

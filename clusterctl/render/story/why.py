@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, safe
-from clusterctl.why.text import lines
 from clusterctl.why.verdict import Confidence, Kind
+from clusterctl.why.verdict_text import verdict_lines
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
@@ -18,7 +18,7 @@ def render_why(verdict: Verdict, terminal: Terminal) -> list[str]:
     if verdict.kind is Kind.NONE:
         return [f"{terminal.style(terminal.glyphs.ok, GREEN)} {safe(verdict.summary)}"]
     colour = RED if verdict.confidence in (Confidence.CERTAIN, Confidence.LIKELY) else YELLOW
-    (_, first), *rest = lines(verdict)
+    (_, first), *rest = verdict_lines(verdict)
     head, _, summary = first.partition(": ")
     return [
         f"{terminal.style(safe(head), BOLD, colour)}: {safe(summary)}",

@@ -81,12 +81,12 @@ class StallGuard:
         """Say what the evidence of a stall tells, and keep it. In a thread; the state is that of the files."""
         from clusterctl.run.record.kept import verdict
         from clusterctl.run.record.reader import load_state
-        from clusterctl.why.text import brief
+        from clusterctl.why.verdict_text import brief_lines
 
         run = self._run
         told = verdict.of(run.folder, load_state(run.folder))
         verdict.keep(run.folder, told)
-        for number, line in enumerate(brief(told, run.folder.run)):
+        for number, line in enumerate(brief_lines(told, run.folder.run)):
             run.post(events.Note(text=line, level="info" if number else "warn"))
 
     def idle(self) -> float:

@@ -219,9 +219,9 @@ def _headline(exit_: Exit) -> headline.Headline:
     left = exit_.error or {}
     code, number = exit_.exit_code, exit_.signal
     if not left.get("message"):
-        return headline.read(exit_.tail, exit_code=code, signal=number)
-    traced = headline.read(str(left.get("traceback") or ""))
-    told = traced if traced.traceback else headline.read(str(left["message"]))
+        return headline.find_headline(exit_.tail, exit_code=code, signal=number)
+    traced = headline.find_headline(str(left.get("traceback") or ""))
+    told = traced if traced.traceback else headline.find_headline(str(left["message"]))
     if told.cls is Class.UNKNOWN:
         # `torch.distributed.elastic` writes down nothing but exceptions.
         return replace(told, cls=Class.EXCEPTION, confidence=Confidence.CERTAIN)
@@ -274,7 +274,7 @@ def _traceback(exit_: Exit, told: headline.Headline) -> str | None:
     """Return the traceback that a worker left, or printed."""
     if exit_.error and exit_.error.get("traceback"):
         return str(exit_.error["traceback"])
-    return headline.read(exit_.tail).traceback if exit_.error else told.traceback
+    return headline.find_headline(exit_.tail).traceback if exit_.error else told.traceback
 
 
 def _unprefixed(line: str) -> str:

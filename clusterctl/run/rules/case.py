@@ -9,18 +9,18 @@ from clusterctl.run.rules.blame import said_before_its_stop
 from clusterctl.run.rules.stalls import stacks
 from clusterctl.run.rules.state import NodePhase, WorkerPhase
 from clusterctl.run.rules.warnings import warnings
-from clusterctl.why.case import (
-    Call,
-    Case,
+from clusterctl.why.evidence import (
     Child,
+    CollectiveRecord,
     Connection,
-    End,
-    Entry,
-    Look,
+    Evidence,
     Node,
-    Other,
     Rank,
-    Reason,
+    RankExit,
+    RankSnapshot,
+    RunError,
+    StackFrame,
+    StartRefusal,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def case_of(
     stalled: bool = False,
     outputs: Mapping[int, str] | None = None,
     counted: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
-) -> Case:
+) -> Evidence:
     """Return what is known of the newest attempt of a run.
 
     Args:
@@ -57,7 +57,7 @@ def case_of(
     """
     counted, outputs = counted or {}, outputs or {}
     looks = {stack.rank: _look(stack, evidence[str(stack.rank)]) for stack in stacks.from_evidence(evidence)}
-    return Case(
+    return Evidence(
         run=state.run,
         over=state.over,
         reason=state.reason,
@@ -76,18 +76,20 @@ def case_of(
     )
 
 
-def _rank(worker: WorkerState, look: Look | None, output: str, counted: Mapping[str, tuple[int, int]] | None) -> Rank:
+def _rank(
+    worker: WorkerState, look: RankSnapshot | None, output: str, counted: Mapping[str, tuple[int, int]] | None
+) -> Rank:
     started = worker.phase not in (WorkerPhase.PENDING, WorkerPhase.STARTING)
     end = _end(worker, output) if worker.phase is WorkerPhase.EXITED else None
     return Rank(rank=worker.rank, node=worker.node, started=started, end=end, look=look, counted=counted)
 
 
-def _end(worker: WorkerState, output: str) -> End:
+def _end(worker: WorkerState, output: str) -> RankExit:
     verdict = worker.verdict
     cause = verdict.cause if verdict is not None else None
     if worker.stopped and output:
         cause = said_before_its_stop(worker.rank, worker.node, output)
-    return End(
+    return RankExit(
         exit_code=cause.exit_code if cause is not None else worker.exit_code,
         signal=cause.signal if cause is not None else None,
         earliest=verdict.earliest if verdict is not None else 0.0,
@@ -114,11 +116,11 @@ def _node(node: NodeState) -> Node:
     )
 
 
-def _other(state: RunState) -> Other | None:
+def _other(state: RunState) -> RunError | None:
     cause: Cause | None = state.no_exit
     if state.error is not None and not state.workers:
         error = state.error
-        return Other(
+        return RunError(
             kind="refused",
             message=str(error.get("message") or "the start was refused"),
             node=error.get("node"),
@@ -126,19 +128,21 @@ def _other(state: RunState) -> Other | None:
             reasons=tuple(_reasons(error)),
         )
     if cause is not None and cause.kind in _NOT_OF_A_WORKER:
-        return Other(kind=cause.kind, message=cause.message, node=cause.node)
+        return RunError(kind=cause.kind, message=cause.message, node=cause.node)
     if state.has_left_work and state.cause is not None:
         message = f"all ranks ended with 0 within seconds, and {state.cause.message}"
-        return Other(kind="left_work", message=message, node=state.cause.node, hint=LEFT_WORK_HINT)
-    return Other(kind="cancelled", message="a person ended it") if state.reason == "cancelled" else None
+        return RunError(kind="left_work", message=message, node=state.cause.node, hint=LEFT_WORK_HINT)
+    return RunError(kind="cancelled", message="a person ended it") if state.reason == "cancelled" else None
 
 
-def _reasons(error: Mapping[str, Any]) -> Iterator[Reason]:
+def _reasons(error: Mapping[str, Any]) -> Iterator[StartRefusal]:
     """Yield what an error that ended a start names (see `start_failure`)."""
     for entry in (*(error.get("findings") or ()), *(error.get("nodes") or ())):
         node = entry.get("node")
         message = str(entry.get("message") or "").removeprefix(f"{node}: ")
-        yield Reason(node=node, message=message, check=str(entry.get("check") or ""), hint=str(entry.get("hint") or ""))
+        yield StartRefusal(
+            node=node, message=message, check=str(entry.get("check") or ""), hint=str(entry.get("hint") or "")
+        )
 
 
 def _troubles(state: RunState) -> dict[str, tuple[str, ...]]:
@@ -148,11 +152,11 @@ def _troubles(state: RunState) -> dict[str, tuple[str, ...]]:
     return messages
 
 
-def _look(stack: stacks.RankStack, evidence: OfRank) -> Look:
+def _look(stack: stacks.RankStack, evidence: OfRank) -> RankSnapshot:
     inside = evidence.get("inside")
     seq = (inside.get("seq") or {}) if inside else {}
     frames = stack.frames
-    return Look(
+    return RankSnapshot(
         source=stack.source,
         state=stack.state,
         wchan=stack.wchan,
@@ -178,9 +182,9 @@ def _look(stack: stacks.RankStack, evidence: OfRank) -> Look:
 
 
 @lru_cache(maxsize=1024)
-def _calls(frames: tuple[stacks.Frame, ...]) -> tuple[Call, ...]:
+def _calls(frames: tuple[stacks.Frame, ...]) -> tuple[StackFrame, ...]:
     """Return a stack; thousands of ranks have the same."""
-    return tuple(Call(function=f.function, file=f.file, line=f.line) for f in frames)
+    return tuple(StackFrame(function=f.function, file=f.file, line=f.line) for f in frames)
 
 
 def _connections(evidence: OfRank) -> Iterator[Connection]:
@@ -197,7 +201,7 @@ def _connections(evidence: OfRank) -> Iterator[Connection]:
         )
 
 
-def _entries(evidence: OfRank, seq: Mapping[str, Any]) -> tuple[Entry, ...] | None:
+def _entries(evidence: OfRank, seq: Mapping[str, Any]) -> tuple[CollectiveRecord, ...] | None:
     """Return what the shim wrote of the recorder, where it is of this standstill and not of an earlier one.
 
     It is written after some seconds without a collective: a rank that was stopped sooner still has what it wrote in a
@@ -218,6 +222,6 @@ def _entries(evidence: OfRank, seq: Mapping[str, Any]) -> tuple[Entry, ...] | No
 
 
 @lru_cache(maxsize=4096)
-def _entry(group: str, number: int, op: str, sizes: str, dtypes: str, done: bool, p2p: bool) -> Entry:
+def _entry(group: str, number: int, op: str, sizes: str, dtypes: str, done: bool, p2p: bool) -> CollectiveRecord:
     """Return a collective; thousands of ranks are in the same."""
-    return Entry(group=group, number=number, op=op, sizes=sizes, dtypes=dtypes, done=done, p2p=p2p)
+    return CollectiveRecord(group=group, number=number, op=op, sizes=sizes, dtypes=dtypes, done=done, p2p=p2p)

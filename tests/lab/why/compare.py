@@ -24,7 +24,7 @@ from tests.lab.why.kinds import KINDS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.why.case import Case
+    from clusterctl.why.evidence import Evidence
     from clusterctl.why.verdict import Verdict
     from tests.lab.why.dumps import Dump
     from tests.lab.why.rivals import Said
@@ -90,7 +90,7 @@ def _ours(told: Verdict, wanted: frozenset[int], classes: Sequence[str]) -> Answ
     return Answer(ranks, right, f"{_named(ranks)} `{told.cls.value}`, {told.confidence.value}")
 
 
-def _theirs(case: Case, made: Mapping[int, Dump], wanted: frozenset[int]) -> tuple[Answer, ...]:
+def _theirs(case: Evidence, made: Mapping[int, Dump], wanted: frozenset[int]) -> tuple[Answer, ...]:
     if not made:
         return (Answer(frozenset(), right=False, text="no dump", judged=False),) * 3
     world = len(case.ranks)

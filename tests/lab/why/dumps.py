@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.why.case import Case, Entry
+    from clusterctl.why.evidence import CollectiveRecord, Evidence
 
 VERSION: Final = "2.10"
 DEFAULT: Final = "0"
 Dump = dict[str, Any]
 
 
-def of_case(case: Case) -> dict[int, Dump]:
+def of_case(case: Evidence) -> dict[int, Dump]:
     """Return the dump of each rank that has written its entries; others could not have dumped anything either.
 
     Evidence holds the newest entries alone, so all ranks begin with the first number that all of them still have.
@@ -34,7 +34,7 @@ def nameless(dumps: Mapping[int, Dump]) -> dict[int, Dump]:
     return {rank: {**dump, "pg_config": {"": {"name": "", "desc": "", "ranks": "[]"}}} for rank, dump in dumps.items()}
 
 
-def members(known: Mapping[int, Sequence[Entry]], world: Sequence[int]) -> dict[str, set[int]]:
+def members(known: Mapping[int, Sequence[CollectiveRecord]], world: Sequence[int]) -> dict[str, set[int]]:
     """Return the ranks of each process group: those that know of it, and all of the default one."""
     found: dict[str, set[int]] = {DEFAULT: set(world)}
     for rank, entries in known.items():
@@ -56,7 +56,7 @@ def _called(group: str) -> str:
     return "default_pg" if group == DEFAULT else "undefined"
 
 
-def _dump(entries: Sequence[Entry], config: Mapping[str, Any], begin: Mapping[str, int]) -> Dump:
+def _dump(entries: Sequence[CollectiveRecord], config: Mapping[str, Any], begin: Mapping[str, int]) -> Dump:
     kept = [entry for entry in entries if entry.number and (entry.p2p or entry.number >= begin[entry.group])]
     status = {}
     for group in {entry.group for entry in entries}:
@@ -78,7 +78,7 @@ def _dump(entries: Sequence[Entry], config: Mapping[str, Any], begin: Mapping[st
     }
 
 
-def _entry(number: int, entry: Entry, world: int) -> dict[str, Any]:
+def _entry(number: int, entry: CollectiveRecord, world: int) -> dict[str, Any]:
     sizes = ast.literal_eval(entry.sizes) if entry.sizes else []
     dtypes = entry.dtypes.split(",") if entry.dtypes else []
     return {

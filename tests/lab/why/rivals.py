@@ -22,7 +22,7 @@ from tests.lab.why.dumps import members
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from clusterctl.why.case import Case, Entry
+    from clusterctl.why.evidence import CollectiveRecord, Evidence
     from tests.lab.why.dumps import Dump
 
 _MISSING = re.compile(r"^missing ranks: \{([\d, ]+)\}")
@@ -162,7 +162,7 @@ def _by_appearance(dumps: Mapping[int, Dump]) -> list[str]:
 # --- Ray
 
 
-def ray_says(case: Case) -> Said:
+def ray_says(case: Evidence) -> Said:
     """State the rule by which Ray Train's detector had named suspects.
 
     NCCL's RAS thread counts, in each communicator, how often each rank has launched each kind of collective. Where these
@@ -189,7 +189,9 @@ def _spread(counts: Sequence[int]) -> int:
     return max(counts) - min(counts)
 
 
-def _launches(case: Case, known: Mapping[int, Sequence[Entry]], rank: int, group: str) -> Counter[str] | None:
+def _launches(
+    case: Evidence, known: Mapping[int, Sequence[CollectiveRecord]], rank: int, group: str
+) -> Counter[str] | None:
     """Return how often a rank has launched each kind; of one without entries as often as its counter says."""
     begin = max((_begin(entries, group) for entries in known.values()), default=0)
     own = known.get(rank)
@@ -207,7 +209,7 @@ def _launches(case: Case, known: Mapping[int, Sequence[Entry]], rank: int, group
     )
 
 
-def _begin(entries: Sequence[Entry], group: str) -> int:
+def _begin(entries: Sequence[CollectiveRecord], group: str) -> int:
     return min(
         (entry.number for entry in entries if entry.group == group and entry.number and not entry.p2p), default=0
     )

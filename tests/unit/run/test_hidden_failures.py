@@ -19,7 +19,7 @@ from clusterctl.run.rules import events, policy
 from clusterctl.run.rules.case import case_of
 from clusterctl.run.rules.outcome import outcome
 from clusterctl.run.rules.state import RunPhase, RunState
-from clusterctl.why.judge import judge
+from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence
 from tests.unit.run.told import RUNNING, attempt, exited, started, told, wrote
 
@@ -42,7 +42,7 @@ def test_status_says_that_its_command_ended_with_0() -> None:
 
 
 def test_why_names_the_rank_and_what_it_raised() -> None:
-    verdict = judge(case_of(FAILED_INSIDE, {}))
+    verdict = judge_run(case_of(FAILED_INSIDE, {}))
     assert (verdict.cls, verdict.confidence) == (Class.EXCEPTION, Confidence.CERTAIN)
     assert [culprit.rank for culprit in verdict.culprits] == [1]
     assert "although its command ended with 0" in verdict.summary
@@ -82,7 +82,7 @@ def test_a_run_that_left_its_work_is_not_tried_again_and_says_why() -> None:
     assert isinstance(policy.decide(state, limits, policy.Sight(silent={}), 200.0), policy.Finish)
     assert state.cause is not None
     assert state.cause.message == "`python3 train.py` (pid 9, 3 s old) was still at work, and was ended"
-    verdict = judge(case_of(told(state, events.Ended(state="failed", exit_code=100)), {}))
+    verdict = judge_run(case_of(told(state, events.Ended(state="failed", exit_code=100)), {}))
     assert verdict.cls is Class.EXITED_EARLY
     assert "python3 train.py" in verdict.summary
 
@@ -98,5 +98,5 @@ def test_status_report_and_why_name_what_was_ended(state: RunState, words: str) 
     over = told(state, events.Ended(state="succeeded", exit_code=0))
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
     shown = [render_status(RunView(state=over, attended=True), 200.0, terminal), render_report(over, terminal)]
-    shown += [[judge(case_of(over, {})).summary], status_json(RunView(state=over, attended=True))["warnings"]]
+    shown += [[judge_run(case_of(over, {})).summary], status_json(RunView(state=over, attended=True))["warnings"]]
     assert [words in "\n".join(lines) for lines in shown] == [True] * 4

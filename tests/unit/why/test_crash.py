@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.why.case import End, Other
-from clusterctl.why.judge import judge
+from clusterctl.why.evidence import RankExit, RunError
+from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Kind
 from tests.unit.why.cases import case, ended, lost_peer, raised, waiting
 
@@ -21,7 +21,7 @@ RuntimeError: no data"""
 
 
 def test_the_rank_that_failed_for_a_reason_of_its_own_is_to_blame_and_its_peers_are_victims() -> None:
-    verdict = judge(case(lost_peer(), lost_peer(), raised("FileNotFoundError: /d/shard-3"), lost_peer()))
+    verdict = judge_run(case(lost_peer(), lost_peer(), raised("FileNotFoundError: /d/shard-3"), lost_peer()))
 
     assert (verdict.kind, verdict.cls, verdict.confidence) == (Kind.CRASH, Class.MISSING_FILE, Confidence.CERTAIN)
     assert [(culprit.rank, culprit.node, culprit.where) for culprit in verdict.culprits] == [(2, "gpu02", "train.py:7")]
@@ -29,26 +29,26 @@ def test_the_rank_that_failed_for_a_reason_of_its_own_is_to_blame_and_its_peers_
 
 
 def test_a_rank_that_left_with_0_while_others_trained_is_to_blame_for_those_that_lost_it() -> None:
-    verdict = judge(case(lost_peer(), lost_peer(), ended(0, 10.0), lost_peer()))
+    verdict = judge_run(case(lost_peer(), lost_peer(), ended(0, 10.0), lost_peer()))
 
     assert (verdict.cls, verdict.confidence) == (Class.EXITED_EARLY, Confidence.CERTAIN)
     assert [culprit.rank for culprit in verdict.culprits] == [2]
 
 
 def test_a_rank_that_left_with_0_while_others_still_wait_for_it_is_why_they_hang() -> None:
-    verdict = judge(case(waiting(), waiting(), ended(0), waiting()))
+    verdict = judge_run(case(waiting(), waiting(), ended(0), waiting()))
 
     assert (verdict.kind, verdict.cls, verdict.culprits[0].rank) == (Kind.HANG, Class.EXITED_EARLY, 2)
 
 
 def test_a_rank_that_ended_well_after_its_peers_broke_is_not_named_for_certain() -> None:
-    verdict = judge(case(lost_peer(5.0), ended(0, 20.0)))
+    verdict = judge_run(case(lost_peer(5.0), ended(0, 20.0)))
 
     assert verdict.confidence is not Confidence.CERTAIN
 
 
 def test_ranks_that_fail_alike_are_named_together_whatever_numbers_their_messages_hold() -> None:
-    verdict = judge(case(*(raised(f"ValueError: bad batch {n} at 0x{n:x}f", 10.0 + n / 50) for n in range(4))))
+    verdict = judge_run(case(*(raised(f"ValueError: bad batch {n} at 0x{n:x}f", 10.0 + n / 50) for n in range(4))))
 
     assert (verdict.cls, verdict.confidence) == (Class.EXCEPTION, Confidence.CERTAIN)
     assert [culprit.rank for culprit in verdict.culprits] == [0, 1, 2, 3]
@@ -56,13 +56,13 @@ def test_ranks_that_fail_alike_are_named_together_whatever_numbers_their_message
 
 
 def test_a_prologue_that_fails_is_a_start_that_failed_and_no_exception() -> None:
-    verdict = judge(case(*(ended(127, message="the prologue failed with status 127") for _ in range(4))))
+    verdict = judge_run(case(*(ended(127, message="the prologue failed with status 127") for _ in range(4))))
 
     assert (verdict.kind, verdict.cls) == (Kind.START, Class.NOT_STARTED)
 
 
 def test_two_that_fail_at_once_for_different_reasons_are_both_named_and_none_alone() -> None:
-    verdict = judge(case(raised("ValueError: bad batch"), raised("KeyError: 'lr'")))
+    verdict = judge_run(case(raised("ValueError: bad batch"), raised("KeyError: 'lr'")))
 
     assert verdict.confidence is Confidence.AMBIGUOUS
     assert [culprit.rank for culprit in verdict.culprits] == [0, 1]
@@ -72,13 +72,13 @@ def test_of_two_ranks_of_one_node_the_first_by_its_clock_is_named() -> None:
     first = raised("ValueError: bad batch", 10.0, on_node_clock=(4.0, 4.01))
     later = raised("KeyError: 'lr'", 10.05, on_node_clock=(4.05, 4.06))
 
-    verdict = judge(case(first, later))
+    verdict = judge_run(case(first, later))
 
     assert (verdict.confidence, [culprit.rank for culprit in verdict.culprits]) == (Confidence.CERTAIN, [0])
 
 
 def test_where_everybody_lost_a_peer_the_node_that_all_name_is_told_but_not_as_a_fact() -> None:
-    verdict = judge(case(lost_peer(address="10.0.0.2"), lost_peer(address="10.0.0.2"), lost_peer(), lost_peer()))
+    verdict = judge_run(case(lost_peer(address="10.0.0.2"), lost_peer(address="10.0.0.2"), lost_peer(), lost_peer()))
 
     assert (verdict.cls, verdict.confidence) == (Class.PEER_LOST, Confidence.AMBIGUOUS)
     assert {culprit.node for culprit in verdict.culprits} == {"gpu02"}
@@ -108,22 +108,25 @@ def test_where_everybody_lost_a_peer_the_node_that_all_name_is_told_but_not_as_a
     ],
 )
 def test_the_last_words_of_a_rank_tell_the_class(end: object, cls: Class) -> None:
-    assert judge(case(end, lost_peer(), lost_peer())).cls is cls  # type: ignore[arg-type]
+    assert judge_run(case(end, lost_peer(), lost_peer())).cls is cls  # type: ignore[arg-type]
 
 
 def test_what_we_stopped_is_nobodys_fault() -> None:
     stopped = ended(None, signal="SIGTERM", stopped=True)
 
-    assert judge(case(stopped, stopped, reason="cancelled", over=True)).kind is Kind.NONE
+    assert judge_run(case(stopped, stopped, reason="cancelled", over=True)).kind is Kind.NONE
 
 
 def test_a_run_that_a_person_ended_is_not_blamed_on_a_rank_that_was_through() -> None:
-    stopped, other = ended(None, signal="SIGTERM", stopped=True), Other(kind="cancelled", message="a person ended it")
+    stopped, other = (
+        ended(None, signal="SIGTERM", stopped=True),
+        RunError(kind="cancelled", message="a person ended it"),
+    )
 
-    assert judge(case(stopped, ended(0), reason="cancelled", over=True, other=other)).cls is Class.CANCELLED
+    assert judge_run(case(stopped, ended(0), reason="cancelled", over=True, other=other)).cls is Class.CANCELLED
 
 
-def gave_up(message: str = "Timed out waiting 4000ms for recv operation to complete") -> End:
+def gave_up(message: str = "Timed out waiting 4000ms for recv operation to complete") -> RankExit:
     return raised(f"RuntimeError: {message}", secondary=True)
 
 
@@ -132,31 +135,31 @@ STOPPED = ended(None, 11.0, signal="SIGTERM", stopped=True)
 
 def test_whom_a_barrier_names_is_to_blame_and_not_the_rank_that_says_so() -> None:
     said = gave_up("[Rank 0]: Rank 2 failed to pass monitoredBarrier in 4000 ms")
-    verdict = judge(case(said, lost_peer(), STOPPED, STOPPED))
+    verdict = judge_run(case(said, lost_peer(), STOPPED, STOPPED))
 
     assert (verdict.cls, verdict.confidence) == (Class.NOT_JOINED, Confidence.LIKELY)
     assert [culprit.rank for culprit in verdict.culprits] == [2]
 
 
 def test_the_one_that_did_not_give_up_is_for_whom_the_others_waited() -> None:
-    verdict = judge(case(gave_up(), STOPPED, gave_up(), gave_up()))
+    verdict = judge_run(case(gave_up(), STOPPED, gave_up(), gave_up()))
 
     assert (verdict.cls, verdict.confidence) == (Class.NOT_JOINED, Confidence.LIKELY)
     assert [culprit.rank for culprit in verdict.culprits] == [1]
 
 
 def test_where_one_alone_gave_up_before_all_were_stopped_nobody_is_named_for_it() -> None:
-    verdict = judge(case(gave_up(), STOPPED, STOPPED, STOPPED))
+    verdict = judge_run(case(gave_up(), STOPPED, STOPPED, STOPPED))
 
     assert verdict.cls is Class.PEER_LOST
 
 
 def test_a_rank_that_got_another_size_than_it_expected_is_not_named_as_the_one_that_is_wrong() -> None:
     tail = "  what():  [enforce fail at pair.cc:456] 32 vs 16. Received data size doesn't match expected size."
-    verdict = judge(case(lost_peer(), ended(None, signal="SIGABRT", tail=tail), lost_peer(), lost_peer()))
+    verdict = judge_run(case(lost_peer(), ended(None, signal="SIGABRT", tail=tail), lost_peer(), lost_peer()))
 
     assert (verdict.cls, verdict.confidence, verdict.culprits) == (Class.MISMATCH, Confidence.AMBIGUOUS, ())
 
 
 def test_an_exit_without_a_word_is_of_a_class_that_nobody_knows() -> None:
-    assert judge(case(lost_peer(), ended(3))).cls is Class.UNKNOWN
+    assert judge_run(case(lost_peer(), ended(3))).cls is Class.UNKNOWN

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.why.case import Case, End, Entry, Look, Node, Rank
-from clusterctl.why.judge import judge
+from clusterctl.why.evidence import CollectiveRecord, Evidence, Node, Rank, RankExit, RankSnapshot
+from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
 from tests.unit.why.cases import case, elsewhere, ended, entry, lost_peer, raised, waiting
 
@@ -15,19 +15,19 @@ BEGUN, LATE = {"0": (12, 11)}, {"0": (11, 11)}
 IN_STAGE = entry(4, group="1")
 
 
-def of(*looks: Look | End | None, **more: object) -> Verdict:
-    return judge(case(*looks, stalled=True, **more))
+def of(*looks: RankSnapshot | RankExit | None, **more: object) -> Verdict:
+    return judge_run(case(*looks, stalled=True, **more))
 
 
 def named(verdict: Verdict) -> list[int]:
     return sorted(culprit.rank for culprit in verdict.culprits if culprit.rank is not None)
 
 
-def began(*entries: Entry, **more: object) -> Look:
+def began(*entries: CollectiveRecord, **more: object) -> RankSnapshot:
     return waiting(entries=entries, **more)
 
 
-def start(*, over: bool = False, stalled: bool = False, link: str = "connected") -> Case:
+def start(*, over: bool = False, stalled: bool = False, link: str = "connected") -> Evidence:
     ranks = (Rank(rank=0, node="gpu01"), Rank(rank=1, node="gpu02", started=False))
     nodes = {"gpu01": Node(node="gpu01"), "gpu02": Node(node="gpu02", link=link)}
     return replace(case(), ranks=ranks, nodes=nodes, over=over, stalled=stalled)
@@ -46,14 +46,15 @@ def start(*, over: bool = False, stalled: bool = False, link: str = "connected")
         ),
         pytest.param(of(*(began(IN_STAGE) for _ in range(3)), ended(0)), id="left, of another group perhaps"),
         pytest.param(
-            judge(case(lost_peer(4000.0), ended(0, 10.0), lost_peer(4000.1))), id="left an hour before the others broke"
+            judge_run(case(lost_peer(4000.0), ended(0, 10.0), lost_peer(4000.1))),
+            id="left an hour before the others broke",
         ),
         pytest.param(
-            judge(case(ended(3, tail="No module named 'flash_attn', the slow path is taken\nstep 5"), lost_peer())),
+            judge_run(case(ended(3, tail="No module named 'flash_attn', the slow path is taken\nstep 5"), lost_peer())),
             id="a line of output before it exits",
         ),
-        pytest.param(judge(start()), id="one starts still"),
-        pytest.param(judge(start(stalled=True, link="unreachable")), id="one may have started behind a cut link"),
+        pytest.param(judge_run(start()), id="one starts still"),
+        pytest.param(judge_run(start(stalled=True, link="unreachable")), id="one may have started behind a cut link"),
     ],
 )
 def test_it_is_likely_and_no_more(verdict: Verdict) -> None:
@@ -85,24 +86,26 @@ def test_a_rank_whose_neighbour_writes_its_status_keeps_the_interpreter_lock_for
         pytest.param(elsewhere(seq=LATE, wchan="request_wait_answer"), Class.STORAGE, id="at a file system"),
     ],
 )
-def test_a_rank_that_the_kernel_holds_is_not_named_alone_where_another_is_missing_too(held: Look, cls: Class) -> None:
+def test_a_rank_that_the_kernel_holds_is_not_named_alone_where_another_is_missing_too(
+    held: RankSnapshot, cls: Class
+) -> None:
     verdict = of(waiting(seq=BEGUN), held, elsewhere(seq=LATE), waiting(seq=BEGUN))
 
     assert (verdict.cls, verdict.confidence, named(verdict)) == (cls, Confidence.AMBIGUOUS, [1, 2])
 
 
 def test_a_run_that_moves_is_not_alarmed_by_one_that_is_through() -> None:
-    verdict = judge(case(began(IN_STAGE), began(IN_STAGE), ended(0)))
+    verdict = judge_run(case(began(IN_STAGE), began(IN_STAGE), ended(0)))
 
     assert verdict.confidence is Confidence.AMBIGUOUS
 
 
 def test_what_was_seen_in_an_earlier_standstill_says_nothing_of_one_that_is_through() -> None:
-    assert judge(case(waiting(seq=BEGUN), waiting(seq=BEGUN), ended(0), seen_at="stall-1")).kind is Kind.NONE
+    assert judge_run(case(waiting(seq=BEGUN), waiting(seq=BEGUN), ended(0), seen_at="stall-1")).kind is Kind.NONE
 
 
 def test_of_most_that_are_through_and_one_that_lost_them_nobody_is_named_alone() -> None:
-    verdict = judge(case(ended(0, 9.0), ended(0, 9.1), ended(0, 9.2), lost_peer(10.0)))
+    verdict = judge_run(case(ended(0, 9.0), ended(0, 9.1), ended(0, 9.2), lost_peer(10.0)))
 
     assert (verdict.confidence, named(verdict)) == (Confidence.AMBIGUOUS, [0, 1, 2, 3])
 
@@ -127,20 +130,20 @@ def test_a_rank_that_a_person_killed_in_a_hang_is_not_to_blame_for_the_hang() ->
     killed = case(waiting(seq=BEGUN), waiting(seq=BEGUN), elsewhere(seq=LATE), stalled=True, seen_at="stall-2")
     ends = (ended(None, 90.0, signal="SIGKILL"), lost_peer(90.5), ended(1, stopped=True))
     ranks = tuple(replace(rank, end=end) for rank, end in zip(killed.ranks, ends, strict=True))
-    verdict = judge(replace(killed, ranks=ranks))
+    verdict = judge_run(replace(killed, ranks=ranks))
 
     assert (verdict.cls, verdict.confidence) == (Class.NOT_JOINED, Confidence.LIKELY)
     assert [culprit.rank for culprit in verdict.culprits] == [culprit.rank for culprit in seen] == [2]
 
 
 def test_two_that_fail_within_one_moment_for_two_reasons_are_both_named() -> None:
-    verdict = judge(case(raised("ValueError: a", 10.0), raised("KeyError: 'b'", 10.02), lost_peer(10.1)))
+    verdict = judge_run(case(raised("ValueError: a", 10.0), raised("KeyError: 'b'", 10.02), lost_peer(10.1)))
 
     assert (verdict.confidence, named(verdict)) == (Confidence.AMBIGUOUS, [0, 1])
 
 
 def test_of_a_node_that_its_peers_lost_the_one_rank_that_says_so_too_is_not_named_alone() -> None:
-    verdict = judge(
+    verdict = judge_run(
         case(ended(1, stopped=True), lost_peer(10.0), lost_peer(10.1, "10.0.0.1"), lost_peer(10.2, "10.0.0.1"))
     )
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.why.case import Call, End, Entry, Look, Node
-from clusterctl.why.judge import judge
+from clusterctl.why.evidence import CollectiveRecord, Node, RankExit, RankSnapshot, StackFrame
+from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
 from tests.unit.why.cases import case, elsewhere, ended, entry, waiting
 
 BEGUN, LATE = {"0": (12, 11)}, {"0": (11, 11)}
 
 
-def of(*looks: Look | End | None, **more: object) -> Verdict:
-    return judge(case(*looks, stalled=True, **more))
+def of(*looks: RankSnapshot | RankExit | None, **more: object) -> Verdict:
+    return judge_run(case(*looks, stalled=True, **more))
 
 
 def named(verdict: Verdict) -> list[int | None]:
@@ -50,7 +50,7 @@ def test_without_any_counter_the_rank_that_is_elsewhere_is_likely() -> None:
         pytest.param(elsewhere(state="R", cpu=1.0, wchan=None), Class.NOT_JOINED, id="computing"),
     ],
 )
-def test_what_the_kernel_says_of_the_one_that_is_missing_tells_the_class(look: Look, cls: Class) -> None:
+def test_what_the_kernel_says_of_the_one_that_is_missing_tells_the_class(look: RankSnapshot, cls: Class) -> None:
     verdict = of(waiting(seq=BEGUN), replace(look, seq=LATE), waiting(seq=BEGUN), waiting(seq=BEGUN))
 
     assert (verdict.cls, named(verdict)) == (cls, [1])
@@ -77,7 +77,7 @@ def test_where_half_began_one_collective_and_half_another_nobody_is_named_alone(
 
 
 def test_of_several_groups_the_rank_that_waits_in_none_is_the_root() -> None:
-    def at(*entries: object) -> Look:
+    def at(*entries: object) -> RankSnapshot:
         return waiting(entries=entries)
 
     verdict = of(
@@ -108,7 +108,7 @@ def test_where_all_have_joined_no_rank_is_named() -> None:
 def test_a_node_that_cannot_be_reached_is_named_where_all_have_joined() -> None:
     told = case(*(waiting(seq=BEGUN) for _ in range(4)), stalled=True)
     cut = {**told.nodes, "gpu02": Node(node="gpu02", link="unreachable", why="no answer")}
-    verdict = judge(replace(told, nodes=cut))
+    verdict = judge_run(replace(told, nodes=cut))
 
     assert (verdict.cls, [culprit.node for culprit in verdict.culprits]) == (Class.NETWORK, ["gpu02"])
 
@@ -116,21 +116,24 @@ def test_a_node_that_cannot_be_reached_is_named_where_all_have_joined() -> None:
 def test_a_lost_node_is_named_first() -> None:
     told = case(*(waiting(seq=BEGUN) for _ in range(4)), stalled=True)
     lost = {**told.nodes, "gpu02": Node(node="gpu02", link="lost", why="no sign of life for 120 s")}
-    verdict = judge(replace(told, nodes=lost))
+    verdict = judge_run(replace(told, nodes=lost))
 
     assert (verdict.cls, [culprit.node for culprit in verdict.culprits]) == (Class.NODE_LOST, ["gpu02"])
 
 
 def test_a_rank_that_waits_for_data_is_told_with_the_processes_that_load_it() -> None:
     loader = "/usr/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
-    frames = (Call(function="_try_get_data", file=loader, line=1), Call(function="train", file="/home/u/t.py", line=9))
+    frames = (
+        StackFrame(function="_try_get_data", file=loader, line=1),
+        StackFrame(function="train", file="/home/u/t.py", line=9),
+    )
     verdict = of(waiting(seq=BEGUN), elsewhere(frames=frames, wchan="poll_schedule_timeout", seq=LATE))
 
     assert (named(verdict), verdict.culprits[0].op) == ([1], "next batch")
 
 
 def test_ranks_that_nobody_could_look_at_are_said_to_be_missing() -> None:
-    verdict = of(waiting(seq=BEGUN), elsewhere(seq=LATE), None, Look(source="proc", error="no answer in time"))
+    verdict = of(waiting(seq=BEGUN), elsewhere(seq=LATE), None, RankSnapshot(source="proc", error="no answer in time"))
 
     assert verdict.missing == ("rank 2: nobody looked at it", "rank 3: no answer in time")
 
@@ -142,10 +145,10 @@ def test_a_stall_at_which_nobody_could_look_has_no_name() -> None:
 
 
 def test_a_run_that_moves_has_nothing_wrong() -> None:
-    assert judge(case(waiting(), elsewhere())).kind is Kind.NONE
+    assert judge_run(case(waiting(), elsewhere())).kind is Kind.NONE
 
 
-def began(*entries: Entry, **more: object) -> Look:
+def began(*entries: CollectiveRecord, **more: object) -> RankSnapshot:
     """A rank that waits in a collective, with what its recorder holds."""
     return waiting(entries=entries, **more)
 
@@ -196,8 +199,10 @@ def test_a_rank_that_waits_for_its_peers_is_not_named_for_a_page_that_it_reads()
         ),
     ],
 )
-def test_where_all_that_could_be_seen_wait_nobody_is_named_for_the_one_that_could_not(chain: tuple[Look, ...]) -> None:
-    verdict = of(*chain, Look(source="proc", error="no answer in time"))
+def test_where_all_that_could_be_seen_wait_nobody_is_named_for_the_one_that_could_not(
+    chain: tuple[RankSnapshot, ...],
+) -> None:
+    verdict = of(*chain, RankSnapshot(source="proc", error="no answer in time"))
 
     assert (verdict.confidence, verdict.culprits) == (Confidence.UNKNOWN, ())
     assert verdict.summary.endswith("nobody could look at rank 2")
@@ -211,7 +216,7 @@ def test_a_group_of_which_the_newest_entries_hold_nothing_is_known_by_its_counte
 
 
 def test_ranks_that_are_through_are_not_named_for_one_that_goes_on() -> None:
-    assert judge(case(elsewhere(wchan="folio_wait_bit"), *(ended(0),) * 3)).kind is Kind.NONE
+    assert judge_run(case(elsewhere(wchan="folio_wait_bit"), *(ended(0),) * 3)).kind is Kind.NONE
 
 
 def test_ranks_that_are_through_are_not_named_for_one_that_hangs_by_itself() -> None:

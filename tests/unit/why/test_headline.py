@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.why.headline import missing_command, read
+from clusterctl.why.headline import find_headline, parse_missing_command
 
 TABLE = Path(__file__).with_name("last_words.txt")
 
@@ -32,7 +32,7 @@ def test_the_cause_is_read_in_the_last_words(
 ) -> None:
     end = {"exit": {"exit_code": number}, "signal": {"signal": number}}[how]
 
-    found = read(output, **end)
+    found = find_headline(output, **end)
 
     assert (found.text, found.cls.value, found.confidence.value) == (headline, cls, confidence)
 
@@ -50,4 +50,4 @@ def test_the_cause_is_read_in_the_last_words(
     ],
 )
 def test_the_command_that_was_not_found_is_named(headline: str, name: str | None) -> None:
-    assert missing_command(headline) == name
+    assert parse_missing_command(headline) == name

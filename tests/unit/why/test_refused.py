@@ -7,7 +7,7 @@ from clusterctl.run.rules.case import case_of
 from clusterctl.run.rules.fold import apply_head
 from clusterctl.run.rules.start_failure import start_failed
 from clusterctl.run.rules.state import RunState
-from clusterctl.why.judge import judge
+from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Verdict
 
 
@@ -17,7 +17,7 @@ def finding(node: str | None, check: str = "host.disk", message: str = "0 bytes 
 
 def refused(error: UnhealthyError | NodesError | ConnectError) -> Verdict:
     state = apply_head(RunState(), 1.0, events.Created(run="r-1", name="r", path="/c.yaml"))
-    return judge(case_of(apply_head(state, 2.0, start_failed(error)), {}))
+    return judge_run(case_of(apply_head(state, 2.0, start_failed(error)), {}))
 
 
 def test_a_check_that_failed_alike_on_several_nodes_is_told_once_with_all_of_them() -> None:

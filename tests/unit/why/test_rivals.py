@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.why.case import Case, Entry
+from clusterctl.why.evidence import CollectiveRecord, Evidence
 from tests.lab.why import dumps, rivals
 from tests.unit.why.cases import case, elsewhere, entry, waiting
 
@@ -21,10 +21,10 @@ def raw() -> dict[int, Any]:
     return {rank: json.loads((RAW / f"rank_{rank}.json").read_text()) for rank in FOUR}
 
 
-def entries_of(dump: dict[str, Any]) -> tuple[Entry, ...]:
+def entries_of(dump: dict[str, Any]) -> tuple[CollectiveRecord, ...]:
     """The entries of a dump as evidence holds them."""
     return tuple(
-        Entry(
+        CollectiveRecord(
             group=one["process_group"][0],
             number=one["collective_seq_id"],
             op=one["profiling_name"].rpartition(":")[2],
@@ -37,12 +37,14 @@ def entries_of(dump: dict[str, Any]) -> tuple[Entry, ...]:
     )
 
 
-def of_raw() -> Case:
+def of_raw() -> Evidence:
     looks = {rank: entries_of(dump) for rank, dump in raw().items()}
     return case(*(elsewhere(entries=looks[rank]) if rank == 2 else waiting(entries=looks[rank]) for rank in FOUR))
 
 
-def numbered(*numbers: int, op: str = "all_reduce", group: str = "0", open_: bool = True) -> tuple[Entry, ...]:
+def numbered(
+    *numbers: int, op: str = "all_reduce", group: str = "0", open_: bool = True
+) -> tuple[CollectiveRecord, ...]:
     """Entries of one group, of which the last has not ended."""
     return tuple(entry(number, op, group=group, done=not open_ or number != numbers[-1]) for number in numbers)
 

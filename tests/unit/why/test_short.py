@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.why.case import Case, End
-from clusterctl.why.judge import judge
-from clusterctl.why.text import brief
+from clusterctl.why.evidence import Evidence, RankExit
+from clusterctl.why.judge import judge_run
+from clusterctl.why.verdict_text import brief_lines
 from tests.unit.why.cases import case, elsewhere, ended, entry, lost_peer, raised, waiting
 
 BEGUN = {"0": (12, 11)}
@@ -23,7 +23,7 @@ SUMMARY = "rank 1 on gpu01 (train.py:21) did not join all_reduce, in which ranks
 
 
 def test_a_hang_is_told_with_who_where_the_others_wait_and_what_to_type() -> None:
-    assert brief(judge(HUNG), "demo-abcd") == [
+    assert brief_lines(judge_run(HUNG), "demo-abcd") == [
         f"hang NOT_JOINED, certain: {SUMMARY}",
         "  who    rank 1 gpu01  train.py:21 in load",
         "  waits  ranks 0,2  train.py:26 all_reduce",
@@ -33,7 +33,9 @@ def test_a_hang_is_told_with_who_where_the_others_wait_and_what_to_type() -> Non
 
 
 def test_beside_the_report_of_an_end_it_does_not_say_again_what_to_type() -> None:
-    told = brief(judge(case(lost_peer(), raised("ValueError: bad batch"), over=True)), "demo-abcd", steps=False)
+    told = brief_lines(
+        judge_run(case(lost_peer(), raised("ValueError: bad batch"), over=True)), "demo-abcd", steps=False
+    )
 
     assert told == [
         "why: crash EXCEPTION, certain: rank 1 on gpu01 failed first: ValueError: bad batch",
@@ -47,7 +49,10 @@ def test_beside_the_report_of_an_end_it_does_not_say_again_what_to_type() -> Non
 def test_an_error_that_stands_beside_it_is_not_said_again(error: str) -> None:
     failed = case(lost_peer(), raised(error), over=True)
 
-    assert brief(judge(failed), "demo-abcd", said=error)[0] == "crash EXCEPTION, certain: rank 1 on gpu01 failed first"
+    assert (
+        brief_lines(judge_run(failed), "demo-abcd", said=error)[0]
+        == "crash EXCEPTION, certain: rank 1 on gpu01 failed first"
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,15 +62,15 @@ def test_an_error_that_stands_beside_it_is_not_said_again(error: str) -> None:
         pytest.param([raised("ValueError: bad batch"), raised("ValueError: bad batch")], id="alike"),
     ],
 )
-def test_a_crash_that_is_told_beside_it_gets_one_line(failed: list[End]) -> None:
-    told = brief(judge(case(*failed, over=True)), "demo-abcd", steps=False, said="ValueError: bad batch")
+def test_a_crash_that_is_told_beside_it_gets_one_line(failed: list[RankExit]) -> None:
+    told = brief_lines(judge_run(case(*failed, over=True)), "demo-abcd", steps=False, said="ValueError: bad batch")
 
     assert told == ["why: EXCEPTION, certain, at train.py:7 in load; `clusterctl why demo-abcd` tells more"]
 
 
 def test_stacks_of_a_run_that_has_ended_are_not_recommended() -> None:
-    assert [step for step in judge(HUNG).next if "stacks" in step]
-    assert not [step for step in judge(replace(HUNG, over=True)).next if "stacks" in step]
+    assert [step for step in judge_run(HUNG).next if "stacks" in step]
+    assert not [step for step in judge_run(replace(HUNG, over=True)).next if "stacks" in step]
 
 
 @pytest.mark.parametrize(
@@ -77,12 +82,12 @@ def test_stacks_of_a_run_that_has_ended_are_not_recommended() -> None:
         pytest.param(case(*(elsewhere(line=n) for n in range(20, 40)), stalled=True), id="all are elsewhere"),
     ],
 )
-def test_it_never_has_more_than_five_lines(given: Case) -> None:
-    told = brief(judge(given), "demo-abcd")
+def test_it_never_has_more_than_five_lines(given: Evidence) -> None:
+    told = brief_lines(judge_run(given), "demo-abcd")
 
     assert 2 <= len(told) <= 5
     assert told[-1] == "  `clusterctl why demo-abcd` tells more"
 
 
 def test_where_nothing_went_wrong_there_is_none() -> None:
-    assert brief(judge(case(ended(0), ended(0), over=True)), "demo-abcd") == []
+    assert brief_lines(judge_run(case(ended(0), ended(0), over=True)), "demo-abcd") == []

@@ -9,30 +9,30 @@ from typing import Any
 import pytest
 
 from clusterctl.run.rules.stalls.paces import paces_of, unbegun
-from clusterctl.why.case import Call, Look, Pace
-from clusterctl.why.judge import judge
-from clusterctl.why.slow.pace import reason, slow_ranks
+from clusterctl.why.evidence import RankSnapshot, RankTiming, StackFrame
+from clusterctl.why.judge import judge_run
+from clusterctl.why.slowness import describe_reason, find_slow_ranks
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
 from tests.unit.why.cases import USER, case, elsewhere
 
 POLL = "it polls"
 IMPORTS = (
-    Call(function="_find_and_load", file="<frozen importlib._bootstrap>", line=1),
-    Call(function="<module>", file=USER, line=3),
+    StackFrame(function="_find_and_load", file="<frozen importlib._bootstrap>", line=1),
+    StackFrame(function="<module>", file=USER, line=3),
 )
 SET_UP = (
-    Call(function="rendezvous", file="/lib/python3.11/site-packages/torch/distributed/rendezvous.py", line=2),
-    Call(function="main", file=USER, line=9),
+    StackFrame(function="rendezvous", file="/lib/python3.11/site-packages/torch/distributed/rendezvous.py", line=2),
+    StackFrame(function="main", file=USER, line=9),
 )
 
 
-def pace(*shares: float, **more: Any) -> Pace:
+def pace(*shares: float, **more: Any) -> RankTiming:
     """One that waited so in each part of the time, or always alike."""
-    return Pace(seconds=100.0, waits=shares if len(shares) > 1 else shares * 3, **more)
+    return RankTiming(seconds=100.0, waits=shares if len(shares) > 1 else shares * 3, **more)
 
 
-def of(*paces: Pace, looks: tuple[Look | None, ...] = (), **more: Any) -> Verdict:
-    return judge(case(*(looks or (None,) * len(paces)), paces=dict(enumerate(paces)), **more))
+def of(*paces: RankTiming, looks: tuple[RankSnapshot | None, ...] = (), **more: Any) -> Verdict:
+    return judge_run(case(*(looks or (None,) * len(paces)), paces=dict(enumerate(paces)), **more))
 
 
 def named(verdict: Verdict) -> list[int | None]:
@@ -60,8 +60,8 @@ def test_the_rank_that_hardly_waits_while_all_others_do_is_slow() -> None:
         pytest.param((pace(0.5), pace(0.5), pace(0.27), pace(0.5)), id="a little faster"),
     ],
 )
-def test_a_healthy_run_has_no_slow_rank(paces: tuple[Pace, ...]) -> None:
-    assert slow_ranks(dict(enumerate(paces))) == ()
+def test_a_healthy_run_has_no_slow_rank(paces: tuple[RankTiming, ...]) -> None:
+    assert find_slow_ranks(dict(enumerate(paces))) == ()
     assert of(*paces).kind is Kind.NONE
 
 
@@ -85,9 +85,9 @@ def test_a_node_all_of_whose_ranks_are_slow_is_likely_and_ranks_of_two_nodes_are
         pytest.param(pace(0.0), (), "", id="nothing known"),
     ],
 )
-def test_why_a_rank_is_slow_is_told_by_what_differs(own: Pace, troubles: tuple[str, ...], words: str) -> None:
+def test_why_a_rank_is_slow_is_told_by_what_differs(own: RankTiming, troubles: tuple[str, ...], words: str) -> None:
     usual = pace(0.7, starved=0.05, faults=0.1, clock=1800.0)
-    said = reason({0: usual, 1: own, 2: usual}, 1, troubles)
+    said = describe_reason({0: usual, 1: own, 2: usual}, 1, troubles)
 
     assert words in said
     assert bool(words) == bool(said)
@@ -106,9 +106,11 @@ def test_what_a_run_that_moves_spends_its_time_with_is_said() -> None:
     assert "30% in collectives" in verdict.summary
 
 
-def starting(*frames: tuple[Call, ...], unbegun: float = 90.0) -> Verdict:
-    looks = [Look(source="signal", state="S", wchan="poll_schedule_timeout", cpu=0.0, frames=each) for each in frames]
-    return judge(case(*looks, unbegun=unbegun))
+def starting(*frames: tuple[StackFrame, ...], unbegun: float = 90.0) -> Verdict:
+    looks = [
+        RankSnapshot(source="signal", state="S", wchan="poll_schedule_timeout", cpu=0.0, frames=each) for each in frames
+    ]
+    return judge_run(case(*looks, unbegun=unbegun))
 
 
 def test_a_rank_that_still_imports_while_the_others_meet_is_named_with_its_line() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from clusterctl.why.case import Call, Connection, Look
-from clusterctl.why.judge import judge
+from clusterctl.why.evidence import Connection, RankSnapshot, StackFrame
+from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Verdict
 from tests.unit.why.cases import USER, case, elsewhere, entry, waiting
 
 HUB = 29500
 
 
-def of(*looks: Look, **more: object) -> Verdict:
-    return judge(case(*looks, stalled=True, **more))
+def of(*looks: RankSnapshot, **more: object) -> Verdict:
+    return judge_run(case(*looks, stalled=True, **more))
 
 
 def named(verdict: Verdict) -> list[int | None]:
@@ -42,9 +42,9 @@ def answers(rank: int, *, awaited: bool = False, **more: object) -> Connection:
     )
 
 
-def at_socket(*sockets: Connection, line: int = 70) -> Look:
-    frames = (Call(function="answer", file=USER, line=line),)
-    return Look(source="signal", state="S", wchan="wait_woken", cpu=0.0, frames=frames, sockets=sockets)
+def at_socket(*sockets: Connection, line: int = 70) -> RankSnapshot:
+    frames = (StackFrame(function="answer", file=USER, line=line),)
+    return RankSnapshot(source="signal", state="S", wchan="wait_woken", cpu=0.0, frames=frames, sockets=sockets)
 
 
 def test_of_ranks_that_read_from_each_other_the_one_that_reads_from_nobody_is_named() -> None:
@@ -78,8 +78,8 @@ def test_a_rank_apart_from_all_chains_makes_it_ambiguous() -> None:
 
 
 def test_without_stacks_the_rank_that_the_kernel_holds_elsewhere_is_likely() -> None:
-    in_futex = Look(source="proc", state="S", wchan="futex_do_wait", cpu=0.0)
-    asleep = Look(source="proc", state="S", wchan="hrtimer_nanosleep", cpu=0.0)
+    in_futex = RankSnapshot(source="proc", state="S", wchan="futex_do_wait", cpu=0.0)
+    asleep = RankSnapshot(source="proc", state="S", wchan="hrtimer_nanosleep", cpu=0.0)
     verdict = of(in_futex, in_futex, asleep, in_futex)
 
     assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.NOT_JOINED, Confidence.LIKELY, [2])

@@ -14,8 +14,8 @@ from clusterctl.cli.lookup.why import opened, verdict_of
 from clusterctl.run.record import find
 from clusterctl.run.record.kept import last_words
 from clusterctl.run.rules.blame import said_before_its_stop
-from clusterctl.why.case import Case, Rank
-from clusterctl.why.judge import judge
+from clusterctl.why.evidence import Evidence, Rank
+from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence
 from tests.unit.why.cases import case, ended, lost_peer, raised
 from tests.unit.why.test_crash import STOPPED, gave_up
@@ -40,7 +40,7 @@ def named(verdict: Verdict) -> list[int | None]:
     return [culprit.rank for culprit in verdict.culprits]
 
 
-def counting(*counters: Mapping[str, tuple[int, int]] | None) -> Case:
+def counting(*counters: Mapping[str, tuple[int, int]] | None) -> Evidence:
     """Rank 0 alone gave up before all were stopped, and this is what was counted until then."""
     made = case(gave_up(), STOPPED, STOPPED, STOPPED)
     ranks: tuple[Rank, ...] = tuple(
@@ -51,7 +51,7 @@ def counting(*counters: Mapping[str, tuple[int, int]] | None) -> Case:
 
 def test_a_rank_that_had_said_why_before_it_was_stopped_is_to_blame_and_not_those_that_lost_it() -> None:
     said = raised("ValueError: the loss is not finite", stopped=True)
-    verdict = judge(case(lost_peer(address="10.0.0.1"), said, STOPPED, STOPPED))
+    verdict = judge_run(case(lost_peer(address="10.0.0.1"), said, STOPPED, STOPPED))
 
     assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.EXCEPTION, Confidence.LIKELY, [1])
     assert verdict.culprits[0].where == "train.py:7"
@@ -59,7 +59,7 @@ def test_a_rank_that_had_said_why_before_it_was_stopped_is_to_blame_and_not_thos
 
 def test_two_that_had_said_different_things_are_both_named_and_none_is_likely() -> None:
     said = [raised(f"{name}Error: no", stopped=True) for name in ("Value", "Key")]
-    verdict = judge(case(lost_peer(), *said, STOPPED))
+    verdict = judge_run(case(lost_peer(), *said, STOPPED))
 
     assert (verdict.confidence, named(verdict)) == (Confidence.AMBIGUOUS, [1, 2])
 
@@ -67,32 +67,32 @@ def test_two_that_had_said_different_things_are_both_named_and_none_is_likely() 
 def test_a_rank_that_had_said_that_it_lost_a_peer_is_none_that_began_it() -> None:
     said = replace(lost_peer(), stopped=True)
 
-    assert judge(case(lost_peer(), said, STOPPED, STOPPED)).cls is Class.PEER_LOST
+    assert judge_run(case(lost_peer(), said, STOPPED, STOPPED)).cls is Class.PEER_LOST
 
 
 def test_whom_a_rank_named_that_was_stopped_while_it_said_so_is_to_blame() -> None:
     said = replace(gave_up("[Rank 0]: Rank 3 failed to pass monitoredBarrier in 4000 ms"), stopped=True)
-    verdict = judge(case(said, STOPPED, lost_peer(address="10.0.0.1"), STOPPED))
+    verdict = judge_run(case(said, STOPPED, lost_peer(address="10.0.0.1"), STOPPED))
 
     assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.NOT_JOINED, Confidence.LIKELY, [3])
 
 
 def test_ranks_that_were_stopped_while_they_gave_up_count_as_such() -> None:
     also = replace(gave_up(), stopped=True)
-    verdict = judge(case(gave_up(), also, STOPPED, also))
+    verdict = judge_run(case(gave_up(), also, STOPPED, also))
 
     assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.NOT_JOINED, Confidence.LIKELY, [2])
 
 
 def test_the_one_that_neither_gave_up_nor_lost_those_that_did_is_for_whom_they_waited() -> None:
     also = replace(gave_up(), stopped=True)
-    verdict = judge(case(lost_peer(11.0), gave_up(), STOPPED, also))
+    verdict = judge_run(case(lost_peer(11.0), gave_up(), STOPPED, also))
 
     assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.NOT_JOINED, Confidence.LIKELY, [2])
 
 
 def test_where_one_alone_gave_up_the_rank_that_waited_in_no_collective_meanwhile_is_to_blame() -> None:
-    verdict = judge(counting(WAITS, WAITS, THROUGH, WAITS))
+    verdict = judge_run(counting(WAITS, WAITS, THROUGH, WAITS))
 
     assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.NOT_JOINED, Confidence.LIKELY, [2])
 
@@ -107,7 +107,7 @@ def test_where_one_alone_gave_up_the_rank_that_waited_in_no_collective_meanwhile
     ],
 )
 def test_counters_that_leave_a_doubt_name_nobody(counters: tuple[Mapping[str, tuple[int, int]] | None, ...]) -> None:
-    assert judge(counting(*counters)).cls is Class.PEER_LOST
+    assert judge_run(counting(*counters)).cls is Class.PEER_LOST
 
 
 @pytest.mark.parametrize(
@@ -192,4 +192,4 @@ def test_a_run_whose_ranks_are_stopped_says_no_more_than_before_without_their_ou
 
 
 def test_a_rank_that_ended_without_a_reason_is_not_made_one_by_its_peers() -> None:
-    assert judge(case(lost_peer(), ended(None, signal="SIGTERM", stopped=True))).cls is Class.PEER_LOST
+    assert judge_run(case(lost_peer(), ended(None, signal="SIGTERM", stopped=True))).cls is Class.PEER_LOST

@@ -15,10 +15,10 @@ from clusterctl.run.record.samples import newest_lines
 from clusterctl.run.rules.case import case_of
 from clusterctl.run.rules.stalls import counted, paces
 from clusterctl.run.rules.state import RunPhase
-from clusterctl.why.judge import judge
-from clusterctl.why.slow import start
-from clusterctl.why.text import lines
+from clusterctl.why import slowness
+from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Kind
+from clusterctl.why.verdict_text import verdict_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.evidence import OfRank
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState, StallView
-    from clusterctl.why.case import Pace, Standing
+    from clusterctl.why.evidence import IdleRank, RankTiming
     from clusterctl.why.verdict import Verdict
 
 _LAST_WORDS_S = 30.0
@@ -34,8 +34,8 @@ _LAST_WORDS_S = 30.0
 
 
 class _Moving(TypedDict):
-    paces: Mapping[int, Pace]
-    standing: Mapping[int, Standing]
+    paces: Mapping[int, RankTiming]
+    standing: Mapping[int, IdleRank]
     unbegun: float | None
 
 
@@ -51,7 +51,7 @@ def of(run: RunDir, state: RunState, now: Mapping[str, OfRank] | None = None) ->
         outputs=last_words.outputs(run, state),
         counted=last_words.counters(run, state),
     )
-    return judge(replace(case, **_pace(run, state)))
+    return judge_run(replace(case, **_pace(run, state)))
 
 
 def _pace(run: RunDir, state: RunState) -> _Moving:
@@ -82,7 +82,7 @@ def calls_for_a_look(run: RunDir, state: RunState, told: Verdict) -> bool:
     if told.kind is Kind.SLOW:
         return True
     since = time_unbegun(newest_lines(run, state), state) if state.phase is RunPhase.RUNNING else None
-    return since is not None and since >= start.LONG_S
+    return since is not None and since >= slowness.LONG_START_S
 
 
 def evidence_of(run: RunDir, state: RunState) -> tuple[str | None, dict[str, OfRank]]:
@@ -114,6 +114,6 @@ def keep(run: RunDir, verdict: Verdict) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    text = "".join(f"{label:6} {words}\n" if label else f"{words}\n" for label, words in lines(verdict))
+    text = "".join(f"{label:6} {words}\n" if label else f"{words}\n" for label, words in verdict_lines(verdict))
     write_atomically(run.path / VERDICT_JSON, (json.dumps(verdict.as_json(), indent=1) + "\n").encode())
     write_atomically(run.path / VERDICT_TEXT, text.encode())

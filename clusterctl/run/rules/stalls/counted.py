@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from clusterctl.door import samples
 from clusterctl.formatting import format_size
 from clusterctl.run.rules.stalls.waits import inside, numbers
-from clusterctl.why.case import Standing
-from clusterctl.why.places import words_of
-from clusterctl.why.slow.apart import LONG_S
+from clusterctl.why.evidence import IdleRank
+from clusterctl.why.slowness import LONG_WAIT_S
+from clusterctl.why.stack_position import describe_wchan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -45,14 +45,14 @@ def before(
     return found
 
 
-def standing(lines: Mapping[str, Sequence[bytes]], attempt: int) -> dict[int, Standing]:
+def standing(lines: Mapping[str, Sequence[bytes]], attempt: int) -> dict[int, IdleRank]:
     """Return for how long each rank has made no progress, and what it does meanwhile; nothing of what is not counted.
 
     Args:
         lines: The newest samples of each node.
         attempt: Which attempt.
     """
-    found: dict[int, Standing] = {}
+    found: dict[int, IdleRank] = {}
     for own in lines.values():
         looks = _newest_first(own, attempt)
         newest = next(looks, None)
@@ -61,13 +61,13 @@ def standing(lines: Mapping[str, Sequence[bytes]], attempt: int) -> dict[int, St
     return found
 
 
-def _of_node(newest: Activity, before: Iterator[Activity]) -> dict[int, Standing]:
+def _of_node(newest: Activity, before: Iterator[Activity]) -> dict[int, IdleRank]:
     ages = {rank: age for rank, seen in newest["ranks"].items() if (age := _still_s(seen)) is not None}
     # To read a line takes up to a millisecond: no further one where ranks move.
-    moves = any(age < LONG_S for age in ages.values())
+    moves = any(age < LONG_WAIT_S for age in ages.values())
     older = [newest, *(() if moves else islice(before, _OLDER))][-1]
     return {
-        int(rank): Standing(
+        int(rank): IdleRank(
             seconds=age,
             waits=any(begun > ended for begun, ended in numbers(newest["ranks"][rank]).values()),
             does=_does(newest["ranks"][rank], older["ranks"].get(rank), newest["m"] - older["m"]),
@@ -95,6 +95,6 @@ def _does(now: RankActivity, then: RankActivity | None, seconds: float) -> str:
     reads = ((now.get("read") or 0) - (then.get("read") or 0)) / seconds
     if max(writes, reads) >= _MUCH_S:
         return f"it {'writes' if writes >= reads else 'reads'} {format_size(max(writes, reads))} a second"
-    waits = words_of(now.get("wchan"))
+    waits = describe_wchan(now.get("wchan"))
     busy = (now.get("cpu_s") or 0.0) - (then.get("cpu_s") or 0.0) >= _BUSY * seconds
     return waits or ("it computes" if busy else "")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.door import samples
 from clusterctl.run.rules.stalls.waits import LEAST_S, PARTS, WINDOW_S, inside, numbers, shares
-from clusterctl.why.case import Pace
-from clusterctl.why.places import words_of
+from clusterctl.why.evidence import RankTiming
+from clusterctl.why.stack_position import describe_wchan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.types.samples import Activity, RankActivity
 
 
-def paces_of(lines: Mapping[str, Sequence[bytes]], attempt: int, *, most: int = 40) -> dict[int, Pace]:
+def paces_of(lines: Mapping[str, Sequence[bytes]], attempt: int, *, most: int = 40) -> dict[int, RankTiming]:
     """Return what each rank did of late; nothing of ranks that were seen too seldom, or that do not move.
 
     Args:
@@ -25,7 +25,7 @@ def paces_of(lines: Mapping[str, Sequence[bytes]], attempt: int, *, most: int = 
         attempt: Which attempt.
         most: How many of each node's are read: to judge one takes up to a millisecond.
     """
-    paces: dict[int, Pace] = {}
+    paces: dict[int, RankTiming] = {}
     for own in lines.values():
         chosen = _chosen([line for line in own if samples.may_be(line, "activity")], most)
         read = [s for s in samples.readable(chosen, "activity", "m", "ranks", "attempt") if s["attempt"] == attempt]
@@ -65,12 +65,12 @@ def _of_rank(read: Iterable[Activity], rank: str) -> list[tuple[float, RankActiv
     return [each for each in looks if each[1].get("alive") and each[1].get("pid") == looks[-1][1].get("pid")]
 
 
-def _pace(looks: list[tuple[float, RankActivity]], clock: float | None) -> Pace | None:
+def _pace(looks: list[tuple[float, RankActivity]], clock: float | None) -> RankTiming | None:
     if len(looks) <= PARTS or looks[-1][0] - looks[0][0] < LEAST_S:
         return None
     (begin, first), (end, last) = looks[0], looks[-1]
     seconds = end - begin
-    return Pace(
+    return RankTiming(
         seconds=seconds,
         waits=shares([own for _, own in looks]),
         cpu=_grown(first.get("cpu_s"), last.get("cpu_s")) / seconds,
@@ -90,7 +90,8 @@ def _waits_for(looks: Sequence[RankActivity]) -> dict[str, float]:
     counted = Counter(
         name
         for own in looks
-        if not any(begun > ended for begun, ended in numbers(own).values()) and (name := words_of(own.get("wchan")))
+        if not any(begun > ended for begun, ended in numbers(own).values())
+        and (name := describe_wchan(own.get("wchan")))
     )
     return {name: count / len(looks) for name, count in counted.items()}
 

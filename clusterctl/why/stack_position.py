@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clusterctl.why.case import Call, Look
+    from clusterctl.why.evidence import RankSnapshot, StackFrame
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/_clusterctl_shim/|/clusterctl/agent/")
 _COLLECTIVE = re.compile(r"torch/distributed/|torch/nn/parallel/|horovod/|jax/|tensorflow/|mpi4py|deepspeed/comm")
@@ -26,7 +26,7 @@ _SETTING_UP = frozenset({"init_process_group", "rendezvous", "_create_c10d_store
 _OFTEN_LOADS = ("next", "__next__", "_try_get_data", "_get_data")
 
 
-class Doing(str, Enum):
+class Activity(str, Enum):
     """What a rank does."""
 
     COLLECTIVE = "collective"
@@ -38,7 +38,7 @@ class Doing(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class StackPosition:
     """Where a rank is.
 
     Attributes:
@@ -46,61 +46,61 @@ class Place:
         op: The collective, or the function that it is in.
     """
 
-    doing: Doing
+    doing: Activity
     where: str | None
     op: str | None
 
 
-NOWHERE = Place(doing=Doing.UNKNOWN, where=None, op=None)
+UNKNOWN_POSITION = StackPosition(doing=Activity.UNKNOWN, where=None, op=None)
 
 
-def place_of(look: Look | None) -> Place:
+def locate_rank(look: RankSnapshot | None) -> StackPosition:
     """Return where the main thread of a rank is."""
     frames = look.frames if look is not None else None
-    return _place_in(frames) if frames else NOWHERE
+    return _locate_in_frames(frames) if frames else UNKNOWN_POSITION
 
 
 @lru_cache(maxsize=1024)
-def _place_in(frames: tuple[Call, ...]) -> Place:
+def _locate_in_frames(frames: tuple[StackFrame, ...]) -> StackPosition:
     """Return where a thread with these calls is; thousands of ranks are at the same place."""
-    own = next((frame for frame in frames if is_own(frame.file)), None)
+    own = next((frame for frame in frames if is_user_code(frame.file)), None)
     shown = own or frames[0]
-    where = f"{short(shown.file)}:{shown.line}"
+    where = f"{short_path(shown.file)}:{shown.line}"
     below = frames[: frames.index(own)] if own is not None else frames
     doing = _doing(below)
-    return Place(doing=doing, where=where, op=_op(doing, below, shown))
+    return StackPosition(doing=doing, where=where, op=_op(doing, below, shown))
 
 
-def is_own(file: str) -> bool:
+def is_user_code(file: str) -> bool:
     """Return whether a file is the user's code: of no package and not of Python itself."""
     return _LIBRARY.search(file) is None
 
 
-def short(file: str) -> str:
+def short_path(file: str) -> str:
     """Return how people know a file of code: its name, with that of a folder below the work folder."""
     parts = re.split(r"/clusterctl/work/[^/]+/", file)
     return parts[-1] if len(parts) > 1 else file.rpartition("/")[2]
 
 
-def _doing(below: tuple[Call, ...]) -> Doing:
+def _doing(below: tuple[StackFrame, ...]) -> Activity:
     """Return what the calls below the user's line do."""
     if any(frame.function in _SETTING_UP or _RENDEZVOUS.search(frame.file) for frame in below):
-        return Doing.SETTING_UP
+        return Activity.SETTING_UP
     if any(_COLLECTIVE.search(frame.file) for frame in below):
-        return Doing.COLLECTIVE
+        return Activity.COLLECTIVE
     if any(_LOADER.search(frame.file) for frame in below):
-        return Doing.LOADING
+        return Activity.LOADING
     if any(_BACKWARD.search(frame.file) for frame in below):
-        return Doing.BACKWARD
-    return Doing.OWN
+        return Activity.BACKWARD
+    return Activity.OWN
 
 
-def _op(doing: Doing, below: tuple[Call, ...], shown: Call) -> str:
-    if doing is Doing.BACKWARD:
+def _op(doing: Activity, below: tuple[StackFrame, ...], shown: StackFrame) -> str:
+    if doing is Activity.BACKWARD:
         return "backward"
-    if doing is Doing.LOADING:
+    if doing is Activity.LOADING:
         return "next batch"
-    named = [frame.function for frame in below if doing is Doing.OWN or _COLLECTIVE.search(frame.file)]
+    named = [frame.function for frame in below if doing is Activity.OWN or _COLLECTIVE.search(frame.file)]
     return next((name for name in reversed(named) if name not in _INNER), shown.function)
 
 
@@ -124,21 +124,21 @@ _WAITS = (
 """Places in the kernel, and what they mean. Compiled when one is asked for: most commands ask for none."""
 
 
-def waits_for(look: Look) -> str:
+def describe_kernel_wait(look: RankSnapshot) -> str:
     """Return in words what the kernel says that a rank waits for; "" where it says nothing that tells."""
-    return words_of(look.wchan) or ("it computes" if (look.cpu or 0.0) >= 0.5 else "")
+    return describe_wchan(look.wchan) or ("it computes" if (look.cpu or 0.0) >= 0.5 else "")
 
 
-def words_of(wchan: str | None) -> str:
+def describe_wchan(wchan: str | None) -> str:
     """Return in words what the place in the kernel at which a process waits says; "" where it says nothing."""
     return next((words for pattern, words in _WAITS if re.match(pattern, wchan or "")), "")
 
 
-def at_network(look: Look) -> bool:
+def is_waiting_for_network(look: RankSnapshot) -> bool:
     """Return whether a rank waits for a network socket."""
-    return waits_for(look) == NETWORK
+    return describe_kernel_wait(look) == NETWORK
 
 
-def at_storage(look: Look) -> bool:
+def is_waiting_for_storage(look: RankSnapshot) -> bool:
     """Return whether a rank waits for a file system."""
-    return waits_for(look) == STORAGE
+    return describe_kernel_wait(look) == STORAGE

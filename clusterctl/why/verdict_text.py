@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.why.causes import cut
+from clusterctl.why.exit_causes import shorten
 from clusterctl.why.verdict import Confidence, Kind
 
 if TYPE_CHECKING:
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
     from clusterctl.why.verdict import Culprit, Verdict, Waiting
 
-HEAD = ""
+FIRST_LABEL = ""
 _MOST, _MOST_UNSEEN, _MOST_BRIEF = 6, 3, 3
 
 
-def lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
+def verdict_lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
     """Yield label and text of each line, the most telling first; the label of the first is `HEAD`."""
-    yield HEAD, f"{verdict.kind.value} {verdict.cls.value}, {verdict.confidence.value}: {verdict.summary}"
+    yield FIRST_LABEL, f"{verdict.kind.value} {verdict.cls.value}, {verdict.confidence.value}: {verdict.summary}"
     for culprit in verdict.culprits[:_MOST]:
         yield "who", _culprit(culprit, verdict.summary)
     if len(verdict.culprits) > _MOST:
@@ -33,7 +33,7 @@ def lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "seen", verdict.bundle
 
 
-def brief(verdict: Verdict, run: str, *, steps: bool = True, said: str = "") -> list[str]:
+def brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: str = "") -> list[str]:
     """Return the short form, five lines at most, for whoever watches a run; nothing where nothing went wrong.
 
     Args:
@@ -45,10 +45,10 @@ def brief(verdict: Verdict, run: str, *, steps: bool = True, said: str = "") -> 
     if verdict.kind is Kind.NONE:
         return []
     by_label: dict[str, list[str]] = {}
-    for label, text in lines(verdict):
+    for label, text in verdict_lines(verdict):
         by_label.setdefault(label, []).append(text)
-    whole = by_label[HEAD][0]
-    head = whole.removesuffix(f": {cut(said)}")
+    whole = by_label[FIRST_LABEL][0]
+    head = whole.removesuffix(f": {shorten(said)}")
     if not steps and verdict.kind is Kind.CRASH and verdict.confidence is Confidence.CERTAIN and head != whole:
         # Who failed and how stands beside it.
         place = _place(verdict.culprits[0]) if verdict.culprits else ""

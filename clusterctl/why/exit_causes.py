@@ -1,23 +1,30 @@
-"""What killed a rank, by its last words: the class of the cause, and what to type next."""
+"""What killed a rank, by its last words: the class of the cause, and what to type next.
+
+How the ends of ranks are said.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from clusterctl.why.places import is_own, short
-from clusterctl.why.verdict import Class
+from clusterctl.formatting import fold_ranks
+from clusterctl.why.stack_position import is_user_code, short_path
+from clusterctl.why.verdict import Class, Culprit, Waiting
 
 if TYPE_CHECKING:
-    from clusterctl.why.case import End
+    from collections.abc import Sequence
 
-_MOST_SAID = 160
-_FRAME = re.compile(
+    from clusterctl.why.evidence import Rank, RankExit
+
+
+_MAX_TEXT = 160
+_TRACEBACK_FRAME = re.compile(
     r'^\s*(?:\[?rank\d+\]?:?\s*)?File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.M
 )
 
 
-def class_of(end: End) -> Class:
+def classify_exit(end: RankExit) -> Class:
     """Return the class of what ended a rank by itself."""
     if end.oom:
         return Class.OUT_OF_MEMORY
@@ -28,21 +35,21 @@ def class_of(end: End) -> Class:
     return end.cls or Class.UNKNOWN
 
 
-def is_certain(end: End) -> bool:
+def is_certain_cause(end: RankExit) -> bool:
     """Return whether it is known why a rank ended; lines of its output before that may speak of anything."""
     return bool(end.oom or end.signal or end.is_recognised)
 
 
-def where(end: End) -> tuple[str | None, str | None]:
+def innermost_user_line(end: RankExit) -> tuple[str | None, str | None]:
     """Return the innermost line of the user's code in the traceback of a rank, and the function there."""
-    frames = list(_FRAME.finditer(end.traceback or ""))
-    own = [frame for frame in frames if is_own(frame["file"])] or frames
+    frames = list(_TRACEBACK_FRAME.finditer(end.traceback or ""))
+    own = [frame for frame in frames if is_user_code(frame["file"])] or frames
     if not own:
         return None, None
-    return f"{short(own[-1]['file'])}:{own[-1]['line']}", own[-1]["function"]
+    return f"{short_path(own[-1]['file'])}:{own[-1]['line']}", own[-1]["function"]
 
 
-def said(end: End) -> str:
+def describe_exit(end: RankExit) -> str:
     """Return in words how a rank ended."""
     if end.oom:
         return end.message
@@ -53,16 +60,16 @@ def said(end: End) -> str:
     if end.well:
         return "it ended with 0 while others went on"
     if end.failed_inside:
-        return f"{cut(end.message)}, although its command ended with 0"
-    return cut(end.message) or f"exit {end.exit_code} without a word"
+        return f"{shorten(end.message)}, although its command ended with 0"
+    return shorten(end.message) or f"exit {end.exit_code} without a word"
 
 
-def cut(text: str) -> str:
+def shorten(text: str) -> str:
     """Return what a rank said, no longer than a line of a verdict has room for."""
-    return text if len(text) <= _MOST_SAID else text[: _MOST_SAID - 1] + "…"
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 
-def advice(cls: Class, run: str, rank: int | None, node: str | None) -> tuple[str, ...]:
+def next_command(cls: Class, run: str, rank: int | None, node: str | None) -> tuple[str, ...]:
     """Return what to type next."""
     logs = f"clusterctl logs {run} --rank {rank}" if rank is not None else f"clusterctl logs {run}"
     at = f" --node {node}" if node is not None else ""
@@ -89,3 +96,35 @@ def advice(cls: Class, run: str, rank: int | None, node: str | None) -> tuple[st
             return (f"clusterctl exec{at} -- ss -ltnp",)
         case _:
             return (logs,)
+
+
+MAX_NAMED_RANKS = 8
+_DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
+
+
+def describe_ranks(ranks: Sequence[Rank]) -> str:
+    """Return ranks for a sentence, with the node where it is one."""
+    nodes = list(dict.fromkeys(rank.node for rank in ranks))
+    on = f" on {nodes[0]}" if len(nodes) == 1 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks([rank.rank for rank in ranks])}{on}"
+
+
+def make_culprits(named: Sequence[tuple[Rank, RankExit]]) -> tuple[Culprit, ...]:
+    """Return ranks as those that began it, each with its line and its words."""
+    found = []
+    for rank, end in sorted(named, key=lambda each: each[0].rank)[:MAX_NAMED_RANKS]:
+        line, function = innermost_user_line(end)
+        found.append(Culprit(rank=rank.rank, node=rank.node, where=line, op=function, evidence=describe_exit(end)))
+    return tuple(found)
+
+
+def list_peer_victims(ranks: Sequence[Rank]) -> tuple[Waiting, ...]:
+    """Return ranks as those that ended because of others."""
+    if not ranks:
+        return ()
+    return (Waiting(ranks=fold_ranks([rank.rank for rank in ranks]), where=None, op="lost a peer"),)
+
+
+def normalize_message(message: str) -> str:
+    """Return a message without what differs between ranks that fail alike: numbers and addresses."""
+    return _DIGITS.sub("#", message)

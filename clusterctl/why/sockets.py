@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.why.case import Connection, Look, Node
+    from clusterctl.why.evidence import Connection, Node, RankSnapshot
 
 _LOST = 2
 """So often a segment was sent again in vain: once may be chance."""
 _LOOPBACK = ("127.", "::1")
 
 
-def awaited(looks: Mapping[int, Look], nodes: Mapping[int, str]) -> dict[int, int]:
+def find_awaited_ranks(looks: Mapping[int, RankSnapshot], nodes: Mapping[int, str]) -> dict[int, int]:
     """Return from which rank each rank waits to read, where its main thread does and the other end is a rank's."""
     ends = {_key(one, nodes[rank]): rank for rank, look in looks.items() for one in look.sockets}
     found = {}
@@ -27,7 +27,9 @@ def awaited(looks: Mapping[int, Look], nodes: Mapping[int, str]) -> dict[int, in
     return found
 
 
-def broken(looks: Mapping[int, Look], nodes: Mapping[int, str], known: Mapping[str, Node]) -> list[tuple[str, str]]:
+def find_broken_links(
+    looks: Mapping[int, RankSnapshot], nodes: Mapping[int, str], known: Mapping[str, Node]
+) -> list[tuple[str, str]]:
     """Return the pairs of nodes between which what ranks send is not acknowledged, the worst first."""
     by_address = {address: node.node for node in known.values() for address in node.addresses}
     ends = {_key(one, nodes[rank]): nodes[rank] for rank, look in looks.items() for one in look.sockets}
@@ -41,7 +43,9 @@ def broken(looks: Mapping[int, Look], nodes: Mapping[int, str], known: Mapping[s
     return [pair for pair, _ in lost.most_common()]
 
 
-def worst(looks: Mapping[int, Look], nodes: Mapping[int, str], pair: tuple[str, str]) -> Connection | None:
+def find_slowest_socket(
+    looks: Mapping[int, RankSnapshot], nodes: Mapping[int, str], pair: tuple[str, str]
+) -> Connection | None:
     """Return the connection from a rank of one of two nodes that has waited longest for an answer."""
     of_pair = [one for rank, look in looks.items() if nodes[rank] in pair for one in look.sockets]
     return max((one for one in of_pair if one.lost >= _LOST), key=lambda one: one.lost, default=None)

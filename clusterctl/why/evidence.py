@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class StackFrame:
     """One Python call on a stack. `line` is 0 where it is not known."""
 
     function: str
@@ -32,7 +32,7 @@ class Child:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CollectiveRecord:
     """A collective, or a message between two ranks, that a rank has begun, as the flight recorder has it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class RankExit:
     """How a rank ended by itself. `earliest` and `latest` bound it on the head's clock (seconds).
 
     Attributes:
@@ -107,7 +107,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class RankSnapshot:
     """A rank as it was seen at one moment.
 
     Attributes:
@@ -125,18 +125,18 @@ class Look:
     state: str | None = None
     wchan: str | None = None
     cpu: float | None = None
-    frames: tuple[Call, ...] | None = None
+    frames: tuple[StackFrame, ...] | None = None
     children: tuple[Child, ...] = ()
     step: int | None = None
     status_age: float | None = None
     seq: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    entries: tuple[Entry, ...] | None = None
+    entries: tuple[CollectiveRecord, ...] | None = None
     sockets: tuple[Connection, ...] = ()
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class RankTiming:
     """What a rank of a run that moves did with its time of late.
 
     Attributes:
@@ -160,7 +160,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class IdleRank:
     """A rank of a run that nobody calls stalled.
 
     Attributes:
@@ -185,8 +185,8 @@ class Rank:
     rank: int
     node: str
     started: bool = True
-    end: End | None = None
-    look: Look | None = None
+    end: RankExit | None = None
+    look: RankSnapshot | None = None
     counted: Mapping[str, tuple[int, int]] | None = None
 
 
@@ -201,7 +201,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
+class StartRefusal:
     """One reason for which a start was refused: a check that failed, or what a node answered.
 
     Attributes:
@@ -216,18 +216,18 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Other:
+class RunError:
     """What ended the run where no exit of a worker did: `kind` of `blame.Cause`, or why it never started."""
 
     kind: str
     message: str
     node: str | None = None
     hint: str = ""
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[StartRefusal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Evidence:
     """Everything that the verdict rests on.
 
     Attributes:
@@ -252,10 +252,10 @@ class Case:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     stalled: bool = False
     limit: float | None = None
-    other: Other | None = None
+    other: RunError | None = None
     troubles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    paces: Mapping[int, Pace] = field(default_factory=dict)
-    standing: Mapping[int, Standing] = field(default_factory=dict)
+    paces: Mapping[int, RankTiming] = field(default_factory=dict)
+    standing: Mapping[int, IdleRank] = field(default_factory=dict)
     unbegun: float | None = None
     seen_at: str | None = None
     folder: str | None = None
