@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import plural
 from clusterctl.health.model import Finding, Status
 from clusterctl.render.findings import STYLES, sign
 from clusterctl.render.terminal.console import CYAN, pad, safe
@@ -25,9 +26,11 @@ def render_head(findings: Sequence[Finding], verdict: Status, terminal: Terminal
         word = terminal.style(pad(_WORDS[finding.status], 7), *STYLES[finding.status])
         lines.append(f"{sign(finding.status, terminal)} {pad(finding.check, widest)}  {word}  {safe(finding.message)}")
         lines += [f"    {terminal.style('hint', CYAN)}: {safe(finding.hint)}"] if finding.hint else []
-    return [*lines, "", _last_line(verdict, terminal)]
+    return [*lines, "", _last_line(findings, verdict, terminal)]
 
 
-def _last_line(verdict: Status, terminal: Terminal) -> str:
-    said = "this head is not fit: no run can start from here" if verdict is Status.FAIL else "this head is fit"
-    return f"{terminal.style(verdict.value, *STYLES[verdict])}: {said}"
+def _last_line(findings: Sequence[Finding], verdict: Status, terminal: Terminal) -> str:
+    if verdict is Status.FAIL:
+        return f"{terminal.style('FAIL', *STYLES[verdict])}: no run can start from here"
+    warnings = sum(finding.status is Status.WARN for finding in findings)
+    return terminal.style("OK", *STYLES[verdict]) + (f" with {plural(warnings, 'warning')}" if warnings else "")

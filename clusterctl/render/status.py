@@ -189,7 +189,7 @@ def _node_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
         return _folded_nodes(view, terminal)
     columns = [
         Column(title="NODE", shrink=True),
-        Column(title="NR", right=True),
+        Column(title="NODE RANK", right=True),
         Column(title="STATE"),
         Column(title="RANKS"),
         Column(title="ADDRESS", shrink=True),
@@ -232,7 +232,7 @@ def _worker_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str
     columns = [
         Column(title="RANK", right=True),
         Column(title="NODE", shrink=True),
-        Column(title="LOCAL", right=True),
+        Column(title="LOCAL RANK", right=True),
         Column(title="PID", right=True),
         Column(title="STATE"),
         Column(title="STEP", right=True),

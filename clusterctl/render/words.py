@@ -36,7 +36,7 @@ def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
 def _by_whom(cause: Cause) -> str:
     """Return what is known of a SIGKILL, which says nothing of itself."""
     unexplained = cause.kind == "signal" and cause.signal == "SIGKILL"
-    return " (not by clusterctl, and the kernel told of no lack of memory)" if unexplained else ""
+    return " (not by clusterctl, no OOM kill in the kernel log)" if unexplained else ""
 
 
 def alike_line(cause: Cause, ranks: Sequence[int], nodes: Sequence[str], attempt: int, terminal: Terminal) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import sys
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_who_holds_memory_and_will_not_let_go_is_named_at_once(
     launch(node, talk, "exit 0")
     talk.wait_for("swept")
     name = (Path("/proc") / str(os.getpid()) / "comm").read_text().strip()
-    words = f"3.0 of 80 GiB still in use, held by pid {os.getpid()} ({name}, uid {os.getuid()})"
+    words = f"3.0 of 80 GiB still in use, held by pid {os.getpid()} ({name}, {pwd.getpwuid(os.getuid()).pw_name})"
     assert alarms(talk) == ([("gpu_memory", GPU, words)] if other == GPU else [])
 
 

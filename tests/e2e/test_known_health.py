@@ -32,10 +32,10 @@ def test_a_start_says_which_warnings_are_new(head: LocalHead) -> None:
     assert "new:" not in second.stderr
 
     (known,) = (Path(head.env["XDG_STATE_HOME"]) / "clusterctl" / "health").iterdir()
-    seen = json.loads(known.read_bytes())["seen"]
-    known.write_text(json.dumps({"seen": seen[1:]}))
+    kept = json.loads(known.read_bytes())
+    known.write_text(json.dumps({**kept, "findings": kept["findings"][1:]}))
     third = head.run("up")
-    _, status, check = seen[0].split()[:3]
+    _, status, check = kept["findings"][0].split()[:3]
     assert health_line(third.stderr).rstrip("0123456789.s ").endswith(", 1 new")
     assert f"new: {status} {check}" in third.stderr
 

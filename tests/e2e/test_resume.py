@@ -126,7 +126,7 @@ def test_why_an_attempt_died_is_told_and_kept_though_another_follows(head: Local
     assert done.returncode == 0, done.stderr
     told = (
         "first observed failure: rank 1 on localhost.1, killed by SIGKILL"
-        " (not by clusterctl, and the kernel told of no lack of memory)\n"
+        " (not by clusterctl, no OOM kill in the kernel log)\n"
     )
     assert f"{told}restart 1 of 3 now (rank 1 on localhost.1: killed by SIGKILL)\n" in done.stderr
     status = head.json("status", head.newest())

@@ -183,7 +183,7 @@ def test_a_spare_takes_the_place_of_a_node_that_died_once_its_fence_has_expired(
         (first.name, "0", "as it was"),
         (spare.name, "1", "as it was"),
     }
-    assert f"until {second.name} has surely stopped itself (on_controller_loss.stop_after)" in attached.stderr
+    assert f"for {second.name}'s workers to time out (on_controller_loss.stop_after)" in attached.stderr
     assert f"{spare.name} takes the place of {second.name}, which is lost" in attached.stderr
     status = head.json("status", run)
     assert [(n["node"], n["node_rank"]) for n in status["nodes"]] == [(first.name, 0), (spare.name, 1)]

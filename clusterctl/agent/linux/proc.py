@@ -161,6 +161,18 @@ def owner(pid: int) -> int | None:
     return None
 
 
+def user_name(uid: int) -> str:
+    """Return who a user is: the name that this machine itself gives it, else `uid 1000`.
+
+    Names that a directory service gives are not asked for: it may take for ever to answer.
+    """
+    for line in read_bytes("/etc/passwd", 4 << 20).decode("utf-8", "replace").splitlines():
+        name, _, rest = line.partition(":")
+        if rest.split(":")[1:2] == [str(uid)] and name.isprintable():
+            return name
+    return f"uid {uid}"
+
+
 def environ(pid: int) -> dict[bytes, bytes]:
     """Return the environment that a process was started with, as far as it may be read and was not overwritten."""
     pairs = (entry.partition(b"=") for entry in read_bytes(f"/proc/{pid}/environ", 4 << 20).split(b"\0"))

@@ -217,9 +217,9 @@ def _held_by(index: int, fd: int, path: str) -> str:
     """Say who holds a GPU: the user whose file is locked, and the run which that user names in it."""
     user, record = os.fstat(fd).st_uid, _read(fd)
     if not record.get("run"):
-        return f"GPU {index} is locked by uid {user}, who names no run: as root, `fuser -k {path}` frees it"
+        return f"GPU {index} is locked by {proc.user_name(user)}, who names no run: as root, `fuser -k {path}` frees it"
     node = f" (node {_shown(record['node'])})" if record.get("node") else ""
-    other = f" of uid {user}" if user != os.geteuid() else ""
+    other = f" of {proc.user_name(user)}" if user != os.geteuid() else ""
     return f"GPU {index} is held by run {_shown(record['run'])}{other}{node}"
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.linux import relaunch
+from clusterctl.agent.linux import proc, relaunch
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Loop, Timer
@@ -84,4 +84,4 @@ def _holder(process: dict[str, Any]) -> str:
     if not process["visible"]:
         return f"pid {process['pid']}, which cannot be seen from here (a container, or another user's)"
     run = f", run {process['run']}" if process["run"] else ""
-    return f"pid {process['pid']} ({process['comm']}, uid {process['user']}{run})"
+    return f"pid {process['pid']} ({process['comm']}, {proc.user_name(process['user'])}{run})"

@@ -14,6 +14,7 @@ from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.main import WithJobArguments
 from clusterctl.config.stored import dump
 from clusterctl.config.text.override import Overrides
+from clusterctl.config.workdir import renamed
 from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan import environment, layout
@@ -87,7 +88,8 @@ class UpChoices(FileChoices):
 def command(context: click.Context, choices: UpChoices) -> int:
     """Start a run: check the nodes, sync the code, start every rank, follow rank 0.
 
-    Everything after `--` goes to the job. Ctrl-C stops the run gracefully, a second one kills it; `d` detaches.
+    Everything after `--` goes to the job, behind `job.args`; `--set job.args=[]` leaves out those of the file. Ctrl-C
+    stops the run gracefully, a second one kills it; `d` detaches.
     """
     if choices.as_json and not (choices.detach or choices.dry_run):
         # One object says that a run has begun; what goes on is told in lines.
@@ -95,6 +97,9 @@ def command(context: click.Context, choices: UpChoices) -> int:
     _refuse_ignored(choices)
     console = choices.console()
     spec = _spec(choices, context.meta["clusterctl.args"], console)
+    if choices.name is not None and not choices.quiet:
+        folders = {h.workdir for h in spec.hosts if renamed(h.workdir, spec.name, "") != h.workdir}
+        console.narrate(*(f"`--name` gives the run a work folder of its own on nodes: {folder}" for folder in folders))
     if choices.dry_run:
         _print_plan(spec, console, as_json=choices.as_json)
         return 0

@@ -8,11 +8,13 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.lookup.runs import unattended_of
+from clusterctl.config.hosts import fold
 from clusterctl.errors import ExitCode
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.errors import error_line, hint_lines
 from clusterctl.render.report import Beside, render_report
 from clusterctl.render.story.shown import Shown
+from clusterctl.render.terminal.console import safe
 from clusterctl.render.terminal.machine import json_line
 from clusterctl.run.record.kept.memory import before_the_kill
 from clusterctl.run.rules import leftover
@@ -78,7 +80,8 @@ def _ending(
             memory = before_the_kill(run, state)
             folders = code_folders(run, state)
             beside = Beside(log_path=str(run.path / "nodes"), folders=folders, shown=shown, memory=memory)
-            return [*render_report(state, terminal, beside), *_why(run, state)], exit_code_of(state)
+            report = render_report(state, terminal, beside)
+            return [*report, *_why(run, state), *_job_files(run, state)], exit_code_of(state)
         case Leave.DETACHED:
             return [f"detached: {run.run} goes on", *next_commands(run)], int(ExitCode.OK)
         case Leave.STARTED:
@@ -105,6 +108,19 @@ def _why(run: RunDir, state: RunState) -> list[str]:
     if told.kind not in (Kind.CRASH, Kind.HANG, Kind.START):
         return []
     return brief_lines(told, run.run, steps=False, said="" if state.cause is None else state.cause.message)
+
+
+def _job_files(run: RunDir, state: RunState) -> list[str]:
+    """Return where a run that succeeded has left on other machines what it wrote with relative paths."""
+    if state.phase.value != "succeeded" or state.results is not None:
+        return []
+    folders: dict[str, list[str]] = {}
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        for host in json.loads(run.spec.read_bytes())["hosts"]:
+            if host["transport"] != "local" and host["name"] in state.nodes:
+                folders.setdefault(host["workdir"], []).append(host["name"])
+    places = [f"  files of the job: {safe(folder)} on {safe(fold(nodes))}" for folder, nodes in folders.items()]
+    return [*places, "  `clusterctl sync --pull 'PATTERN'` fetches them"] if places else []
 
 
 def code_folders(run: RunDir, state: RunState) -> frozenset[str]:

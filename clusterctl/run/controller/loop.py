@@ -245,9 +245,7 @@ class Controller:
         run = self._run
         if run.limits.fence is not None and not run.cancelled.is_set():
             left = max(0.0, run.limits.fence - run.links.cut().get(node, 0.0))
-            text = (
-                f"waiting {duration_text(left)} until {node} has surely stopped itself (on_controller_loss.stop_after)"
-            )
+            text = f"waiting {duration_text(left)} for {node}'s workers to time out (on_controller_loss.stop_after)"
             run.note(text, "info")
 
     def _go_on_with_restart(self) -> None:

@@ -64,7 +64,7 @@ class NodePhase(str, Enum):
     PREPARED = "prepared"
     RUNNING = "running"
     STOPPING = "stopping"
-    SWEPT = "swept"
+    ENDED = "ended"
     UNREACHABLE = "unreachable"
     LOST = "lost"
 
@@ -340,7 +340,7 @@ class RunState:
         if state.link == "lost":
             return NodePhase.LOST
         if state.swept:
-            return NodePhase.SWEPT
+            return NodePhase.ENDED
         if state.link == "unreachable":
             return NodePhase.UNREACHABLE
         if state.stop_reason:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.linux import proc
+from clusterctl.agent.linux.proc import user_name
 from clusterctl.agent.supervisor.claims import PREFIX, ClaimError, Claims
 from tests.unit.agent.full import full_at
 
@@ -72,7 +73,7 @@ def test_a_gpu_of_another_run_is_refused_by_name_and_nothing_new_is_held(folder:
     other.release()
 
 
-NOBODY = r"locked by uid {uid}, who names no run: as root, `fuser -k {file}` frees it"
+NOBODY = r"locked by {user}, who names no run: as root, `fuser -k {file}` frees it"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_a_holder_is_named_by_the_file_that_is_locked(folder: str, text: str, wo
     with pytest.raises(ClaimError) as caught:
         Claims("run-2", "n1", folder).take([103])
 
-    assert str(caught.value) == "GPU 103 is " + words.format(uid=os.getuid(), file=file_of(holder, 103))
+    assert str(caught.value) == "GPU 103 is " + words.format(user=user_name(os.getuid()), file=file_of(holder, 103))
     holder.release()
 
 
@@ -140,7 +141,7 @@ def test_on_a_full_disk_a_gpu_is_claimed_although_nobody_can_write_whose_it_is(f
     with full_at(0):
         claims.take([100])
 
-    with pytest.raises(ClaimError, match="^GPU 100 is locked by uid [0-9]+, who names no run"):
+    with pytest.raises(ClaimError, match="^GPU 100 is locked by [^,]+, who names no run"):
         Claims("other", "n", folder).take([100])
     claims.release()
 
@@ -184,3 +185,8 @@ def test_of_many_that_want_a_gpu_at_once_one_gets_it(folder: str) -> None:
 
     assert len(holders) == 1
     holders[0].release()
+
+
+def test_a_user_that_this_machine_does_not_name_is_told_by_number() -> None:
+    assert user_name(0) == "root"
+    assert user_name(4_000_000_000) == "uid 4000000000"

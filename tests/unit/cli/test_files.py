@@ -86,6 +86,12 @@ def test_config_ranks_tells_what_is_known_where_only_nodes_know_their_gpus(folde
     assert "one per GPU of gpu01" in result.stderr
 
 
+def test_a_name_of_its_own_changes_the_folder_on_nodes_and_that_is_said(folder: Path) -> None:
+    result = call("up", "--dry-run", "--name", "other", "--set", "hosts={gpu01: 1}")
+
+    assert "work folder of its own on nodes: ~/.local/share/clusterctl/work/other-" in result.stderr
+
+
 def test_a_dry_run_refuses_a_secret_that_is_not_set_as_up_does(folder: Path) -> None:
     missing = "secrets={TOKEN: {env: SURELY_NOT_SET}}"
     assert isinstance(call("up", "--dry-run", "--set", missing).exception, ConfigError)

@@ -21,7 +21,7 @@ KILLED: dict[str, Any] = {
 RAISED: dict[str, Any] = {"kind": "exit", "node": "gpu02", "rank": 1, "exit_code": 1, "message": "ValueError: bad"}
 
 
-UNSAID = " (not by clusterctl, and the kernel told of no lack of memory)"
+UNSAID = " (not by clusterctl, no OOM kill in the kernel log)"
 
 
 @pytest.mark.parametrize(

@@ -121,15 +121,15 @@ def test_status_shows_run_nodes_and_workers(narrow: Terminal) -> None:
     assert render_status(running(), 1192.0, narrow) == [
         "digits-k3x9  running · 2 nodes, 4 ranks · step 10 · 3m12s",
         "",
-        "NODE   NR  STATE    RANKS  ADDRESS",
-        "gpu01   0  running  0-1    10.0.0.1",
-        "gpu02   1  running  2-3    10.0.0.2",
+        "NODE   NODE RANK  STATE    RANKS  ADDRESS",
+        "gpu01          0  running  0-1    10.0.0.1",
+        "gpu02          1  running  2-3    10.0.0.2",
         "",
-        "RANK  NODE   LOCAL  PID  STATE    STEP    OUTPUT",
-        "   0  gpu01      0  100  running    10  0.5s ago",
-        "   1  gpu01      1  101  running    11  0.5s ago",
-        "   2  gpu02      0  102  running    12  0.5s ago",
-        "   3  gpu02      1  103  running    13  0.5s ago",
+        "RANK  NODE   LOCAL RANK  PID  STATE    STEP    OUTPUT",
+        "   0  gpu01           0  100  running    10  0.5s ago",
+        "   1  gpu01           1  101  running    11  0.5s ago",
+        "   2  gpu02           0  102  running    12  0.5s ago",
+        "   3  gpu02           1  103  running    13  0.5s ago",
     ]
 
 

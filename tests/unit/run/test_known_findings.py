@@ -40,6 +40,12 @@ def test_what_was_there_at_the_last_look_is_not_new(known: KnownFindings, tmp_pa
     assert again(tmp_path).new([warning("gpu01"), *fresh, warning(None)]) == [*fresh]
 
 
+def test_nothing_is_new_of_nodes_at_which_nobody_has_looked_before(known: KnownFindings, tmp_path: Path) -> None:
+    known.remember([], ["gpu01"])
+    assert again(tmp_path).new([warning("gpu01"), warning("gpu02")]) == [warning("gpu01")]
+    assert again(tmp_path).new([warning("gpu02"), warning("gpu03"), warning(None)]) is None
+
+
 def test_what_went_away_and_came_back_is_new(known: KnownFindings, tmp_path: Path) -> None:
     known.remember([warning("gpu01")], ["gpu01"])
     known.remember([], ["gpu01"])
@@ -64,7 +70,7 @@ def test_each_cluster_file_has_its_own(known: KnownFindings, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b'{"seen": 3}', b'{"seen": null}', b"\x00" * 100, b"[" * 100_000, b'{"seen": ["' + b"x" * 2_000_000],
+    [b"", b"{", b"[]", b'{"findings": [], "nodes": 3}', b'{"findings": null, "nodes": []}', b"\x00" * 100, b"[" * 100_000, b'{"findings": ["' + b"x" * 2_000_000],
     ids=["empty", "torn", "list", "number", "null", "zeros", "deep", "long"],
 )  # fmt: skip
 def test_a_file_that_says_something_else_counts_as_none(known: KnownFindings, tmp_path: Path, content: bytes) -> None:
@@ -77,7 +83,7 @@ def test_a_file_that_says_something_else_counts_as_none(known: KnownFindings, tm
 def test_what_in_it_is_no_finding_is_passed_over(known: KnownFindings, tmp_path: Path) -> None:
     known.remember([warning("gpu01")], ["gpu01"])
     (file,) = kept(tmp_path)
-    file.write_bytes(b'{"seen": [1, null, {"a": []}, "gpu01 WARN host.swap"]}')
+    file.write_bytes(b'{"findings": [1, null, {"a": []}, "gpu01 WARN host.swap"], "nodes": ["gpu01", 2]}')
     assert again(tmp_path).new([warning("gpu01")]) == []
 
 

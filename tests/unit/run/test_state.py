@@ -83,7 +83,7 @@ def test_a_run_is_shown_with_what_its_workers_do_and_how_each_ended() -> None:
         ),
         pytest.param(
             told(wrote(RUNNING, "n0", node_events.Swept(0)), events.Link(node="n0", link="unreachable")),
-            ["swept", "running"],
+            ["ended", "running"],
             id="one that had swept does not answer",
         ),
         pytest.param(
@@ -107,7 +107,7 @@ def test_the_words_of_states_are_those_of_the_documents() -> None:
     ]  # fmt: skip
     assert [phase.value for phase in WorkerPhase] == ["pending", "starting", "running", "exited", "lost"]
     assert {phase.value for phase in NodePhase} == {
-        "waiting", "prepared", "running", "stopping", "swept", "unreachable", "lost",
+        "waiting", "prepared", "running", "stopping", "ended", "unreachable", "lost",
     }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def in_the_same_folder(spec: ClusterSpec, root: Path | None = None) -> Iterator[
         except (OSError, ValueError):
             continue
         if shared := [node for node, place in mine.items() if place in theirs.values()]:
-            chosen = any(renamed(host.workdir, spec.name, "other") == host.workdir for host in spec.hosts)
+            chosen = any(renamed(host.workdir, spec.name, "") == host.workdir for host in spec.hosts)
             other = "another `workdir`" if chosen else "`--name OTHER`"
             yield f"{run.run} works in the same folder on {fold(shared)}; {other} gives this run one of its own"
 

@@ -42,7 +42,7 @@ class KnownFindings:
     def __init__(self, state: Path, spec: ClusterSpec) -> None:
         about = os.path.realpath(spec.path) if spec.path else " ".join(host.name for host in spec.hosts)
         self._path = state / _FOLDER / f"{hashlib.sha256(os.fsencode(about)).hexdigest()[:32]}.json"
-        self._known = self._read()
+        self._known, self._nodes = self._read()
 
     @classmethod
     def beside(cls, run: RunDir, spec: ClusterSpec) -> KnownFindings:
@@ -50,32 +50,49 @@ class KnownFindings:
         return cls(run.path.parent.parent, spec)
 
     def new(self, findings: Iterable[Finding]) -> list[Finding] | None:
-        """Return the warnings, and what could not be looked at, that were not there; `None` at a first look."""
-        if self._known is None:
+        """Return the warnings and unknowns that were not there; `None` at a first look at these nodes.
+
+        Nothing is new of a node at which nobody has looked before.
+        """
+        found = list(findings)
+        if self._known is None or not any(finding.node in self._nodes for finding in found):
             return None
-        return [finding for finding in findings if finding.status in _NEWS and _name(finding) not in self._known]
+        of_known = (finding for finding in found if finding.node is None or finding.node in self._nodes)
+        return [finding for finding in of_known if finding.status in _NEWS and _name(finding) not in self._known]
 
     def remember(self, findings: Iterable[Finding], nodes: Collection[str]) -> None:
         """Take what was found of these nodes, and of the cluster, for what is there; other nodes stay as they were."""
         kept = {name for name in self._known or () if name.split(" ", 1)[0] not in {*nodes, "-"}}
         kept |= {_name(finding) for finding in findings if finding.status in _NEWS}
         self._known = frozenset(sorted(kept)[:_MOST_FINDINGS])
+        self._nodes = frozenset(sorted({*self._nodes, *nodes})[:_MOST_FINDINGS])
         with contextlib.suppress(OSError):
             make_private(self._path.parent.parent)
             make_private(self._path.parent)
-            write_atomically(self._path, json.dumps({"seen": sorted(self._known)}).encode())
+            write_atomically(
+                self._path, json.dumps({"findings": sorted(self._known), "nodes": sorted(self._nodes)}).encode()
+            )
             _forget_some(self._path.parent)
 
-    def _read(self) -> frozenset[str] | None:
+    def _read(self) -> tuple[frozenset[str] | None, frozenset[str]]:
+        """Return the findings of the last look, `None` where there was none, and the nodes that were looked at."""
         try:
             with self._path.open("rb") as file:
                 told = json.loads(file.read(_MOST_BYTES))
-            seen = told["seen"]
+            return _names(told["findings"]), _names(told["nodes"])
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            return None
-        if not isinstance(seen, list):
-            return None
-        return frozenset(name for name in seen[:_MOST_FINDINGS] if isinstance(name, str) and len(name) <= _MOST_NAME)
+            return None, frozenset()
+
+
+def _names(listed: object) -> frozenset[str]:
+    """Return the names of a list that comes from a file.
+
+    Raises:
+        TypeError: It is no list.
+    """
+    if not isinstance(listed, list):
+        raise TypeError("no list")
+    return frozenset(name for name in listed[:_MOST_FINDINGS] if isinstance(name, str) and len(name) <= _MOST_NAME)
 
 
 def old_files(state: Path, before: float) -> list[Path]:
