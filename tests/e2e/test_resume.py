@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -96,6 +97,30 @@ def test_attempts_go_on_from(
     assert [line for line in told if line not in said] == []
     if not told:
         assert not any("goes on from" in line or "starts from scratch" in line for line in said)
+
+
+def test_a_slurm_job_that_is_requeued_goes_on_from_what_it_has_written_itself(head: LocalHead) -> None:
+    prepare(head, "0:step-1", restarts=0)
+
+    def up(job: str, restarts: str = "0") -> list[str]:
+        env = {**head.env, "SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restarts}
+        assert dataclasses.replace(head, env=env).run("up", "--no-health").returncode == 100
+        return taken(head)
+
+    assert up("77") == ["None"]
+    assert up("77") == ["None"]
+    assert up("77", "1") == ["step-1"]
+    assert up("77", "2") == ["step-1"]
+    assert up("78", "1") == ["None"]
+
+
+def test_a_slurm_job_that_had_written_nothing_takes_no_checkpoint_of_others(head: LocalHead) -> None:
+    prepare(head, restarts=0)
+    for restarts in ("0", "1"):
+        env = {**head.env, "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": restarts}
+        assert dataclasses.replace(head, env=env).run("up", "--no-health").returncode == 100
+
+        assert taken(head) == ["None"]
 
 
 def test_a_controller_that_adopts_the_run_knows_what_was_there_when_it_began(head: LocalHead) -> None:

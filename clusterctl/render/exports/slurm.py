@@ -47,9 +47,6 @@ def script(spec: ClusterSpec, *, program: Sequence[str], folder: str, files: Seq
     words = [*program, "up", *(word for file in files for word in ("--file", file))]
     words += [word for text in (*sets, "hosts={from: slurm}") for word in ("--set", text)]
     up = shlex.join(words)
-    if spec.job is not None and spec.job.checkpoint.pattern:
-        # Requeued, it is another run, whose checkpoints are an earlier run's.
-        up += " ${SLURM_RESTART_COUNT:+--set job.checkpoint.resume=any}"
     needs = f"# Made by `clusterctl export slurm`. It needs {shlex.join(program)} on the node where it runs."
     head = ["#!/bin/bash", needs, *_directives(spec), *_notes(spec)]
     body = _BODY.format(program=shlex.quote(program[0]), folder=shlex.quote(folder), up=f'{up} -- "$@"')

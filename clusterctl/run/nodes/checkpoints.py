@@ -19,6 +19,7 @@ from clusterctl.errors import RefusedError
 from clusterctl.plan.layout import workdir_of
 from clusterctl.run.nodes.checkpoint_copy import CheckpointCopy
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
+from clusterctl.run.record import origin
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.rules import events
 from clusterctl.run.rules.checkpoint_files import Copied, Version, by_origin, differing, lacking, lost_with
@@ -155,7 +156,8 @@ class Resuming:
         post: Callable[[events.ControllerEvent], None],
         cancelled: threading.Event,
     ) -> None:
-        self._file, self._sessions, self._post, self._cancelled = run.path / _FILE, sessions, post, cancelled
+        self._run, self._sessions, self._post, self._cancelled = run, sessions, post, cancelled
+        self._file = run.path / _FILE
         self._name = spec.name
         self._here = {host.name for host in spec.hosts if host.transport is TransportKind.LOCAL}
         self._workdirs = {host.name: workdir_of(spec, host.name) for host in spec.hosts}
@@ -180,7 +182,7 @@ class Resuming:
             NodeError: A node cannot be asked, or was lost.
         """
         pattern, mode = self._checkpoint.pattern, self._checkpoint.resume
-        if pattern is None or (number == 0 and mode is not Resume.ANY):
+        if pattern is None or (number == 0 and mode is not Resume.ANY and not self._was_requeued(nodes)):
             self._take_note(nodes)
             return None, None
         look = self._look(nodes, former)
@@ -194,6 +196,29 @@ class Resuming:
         path = self._usable(look)
         self._post(events.Note(text=sentence(number, self._checkpoint, path)))
         return path, self._look(nodes, former).checkpoints[0]
+
+    def _was_requeued(self, nodes: Sequence[str]) -> bool:
+        """Return whether this run goes on where an earlier one of its Slurm job was when Slurm started that again.
+
+        What was there before that one was there before this one, and what it has written belongs to both.
+        """
+        if self._checkpoint.resume is not Resume.THIS_RUN:
+            return False
+        memories = [_memory(run.path / _FILE) for run in origin.begun_before_requeue(self._run)]
+        earlier = next((memory for memory in memories if memory.before), None)
+        if earlier is None:
+            return False
+        answers, errors = each(sessions_of(self._sessions(), nodes), self._ask)
+        raise_first(errors)
+        # Another node sees the same files on a disk that all share; one of its own has nothing of this job.
+        everything = set().union(*earlier.before.values())
+        shared = self._checkpoint.shared
+        for node in (node for node in nodes if node not in earlier.before):
+            if shared or answers[node].get("network", False):
+                earlier.before[node] = everything
+        self._memory = earlier
+        self._memory.save(self._file)
+        return True
 
     def _usable(self, look: _Look) -> str:
         """Return the newest checkpoint from which the nodes can go on, once all of them have it."""
@@ -322,7 +347,8 @@ class Resuming:
     def _take_note(self, nodes: Sequence[str]) -> None:
         """Keep with the run what is there before it has written anything, on its spares too."""
         pattern = self._checkpoint.pattern
-        if pattern is None or not self._restarts:
+        in_slurm = (begun := origin.read(self._run)) is not None and begun.slurm_job
+        if pattern is None or not (self._restarts or in_slurm):
             return
         answers, errors = each(self._sessions(), lambda node, session: self._ask(node, session, versions=True))
         raise_first({node: errors[node] for node in nodes if node in errors})
@@ -335,7 +361,7 @@ class Resuming:
         older = {entry["path"] for answer in answers.values() for entry in answer["found"]}
         if older and self._checkpoint.resume is Resume.THIS_RUN and not any(map(_shows_any, earlier)):
             self._post(events.Note(text=sentence_of_older(len(older), pattern)))
-        if _on_disks_of_their_own({node: answers[node] for node in nodes}, self._here):
+        if self._restarts and _on_disks_of_their_own({node: answers[node] for node in nodes}, self._here):
             shared = self._checkpoint.shared
             if shared or not earlier:
                 text = sentence_of_disks(pattern, shared=shared)

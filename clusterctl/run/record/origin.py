@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.secret_words import hide_secrets, hide_secrets_in
 from clusterctl.run.record.disk import write_atomically
+from clusterctl.run.record.rundir import RunDir
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from clusterctl.config.spec import ClusterSpec, JobSpec
-    from clusterctl.run.record.rundir import RunDir
 
 _FILE, _COMMIT_FILE = "origin.json", "commit.json"
+_TEXTS = ("user", "host", "file", "folder", "command", "slurm_job", "slurm_restarts")
 _GIT_SECONDS = 5.0
 _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
 
@@ -46,6 +48,8 @@ class Origin:
         folder: Where the command was typed.
         command: What each worker runs, as a person would type it.
         commit: What git said of the folder of the cluster file; `None` where it is no repository, or git was slow.
+        slurm_job: The Slurm job in which it was begun, as `CLUSTER/ID`; "" outside of one.
+        slurm_restarts: How often Slurm had started that job again by then.
     """
 
     user: str = ""
@@ -53,6 +57,8 @@ class Origin:
     file: str = ""
     folder: str = ""
     command: str = ""
+    slurm_job: str = ""
+    slurm_restarts: str = ""
     commit: Commit | None = None
 
 
@@ -67,10 +73,41 @@ def remember(run: RunDir, spec: ClusterSpec) -> None:
             file=spec.path,
             folder=os.getcwd(),
             command="" if spec.job is None else command_of(spec.job),
+            slurm_job=_slurm_job(os.environ),
+            slurm_restarts=os.environ.get("SLURM_RESTART_COUNT", "0"),
         )
         value = asdict(origin)
         del value["commit"]
         write_atomically(run.path / _FILE, json.dumps(value).encode())
+
+
+def _slurm_job(environ: Mapping[str, str]) -> str:
+    number = environ.get("SLURM_JOB_ID")
+    return f"{environ.get('SLURM_CLUSTER_NAME', '')}/{number}" if number else ""
+
+
+def begun_before_requeue(run: RunDir) -> list[RunDir]:
+    """Return the runs that the same Slurm job began with the same file and command before Slurm started it again.
+
+    The first one comes first.
+    """
+    mine = read(run)
+    if mine is None or not mine.slurm_job:
+        return []
+    same = (mine.slurm_job, mine.file, mine.command)
+    written = sorted(run.path.parent.glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime_ns)
+    runs = [RunDir(path.parent) for path in written]
+    return [
+        earlier
+        for earlier in runs
+        if (other := read(earlier)) is not None
+        and (other.slurm_job, other.file, other.command) == same
+        and _count(other.slurm_restarts) < _count(mine.slurm_restarts)
+    ]
+
+
+def _count(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
 
 
 def command_of(job: JobSpec) -> str:
@@ -137,7 +174,7 @@ def read(run: RunDir) -> Origin | None:
     value = _json(run.path / _FILE)
     if value is None:
         return None
-    texts = {key: str(value.get(key, "")) for key in ("user", "host", "file", "folder", "command")}
+    texts = {key: str(value.get(key, "")) for key in _TEXTS}
     written = _json(run.path / _COMMIT_FILE)
     commit = None
     if written is not None and written.get("commit"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterctl.config.spec import CheckpointSpec, ClusterSpec, HostSpec, JobSpec, Role
+from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role
 from clusterctl.errors import RefusedError
 from clusterctl.render.exports import kubernetes, slurm
 
@@ -67,12 +67,6 @@ def test_the_batch_script_says_which_program_is_missing_where_it_runs() -> None:
 
     assert done.returncode == 127
     assert "has no /my venv/bin/clusterctl" in done.stdout
-
-
-def test_a_requeued_job_goes_on_from_the_checkpoints_of_the_one_before() -> None:
-    text = exported(spec_of(checkpoint=CheckpointSpec(pattern="ckpt/*")))
-    assert "${SLURM_RESTART_COUNT:+--set job.checkpoint.resume=any}" in text
-    assert "SLURM_RESTART_COUNT" not in exported(spec_of())
 
 
 def pods(spec: ClusterSpec) -> tuple[Any, Any, Any]:
