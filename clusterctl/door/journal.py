@@ -52,6 +52,7 @@ EVENTS: dict[str, Shape] = {
             "tail": text(8192),
         },
     ),
+    "grouped": _event({"attempt": ATTEMPT, "ranks": many(RANK, 4096), "size": RANK}),
     "stopping": _event({"attempt": ATTEMPT, "reason": _WORD, "grace": real(0.0)}, {"leaving": many(RANK, 4096)}),
     "swept": _event(
         {"attempt": ATTEMPT},

@@ -189,7 +189,7 @@ def away_now(node: NodeState) -> str:
     return f"{node.node}: {node.unheard()}"
 
 
-SILENT = (node_events.Prepared, node_events.Started, node_events.Exited, node_events.Swept)
+SILENT = (node_events.Prepared, node_events.Started, node_events.Exited, node_events.Grouped, node_events.Swept)
 """Nearly all that nodes tell, and of which `node_news` says nothing."""
 
 

@@ -64,6 +64,27 @@ def test_a_python_that_fails_below_a_shell_that_ends_with_0_is_named(
     assert message in event["error"]["message"]
 
 
+RESTARTS = "import os, subprocess, sys\nsubprocess.run([sys.executable, 'train.py'], env={**os.environ, 'RANK': '0'})\n"
+
+
+@pytest.mark.parametrize("name", ["torchrun", "deepspeed"])
+def test_a_launcher_is_not_the_rank_and_judges_its_workers_itself(node: Node, name: str) -> None:
+    launcher = node.home / name
+    launcher.write_text(RESTARTS)
+    event = end_of(node, f"python {launcher}; true", train=RAISES)
+    assert (event["exit_code"], event["error"]) == (0, None)
+
+
+def test_the_groups_of_workers_are_told(node: Node) -> None:
+    script = (
+        "import os\nfor rank in (0, 1):\n"
+        "    open(os.environ['CLUSTERCTL_STATUS_DIR'] + f'/rank-{rank}.group.json', 'w').write(f'[{rank}, 2]')\n"
+    )
+    talk = node.launch([sys.executable, "-c", script])
+    talk.wait_for("swept")
+    assert [(event["ranks"], event["size"]) for event in talk.of("grouped")] == [([0, 1], 2)]
+
+
 @pytest.mark.parametrize(
     ("shell", "script"),
     [

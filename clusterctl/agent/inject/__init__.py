@@ -14,6 +14,7 @@ Files in the status directory (a 0700 directory on tmpfs, one per run, node and 
     rank-R.stacks       where stacks are dumped
     rank-R.ready.json   who is armed to dump them: pid, start_time, signal, fd, dev, ino, main_thread
     rank-R.python.json  how the Python ended, where a shell has started it; see `shim.exit_record.ExitRecord`
+    rank-R.group.json   rank and size of its default process group
     rank-R.refused      why the shim could not be armed, if so
 """
 

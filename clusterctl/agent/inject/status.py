@@ -100,6 +100,19 @@ def ready(status_dir: str, rank: int) -> Announced | None:
     return numbers if proc.alive(proc.Identity(numbers["pid"], numbers["start_time"])) else None
 
 
+def group_places(status_dir: str) -> dict[int, int]:
+    """Size of the default process group by rank in it, of all that were seen in one on this node."""
+    places: dict[int, int] = {}
+    for path in glob.glob(os.path.join(glob.escape(status_dir), "rank-*.group.json"))[:_MOST_CLAIMED]:
+        try:
+            rank, size = map(int, json.loads(read_bytes(path) or b"null"))
+        except (ValueError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
+            continue
+        if 0 <= rank < size < 10**_RANK_DIGITS:
+            places[rank] = size
+    return places
+
+
 def swallowed_failure(status_dir: str, rank: int, leader: int) -> dict[str, Any] | None:
     """How the Python of a rank failed whose first process (the pid `leader`) ended with 0: `{message, traceback}`.
 

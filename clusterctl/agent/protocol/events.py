@@ -83,6 +83,16 @@ class Exited:
 
 
 @dataclass(frozen=True)
+class Grouped:
+    """Workers of the node have formed, or joined, a process group: `ranks` of them in it, `size` of it."""
+
+    KIND: ClassVar[str] = "grouped"
+    attempt: int
+    ranks: list[int]
+    size: int
+
+
+@dataclass(frozen=True)
 class Stopping:
     """SIGTERM has gone out to everything of the attempt on this node.
 
@@ -174,9 +184,9 @@ class Alarm:
     rank: int | None = None
 
 
-Event = Union[Prepared, Started, Exited, Stopping, Swept, Finished, Adopted, Dropped, Alarm]
+Event = Union[Prepared, Started, Exited, Grouped, Stopping, Swept, Finished, Adopted, Dropped, Alarm]
 _EVENTS: dict[str, type[Any]] = {
-    c.KIND: c for c in (Prepared, Started, Exited, Stopping, Swept, Finished, Adopted, Dropped, Alarm)
+    c.KIND: c for c in (Prepared, Started, Exited, Grouped, Stopping, Swept, Finished, Adopted, Dropped, Alarm)
 }
 
 

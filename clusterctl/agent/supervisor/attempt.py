@@ -65,6 +65,7 @@ class Attempt:
         self.launcher: Worker | None = None
         self._places: list[list[int]] = []
         self._has_failures = False
+        self._groups: dict[int, int] = {}
         self._oom = ends.oom_counts()
         self._watched_ports = ports.PortWatch([], self._users)
         self.outputs = Outputs(run, prepare.attempt, prepare.reserve, prepare.max_size, record, dropped)
@@ -210,6 +211,13 @@ class Attempt:
             self._alarm(events.PORT_TAKEN, intruder)
             self.ending.stop(self.prepare.grace, reasons.StopReason.PORT_TAKEN.value)
 
+    def look_at_groups(self) -> None:
+        """Tell in which process group the workers of this node are, once they are in one."""
+        places = status.group_places(self._run.status_dir(self.number)) if self.started else {}
+        if places and places != self._groups:
+            self._groups = places
+            self._record(events.Grouped(self.number, sorted(places)[:4096], max(places.values())))
+
     def _users(self) -> set[int | None]:
         seen = dataclasses.replace(self.ledger, found=set(self.ledger.found))
         return {proc.owner(one.pid) for one in sweep.find(self._marks, seen)}
@@ -242,6 +250,7 @@ class Attempt:
             if len(self.living) < before:
                 self.ending.poke()
         elif self.started and not self.ending.swept and not self.living and (not self.launcher or self.launcher.exited):
+            self.look_at_groups()
             hold_s = 0.0 if self._has_failures else _HOLD_S
             self.ending.sweep(time.monotonic() + self.prepare.grace, hold_s)
 

@@ -204,6 +204,7 @@ class Supervisor:
         attempt = self._attempt
         if attempt is not None and not attempt.ending.swept:
             self._keep_seat()
+            attempt.look_at_groups()
         if attempt is not None and attempt.ending.remaining:
             attempt.ending.look_at_remaining()
         # Where somebody has removed the file: since it was last there.

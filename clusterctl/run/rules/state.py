@@ -125,6 +125,7 @@ class NodeState:
         swept: Nothing of the current attempt is left there, or `remaining` is.
         stop_reason: Why the node stops or stopped its workers, or `None`.
         intruder: Who has taken a port of the workers', or `None`.
+        group: Ranks of the process group in which its workers are, and how many that has.
         leftovers: What was at work there when all ranks had ended well, and was ended.
         past_grace: What did not end in the grace of a stop, and was killed.
         grace_s: That grace.
@@ -145,6 +146,7 @@ class NodeState:
     finished: bool = False
     stop_reason: str | None = None
     remaining: tuple[Remaining, ...] = ()
+    group: tuple[tuple[int, ...], int] | None = None
     leftovers: tuple[Leftover, ...] = ()
     past_grace: tuple[Leftover, ...] = ()
     grace_s: float = 0.0

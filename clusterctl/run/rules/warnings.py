@@ -8,19 +8,34 @@ from clusterctl.formatting import duration_text, fold_ranks, plural
 from clusterctl.run.rules.leftovers import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from clusterctl.agent.protocol.types.records import Leftover
     from clusterctl.run.rules.state import NodeState, RunState
 
-_MOST_LINES = 4
+_MOST_LINES = _MOST_NAMED = 4
 
 
 def warnings(state: RunState) -> list[str]:
     """Return what a person shall know of an end that looks as it should: a line for each kind of process."""
     nodes = list(state.nodes.values())
     lines = [] if state.has_left_work else [*_left_behind(nodes)]
-    return [*lines, *_killed(nodes)]
+    return [*_own_groups(nodes, state.world_size), *lines, *_killed(nodes)]
+
+
+def _own_groups(nodes: Sequence[NodeState], world_size: int) -> Iterator[str]:
+    """Tell of workers that did not meet those of other nodes: several groups have one rank, or are of unlike size."""
+    grouped = [(node.node, *node.group) for node in nodes if node.group is not None]
+    ranks = [rank for _, own, _ in grouped for rank in own]
+    sizes = {size for _, _, size in grouped}
+    if len(set(ranks)) == len(ranks) and len(sizes) <= 1 and min(sizes, default=world_size) >= world_size:
+        return
+    names = [f"of {name}" for name, _, _ in grouped[:_MOST_NAMED]]
+    more = f" and {plural(len(grouped) - _MOST_NAMED, 'more node')}" if len(grouped) > _MOST_NAMED else ""
+    whose = " and ".join(names) if not more else ", ".join(names) + more
+    count = {1: "", 2: ", twice"}.get(len(grouped), f", {len(grouped)} times")
+    size = f"world {min(sizes)}{count}" if len(sizes) == 1 else f"worlds of {min(sizes)} to {max(sizes)}"
+    yield f"ranks {whose} formed {'a group' if len(grouped) == 1 else 'groups'} of their own ({size})"
 
 
 def _left_behind(nodes: Iterable[NodeState]) -> Iterator[str]:

@@ -100,3 +100,32 @@ def test_status_report_and_why_name_what_was_ended(state: RunState, words: str) 
     shown = [render_status(RunView(state=over, attended=True), 200.0, terminal), render_report(over, terminal)]
     shown += [[judge_run(case_of(over, {})).summary], status_json(RunView(state=over, attended=True))["warnings"]]
     assert [words in "\n".join(lines) for lines in shown] == [True] * 4
+
+
+# --- groups of their own
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        pytest.param(
+            {"n0": ([0, 1], 2), "n1": ([0, 1], 2)},
+            "of n0 and of n1 formed groups of their own (world 2, twice)",
+            id="world_a_node",
+        ),
+        pytest.param(
+            {"n0": ([0, 1], 2), "n1": ([0, 1, 2], 3)}, "formed groups of their own (worlds of 2 to 3)", id="unlike"
+        ),
+        pytest.param({"n0": ([0, 1], 2)}, "of n0 formed a group of their own (world 2)", id="a_part"),
+        pytest.param({"n0": ([0, 1], 4), "n1": ([2, 3], 4)}, None, id="one_world"),
+        pytest.param({"n0": ([0, 1, 2, 3], 8), "n1": ([4, 5], 8)}, None, id="larger_than_the_runs"),
+    ],
+)
+def test_workers_that_did_not_meet_those_of_other_nodes_are_told_of(
+    groups: dict[str, tuple[list[int], int]], words: str | None
+) -> None:
+    state = RUNNING
+    for node, (ranks, size) in groups.items():
+        state = wrote(state, node, node_events.Grouped(0, ranks, size))
+    said = status_json(RunView(state=state, attended=True))["warnings"]
+    assert said == [] if words is None else words in said[0]

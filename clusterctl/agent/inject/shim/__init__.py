@@ -36,6 +36,11 @@ def arm(status_dir: str, rank: int) -> None:
         rank: The global rank.
     """
     global armed  # noqa: PLW0603  (one per process, by its nature)
+    if claims.is_launcher():
+        from .exit_record import ExitRecord
+
+        ExitRecord(status_dir, rank, claims.start_ticks("self") or 0).begin()
+        return
     start_time = claims.claim(status_dir, rank)
     if start_time is None:
         return

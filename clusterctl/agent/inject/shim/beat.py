@@ -68,6 +68,7 @@ class Beat:
         """At exit: the last word, with the final step."""
         if self._pid == os.getpid():
             self._try("exit", self._stop)
+            self._try("collectives", self._look_at_collectives)
             self._try("status", self._write)
 
     def forget(self) -> None:
@@ -152,8 +153,11 @@ class Beat:
             from .collectives import Collectives
 
             self._collectives = Collectives()
+        before = self._collectives.place
         if self._collectives.look():
             self._state.progress_time = monotonic()
+        if self._collectives.place not in (None, before):
+            self._put(self._path.replace(".status.", ".group."), encode(self._collectives.place))
         entries = self._collectives.recorded()
         if entries is not None:
             told = {"pid": self._pid, "start_time": self._start_time, "time": monotonic(), "entries": entries}

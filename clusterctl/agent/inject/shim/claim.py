@@ -5,6 +5,20 @@ from __future__ import annotations
 import fcntl
 import os
 
+_LAUNCHERS = (b"torchrun", b"accelerate", b"accelerate-launch", b"deepspeed")
+_MODULES = (b"torch.distributed.run", b"torch.distributed.launch", b"accelerate.commands.launch")
+
+
+def is_launcher() -> bool:
+    """Whether this Python only starts the ranks, each with a RANK of its own: those are to be watched."""
+    try:
+        with open("/proc/self/cmdline", "rb") as file:
+            words = file.read(4096).split(b"\0")
+    except OSError:
+        return False
+    script = next((word for word in words[1:] if not word.startswith(b"-")), b"")
+    return os.path.basename(script) in _LAUNCHERS or (b"-m" in words and script in _MODULES)
+
 
 def claim(status_dir: str, rank: int) -> int | None:
     """Claims the rank for this process.

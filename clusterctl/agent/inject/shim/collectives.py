@@ -29,6 +29,7 @@ class Collectives:
         seq: Process group id -> (last enqueued, last completed) collective.
         backend: Backends of the default group, such as `gloo` or `cpu:gloo,cuda:nccl`.
         timeout_s: Its time limit in seconds.
+        place: The rank of this process in the default group, and how many that has.
         looks, held: How often it was looked at the default group, and how often its newest collective was under way.
     """
 
@@ -36,6 +37,7 @@ class Collectives:
         self.seq: dict[str, tuple[int, int]] = {}
         self.backend: str | None = None
         self.timeout_s: float | None = None
+        self.place: tuple[int, int] | None = None
         self.looks = self.held = 0
         self._group: Any = None
         self._still = 0
@@ -52,6 +54,7 @@ class Collectives:
         if group is not self._group:
             self._group = group
             self.backend, self.timeout_s = _describe(group)
+            self.place = (int(group.rank()), int(group.size()))
         seq = _sequence_numbers()
         moved = seq != self.seq
         self.seq = seq

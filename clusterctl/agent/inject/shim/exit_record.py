@@ -34,8 +34,8 @@ class ExitRecord:
         self._exit: tuple[object, float] = (0, 0.0)
 
     def begin(self) -> None:
-        """Watch this process, if it is not the first of its rank, and no `python -c`, which may be a mere question."""
-        if os.getsid(0) == self._pid or sys.argv[:1] == ["-c"] or self._others_failed():
+        """Watch this process, if a shell has started it and it is no `python -c`, which may be a mere question."""
+        if os.getsid(0) == self._pid or _is_of_python() or sys.argv[:1] == ["-c"] or self._others_failed():
             return
         self._write(RUNNING)
         atexit.register(self._finish)
@@ -109,6 +109,14 @@ class ExitRecord:
             for path in (temporary, self._path):
                 if os.path.exists(path):
                     os.unlink(path)
+
+
+def _is_of_python() -> bool:
+    """Whether another Python has started this one: that one has seen, or will see, how it ends."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{os.getppid()}/exe")).startswith("python")
+    except OSError:
+        return False
 
 
 def _encode_long(record: dict[str, Any]) -> str:
