@@ -169,7 +169,8 @@ def _command(value: object) -> str | tuple[str, ...]:
 
 def _interpreter(value: object) -> object:
     """Refuse what only a shell could run, and folders."""
-    if isinstance(value, str) and any("/" not in word for word in value.split()[1:]):
+    words_of_value = value.split() if isinstance(value, str) else []
+    if any("/" not in word for word in words_of_value[1:]) or words_of_value[:1] in (["source"], ["."]):
         hint = "name its interpreter, such as `.venv/bin/python`; `job.command` runs a command"
         raise WrongValueError(f"{shown(value)} is a command, not the path of one program", hint)
     if isinstance(value, str) and value.endswith("/"):

@@ -20,13 +20,15 @@ class _Node:
     """What is known of a node.
 
     Attributes:
-        route: The interface on its route to the others; empty where none is known.
+        preferred: The interface that is taken where nobody names another one; empty where none is known.
+        named: The one of `network.interface`; empty where that is not there.
         names: Its interfaces.
         written: What the cluster file sets for its ranks.
         login: What its login sets.
     """
 
-    route: str
+    preferred: str
+    named: str
     names: tuple[str, ...]
     written: Mapping[str, str]
     login: Mapping[str, str]
@@ -37,7 +39,7 @@ class _Node:
         for name in OF_INTERFACES:
             found = self.led_to(name, env)
             if found:
-                return self.route if self.route in found else found[0]
+                return self.preferred if self.preferred in found else found[0]
         return ""
 
     def led_to(self, name: str, env: Mapping[str, str]) -> list[str]:
@@ -60,7 +62,7 @@ def interface_environments(
     """
     nodes = {h.name: _node(spec, h, answers.get(h.name), routes.get(h.name, "")) for h in hosts}
     by_logins = all(node.lead(node.login) for node in nodes.values())
-    return {name: _environment(node, spec.network.interface, by_login=by_logins) for name, node in nodes.items()}
+    return {name: _environment(node, by_login=by_logins) for name, node in nodes.items()}
 
 
 def _node(spec: ClusterSpec, host: HostSpec, answer: NodeAnswer | None, route: str) -> _Node:
@@ -73,13 +75,14 @@ def _node(spec: ClusterSpec, host: HostSpec, answer: NodeAnswer | None, route: s
         names += [spec.network.interface or "lo", *(word for value in values for word in value.split(","))]
     several = len({name for name, address in own if joins_machines(name) and not is_link_local(address)}) > 1
     is_free = answer is not None and (answer.rdma or several)
-    return _Node(route, tuple(names), written, login, is_free=is_free)
+    named = spec.network.interface if spec.network.interface in names else ""
+    return _Node(named or route, named or "", tuple(names), written, login, is_free=is_free)
 
 
-def _environment(node: _Node, named: str | None, *, by_login: bool) -> dict[str, str]:
-    wanted = node.lead(node.written) or (named if named in node.names else "")
+def _environment(node: _Node, *, by_login: bool) -> dict[str, str]:
+    wanted = node.lead(node.written) or node.named
     by_login = by_login and not wanted
-    lead = wanted or (node.lead(node.login) if by_login else node.route)
+    lead = wanted or (node.lead(node.login) if by_login else node.preferred)
     env = {}
     for name in OF_INTERFACES if lead else ():
         own = node.led_to(name, node.login)

@@ -133,6 +133,17 @@ def test_the_probe_runs_as_a_worker_would(node: Node) -> None:
     assert facts["groups"]["host"]["status"] == "ok"
 
 
+@pytest.mark.parametrize("is_there", [True, False], ids=["in the code", "at home before a sync"])
+def test_the_probe_runs_where_a_worker_would_as_far_as_that_is_there(node: Node, is_there: bool) -> None:
+    work = node.home / "code"
+    if is_there:
+        work.mkdir()
+    env = {"EXPECTED": str(work) if is_there else os.path.expanduser("~")}
+    asked = {"prologue": '[ "$PWD" = "$EXPECTED" ]', "env": env, "cwd": str(work), "request": {"groups": ["host"]}}
+    assert node.talk().ask(Command.PROBE, **asked)["groups"]["host"]["status"] == "ok"
+    assert work.exists() is is_there
+
+
 def test_a_probe_that_cannot_run_says_why(node: Node) -> None:
     with pytest.raises(Refused, match="ended with exit status 9: broken site"):
         node.talk().ask(Command.PROBE, prologue="echo broken site >&2; exit 9", env={}, cwd=None, request={})

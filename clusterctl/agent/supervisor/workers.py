@@ -97,6 +97,17 @@ def make_ready(workdir: str, python: str | None, hint: str | None, out: Out) -> 
     return {"python": resolve_python(workdir, python, hint)}
 
 
+def look_before_sync(workdir: str, python: str | None, hint: str | None, out: Out) -> dict[str, Any]:
+    """Find the interpreter, and where a worker would be as things are: in its folder, or at home where that is to come.
+
+    To be done aside.
+    """
+    out.message({"at": workdir})
+    cwd = workdir if os.path.isdir(workdir) else os.path.expanduser("~")
+    out.message({"at": python or "the file system of an interpreter"})
+    return {"python": resolve_python(cwd, python, hint), "cwd": cwd}
+
+
 def look_for_python(prepare: requests.Prepare) -> str | None:
     """Return the interpreter as it is now, or `None` where the folder of the code is still to come.
 

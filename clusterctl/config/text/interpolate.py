@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 _OURS = re.compile(r"\$\$(?=\{env:)|\$\{env:([^{}]{,1000})(\}?)")
 """What is looked at where a shell reads the text."""
-_ANY = re.compile(r"\$\$(?=[{(A-Za-z_])|\$\{env:([^{}]{,1000})(\}?)|\$(?:\{(?:[^{}]{,1000}\})?|\(|[A-Za-z_]\w*)")
+_ANY = re.compile(r"\$\$(?=[{A-Za-z_])|\$\{env:([^{}]{,1000})(\}?)|\$(?:\{(?:[^{}]{,1000}\})?|\(|[A-Za-z_]\w*)")
 """What is looked at elsewhere."""
 _WORD = re.compile(r"\$\{env:([^{}]{,1000})(\}?)|\$\{(?:[^{}]{,1000}\})?")
 """What is looked at in the name of a host and the like, of which every other `$` is refused anyway."""
 _BODY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-|:\?)(.*))?", re.DOTALL)
 _NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)(?![\w\s])")
-_TAKES_SHELL_TEXT = re.compile(r"-[a-z]*c")
+_TAKES_SHELL_TEXT = re.compile(r"-[a-z]{0,4}c[a-z]{0,2}")
 _OF_PATHS = re.compile(r"[A-Z_]*PATH")
 _OF_A_HOME = re.compile(r"(?:^|[:=,])~/|^~[A-Za-z_][\w.-]*/")
 _OF_A_USER = re.compile(r"~[^/]")
@@ -100,7 +100,7 @@ class Filling:
                 continue
             used = True
             mark = node.inside(match.start(), len(match[0]))
-            pieces.append(self._expanded(match, mark, path))
+            pieces.append(self._expanded(match, mark, path) if match[0] != "$(" else self._kept(mark, path))
             if len(self.report.problems) + len(self.report.warnings) - reported > _MOST_IN_A_VALUE:
                 break
         if len(self.report.problems) > before:
@@ -132,14 +132,16 @@ class Filling:
             self.report.warn(mark, f"{label(path)}: `{name}` is not set and taken as empty", hint)
         return value
 
+    def _kept(self, mark: Mark, path: Path) -> str:
+        hint = "`job.prologue` and a text of `job.command` are read by bash on the node"
+        self.report.warn(mark, f"{label(path)}: nothing runs the command of `$(`, the text stays as it is", hint)
+        return "$("
+
     def _refuse(self, match: re.Match[str], mark: Mark, path: Path) -> None:
         token = match[0]
         named = None if match[1] is not None else _NAMED.match(token)
         if _is_literal(path) and token.startswith("${"):
             self._refuse_here(token, mark, path)
-        elif token == "$(":
-            hint = "`job.prologue` and a text of `job.command` are read by bash on the node; `$$(` keeps the text"
-            self.report.add(mark, f"{label(path)}: nothing runs the command of `$(`", hint)
         elif named is None:
             self.report.add(mark, f"{label(path)}: `{token}` cannot be filled in", _FORMS)
         else:
@@ -167,14 +169,14 @@ def shell_items(path: Path, items: Collection[object]) -> set[int]:
 
 def escaped(text: str, *, is_shell: bool = False) -> str:
     """Write a text so that filling it in gives the text again."""
-    return re.sub(r"\$(?=\{env:)" if is_shell else r"\$(?=[{(A-Za-z_])", "$$", text)
+    return re.sub(r"\$(?=\{env:)" if is_shell else r"\$(?=[{A-Za-z_])", "$$", text)
 
 
 def _remedies(name: str, token: str, path: Path) -> str:
     here, text = f"`${{env:{name}}}` is its value on this machine", f"`${token}` keeps the text"
     if path[-1] in ("workdir", "python") or path == ("job", "checkpoint", "pattern"):
         return f"`~/` is the home on the node; {here}; {text}"
-    if "env" in path[:-1] or path[:1] == ("env_file",):
+    if _is_environment(path):
         return f"`job.prologue` may export it with the node's value; {here}; {text}"
     if path[:2] == ("job", "args"):
         return f"a text of `job.command` is read by bash on the node; {here}; {text}"
@@ -184,7 +186,7 @@ def _remedies(name: str, token: str, path: Path) -> str:
 def _means_a_home(node: Node, path: Path, report: Report) -> bool:
     """Tell of a `~` that nobody expands; return False where the value cannot be used."""
     raw = node.raw or ""
-    if "env" in path[:-1] or path[:1] == ("env_file",) or path[:2] in (("job", "args"), ("job", "command")):
+    if _is_environment(path) or path[:2] in (("job", "args"), ("job", "command")):
         if _OF_A_HOME.search(raw):
             hint = "`${env:HOME}` is the home on this machine; `job.prologue` may export the one on the node"
             report.warn(node.mark, f"{label(path)}: nothing expands `~` here, the program gets it as it is", hint)
@@ -193,6 +195,12 @@ def _means_a_home(node: Node, path: Path, report: Report) -> bool:
         report.add(node.mark, f"{label(path)}: `{user}` is not looked up", "write the whole path; `~/` is the home")
         return False
     return True
+
+
+def _is_environment(path: Path) -> bool:
+    """Return whether a value is that of a variable: of `env`, of a host's, or in an `env_file` (by its name)."""
+    of_env = path[-2:-1] == ("env",) and path[0] != "secrets"
+    return of_env or (path[0] == "env_file" and isinstance(path[-1], str) and len(path) == 2)
 
 
 def _names_files(path: Path) -> bool:

@@ -231,7 +231,7 @@ def _probe(
             "python_hint": sys.executable,
             "prologue": spec.job.prologue if spec.job else None,
             "env": {**interfaces[node], **spec.env, **host.env},
-            "cwd": None,
+            "cwd": workdir_of(spec, node),
             "request": request,
         }
         facts = session.call(Command.PROBE, asked, timeout=longest_timeout_s(request) + _MARGIN)

@@ -54,6 +54,7 @@ SHELF = Shelf(
         f"{FOLDER}/bad.env": b"A=1\nRANK=1\nno equals sign\n",
         f"{FOLDER}/latin.env": b"A=\xe4\n",
         "/home/me/.token": b"s3cret\n",
+        "/home/me/.token.env": b"A=1\n",
         "/keys/there": b"",
         "/keys/public.pub": b"",
     }

@@ -61,7 +61,6 @@ REFUSED = {
     "env": ("env: {PATH: '/opt/x/bin:$PATH'}", "env.PATH: nothing fills in `$PATH`", "job.prologue"),
     "env_braces": ("env: {A: '${PATH}'}", "env.A: nothing fills in `${PATH}`", "`${env:PATH}`"),
     "env_default": ("env: {A: '${A:-1}'}", "env.A: nothing fills in `${A:-1}`", "`$${A:-1}` keeps the text"),
-    "env_command": ("env: {A: '$(hostname)'}", "env.A: nothing runs the command of `$(`", "job.prologue"),
     "host_env": ("defaults: {env: {A: '$B'}}", "defaults.env.A: nothing fills in `$B`", "job.prologue"),
     "args": ("job: {script: train.py, args: [--out, $HOME/x]}", "job.args[1]: nothing fills in `$HOME`", "job.command"),
     "script": ("job: {script: $HOME/train.py}", "job.script: nothing fills in `$HOME`", "`${env:HOME}`"),
@@ -110,7 +109,7 @@ def test_what_follows_two_dashes_was_read_by_a_shell_and_stays(parse_text: Calla
     [
         pytest.param("$$word", "$word", id="name"),
         pytest.param("a$${b}", "a${b}", id="braces"),
-        pytest.param("$$(x)", "$(x)", id="parenthesis"),
+        pytest.param("$$(x)", "$$(x)", id="parenthesis"),
         pytest.param("$${env:N}", "${env:N}", id="ours"),
         pytest.param("^a$|b$$", "^a$|b$$", id="ends"),
         pytest.param("5$ $1 $.", "5$ $1 $.", id="no_name"),
@@ -130,6 +129,7 @@ def test_single_quotes_of_an_env_file_keep_dollars(parse_text: Callable[..., Loa
     ("text", "words"),
     [
         pytest.param("env: {A: ~/x}", "env.A: nothing expands `~` here", id="env"),
+        pytest.param("env: {A: '$(hostname)'}", "env.A: nothing runs the command of `$(`", id="command_in_env"),
         pytest.param("env: {PATH: '/opt/bin:~/bin'}", "env.PATH: nothing expands `~` here", id="in_a_list_of_folders"),
         pytest.param("defaults: {env: {A: ~bob/x}}", "defaults.env.A: nothing expands `~` here", id="of_a_user"),
         pytest.param("job: {script: train.py, args: [--out=~/x]}", "job.args[0]: nothing expands `~`", id="args"),
@@ -155,6 +155,7 @@ def test_what_works_and_is_probably_not_meant_is_warned_of(
         pytest.param("hosts: {a: {transport: local}}\nenv: {PATH: '/x:${env:PATH}'}\n", id="path_where_all_is_here"),
         pytest.param("hosts: a\njob: {script: train.py, args: [~optimizer, 'a~b', '~']}\n", id="tilde_of_hydra"),
         pytest.param("hosts: a\ndefaults: {workdir: ~/x, python: ~/v/bin/python}\n", id="home_of_the_node"),
+        pytest.param("hosts: a\nenv_file: ~/.token.env\nresults: {patterns: x, to: ~/r}\n", id="home_of_the_head"),
     ],
 )
 def test_what_is_meant_is_not_warned_of(text: str, parse_text: Callable[..., Loaded]) -> None:
@@ -167,6 +168,7 @@ def test_what_is_meant_is_not_warned_of(text: str, parse_text: Callable[..., Loa
         pytest.param("uv run python", "`uv run python` is a command, not the path of one program", id="uv"),
         pytest.param("conda run -n x python", "is a command, not the path of one program", id="conda"),
         pytest.param("/usr/bin/env python3", "is a command, not the path of one program", id="env"),
+        pytest.param("source venv/bin/activate", "is a command, not the path of one program", id="activate"),
         pytest.param("venv/", "`venv/` is a folder", id="folder"),
     ],
 )

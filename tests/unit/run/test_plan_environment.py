@@ -209,6 +209,7 @@ N, G = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
         pytest.param({N: "eth0"}, {}, "fab0", ("=fab0", "fab0", "fab0"), id="named over the login"),
         pytest.param({}, {N: "fab0"}, None, ("fab0", "fab0", "fab0"), id="env of nccl"),
         pytest.param({}, {G: "fab0"}, "eth0", ("=fab0", "fab0", "fab0"), id="env over named"),
+        pytest.param({}, {N: "^docker0"}, "fab0", ("^docker0", "fab0", "fab0"), id="env that leaves the named one"),
         pytest.param({N: "eth0"}, {G: "fab0"}, None, ("=fab0", "fab0", "fab0"), id="env over the login"),
         pytest.param({N: "fab0", G: "eth0"}, {}, None, ("fab0", "eth0", "fab0"), id="login that says both"),
     ],

@@ -119,15 +119,14 @@ class _Node:
         """Run the facts as a worker would be run, and answer what they say."""
         from clusterctl.agent.supervisor import workers
 
-        # Where a code folder is still to come, it is made, as a worker would find it.
         workdir = folder_of(asked.get("cwd"))
-        find = functools.partial(workers.make_ready, workdir, asked.get("python"), asked.get("python_hint"))
+        find = functools.partial(workers.look_before_sync, workdir, asked.get("python"), asked.get("python_hint"))
 
         def ready(answer: Outcome) -> None:
             if isinstance(answer, Exception):
                 self._session.answer_error(identity, answer)
             else:
-                self._probe(identity, asked, workdir, str(answer["python"]))
+                self._probe(identity, asked, str(answer["cwd"]), str(answer["python"]))
 
         self._session.jobs.work(find, ready, seconds=_FILES_SECONDS)
 
