@@ -28,8 +28,8 @@ from clusterctl.agent.protocol.worker_status import COUNT, INSIDE, PID
 from clusterctl.door.journal import ATTEMPT, BYTES, EPOCH, RANK, REMAINING, SEQ
 
 if TYPE_CHECKING:
+    from clusterctl.agent.protocol.process_types import RankEvidence
     from clusterctl.agent.protocol.shapes import Shape
-    from clusterctl.agent.protocol.types.evidence import OfRank
 
 MOST_DEVICES = 1024
 """GPUs of a node, as many as a cluster file may name."""
@@ -237,7 +237,7 @@ def result(command: Command, value: Any) -> dict[str, Any]:
     return answer
 
 
-def evidence_of_rank(value: Any) -> OfRank:
+def evidence_of_rank(value: Any) -> RankEvidence:
     """Return evidence of a rank, as it was kept, that fits.
 
     Raises:
@@ -247,7 +247,7 @@ def evidence_of_rank(value: Any) -> OfRank:
         _EVIDENCE(value)
     except MisfitError as error:
         raise FrameError(f"evidence of a rank: {error}") from None
-    evidence: OfRank = value
+    evidence: RankEvidence = value
     return evidence
 
 

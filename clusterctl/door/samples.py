@@ -26,7 +26,7 @@ from clusterctl.door.journal import ATTEMPT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from clusterctl.agent.protocol.types.samples import Activity, Health
+    from clusterctl.agent.protocol.sample_types import ActivitySample, HealthSample
 
 Kind = Literal["activity", "health"]
 MOST_LINE = 1 << 20
@@ -122,9 +122,9 @@ def decode(line: bytes) -> dict[str, Any]:
 
 
 @overload
-def readable(lines: Iterable[bytes], kind: Literal["activity"], *needed: str) -> Iterator[Activity]: ...
+def readable(lines: Iterable[bytes], kind: Literal["activity"], *needed: str) -> Iterator[ActivitySample]: ...
 @overload
-def readable(lines: Iterable[bytes], kind: Literal["health"], *needed: str) -> Iterator[Health]: ...
+def readable(lines: Iterable[bytes], kind: Literal["health"], *needed: str) -> Iterator[HealthSample]: ...
 def readable(lines: Iterable[bytes], kind: Kind, *needed: str) -> Iterator[Any]:
     """Yield the samples of one kind that have these fields; lines that are none of ours are left out."""
     for line in lines:

@@ -34,7 +34,7 @@ from clusterctl.health.vendors import AMD
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from clusterctl.agent.protocol.types.samples import Gpu, Health
+    from clusterctl.agent.protocol.sample_types import GpuSample, HealthSample
 
 _SILENT_SECONDS = 120.0
 _SAMPLES_MISSED = 4
@@ -133,7 +133,7 @@ class NodeMonitor:
     troubles: Mapping[tuple[int | None, str], _Problem] = field(default_factory=dict)
 
 
-def update(watch: NodeMonitor, sample: Health) -> tuple[NodeMonitor, list[Change]]:
+def update(watch: NodeMonitor, sample: HealthSample) -> tuple[NodeMonitor, list[Change]]:
     """Apply one sample (shape: `clusterctl.agent.facts.sampler`); return the new state and the changes to report."""
     now = float(sample["m"])
     changes: list[Change] = []
@@ -166,14 +166,14 @@ def update(watch: NodeMonitor, sample: Health) -> tuple[NodeMonitor, list[Change
     return after, changes
 
 
-def _counted(watch: NodeMonitor, sample: Health) -> devices.Streaks:
+def _counted(watch: NodeMonitor, sample: HealthSample) -> devices.Streaks:
     counted: devices.Streaks = {}
     for gpu in sample.get("gpus") or []:
         counted |= devices.count_streaks(dict(watch.streaks), gpu)
     return counted
 
 
-def _lasts(trouble: _Problem, sample: Health) -> bool:
+def _lasts(trouble: _Problem, sample: HealthSample) -> bool:
     """Return whether a problem goes on although this sample does not show its symptom."""
     gpu = trouble.sign.gpu
     if sample.get("status") != "ok" and gpu is not None:
@@ -227,7 +227,7 @@ def drain_reason(watch: NodeMonitor) -> str | None:
 _SILENCE = Symptom(gpu=None, check="host.sampler", status=Status.WARN, words="samples", action=Action.NONE)
 
 
-def _signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
+def _signs(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
     for sign in _all_signs(watch, sample):
         check = sign.check.split(" ")[0]
         finding = Finding(check=check, status=sign.status, message="", node=watch.node, gpu=sign.gpu, key=sign.rule)
@@ -236,7 +236,7 @@ def _signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
             yield replace(sign, status=weighed.status)
 
 
-def _all_signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
+def _all_signs(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
     yield from _disk_signs(watch, sample)
     if watch.gpus is not None and not watch.gpus:
         return
@@ -254,7 +254,7 @@ def _ours(watch: NodeMonitor, gpu: int | None) -> bool:
     return watch.gpus is None or gpu is None or gpu in watch.gpus
 
 
-def _driver_signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
+def _driver_signs(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
     if sample.get("status") == "stuck":
         stuck = float(sample.get("stuck_s") or 0)
         where = f" in {sample['wchan']}" if sample.get("state") == "D" and sample.get("wchan") else ""
@@ -279,7 +279,7 @@ def _driver_signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
         )
 
 
-def _disk_signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
+def _disk_signs(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
     limits = watch.limits
     for disk in sample.get("disk") or []:
         if storage.is_tight(disk["free"], disk["total"], limits.disk_least) or (
@@ -296,7 +296,7 @@ def _disk_signs(watch: NodeMonitor, sample: Health) -> Iterator[Symptom]:
             )
 
 
-def _gpu_signs(watch: NodeMonitor, gpu: Gpu) -> Iterator[Symptom | None]:
+def _gpu_signs(watch: NodeMonitor, gpu: GpuSample) -> Iterator[Symptom | None]:
     """Collect the symptoms of one GPU from all families of checks."""
     index, uncorrected = int(gpu["gpu"]), gpu.get("ecc_unc") or 0
     more, degrees = uncorrected - watch.ecc.get(index, uncorrected), gpu.get("temp_c")
@@ -313,7 +313,7 @@ def _gpu_signs(watch: NodeMonitor, gpu: Gpu) -> Iterator[Symptom | None]:
     yield throttle.sign(index, int(gpu.get("throttle") or 0), degrees, watch.limits.slowdown)
 
 
-def _first_ecc(watch: NodeMonitor, sample: Health) -> dict[int, int]:
+def _first_ecc(watch: NodeMonitor, sample: HealthSample) -> dict[int, int]:
     """Store the first count of each GPU: errors before the run belong to another check."""
     gpus = sample.get("gpus") or []
     counts = {gpu["gpu"]: count for gpu in gpus if (count := gpu.get("ecc_unc")) is not None}

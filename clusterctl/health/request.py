@@ -10,7 +10,7 @@ from clusterctl.health.registry import DEADLINE_KEY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from clusterctl.agent.protocol.types.facts import Request
+    from clusterctl.agent.protocol.facts_types import FactsRequest
     from clusterctl.config.spec import ClusterSpec, HostSpec
 
 DEADLINE = 3.0
@@ -29,7 +29,7 @@ def probe_request(
     groups: Iterable[str] | None = None,
     run: str | None = None,
     salt: str = "",
-) -> Request:
+) -> FactsRequest:
     """Return the request for one node (shape: `clusterctl.agent.facts`).
 
     Args:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from clusterctl.plan.layout import workdir_of
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.arguments import Program
+    from clusterctl.agent.protocol.command_types import ProgramArguments
     from clusterctl.config.spec import ClusterSpec
 
 
-def of_job(spec: ClusterSpec, node: str) -> Program:
+def of_job(spec: ClusterSpec, node: str) -> ProgramArguments:
     """Return code folder, Python, environment and prologue of the job; what ranks have of their own is not in it."""
     host = next(host for host in spec.hosts if host.name == node)
     return {

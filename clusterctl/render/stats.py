@@ -14,7 +14,7 @@ from clusterctl.render.terminal.table import Cell, Column, render_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.agent.protocol.types.samples import Gpu, Health
+    from clusterctl.agent.protocol.sample_types import GpuSample, HealthSample
     from clusterctl.render.terminal.console import Terminal
 
 _IDLE_PERCENT = 10
@@ -63,7 +63,7 @@ class NodeStats:
     reason: str | None = None
 
 
-def stats_from_sample(node: str, sample: Health) -> NodeStats:
+def stats_from_sample(node: str, sample: HealthSample) -> NodeStats:
     """Return a sample of `clusterctl.agent.facts.sampler` as values."""
     return NodeStats(
         node=node,
@@ -78,7 +78,7 @@ def stats_from_sample(node: str, sample: Health) -> NodeStats:
     )
 
 
-def _of_gpu(gpu: Gpu) -> GpuStats:
+def _of_gpu(gpu: GpuSample) -> GpuStats:
     return GpuStats(
         gpu=gpu["gpu"],
         util=gpu.get("util"),

@@ -46,7 +46,7 @@ from clusterctl.session.streams import Duplex, Streams
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.agent.protocol.types.machine import Hello
+    from clusterctl.agent.protocol.command_types import HelloAnswer
     from clusterctl.session.calls import Arguments
     from clusterctl.transport.base import Channel
     from clusterctl.transport.delivery.bootstrap import Preamble
@@ -76,7 +76,7 @@ class Session(Requests):
         self.node = node
         self.epoch = epoch
         self.preamble = preamble
-        self.hello: Hello = {}
+        self.hello: HelloAnswer = {}
         self.connect_s: float | None = None
         self.warnings = (*channel.warnings, *((channel.auth_note,) if channel.auth_note else ()))
         self._channel = channel

@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
     from clusterctl.agent.facts.child_tasks import Task
-    from clusterctl.agent.protocol.types.facts import Facts, Group, Request, Stuck
+    from clusterctl.agent.protocol.facts_types import FactGroup, Facts, FactsRequest, StuckProcess
 
 SCHEMA = 1
 DEADLINE = 3.0
@@ -119,7 +119,7 @@ TOGETHER = (("driver", "hardware", "host", "ports", "procs"), ("names", "net"))
 """Groups that share a child: they read the kernel's own tables, which do not hang, or hang on the same name server."""
 
 
-def collect(request: Request) -> Facts:
+def collect(request: FactsRequest) -> Facts:
     """Look at this node; return within the request's deadlines whatever has been seen by then.
 
     Call it from a process with a single thread: groups run in forks.
@@ -132,11 +132,11 @@ def collect(request: Request) -> Facts:
     chosen = request.get("groups")
     tasks = {name: task for name, task in _tasks(request, deadline).items() if not chosen or name in chosen}
     tasks.update({name: _task("sampler", call) for name, call in _NOW.items() if name in (chosen or ())})
-    groups: dict[str, Group] = children.run_tasks(tasks, deadline, TOGETHER, later)
+    groups: dict[str, FactGroup] = children.run_tasks(tasks, deadline, TOGETHER, later)
     second = _second(request, groups)
     if second:
         groups.update(children.run_tasks(second, max(deadline, time.monotonic() + _SECOND_SECONDS)))
-    stuck: list[Stuck] = [
+    stuck: list[StuckProcess] = [
         {"group": name, "pid": result["pid"], "state": result["state"], "wchan": result["wchan"]}
         for name, result in groups.items()
         if result["status"] == "timeout"
@@ -145,7 +145,7 @@ def collect(request: Request) -> Facts:
     return {"schema": SCHEMA, "time": time.time(), "ms": elapsed, "groups": groups, "stuck": stuck}
 
 
-def _second(request: Request, groups: Mapping[str, Group]) -> dict[str, Task]:
+def _second(request: FactsRequest, groups: Mapping[str, FactGroup]) -> dict[str, Task]:
     """Return what is asked only because of what the first round saw."""
     chosen, nvml, driver = request.get("groups"), groups.get("nvml"), groups.get("driver")
     if "smi" in (chosen or ["smi"]) and _nvml_failed(nvml):
@@ -158,7 +158,7 @@ def _second(request: Request, groups: Mapping[str, Group]) -> dict[str, Task]:
     return {"unshown": _task("driver", "collect_hidden_gpus", root, entries)} if entries else {}
 
 
-def _nvml_failed(result: Group | None) -> bool:
+def _nvml_failed(result: FactGroup | None) -> bool:
     """Tell whether a second source is worth asking. A driver that hangs would only hang it too."""
     if result is None or result["status"] in ("absent", "timeout"):
         return False
@@ -175,7 +175,7 @@ def _task(module: str, function: str, *arguments: Any) -> Task:
     return collect_group
 
 
-def _tasks(request: Request, deadline: float) -> dict[str, Task]:
+def _tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
     root = str(request.get("root") or "/")
     wanted = request.get("expect_gpus") is not False
     # A child is not sent where the kernel has no such driver: it would cost every other machine.
@@ -202,12 +202,12 @@ def _tasks(request: Request, deadline: float) -> dict[str, Task]:
     }
 
 
-def _run_of(request: Request) -> tuple[str, str | None]:
+def _run_of(request: FactsRequest) -> tuple[str, str | None]:
     """Return who looks, in words, and how checkpoints are called."""
     return "-".join(str(request[key]) for key in ("node", "run") if request.get(key)), request.get("checkpoints")
 
 
-def _checkpoint(request: Request) -> dict[str, Task]:
+def _checkpoint(request: FactsRequest) -> dict[str, Task]:
     workdir, pattern = request.get("workdir"), request.get("checkpoints")
     return {"checkpoint": _task("checkpoints", "collect_checkpoint", workdir, pattern)} if workdir and pattern else {}
 

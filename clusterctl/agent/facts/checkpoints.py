@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clusterctl.agent.protocol.types.answers import CheckpointFile, CheckpointFound
-    from clusterctl.agent.protocol.types.found import host as shapes
+    from clusterctl.agent.protocol import facts_types as shapes
+    from clusterctl.agent.protocol.command_types import Checkpoint, CheckpointFile
 
 
 _UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", ".lock")
@@ -22,7 +22,7 @@ _MAX_CHECKPOINTS = 5000
 """Of so many an answer can tell, whatever they are called within reason."""
 
 
-def list_complete_checkpoints(workdir: str, pattern: str) -> list[CheckpointFound]:
+def list_complete_checkpoints(workdir: str, pattern: str) -> list[Checkpoint]:
     """Return `[{path, mtime, size}]` of the newest `_MOST` checkpoints that are complete, the newest first.
 
     Time and size are of its newest file.
@@ -30,7 +30,7 @@ def list_complete_checkpoints(workdir: str, pattern: str) -> list[CheckpointFoun
     A file is, once it has its final name; a folder of torch.distributed.checkpoint, once it holds `.metadata`, which is
     written last.
     """
-    checkpoints: list[CheckpointFound] = []
+    checkpoints: list[Checkpoint] = []
     for path in _expand_pattern(workdir, pattern):
         name = os.path.basename(path.rstrip("/"))
         if name.startswith(".") or name.endswith(_UNFINISHED):
@@ -117,7 +117,7 @@ def _hash_file(path: str) -> str:
     return digest.hexdigest()
 
 
-def collect_checkpoint(workdir: str, pattern: str) -> shapes.Checkpoint:
+def collect_checkpoint(workdir: str, pattern: str) -> shapes.CheckpointFacts:
     """Return the group `checkpoint`: path and size of the newest complete one, each `None` where there is none yet."""
     # A folder of many large checkpoints may take its time: this has a child of its own, and is imported only there.
 

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from clusterctl.agent.protocol.types.facts import Group
+    from clusterctl.agent.protocol.facts_types import FactGroup
 
     Task = Callable[[], Mapping[str, object]]
 
@@ -77,30 +77,30 @@ class _Child:
         """Return the deadline of the task that it is at, or was at last."""
         return self._deadlines[self.left[0]] if self.left else min(self._deadlines.values())
 
-    def take(self, chunk: bytes) -> dict[str, Group]:
+    def take(self, chunk: bytes) -> dict[str, FactGroup]:
         """Return the results that are complete with these bytes."""
         *lines, self._partial = (self._partial + chunk).split(b"\n")
-        groups: dict[str, Group] = {}
+        groups: dict[str, FactGroup] = {}
         for line in lines:
             name = self.left.pop(0)
             groups[name] = json.loads(line)
         return groups
 
-    def ended(self) -> dict[str, Group]:
+    def ended(self) -> dict[str, FactGroup]:
         """Return results for what it left undone when it ended: an error that says how it died."""
         status = os.waitpid(self.pid, 0)[1]
         died = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
         reason = f"the look ended with {died}"
         return {name: self._timed({"status": "error", "reason": reason, "data": {}}) for name in self.left}
 
-    def given_up(self) -> dict[str, Group]:
+    def given_up(self) -> dict[str, FactGroup]:
         """End it; return results for what it has not done."""
         if self.left:
             return self.abandon()
         os.waitpid(self.pid, 0)
         return {}
 
-    def abandon(self) -> dict[str, Group]:
+    def abandon(self) -> dict[str, FactGroup]:
         """Kill the child and its programs; say where it hung, and that it never came to the rest."""
         state, wchan = read_state(self.pid)
         reason = f"no answer within {time.monotonic() - self.began:.1f} s"
@@ -111,7 +111,7 @@ class _Child:
         except OSError:
             os.kill(self.pid, _SIGKILL)
         gone = _reaped(self.pid)
-        result: Group = {
+        result: FactGroup = {
             "status": "timeout",
             "data": {},
             "pid": self.pid,
@@ -123,7 +123,7 @@ class _Child:
         late = f"not looked at, because `{first}` hung before it"
         return {n: self._timed({**result, "reason": reason if n == first else late}) for n in self.left}
 
-    def _timed(self, result: Group) -> Group:
+    def _timed(self, result: FactGroup) -> FactGroup:
         result["ms"] = round((time.monotonic() - self.began) * 1000, 1)
         return result
 
@@ -133,7 +133,7 @@ def run_tasks(
     deadline: float,
     together: tuple[tuple[str, ...], ...] = (),
     later: dict[str, float] | None = None,
-) -> dict[str, Group]:
+) -> dict[str, FactGroup]:
     """Run every task in a fork until `deadline` (monotonic seconds); return one result a task.
 
     Args:
@@ -148,7 +148,7 @@ def run_tasks(
     shared = {name for batch in batches for name in batch}
     batches += [[name] for name in tasks if name not in shared]
     waiting = {c.reader: c for c in (_Child(batch, tasks, deadline, later or {}) for batch in batches if batch)}
-    results: dict[str, Group] = {}
+    results: dict[str, FactGroup] = {}
     poll = select.poll()
     for reader in waiting:
         poll.register(reader, select.POLLIN | select.POLLHUP)
@@ -255,7 +255,7 @@ def _child(tasks: list[tuple[str, Task]], writer: int) -> None:
         os._exit(code)
 
 
-def _outcome(task: Task) -> Group:
+def _outcome(task: Task) -> FactGroup:
     try:
         return {"status": "ok", "reason": None, "data": task()}
     except DeniedError as error:

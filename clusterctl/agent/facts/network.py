@@ -20,14 +20,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from clusterctl.agent.protocol.types.found import network as shapes
+    from clusterctl.agent.protocol import facts_types as shapes
 
 
-def collect_names(peers: dict[str, str]) -> shapes.Names:
+def collect_names(peers: dict[str, str]) -> shapes.NameFacts:
     """Return the group `names`. `peers` is node to address or name."""
     hostname = _socket.gethostname()
     addresses, error = _resolve(hostname)
-    looked: dict[str, shapes.Named] = {}
+    looked: dict[str, shapes.ResolvedName] = {}
     for node, name in peers.items():
         found, why = _resolve(name)
         looked[node] = {"name": name, "addresses": found, "error": why}
@@ -55,12 +55,12 @@ def _resolve(name: str) -> tuple[list[str], str | None]:
     return sorted({str(entry[4][0]) for entry in entries}), None
 
 
-def collect_ports(wanted: list[int], root: str = "/") -> shapes.Ports:
+def collect_ports(wanted: list[int], root: str = "/") -> shapes.PortFacts:
     """Return the group `ports`: each port is bound for a moment on all addresses."""
     return {"ports": [_is_free_port(int(port), root) for port in wanted]}
 
 
-def _is_free_port(port: int, root: str) -> shapes.Port:
+def _is_free_port(port: int, root: str) -> shapes.PortCheck:
     try:
         bind(port).close()
     except OSError as error:
@@ -95,7 +95,7 @@ def _list_device_ports(root: str, base: str) -> shapes.RdmaDevice:
     }
 
 
-def _read_rdma_port(root: str, where: str, port: str) -> shapes.PortState:
+def _read_rdma_port(root: str, where: str, port: str) -> shapes.RdmaPortState:
     used = [index for index, gid in _gids(root, where) if gid.replace(":", "").strip("0")]
     kinds = [paths.text(root, f"{where}/gid_attrs/types/{index}") or "" for index in used]
     return {
@@ -124,7 +124,7 @@ _SIOCGIFADDR = 0x8915
 _NET_FOLDER = "/sys/class/net"
 
 
-def collect_network(root: str, peers: dict[str, str]) -> shapes.Net:
+def collect_network(root: str, peers: dict[str, str]) -> shapes.NetworkFacts:
     """Return the group `net`. `peers` is node to address or name."""
     interfaces = [_interface(root, name) for name in paths.names(root, _NET_FOLDER)]
     by_address = {entry["address"]: entry["name"] for entry in interfaces if entry["address"]}
@@ -132,7 +132,7 @@ def collect_network(root: str, peers: dict[str, str]) -> shapes.Net:
     return {"interfaces": interfaces, "routes": routes, "ib": list_rdma_ports(root)}
 
 
-def _interface(root: str, name: str) -> shapes.Interface:
+def _interface(root: str, name: str) -> shapes.NetworkInterface:
     where = f"{_NET_FOLDER}/{name}"
     return {
         "name": name,
@@ -155,7 +155,7 @@ def _address(name: str) -> str | None:
     return _socket.inet_ntoa(answer[20:24])
 
 
-def _route(name: str, by_address: dict[str, str]) -> shapes.Route:
+def _route(name: str, by_address: dict[str, str]) -> shapes.PeerRoute:
     """Ask the kernel which source address it would use; no packet is sent."""
     try:
         family, _, _, _, target = resolve(name, 9, _socket.SOCK_DGRAM)[0]

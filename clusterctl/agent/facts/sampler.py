@@ -39,8 +39,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from clusterctl.agent.protocol.types import samples
-    from clusterctl.agent.protocol.types.found.gpus import Device
+    from clusterctl.agent.protocol import sample_types
+    from clusterctl.agent.protocol.facts_types import LibraryGpu
 
 INTERVAL = 15.0
 PASS_DEADLINE = 5.0
@@ -53,7 +53,7 @@ _CPU_SECONDS = 0.25
 """For how long a single look watches the CPUs."""
 
 
-def sample_machine() -> samples.Machine:
+def sample_machine() -> sample_types.MachineSample:
     """Return the machine's half of a sample, for a single look: CPU is that of the next moment."""
     machine = _Machine()
     machine.read()
@@ -61,7 +61,7 @@ def sample_machine() -> samples.Machine:
     return machine.read()
 
 
-def sample_gpus() -> samples.Gpus:
+def sample_gpus() -> sample_types.GpuSamples:
     """Return the GPUs' half of a sample, asking the driver in this very process: call it from one that may be lost."""
     return sample_session(None)
 
@@ -98,7 +98,7 @@ class _Machine:
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None
 
-    def read(self) -> samples.Machine:
+    def read(self) -> sample_types.MachineSample:
         sizes = proc.meminfo()
         total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
         load = (paths.text("/", "/proc/loadavg") or "").split()
@@ -123,9 +123,9 @@ class _Machine:
         return round(100 * (1 - (now[1] - before[1]) / (now[0] - before[0])), 1)
 
 
-def _disks() -> list[samples.Disk]:
+def _disks() -> list[sample_types.DiskSpace]:
     """Measure local places only: a hung mount must not hang the sampler."""
-    disks: list[samples.Disk] = []
+    disks: list[sample_types.DiskSpace] = []
     for path in ("/", "/tmp", "/dev/shm"):  # noqa: S108, RUF100
         try:
             statvfs = os.statvfs(path)
@@ -134,7 +134,7 @@ def _disks() -> list[samples.Disk]:
         # An image that is mounted read-only is full by design.
         if statvfs.f_flag & os.ST_RDONLY:
             continue
-        entry: samples.Disk = {
+        entry: sample_types.DiskSpace = {
             "path": path,
             "free": statvfs.f_bavail * statvfs.f_frsize,
             "total": statvfs.f_blocks * statvfs.f_frsize,
@@ -154,7 +154,7 @@ class _DriverChild:
         self._buffer = b""
         self._not_before = 0.0
 
-    def ask(self, deadline: float) -> samples.Gpus:
+    def ask(self, deadline: float) -> sample_types.GpuSamples:
         """Return the GPU half of a sample; no later than `deadline` (monotonic)."""
         if self._pid is None:
             if time.monotonic() < self._not_before:
@@ -187,7 +187,7 @@ class _DriverChild:
         self._pid, self._requests, self._answers = pid, requests, answers
         self._asked, self._buffer = None, b""
 
-    def _answer(self, deadline: float) -> samples.Gpus:
+    def _answer(self, deadline: float) -> sample_types.GpuSamples:
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._answers], [], [], left)[0]:
@@ -199,10 +199,10 @@ class _DriverChild:
         line, _, self._buffer = self._buffer.partition(b"\n")
         # It may be the late answer to a request that was stuck: the newest that there is.
         self._asked = None
-        sample: samples.Gpus = json.loads(line)
+        sample: sample_types.GpuSamples = json.loads(line)
         return sample
 
-    def _stuck(self) -> samples.Gpus:
+    def _stuck(self) -> sample_types.GpuSamples:
         assert self._pid is not None
         assert self._asked is not None
         waited = round(time.monotonic() - self._asked, 1)
@@ -210,7 +210,7 @@ class _DriverChild:
         sample = _without("stuck", f"the driver has not answered for {waited:.0f} s")
         return {**sample, "stuck_s": waited, "state": state, "wchan": wchan}
 
-    def _ended(self) -> samples.Gpus:
+    def _ended(self) -> sample_types.GpuSamples:
         assert self._pid is not None
         os.close(self._requests)
         os.close(self._answers)
@@ -261,7 +261,7 @@ class LinkCounter:
         self._first = {index: session.links(index) for index in session.indices} if readable else {}
         self._watched = set(self._first) if readable and session.vendor == "amd" else set[int]()
 
-    def add(self, sample: samples.Gpus) -> None:
+    def add(self, sample: sample_types.GpuSamples) -> None:
         """Complete a sample: the links that each watched GPU has lost."""
         self._watched |= {xid["gpu"] for xid in sample["xids"] if xid["xid"] == _NVLINK_ERROR} & set(self._first)
         for gpu in sample["gpus"]:
@@ -269,7 +269,7 @@ class LinkCounter:
                 gpu["links_lost"] = self._first[gpu["gpu"]] - self._session.links(gpu["gpu"])
 
 
-def sample_session(session: Any) -> samples.Gpus:
+def sample_session(session: Any) -> sample_types.GpuSamples:
     """Return the GPUs' half of a sample of an open session, or why there is none; `None` opens one."""
     if session is None:
         from clusterctl.agent.facts import gpu_library
@@ -282,11 +282,11 @@ def sample_session(session: Any) -> samples.Gpus:
     return {"status": "ok", "reason": None, "gpus": [_gpu(device) for device in session.sample()]}
 
 
-def _without(status: str, reason: str) -> samples.Gpus:
+def _without(status: str, reason: str) -> sample_types.GpuSamples:
     return {"status": status, "reason": reason, "gpus": [], "xids": []}
 
 
-def _gpu(device: Device) -> samples.Gpu:
+def _gpu(device: LibraryGpu) -> sample_types.GpuSample:
     values = device["v"]
     memory, rows = values.get("memory") or {}, values.get("remapped") or [None] * 4
     trouble = {name: word for name, word in device["err"].items() if word in TROUBLE}

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from clusterctl.agent.protocol.types.evidence import Recorded
-    from clusterctl.agent.protocol.types.worker_status import Announced, Inside, WorkerStatus
+    from clusterctl.agent.protocol.process_types import FlightRecorderEntry
+    from clusterctl.agent.protocol.sample_types import StackDumpOffer, WorkerStatus, WorkerStatusSample
 _STALE_S = 10.0
 
 
-def inside(status_dir: str, rank: int, now: float) -> Inside | None:
+def inside(status_dir: str, rank: int, now: float) -> WorkerStatusSample | None:
     """What the shim in a worker says, with ages (seconds) for times; `None` if it says nothing or its process is gone.
 
     Keys: pid, step, source, beats, seq, backend, timeout_s, frameworks, facts, degraded as the shim wrote them, and
@@ -42,7 +42,7 @@ def inside(status_dir: str, rank: int, now: float) -> Inside | None:
     return found
 
 
-def _with_ages(told: WorkerStatus, now: float) -> Inside:
+def _with_ages(told: WorkerStatus, now: float) -> WorkerStatusSample:
     def age(moment: float) -> float:
         return round(max(0.0, now - moment), 3)
 
@@ -82,11 +82,11 @@ def claimed_elsewhere(status_dir: str, known: Iterable[int]) -> list[int]:
     return sorted(rank for rank in found if rank not in ours)[:_MOST_CLAIMED]
 
 
-def ready(status_dir: str, rank: int) -> Announced | None:
+def ready(status_dir: str, rank: int) -> StackDumpOffer | None:
     """What the shim of a rank has announced, `None` if nothing readable or if that process is gone."""
     try:
         said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.ready.json")) or b"null")
-        numbers: Announced = {
+        numbers: StackDumpOffer = {
             "pid": int(said["pid"]),
             "start_time": int(said["start_time"]),
             "signal": int(said["signal"]),
@@ -132,7 +132,7 @@ def swallowed_failure(status_dir: str, rank: int, leader: int) -> dict[str, Any]
     return {"message": message, "traceback": trace} if end == "failed" else None
 
 
-def recorded(status_dir: str, rank: int) -> list[Recorded] | None:
+def recorded(status_dir: str, rank: int) -> list[FlightRecorderEntry] | None:
     """What the shim of a rank wrote of the flight recorder when its collectives stood still; `None` without it."""
     try:
         told = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.recorded.json")) or b"null")
@@ -143,7 +143,7 @@ def recorded(status_dir: str, rank: int) -> list[Recorded] | None:
         return None
 
 
-def _entry(told: dict[str, Any]) -> Recorded:
+def _entry(told: dict[str, Any]) -> FlightRecorderEntry:
     return {
         "group": str(told["group"])[:_NAME],
         "number": int(told["number"]) % (1 << 62),
@@ -155,7 +155,7 @@ def _entry(told: dict[str, Any]) -> Recorded:
     }
 
 
-def thread_of(said: Announced, status_dir: str, rank: int) -> int:
+def thread_of(said: StackDumpOffer, status_dir: str, rank: int) -> int:
     """The shim's own thread, 0 where it is not known."""
     try:
         status = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json")) or b"null")

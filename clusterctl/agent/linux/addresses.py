@@ -8,7 +8,7 @@ import struct
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.machine import Address, Way
+    from clusterctl.agent.protocol.command_types import NetworkAddress, Route
 
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _DISCARD_PORT = 9
@@ -51,12 +51,12 @@ def _shown(family: int, place: int) -> str:
     return text.value.decode()
 
 
-def addresses() -> list[Address]:
+def addresses() -> list[NetworkAddress]:
     """Return `[{interface, address, family, up, loopback}]` of this network namespace."""
     first = ctypes.POINTER(_Ifaddrs)()
     if _LIBC.getifaddrs(ctypes.byref(first)) != 0:
         return []
-    every: list[Address] = []
+    every: list[NetworkAddress] = []
     try:
         entry = first
         while ctypes.cast(entry, ctypes.c_void_p).value is not None:
@@ -75,7 +75,7 @@ def addresses() -> list[Address]:
     return every
 
 
-def route(target: str, known: list[Address]) -> Way | None:
+def route(target: str, known: list[NetworkAddress]) -> Route | None:
     """Return `{source, interface}` of the way to a target, or `None` where there is no way. No packet is sent."""
     import socket
 
@@ -94,7 +94,7 @@ def route(target: str, known: list[Address]) -> Way | None:
     return None
 
 
-def _holder(source: str, known: list[Address]) -> str | None:
+def _holder(source: str, known: list[NetworkAddress]) -> str | None:
     for one in known:
         if one["address"] == source:
             return str(one["interface"])

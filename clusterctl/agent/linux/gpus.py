@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from clusterctl.agent.protocol.types.machine import Gpus
+    from clusterctl.agent.protocol.command_types import GpuCount
 
 _DRIVER = "/proc/driver/nvidia/gpus"
 _KFD = "/sys/class/kfd/kfd/topology/nodes"
@@ -52,7 +52,7 @@ def _of_amd(root: str) -> list[dict[str, Any]]:
     return kfd.gpus(root or "/")[0]
 
 
-def count(root: str = "") -> Gpus:
+def count(root: str = "") -> GpuCount:
     """Return `{count, indices, source, vendor}` of the GPUs of this machine: NVIDIA's, else AMD's.
 
     Args:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.members.marks import Marks
-    from clusterctl.agent.protocol.types.records import Leftover, Survivor
+    from clusterctl.agent.protocol.process_types import LeftoverProcess, SurvivingProcess
 
 _ROOT = 0
 _ASIDE_SECONDS, _ALL_ASIDE_SECONDS = 1.0, 5.0
@@ -217,7 +217,7 @@ def _send(target: int, number: int) -> None:
             os.killpg(target, number)
 
 
-def describe(survivors: list[Stat]) -> list[Survivor]:
+def describe(survivors: list[Stat]) -> list[SurvivingProcess]:
     """Return survivors and why they are still there: `{pid, start_time, command, why}` of each.
 
     Behind the first few hundred the name of the process stands for its command.
@@ -242,7 +242,7 @@ _HELPERS = re.compile(
 _MOST_LEFTOVERS = 64
 
 
-def name_leftovers(processes: list[Stat], ranks: Mapping[int, int]) -> list[Leftover]:
+def name_leftovers(processes: list[Stat], ranks: Mapping[int, int]) -> list[LeftoverProcess]:
     """Return what is still there and no helper of a library; `ranks` by the POSIX session of their first process."""
     now = proc.ticks_at(time.monotonic())
     seen, _ = _aside([process.pid for process in processes[:_MOST_LEFTOVERS]], _command_and_rank)

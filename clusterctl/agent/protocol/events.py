@@ -12,7 +12,7 @@ from clusterctl.agent.protocol.frames import FrameError
 # --- journal
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.records import Leftover, Survivor
+    from clusterctl.agent.protocol.process_types import LeftoverProcess, SurvivingProcess
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,9 @@ class Swept:
     KIND: ClassVar[str] = "swept"
     attempt: int
     killed: int = 0
-    remaining: list[Survivor] = field(default_factory=list)
-    leftovers: list[Leftover] = field(default_factory=list)
-    past_grace: list[Leftover] = field(default_factory=list)
+    remaining: list[SurvivingProcess] = field(default_factory=list)
+    leftovers: list[LeftoverProcess] = field(default_factory=list)
+    past_grace: list[LeftoverProcess] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

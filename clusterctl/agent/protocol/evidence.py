@@ -9,7 +9,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.evidence import OfRank, ProcessFound
+    from clusterctl.agent.protocol.process_types import ProcessState, RankEvidence
 
 _STALL = re.compile(r"stall-([1-9]\d*)")
 
@@ -23,13 +23,13 @@ def of_stalls(folder: str) -> list[str]:
     return [match[0] for match in sorted(matches, key=lambda match: int(match[1]))]
 
 
-def files(evidence: OfRank) -> dict[str, str]:
+def files(evidence: RankEvidence) -> dict[str, str]:
     """The files in which the evidence of one rank is kept: ending of the name to content."""
     contents = {".json": json.dumps(evidence, indent=1) + "\n", ".txt": _text(evidence)}
     return {**contents, ".stacks": evidence["stacks"]} if evidence["stacks"] else contents
 
 
-def _text(evidence: OfRank) -> str:
+def _text(evidence: RankEvidence) -> str:
     lines = [
         f"rank {evidence['rank']}{_place(evidence)}: {_line(evidence)}",
         f"stacks by: {evidence['source']}" + "".join(f"\n  not {reason}" for reason in evidence["why"]),
@@ -44,11 +44,11 @@ def _text(evidence: OfRank) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _place(evidence: OfRank) -> str:
+def _place(evidence: RankEvidence) -> str:
     return f" on {evidence['node']}" if "node" in evidence else ""
 
 
-def _line(process: ProcessFound) -> str:
+def _line(process: ProcessState) -> str:
     cpu, command = process.get("cpu", 0.0), process.get("command", "")
     where = f", in {process['wchan']}" if process["wchan"] else ""
     return f"pid {process['pid']}, state {process['state'] or 'unknown'}{where}, cpu {cpu:.0%}, {command}"

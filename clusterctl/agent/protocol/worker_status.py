@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from clusterctl.agent.protocol.types.worker_status import WorkerStatus
+    from clusterctl.agent.protocol.sample_types import WorkerStatus
 
 PID = whole(0, (1 << 31) - 1)
 COUNT = whole(-(1 << 63), (1 << 63) - 1)

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, cast
 from clusterctl.agent.linux import syscalls
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.records import Exit, Spawn
+    from clusterctl.agent.protocol.process_types import ExitRecord, SpawnRecord
 
 
 _FENCE_WRITTEN_SECONDS = 2.0
 """For so long signals wait for the fence to be on the disk: workers shall not outlive a disk that hangs."""
 
 
-def read_spawn(path: str) -> Spawn | None:
+def read_spawn(path: str) -> SpawnRecord | None:
     """Return what a spawn file says."""
-    return cast("Spawn | None", syscalls.read_json(path))
+    return cast("SpawnRecord | None", syscalls.read_json(path))
 
 
-def read_exit(path: str) -> Exit | None:
+def read_exit(path: str) -> ExitRecord | None:
     """Return what an exit file says."""
-    return cast("Exit | None", syscalls.read_json(path))
+    return cast("ExitRecord | None", syscalls.read_json(path))
 
 
 def begin_fence(path: str) -> None:
@@ -41,7 +41,7 @@ def begin_fence(path: str) -> None:
         writing.join(_FENCE_WRITTEN_SECONDS)
 
 
-def fenced_since(path: str, end: Exit | None = None) -> float | None:
+def fenced_since(path: str, end: ExitRecord | None = None) -> float | None:
     """Return when a waiter began to end the attempt (the node's monotonic clock), or `None` where none did.
 
     Args:

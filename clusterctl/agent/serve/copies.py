@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from clusterctl.agent.protocol.types import answers, arguments
+    from clusterctl.agent.protocol import command_types
 
 
-def lacking(asked: arguments.Copy, entries: list[list[Any]], root: str) -> answers.Lacking:
+def lacking(asked: command_types.CopyArguments, entries: list[list[Any]], root: str) -> command_types.CopyAnswer:
     """Return which files are not there already as they are to be; give modes to those that are.
 
     They go into a folder, or under another name where there is no such folder. Folders on the way are made.
@@ -43,7 +43,7 @@ def named(entries: list[list[Any]], name: str | None) -> list[list[Any]]:
     return [["/".join([name, *path.split("/")[1:]]), *rest] for path, *rest in entries]
 
 
-def _place(asked: arguments.Copy) -> tuple[str, str | None]:
+def _place(asked: command_types.CopyArguments) -> tuple[str, str | None]:
     """Return the folder that files go to, which is there then, and another name for them."""
     base, target = os.path.expanduser(str(asked["folder"])), os.path.expanduser(str(asked["target"]))
     place = os.path.abspath(os.path.join(base, target))

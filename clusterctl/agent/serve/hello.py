@@ -17,12 +17,12 @@ from clusterctl.agent.record import rundir
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
-    from clusterctl.agent.protocol.types.machine import Hello
+    from clusterctl.agent.protocol.command_types import HelloAnswer
 
 _LOOK_UP_S = 3.0
 
 
-def hello(root: str) -> Hello:
+def hello(root: str) -> HelloAnswer:
     """Return the facts of machine and user."""
     user, home, shell = account()
     network_home = rundir.is_network(home)

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Optional
 
     from clusterctl.agent.linux.aside import Outcome, Task
+    from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.frames import Message
-    from clusterctl.agent.protocol.types import arguments
     from clusterctl.agent.record.states import States
     from clusterctl.agent.serve.holds import Holds
     from clusterctl.agent.serve.supervisor_link import Link
 
     Result = Optional[Mapping[str, object]]
     Handler = Callable[[int, Any, Optional[int]], Result]
-    """Takes the id of a request, its arguments (`types.arguments` by command) and its epoch."""
+    """Takes the id of a request, its arguments (`command_types` by command) and its epoch."""
     Handlers = dict[Command, Handler]
 
 _LEASE_SECONDS = 0.5
@@ -153,11 +153,11 @@ class Session:
             self._holds = Holds()
         return self._holds
 
-    def run_of(self, asked: arguments.OfRun) -> RunDir:
+    def run_of(self, asked: command_types.RunArguments) -> RunDir:
         """Return the run that a request names."""
         return RunDir(self.root, str(asked["run"]), str(asked["node"]))
 
-    def known_run(self, asked: arguments.OfRun) -> RunDir:
+    def known_run(self, asked: command_types.RunArguments) -> RunDir:
         """Return the run that a request names.
 
         Raises:
@@ -273,7 +273,7 @@ class Session:
         state = self.states.of(run)
         return state.finished is not None or (state.seq == 0 and guardians.supervisor(run) is None)
 
-    def _replicated(self, _identity: int, asked: arguments.Replicated, epoch: int | None) -> Result:
+    def _replicated(self, _identity: int, asked: command_types.ReplicatedArguments, epoch: int | None) -> Result:
         run = self.run_of(asked)
         key = (run.run, run.node)
         if key in self._held and key in self._links:
@@ -296,7 +296,7 @@ class Session:
             self.link(run).ensure()
         return {}
 
-    def _more_credit(self, _identity: int, asked: arguments.Credit, _epoch: int | None) -> Result:
+    def _more_credit(self, _identity: int, asked: command_types.CreditArguments, _epoch: int | None) -> Result:
         self._pump.credit(int(asked["bytes"]))
         return None
 
@@ -310,7 +310,7 @@ class Session:
         if time.monotonic() - self._heard > self._idle:
             self.channel.close("idle")
 
-    def _bye(self, identity: int, _asked: arguments.Nothing, _epoch: int | None) -> Result:
+    def _bye(self, identity: int, _asked: command_types.NoArguments, _epoch: int | None) -> Result:
         self.answer(identity, {})
         self.channel.flush()
         self.channel.close("bye")

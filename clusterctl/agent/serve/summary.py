@@ -13,12 +13,12 @@ from clusterctl.agent.record.state import NodeState, fold
 from clusterctl.agent.supervisor import adoption
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.answers import RunFound, WorkerFound
-    from clusterctl.agent.protocol.types.records import Survivor
+    from clusterctl.agent.protocol.command_types import RunSummary, WorkerState
+    from clusterctl.agent.protocol.process_types import SurvivingProcess
     from clusterctl.agent.record.rundir import RunDir
 
 
-def survivors_of(state: NodeState) -> list[Survivor]:
+def survivors_of(state: NodeState) -> list[SurvivingProcess]:
     """Return what could not be ended and is still there: what the kernel held may have gone since."""
     if state.swept is None or state.boot != proc.boot_id():
         return []
@@ -30,10 +30,10 @@ def supervised(run: RunDir) -> bool:
     return guardians.supervisor(run) is not None
 
 
-def workers_of(run: RunDir, state: NodeState) -> list[WorkerFound]:
+def workers_of(run: RunDir, state: NodeState) -> list[WorkerState]:
     """Return the workers of the newest attempt, those too that nobody wrote down in the journal."""
     begun = adoption.started(run, state)
-    workers: list[WorkerFound] = []
+    workers: list[WorkerState] = []
     for rank, local_rank in begun.places if begun is not None else []:
         worker = adoption.worker(run, state, rank, local_rank)
         if worker is not None:
@@ -70,7 +70,7 @@ def ledger_of(run: RunDir, state: NodeState) -> sweep.Ledger:
     return ledger
 
 
-def summary(run: RunDir, state: NodeState | None = None) -> RunFound:
+def summary(run: RunDir, state: NodeState | None = None) -> RunSummary:
     """Return what there is to know of a run for a list; `state` is what its journal says, read here by default."""
     state = state or fold(journal.read(run.journal))
     prepared = syscalls.read_json(run.prepare) or {}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.linux.loop import Loop
     from clusterctl.agent.members.marks import Marks
-    from clusterctl.agent.protocol.types.records import Exit
+    from clusterctl.agent.protocol.process_types import ExitRecord
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.record.state import NodeState
     from clusterctl.agent.supervisor.workers import Worker
@@ -257,7 +257,7 @@ class Attempt:
     def _ranks(self) -> dict[int, int]:
         return {worker.identity.pid: rank for rank, worker in self.workers.items()}
 
-    def _end_of(self, worker: Worker) -> Exit | None:
+    def _end_of(self, worker: Worker) -> ExitRecord | None:
         """Return how a worker ended, or `None` while it lives."""
         path = self._run.of_rank(self.number, worker.rank, worker.files + "exit")
         end = ends.end_of(worker, path, lambda: self.outputs.make_way(worker.rank))
@@ -265,7 +265,7 @@ class Attempt:
             self._watch(worker)
         return end
 
-    def _exited(self, worker: Worker, said: Exit) -> None:
+    def _exited(self, worker: Worker, said: ExitRecord) -> None:
         if (since := rank_files.fenced_since(self._run.fence(self.number), said)) is not None:
             self.ending.fenced(since, reasons.StopReason.FENCE.value, self.prepare.grace)
         self._let_go(worker)
@@ -287,7 +287,7 @@ class Attempt:
         workers.unwatch(worker)
         self.ledger.workers[worker.identity] = proc.ticks_at(time.monotonic())
 
-    def _exit_event(self, worker: Worker, said: Exit) -> events.Exited:
+    def _exit_event(self, worker: Worker, said: ExitRecord) -> events.Exited:
         latest = float(said["mono"])
         stopped = self.ending.caused(worker.rank, latest)
         code, number = said["exit_code"], said["signal"]
@@ -342,7 +342,7 @@ class Attempt:
         if end is not None:
             self._launcher_ended(launcher, end)
 
-    def _launcher_ended(self, launcher: Worker, said: Exit) -> None:
+    def _launcher_ended(self, launcher: Worker, said: ExitRecord) -> None:
         self._let_go(launcher)
         for rank, local_rank in self._places:
             if rank not in self.workers:

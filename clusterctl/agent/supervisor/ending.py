@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Loop
     from clusterctl.agent.members.marks import Marks
     from clusterctl.agent.members.sweep import Ledger
-    from clusterctl.agent.protocol.types.records import Leftover, Survivor
+    from clusterctl.agent.protocol.process_types import LeftoverProcess, SurvivingProcess
     from clusterctl.agent.supervisor.workers import Worker
 
 _MOST_UNSAID = 1000
@@ -60,9 +60,9 @@ class Ending:
         self._unsaid = 0
         self.since: float | None = None
         self.swept = False
-        self.remaining: list[Survivor] = []
-        self._leftovers: list[Leftover] = []
-        self._past_grace: list[Leftover] = []
+        self.remaining: list[SurvivingProcess] = []
+        self._leftovers: list[LeftoverProcess] = []
+        self._past_grace: list[LeftoverProcess] = []
 
     @property
     def begun(self) -> bool:
@@ -114,7 +114,7 @@ class Ending:
         if self._ladder is not None:
             self._ladder.poke()
 
-    def close(self, remaining: list[Survivor]) -> None:
+    def close(self, remaining: list[SurvivingProcess]) -> None:
         """Write down that nothing is left, or what."""
         strays = self._ledger.found - set(self._ledger.workers)
         self._name_forgers()
@@ -137,7 +137,7 @@ class Ending:
         if not any(proc.alive(Identity(entry["pid"], entry["start_time"])) for entry in self.remaining):
             self.close([])
 
-    def _empty(self, remaining: list[Survivor]) -> bool:
+    def _empty(self, remaining: list[SurvivingProcess]) -> bool:
         """Nothing is left, or what is left cannot be ended: close the attempt once every exit is written down."""
         self._parts.look()
         left = {entry["pid"] for entry in remaining}

@@ -19,7 +19,7 @@ from clusterctl.agent.record import rank_files
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.proc import Identity
-    from clusterctl.agent.protocol.types.records import Exit
+    from clusterctl.agent.protocol.process_types import ExitRecord
     from clusterctl.agent.supervisor.workers import Worker
 
 _UNKNOWN_WAITER_SECONDS = 2.0
@@ -29,7 +29,7 @@ _CLOCKS_APART = 5.0
 """Seconds by which the clock of the kernel log may differ from the monotonic one."""
 
 
-def end_of(worker: Worker, path: str, make_way: Callable[[], None]) -> Exit | None:
+def end_of(worker: Worker, path: str, make_way: Callable[[], None]) -> ExitRecord | None:
     """Return how a worker ended, from its exit file or its wait status; `None` while it or its waiter is alive.
 
     Args:
@@ -68,10 +68,10 @@ def _take_status(worker: Worker) -> None:
             worker.status = status if pid else None
 
 
-def _from_status(worker: Worker) -> Exit:
+def _from_status(worker: Worker) -> ExitRecord:
     """Return how a worker ended whose waiter was gone: by its status where it became our child, else nobody knows."""
     now = time.monotonic()
-    end: Exit = {"exit_code": None, "signal": None, "earliest": worker.seen, "mono": now}
+    end: ExitRecord = {"exit_code": None, "signal": None, "earliest": worker.seen, "mono": now}
     if worker.status is not None:
         if os.WIFSIGNALED(worker.status):
             end["signal"] = os.WTERMSIG(worker.status)

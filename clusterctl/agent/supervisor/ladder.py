@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Timer
     from clusterctl.agent.linux.proc import Stat
     from clusterctl.agent.members.marks import Marks
-    from clusterctl.agent.protocol.types.records import Survivor
+    from clusterctl.agent.protocol.process_types import SurvivingProcess
     from clusterctl.agent.record.rundir import RunDir
 
 _BOUND = 10.0
@@ -38,7 +38,7 @@ class Ladder:
         marks: Marks,
         ledger: sweep.Ledger,
         kill_at: float,
-        done: Callable[[list[Survivor]], bool],
+        done: Callable[[list[SurvivingProcess]], bool],
         slow: Callable[[list[Stat]], None],
         *,
         hold_s: float = 0.0,
@@ -70,7 +70,7 @@ class Ladder:
         self._empty = 0
         self._pause = _FASTEST
         self._scan_at = 0.0
-        self._left: list[Survivor] | None = None
+        self._left: list[SurvivingProcess] | None = None
         self._over = False
         self._timer: Timer = loop.after(0.0, self._step)
 
@@ -160,12 +160,12 @@ def enforce(run: RunDir, marks: Marks, attempt: int, ledger: sweep.Ledger, grace
     return {"left": end_all(marks, ledger, grace)}
 
 
-def end_all(marks: Marks, ledger: sweep.Ledger, grace: float) -> list[Survivor]:
+def end_all(marks: Marks, ledger: sweep.Ledger, grace: float) -> list[SurvivingProcess]:
     """Do the whole ladder and wait for it, for who has nothing else to do; return what is left."""
     loop = Loop()
-    left: list[Survivor] = []
+    left: list[SurvivingProcess] = []
 
-    def done(remaining: list[Survivor]) -> bool:
+    def done(remaining: list[SurvivingProcess]) -> bool:
         left.extend(remaining)
         loop.stop()
         return True

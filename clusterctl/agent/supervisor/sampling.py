@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.linux.loop import Loop
-    from clusterctl.agent.protocol.types import samples
+    from clusterctl.agent.protocol import sample_types
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.supervisor.attempt import Attempt
 
@@ -44,7 +44,7 @@ class Samples:
         self._most = most
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def write(self, attempt: int, kind: str, values: samples.Activity | samples.Health) -> None:
+    def write(self, attempt: int, kind: str, values: sample_types.ActivitySample | sample_types.HealthSample) -> None:
         """Append one sample; where it does not say when it was taken, it was now."""
         now = {"t": round(time.time(), 3), "m": round(time.monotonic(), 3)}
         record = {**now, **values, "attempt": attempt, "kind": kind}
@@ -74,7 +74,7 @@ class Steadiness:
         self._since: float | None = None
         self._written = float("-inf")
 
-    def leaves_out(self, sample: samples.Activity) -> bool:
+    def leaves_out(self, sample: sample_types.ActivitySample) -> bool:
         """Return whether a sample (see `activity.Sampler.sample`) need not be written."""
         now = float(sample["m"])
         if not all(_moves(rank) for rank in sample["ranks"].values()):
@@ -88,7 +88,7 @@ class Steadiness:
         return False
 
 
-def _moves(rank: samples.RankActivity) -> bool:
+def _moves(rank: sample_types.RankActivity) -> bool:
     """Return whether a rank has just made progress and says so itself."""
     inside = rank["inside"]
     if not rank["alive"] or inside is None or inside["phase"] is not None or inside["progress_age_s"] is None:
@@ -155,7 +155,7 @@ class Activity:
         if not data:
             self.stop()
 
-    def _taken(self, sample: samples.Activity) -> None:
+    def _taken(self, sample: sample_types.ActivitySample) -> None:
         """Write a sample down unless nothing follows from it."""
         if not self._steadiness.leaves_out(sample):
             self._samples.write(self._attempt.number, "activity", sample)
@@ -178,7 +178,11 @@ class Health:
     """The child that samples GPUs and machine: driver calls may hang, so they are not made in the supervisor."""
 
     def __init__(
-        self, loop: Loop, seconds: float, on_sample: Callable[[samples.Health], None], died: Callable[[str], None]
+        self,
+        loop: Loop,
+        seconds: float,
+        on_sample: Callable[[sample_types.HealthSample], None],
+        died: Callable[[str], None],
     ) -> None:
         self._loop, self._seconds = loop, seconds
         self._on_sample, self._died = on_sample, died
@@ -217,7 +221,7 @@ class Health:
             with contextlib.suppress(ValueError):
                 value = json.loads(line)
                 if isinstance(value, dict):
-                    sample: samples.Health = value  # type: ignore[assignment]
+                    sample: sample_types.HealthSample = value  # type: ignore[assignment]
                     self._on_sample(sample)
 
     def _close(self) -> None:

@@ -25,7 +25,7 @@ from clusterctl.agent.supervisor.attempt import Attempt
 from clusterctl.agent.supervisor.forking import forking
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.samples import Health
+    from clusterctl.agent.protocol.sample_types import HealthSample
     from clusterctl.agent.record.rundir import RunDir
 
 TICK_SECONDS = 0.25
@@ -181,7 +181,7 @@ class Supervisor:
 
     # --- samples and time
 
-    def _health_sample(self, values: Health) -> None:
+    def _health_sample(self, values: HealthSample) -> None:
         self._samples.write(max(self._state.attempt, 0), "health", values)
 
     def _sampler_died(self, message: str) -> None:

@@ -22,7 +22,7 @@ from clusterctl.agent.supervisor import torchrun, waiter
 if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.members.marks import Marks
-    from clusterctl.agent.protocol.types.records import Spawn
+    from clusterctl.agent.protocol.process_types import SpawnRecord
     from clusterctl.agent.record.rundir import RunDir
 
 _REPORT_SECONDS = 20.0
@@ -256,7 +256,7 @@ def begun(rank: int, local_rank: int, descriptor: int) -> Worker:
     why = answer.get("error") or answer.get("refused")
     if why is not None:
         raise refusals.failed(f"cannot start rank {rank}: {why}")
-    return from_spawn(rank, local_rank, cast("Spawn", answer))
+    return from_spawn(rank, local_rank, cast("SpawnRecord", answer))
 
 
 def report(fd: int) -> dict[str, Any] | None:
@@ -287,7 +287,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def from_spawn(rank: int, local_rank: int, spawn_record: Spawn) -> Worker:
+def from_spawn(rank: int, local_rank: int, spawn_record: SpawnRecord) -> Worker:
     """Return a worker as its waiter described it; after a reboot its pids mean nothing any more.
 
     Its waiter, and its PID namespace, may not be known.

@@ -22,7 +22,7 @@ from clusterctl.agent.linux.syscalls import pause, read_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from clusterctl.agent.protocol.types import samples
+    from clusterctl.agent.protocol import sample_types
 
 _SCAN_EVERY_S = 15.0
 _MAX_WATCHED = 200
@@ -66,7 +66,7 @@ class Sampler:
         self._trees: dict[int, list[tuple[int, int]]] = {}
         self._scanned: float | None = None
 
-    def sample(self, now: float | None = None) -> samples.Activity:
+    def sample(self, now: float | None = None) -> sample_types.ActivitySample:
         """One look at everything.
 
         Args:
@@ -93,7 +93,7 @@ class Sampler:
             members = tree(worker.pid, processes)
             self._trees[worker.rank] = [(process.pid, process.start_time) for process in members]
 
-    def _rank(self, worker: WorkerId, now: float) -> samples.RankActivity:
+    def _rank(self, worker: WorkerId, now: float) -> sample_types.RankActivity:
         members = self._members(worker)
         root = next((process for process in members if process.pid == worker.pid), None)
         alive = root is not None and root.start_time == worker.start_time and root.state not in "ZX"
@@ -125,7 +125,7 @@ class Sampler:
         processes = [(proc.stat(pid), start_time) for pid, start_time in identities]
         return [process for process, start_time in processes if process and process.start_time == start_time]
 
-    def _claimed(self, rank: int, now: float) -> samples.RankActivity:
+    def _claimed(self, rank: int, now: float) -> sample_types.RankActivity:
         status = inside(self._status_dir, rank, now)
         process = proc.stat(status["pid"]) if status else None
         transfer = _transfers(process.pid) if process else None

@@ -22,7 +22,7 @@ from clusterctl.agent.watch import sockets, stacks
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.agent.protocol.types.evidence import Evidence, OfRank, ProcessFound, Subject
+    from clusterctl.agent.protocol.process_types import EvidenceAnswer, ProcessState, RankEvidence, RankProcess
 
 _WINDOW_S = 0.25
 _TAIL_BYTES = 64 * 1024
@@ -34,8 +34,8 @@ _PYTHON = "python"
 
 
 def collect(
-    ranks: Iterable[Subject], status_dir: str, out_dir: str, deadline: float, *, chosen: bool = False
-) -> Evidence:
+    ranks: Iterable[RankProcess], status_dir: str, out_dir: str, deadline: float, *, chosen: bool = False
+) -> EvidenceAnswer:
     """Looks at all given ranks at once.
 
     Args:
@@ -69,12 +69,12 @@ def collect(
     return {"took_s": round(time.monotonic() - begun, 3), "ranks": answer}
 
 
-def _look_at(workers: list[Subject], status_dir: str, deadline: float) -> dict[str, OfRank]:
+def _look_at(workers: list[RankProcess], status_dir: str, deadline: float) -> dict[str, RankEvidence]:
     """Look at all workers at once, each in a thread that may hang; return the evidence of each by its rank."""
     processes = all_processes()
-    evidence: dict[str, OfRank] = {}
+    evidence: dict[str, RankEvidence] = {}
 
-    def look(worker: Subject) -> None:
+    def look(worker: RankProcess) -> None:
         try:
             evidence[str(worker["rank"])] = _rank(worker, processes, status_dir, deadline)
         except Exception as error:
@@ -90,7 +90,7 @@ def _look_at(workers: list[Subject], status_dir: str, deadline: float) -> dict[s
     return dict(evidence)
 
 
-def _cut(evidence: OfRank, limit: int, out_dir: str) -> OfRank:
+def _cut(evidence: RankEvidence, limit: int, out_dir: str) -> RankEvidence:
     """Return what of a rank's evidence travels: where it is over `limit` bytes, the end of its stacks and its output.
 
     The stacks of the main thread come last.
@@ -98,7 +98,7 @@ def _cut(evidence: OfRank, limit: int, out_dir: str) -> OfRank:
     if _size(evidence) <= limit:
         return evidence
     why = [*evidence.get("why", []), f"answer: cut, all of it is in {out_dir}"]
-    rest: OfRank = {**evidence, "why": why, "stacks": "", "tail": []}
+    rest: RankEvidence = {**evidence, "why": why, "stacks": "", "tail": []}
     left = max(0, limit - _size(rest))
     rest["tail"] = _end(evidence["tail"], left // 4)
     rest["stacks"] = _end(evidence["stacks"], left - _size(rest["tail"]))
@@ -116,8 +116,8 @@ def _size(value: object) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape"))
 
 
-def _of_launchers(workers: list[Subject], status_dir: str) -> list[Subject]:
-    subjects: list[Subject] = []
+def _of_launchers(workers: list[RankProcess], status_dir: str) -> list[RankProcess]:
+    subjects: list[RankProcess] = []
     for rank in claimed_elsewhere(status_dir, (worker["rank"] for worker in workers)):
         announced = status.ready(status_dir, rank)
         if announced is not None:
@@ -131,7 +131,7 @@ def _by_rank(item: tuple[str, object]) -> int:
     return int(item[0])
 
 
-def _nothing(worker: Subject, why: str) -> OfRank:
+def _nothing(worker: RankProcess, why: str) -> RankEvidence:
     return {
         "rank": worker["rank"],
         "pid": worker["pid"],
@@ -148,7 +148,7 @@ def _nothing(worker: Subject, why: str) -> OfRank:
     }
 
 
-def _rank(worker: Subject, processes: dict[int, proc.Stat], status_dir: str, deadline: float) -> OfRank:
+def _rank(worker: RankProcess, processes: dict[int, proc.Stat], status_dir: str, deadline: float) -> RankEvidence:
     root = processes.get(worker["pid"])
     if root is None or root.start_time != worker["start_time"] or root.gone:
         return _nothing(worker, "the worker is gone")
@@ -204,7 +204,7 @@ def _ticks(members: list[proc.Stat]) -> dict[int, int]:
     return {was.pid: now.ticks if now and now.start_time == was.start_time else was.ticks for was, now in looks}
 
 
-def _process(process: proc.Stat, shares: dict[int, float]) -> ProcessFound:
+def _process(process: proc.Stat, shares: dict[int, float]) -> ProcessState:
     now = proc.stat(process.pid)
     return {
         "pid": process.pid,
@@ -226,7 +226,7 @@ def _tail(path: str | None) -> list[str]:
         return []
 
 
-def _keep(out_dir: str, rank: str, evidence: OfRank) -> None:
+def _keep(out_dir: str, rank: str, evidence: RankEvidence) -> None:
     for ending, text in files(evidence).items():
         with open(os.path.join(out_dir, f"rank-{rank}{ending}"), "w", encoding="utf-8") as file:
             file.write(text)

@@ -13,7 +13,7 @@ from clusterctl.agent.linux.syscalls import read_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clusterctl.agent.protocol.types.evidence import SocketFound
+    from clusterctl.agent.protocol.process_types import TcpConnection
 
 _STATES = {1: "established", 2: "syn-sent", 3: "syn-recv", 4: "fin-wait", 5: "fin-wait", 8: "close-wait", 9: "last-ack"}
 _MOST_FDS, _MOST_LINES, _MOST = 4096, 65536, 128
@@ -22,7 +22,7 @@ _READS = {"x86_64": frozenset({0, 19, 45, 47}), "aarch64": frozenset({63, 65, 20
 """read, readv, recvfrom, recvmsg: calls whose first argument is the descriptor that they wait for."""
 
 
-def of_process(pid: int) -> list[SocketFound]:
+def of_process(pid: int) -> list[TcpConnection]:
     """Return the connections of a process that are not closed and not to itself, the troubled ones first.
 
     What the kernel does not show (descriptors of a process that we must not trace) is left out.
@@ -31,7 +31,7 @@ def of_process(pid: int) -> list[SocketFound]:
     if not inodes:
         return []
     waits = _reads(pid)
-    sockets: list[SocketFound] = []
+    sockets: list[TcpConnection] = []
     for line in _lines(pid):
         words = line.split()
         fd, state = inodes.get(words[9]), _STATES.get(int(words[3], 16))

@@ -21,7 +21,7 @@ from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.syscalls import read_bytes
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.worker_status import Announced
+    from clusterctl.agent.protocol.sample_types import StackDumpOffer
 
 _POLL_S = 0.02
 _QUIET_S = 0.06
@@ -64,7 +64,7 @@ def take(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
     return Stacks(by_py_spy.source, by_py_spy.text, why=by_signal.why + by_py_spy.why)
 
 
-def unarmed(announced: Announced, stacks_path: str) -> str | None:
+def unarmed(announced: StackDumpOffer, stacks_path: str) -> str | None:
     """Why the signal must not be sent, `None` if it may be.
 
     Args:
@@ -114,7 +114,7 @@ def _by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
     return Stacks("signal", text, main_thread=announced["main_thread"])
 
 
-def _send(handle: int, announced: Announced, tid: int) -> None:
+def _send(handle: int, announced: StackDumpOffer, tid: int) -> None:
     """Sends the signal to one thread, or to the process where that thread is not there (it pauses around a fork)."""
     number = _TGKILL.get(os.uname().machine)
     if tid and number is not None:

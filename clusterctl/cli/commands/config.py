@@ -24,7 +24,7 @@ from clusterctl.render.terminal.table import Column, render_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.agent.protocol.types.arguments import Program
+    from clusterctl.agent.protocol.command_types import ProgramArguments
     from clusterctl.config.load import Loaded
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.plan.layout import Layout
@@ -200,7 +200,7 @@ def _live_env(spec: ClusterSpec, rank: int, console: Console) -> tuple[tuple[Lay
         entries = layout.layout(spec.workers, {node: answer.gpus for node, answer in answers.items()})
         node = next(entry.host.name for entry in entries if _there(rank, entries) in entry.ranks)
         given = environment_with_sources(spec, entries, rank, answers, meet(spec, entries, answers, sessions))
-        program: Program = {"argv": ["env", "-0"]}
+        program: ProgramArguments = {"argv": ["env", "-0"]}
         with (
             Remote(program, _ENV_SECONDS, 1, None) as remote,
             Waiting([node], _ENV_SECONDS, None, stage="running") as waiting,

@@ -31,7 +31,7 @@ from clusterctl.run.record.reader import load_state
 from clusterctl.run.rules import leftover
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.answers import RunFound
+    from clusterctl.agent.protocol.command_types import RunSummary
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
@@ -224,12 +224,12 @@ def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
     return int(ExitCode.TEARDOWN_INCOMPLETE if left else ExitCode.OK)
 
 
-def _left(run: RunFound) -> bool:
+def _left(run: RunSummary) -> bool:
     """Return whether something of a run is there: workers, what they left, or a supervisor that waits for commands."""
     return bool(run["live"] or run["supervisor"])
 
 
-def _end_all(session: Session, runs: list[RunFound]) -> list[dict[str, Any]]:
+def _end_all(session: Session, runs: list[RunSummary]) -> list[dict[str, Any]]:
     """Stop the orphans of one node; return what is left of them."""
     left = []
     for run in runs:

@@ -27,7 +27,7 @@ from clusterctl.render.waiting import Waiting
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.types.arguments import Program
+    from clusterctl.agent.protocol.command_types import ProgramArguments
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.errors import NodeError
     from clusterctl.render.exec import Answer
@@ -101,7 +101,7 @@ def command(context: click.Context, choices: ExecChoices) -> int:
     console = choices.console()
     spec = _spec(choices, console)
     hosts = options.chosen_hosts(spec, choices.nodes, choices.exclude)
-    program: Program = {"command": " ".join(words)} if choices.shell else {"argv": list(words)}
+    program: ProgramArguments = {"command": " ".join(words)} if choices.shell else {"argv": list(words)}
     if given := piped(0, console.narrate):
         program["stdin"] = given.decode("utf-8", "surrogateescape")
     around = {host.name: of_job(spec, host.name) for host in hosts} if choices.in_job else {}

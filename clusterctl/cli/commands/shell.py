@@ -20,7 +20,7 @@ from clusterctl.render.exec import exit_code_of
 from clusterctl.run.nodes.fan_out import raise_first
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.arguments import Program
+    from clusterctl.agent.protocol.command_types import ProgramArguments
     from clusterctl.render.exec import Answer
 
 
@@ -47,7 +47,7 @@ def command(context: click.Context, choices: ShellChoices) -> int:
     if not (os.isatty(0) and os.isatty(1)):
         hint = "`clusterctl exec --node NODE -- COMMAND` runs a command without one"
         raise RefusedError("standard input and output are no terminal", hint=hint)
-    program: Program = {} if target.rank or choices.where else of_job(target.spec, target.host.name)
+    program: ProgramArguments = {} if target.rank or choices.where else of_job(target.spec, target.host.name)
     if words := context.meta["clusterctl.args"]:
         program["argv"] = list(words)
     end = _work(target, program)
@@ -57,7 +57,7 @@ def command(context: click.Context, choices: ShellChoices) -> int:
     return exit_code_of(end)
 
 
-def _work(target: Target, program: Program) -> Answer | None:
+def _work(target: Target, program: ProgramArguments) -> Answer | None:
     from clusterctl.cli.interactive import terminal
     from clusterctl.render.exec import answer_of
 

@@ -21,7 +21,7 @@ from clusterctl.why.verdict import Confidence
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.agent.protocol.types.evidence import OfRank
+    from clusterctl.agent.protocol.process_types import RankEvidence
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.why.verdict import Verdict
@@ -74,7 +74,7 @@ def exit_code_of(verdict: Verdict) -> int:
 
 
 def _save(
-    console: Console, run: RunDir, target: Path, look: Mapping[str, OfRank], *, redact: bool, quiet: bool
+    console: Console, run: RunDir, target: Path, look: Mapping[str, RankEvidence], *, redact: bool, quiet: bool
 ) -> None:
     from clusterctl.run.record.kept import bundle
 

@@ -14,7 +14,7 @@ from clusterctl.errors import NotFoundError
 from clusterctl.suggestion import similar
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.arguments import OfRank
+    from clusterctl.agent.protocol.command_types import RankArguments
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.terminal.console import Console
 
@@ -43,7 +43,7 @@ class Target:
 
     spec: ClusterSpec
     host: HostSpec
-    rank: OfRank | None = None
+    rank: RankArguments | None = None
 
 
 def target_of(choices: TargetChoices, console: Console) -> Target:

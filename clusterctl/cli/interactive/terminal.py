@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Future
 
-    from clusterctl.agent.protocol.types import arguments
-    from clusterctl.agent.protocol.types.answers import ProgramEnd
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.command_types import ExecAnswer
     from clusterctl.session.session import Session
     from clusterctl.session.streams import Duplex
 
@@ -30,7 +30,9 @@ class LeftError(Exception):
     """The person left with `~.`, or their terminal is gone."""
 
 
-def show(session: Session, program: arguments.Program, beside: arguments.OfRank | None, fd: int) -> ProgramEnd:
+def show(
+    session: Session, program: command_types.ProgramArguments, beside: command_types.RankArguments | None, fd: int
+) -> ExecAnswer:
     """Let a person work at a program on a node; return how it ended.
 
     Args:
@@ -46,7 +48,7 @@ def show(session: Session, program: arguments.Program, beside: arguments.OfRank 
     with Waker() as waker:
         stream = session.open_duplex(waker.wake)
         size = os.get_terminal_size(fd)
-        asked: arguments.Terminal = {
+        asked: command_types.TerminalArguments = {
             **program,
             "beside": beside,
             "term": os.environ.get("TERM") or "dumb",
@@ -61,7 +63,7 @@ def show(session: Session, program: arguments.Program, beside: arguments.OfRank 
         return ending.result()
 
 
-def _pass_on(stream: Duplex, ending: Future[ProgramEnd], waker: Waker, fd: int) -> None:
+def _pass_on(stream: Duplex, ending: Future[ExecAnswer], waker: Waker, fd: int) -> None:
     typed = Typed()
     while True:
         over = ending.done()

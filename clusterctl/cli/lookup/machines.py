@@ -15,9 +15,9 @@ from clusterctl.run.record import find, samples
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.types import arguments
-    from clusterctl.agent.protocol.types.facts import Request
-    from clusterctl.agent.protocol.types.samples import Health
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.facts_types import FactsRequest
+    from clusterctl.agent.protocol.sample_types import HealthSample
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
@@ -71,7 +71,7 @@ def stats_of_run(run: RunDir, state: RunState) -> list[NodeStats]:
     return [stats_of_sample(state, node.node, samples.latest_health(run, node.node)) for node in nodes]
 
 
-def stats_of_sample(state: RunState, node: str, sample: Health | None) -> NodeStats:
+def stats_of_sample(state: RunState, node: str, sample: HealthSample | None) -> NodeStats:
     """Return a sample of a node as values, with its time by the clock of this head."""
     if sample is None:
         return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
@@ -101,8 +101,14 @@ def look_at(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[
     from clusterctl.run.nodes.fan_out import each
 
     def ask(node: str, session: Session) -> NodeStats:
-        request: Request = {"groups": ["machine", "gpus"], "deadline": _DEADLINE}
-        asked: arguments.Probe = {"python": None, "prologue": None, "env": {}, "cwd": None, "request": request}
+        request: FactsRequest = {"groups": ["machine", "gpus"], "deadline": _DEADLINE}
+        asked: command_types.ProbeArguments = {
+            "python": None,
+            "prologue": None,
+            "env": {},
+            "cwd": None,
+            "request": request,
+        }
         facts = session.call(Command.PROBE, asked, timeout=_DEADLINE + _MARGIN)
         try:
             return _from_facts(node, facts)
@@ -127,7 +133,7 @@ def _unknown(node: str, why: object) -> NodeStats:
 def _from_facts(node: str, facts: Mapping[str, Any]) -> NodeStats:
     groups = facts["groups"]
     machine, gpus = groups["machine"], groups["gpus"]
-    sample: Health = machine["data"] | gpus["data"] | {"t": facts["time"]}
+    sample: HealthSample = machine["data"] | gpus["data"] | {"t": facts["time"]}
     if gpus["status"] == "timeout":
         sample["status"], sample["reason"] = "stuck", f"the GPU driver: {gpus['reason']}"
     elif gpus["status"] != "ok":

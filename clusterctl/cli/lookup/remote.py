@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from concurrent.futures import Future
 
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.command_types import ExecAnswer
     from clusterctl.agent.protocol.frames import Data
-    from clusterctl.agent.protocol.types import arguments
-    from clusterctl.agent.protocol.types.answers import ProgramEnd
     from clusterctl.render.terminal.console import Console
     from clusterctl.render.waiting import Waiting
     from clusterctl.session.session import Session
@@ -84,18 +84,18 @@ class Remote:
 
     def __init__(
         self,
-        program: arguments.Program,
+        program: command_types.ProgramArguments,
         seconds: float | None,
         parallel: int,
         console: Console | None,
-        around: Mapping[str, arguments.Program] | None = None,
+        around: Mapping[str, command_types.ProgramArguments] | None = None,
     ) -> None:
         self._program, self._seconds, self._console = program, seconds, console
         self._around = around or {}
         self._guard = threading.Lock()
         self._pool = ThreadPoolExecutor(max(1, parallel), thread_name_prefix="exec")
         self._collectors: dict[str, Collector] = {}
-        self._running: dict[str, Future[ProgramEnd]] = {}
+        self._running: dict[str, Future[ExecAnswer]] = {}
         self.last = time.monotonic()
 
     def __enter__(self) -> Remote:
@@ -111,13 +111,18 @@ class Remote:
         running = self._running[session.node] = self._pool.submit(self._run, session, collector)
         running.add_done_callback(self._is_through)
 
-    def _is_through(self, _running: Future[ProgramEnd]) -> None:
+    def _is_through(self, _running: Future[ExecAnswer]) -> None:
         self.last = time.monotonic()
 
-    def _run(self, session: Session, collector: Collector) -> ProgramEnd:
+    def _run(self, session: Session, collector: Collector) -> ExecAnswer:
         collector.first_stream = session.new_stream(collector.take, count=2)
         around = self._around.get(session.node, {})
-        asked: arguments.Exec = {**around, **self._program, "timeout": self._seconds, "stream": collector.first_stream}
+        asked: command_types.ExecArguments = {
+            **around,
+            **self._program,
+            "timeout": self._seconds,
+            "stream": collector.first_stream,
+        }
         limit = None if self._seconds is None else self._seconds + _SLACK_SECONDS
         return session.call_async(Command.EXEC, asked).result(limit)
 
@@ -157,7 +162,7 @@ class Remote:
             return Answer(exit_code=int(ExitCode.REFUSED), error=str(error))
         return answer_of(result, *collector.finish(), self._seconds)
 
-    def _result(self, running: Future[ProgramEnd]) -> ProgramEnd:
+    def _result(self, running: Future[ExecAnswer]) -> ExecAnswer:
         while self._console is not None and not running.done():
             if not self._console.out.has_reader():
                 raise UnreadError
@@ -165,5 +170,5 @@ class Remote:
         return running.result()
 
 
-def _is_there(waiting: Waiting, node: str, _running: Future[ProgramEnd]) -> None:
+def _is_there(waiting: Waiting, node: str, _running: Future[ExecAnswer]) -> None:
     waiting.at(node, "joined")

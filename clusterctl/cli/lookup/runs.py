@@ -17,7 +17,7 @@ from clusterctl.run.rules.state import RunPhase
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.types.samples import Activity
+    from clusterctl.agent.protocol.sample_types import ActivitySample
     from clusterctl.render.terminal.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
@@ -34,7 +34,7 @@ def tell_unread(state: RunState, console: Console) -> None:
         console.narrate(f"warning: {state.run}: {line}; what cannot be read is left out")
 
 
-def with_pace(run: RunDir, view: RunView, newest: Mapping[str, Activity]) -> RunView:
+def with_pace(run: RunDir, view: RunView, newest: Mapping[str, ActivitySample]) -> RunView:
     """Return a view that names the ranks for which the others wait again and again, with the likely reason.
 
     Args:
@@ -106,7 +106,12 @@ def listed_view_of(run: RunDir) -> RunView:
 
 
 def view_from(
-    run: RunDir, state: RunState, *, attended: bool, newest: Mapping[str, Activity] | None = None, outputs: bool = True
+    run: RunDir,
+    state: RunState,
+    *,
+    attended: bool,
+    newest: Mapping[str, ActivitySample] | None = None,
+    outputs: bool = True,
 ) -> RunView:
     """Return what is known of a run whose state has been read already.
 
@@ -175,7 +180,7 @@ def _with_stall_age(state: RunState) -> RunState:
 
 
 def _activity(
-    run: RunDir, state: RunState, newest: Mapping[str, Activity] | None, *, outputs: bool
+    run: RunDir, state: RunState, newest: Mapping[str, ActivitySample] | None, *, outputs: bool
 ) -> dict[int, WorkerActivity]:
     now = time.time()
     sampled = _sampled(state, samples.newest_activity(run, state) if newest is None else newest, now)
@@ -188,7 +193,7 @@ def _activity(
     }
 
 
-def _sampled(state: RunState, newest: Mapping[str, Activity], now: float) -> dict[int, WorkerActivity]:
+def _sampled(state: RunState, newest: Mapping[str, ActivitySample], now: float) -> dict[int, WorkerActivity]:
     found: dict[int, WorkerActivity] = {}
     for sample in newest.values():
         if sample.get("attempt") == state.attempt:

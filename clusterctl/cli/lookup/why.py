@@ -18,7 +18,7 @@ from clusterctl.why.verdict import Confidence
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clusterctl.agent.protocol.types.evidence import OfRank
+    from clusterctl.agent.protocol.process_types import RankEvidence
     from clusterctl.run.rules.state import RunState
     from clusterctl.why.verdict import Verdict
 
@@ -38,7 +38,7 @@ def verdict_of(run: RunDir, state: RunState | None = None, *, live: bool = True)
 
 def verdict_and_look(
     run: RunDir, state: RunState | None = None, *, live: bool = True
-) -> tuple[Verdict, dict[str, OfRank]]:
+) -> tuple[Verdict, dict[str, RankEvidence]]:
     """Return what went wrong with a run, and what was seen of its ranks to tell that; nothing where nobody looked.
 
     Args:
@@ -69,7 +69,7 @@ def verdict_and_look(
     return verdict.of(run, state, seen), seen
 
 
-def _now(run: RunDir, state: RunState) -> dict[str, OfRank]:
+def _now(run: RunDir, state: RunState) -> dict[str, RankEvidence]:
     from clusterctl.cli.lookup.evidence import look
 
     with contextlib.suppress(ClusterctlError):

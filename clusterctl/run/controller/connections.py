@@ -23,10 +23,9 @@ from clusterctl.session.calls import ProtocolError, StaleEpochError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.agent.protocol import requests
-    from clusterctl.agent.protocol.types import arguments
-    from clusterctl.agent.protocol.types.answers import Status
-    from clusterctl.agent.protocol.types.records import Remaining
+    from clusterctl.agent.protocol import command_types, requests
+    from clusterctl.agent.protocol.command_types import StatusAnswer
+    from clusterctl.agent.protocol.process_types import RemainingProcess
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.nodes.links import Redialed
@@ -46,14 +45,14 @@ _SILENT = "no answer"
 class _Resumed:
     """A node is followed again. `status` is its answer where somebody has to know whether its workers were started."""
 
-    status: Status | None
+    status: StatusAnswer | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Forgotten:
     """A node has no trace of the run in its files; `left` is what still runs of it there."""
 
-    left: list[Remaining]
+    left: list[RemainingProcess]
 
 
 class Connections:
@@ -203,7 +202,7 @@ class Connections:
             # A supervisor may have lost its files and not its workers: whatever is there is ended.
             return _Forgotten(left=ending.end_on_node(session, run.folder.run, name, run.grace))
         pending = any(state.workers[r].phase is WorkerPhase.PENDING for r in node.ranks if r in state.workers)
-        request: arguments.OfRun = {"run": run.folder.run, "node": name}
+        request: command_types.RunArguments = {"run": run.folder.run, "node": name}
         return _Resumed(status=session.call(Command.STATUS, request) if pending else None)
 
     def _from_cursors(self, node: str, session: Session, differing: list[str]) -> requests.Follow:
@@ -236,14 +235,14 @@ class Connections:
         if not isinstance(error, StaleEpochError):
             self.missing(self._run.hosts[node], _expected(node, error), session)
 
-    def _forgotten(self, node: str, session: Session, left: list[Remaining]) -> None:
+    def _forgotten(self, node: str, session: Session, left: list[RemainingProcess]) -> None:
         run = self._run
         why = "it has no trace of the run any more"
         run.record(events.Link(node=node, link="lost", why=why, rebooted=not left))
         if left:
             run.links.broken(run.hosts[node], session)
 
-    def _end_what_was_not_started(self, node: str, status: Status) -> None:
+    def _end_what_was_not_started(self, node: str, status: StatusAnswer) -> None:
         """End an attempt whose workers on a node nobody will start: the controller that was about to is gone."""
         run = self._run
         if status["state"] == "prepared" and status["attempt"] == run.state.attempt and not run.launching:

@@ -13,7 +13,7 @@ from clusterctl.run.nodes.files import results
 from clusterctl.run.rules import events
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol import command_types
     from clusterctl.run.controller.replication import Replication
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.rules import policy
@@ -120,7 +120,7 @@ class Finishing:
 
     def _ask(self, node: str, session: Session, files: list[str]) -> None:
         run = self._run
-        reads: dict[str, arguments.Read] = {
+        reads: dict[str, command_types.ReadArguments] = {
             f: {"run": run.folder.run, "node": node, "file": f, "offset": 0, "length": 0} for f in files
         }
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from clusterctl.agent.protocol.types import arguments
-    from clusterctl.agent.protocol.types.answers import Piece
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.command_types import ReadAnswer
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.record.writer import Writer
@@ -206,7 +206,7 @@ def differing(run: RunDir, node: str, session: Session, attempt: int, *, earlier
         ClusterctlError: The node did not answer.
     """
     ends = _ends(run.node(node), os.path.dirname(files.output_file(attempt, 0)), earlier=earlier)
-    reads: dict[str, arguments.Read] = {
+    reads: dict[str, command_types.ReadArguments] = {
         file: {"run": run.run, "node": node, "file": file, "offset": start, "length": size - start}
         for file, (start, size) in ends.items()
     }
@@ -229,7 +229,7 @@ def _ends(base: Path, growing: str, *, earlier: bool) -> dict[str, tuple[int, in
     return ends
 
 
-def _differs(path: Path, part: tuple[int, int], answer: Piece) -> bool:
+def _differs(path: Path, part: tuple[int, int], answer: ReadAnswer) -> bool:
     start, size = part
     first_valid = max(start, int(answer.get("first_valid") or 0))
     theirs = base64.b64decode(answer["data"])[first_valid - int(answer["offset"]) :]

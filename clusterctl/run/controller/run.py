@@ -49,7 +49,7 @@ from clusterctl.session.inbox import Inbox
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol import command_types
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import NodeState
@@ -304,7 +304,7 @@ class ControlledRun(OwnedState):
     def tell_finished(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
         """Tell nodes that the run has ended; return why some did not hear it. For any thread."""
         timeout = _HURRIED_SECONDS if self.kill else None
-        what: arguments.Finish = {"run": self.folder.run, "node": "", "state": state, "exit_code": code}
+        what: command_types.FinishArguments = {"run": self.folder.run, "node": "", "state": state, "exit_code": code}
         return each(sessions, lambda n, s: s.call(Command.FINISH, {**what, "node": n}, timeout=timeout))[1]
 
     def cancel(self, *, kill: bool) -> None:

@@ -19,7 +19,7 @@ from clusterctl.run.rules import events
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.types.answers import Status
+    from clusterctl.agent.protocol.command_types import StatusAnswer
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.controller.beginning import Beginning
     from clusterctl.run.controller.connections import Connections
@@ -70,7 +70,7 @@ class TakeOver:
         step = Progress("connect", len(self._hosts), run.post)
 
         def joined(node: str, session: Session) -> None:
-            told: Status = {}
+            told: StatusAnswer = {}
             with contextlib.suppress(ClusterctlError):
                 told = session.call(Command.STATUS, {"run": run.folder.run, "node": node})
             run.do_soon(lambda: self._came(node, session, told))
@@ -103,7 +103,7 @@ class TakeOver:
         wanted = dict.fromkeys([*state.nodes, *state.next_nodes, *state.retired, *waiting])
         return tuple(run.hosts[n] for n in wanted if n in run.hosts)
 
-    def _came(self, node: str, session: Session, told: Status) -> None:
+    def _came(self, node: str, session: Session, told: StatusAnswer) -> None:
         if self.active:
             self._reached[node], self._told[node] = session, told
         elif node in self._run.links.sessions:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from clusterctl.agent.protocol.types import arguments
-    from clusterctl.agent.protocol.types.answers import Checkpoints
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.command_types import CheckpointsAnswer
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.session import Session
@@ -412,26 +412,26 @@ class Resuming:
         return of_this_run(seen, self._memory.before) if mine else seen
 
     def _answers(
-        self, order: Sequence[str], nodes: Sequence[str], ask: Callable[[str, Session], Checkpoints]
-    ) -> dict[str, Checkpoints]:
+        self, order: Sequence[str], nodes: Sequence[str], ask: Callable[[str, Session], CheckpointsAnswer]
+    ) -> dict[str, CheckpointsAnswer]:
         """Return what these nodes answer; one that takes no part any more may be lost meanwhile, and shows nothing."""
         sessions = self._sessions()
         sessions_of(sessions, nodes)
         answers, errors = each({node: sessions[node] for node in order if node in sessions}, ask)
         raise_first({node: errors[node] for node in nodes if node in errors})
-        nothing: Checkpoints = {"found": [], "files": [], "versions": []}
+        nothing: CheckpointsAnswer = {"found": [], "files": [], "versions": []}
         return {node: answers.get(node, nothing) for node in order}
 
-    def _ask(self, node: str, session: Session, *, versions: bool = False) -> Checkpoints:
-        request: arguments.Checkpoints = {
+    def _ask(self, node: str, session: Session, *, versions: bool = False) -> CheckpointsAnswer:
+        request: command_types.CheckpointsArguments = {
             "workdir": self._workdirs[node],
             "pattern": self._checkpoint.pattern,
             "versions": versions,
         }
         return session.call(Command.CHECKPOINTS, request)
 
-    def _ask_files(self, node: str, session: Session, path: str, *, hashes: bool = False) -> Checkpoints:
-        request: arguments.Checkpoints = {
+    def _ask_files(self, node: str, session: Session, path: str, *, hashes: bool = False) -> CheckpointsAnswer:
+        request: command_types.CheckpointsArguments = {
             "workdir": self._workdirs[node],
             "pattern": self._checkpoint.pattern,
             "files": path,
@@ -503,11 +503,11 @@ def _shows_any(noted: Path) -> bool:
         return False
 
 
-def _on_disks_of_their_own(answers: Mapping[str, Checkpoints], here: Collection[str], least: int = 2) -> bool:
+def _on_disks_of_their_own(answers: Mapping[str, CheckpointsAnswer], here: Collection[str], least: int = 2) -> bool:
     """Return whether no machine of at least so many sees what another writes. Local nodes (`here`) are one machine."""
     machines = len(answers) - max(0, sum(node in here for node in answers) - 1)
     return machines >= least and not any(answer.get("network", True) for answer in answers.values())
 
 
-def _versions(answer: Checkpoints) -> dict[str, Version]:
+def _versions(answer: CheckpointsAnswer) -> dict[str, Version]:
     return {entry["path"]: (entry["mtime"], entry["size"]) for entry in answer["found"]}

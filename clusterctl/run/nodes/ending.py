@@ -23,9 +23,9 @@ from clusterctl.run.rules.state import RunPhase
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from clusterctl.agent.protocol.types import arguments
-    from clusterctl.agent.protocol.types.answers import Status
-    from clusterctl.agent.protocol.types.records import Remaining
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.command_types import StatusAnswer
+    from clusterctl.agent.protocol.process_types import RemainingProcess
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.session import Session
@@ -36,7 +36,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _PIECE = 1 << 20
 
 
-def end_on_node(session: Session, run: str, node: str, grace: float) -> list[Remaining]:
+def end_on_node(session: Session, run: str, node: str, grace: float) -> list[RemainingProcess]:
     """Stop everything of a run on one node and finish the run there; return what could not be ended.
 
     The session's epoch must be above every earlier one; whatever of the run reaches the node later is refused by it.
@@ -44,7 +44,7 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[Rem
     Raises:
         ClusterctlError: The node did not answer, or not in time.
     """
-    request: arguments.OfRun = {"run": run, "node": node}
+    request: command_types.RunArguments = {"run": run, "node": node}
     stop = requests.Stop(run=run, node=node, grace=grace, reason=StopReason.CANCELLED.value)
     deadline = time.monotonic() + grace + _BEYOND_GRACE
     pause = _FIRST_PAUSE
@@ -63,11 +63,11 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[Rem
     return [{**one, "node": node} for one in status["remaining"]] or _unended(node, status)
 
 
-def _cancelled(run: str, node: str) -> arguments.Finish:
+def _cancelled(run: str, node: str) -> command_types.FinishArguments:
     return {"run": run, "node": node, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)}
 
 
-def _unended(node: str, status: Status) -> list[Remaining]:
+def _unended(node: str, status: StatusAnswer) -> list[RemainingProcess]:
     """Return the workers of a node that did not come to an end in time; where it names none, that nobody knows."""
     if _ended(status):
         return []
@@ -79,7 +79,7 @@ def _unended(node: str, status: Status) -> list[Remaining]:
     ] or [nobody]
 
 
-def _ended(status: Status) -> bool:
+def _ended(status: StatusAnswer) -> bool:
     """Return whether a node has done what it can; one that has lost its files only knows what still runs there."""
     if status["state"] == "new":
         return not status["remaining"]
@@ -98,7 +98,13 @@ def fetch(session: Session, writer: Writer, run: str, node: str, files: Iterable
         offset = cursors.get(file, 0)
         with contextlib.suppress(NotFoundError):
             while True:
-                request: arguments.Read = {"run": run, "node": node, "file": file, "offset": offset, "length": _PIECE}
+                request: command_types.ReadArguments = {
+                    "run": run,
+                    "node": node,
+                    "file": file,
+                    "offset": offset,
+                    "length": _PIECE,
+                }
                 answer = session.call(Command.READ, request)
                 data = base64.b64decode(answer["data"])
                 if not data:
@@ -131,7 +137,7 @@ def end_without_controller(
     try:
         epoch = writer.next_epoch(highest_epoch(run.run, sessions))
 
-        def end(node: str, session: Session) -> list[Remaining]:
+        def end(node: str, session: Session) -> list[RemainingProcess]:
             session.epoch = epoch
             left = end_on_node(session, run.run, node, grace)
             # What was ended is ended, whatever becomes of the output; the node still has it.
@@ -148,22 +154,22 @@ def end_without_controller(
     return load_state(run)
 
 
-def _end_of(state: RunState, remaining: list[Remaining]) -> events.Ended:
+def _end_of(state: RunState, remaining: list[RemainingProcess]) -> events.Ended:
     if state.over:
         return events.Ended(state=state.phase.value, exit_code=state.exit_code or 0, remaining=remaining)
     return events.Ended(state=RunPhase.CANCELLED.value, exit_code=int(ExitCode.CANCELLED), remaining=remaining)
 
 
-def _not_looked_at(state: RunState, errors: Mapping[str, ClusterctlError]) -> list[Remaining]:
+def _not_looked_at(state: RunState, errors: Mapping[str, ClusterctlError]) -> list[RemainingProcess]:
     """Return what may be left on nodes that did not answer: what was known to be, or that nobody knows."""
-    remaining: list[Remaining] = []
+    remaining: list[RemainingProcess] = []
     for node, error in errors.items():
         earlier = [entry for entry in state.remaining if entry["node"] == node]
         remaining += earlier or [_unsure(node, error)]
     return remaining
 
 
-def _unsure(node: str, error: ClusterctlError) -> Remaining:
+def _unsure(node: str, error: ClusterctlError) -> RemainingProcess:
     return leftover.entry(node, None, f"nobody knows what is there: {error}")
 
 

@@ -16,8 +16,8 @@ from clusterctl.run.rules.stalls import stacks
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from clusterctl.agent.protocol.types import arguments
-    from clusterctl.agent.protocol.types import evidence as types
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol import process_types as types
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.session import Session
 
@@ -33,7 +33,7 @@ class Evidence:
         errors: Node to why it gave nothing.
     """
 
-    ranks: Mapping[str, types.OfRank] = field(default_factory=dict)
+    ranks: Mapping[str, types.RankEvidence] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -47,13 +47,19 @@ def ask(run: str, name: str, sessions: Mapping[str, Session], ranks: Collection[
         ranks: Only these; default all.
     """
 
-    def one(node: str, session: Session) -> types.Evidence:
+    def one(node: str, session: Session) -> types.EvidenceAnswer:
         wanted = None if ranks is None else sorted(ranks)
-        request: arguments.Evidence = {"run": run, "node": node, "name": name, "ranks": wanted, "deadline": _DEADLINE}
+        request: command_types.EvidenceArguments = {
+            "run": run,
+            "node": node,
+            "name": name,
+            "ranks": wanted,
+            "deadline": _DEADLINE,
+        }
         return session.call(Command.EVIDENCE, request)
 
     found, errors = each(dict(sessions), one)
-    known: dict[str, types.OfRank] = {}
+    known: dict[str, types.RankEvidence] = {}
     for node, answer in found.items():
         for rank, said in answer["ranks"].items():
             # A launcher such as torchrun stands under the number of a rank that may be on another node.

@@ -15,8 +15,8 @@ from clusterctl.session.calls import answer_timeout_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
 
-    from clusterctl.agent.protocol.types import arguments
-    from clusterctl.agent.protocol.types.answers import Piece
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.command_types import ReadAnswer
     from clusterctl.session.session import Session
 
 
@@ -60,8 +60,8 @@ def sessions_of(sessions: Mapping[str, Session], nodes: Iterable[str]) -> dict[s
 
 
 def read_all(
-    session: Session, questions: Mapping[K, arguments.Read], timeout: float | None = None
-) -> tuple[dict[K, Piece], dict[K, ClusterctlError]]:
+    session: Session, questions: Mapping[K, command_types.ReadArguments], timeout: float | None = None
+) -> tuple[dict[K, ReadAnswer], dict[K, ClusterctlError]]:
     """Ask one node for pieces of files, all on their way at once; return those that came, and why others did not.
 
     `timeout` is in seconds, for all of them together; `None` is as long as one of them may take.
@@ -69,7 +69,7 @@ def read_all(
     timeout = answer_timeout_s(Command.READ) if timeout is None else timeout
     deadline = time.monotonic() + timeout
     under_way = {key: session.call_async(Command.READ, question) for key, question in questions.items()}
-    answers: dict[K, Piece] = {}
+    answers: dict[K, ReadAnswer] = {}
     errors: dict[K, ClusterctlError] = {}
     for key, future in under_way.items():
         try:

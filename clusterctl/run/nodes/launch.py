@@ -34,7 +34,7 @@ from clusterctl.session.calls import answer_timeout_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from clusterctl.agent.protocol.types.records import Remaining
+    from clusterctl.agent.protocol.process_types import RemainingProcess
     from clusterctl.plan.meeting import NodeAnswer
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.session import Session
@@ -64,7 +64,7 @@ class NotBegun:
 
     error: ClusterctlError
     prepared: tuple[str, ...]
-    remaining: tuple[Remaining, ...] = ()
+    remaining: tuple[RemainingProcess, ...] = ()
 
 
 class Launch:

@@ -14,9 +14,8 @@ from clusterctl.run.nodes.fan_out import each, quietly, raise_first
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.types import arguments
-    from clusterctl.agent.protocol.types.answers import Reached
-    from clusterctl.agent.protocol.types.machine import Hello
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.command_types import ConnectAnswer, HelloAnswer
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.plan.layout import Layout
     from clusterctl.session.session import Session
@@ -25,7 +24,7 @@ CONNECT_SECONDS = 2.0
 _MARGIN = 4.0
 
 
-def answer_of(host: HostSpec, hello: Hello) -> meeting.NodeAnswer:
+def answer_of(host: HostSpec, hello: HelloAnswer) -> meeting.NodeAnswer:
     """Return what planning needs of a node's hello."""
     addresses = tuple(
         (a["interface"], a["address"]) for a in hello.get("addresses", []) if a.get("up") and not a.get("loopback")
@@ -173,7 +172,7 @@ def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, di
     try:
         together = meeting.share_loopback(list(answers.values()))
         tried["address"] = "127.0.0.1" if together else _seen_from_others(spec, ordered, answers, sessions)
-        request: arguments.Listen = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
+        request: command_types.ListenArguments = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
         tried["port"] = sessions[first].call(Command.LISTEN, request)["port"]
     except ClusterctlError as error:
         return {first: {**tried, "error": str(error)}}
@@ -198,14 +197,14 @@ def _seen_from_others(
 def _connect(
     first: str, tried: Mapping[str, Any], sessions: Mapping[str, Session], nonce: str
 ) -> dict[str, dict[str, Any]]:
-    request: arguments.Connect = {
+    request: command_types.ConnectArguments = {
         "address": tried["address"],
         "port": tried["port"],
         "nonce": nonce,
         "timeout": CONNECT_SECONDS,
     }
 
-    def connect(_node: str, session: Session) -> Reached:
+    def connect(_node: str, session: Session) -> ConnectAnswer:
         return session.call(Command.CONNECT, request, timeout=CONNECT_SECONDS + _MARGIN)
 
     answers, errors = each(sessions, connect)

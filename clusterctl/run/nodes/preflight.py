@@ -34,8 +34,8 @@ from clusterctl.session.calls import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from clusterctl.agent.protocol.types import arguments
-    from clusterctl.agent.protocol.types.facts import Facts
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.facts_types import Facts
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.health.model import Finding
     from clusterctl.run.record.rundir import RunDir
@@ -226,7 +226,7 @@ def _probe(
         request = probe_request(
             spec, host, peers=known, workdir=workdir_of(spec, node), ports=ports, run=run, salt=salt
         )
-        asked: arguments.Probe = {
+        asked: command_types.ProbeArguments = {
             "python": host.python,
             "python_hint": sys.executable,
             "prologue": spec.job.prologue if spec.job else None,

@@ -17,8 +17,8 @@ from clusterctl.run.nodes.fan_out import each
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.types import arguments
-    from clusterctl.agent.protocol.types.answers import Reached
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.command_types import ConnectAnswer
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.session.session import Session
 
@@ -71,7 +71,7 @@ def try_ring(
     ports, deaf = each({node: sessions[node] for node in peers}, listen)
     by_key = {f"{way.origin} {way.peer}": way for way in planned}
 
-    def connect(key: str, session: Session) -> Reached:
+    def connect(key: str, session: Session) -> ConnectAnswer:
         peer = by_key[key].peer
         if peer in deaf:
             return {"ok": None, "error": f"{peer} was not heard: {deaf[peer]}"}
@@ -89,13 +89,19 @@ def try_ring(
 def _listen(session: Session, nonce: str, peers: int) -> int:
     """Have a node wait for so many peers; return the port."""
     seconds = SECONDS + _MARGIN
-    request: arguments.Listen = {"port": 0, "nonce": nonce, "seconds": seconds, "payload": PAYLOAD, "enough": peers}
+    request: command_types.ListenArguments = {
+        "port": 0,
+        "nonce": nonce,
+        "seconds": seconds,
+        "payload": PAYLOAD,
+        "enough": peers,
+    }
     return session.call(Command.LISTEN, request)["port"]
 
 
-def _connect(session: Session, address: str, port: int, nonce: str) -> Reached:
+def _connect(session: Session, address: str, port: int, nonce: str) -> ConnectAnswer:
     """Have a node reach a peer, and send as much as shows what the way is good for."""
-    request: arguments.Connect = {
+    request: command_types.ConnectArguments = {
         "address": address,
         "port": port,
         "nonce": nonce,

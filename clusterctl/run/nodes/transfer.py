@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.command_types import RunArguments
     from clusterctl.agent.protocol.frames import Data
-    from clusterctl.agent.protocol.types import answers, arguments
-    from clusterctl.agent.protocol.types.arguments import OfRun
     from clusterctl.errors import ClusterctlError
     from clusterctl.run.nodes.code import ContentStore, Manifest
     from clusterctl.session.session import Session
@@ -104,13 +104,19 @@ def differs(session: Session, workdir: str, parcel: Parcel) -> Differs:
         NodeError: The node could not tell, or was lost.
     """
     stream, length = session.new_stream(), len(parcel.listing)
-    asked: arguments.Manifest = {"workdir": workdir, "run": None, "stream": stream, "size": length, "look": True}
+    asked: command_types.ManifestArguments = {
+        "workdir": workdir,
+        "run": None,
+        "stream": stream,
+        "size": length,
+        "look": True,
+    }
     found = _compared(session, parcel, asked)
     needed = tuple((path, size) for path, size, *_ in (parcel.entries[number] for number in found["need"]))
     return Differs(needed, found.get("going", 0), tuple(found.get("gone", ())), found.get("user"))
 
 
-def _compared(session: Session, parcel: Parcel, asked: arguments.Manifest) -> answers.Needed:
+def _compared(session: Session, parcel: Parcel, asked: command_types.ManifestArguments) -> command_types.ManifestAnswer:
     """Have a node compare its workdir with a parcel."""
     told = session.call_async(Command.MANIFEST, asked)
     session.send_data(asked["stream"], 0, parcel.listing)
@@ -231,7 +237,7 @@ class Fetching:
     most: int = MOST_BYTES
     limit: str = "--max-size"
     links: bool = False
-    of: OfRun | None = None
+    of: RunArguments | None = None
     named: str | None = None
     told: Callable[[int], None] = lambda _count: None
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -304,7 +310,12 @@ def fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: Fe
             failed.append(error if isinstance(error, OSError) else OSError(str(error)))
 
     stream = session.new_stream(take)
-    request: arguments.Fetch = {"workdir": workdir, "pattern": pattern, "stream": stream, "links": how.links}
+    request: command_types.FetchArguments = {
+        "workdir": workdir,
+        "pattern": pattern,
+        "stream": stream,
+        "links": how.links,
+    }
     if how.of is not None:
         request["of"] = how.of
     try:
@@ -325,7 +336,9 @@ def fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: Fe
     return files
 
 
-def _fetched(session: Session, request: arguments.Fetch, cancelled: threading.Event) -> answers.Fetched:
+def _fetched(
+    session: Session, request: command_types.FetchArguments, cancelled: threading.Event
+) -> command_types.FetchAnswer:
     """Wait for the end of a FETCH, or of the run."""
     answer = session.call_async(Command.FETCH, request)
     until = time.monotonic() + _FETCH_SECONDS

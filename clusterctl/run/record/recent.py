@@ -11,7 +11,7 @@ from clusterctl.door import samples
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.agent.protocol.types.samples import Activity, Health
+    from clusterctl.agent.protocol.sample_types import ActivitySample, HealthSample
     from clusterctl.run.record.rundir import RunDir
 
 _TAIL = 96 << 10
@@ -39,8 +39,8 @@ class Recent:
         self._offset = 0
         self._steps: dict[int, deque[tuple[float, int]]] = {}
         self._uses: dict[int | None, deque[float]] = {}
-        self.activity: Activity | None = None
-        self.health: Health | None = None
+        self.activity: ActivitySample | None = None
+        self.health: HealthSample | None = None
 
     def refresh(self) -> None:
         """Take in what is new."""
@@ -84,7 +84,7 @@ class Recent:
         self._offset = begin + whole
         return data[torn:whole].split(b"\n")[:-1]
 
-    def _active(self, activity: Activity) -> None:
+    def _active(self, activity: ActivitySample) -> None:
         if self.activity is not None and self.activity.get("attempt") != activity.get("attempt"):
             self._steps.clear()
         self.activity = activity
@@ -102,7 +102,7 @@ class Recent:
         while len(steps) > 2 and moment - steps[0][0] > _PACE_S:
             steps.popleft()
 
-    def _measured(self, health: Health) -> None:
+    def _measured(self, health: HealthSample) -> None:
         self.health = health
         values = {gpu["gpu"]: gpu.get("util") for gpu in health.get("gpus") or ()}
         for which, value in (*values.items(), (None, health.get("cpu"))):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from clusterctl.agent.protocol.types.samples import Activity, Health
+    from clusterctl.agent.protocol.sample_types import ActivitySample, HealthSample
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
@@ -22,12 +22,12 @@ _LOOK_BACK = 256 * 1024
 _PIECE = 16 * 1024
 
 
-def latest_activity(run: RunDir, node: str) -> Activity | None:
+def latest_activity(run: RunDir, node: str) -> ActivitySample | None:
     """Return the newest sample of its ranks that was replicated from a node."""
     return next(samples.readable(_newest_lines(run, node), "activity"), None)
 
 
-def latest_health(run: RunDir, node: str) -> Health | None:
+def latest_health(run: RunDir, node: str) -> HealthSample | None:
     """Return the newest sample of machine and GPUs that was replicated from a node."""
     return next(samples.readable(_newest_lines(run, node), "health"), None)
 
@@ -91,7 +91,7 @@ def last_bytes(path: Path, most: int = 4 << 20) -> bytes:
     return data[begin : data.rfind(b"\n") + 1]
 
 
-def newest_activity(run: RunDir, state: RunState) -> dict[str, Activity]:
+def newest_activity(run: RunDir, state: RunState) -> dict[str, ActivitySample]:
     """Return the newest sample of ranks of each node that has told one."""
     found = {node: latest_activity(run, node) for node in state.nodes}
     return {node: sample for node, sample in found.items() if sample is not None}

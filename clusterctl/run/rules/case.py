@@ -26,7 +26,7 @@ from clusterctl.why.evidence import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from clusterctl.agent.protocol.types.evidence import OfRank
+    from clusterctl.agent.protocol.process_types import RankEvidence
     from clusterctl.run.rules.blame import Cause
     from clusterctl.run.rules.state import NodeState, RunState, WorkerState
 
@@ -36,7 +36,7 @@ _NOT_OF_A_WORKER = ("node_lost", "start_failed", "unhealthy", "port_taken", "tim
 
 def case_of(
     state: RunState,
-    evidence: Mapping[str, OfRank],
+    evidence: Mapping[str, RankEvidence],
     *,
     seen_at: str | None = None,
     folder: str | None = None,
@@ -152,7 +152,7 @@ def _troubles(state: RunState) -> dict[str, tuple[str, ...]]:
     return messages
 
 
-def _look(stack: stacks.RankStack, evidence: OfRank) -> RankSnapshot:
+def _look(stack: stacks.RankStack, evidence: RankEvidence) -> RankSnapshot:
     inside = evidence.get("inside")
     seq = (inside.get("seq") or {}) if inside else {}
     frames = stack.frames
@@ -187,7 +187,7 @@ def _calls(frames: tuple[stacks.Frame, ...]) -> tuple[StackFrame, ...]:
     return tuple(StackFrame(function=f.function, file=f.file, line=f.line) for f in frames)
 
 
-def _connections(evidence: OfRank) -> Iterator[Connection]:
+def _connections(evidence: RankEvidence) -> Iterator[Connection]:
     for one in evidence.get("sockets") or ():
         yield Connection(
             address=one["address"],
@@ -201,7 +201,7 @@ def _connections(evidence: OfRank) -> Iterator[Connection]:
         )
 
 
-def _entries(evidence: OfRank, seq: Mapping[str, Any]) -> tuple[CollectiveRecord, ...] | None:
+def _entries(evidence: RankEvidence, seq: Mapping[str, Any]) -> tuple[CollectiveRecord, ...] | None:
     """Return what the shim wrote of the recorder, where it is of this standstill and not of an earlier one.
 
     It is written after some seconds without a collective: a rank that was stopped sooner still has what it wrote in a

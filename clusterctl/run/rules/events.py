@@ -10,7 +10,7 @@ from clusterctl.agent.protocol.encoding import from_wire
 from clusterctl.agent.protocol.frames import FrameError
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.records import Remaining
+    from clusterctl.agent.protocol.process_types import RemainingProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +234,7 @@ class Ended:
     KIND: ClassVar[str] = "ended"
     state: str
     exit_code: int
-    remaining: list[Remaining] = field(default_factory=list)
+    remaining: list[RemainingProcess] = field(default_factory=list)
 
 
 ControllerEvent = (

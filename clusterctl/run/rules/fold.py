@@ -25,7 +25,7 @@ from clusterctl.run.rules.state import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.agent.protocol.types.records import Remaining
+    from clusterctl.agent.protocol.process_types import RemainingProcess
 
 
 def apply_node(state: RunState, node: str, stamp: events.Stamp, event: events.Event) -> RunState:
@@ -89,7 +89,7 @@ def _apply_retired(state: RunState, node: NodeState, stamp: events.Stamp, event:
     return replace(state, retired={**state.retired, node.node: node})
 
 
-def _remaining(node: NodeState, event: events.Swept) -> tuple[Remaining, ...]:
+def _remaining(node: NodeState, event: events.Swept) -> tuple[RemainingProcess, ...]:
     return tuple({**survivor, "node": node.node} for survivor in event.remaining)
 
 

@@ -9,20 +9,20 @@ from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase, WorkerS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from clusterctl.agent.protocol.types.records import Remaining
+    from clusterctl.agent.protocol.process_types import RemainingProcess
 
 NODE_LOST = "node lost"
 OVERDUE = "its node does not say that it has ended"
 
 
-def remaining(state: RunState, overdue: Sequence[NodeState] = ()) -> tuple[Remaining, ...]:
+def remaining(state: RunState, overdue: Sequence[NodeState] = ()) -> tuple[RemainingProcess, ...]:
     """Return what may still be there of a run: what could not be ended, and what nobody can know of.
 
     Args:
         state: The run, all of whose attempts have ended as far as can be known.
         overdue: Nodes that answer and do not say that all has ended.
     """
-    left: list[Remaining] = []
+    left: list[RemainingProcess] = []
     for node in (*state.retired.values(), *state.nodes.values()):
         left += node.remaining
         if node in overdue:
@@ -37,13 +37,13 @@ def within_reach(left: Iterable[Mapping[str, Any]]) -> bool:
     return any(item.get("why") != NODE_LOST for item in left)
 
 
-def _unsure(state: RunState, node: NodeState, phase: WorkerPhase, why: str) -> list[Remaining]:
+def _unsure(state: RunState, node: NodeState, phase: WorkerPhase, why: str) -> list[RemainingProcess]:
     """Return the workers of a node in that phase, of which nobody knows whether they are still there."""
     workers = [state.workers[rank] for rank in node.ranks]
     return [entry(node.node, w, why) for w in workers if w.phase is phase and w.pid is not None]
 
 
-def entry(node: str, worker: WorkerState | None, why: str) -> Remaining:
+def entry(node: str, worker: WorkerState | None, why: str) -> RemainingProcess:
     """Return one item of `RunState.remaining`; `None` where no process is known."""
     pid, start_time = (None, None) if worker is None else (worker.pid, worker.start_time)
     return {"node": node, "pid": pid, "start_time": start_time, "command": None, "why": why}

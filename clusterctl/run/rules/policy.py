@@ -23,7 +23,7 @@ from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView,
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.agent.protocol.types.records import Remaining
+    from clusterctl.agent.protocol.process_types import RemainingProcess
     from clusterctl.config.spec import ClusterSpec
 
 FENCE_MARGIN = 10.0
@@ -123,7 +123,7 @@ class Finish:
 
     phase: RunPhase
     exit_code: int
-    remaining: tuple[Remaining, ...] = ()
+    remaining: tuple[RemainingProcess, ...] = ()
     why_no_restart: str = ""
 
 

@@ -18,7 +18,7 @@ from clusterctl.run.rules.leftovers import SOON_S, is_idle, left_work
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.agent.protocol.types.records import Leftover, Remaining
+    from clusterctl.agent.protocol.process_types import LeftoverProcess, RemainingProcess
     from clusterctl.run.rules import events as head
     from clusterctl.run.rules.ended_attempts import PastAttempt
 
@@ -145,10 +145,10 @@ class NodeState:
     swept: bool = False
     finished: bool = False
     stop_reason: str | None = None
-    remaining: tuple[Remaining, ...] = ()
+    remaining: tuple[RemainingProcess, ...] = ()
     group: tuple[tuple[int, ...], int] | None = None
-    leftovers: tuple[Leftover, ...] = ()
-    past_grace: tuple[Leftover, ...] = ()
+    leftovers: tuple[LeftoverProcess, ...] = ()
+    past_grace: tuple[LeftoverProcess, ...] = ()
     grace_s: float = 0.0
     intruder: str | None = None
     held: str | None = None
@@ -267,7 +267,7 @@ class RunState:
     no_exit: Cause | None = None
     stall: StallView | None = None
     stood: StallView | None = None
-    remaining: tuple[Remaining, ...] = ()
+    remaining: tuple[RemainingProcess, ...] = ()
     error: dict[str, Any] | None = None
     troubles: dict[tuple[str, int | None, str], head.Health] = field(default_factory=dict)
     restarts: tuple[float, ...] = ()

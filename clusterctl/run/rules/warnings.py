@@ -10,7 +10,7 @@ from clusterctl.run.rules.leftovers import describe
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from clusterctl.agent.protocol.types.records import Leftover
+    from clusterctl.agent.protocol.process_types import LeftoverProcess
     from clusterctl.run.rules.state import NodeState, RunState
 
 _MOST_LINES = _MOST_NAMED = 4
@@ -39,7 +39,7 @@ def _own_groups(nodes: Sequence[NodeState], world_size: int) -> Iterator[str]:
 
 
 def _left_behind(nodes: Iterable[NodeState]) -> Iterator[str]:
-    alike: dict[str, list[tuple[str, Leftover]]] = {}
+    alike: dict[str, list[tuple[str, LeftoverProcess]]] = {}
     for node in nodes:
         for one in node.leftovers:
             alike.setdefault(one["command"], []).append((node.node, one))
@@ -61,7 +61,7 @@ def _killed(nodes: Iterable[NodeState]) -> Iterator[str]:
         )
 
 
-def _whose(found: list[tuple[str, Leftover]]) -> str:
+def _whose(found: list[tuple[str, LeftoverProcess]]) -> str:
     ranks = {one["rank"] for _, one in found if one["rank"] is not None}
     names = sorted({node for node, _ in found})
     where = names[0] if len(names) == 1 else plural(len(names), "node")

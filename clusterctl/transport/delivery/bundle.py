@@ -23,7 +23,8 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _FORMAT = 2
 _BINDINGS = "pynvml.py"
-_FOR_THE_TYPE_CHECKER = str(_PACKAGE / "agent/protocol/types")
+_TYPES_SUFFIX = "_types.py"
+"""Ending of the modules that only the type checker reads: the archive leaves them out."""
 _PACKING = threading.Lock()
 _MAIN = b"import sys\n\nfrom clusterctl.agent.__main__ import main\n\nsys.exit(main())\n"
 
@@ -79,12 +80,10 @@ def _named(data: bytes) -> Bundle:
 def _sources() -> dict[str, Path]:
     # Every command that reaches a node looks at all of them: by names, since a `Path` of each would take longer.
     agent: dict[str, Path] = {}
-    for folder, below, files in os.walk(_PACKAGE / "agent"):
-        if folder == _FOR_THE_TYPE_CHECKER:
-            below.clear()
-            continue
+    for folder, _, files in os.walk(_PACKAGE / "agent"):
         inside = folder[len(str(_PACKAGE.parent)) + 1 :].replace(os.sep, "/")
-        agent |= {f"{inside}/{name}": Path(folder, name) for name in files if name.endswith(".py")}
+        names = [name for name in files if name.endswith(".py") and not name.endswith(_TYPES_SUFFIX)]
+        agent |= {f"{inside}/{name}": Path(folder, name) for name in names}
     return {
         **agent,
         "clusterctl/__init__.py": _PACKAGE / "__init__.py",

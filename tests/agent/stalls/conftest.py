@@ -25,7 +25,7 @@ from clusterctl.agent.watch.activity import WorkerId
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from clusterctl.agent.protocol.types.evidence import Subject
+    from clusterctl.agent.protocol.process_types import RankProcess
 
 DEADLINE_S = 90.0
 
@@ -67,7 +67,7 @@ class Worker:
         return WorkerId(self.rank, self.pid, self.start_time, str(self.output))
 
     @property
-    def facts(self) -> Subject:
+    def facts(self) -> RankProcess:
         return {"rank": self.rank, "pid": self.pid, "start_time": self.start_time, "output": str(self.output)}
 
     @property

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Callable
 
     from clusterctl.agent.linux.aside import Out, Outcome
-    from clusterctl.agent.protocol.types import answers, arguments
+    from clusterctl.agent.protocol import command_types
     from clusterctl.agent.serve.session import Handler, Session
 
 
@@ -43,7 +43,12 @@ def handlers(session: Session) -> dict[Command, Handler]:
     }
 
 
-def _folder(asked: arguments.Fetch | arguments.Manifest | arguments.Checkpoints | arguments.Code) -> str:
+def _folder(
+    asked: command_types.FetchArguments
+    | command_types.ManifestArguments
+    | command_types.CheckpointsArguments
+    | command_types.CodeArguments,
+) -> str:
     return os.path.abspath(os.path.expanduser(str(asked["workdir"])))
 
 
@@ -63,13 +68,13 @@ def _nothing(*_: object) -> None:
     pass
 
 
-def _needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> answers.Needed:
+def _needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> command_types.ManifestAnswer:
     """Return the numbers of files in a listing."""
     lacking = set(need)
     return {"need": [number for number, (path, *_) in enumerate(entries) if path in lacking]}
 
 
-def _differences(place: workspace.Workspace, run: str | None, data: bytes) -> answers.Needed:
+def _differences(place: workspace.Workspace, run: str | None, data: bytes) -> command_types.ManifestAnswer:
     """Return what a sync would do, and under which live run."""
     entries = listing.decode(data)
     found = place.differences({path: entry for path, *entry in entries})
@@ -101,7 +106,7 @@ class _Sync:
         for receiver in self._receivers.values():
             receiver.abandon()
 
-    def manifest(self, identity: int, asked: arguments.Manifest, _epoch: int | None) -> None:
+    def manifest(self, identity: int, asked: command_types.ManifestArguments, _epoch: int | None) -> None:
         place = workspace.Workspace(_folder(asked), self._session.root)
         run, stream = asked.get("run"), int(asked["stream"])
 
@@ -117,7 +122,7 @@ class _Sync:
         """Answer a MANIFEST, whose listing came in `stream`."""
         hold = self._session.holds.take(place, run)
 
-        def look(_out: Out) -> answers.Needed:
+        def look(_out: Out) -> command_types.ManifestAnswer:
             starting = hold.wait()
             entries = listing.decode(data)
             user = _user_of(place.folder, place.root, run) or starting
@@ -153,7 +158,7 @@ class _Sync:
 
         self._session.data_handlers[stream] = take
 
-    def copy(self, identity: int, asked: arguments.Copy, _epoch: int | None) -> None:
+    def copy(self, identity: int, asked: command_types.CopyArguments, _epoch: int | None) -> None:
         stream = int(asked["stream"])
 
         def look(data: bytes) -> None:
@@ -161,11 +166,11 @@ class _Sync:
 
         self._gather(identity, stream, int(asked["size"]), look)
 
-    def _look(self, identity: int, asked: arguments.Copy, stream: int, data: bytes) -> None:
+    def _look(self, identity: int, asked: command_types.CopyArguments, stream: int, data: bytes) -> None:
         """Answer a COPY, whose listing came in `stream`."""
         root = self._session.root
 
-        def lacking(_out: Out) -> answers.Lacking:
+        def lacking(_out: Out) -> command_types.CopyAnswer:
             return copies.lacking(asked, listing.decode(data), root)
 
         def looked(outcome: Outcome) -> None:
@@ -181,7 +186,9 @@ class _Sync:
 
         self._session.jobs.work(lacking, looked)
 
-    def receive(self, identity: int, asked: arguments.Receive, _epoch: int | None) -> answers.Received | None:
+    def receive(
+        self, identity: int, asked: command_types.ReceiveArguments, _epoch: int | None
+    ) -> command_types.ReceiveAnswer | None:
         stream = int(asked["stream"])
         if asked["manifest"] not in self._wanted:
             raise refusals.RequestError(commands.ErrorKind.BAD_REQUEST, "these files were not compared")
@@ -208,13 +215,13 @@ class _Sync:
         self._session.data_handlers[stream], self._receivers[stream] = take, receiver
         return None
 
-    def fetch(self, identity: int, asked: arguments.Fetch, _epoch: int | None) -> None:
+    def fetch(self, identity: int, asked: command_types.FetchArguments, _epoch: int | None) -> None:
         folder, pattern, stream = _folder(asked), str(asked["pattern"]), int(asked["stream"])
 
         of = asked.get("of")
         began = None if of is None else self._session.states.of(self._session.known_run(of)).began
 
-        def send(out: Out) -> answers.Fetched:
+        def send(out: Out) -> command_types.FetchAnswer:
             files: list[tuple[str, int, int]] = []
             offset = 0
             matching = folders.files_matching(folder, pattern, links=bool(asked.get("links")))
@@ -230,16 +237,16 @@ class _Sync:
 
         self._session.work(identity, send)
 
-    def checkpoints(self, identity: int, asked: arguments.Checkpoints, _epoch: int | None) -> None:
+    def checkpoints(self, identity: int, asked: command_types.CheckpointsArguments, _epoch: int | None) -> None:
         folder, pattern = _folder(asked), str(asked["pattern"])
 
-        def look(_out: Out) -> answers.Checkpoints:
+        def look(_out: Out) -> command_types.CheckpointsAnswer:
             if "files" in asked:
                 files = checkpoints.list_checkpoint_files(
                     folder, str(asked["files"]), with_hashes=bool(asked.get("hashes"))
                 )
                 return {"found": [], "files": files}
-            answer: answers.Checkpoints = {"found": checkpoints.list_complete_checkpoints(folder, pattern)}
+            answer: command_types.CheckpointsAnswer = {"found": checkpoints.list_complete_checkpoints(folder, pattern)}
             if asked.get("versions"):
                 answer["versions"] = checkpoints.list_file_versions(folder, pattern)
                 answer["network"] = rundir.is_network(checkpoints.checkpoint_folder(folder, pattern))
@@ -247,7 +254,7 @@ class _Sync:
 
         self._session.work(identity, look)
 
-    def code(self, identity: int, asked: arguments.Code, _epoch: int | None) -> None:
+    def code(self, identity: int, asked: command_types.CodeArguments, _epoch: int | None) -> None:
         folder = _folder(asked)
         if asked.get("unsynced"):
             self._session.work(identity, lambda _out: {"files": code_look.hashes(folder)})

@@ -16,7 +16,7 @@ from clusterctl.agent.serve import hello, jobs
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Outcome, Task
-    from clusterctl.agent.protocol.types import answers, arguments, facts, machine
+    from clusterctl.agent.protocol import command_types, facts_types
     from clusterctl.agent.serve.session import Handler, Session
 
 _PROBE_SECONDS = 10.0
@@ -49,13 +49,15 @@ class _Node:
         self._running: dict[int, jobs.Running] = {}
         self._listening: dict[str, tuple[int, list[int]]] = {}
 
-    def hello(self, _identity: int, _asked: arguments.Nothing, _epoch: int | None) -> machine.Hello:
+    def hello(self, _identity: int, _asked: command_types.NoArguments, _epoch: int | None) -> command_types.HelloAnswer:
         return hello.hello(self._session.root)
 
-    def routes(self, identity: int, asked: arguments.Routes, _epoch: int | None) -> answers.Routes | None:
+    def routes(
+        self, identity: int, asked: command_types.RoutesArguments, _epoch: int | None
+    ) -> command_types.RoutesAnswer | None:
         targets = [str(target) for target in asked["targets"]]
 
-        def find() -> answers.Routes:
+        def find() -> command_types.RoutesAnswer:
             local = addresses.addresses()
             return {"routes": {target: addresses.route(target, local) for target in targets}}
 
@@ -70,7 +72,7 @@ class _Node:
 
     # --- ports
 
-    def listen(self, identity: int, asked: arguments.Listen, _epoch: int | None) -> None:
+    def listen(self, identity: int, asked: command_types.ListenArguments, _epoch: int | None) -> None:
         from clusterctl.agent.facts import link_probe
 
         payload, enough = int(asked.get("payload", 0)), asked.get("enough")
@@ -96,7 +98,9 @@ class _Node:
         finally:
             listener.close()
 
-    def unlisten(self, identity: int, asked: arguments.Unlisten, _epoch: int | None) -> arguments.Nothing | None:
+    def unlisten(
+        self, identity: int, asked: command_types.UnlistenArguments, _epoch: int | None
+    ) -> command_types.NoArguments | None:
         listener = self._listening.get(str(asked["nonce"]))
         if listener is None:
             return {}
@@ -105,7 +109,7 @@ class _Node:
         self._session.jobs.end(task)
         return None
 
-    def connect(self, identity: int, asked: arguments.Connect, _epoch: int | None) -> None:
+    def connect(self, identity: int, asked: command_types.ConnectArguments, _epoch: int | None) -> None:
         from clusterctl.agent.facts import link_probe
 
         address, nonce = str(asked["address"]), str(asked["nonce"])
@@ -115,7 +119,7 @@ class _Node:
 
     # --- programs
 
-    def probe(self, identity: int, asked: arguments.Probe, _epoch: int | None) -> None:
+    def probe(self, identity: int, asked: command_types.ProbeArguments, _epoch: int | None) -> None:
         """Run the facts as a worker would be run, and answer what they say."""
         from clusterctl.agent.supervisor import workers
 
@@ -130,7 +134,7 @@ class _Node:
 
         self._session.jobs.work(find, ready, seconds=_FILES_SECONDS)
 
-    def _probe(self, identity: int, asked: arguments.Probe, workdir: str, python: str) -> None:
+    def _probe(self, identity: int, asked: command_types.ProbeArguments, workdir: str, python: str) -> None:
         from clusterctl.agent.supervisor import workers
 
         name = workers.name_of_python(python, asked.get("python"), asked.get("prologue"))
@@ -147,13 +151,13 @@ class _Node:
             except refusals.RequestError as error:
                 self._session.answer_error(identity, error)
 
-        request: facts.Request = asked.get("request") or {}
+        request: facts_types.FactsRequest = asked.get("request") or {}
         running = self._session.jobs.run(program, quick.dumps(request).encode(), take, end)
         deadlines = [float(request.get("deadline") or _PROBE_SECONDS), *(request.get("deadlines") or {}).values()]
         limit = max(deadlines) + _PROBE_SLACK
         self._session.loop.after(limit, lambda: None if running.ended else self._session.jobs.cancel(running))
 
-    def execute(self, identity: int, asked: arguments.Exec, _epoch: int | None) -> None:
+    def execute(self, identity: int, asked: command_types.ExecArguments, _epoch: int | None) -> None:
         """Run a program and send what it writes; answer how it ended."""
         stream = int(asked["stream"])
         program = program_of(asked, _argv(asked), folder_of(asked.get("cwd")))
@@ -184,13 +188,13 @@ class _Node:
         if timeout is not None:
             self._session.loop.after(float(timeout), expire)
 
-    def cancel(self, _identity: int, asked: arguments.Cancel, _epoch: int | None) -> None:
+    def cancel(self, _identity: int, asked: command_types.CancelArguments, _epoch: int | None) -> None:
         running = self._running.get(int(asked["id"]))
         if running is not None:
             self._session.jobs.cancel(running)
 
 
-def _argv(asked: arguments.Program) -> list[str]:
+def _argv(asked: command_types.ProgramArguments) -> list[str]:
     if asked.get("argv"):
         return [str(word) for word in asked["argv"]]
     import shutil
@@ -203,7 +207,9 @@ def folder_of(path: str | None) -> str:
     return os.path.abspath(os.path.expanduser(path or "~"))
 
 
-def program_of(asked: arguments.Program | arguments.Probe, argv: list[str], cwd: str) -> spawn.Program:
+def program_of(
+    asked: command_types.ProgramArguments | command_types.ProbeArguments, argv: list[str], cwd: str
+) -> spawn.Program:
     """Return a program with the environment of this user, and what was asked for."""
     env = spawn.base_environment()
     env[b"PWD"] = encode(cwd)
@@ -223,7 +229,7 @@ def with_env(program: spawn.Program, env: dict[bytes, bytes]) -> spawn.Program:
     return spawn.Program(program.argv, env, program.cwd, program.prologue, program.tag)
 
 
-def in_job(asked: arguments.Program) -> jobs.Settle | None:
+def in_job(asked: command_types.ProgramArguments) -> jobs.Settle | None:
     """Return what lets a program find the Python of the job first; that looks at users' files, so it is done aside."""
     if "python_hint" not in asked:
         return None
@@ -241,13 +247,13 @@ def in_job(asked: arguments.Program) -> jobs.Settle | None:
     return settle
 
 
-def _facts(output: bytes, errors: bytes, status: int, python: str) -> facts.Facts:
+def _facts(output: bytes, errors: bytes, status: int, python: str) -> facts_types.Facts:
     """Return what the probe said: its last line, since a prologue may have written before."""
     lines = [line for line in output.splitlines() if line.strip()]
     with contextlib.suppress(ValueError, IndexError):
         value = quick.loads(lines[-1])
         if isinstance(value, dict):
-            told: facts.Facts = value  # type: ignore[assignment]
+            told: facts_types.Facts = value  # type: ignore[assignment]
             return told
     ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {os.WEXITSTATUS(status)}"
     tail = (errors or output)[-_TAIL:].decode("utf-8", "replace").strip()

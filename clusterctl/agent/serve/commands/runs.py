@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.agent.linux.aside import Out
-    from clusterctl.agent.protocol.types import answers, arguments
-    from clusterctl.agent.protocol.types.evidence import Subject
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.process_types import RankProcess
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.record.state import NodeState
     from clusterctl.agent.serve.session import Handler, Session
@@ -51,7 +51,7 @@ class _Runs:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def read(self, _identity: int, asked: arguments.Read, _epoch: int | None) -> answers.Piece:
+    def read(self, _identity: int, asked: command_types.ReadArguments, _epoch: int | None) -> command_types.ReadAnswer:
         run = self._session.known_run(asked)
         name = str(asked["file"])
         match = _FILES.fullmatch(name)
@@ -73,11 +73,13 @@ class _Runs:
             "data": base64.b64encode(piece.data).decode(),
         }
 
-    def status(self, identity: int, asked: arguments.OfRun, epoch: int | None) -> answers.Status | None:
+    def status(
+        self, identity: int, asked: command_types.RunArguments, epoch: int | None
+    ) -> command_types.StatusAnswer | None:
         run = self._session.known_run(asked)
         self._session.admit(run, epoch)
         state = self._session.states.of(run)
-        answer: answers.Status = {
+        answer: command_types.StatusAnswer = {
             "supervisor": supervised(run),
             "epoch": authority.current(run.epoch),
             "attempt": state.attempt,
@@ -92,16 +94,16 @@ class _Runs:
         self._session.work(identity, lambda _out: {**answer, "remaining": sweep.describe(remaining(run, state))})
         return None
 
-    def runs(self, identity: int, _asked: arguments.Nothing, _epoch: int | None) -> None:
+    def runs(self, identity: int, _asked: command_types.NoArguments, _epoch: int | None) -> None:
         states = [(run, self._session.states.of(run)) for run in rundir.runs(self._session.root)]
         # Of a run that nobody guards all processes of the machine have to be looked at.
         self._session.work(identity, lambda _out: {"runs": [summary(*each) for each in states]})
 
-    def evidence(self, identity: int, asked: arguments.Evidence, _epoch: int | None) -> None:
+    def evidence(self, identity: int, asked: command_types.EvidenceArguments, _epoch: int | None) -> None:
         run = self._session.known_run(asked)
         state = self._session.states.of(run)
         wanted = asked.get("ranks")
-        workers: list[Subject] = [
+        workers: list[RankProcess] = [
             {
                 "rank": worker["rank"],
                 "pid": worker["pid"],
@@ -126,7 +128,7 @@ class _Runs:
 
         self._session.work(identity, collect)
 
-    def clean(self, identity: int, asked: arguments.OfRun, epoch: int | None) -> None:
+    def clean(self, identity: int, asked: command_types.RunArguments, epoch: int | None) -> None:
         run = self._session.run_of(asked)
         if not os.path.isdir(run.path) and (code := unneeded.code_of(run)) is not None:
             # Its start failed between the sync and the first step on this node.

@@ -24,7 +24,7 @@ from clusterctl.agent.serve.duplex import Duplex
 if TYPE_CHECKING:
     from typing import Callable
 
-    from clusterctl.agent.protocol.types import arguments
+    from clusterctl.agent.protocol import command_types
     from clusterctl.agent.serve.session import Handler, Session
 
 _LAST_BYTES_SECONDS = 0.5
@@ -54,7 +54,7 @@ class _Streams:
 
     # --- terminals
 
-    def terminal(self, identity: int, asked: arguments.Terminal, _epoch: int | None) -> None:
+    def terminal(self, identity: int, asked: command_types.TerminalArguments, _epoch: int | None) -> None:
         """Run a program at a terminal; answer how it ended, after its last byte."""
         beside = asked.get("beside")
         program = (
@@ -105,7 +105,7 @@ class _Streams:
         code = None if killed else os.WEXITSTATUS(ended[0])
         self._session.answer(identity, {"exit_code": code, "signal": os.WTERMSIG(ended[0]) if killed else None})
 
-    def _beside(self, of: arguments.OfRank, asked: arguments.Terminal) -> spawn.Program:
+    def _beside(self, of: command_types.RankArguments, asked: command_types.TerminalArguments) -> spawn.Program:
         """Return a program that finds what a rank found: its folder and its environment."""
         run, rank = self._session.known_run(of), int(of["rank"])
         started = self._session.states.of(run).started.get(rank)
@@ -124,7 +124,7 @@ class _Streams:
         argv = [spawn.encode(word) for word in _argv(asked)]
         return spawn.Program(argv=argv, env=env, cwd=os.fsencode(cwd), tag=jobs.fresh_tag())
 
-    def resize(self, _identity: int, asked: arguments.Resize, _epoch: int | None) -> None:
+    def resize(self, _identity: int, asked: command_types.ResizeArguments, _epoch: int | None) -> None:
         """Let a terminal have another size; its program hears SIGWINCH from the kernel."""
         ours = self._terminals.get(int(asked["stream"]))
         if ours is not None:
@@ -133,7 +133,7 @@ class _Streams:
 
     # --- connections
 
-    def tunnel(self, identity: int, asked: arguments.Tunnel, _epoch: int | None) -> None:
+    def tunnel(self, identity: int, asked: command_types.TunnelArguments, _epoch: int | None) -> None:
         """Connect to a port; answer once that is done.
 
         Raises:
@@ -186,7 +186,7 @@ class _Streams:
         self._session.data_handlers.pop(number, None)
         self._open.pop(number).close()
 
-    def taken(self, _identity: int, asked: arguments.Taken, _epoch: int | None) -> None:
+    def taken(self, _identity: int, asked: command_types.TakenArguments, _epoch: int | None) -> None:
         """Let a stream go on."""
         stream = self._open.get(int(asked["stream"]))
         if stream is not None:
@@ -198,7 +198,7 @@ class _Streams:
             self._end(number)
 
 
-def _argv(asked: arguments.Terminal) -> list[str]:
+def _argv(asked: command_types.TerminalArguments) -> list[str]:
     return [str(word) for word in asked.get("argv") or ["/bin/sh"]]
 
 
@@ -214,7 +214,7 @@ def _with_login_shell(settle: jobs.Settle | None) -> jobs.Settle:
     return settled
 
 
-def _set_size(fd: int, asked: arguments.Terminal | arguments.Resize) -> None:
+def _set_size(fd: int, asked: command_types.TerminalArguments | command_types.ResizeArguments) -> None:
     size = struct.pack("HHHH", int(asked["rows"]) & 0xFFFF, int(asked["columns"]) & 0xFFFF, 0, 0)
     fcntl.ioctl(fd, termios.TIOCSWINSZ, size)
 

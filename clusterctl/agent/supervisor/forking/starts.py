@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from clusterctl.agent.protocol import requests
-    from clusterctl.agent.protocol.types.records import Spawn
+    from clusterctl.agent.protocol.process_types import SpawnRecord
     from clusterctl.agent.supervisor.forking.zygote import Zygote
     from clusterctl.agent.supervisor.waiter import Post
     from clusterctl.agent.supervisor.workers import Worker
@@ -75,4 +75,4 @@ def _forked(zygote: Zygote, one: requests.WorkerStart, report: int, say: Say) ->
         return None
     if "error" in said:
         raise refusals.failed(f"cannot start rank {one.rank}: {said['error']}")
-    return workers.from_spawn(one.rank, one.local_rank, cast("Spawn", said))
+    return workers.from_spawn(one.rank, one.local_rank, cast("SpawnRecord", said))

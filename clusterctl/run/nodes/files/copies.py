@@ -18,7 +18,7 @@ from clusterctl.run.nodes.transfer import answered, send_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from clusterctl.agent.protocol.types import answers, arguments
+    from clusterctl.agent.protocol import command_types
     from clusterctl.session.session import Session
 
 _CHUNK = 1 << 20
@@ -156,7 +156,7 @@ def send(session: Session, place: Place, load: Load, told: Callable[[int], None]
 
 def send_entries(
     session: Session, place: Place, entries: bytes, contents: Callable[[list[int]], Iterator[bytes]]
-) -> tuple[list[int], answers.Lacking]:
+) -> tuple[list[int], command_types.CopyAnswer]:
     """Copy what a listing names to a node; return the numbers of the files that were sent, and its answer.
 
     Args:
@@ -170,7 +170,7 @@ def send_entries(
         NodeError: It could not, or was lost.
     """
     stream = session.new_stream()
-    request: arguments.Copy = {
+    request: command_types.CopyArguments = {
         "folder": place.folder,
         "target": place.target,
         "inside": place.inside,

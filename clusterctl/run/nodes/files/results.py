@@ -17,7 +17,7 @@ from clusterctl.run.rules.state import RunPhase
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.agent.protocol.types.arguments import OfRun
+    from clusterctl.agent.protocol.command_types import RunArguments
     from clusterctl.config.spec import ClusterSpec, ResultsSpec
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.session import Session
@@ -87,7 +87,7 @@ class Gathering:
     def _fetch(self, node: str, session: Session) -> None:
         sizes: dict[str, tuple[int, int]] = {}
         # What an earlier run left in the workdir is none of this one's.
-        of: OfRun = {"run": self._run, "node": node}
+        of: RunArguments = {"run": self._run, "node": node}
         try:
             for pattern in self._results.patterns:
                 left = self._results.max_size - sum(size for _, size in sizes.values())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from clusterctl.agent.protocol.types.evidence import OfRank
+    from clusterctl.agent.protocol.process_types import RankEvidence
     from clusterctl.run.record.rundir import RunDir
 
 _END_BYTES = 256 * 1024
@@ -41,7 +41,7 @@ _SECRET_ARGUMENT = re.compile(
 """An option that tells of a secret, and the word after it: in a list of JSON, or in a text of a shell."""
 
 
-def save(run: RunDir, target: Path, look: Mapping[str, OfRank], *, hide: bool) -> int:
+def save(run: RunDir, target: Path, look: Mapping[str, RankEvidence], *, hide: bool) -> int:
     """Write the bundle of a run (tar, gzip); return its size in bytes.
 
     Args:

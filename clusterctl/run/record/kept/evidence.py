@@ -13,7 +13,7 @@ from clusterctl.door import answers
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from clusterctl.agent.protocol.types.evidence import OfRank
+    from clusterctl.agent.protocol.process_types import RankEvidence
     from clusterctl.run.record.rundir import RunDir
 
 LOOK = "look"
@@ -38,7 +38,7 @@ def _content(path: str) -> bytes:
         os.close(file)
 
 
-def newest(run: RunDir) -> tuple[str | None, dict[str, OfRank]]:
+def newest(run: RunDir) -> tuple[str | None, dict[str, RankEvidence]]:
     """Return the name of the folder with the newest evidence, and what it says of each rank; a bad file is left out."""
     names = of_stalls(str(run.path))
     if not names:
@@ -46,9 +46,9 @@ def newest(run: RunDir) -> tuple[str | None, dict[str, OfRank]]:
     return names[-1], of_folder(run.path / names[-1])
 
 
-def of_folder(folder: Path) -> dict[str, OfRank]:
+def of_folder(folder: Path) -> dict[str, RankEvidence]:
     """Return what a folder says of each rank."""
-    by_rank: dict[str, OfRank] = {}
+    by_rank: dict[str, RankEvidence] = {}
     for name in sorted(_names(folder)):
         try:
             evidence = json.loads(_content(f"{folder}/{name}"))

@@ -23,7 +23,7 @@ from clusterctl.why.verdict_text import verdict_lines
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.types.evidence import OfRank
+    from clusterctl.agent.protocol.process_types import RankEvidence
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState, StallView
     from clusterctl.why.evidence import IdleRank, RankTiming
@@ -39,7 +39,7 @@ class _Moving(TypedDict):
     unbegun: float | None
 
 
-def of(run: RunDir, state: RunState, now: Mapping[str, OfRank] | None = None) -> Verdict:
+def of(run: RunDir, state: RunState, now: Mapping[str, RankEvidence] | None = None) -> Verdict:
     """Return what went wrong with a run; `now` is evidence that was just taken, where what is kept says nothing."""
     name, evidence = evidence_of(run, state)
     case = case_of(
@@ -85,7 +85,7 @@ def calls_for_a_look(run: RunDir, state: RunState, told: Verdict) -> bool:
     return since is not None and since >= slowness.LONG_START_S
 
 
-def evidence_of(run: RunDir, state: RunState) -> tuple[str | None, dict[str, OfRank]]:
+def evidence_of(run: RunDir, state: RunState) -> tuple[str | None, dict[str, RankEvidence]]:
     """Return the folder and the evidence of the standstill in which a run is, or from which it ended; `None` without.
 
     What was seen in an earlier standstill, or attempt, says nothing of this one.

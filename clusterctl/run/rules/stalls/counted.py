@@ -15,7 +15,7 @@ from clusterctl.why.stack_position import describe_wchan
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from clusterctl.agent.protocol.types.samples import Activity, RankActivity
+    from clusterctl.agent.protocol.sample_types import ActivitySample, RankActivity
 
 _LATELY_S = 12.0
 """Nodes whose ranks move look every two seconds, and write down one look in five."""
@@ -61,7 +61,7 @@ def standing(lines: Mapping[str, Sequence[bytes]], attempt: int) -> dict[int, Id
     return found
 
 
-def _of_node(newest: Activity, before: Iterator[Activity]) -> dict[int, IdleRank]:
+def _of_node(newest: ActivitySample, before: Iterator[ActivitySample]) -> dict[int, IdleRank]:
     ages = {rank: age for rank, seen in newest["ranks"].items() if (age := _still_s(seen)) is not None}
     # To read a line takes up to a millisecond: no further one where ranks move.
     moves = any(age < LONG_WAIT_S for age in ages.values())
@@ -82,7 +82,7 @@ def _still_s(seen: RankActivity) -> float | None:
     return known.get("progress_age_s") if seen.get("alive") and known and numbers(seen) else None
 
 
-def _newest_first(lines: Sequence[bytes], attempt: int) -> Iterator[Activity]:
+def _newest_first(lines: Sequence[bytes], attempt: int) -> Iterator[ActivitySample]:
     readable = samples.readable(reversed(lines), "activity", "t", "m", "ranks", "attempt")
     return (sample for sample in readable if sample["attempt"] == attempt)
 

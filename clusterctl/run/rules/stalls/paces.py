@@ -14,7 +14,7 @@ from clusterctl.why.stack_position import describe_wchan
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from clusterctl.agent.protocol.types.samples import Activity, RankActivity
+    from clusterctl.agent.protocol.sample_types import ActivitySample, RankActivity
 
 
 def paces_of(lines: Mapping[str, Sequence[bytes]], attempt: int, *, most: int = 40) -> dict[int, RankTiming]:
@@ -59,7 +59,7 @@ def _chosen(lines: list[bytes], most: int) -> list[bytes]:
     return [lines[round(index * (len(lines) - 1) / (most - 1))] for index in range(most)]
 
 
-def _of_rank(read: Iterable[Activity], rank: str) -> list[tuple[float, RankActivity]]:
+def _of_rank(read: Iterable[ActivitySample], rank: str) -> list[tuple[float, RankActivity]]:
     """Return the looks at one process of a rank, with their moments: those since it is the one that it is now."""
     looks = [(sample["m"], own) for sample in read if (own := sample["ranks"].get(rank)) is not None]
     return [each for each in looks if each[1].get("alive") and each[1].get("pid") == looks[-1][1].get("pid")]

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.samples import Activity, RankActivity
-    from clusterctl.agent.protocol.types.worker_status import Inside, PhaseNow
+    from clusterctl.agent.protocol.sample_types import ActivitySample, PhaseAge, RankActivity, WorkerStatusSample
 
 # Below these a waiting worker's own threads (heartbeats, the status file) would count as work.
 BUSY_CORES = 0.05
@@ -44,7 +43,7 @@ class RankView:
     collectives: int = 0
 
 
-def look(before: RankView | None, content: RankActivity, sample: Activity, node: str, now: float) -> RankView:
+def look(before: RankView | None, content: RankActivity, sample: ActivitySample, node: str, now: float) -> RankView:
     """The view after one more sample.
 
     Args:
@@ -77,11 +76,11 @@ def look(before: RankView | None, content: RankActivity, sample: Activity, node:
     return _with_main_thread(_with_moments(view, before, inside, now), before, inside, now)
 
 
-def _phase(phase: PhaseNow | None, now: float) -> tuple[str, float, float] | None:
+def _phase(phase: PhaseAge | None, now: float) -> tuple[str, float, float] | None:
     return None if phase is None else (str(phase["name"]), now - phase["age_s"], float(phase["limit_s"]))
 
 
-def _with_moments(view: RankView, before: RankView | None, inside: Inside | None, now: float) -> RankView:
+def _with_moments(view: RankView, before: RankView | None, inside: WorkerStatusSample | None, now: float) -> RankView:
     """When the rank last progressed and was last busy."""
     progress_at = before.progress_at if before else None
     age = inside.get("progress_age_s") if inside else None
@@ -100,7 +99,9 @@ def _busy(before: RankView, view: RankView) -> bool:
     return spent >= BUSY_CORES * seconds or spent + starved >= RUNNABLE_SHARE * seconds
 
 
-def _with_main_thread(view: RankView, before: RankView | None, inside: Inside | None, now: float) -> RankView:
+def _with_main_thread(
+    view: RankView, before: RankView | None, inside: WorkerStatusSample | None, now: float
+) -> RankView:
     """Since when its main thread has kept coming back to Python, and when it last did so steadily."""
     main_age = inside.get("main_age_s") if inside else None
     file_age = inside.get("age_s") if inside else None

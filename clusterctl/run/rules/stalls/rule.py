@@ -23,7 +23,7 @@ from clusterctl.run.rules.stalls.rank import RankView, active, look
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from clusterctl.agent.protocol.types.samples import Activity, RankActivity
+    from clusterctl.agent.protocol.sample_types import ActivitySample, RankActivity
 
 FLOOR_S = 30.0
 FACTOR = 6.0
@@ -133,12 +133,12 @@ def begin(attempt: int, ranks: Iterable[int], now: float) -> StallWatch:
     return StallWatch(attempt=attempt, begun=now, expected=frozenset(ranks))
 
 
-def observe(watch: StallWatch, sample: Activity, *, node: str, attempt: int, now: float) -> StallWatch:
+def observe(watch: StallWatch, sample: ActivitySample, *, node: str, attempt: int, now: float) -> StallWatch:
     """Takes in one sample of one node (`agent.watch.activity.Sampler.sample`); another attempt's is ignored."""
     return _activity_of_all(_observe(watch, sample, node, attempt, now))
 
 
-def _observe(watch: StallWatch, sample: Activity, node: str, attempt: int, now: float) -> StallWatch:
+def _observe(watch: StallWatch, sample: ActivitySample, node: str, attempt: int, now: float) -> StallWatch:
     if attempt != watch.attempt:
         return watch
     for rank, content in sample["ranks"].items():
@@ -151,7 +151,7 @@ def _observe(watch: StallWatch, sample: Activity, node: str, attempt: int, now: 
     return watch
 
 
-def observe_all(watch: StallWatch, seen: Iterable[tuple[Activity, str, float]], *, attempt: int) -> StallWatch:
+def observe_all(watch: StallWatch, seen: Iterable[tuple[ActivitySample, str, float]], *, attempt: int) -> StallWatch:
     """Takes in samples, each with its node and when it came, as `observe` one after the other.
 
     What all ranks together show is looked at once, behind the last: a run of thousands sends hundreds of samples a
@@ -212,7 +212,7 @@ def warning(watch: StallWatch, limits: StallLimits) -> str | None:
 
 
 def _observe_rank(
-    watch: StallWatch, rank: int, content: RankActivity, sample: Activity, node: str, now: float
+    watch: StallWatch, rank: int, content: RankActivity, sample: ActivitySample, node: str, now: float
 ) -> StallWatch:
     before = watch.ranks.get(rank)
     if before is not None and sample["m"] <= before.sampled:

@@ -21,7 +21,7 @@ from clusterctl.run.rules.stalls.rule import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from clusterctl.agent.protocol.types.samples import Activity
+    from clusterctl.agent.protocol.sample_types import ActivitySample
     from clusterctl.config.spec import StallSpec
 
 
@@ -45,7 +45,7 @@ class StallObserver:
         self._attempt = attempt
         self._limits = StallLimits(timeout=spec.timeout, startup_timeout=spec.startup_timeout)
         self._watch: StallWatch = begin(attempt, ranks, now)
-        self._new: list[tuple[Activity, str, float]] = []
+        self._new: list[tuple[ActivitySample, str, float]] = []
         self._heard: dict[str, tuple[float, float]] = {}
         self._late_at: float | None = None
         self._warned = False
@@ -84,7 +84,7 @@ class StallObserver:
             new, self._new = self._new, []
             self._watch = observe_all(self._watch, new, attempt=self._attempt)
 
-    def _of_attempt(self, lines: Iterable[bytes]) -> Iterator[Activity]:
+    def _of_attempt(self, lines: Iterable[bytes]) -> Iterator[ActivitySample]:
         yield from (
             s for s in samples.readable(lines, "activity", "m", "ranks", "attempt") if s["attempt"] == self._attempt
         )

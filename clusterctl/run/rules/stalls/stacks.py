@@ -13,7 +13,7 @@ from clusterctl.formatting import fold_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from clusterctl.agent.protocol.types.evidence import OfRank
+    from clusterctl.agent.protocol.process_types import RankEvidence
 
 # faulthandler's own format: `File "x.py", line 3 in f`; 3.14 adds thread names in brackets.
 _THREAD = re.compile(
@@ -129,7 +129,7 @@ def _py_spy_thread(thread: Mapping[str, Any]) -> Thread:
     )
 
 
-def from_evidence(ranks: Mapping[str, OfRank]) -> tuple[RankStack, ...]:
+def from_evidence(ranks: Mapping[str, RankEvidence]) -> tuple[RankStack, ...]:
     """The stacks in what the agents collected, ascending by rank.
 
     Args:
@@ -138,7 +138,7 @@ def from_evidence(ranks: Mapping[str, OfRank]) -> tuple[RankStack, ...]:
     return tuple(_rank_stack(int(rank), ranks[rank]) for rank in sorted(ranks, key=int))
 
 
-def _rank_stack(rank: int, evidence: OfRank) -> RankStack:
+def _rank_stack(rank: int, evidence: RankEvidence) -> RankStack:
     source, text = str(evidence.get("source", "proc")), str(evidence.get("stacks", ""))
     threads: tuple[Thread, ...] | None = None
     if source == "signal":

@@ -15,8 +15,7 @@ from clusterctl.door import samples
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from clusterctl.agent.protocol.types.samples import Activity, RankActivity
-    from clusterctl.agent.protocol.types.worker_status import Inside
+    from clusterctl.agent.protocol.sample_types import ActivitySample, RankActivity, WorkerStatusSample
 
 WINDOW_S = 300.0
 LEAST_S = 40.0
@@ -34,7 +33,7 @@ Waits = tuple[float, ...]
 """The share of each part of the time."""
 
 
-def waits_of(nodes: Iterable[tuple[Activity, bytes]], attempt: int) -> dict[int, Waits | None]:
+def waits_of(nodes: Iterable[tuple[ActivitySample, bytes]], attempt: int) -> dict[int, Waits | None]:
     """Return what each rank waited for its peers; `None` of one that was not counted. Those not seen are left out.
 
     Args:
@@ -54,7 +53,7 @@ def waits_of(nodes: Iterable[tuple[Activity, bytes]], attempt: int) -> dict[int,
     return found
 
 
-def moves(newest: Iterable[Activity], attempt: int, seconds: float) -> bool:
+def moves(newest: Iterable[ActivitySample], attempt: int, seconds: float) -> bool:
     """Return whether any rank has made progress so lately: then none is waited for since long."""
     ranks = [
         own for sample in newest if sample.get("attempt") == attempt for own in (sample.get("ranks") or {}).values()
@@ -64,12 +63,12 @@ def moves(newest: Iterable[Activity], attempt: int, seconds: float) -> bool:
     return any(age < seconds for age in ages)
 
 
-def counted(newest: Iterable[Activity]) -> bool:
+def counted(newest: Iterable[ActivitySample]) -> bool:
     """Return whether all ranks tell how often they were looked at; where one does not, nobody can be compared."""
     return all(told(own, "looks") for sample in newest for own in (sample.get("ranks") or {}).values())
 
 
-def _earlier(data: bytes, last: Activity) -> list[Activity]:
+def _earlier(data: bytes, last: ActivitySample) -> list[ActivitySample]:
     """Return the first sample of the last minutes and those between, of the same attempt; none where few are."""
     end = data.rfind(b"\n") + 1
     low, high = 0, end
@@ -100,14 +99,14 @@ def _line_from(data: bytes, place: int, end: int) -> tuple[int, bytes] | None:
     return begin, data[begin : data.find(b"\n", mark)]
 
 
-def _belongs(line: bytes, last: Activity) -> bool:
+def _belongs(line: bytes, last: ActivitySample) -> bool:
     moment, attempt = _MOMENT.search(line), _ATTEMPT.search(line)
     if moment is None or attempt is None:
         return False
     return int(attempt[1]) == last["attempt"] and float(moment[1]) >= last["m"] - WINDOW_S
 
 
-def _is_before(one: Activity, last: Activity) -> bool:
+def _is_before(one: ActivitySample, last: ActivitySample) -> bool:
     return one["attempt"] == last["attempt"] and 0 < last["m"] - one["m"] <= WINDOW_S
 
 
@@ -137,7 +136,7 @@ def told(own: RankActivity, what: Literal["looks", "held"]) -> int:
     return 0 if known is None else known.get(what) or 0
 
 
-def inside(own: RankActivity) -> Inside | None:
+def inside(own: RankActivity) -> WorkerStatusSample | None:
     """Return what a rank tells of itself."""
     return own.get("inside")
 

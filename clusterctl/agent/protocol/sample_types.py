@@ -1,14 +1,77 @@
-"""Lines of a node's samples: activity of its ranks, health of machine and GPUs."""
+"""JSON types of the status file of a worker, and of a line in the samples of a node. For the type checker only."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
-if TYPE_CHECKING:
-    from clusterctl.agent.protocol.types.worker_status import Inside
+from typing_extensions import NotRequired
 
 
-class Stamped(TypedDict, total=False):
+class _WorkerReport(TypedDict):
+    pid: int
+    step: int | None
+    source: str | None
+    beats: int
+    seq: dict[str, tuple[int, int]] | None
+    backend: str | None
+    timeout_s: float | None
+    frameworks: list[str]
+    facts: dict[str, Any]
+    degraded: dict[str, str]
+    looks: NotRequired[int]
+    held: NotRequired[int]
+
+
+class Phase(TypedDict):
+    """A phase that the worker is in since a moment of the node's monotonic clock (seconds), and its limit (seconds)."""
+
+    name: str
+    since: float
+    limit_s: float
+
+
+class PhaseAge(TypedDict):
+    """A phase, and for how many seconds the worker has been in it."""
+
+    name: str
+    age_s: float
+    limit_s: float
+
+
+class WorkerStatus(_WorkerReport):
+    """The status file. Times are of the node's monotonic clock (seconds), `start_time` is in clock ticks since boot."""
+
+    start_time: int
+    tid: int
+    time: float
+    progress_time: float | None
+    main_time: float | None
+    phase: Phase | None
+
+
+class WorkerStatusSample(_WorkerReport):
+    """What becomes of it in a sample: ages in seconds. `unseen`: it is old because nobody is left to write it."""
+
+    age_s: float
+    progress_age_s: float | None
+    main_age_s: float | None
+    phase: PhaseAge | None
+    unseen: NotRequired[bool]
+
+
+class StackDumpOffer(TypedDict):
+    """What a shim has announced of itself: process, signal that dumps stacks, and the open file that they go to."""
+
+    pid: int
+    start_time: int
+    signal: int
+    fd: int
+    dev: int
+    ino: int
+    main_thread: int
+
+
+class SampleTime(TypedDict, total=False):
     """When a sample was taken: wall clock `t`, monotonic clock `m` (seconds), and in which attempt."""
 
     kind: str
@@ -35,10 +98,10 @@ class RankActivity(TypedDict, total=False):
     output: int | None
     starved_s: float | None
     faults: int | None
-    inside: Inside | None
+    inside: WorkerStatusSample | None
 
 
-class Activity(Stamped, total=False):
+class ActivitySample(SampleTime, total=False):
     """All ranks of a node at one moment, by rank.
 
     `watched` are the files that were to be watched: time (nanoseconds) and size (bytes) of each. `steady`: they are as
@@ -51,7 +114,7 @@ class Activity(Stamped, total=False):
     watched: dict[str, tuple[int, int]] | None
 
 
-class Gpu(TypedDict, total=False):
+class GpuSample(TypedDict, total=False):
     """A GPU at one moment: percent, bytes, degrees Celsius, watts, MHz. `err` and `codes` tell what cannot be read."""
 
     gpu: int
@@ -77,7 +140,7 @@ class Gpu(TypedDict, total=False):
     codes: dict[str, int | None] | None
 
 
-class Disk(TypedDict):
+class DiskSpace(TypedDict):
     """Space in a file system, in bytes."""
 
     path: str
@@ -85,14 +148,14 @@ class Disk(TypedDict):
     total: int
 
 
-class Xid(TypedDict):
+class XidError(TypedDict):
     """An error that the GPU driver has reported; `gpu` is `None` where it is none of the indices."""
 
     gpu: int | None
     xid: int
 
 
-class Machine(TypedDict, total=False):
+class MachineSample(TypedDict, total=False):
     """CPU and memory in percent and bytes, load, and the disks."""
 
     cpu: float | None
@@ -100,22 +163,22 @@ class Machine(TypedDict, total=False):
     mem_used: int | None
     mem_total: int | None
     load1: float | None
-    disk: list[Disk]
+    disk: list[DiskSpace]
 
 
-class Gpus(TypedDict, total=False):
+class GpuSamples(TypedDict, total=False):
     """What the driver said, or why it did not: stuck for `stuck_s` seconds, in that state, at that place."""
 
     status: str
     reason: str | None
-    gpus: list[Gpu]
-    xids: list[Xid]
+    gpus: list[GpuSample]
+    xids: list[XidError]
     stuck_s: float
     state: str | None
     wchan: str | None
 
 
-class Health(Stamped, Machine, Gpus, total=False):
+class HealthSample(SampleTime, MachineSample, GpuSamples, total=False):
     """A machine and its GPUs at one moment; `ms`: how long the look took."""
 
     ms: float

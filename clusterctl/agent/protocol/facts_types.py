@@ -1,0 +1,494 @@
+"""JSON types of the health facts of a node: the request of a probe, and the answer group by group.
+
+Only the type checker reads these classes. `clusterctl.agent.facts` documents what each value means.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class FactsRequest(TypedDict, total=False):
+    """What is looked at (`groups`; default all), and what the looks need to know. Deadlines are in seconds."""
+
+    groups: list[str] | None
+    deadline: float
+    deadlines: dict[str, float]
+    workdir: str | None
+    mounts: list[str]
+    peers: dict[str, str]
+    ports: list[int]
+    expect_gpus: bool
+    checkpoints: str | None
+    node: str
+    run: str | None
+    salt: str
+    root: str
+    paths: list[str]
+
+
+class FactGroup(TypedDict, total=False):
+    """What one look has found (`data`, see `found`), how it went (`status`), why not (`reason`), how long it took.
+
+    Of a look that took too long also its child: pid, state, where in the kernel, and whether SIGKILL did not end it.
+    """
+
+    status: str
+    reason: str | None
+    data: Any
+    ms: float | None
+    pid: int
+    state: str | None
+    wchan: str | None
+    abandoned: bool
+
+
+class StuckProcess(TypedDict, total=False):
+    """A process of the probe that cannot be ended."""
+
+    group: str
+    pid: int
+    state: str | None
+    wchan: str | None
+
+
+class Facts(TypedDict, total=False):
+    """What a probe found, by group, and what was stuck; `time` is wall clock (seconds), `ms` how long it took."""
+
+    schema: int
+    ms: float
+
+    groups: dict[str, FactGroup]
+    time: float
+    stuck: list[StuckProcess]
+
+
+class PcieLinkWidth(TypedDict):
+    """PCIe lanes of a card: in use, at most, and of its slot."""
+
+    width: int | None
+    max_width: int | None
+    slot_width: int | None
+
+
+class PcieCard(PcieLinkWidth):
+    """What has taken a card, and the number of its device node."""
+
+    driver: str | None
+    minor: int | None
+
+
+PciGpu = TypedDict(
+    "PciGpu",
+    {
+        "address": str, "vendor": str, "class": str, "driver": str | None, "minor": int | None,
+        "width": int | None, "max_width": int | None, "slot_width": int | None,
+    },
+)  # fmt: skip
+"""A GPU on the PCI bus."""
+
+
+class DeviceNode(TypedDict):
+    """A device node, and whether this user may open it."""
+
+    path: str
+    readable: bool
+
+
+class DriverFacts(TypedDict):
+    """The group `driver`."""
+
+    module: str | None
+    proc_version: str | None
+    nouveau: bool
+    modules: list[str]
+    nvswitches: int
+    pci: list[PciGpu]
+    dev: list[DeviceNode]
+    imex: list[DeviceNode]
+    helper: bool
+
+
+class HiddenGpuFacts(TypedDict):
+    """The group `unshown`: GPUs of `driver.pci`, each with how opening its `node` ends."""
+
+    gpus: list[dict[str, Any]]
+
+
+class SmiGpu(TypedDict):
+    """A GPU as `nvidia-smi` lists it."""
+
+    index: int
+    uuid: str
+    name: str
+    pci: str
+    driver: str
+
+
+class SmiFacts(TypedDict):
+    """The group `smi`; `rc`: how the program ended."""
+
+    rc: int
+    devices: list[SmiGpu]
+    errors: list[str]
+
+
+class LibraryGpu(TypedDict, total=False):
+    """What a library tells of a GPU: values by name, why others are missing in words and in its own numbers."""
+
+    vendor: str
+    index: int
+    v: dict[str, Any]
+    err: dict[str, str]
+    codes: dict[str, int]
+    odd: dict[str, int]
+
+
+class NvmlSystem(TypedDict, total=False):
+    """Versions, count and what opening took; `*_error` are codes of NVML."""
+
+    init_error: int | None
+    init_ms: float
+    driver: str | None
+    nvml: str | None
+    cuda: int | None
+    cuda_error: int | None
+    count: int | None
+    count_error: int | None
+
+
+class NvmlFacts(NvmlSystem, total=False):
+    """The group `nvml`; `p2p`: `[i, j, status by NVLink, status of reading]`."""
+
+    devices: list[LibraryGpu]
+    p2p: list[list[int | None]]
+    uvm: str
+
+
+class NodeAccess(TypedDict):
+    """A device node, and how opening it ends."""
+
+    path: str
+    access: str
+
+
+class AmdgpuFacts(TypedDict):
+    """The group `amdgpu`; `hidden` are kept from us by the device cgroup."""
+
+    driver: str | None
+    count: int
+    hidden: int
+    dev: list[NodeAccess]
+    numa_balancing: int | None
+    devices: list[LibraryGpu]
+
+
+class GpuProcess(TypedDict, total=False):
+    """A process that holds a GPU; `agent`: one that holds all of them and computes nothing."""
+
+    pid: int
+    used: int | None
+    kind: str
+    comm: str | None
+    user: int | None
+    run: str | None
+    visible: bool
+    agent: bool
+
+
+class KernelLogFacts(TypedDict, total=False):
+    """The group `kernel_log`; `since_s`: age of its oldest line."""
+
+    source: str
+    uptime: float
+    since_s: float | None
+    dropped: int
+    lines: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+
+
+class MemoryFacts(TypedDict):
+    """Main memory; bytes, and bytes a second of `swap_rate`."""
+
+    mem_total: int | None
+    mem_available: int | None
+    swap_used: int | None
+    swap_rate: float | None
+
+
+class ProcessorFacts(TypedDict):
+    """How the processors are run; of `governors` and `preferences` how many of them are set so."""
+
+    load1: float | None
+    governors: dict[str, int]
+    frequency_driver: str | None
+    preferences: dict[str, int]
+    clocksource: str | None
+    clock_error: float | None
+
+
+class SharedMemorySpace(TypedDict):
+    """The file system of shared memory, in bytes."""
+
+    total: int
+    free: int
+
+
+class WorkerLimits(TypedDict):
+    """What a worker may take; `None` is without limit."""
+
+    memlock: int | None
+    nproc: int | None
+    nofile: int | None
+    cgroup_mem_max: int | None
+    cgroup_mem_free: int | None
+    pids_max: int | None
+    pids_free: int | None
+    cpu_quota: float | None
+    cpus: int | None
+    cpus_allowed: int
+    shm: SharedMemorySpace | None
+
+
+class EnvironmentFacts(TypedDict):
+    """What the environment says to libraries: values that hide nothing, and a hash of each."""
+
+    env: dict[str, str | None]
+    env_hashes: dict[str, str]
+
+
+class HostFacts(MemoryFacts, ProcessorFacts, WorkerLimits, EnvironmentFacts):
+    """The group `host`; `uptime` in seconds."""
+
+    boot_id: str | None
+    machine_id: str | None
+    netns: str | None
+    kernel: str
+    arch: str
+    distro: str | None
+    user: str
+    uptime: float | None
+
+
+class MemoryErrorCount(TypedDict):
+    """Errors of memory that a controller has counted, for so many seconds."""
+
+    controller: str
+    corrected: int | None
+    uncorrected: int | None
+    seconds: int | None
+
+
+class PcieErrorCounts(TypedDict):
+    """Errors that a card or a port has counted, by grade: each kind to how often."""
+
+    correctable: dict[str, int]
+    nonfatal: dict[str, int]
+    fatal: dict[str, int]
+
+
+class PcieDeviceErrors(PcieErrorCounts):
+    """A card, or a port above it; `of`: of which card it is the way."""
+
+    address: str
+    of: str
+
+
+class HardwareErrorFacts(TypedDict):
+    """The group `hardware`."""
+
+    pcie: list[PcieDeviceErrors]
+    memory: list[MemoryErrorCount]
+
+
+class WriteResult(TypedDict):
+    """Whether a file could be written, and why not."""
+
+    writable: bool
+    error: str | None
+
+
+class DirectorySpace(TypedDict, total=False):
+    """A place where a run writes; bytes."""
+
+    path: str
+    what: str
+    error: str | None
+    writable: bool | None
+    total: int
+    free: int
+    used: int
+    inodes: int
+    inodes_free: int
+    readonly: bool
+
+
+class DiskFacts(TypedDict):
+    """The group `disk`."""
+
+    paths: list[DirectorySpace]
+
+
+class MountCheck(TypedDict):
+    """A mount that was listed, and how that went."""
+
+    path: str
+    fs: str | None
+    device: str | None
+    status: str | None
+    reason: str | None
+    ms: float | None
+    state: str | None
+    wchan: str | None
+
+
+class MountFacts(TypedDict):
+    """The group `mounts`; `left_out` were not looked at."""
+
+    paths: list[MountCheck]
+    left_out: int
+
+
+class CheckpointFacts(TypedDict):
+    """The group `checkpoint`."""
+
+    path: str | None
+    bytes: int | None
+
+
+class RunProcess(TypedDict):
+    """A process that carries the marker of a run."""
+
+    run: str
+    pid: int
+    comm: str
+
+
+class SleepingProcess(TypedDict):
+    """A process that stays in state D; `gpu`: it holds one. `stuck_s`: it was not woken once for so long."""
+
+    pid: int
+    comm: str
+    wchan: str | None
+    gpu: bool
+    stuck_s: float | None
+
+
+class ProcessFacts(TypedDict):
+    """The group `procs`."""
+
+    runs: list[RunProcess]
+    dstate: list[SleepingProcess]
+    zombies: int
+    own_namespace: bool
+    fabric_manager: bool
+    time_daemon: str | None
+
+
+class NcclVersion(TypedDict):
+    """The NCCL that torch would load."""
+
+    nccl: str | None
+    nccl_from: str | None
+
+
+class VersionFacts(NcclVersion):
+    """The group `versions`."""
+
+    python: str
+    executable: str
+    torch: str | None
+    torch_cuda: str | None
+    torch_hip: str | None
+    net_plugin: str | None
+    verbs: str | None
+    packages: int
+    packages_hash: str
+    names: dict[str, str]
+
+
+class ResolvedName(TypedDict):
+    """What the name of a peer means here."""
+
+    name: str
+    addresses: list[str]
+    error: str | None
+
+
+class NameFacts(TypedDict):
+    """The group `names`."""
+
+    hostname: str
+    addresses: list[str]
+    error: str | None
+    peers: dict[str, ResolvedName]
+
+
+class NetworkInterface(TypedDict):
+    """A network interface; `speed` in Mbit/s."""
+
+    name: str
+    operstate: str | None
+    mtu: int | None
+    speed: int | None
+    virtual: bool
+    address: str | None
+
+
+class PeerRoute(TypedDict):
+    """How a peer would be reached."""
+
+    address: str
+    source: str | None
+    interface: str | None
+    error: str | None
+
+
+class RdmaDevice(PcieLinkWidth):
+    """An RDMA device."""
+
+    firmware: str | None
+    board: str | None
+    driver: str | None
+    pci: str | None
+
+
+class RdmaPortState(TypedDict):
+    """A port of an RDMA device, as the kernel shows it."""
+
+    port: int | str
+    state: str | None
+    phys: str | None
+    rate: str | None
+    link_layer: str | None
+    gids: int
+    roce_v2: int
+
+
+class RdmaPort(RdmaDevice, RdmaPortState):
+    """A port with its device."""
+
+    device: str
+
+
+class NetworkFacts(TypedDict):
+    """The group `net`."""
+
+    interfaces: list[NetworkInterface]
+    routes: dict[str, PeerRoute]
+    ib: list[RdmaPort]
+
+
+class PortCheck(TypedDict):
+    """Whether a TCP port is free here, and who has it."""
+
+    port: int
+    free: bool
+    error: str | None
+    owner: str | None
+
+
+class PortFacts(TypedDict):
+    """The group `ports`."""
+
+    ports: list[PortCheck]
