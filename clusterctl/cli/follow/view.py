@@ -18,6 +18,7 @@ from clusterctl.cli.follow.news import News
 from clusterctl.cli.follow.past import Past, present
 from clusterctl.cli.follow.waited import WaitedFor
 from clusterctl.cli.follow.watching import Course, Watching
+from clusterctl.formatting import plural
 from clusterctl.logs.failure_tails import FailureTails, default_ranks
 from clusterctl.logs.fold import LineFolder, fold_history
 from clusterctl.logs.follow import Follower
@@ -29,6 +30,7 @@ from clusterctl.render.story.marks import rule
 from clusterctl.render.story.shown import LastLines, Shown
 from clusterctl.run.controller import control
 from clusterctl.run.rules import events
+from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
 
 _REDRAW = 0.1
+_SILENT = 5.0
 _ALIKE = 60.0
 """Ranks that end alike within so many seconds are shown as one."""
 
@@ -93,6 +96,7 @@ class RunScreen:
         self._leave: Leave | None = None
         self._news = News(run, console.err)
         self._waited = WaitedFor(run)
+        self._may_be_silent = options.owns and options.output and not self._is_watched
         self._deaf = False
         self._joining = True
         self._past = Past()
@@ -141,6 +145,7 @@ class RunScreen:
             self._show(self._watching.look(), wake)
             if self._leave is None:
                 self._narrate(*self._waited.news(self.state, time.monotonic()))
+                self._tell_silence()
                 self._wait(keyboard, wake)
                 self._phases.tick(time.monotonic())
                 self._draw_footer(keys=keyboard is not None and not self._deaf)
@@ -277,8 +282,22 @@ class RunScreen:
         """Return how far a node's clock is ahead, as far as that is known when this is called."""
         return self.state.ahead(node)
 
+    def _silent_for(self) -> float | None:
+        """Return how long ranks have run without a word; `None` once that was said, and where the last line says it."""
+        since = self.state.running_since
+        runs = self._may_be_silent and self.state.phase is RunPhase.RUNNING
+        return time.time() - since if runs and since is not None else None
+
+    def _tell_silence(self) -> None:
+        """Say once, where nobody sees the last line, that ranks are up: to import torch may take 15 s."""
+        silent = self._silent_for()
+        if silent is not None and silent >= _SILENT:
+            self._may_be_silent = False
+            self._narrate(f"no output yet: {plural(len(self.state.workers), 'rank')} up, probably importing")
+
     def _write(self, lines: Sequence[LogLine | FoldedLine]) -> None:
         if lines:
+            self._may_be_silent = False
             self._phases.close()
             self._log.write(lines)
             self._last.add(lines)
@@ -308,6 +327,8 @@ class RunScreen:
             return now
         waits_for_history = self._follower is None and self._options.tail is not None
         due = now + _REDRAW if waits_for_history or self.state.attempt < 0 else math.inf
+        if (silent := self._silent_for()) is not None:
+            due = min(due, now + max(0.0, _SILENT - silent))
         held = self._folder.next_due()
         return due if held is None else min(due, held)
 

@@ -172,3 +172,26 @@ def test_a_command_tells_nothing_of_what_was_before_it(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", view, run.path], capture_output=True, text=True, check=True)
 
     assert done.stderr.splitlines() == ["stopping every worker"]
+
+
+def test_ranks_that_have_not_said_a_word_are_told_once_where_nobody_sees_the_last_line(tmp_path: Path) -> None:
+    run = rundir.create("demo", tmp_path)
+    writer = Writer(run)
+    nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
+    began = time.time() - 60
+    writer.append(events.Created(run=run.run, name="demo", path=""), began)
+    writer.append(events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes), began)
+    started = node_events.Started(attempt=0, rank=0, local_rank=0, pid=7, start_time=1)
+    run.node("gpu01").mkdir(parents=True)
+    line = node_events.encode_event(node_events.Stamp(1, began, 1.0, "b0"), started)
+    (run.node("gpu01") / files.JOURNAL_FILE).write_text(f"{line}\n")
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", VIEW, run.path], stdout=pipe, stderr=pipe, text=True) as view:
+        assert view.stderr is not None
+        first = view.stderr.readline()
+        writer.append(events.Ended(state="succeeded", exit_code=0), time.time())
+        writer.close()
+        _, rest = view.communicate(timeout=60)
+
+    assert first == "no output yet: 1 rank up, probably importing\n"
+    assert "no output yet" not in rest
