@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -157,3 +158,31 @@ def state_of(node: Node, pid: int) -> str:
 def journal(head: Head, run: str, node: Node) -> str:
     path = Path(head.env["XDG_STATE_HOME"]) / "clusterctl/runs" / run / "nodes" / node.name / "journal.jsonl"
     return path.read_text() if path.exists() else ""
+
+
+def test_what_a_node_without_its_cable_runs_on_is_said_and_ended_once_it_is_back(
+    nodes: NodeFactory, head: Head
+) -> None:
+    here, gone = nodes(2)
+    head.write({here.name: 1, gone.name: 1}, {"command": ["sleep", "600"], "grace": "1s"})
+    attached = head.start("up", "--no-health")
+    pid = gone.wait_for(lambda: gone.pid_of("sleep 600"), what="its worker")
+    run = head.newest()
+
+    gone.cut()
+    attached.send_signal(signal.SIGINT)
+    wait_for(lambda: head.json("status", run)["state"] == "stopping", what="the end to begin")
+    attached.send_signal(signal.SIGINT)
+    told = attached.communicate(timeout=60)[1]
+    ended = head.json("status", run)
+    gone.restore()
+    down = head.run("down")
+
+    assert attached.returncode == 7, told
+    assert f"{gone.name}: pid {pid} (node lost)" in told
+    assert down.returncode == 0, down.stderr
+    assert f"{run}: cancelled; nothing is left" in down.stderr
+    assert not gone.pids_of("sleep 600")
+    after = head.json("status", run)
+    assert (after["ended"], after["exit_code"], after["remaining"]) == (ended["ended"], 103, [])
+    assert "nothing to end" in head.run("down").stderr

@@ -104,7 +104,7 @@ def command(choices: DownChoices) -> int:
         console.json([_entry(run, state) for run, state in states.items()])
     if refused:
         raise refused[0]
-    incomplete = any(leftover.within_reach(state.remaining) for state in states.values())
+    incomplete = any(leftover.changes_exit_code(state) for state in states.values())
     return int(ExitCode.TEARDOWN_INCOMPLETE if incomplete else ExitCode.OK)
 
 
@@ -116,13 +116,15 @@ def _chosen(choices: DownChoices) -> list[RunDir]:
     if choices.stalled:
         runs = _named(choices) if choices.references else find.all_runs()
         return [run for run in runs if may_be_stalled(find.listed(run))]
-    active = [run for run in find.all_runs() if not find.listed(run).over]
-    if choices.everything:
-        return active
     # A start whose controller died may have left something on the nodes, whatever `ps` says of it.
     if choices.references:
         return _named(choices)
-    return [find.find(None)] if active else []
+    states = {run: find.listed(run) for run in find.all_runs()}
+    active = [run for run, state in states.items() if not state.over]
+    left = [run for run, state in states.items() if state.over and state.remaining]
+    if choices.everything:
+        return [*active, *left]
+    return [find.find(None)] if active else left
 
 
 def _named(choices: DownChoices) -> list[RunDir]:

@@ -38,8 +38,8 @@ class Leave(str, Enum):
 
 
 def exit_code_of(state: RunState) -> int:
-    """Return the exit code for a run that is over: 7 where something may still run on a node that can be reached."""
-    if leftover.within_reach(state.remaining):
+    """Return the exit code for a run that is over: 7 where something may still run and it does not say so by itself."""
+    if leftover.changes_exit_code(state):
         return int(ExitCode.TEARDOWN_INCOMPLETE)
     return int(state.exit_code or 0)
 

@@ -37,6 +37,7 @@ def encode(state: RunState, step: int | None, events: Path) -> bytes:
     """Return the file of a run that has ended; `events` is the journal of its controller."""
     value = {field: getattr(state, field) for field in _FIELDS}
     value |= {"phase": state.phase.value, "nodes": list(state.nodes), "step": step, "events": os.stat(events).st_size}
+    value["remaining"] = list(state.remaining)
     value["cause"] = cause_record(final_cause(state))
     return json.dumps(value).encode()
 
@@ -50,7 +51,8 @@ def read(path: Path, events: Path) -> Outline | None:
         nodes = {name: NodeState(node=name, node_rank=place) for place, name in enumerate(value["nodes"])}
         kept = {field: value[field] for field in _FIELDS}
         cause = cause_of(value["cause"])
-        state = RunState(phase=RunPhase(value["phase"]), nodes=nodes, no_exit=cause, **kept)
+        left = tuple(value["remaining"])
+        state = RunState(phase=RunPhase(value["phase"]), nodes=nodes, no_exit=cause, remaining=left, **kept)
         return Outline(state=state, step=value["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

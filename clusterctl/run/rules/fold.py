@@ -195,7 +195,9 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
             return replace(state, error=event.error, no_exit=cause)
         case head.Ended():
             phase = RunPhase(event.state)
-            return replace(state, phase=phase, exit_code=event.exit_code, ended=time, remaining=tuple(event.remaining))
+            # Told again where something that was left was looked at later: the run ended when it did.
+            ended = state.ended if state.over else time
+            return replace(state, phase=phase, exit_code=event.exit_code, ended=ended, remaining=tuple(event.remaining))
         case head.Health():
             return _health(state, event)
         case head.Results():

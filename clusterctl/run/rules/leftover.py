@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase, WorkerState
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from clusterctl.agent.protocol.process_types import RemainingProcess
 
@@ -32,9 +32,10 @@ def remaining(state: RunState, overdue: Sequence[NodeState] = ()) -> tuple[Remai
     return tuple(left)
 
 
-def within_reach(left: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether something may still run on a node that can be reached: exit code 7."""
-    return any(item.get("why") != NODE_LOST for item in left)
+def changes_exit_code(state: RunState) -> bool:
+    """Return whether something of an ended run may still run, and its own exit code does not say so: exit code 7."""
+    lost = state.phase is RunPhase.LOST
+    return any(not lost or item.get("why") != NODE_LOST for item in state.remaining)
 
 
 def _unsure(state: RunState, node: NodeState, phase: WorkerPhase, why: str) -> list[RemainingProcess]:

@@ -13,7 +13,7 @@ from clusterctl.errors import NotFoundError
 from clusterctl.run.record import find, rundir
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events
+from clusterctl.run.rules import events, leftover
 from clusterctl.run.rules.ended_attempts import cause_record
 from clusterctl.run.rules.outcome import final_cause
 from tests.work import work
@@ -32,7 +32,8 @@ def ended_run(root: Path, name: str, ranks: int = 8) -> rundir.RunDir:
         writer.journal("n0", json.loads(node_events.encode_event(node_events.Stamp(rank + 1, 1.0, 1.0, "b"), exited)))
     sample = {"kind": "activity", "attempt": 0, "ranks": {"0": {"inside": {"step": 7}}, "1": {"inside": {"step": 5}}}}
     writer.replicate("n0", files.SAMPLES_FILE, 0, json.dumps(sample).encode() + b"\n")
-    writer.append(events.Ended(state="failed", exit_code=100), 9.0)
+    left = [leftover.entry("n0", None, leftover.OVERDUE)]
+    writer.append(events.Ended(state="failed", exit_code=100, remaining=left), 9.0)
     writer.close()
     return run
 
@@ -42,7 +43,20 @@ def test_lists_show_the_same_of_an_ended_run_whether_it_has_an_outline_or_not(tm
     outlined = find.listed(run)
     whole = load_state(run)
 
-    for field in ("run", "name", "path", "phase", "attempt", "world_size", "created", "ended", "exit_code", "over"):
+    fields = (
+        "run",
+        "name",
+        "path",
+        "phase",
+        "attempt",
+        "world_size",
+        "created",
+        "ended",
+        "exit_code",
+        "over",
+        "remaining",
+    )
+    for field in fields:
         assert getattr(outlined, field) == getattr(whole, field), field
     assert list(outlined.nodes) == list(whole.nodes)
     assert not outlined.workers

@@ -10,7 +10,7 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.run.rules import events, leftover
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.ended_attempts import cause_record
-from clusterctl.run.rules.fold import apply_node
+from clusterctl.run.rules.fold import apply_head, apply_node
 from clusterctl.run.rules.state import RunPhase, RunState
 from tests.unit.run.told import (
     BEGUN,
@@ -101,6 +101,32 @@ def test_an_end_is_shown_with_its_code_its_time_and_what_may_be_left() -> None:
         "exit_code": 103,
         "remaining": [left],
     }
+
+
+def test_a_run_whose_rest_is_ended_later_has_ended_when_it_did() -> None:
+    left = [leftover.entry("a", None, leftover.NODE_LOST)]
+    ended = apply_head(RunState(), 5.0, events.Ended(state="cancelled", exit_code=103, remaining=left))
+
+    later = apply_head(ended, 900.0, events.Ended(state="cancelled", exit_code=103))
+
+    assert (later.ended, later.remaining) == (5.0, ())
+
+
+@pytest.mark.parametrize(
+    ("state", "why", "changes"),
+    [
+        pytest.param("cancelled", leftover.NODE_LOST, True, id="a person ended it, a node was lost"),
+        pytest.param("failed", leftover.NODE_LOST, True, id="a rule ended it, a node was lost"),
+        pytest.param("lost", leftover.NODE_LOST, False, id="the code says that a node was lost"),
+        pytest.param("lost", leftover.OVERDUE, True, id="another node may have something"),
+        pytest.param("cancelled", None, False, id="nothing is left"),
+    ],
+)
+def test_the_exit_code_says_that_something_may_still_run(state: str, why: str | None, changes: bool) -> None:
+    left = [leftover.entry("a", None, why)] if why else []
+    ended = apply_head(RunState(), 5.0, events.Ended(state=state, exit_code=100, remaining=left))
+
+    assert leftover.changes_exit_code(ended) is changes
 
 
 def test_the_first_decision_to_end_an_attempt_stands_and_one_about_another_attempt_is_none() -> None:
