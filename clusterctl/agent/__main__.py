@@ -26,9 +26,9 @@ def main(argv: list[str] | None = None) -> int:
 
         return gpu_memory_wait.main(arguments)
     if command == "wait":
-        from clusterctl.agent.supervisor.forking import attending
+        from clusterctl.agent.supervisor.forkserver import forked_waiter
 
-        attending.main(arguments)
+        forked_waiter.main(arguments)
     if command == "hosted":
         from clusterctl.agent.supervisor import torchrun
 

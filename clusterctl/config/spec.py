@@ -224,9 +224,9 @@ class JobSpec:
     preload: Annotated[
         Texts | None,
         Key(
-            "Modules that are imported once per node where workers are forked; never code of your own.",
+            "Installed libraries that are imported once per node if workers are forked; never code of your own.",
             ["torch", "keras"],
-            unset="the installed ones that the script begins with",
+            unset="those of `job.framework`",
         ),
     ] = None
     inject: Annotated[bool, Key("Whether progress is watched from inside the workers.", False)] = True

@@ -195,7 +195,6 @@ RESULTS: dict[Command, Shape] = {
         {"versions": many(_VERSION, 1 << 20), "network": flag, "files": many(_CHECKPOINT_FILE, 1 << 17)},
     ),
     Command.CODE: record({}, {"hash": maybe(_DIGEST), "files": table(_PATH, _DIGEST, 1 << 18)}),
-    Command.IMPORT: _NOTHING,
     Command.PREPARE: record({"ports": many(_PORT, 1024)}, {"run_dir": _PATH, "python": maybe(_PATH)}),
     Command.START: _NOTHING,
     Command.STOP: _NOTHING,

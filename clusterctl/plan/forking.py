@@ -42,6 +42,13 @@ def note(job: JobSpec) -> str | None:
     return None if why is None else f"`job.start_method: fork`: the workers are started anew: {why}"
 
 
+def _preload(job: JobSpec) -> list[str] | None:
+    """Return what is imported once for all ranks; `None` for torch, or numpy where there is no torch."""
+    if job.preload is not None:
+        return list(job.preload)
+    return {Framework.TORCH: ["torch"], Framework.KERAS: ["keras"]}.get(job.framework)
+
+
 def forked(spec: ClusterSpec, identity: RunIdentity, entry: Layout, answer: NodeAnswer | None) -> dict[str, Any] | None:
     """Return the wire form of `requests.Forked` for a node, or `None` where every worker starts anew."""
     job = job_of(spec)
@@ -51,7 +58,7 @@ def forked(spec: ClusterSpec, identity: RunIdentity, entry: Layout, answer: Node
         requests.Forked(
             argv=list(job_argv(job)),
             env=dict(shared_environment(spec, identity, entry, answer)),
-            preload=None if job.preload is None else list(job.preload),
+            preload=_preload(job),
             secrets=sorted(spec.secrets),
             inject=job.inject,
             keep=spec.restart.max_restarts > identity.attempt,

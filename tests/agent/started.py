@@ -1,4 +1,4 @@
-"""Jobs that are started in both ways: each worker anew, and forked from a zygote; and what a bare Python makes of them."""
+"""Jobs that are started in both ways: each worker anew, and forked by a forkserver; and what a bare Python makes of them."""
 
 from __future__ import annotations
 

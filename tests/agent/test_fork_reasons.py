@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.inject.forked import forks
+from clusterctl.agent.inject.forkserver import server
 from tests.agent.started import Job, Ran
 from tests.agent.talk import Refused
 from tests.agent.test_start_methods import installed, path_of
@@ -23,7 +23,7 @@ def test_what_waiter_and_rank_read_at_once_has_no_place_of_its_own() -> None:
     try:
         os.write(request, json.dumps({"argv": ["python"]}).encode())
         os.lseek(request, 3, os.SEEK_SET)
-        assert forks.content(request) == {"argv": ["python"]}
+        assert server._content(request) == {"argv": ["python"]}
         assert os.lseek(request, 0, os.SEEK_CUR) == 3
     finally:
         os.close(request)
@@ -68,17 +68,17 @@ def test_a_process_that_is_not_to_be_had(node: Node, depth: int) -> None:
     assert "no process is to be had" in why
 
 
-def test_a_zygote_that_is_killed_while_it_forks(node: Node) -> None:
+def test_a_forkserver_that_is_killed_while_it_forks(node: Node) -> None:
     first, *_ = reasons(node, FAILS_AT.format(depth=0, what=f"os.kill(os.getpid(), {signal.SIGKILL:d})"), 2)
     assert first.startswith("the process that was to fork the ranks has ended")
 
 
-def test_a_zygote_that_fails_while_it_forks(node: Node) -> None:
+def test_a_forkserver_that_fails_while_it_forks(node: Node) -> None:
     (why,) = reasons(node, FAILS_AT.format(depth=0, what="raise RuntimeError('confused')"))
     assert why.startswith("RuntimeError: confused (special.py:")
 
 
-def test_a_zygote_that_says_why_it_ends(node: Node) -> None:
+def test_a_forkserver_that_says_why_it_ends(node: Node) -> None:
     (why,) = reasons(node, "import os\nos.write(2, b'OMP: Error #15: two of them\\n')\nos.abort()\n")
     assert why == "the process that was to fork the ranks has ended, last saying: OMP: Error #15: two of them"
 
@@ -116,9 +116,9 @@ def test_a_waiter_that_cannot_be(node: Node, what: str, why: str) -> None:
     assert why in said
 
 
-def test_descriptors_that_are_not_to_be_had(node: Node) -> None:
+def test_limits_that_imports_set(node: Node) -> None:
     (why,) = reasons(node, "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))\n")
-    assert why == "no descriptor is to be had for what a rank needs"
+    assert why == "what was imported has changed its limits"
 
 
 def test_a_rank_that_another_waiter_has_is_not_started_twice(node: Node) -> None:

@@ -2,7 +2,7 @@
 
     KILLER_RUNS=200 KILLER_SEED=7 python -m tests.lab.killer
     python -m tests.lab.killer --world "network home" --world "IPv6 only"     # half of the rounds in each
-    KILLER_START=fork python -m tests.lab.killer                                # ranks are forked, and zygotes may die, too
+    KILLER_START=fork python -m tests.lab.killer                                # ranks are forked, and forkservers may die, too
     KILLER_FIRST=113 KILLER_RUNS=1 KILLER_SEED=7 python -m tests.lab.killer   # one round once more
 
 A round starts a run on two nodes, kills a process of a random kind (also while the run is still being started), waits a
@@ -32,7 +32,7 @@ from tests.lab.locks import lock_holder
 from tests.lab.remains import Watch, state_root
 from tests.lab.rounds import HEADLINE, NOBODY, Round, Wrong, row
 from tests.lab.spec import SHARED
-from tests.lab.victims import KINDS, ZYGOTE, kill
+from tests.lab.victims import FORKSERVER, KINDS, kill
 from tests.lab.waiting import wait_for
 from tests.lab.worlds import WORLDS, World
 
@@ -90,7 +90,7 @@ class Killer:
     ) -> None:
         self.made, self.env, self.folder, self.seed, self._world = made, env, folder, seed, world
         self._start = start
-        self._kinds = KINDS if start == "spawn" else (*KINDS, ZYGOTE)
+        self._kinds = KINDS if start == "spawn" else (*KINDS, FORKSERVER)
         self._decoys: list[subprocess.Popen[bytes]] = []
         self._watches: list[Watch] = []
         self._neighbour = self._head("neighbour", gpus=(0, 1))
@@ -187,7 +187,7 @@ class Killer:
         job = {"script": "count.py", "grace": "1s", "start_method": self._start}
         more = {"env": env, "sync": {"exclude": ["*.err"]}, **self._world.file(title)}
         if self._start == "fork":
-            # A zygote is kept where a restart may follow.
+            # A forkserver is kept where a restart may follow.
             more["restart"] = {"max_restarts": 1, "on": ["stall"]}
         head.write({node.name: 2 for node in self.made}, job, gpus=gpus, name=title, **more)
         return head

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.lab.node import Node
 
 KINDS: Final = ("controller", "supervisor", "waiter", "serve", "worker", "sshd")
-ZYGOTE: Final = "zygote"
+FORKSERVER: Final = "forkserver"
 """Where ranks are forked there is one a node, until all of them are started."""
 THERE_WITHIN: Final = 20.0
 
@@ -69,13 +69,21 @@ def of_kind(kind: str, made: Sequence[Node], run_dir: Path) -> list[tuple[Node |
         "supervisor": "clusterctl-agent supervise {mark}",
         "waiter": "clusterctl-agent wait {mark} ",
         "serve": "agent serve",
-        ZYGOTE: "clusterctl-agent zygote {mark}",
     }
     if kind in patterns:
         return [(n, pid) for n in made for pid in n.pids_of(patterns[kind].format(mark=n.mark(run)))]
-    return [
+    found = [
         (n, pid) for n in made for pid in n.pids_of(r"count\.py$") if n.environ(pid).get("CLUSTERCTL_RUN_ID") == run
     ]
+    # A forkserver has the command line of a rank, and a name of its own.
+    return [(n, pid) for n, pid in found if (_name(pid) == "clusterctl-fork") == (kind == FORKSERVER)]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _sruns(controller: int | None) -> list[int]:

@@ -4,7 +4,7 @@ TARGET is STATE_ROOT/inject/CONTENT, the same for all runs that have the same sh
 
     TARGET/sitecustomize.py       first on PYTHONPATH; arms the shim in the process that is the rank
     TARGET/_clusterctl_shim/      the shim (`shim/` here): counters, status file, stack dumps by signal
-    TARGET/_clusterctl_fork/      the zygote (`forked/` here), from which ranks are forked where that is asked for
+    TARGET/_clusterctl_forkserver/  the forkserver, from which ranks are forked where that is asked for
     TARGET/lib/clusterctl/        `import clusterctl` for workers with nothing installed; last on `sys.path`
 
 Files in the status directory (a 0700 directory on tmpfs, one per run, node and attempt), R being the global rank:
@@ -29,27 +29,15 @@ import tempfile
 from typing import Optional
 
 _SHIM = ("__init__", "beat", "claim", "collectives", "dump", "encode", "exit_record", "hooks", "stamp", "state")
-_FORKED = (
-    "__init__",
-    "beginning",
-    "cannot",
-    "forks",
-    "image",
-    "imports",
-    "late",
-    "marks",
-    "origins",
-    "rank",
-    "serve",
-    "state",
-    "target",
-    "threads",
-)
+_FORKSERVER = ("__init__", "errors", "installed", "rank", "server", "watch")
 # Source package and module -> path below TARGET. `sync` and what it needs travel where they exist.
 _FILES = (
     ("clusterctl.agent.inject", "sitecustomize.py", "sitecustomize.py"),
     *(("clusterctl.agent.inject.shim", f"{name}.py", f"_clusterctl_shim/{name}.py") for name in _SHIM),
-    *(("clusterctl.agent.inject.forked", f"{name}.py", f"_clusterctl_fork/{name}.py") for name in _FORKED),
+    *(
+        ("clusterctl.agent.inject.forkserver", f"{name}.py", f"_clusterctl_forkserver/{name}.py")
+        for name in _FORKSERVER
+    ),
     ("clusterctl", "__init__.py", "lib/clusterctl/__init__.py"),
     ("clusterctl.agent", "__init__.py", "lib/clusterctl/agent/__init__.py"),
     ("clusterctl.agent.worker", "__init__.py", "lib/clusterctl/agent/worker/__init__.py"),

@@ -34,8 +34,6 @@ def _chain(here):
     """Runs the next sitecustomize on the path; its errors are its own and are reported by Python as ever."""
     # One that looks for the next by its path alone finds us again: each copy of ours hands on once.
     chain = sys.modules.setdefault("_clusterctl_chain", type(sys)("_clusterctl_chain"))
-    # A rank that is forked gets its number only now and then: it arms itself by this.
-    chain.arm = _arm
     copies = vars(chain).setdefault("copies", set())
     if here in copies:
         return
@@ -62,8 +60,34 @@ def _behind(here):
     return [path for path, place in zip(sys.path[start:], places[start:]) if place != here]
 
 
+def _serve():
+    """Returns whether our shim is wanted in this Python. A forkserver returns in each of its ranks alone."""
+    if "CLUSTERCTL_FORKSERVER" not in os.environ:
+        return True
+    if sys.argv[0] == "-c":
+        # It was seen that this Python runs us, so the script of the user will not be run by mistake.
+        with open("/proc/self/environ", "rb") as file:
+            env = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if entry)
+        os.execvpe(sys.argv[1], sys.argv[1:], env)
+    path = list(sys.path)
+    # Nothing of the user's may be run here.
+    own = [os.path.abspath(place) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.path[:] = [_here, *(place for place in path if place not in own)]
+    try:
+        from _clusterctl_forkserver import server
+
+        wanted = server.main(path)
+    except BaseException as error:
+        # Python would go on and run the script, as if this were a rank.
+        os.write(2, ("%s: %s" % (type(error).__name__, error)).encode(errors="replace"))  # noqa: UP031
+        os._exit(1)
+    sys.path[:] = [place for place in path if wanted or os.path.realpath(place or os.curdir) != _here]
+    return wanted
+
+
 _here = os.path.dirname(os.path.realpath(__file__))
-# Last on the path: an installed clusterctl wins, and without one `import clusterctl` works all the same.
-sys.path.append(os.path.join(_here, "lib"))
-_arm()
+if _serve():
+    # Last on the path: an installed clusterctl wins, and without one `import clusterctl` works all the same.
+    sys.path.append(os.path.join(_here, "lib"))
+    _arm()
 _chain(_here)

@@ -39,7 +39,6 @@ class Command(str, Enum):
     CHECKPOINTS = "checkpoints"  # {workdir, pattern} -> {found: [{path, mtime}]}, complete ones only
     CODE = "code"  # {workdir} -> {hash | null}: over what syncs brought, as it is now; null where none did
     #   {workdir, unsynced: true} -> {files: {path: hash}}: source files that nobody synced
-    IMPORT = "import"  # Prepare -> {}: begin with what `forked` asks for; nothing else is made ready
     PREPARE = "prepare"  # Prepare -> {ports: [int], run_dir, python}
     START = "start"  # Start -> {}
     STOP = "stop"  # Stop -> {}

@@ -61,7 +61,7 @@ class Forked:
     Attributes:
         argv: What each of them runs, the interpreter first.
         env: What all of them have in their environment, but for what only a rank is told.
-        preload: Modules to import; `None` for those that the script begins with.
+        preload: Installed modules to import; `None` for torch, or numpy where there is no torch.
         secrets: Names of variables whose values come with the start.
         inject: Put our `sitecustomize` first on PYTHONPATH.
         keep: It may be wanted again, for another attempt.

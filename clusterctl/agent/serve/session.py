@@ -65,7 +65,7 @@ class Session:
         self.loop.every(min(_CHECK_SECONDS, idle / 4), self._check)
 
     def _own_handlers(self) -> Handlers:
-        supervised = (Command.IMPORT, Command.PREPARE, Command.START, Command.STOP, Command.FINISH)
+        supervised = (Command.PREPARE, Command.START, Command.STOP, Command.FINISH)
         return {
             **{command: self._forwarder(command) for command in supervised},
             Command.FOLLOW: self._follow,
@@ -235,7 +235,7 @@ class Session:
         def forward(identity: int, asked: Any, epoch: int | None) -> Result:
             if epoch is None:
                 raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"`{command.value}` needs an epoch")
-            if command in (Command.IMPORT, Command.PREPARE):
+            if command is Command.PREPARE:
                 run = self.run_of(asked)
                 run.make()
                 asked = {**asked, "workdir": os.path.abspath(os.path.expanduser(asked["workdir"]))}

@@ -16,7 +16,7 @@ from clusterctl.agent.protocol import encoding, events, reasons, refusals, reque
 from clusterctl.agent.record import rank_files
 from clusterctl.agent.supervisor import adoption, claims, ends, ladder, torchrun, waiter, workers
 from clusterctl.agent.supervisor.ending import Ending, Parts
-from clusterctl.agent.supervisor.forking import attending, starts
+from clusterctl.agent.supervisor.forkserver import forked_waiter, starts
 from clusterctl.agent.supervisor.output_space import Outputs
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Attempt:
             enforce=self._enforce,
             cgroup=cgroup.procs(self.ledger.cgroup),
             title=f"{self._run.short} rank {one.rank}",
-            told=attending.told(self._run, self.number, self.prepare.grace, self.ledger),
+            told=forked_waiter.told(self._run, self.number, self.prepare.grace, self.ledger),
         )
 
     def _enforce(self, _out: Out) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from clusterctl.agent.record import authority, durable, journal, keeping, rank_f
 from clusterctl.agent.record.state import apply, fold
 from clusterctl.agent.supervisor import adoption, claims, listening, sampling, torchrun, workers
 from clusterctl.agent.supervisor.attempt import Attempt
-from clusterctl.agent.supervisor.forking import forking
+from clusterctl.agent.supervisor.forkserver import forking
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.sample_types import HealthSample
@@ -63,7 +63,6 @@ class Supervisor:
         self._forking = forking.Forking(self._loop, run, self._marks, self._record)
         self._ending, self._heard = False, authority.clock()
         self._commands = {
-            commands.Command.IMPORT: self._import,
             commands.Command.PREPARE: self._prepare,
             commands.Command.START: self._start,
             commands.Command.STOP: self._stop,
@@ -267,11 +266,6 @@ class Supervisor:
 
     # --- commands
 
-    def _import(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        if self._state.seq == 0:
-            self._forking.begin_early(encoding.from_wire(requests.Prepare, arguments))
-        return {}
-
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
         prepare = encoding.from_wire(requests.Prepare, arguments)
         if self._state.finished is not None:
@@ -311,7 +305,7 @@ class Supervisor:
         stop = encoding.from_wire(requests.Stop, arguments)
         if self._attempt is not None:
             self._attempt.ending.stop(stop.grace, stop.reason)
-            self._forking.let_go()
+            self._forking.run_waiting_starts()
         return {}
 
     def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -321,7 +315,7 @@ class Supervisor:
             if not self._attempt.ending.swept:
                 number = self._attempt.number
                 raise refusals.refused(f"attempt {number} of run {self._run.run} has not ended on this node")
-        if self._state.finished is None and not self._forking.early:
+        if self._state.finished is None:
             self._record(events.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
         self._forking.close()
         self._claims.release()

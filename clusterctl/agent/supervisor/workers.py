@@ -108,23 +108,6 @@ def look_before_sync(workdir: str, python: str | None, hint: str | None, out: Ou
     return {"python": resolve_python(cwd, python, hint), "cwd": cwd}
 
 
-def look_for_python(prepare: requests.Prepare) -> str | None:
-    """Return the interpreter as it is now, or `None` where the folder of the code is still to come.
-
-    Raises:
-        RequestError: There is no such interpreter, or users' files do not answer.
-    """
-
-    def look(out: Out) -> dict[str, Any]:
-        out.message({"at": prepare.workdir})
-        there = os.path.isdir(prepare.workdir)
-        out.message({"at": prepare.python or "the file system of an interpreter"})
-        return {"python": resolve_python(prepare.workdir, prepare.python, prepare.python_hint) if there else None}
-
-    found: str | None = _aside(look, _FILES_SECONDS)["python"]
-    return found
-
-
 def look_at_files(run: RunDir, prepare: requests.Prepare) -> str:
     """Make the folder of the code; return the interpreter. What users keep may lie on a mount that hangs.
 

@@ -11,7 +11,6 @@ from clusterctl.config.spec import Role
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
 from clusterctl.plan import layout
 from clusterctl.plan.fewer import without
-from clusterctl.run.nodes.early import Early
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.nodes.launch import Begun, NotBegun
 from clusterctl.run.nodes.meeting import answer_of
@@ -60,7 +59,6 @@ class Beginning:
     def __init__(self, run: ControlledRun, connections: Connections, preflight: Preflight | None) -> None:
         self._run, self._connections, self._preflight = run, connections, preflight
         self._failing = self._hurried = False
-        self._early = Early(run.cancelled)
 
     @property
     def undecided(self) -> bool:
@@ -116,7 +114,6 @@ class Beginning:
         run = self._run
         sessions = self._connect(run.spec.hosts)
         unfit = self._refuse_harm(sessions)
-        self._early.begin(run.folder.run, run.spec, sessions)
         if self._preflight is not None:
             unfit |= self._preflight(sessions, run.post)
             self._begin_without([h.name for h in run.spec.workers if h.name in unfit])
@@ -242,7 +239,7 @@ class Beginning:
         if not cancelled and run.state.attempt >= 0:
             lost = isinstance(result.error, (NodeError, NodesError))
             phase, code = (RunPhase.LOST, ExitCode.LOST) if lost else (RunPhase.FAILED, ExitCode.FAILED)
-        concerned = tuple(dict.fromkeys([*run.all_nodes(), *result.prepared, *self._early.nodes]))
+        concerned = tuple(dict.fromkeys([*run.all_nodes(), *result.prepared]))
         left = [*leftover.remaining(run.state), *result.remaining]
         ended = events.Ended(state=phase.value, exit_code=int(code), remaining=left)
         run.aside(

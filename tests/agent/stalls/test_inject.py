@@ -253,9 +253,9 @@ def test_the_shim_can_be_written_out_of_a_zip(tmp_path):
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(bundle)}, check=True, cwd=tmp_path)
     written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.py")}
     shim = {f"_clusterctl_shim/{path.name}" for path in source.glob("agent/inject/shim/*.py")}
-    zygote = {f"_clusterctl_fork/{path.name}" for path in source.glob("agent/inject/forked/*.py")}
+    forkserver = {f"_clusterctl_forkserver/{path.name}" for path in source.glob("agent/inject/forkserver/*.py")}
     assert (
-        shim | zygote | {"sitecustomize.py", "lib/clusterctl/__init__.py", "lib/clusterctl/agent/__init__.py"}
+        shim | forkserver | {"sitecustomize.py", "lib/clusterctl/__init__.py", "lib/clusterctl/agent/__init__.py"}
         <= written
     )
     assert {path for path in written if "worker" in path} == {

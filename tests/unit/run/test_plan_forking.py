@@ -1,12 +1,13 @@
-"""When a node is asked to fork its ranks, and that what its zygote has in its environment is what the ranks will have."""
+"""When a node is asked to fork its ranks, and that what its forkserver has in its environment is what the ranks will have."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from clusterctl.agent.supervisor.forking import rules
+from clusterctl.agent.supervisor.forkserver import environments
 from clusterctl.config.kinds import Launcher, StartMethod
 from clusterctl.config.spec import Framework, HostSpec, JobSpec, RestartSpec
 from clusterctl.plan import forking, layout
@@ -17,7 +18,7 @@ FORK = JobSpec(script="t.py", start_method=StartMethod.FORK)
 
 @pytest.mark.parametrize("framework", [Framework.AUTO, Framework.TORCH, Framework.KERAS, Framework.NONE])
 @pytest.mark.parametrize("gpus", [2, (1, 3), None])
-def test_nothing_that_imports_may_read_differs_between_zygote_and_ranks(framework: Framework, gpus: object) -> None:
+def test_nothing_that_imports_may_read_differs_between_forkserver_and_ranks(framework: Framework, gpus: object) -> None:
     hosts = (HostSpec(name="a", host="a", gpus=gpus, env={"A": "1"}), HostSpec(name="b", host="b", workers=2))
     spec = spec_of(*hosts, job={"framework": framework, "start_method": StartMethod.AUTO}, env={"B": "2"})
     ranks = envs(plan_of(spec))
@@ -25,9 +26,14 @@ def test_nothing_that_imports_may_read_differs_between_zygote_and_ranks(framewor
         wire = forking.forked(spec, RUN, entry, ANSWERS[entry.host.name])
         assert wire is not None
         # The node itself adds its marks.
-        zygote = rules.environment({**encoded(wire["env"]), b"CLUSTERCTL_RUN_ID": RUN.run.encode()})
+        common = {**encoded(wire["env"]), b"CLUSTERCTL_RUN_ID": RUN.run.encode()}
         for rank in entry.ranks:
-            assert rules.differing(zygote, encoded(ranks[rank]), spec.secrets) == []
+            assert (
+                environments.differing(
+                    common, {**encoded(ranks[rank]), b"CLUSTERCTL_RUN_ID": RUN.run.encode()}, spec.secrets
+                )
+                == []
+            )
 
 
 def encoded(env: dict[str, str]) -> dict[bytes, bytes]:
@@ -72,3 +78,20 @@ def test_it_is_kept_while_another_attempt_may_follow(attempt: int, keep: bool) -
     assert wire is not None
     assert (wire["keep"], wire["secrets"], wire["demanded"]) == (keep, ["TOKEN"], True)
     assert "t" not in wire["env"].values()
+
+
+@pytest.mark.parametrize(
+    ("job", "preload"),
+    [
+        pytest.param({}, None, id="auto"),
+        pytest.param({"framework": Framework.TORCH}, ["torch"], id="torch"),
+        pytest.param({"framework": Framework.KERAS}, ["keras"], id="keras"),
+        pytest.param({"framework": Framework.KERAS, "preload": ("numpy",)}, ["numpy"], id="named"),
+    ],
+)
+def test_what_is_preloaded_is_the_frameworks_own_or_what_is_named(job: dict[str, Any], preload: object) -> None:
+    spec = dataclasses.replace(spec_of(), job=dataclasses.replace(FORK, **job))
+    (entry, *_) = layout.layout(spec.workers, {})
+    wire = forking.forked(spec, RUN, entry, None)
+    assert wire is not None
+    assert wire["preload"] == preload

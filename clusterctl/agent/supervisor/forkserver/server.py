@@ -1,4 +1,4 @@
-"""The supervisor's end of a zygote: a process of the workers' own Python that imports once and forks ranks.
+"""The supervisor's end of a forkserver: a process of the workers' own Python that imports once and forks ranks.
 
 It ends with the supervisor: it reads the end of their connection, and the kernel kills it should it not read.
 """
@@ -17,25 +17,15 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from clusterctl.agent.linux import proc, relaunch, spawn, syscalls
-from clusterctl.agent.supervisor.forking import rules
+from clusterctl.agent.supervisor.forkserver import environments
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Loop, Timer
     from clusterctl.agent.protocol.requests import Forked
     from clusterctl.agent.supervisor.waiter import Post
 
-_START = "import os, sys; exec(os.pread(int(sys.argv[1]), 65536, 0)); run()"
-"""Names no run: others see it until the zygote has given itself a title."""
-_BOOT = """\
-import os, sys
-os.close(int(sys.argv[1]))
-if not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [""]:
-    del sys.path[0]  # `-c` has put the folder of the user's files there
-sys.path.insert(0, {place!r})
-from _clusterctl_fork import serve
-sys.path.remove({place!r})
-run = serve.main({control})
-"""
+_PROBE = "import sys; sys.exit(f'{sys.executable} does not look at PYTHONPATH')"
+"""Is not run: our `sitecustomize` has executed the command line of a rank by then. If it does not, no script is run."""
 _PATIENCE_SECONDS = 120.0
 """How long imports may take before the ranks start without it."""
 _LAST_WORD_MS = 1000
@@ -50,18 +40,18 @@ class Stage(Enum):
     OVER = "over"
 
 
-class Zygote:
+class ForkServer:
     """One of them.
 
     Attributes:
         why: Why it cannot be used, where it is over.
         stale: What it has imported is not what lies on the disk any more, or nobody can tell: it may be replaced.
-        told: What it said of itself when it was ready.
+        report: What it said of itself when it was ready.
         identity: Who it is; it belongs to no attempt.
     """
 
     def __init__(
-        self, loop: Loop, asked: Forked, program: spawn.Program, place: str, title: str, settled: Callable[[], None]
+        self, loop: Loop, asked: Forked, program: spawn.Program, shim: str, settled: Callable[[], None]
     ) -> None:
         """Start it.
 
@@ -69,8 +59,7 @@ class Zygote:
             loop: Where it runs.
             asked: What the head wants of it.
             program: What a worker of the node would become.
-            place: Folder of its modules.
-            title: What tells it from others where everybody can see it.
+            shim: Folder of its modules.
             settled: Called when it is ready, or over.
 
         Raises:
@@ -78,49 +67,37 @@ class Zygote:
         """
         self._loop, self._settled = loop, settled
         self.asked, self._program = asked, program
-        self.env = rules.environment(program.env)
         self.stage, self.why, self.stale = Stage.BUSY, "", False
-        self.told: dict[str, Any] = {}
-        self._owed = 1
+        self.report: dict[str, Any] = {}
+        self._pending = 1
         self._last_word_ms = _LAST_WORD_MS
         self._deadline: Timer | None = None
-        self._said = syscalls.memory_file("output")
+        self._output = syscalls.memory_file("output")
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock.setblocking(False)
         with theirs:
-            self.identity = self._start(theirs.fileno(), program, place)
+            self.identity = self._start(theirs.fileno(), shim)
         loop.on_readable(self._sock.fileno(), self._read)
         self._wait()
-        late = [*rules.LATE, *rules.THREADS, *asked.secrets]
-        spec = {"argv": _texts(program.argv), "preload": asked.preload, "title": title}
-        self._ask(b"s", {**spec, "late": late, "changes": rules.CHANGES})
+        names = [*environments.RANK_NAMES, *asked.secrets]
+        file = _file({"preload": asked.preload, "rank_names": names, "inject": asked.inject})
+        self._send(b"s", [file])
+        os.close(file)
 
-    def serves(self, asked: Forked, program: spawn.Program) -> bool:
-        """Whether it would be started in the same way, whatever is to become of it after this start."""
-        ours = self.asked
-        same = dataclasses.replace(ours, argv=asked.argv, keep=asked.keep) == dataclasses.replace(
-            asked, demanded=ours.demanded
-        )
-        return same and self._may_run(asked.argv) and _lasting(program) == _lasting(self._program)
+    def matches(self, asked: Forked, program: spawn.Program) -> bool:
+        """Return whether it would be started in the same way, whatever is to become of it after this start."""
+        same = dataclasses.replace(asked, keep=self.asked.keep, demanded=self.asked.demanded)
+        return same == self.asked and _lasting(program) == _lasting(self._program)
 
-    def _may_run(self, argv: list[str]) -> bool:
-        """Whether the imports would be the same for this command line: of arguments they have seen nothing, mostly."""
-        ours = self.asked.argv
-        unread = self.stage is Stage.READY and not self.told["arguments"]
-        return argv == ours or (unread and _target(argv) == _target(ours))
-
-    def _start(self, control: int, program: spawn.Program, place: str) -> proc.Identity:
-        boot = syscalls.memory_file("boot")
-        parent = os.getpid()
-        try:
-            syscalls.write_all(boot, _BOOT.format(place=place, control=control).encode())
-            pid = os.fork()
-            if pid == 0:
-                argv = [program.argv[0], b"-c", _START.encode(), str(boot).encode()]
-                _become(
-                    spawn.Program(argv, self.env, program.cwd, tag=program.tag), parent, self._said, {control, boot}
-                )
-        finally:
-            os.close(boot)
+    def _start(self, control: int, shim: str) -> proc.Identity:
+        program, parent = self._program, os.getpid()
+        env = environments.of_forkserver(program.env, control, shim)
+        pid = os.fork()
+        if pid == 0:
+            # Python is told once more what it is: our `sitecustomize` executes that.
+            argv = [program.argv[0], b"-c", _PROBE.encode(), *program.argv]
+            become = spawn.Program(argv, env, program.cwd, tag=program.tag)
+            _become(become, parent, self._output, control)
         return proc.identify(pid) or proc.Identity(pid, 0)
 
     def _wait(self, seconds: float = _PATIENCE_SECONDS) -> None:
@@ -132,11 +109,6 @@ class Zygote:
         # Another one would take as long.
         self.stale = False
         self.close(f"the imports took longer than {seconds:.0f} s")
-
-    def _ask(self, word: bytes, value: Any) -> None:
-        file = _file(value)
-        self._send(word, [file])
-        os.close(file)
 
     def _send(self, word: bytes, descriptors: list[int]) -> None:
         try:
@@ -156,16 +128,16 @@ class Zygote:
             self._ended()
             return
         said = json.loads(data)
-        self._owed -= 1
+        self._pending -= 1
         if said.get("cannot"):
             # Asked again meanwhile, it speaks of how things lay when it began: another one looks anew.
-            self.stale = self._owed > 0
+            self.stale = self._pending > 0
             self.close(said["cannot"])
         elif said.get("changed"):
-            self.close(f"{said['changed']} has changed since it was imported")
+            self.close(f"what was imported has changed: {said['changed']}")
         else:
-            self.told |= said
-            if not self._owed:
+            self.report |= said
+            if not self._pending:
                 self.stale = False
                 self._is(Stage.READY)
 
@@ -176,8 +148,8 @@ class Zygote:
     def _last_line(self) -> str:
         """Return the end of what it has printed, where a library may say why it ends the process."""
         try:
-            size = os.fstat(self._said).st_size
-            data = os.pread(self._said, _MOST_LINE, max(0, size - _MOST_LINE))
+            size = os.fstat(self._output).st_size
+            data = os.pread(self._output, _MOST_LINE, max(0, size - _MOST_LINE))
         except OSError:
             return ""
         return data.decode("utf-8", "replace").strip().rpartition("\n")[2]
@@ -185,7 +157,7 @@ class Zygote:
     def last_word(self) -> str:
         """Return why it is over, although nobody may have looked yet; nothing where it is not.
 
-        Where a fork has ended without a word, that of the zygote may be under way: it is waited for, once.
+        Where a fork has ended without a word, that of the forkserver may be under way: it is waited for, once.
         """
         if self.stage is not Stage.OVER:
             poll = select.poll()
@@ -201,23 +173,19 @@ class Zygote:
             self._deadline.cancel()
         self._settled()
 
-    def check(self, asked: Forked, program: spawn.Program, title: str) -> None:
+    def check(self, asked: Forked, program: spawn.Program) -> None:
         """Serve this attempt, if what was imported is still what lies on the disk; it is busy meanwhile."""
         self.asked, self._program, self.stale = asked, program, True
-        self.env = rules.environment(program.env)
-        self._busy()
-        self._ask(b"?", {"tag": program.tag, "cwd": _text(program.cwd), "title": title, "env": _as_text(self.env)})
-
-    def _busy(self, seconds: float = _PATIENCE_SECONDS) -> None:
-        self._owed += 1
+        self._pending += 1
         self.stage = Stage.BUSY
-        self._wait(seconds)
+        self._wait()
+        self._send(b"?", [])
 
-    def unfit(self, env: dict[bytes, bytes]) -> str | None:
+    def why_not(self, env: dict[bytes, bytes]) -> str | None:
         """Return why a rank with this environment cannot come of it, or `None`."""
         if self.stage is not Stage.READY:
             return self.why
-        names = rules.differing(self.env, env, self.asked.secrets)
+        names = environments.differing(self._program.env, env, self.asked.secrets)
         return f"{', '.join(names[:4])} of the rank differs from what the imports have seen" if names else None
 
     def begin(self, post: Post) -> int:
@@ -226,17 +194,17 @@ class Zygote:
         Raises:
             OSError: No descriptor is to be had.
         """
-        program = post.program
         request = {
-            "argv": _texts(program.argv),
-            "env": _as_text(program.env),
-            "cwd": _text(program.cwd),
+            "env": _as_text(post.program.env),
             "cgroup": post.cgroup,
+            "waiter": relaunch.command("wait"),
+            # A Python of the agent may need variables of the login to start at all, such as LD_LIBRARY_PATH.
+            "waiter_env": _as_text(spawn.base_environment()),
         }
         told = {**(post.told or {}), "supervisor": os.getpid(), "stop_after": post.stop_after, "lease": post.lease}
         told |= {"spawn_file": post.spawn_file, "exit_file": post.exit_file, "title": post.title}
         read, write = os.pipe2(os.O_CLOEXEC)
-        files = [_file({**request, "waiter": relaunch.command("wait")}), _file(told)]
+        files = [_file(request), _file(told)]
         self._send(b"f", [*files, write, post.output, *post.keep])
         for fd in (*files, write):
             os.close(fd)
@@ -249,37 +217,31 @@ class Zygote:
         self.why = why
         self._loop.forget(self._sock.fileno())
         self._sock.close()
-        os.close(self._said)
+        os.close(self._output)
         if proc.alive(self.identity):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.identity.pid, signal.SIGKILL)
         self._is(Stage.OVER)
 
 
-def _become(program: spawn.Program, parent: int, said: int, keep: set[int]) -> NoReturn:
+def _become(program: spawn.Program, parent: int, output: int, control: int) -> NoReturn:
     try:
         os.setsid()
         syscalls.die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)
         null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (said, 1), (said, 2)):
+        for source, target in ((null, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
-        spawn.close_all(keep)
-        for fd in keep:
-            os.set_inheritable(fd, True)
+        spawn.close_all({control})
+        os.set_inheritable(control, True)
         spawn.become(program)
     finally:
         os._exit(spawn.NOT_EXECUTABLE)
 
 
-def _lasting(program: spawn.Program) -> tuple[dict[bytes, bytes], bytes, bytes]:
-    return rules.lasting(program.env), program.argv[0], program.cwd
-
-
-def _target(argv: list[str]) -> list[str]:
-    """Return what of a command line tells what is run."""
-    return argv[: 3 if argv[1:2] == ["-m"] else 2]
+def _lasting(program: spawn.Program) -> tuple[dict[bytes, bytes], list[bytes], bytes]:
+    return environments.common(program.env), program.argv, program.cwd
 
 
 def _file(value: Any) -> int:
@@ -290,10 +252,6 @@ def _file(value: Any) -> int:
 
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
-
-
-def _texts(words: list[bytes]) -> list[str]:
-    return [_text(word) for word in words]
 
 
 def _as_text(env: dict[bytes, bytes]) -> dict[str, str]:

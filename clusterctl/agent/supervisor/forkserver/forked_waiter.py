@@ -1,7 +1,7 @@
-"""The waiter of a rank that was forked from a zygote: `wait TOLD REPORT GO READY WORKER KEEP...`, all of them numbers.
+"""The waiter of a rank that a forkserver has forked: `wait TOLD REPORT GO READY WORKER KEEP...`, all of them numbers.
 
-The zygote has forked both, and this one has become a process of the agent since: the worker is its child, and it is the
-supervisor's, as everywhere else.
+The forkserver has forked both, and this one has become a process of the agent since. The worker is its child, and it is
+the supervisor's, as for every worker.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,17 +30,15 @@ def job_of(node: Node, text: str, *arguments: str, **options: Any) -> Job:
     return made
 
 
-def zygotes(node: Node) -> list[int]:
-    """The zygotes of a run, by what everybody sees of them."""
-    import hashlib
-
-    short = hashlib.sha256(f"{os.getuid()}\0{node.run}\0{node.node}".encode()).hexdigest()[:6]
-    wanted = f"clusterctl-agent zygote {short}"
+def forkservers(node: Node) -> list[int]:
+    """The forkservers of a run, by their name and the marks of the run."""
     found = []
     for pid in proc.pids():
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-            if file.read().rstrip(b"\0").decode(errors="replace") == wanted:
-                found.append(pid)
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as file:
+            if file.read() == "clusterctl-fork\n":
+                environ = proc.environ(pid) or {}
+                if environ.get(b"CLUSTERCTL_RUN_ID") == node.run.encode():
+                    found.append(pid)
     return found
 
 
@@ -64,13 +63,12 @@ REASONS = {
     "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n": "1 threads",
     "import subprocess\nkept = subprocess.Popen(['sleep', '60'])\n": "has started a process",
     "import socket\nkept = socket.socket()\n": "has opened a connection",
-    "import multiprocessing\nkept = multiprocessing.Value('i')\nimport mmap\nshared = mmap.mmap(-1, 4096)\n": "shares memory",
+    "import mmap\nshared = mmap.mmap(-1, 4096)\n": "shares memory",
     "import os\nwho = os.environ.get('RANK', '0')\n": "has read RANK",
-    "import os\nwho = 'OMP_NUM_THREADS' in os.environ\n": "has read OMP_NUM_THREADS",
     "import sys\nsys.settrace(lambda *_: None)\n": "a tracer is at work",
     "raise RuntimeError('no licence')\n": "`import special` failed: RuntimeError: no licence",
     "import sys\nsys.exit(3)\n": "`import special` failed: SystemExit: 3",
-    "import friend\n": "took in `friend`, which is not installed",
+    "import friend\n": "`import special` failed: ModuleNotFoundError: No module named 'friend'",
     "import os\nos._exit(5)\n": "has ended",
     "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n": "has ended",
 }
@@ -94,20 +92,11 @@ def test_a_module_that_is_not_there_is_named(node: Node) -> None:
     assert "there is no module `nowhere`" in refused(job_of(node, "", preload=["nowhere"]))
 
 
-def test_a_script_that_imports_nothing_installed_is_started_anew(node: Node) -> None:
-    assert "begins with nothing" in refused(job_of(node, "import os\n", preload=None))
-
-
 def test_a_script_that_is_not_there_fails_as_ever(node: Node) -> None:
     job = job_of(node, "")
     job.argv[1] = "other.py"
-    talk = node.talk()
-    job.prepare(talk)
-    node.follow(talk)
-    job.begin(talk)
-    talk.wait_for("swept")
-    assert talk.exits()[0]["exit_code"] == 2
-    assert "`other.py` is not a script" in talk.of("alarm")[0]["message"]
+    ran = job.run()
+    assert (ran.code(), ran.said()) == job.bare()
 
 
 def test_a_rank_whose_environment_differs_is_started_anew(node: Node) -> None:
@@ -138,33 +127,51 @@ def test_without_a_demand_it_is_said_by_the_way(node: Node) -> None:
     assert [alarm["severity"] for alarm in talk.of("alarm")] == ["info"]
 
 
-BEGINNINGS = {
-    "import os\nimport special\n": True,
-    "from __future__ import annotations\n'''doc'''\nX = 3\ntry:\n    import nowhere\nexcept ImportError:\n    nowhere = None\nimport special\n": True,
-    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import nowhere\nimport special\n": True,
-    "import friend\n": True,
-    "from friend import special\n": True,
-    "import os\nos.environ.setdefault('SET', '1')\nimport special\n": True,
-    "import os\nos.environ['OTHER'] = '1'\nimport special\n": False,
-    "import os\nos.environ.setdefault('OTHER', '1')\nimport special\n": False,
-    "import sys\nsys.path.insert(0, 'lib')\nimport special\n": False,
-    "def main():\n    import special\n": False,
-    "import stranger\nimport special\n": False,
-}
-
-
-@pytest.mark.parametrize("text", BEGINNINGS)
-def test_only_what_a_script_begins_with_is_looked_for(node: Node, text: str) -> None:
-    installed(node, "special", "")
-    job = job_of(node, text, env={**path_of(node), "SET": "1"}, preload=None)
-    job.write("friend.py", "import special\n")
-    job.write("stranger.py", "print('executed')\n")
+@pytest.mark.parametrize("place", ["beside the script", "on PYTHONPATH"])
+@pytest.mark.parametrize(
+    "module", ["resource", "select", "array", "zipfile", "decimal", "struct", "json", "time", "re"]
+)
+def test_a_module_of_the_users_is_the_users_whatever_it_is_called(node: Node, module: str, place: str) -> None:
+    folder = node.home / "own"
+    job = job_of(node, f"import {module}\nprint(vars({module}).get('WHO'))\n", env={"PYTHONPATH": f"{folder}:/nowhere"})
+    job.write(f"{folder}/{module}.py" if place == "on PYTHONPATH" else f"{module}.py", "WHO = 'own'\n")
     talk = node.talk()
     job.prepare(talk)
     node.follow(talk)
     job.begin(talk)
     talk.wait_for("swept")
-    assert Ran(talk, node.folder).forked == BEGINNINGS[text], talk.of("alarm")
+    ran = Ran(talk, node.folder)
+    assert (ran.code(), ran.said()) == job.bare()
+    assert ran.forked or f"`{module}`" in talk.of("alarm")[0]["message"]
+
+
+OPTIONAL = "try:\n    import helper\nexcept ImportError:\n    helper = None\n"
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["in its place", "not there before"])
+def test_a_module_of_the_users_that_an_installed_one_would_take_is_taken(node: Node, before: bool) -> None:
+    if before:
+        installed(node, "helper", "WHO = 'installed'\n")
+    installed(node, "special", OPTIONAL)
+    job = job_of(node, "import special\nprint(special.helper.WHO)\n", env=path_of(node), preload=["special"])
+    job.write("helper.py", "WHO = 'own'\n")
+    talk = node.talk()
+    job.prepare(talk)
+    node.follow(talk)
+    job.begin(talk)
+    talk.wait_for("swept")
+    assert Ran(talk, node.folder).said() == "own\n"
+    assert f"a fresh start would import `helper` from {job.work}/helper.py" in talk.of("alarm")[0]["message"]
+
+
+def test_a_python_that_does_not_look_at_our_path_runs_no_script_by_mistake(node: Node) -> None:
+    wrapper = node.home / "python"
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -E "$@"\n')
+    wrapper.chmod(0o755)
+    job = job_of(node, "import os\nprint('ran', file=open(f'ran-{os.getpid()}', 'w'))\n")
+    job.python = str(wrapper)
+    assert "does not look at PYTHONPATH" in refused(job)
+    assert len(list(job.work.glob("ran-*"))) == 1
 
 
 # --- how long it lives
@@ -182,24 +189,22 @@ def test_it_is_kept_for_the_next_attempt_and_goes_with_the_run(node: Node) -> No
     job, talk = job_of(node, "import os\nprint(os.getpid())\n"), node.talk()
     job.forked["inject"] = True
     attempt(job, talk, 0)
-    before = zygotes(node)
+    before = forkservers(node)
     attempt(job, talk, 1)
     assert len(before) == 1
-    assert zygotes(node) == before, talk.events
+    assert forkservers(node) == before, talk.events
     talk.ask(Command.FINISH, **node.where, state="finished", exit_code=0)
-    wait_for(lambda: not zygotes(node), what="the end of the zygote")
+    wait_for(lambda: not forkservers(node), what="the end of the forkserver")
 
 
 def test_the_last_attempt_that_may_be_imports_nothing_anew(node: Node) -> None:
-    installed(
-        node, "special", "import os\nos.write(os.open('imported', os.O_CREAT | os.O_WRONLY | os.O_APPEND), b'once ')\n"
-    )
+    installed(node, "special", "with open('imported', 'a') as file:\n    file.write('once ')\n")
     job, talk = job_of(node, "print('ran')\n", env=path_of(node), preload=["special"]), node.talk()
     attempt(job, talk, 0)
     attempt(job, talk, 1, keep=False)
     assert [alarm["code"] for alarm in talk.of("alarm")] == ["forked", "forked"]
     assert (node.home / "work/imported").read_text() == "once "
-    wait_for(lambda: not zygotes(node), what="the end of the zygote")
+    wait_for(lambda: not forkservers(node), what="the end of the forkserver")
 
 
 def test_where_no_other_attempt_may_follow_it_goes_at_once(node: Node) -> None:
@@ -209,7 +214,7 @@ def test_where_no_other_attempt_may_follow_it_goes_at_once(node: Node) -> None:
     node.follow(talk)
     job.begin(talk, 2)
     talk.wait_for("started", 2)
-    wait_for(lambda: not zygotes(node), what="the end of the zygote")
+    wait_for(lambda: not forkservers(node), what="the end of the forkserver")
     node.stop(talk)
     talk.wait_for("swept")
     assert {event["signal"] for event in talk.of("exited")} == {signal.SIGTERM}
@@ -220,18 +225,18 @@ def test_what_has_changed_on_the_disk_is_imported_again(node: Node) -> None:
     job = job_of(node, "import special\nprint(special.VALUE)\n", env=path_of(node), preload=["special"])
     talk = node.talk()
     attempt(job, talk, 0)
-    before = zygotes(node)
+    before = forkservers(node)
     file.write_text("VALUE = 'another one'\n")
     attempt(job, talk, 1)
     ran = Ran(talk, node.folder)
     assert (ran.said(attempt=0), ran.said(attempt=1)) == ("first\n", "another one\n")
-    assert zygotes(node) not in ([], before)
+    assert forkservers(node) not in ([], before)
 
 
 def test_one_that_was_killed_between_two_attempts_is_replaced(node: Node) -> None:
     job, talk = job_of(node, "print('ran')\n"), node.talk()
     attempt(job, talk, 0)
-    (pid,) = zygotes(node)
+    (pid,) = forkservers(node)
     os.kill(pid, signal.SIGKILL)
     attempt(job, talk, 1)
     assert [alarm["code"] for alarm in talk.of("alarm")].count("forked") == 2
@@ -249,7 +254,7 @@ def test_one_that_is_killed_while_it_imports_lets_every_worker_start_anew(node: 
         workers=[{"rank": 0, "local_rank": 0, "argv": job.argv, "env": {**job.env, "RANK": "0"}}],
         inject=False,
     )
-    (pid,) = wait_for(lambda: zygotes(node), what="the zygote")
+    (pid,) = wait_for(lambda: forkservers(node), what="the forkserver")
     assert number not in talk.replies
     os.kill(pid, signal.SIGKILL)
     talk.answer(number)
@@ -263,13 +268,13 @@ def test_a_stop_does_not_wait_for_imports(node: Node) -> None:
     job.prepare(talk)
     node.follow(talk)
     number = talk.post(Command.START, **node.where, attempt=0, workers=[], inject=False)
-    wait_for(lambda: zygotes(node), what="the zygote")
+    wait_for(lambda: forkservers(node), what="the forkserver")
     node.stop(talk)
     talk.wait_for("swept")
     with pytest.raises(Exception, match="stopped on this node already"):
         talk.answer(number)
     talk.ask(Command.FINISH, **node.where, state="cancelled", exit_code=103)
-    wait_for(lambda: not zygotes(node), what="the end of the zygote")
+    wait_for(lambda: not forkservers(node), what="the end of the forkserver")
     assert "started" not in talk.kinds()
 
 
@@ -290,9 +295,9 @@ def running(node: Node, text: str = UNTIL_TERM, ranks: int = 2, **options: Any) 
 def test_it_ends_with_its_supervisor_and_the_workers_do_not(node: Node) -> None:
     talk = running(node)
     pids = [event["pid"] for event in talk.of("started")]
-    assert len(zygotes(node)) == 1
+    assert len(forkservers(node)) == 1
     os.kill(node.supervisor(), signal.SIGKILL)
-    wait_for(lambda: not zygotes(node), what="the end of the zygote")
+    wait_for(lambda: not forkservers(node), what="the end of the forkserver")
     assert not any(gone(pid) for pid in pids)
     talk.wait_for("adopted")
     node.stop(talk)
@@ -336,7 +341,10 @@ def test_a_waiter_is_a_small_process_of_the_agent_with_the_supervisor_for_a_pare
         found = proc.stat(node.waiter(rank))
         assert found is not None
         assert (found.ppid, found.comm, found.sid) == (node.supervisor(), "clusterctl-wait", found.pid)
-        assert b"CLUSTERCTL_RUN_ID" not in (proc.environ(found.pid) or {})
+        environ = proc.environ(found.pid) or {}
+        # Its Python may need variables of the login to start, such as LD_LIBRARY_PATH.
+        assert b"PATH" in environ
+        assert b"CLUSTERCTL_RUN_ID" not in environ
 
 
 def test_a_fence_ends_workers_that_were_forked_although_the_supervisor_is_gone(node: Node) -> None:
@@ -352,7 +360,7 @@ def test_a_fence_ends_workers_that_were_forked_although_the_supervisor_is_gone(n
     again.ask(Command.STOP, **node.where, grace=1.0, reason="cancelled")
     again.wait_for("swept")
     assert {event["signal"] for event in again.of("exited")} == {signal.SIGTERM}
-    wait_for(lambda: not zygotes(node), what="the end of the zygote")
+    wait_for(lambda: not forkservers(node), what="the end of the forkserver")
 
 
 def test_what_a_forked_worker_leaves_behind_is_found(node: Node) -> None:
@@ -369,4 +377,34 @@ signal.pause()
     talk = running(node, text, 1)
     node.stop(talk)
     assert talk.wait_for("swept")[0]["killed"] >= 1
-    assert len(zygotes(node)) == 1
+    assert len(forkservers(node)) == 1
+
+
+def test_the_value_of_a_secret_does_not_stay_in_the_memory_of_a_forkserver(node: Node) -> None:
+    talk, value = node.talk(), "".join(["tok", "en-", "7f3a9c"])
+    job = job_of(node, "import os\nprint(os.environ['TOKEN'], flush=True)\n" + UNTIL_TERM)
+    job.forked["secrets"] = ["TOKEN"]
+    job.prepare(talk, keep=True)
+    node.follow(talk)
+    workers = [{"rank": 0, "local_rank": 0, "argv": job.argv, "env": {**job.env, "RANK": "0"}}]
+    secrets = {"secrets": {"TOKEN": value}, "keep_secrets": True}
+    talk.ask(Command.START, **node.where, attempt=0, workers=workers, inject=False, **secrets)
+    talk.wait_for("started")
+    ran = Ran(talk, node.folder)
+    wait_for(lambda: ran.said() == f"{value}\n", what="the rank's output")
+    (pid,) = forkservers(node)
+    assert value.encode() in memory(talk.of("started")[0]["pid"])
+    assert value.encode() not in memory(pid)
+
+
+def memory(pid: int) -> bytes:
+    """What a process has in its memory, as far as it can be written."""
+    found = bytearray()
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
+        for line in maps:
+            place, rights, *_ = line.split()
+            start, end = (int(number, 16) for number in place.split("-"))
+            if rights.startswith("rw"):
+                file.seek(start)
+                found += file.read(end - start)
+    return bytes(found)
