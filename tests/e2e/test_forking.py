@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from tests.lab.head_cli import Head
+from tests.lab.waiting import wait_for
+
 if TYPE_CHECKING:
     from tests.e2e.conftest import LocalHead
 
@@ -38,3 +41,33 @@ def test_who_asks_for_a_fork_that_cannot_be_is_told(head: LocalHead) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "the workers are started anew: a `job.command` may be any program" in done.stderr
+
+
+HELD_CHECK = """\
+import os, sys, time
+# The checks of a node look at its Python: they begin, and go on once the test says so.
+if "facts" in sys.argv:
+    open("HERE/checked", "w").close()
+    while not os.path.exists("HERE/go"):
+        time.sleep(0.01)
+"""
+
+
+def test_a_run_with_forked_ranks_that_is_still_checked_is_in_nobodys_way(head: LocalHead) -> None:
+    packages = head.folder / "site-packages"
+    packages.mkdir()
+    (packages / "sitecustomize.py").write_text(HELD_CHECK.replace("HERE", str(head.folder)))
+    (head.folder / "train.py").write_text("print('ran')\n")
+    job = {"script": "train.py", "start_method": "fork", "preload": ["decimal"]}
+    head.write_local(job, (1,), env={"PYTHONPATH": str(packages)})
+    with Head.start(head, "up") as first:
+        wait_for((head.folder / "checked").exists, 60, what="the checks of the first run")
+        head.write_local({"script": "train.py"}, (1,), name="other")
+
+        done = head.run("up", timeout=110)
+
+        (head.folder / "go").touch()
+        _, said = first.communicate(timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert first.returncode == 0, said
+    assert "1 forked from one process" in said
