@@ -216,8 +216,8 @@ def _adoption(node: str, stamp: node_events.Stamp, state: RunState) -> str:
 
 
 def step_of(step: int, attempt: int) -> str:
-    """Return `120`, or `120 of attempt 2`: each attempt counts its own, wherever its checkpoint was."""
-    return str(step) if attempt <= 0 else f"{step} of attempt {attempt}"
+    """Return `120`, or `120 (attempt 2)`: steps that we count begin at 0 in each attempt, whatever its checkpoint was."""
+    return str(step) if attempt <= 0 else f"{step} (attempt {attempt})"
 
 
 def node_step(event: node_events.Event) -> str:

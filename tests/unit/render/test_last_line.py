@@ -67,7 +67,7 @@ def test_however_narrow_the_terminal_the_keys_stay(width: int, watched: dict[str
 def test_a_step_is_told_with_its_attempt_once_there_are_several() -> None:
     line = last_line(replace(RUNNING, attempt=2), WATCHED, pace((1715.0, 118), (1719.0, 120)), 1720.0, UNICODE)
 
-    assert "step 120 of attempt 2 · 0.5 it/s" in line
+    assert "step 120 (attempt 2) · 0.5 it/s" in line
 
 
 def test_without_other_signs_the_line_is_ascii() -> None:

@@ -136,9 +136,9 @@ def test_status_shows_run_nodes_and_workers(narrow: Terminal) -> None:
 def test_every_screen_says_of_which_attempt_a_step_is(pipe: Terminal, narrow: Terminal) -> None:
     view = replace(running(), state=replace(running().state, attempt=2))
 
-    assert "step 10 of attempt 2" in render_status(view, 1192.0, narrow)[0]
-    assert "  10 of attempt 2  " in render_ps([view], 1192.0, pipe)[1]
-    assert "of attempt" not in render_ps([view], 1192.0, narrow)[1]
+    assert "step 10 (attempt 2)" in render_status(view, 1192.0, narrow)[0]
+    assert "  10 (attempt 2)  " in render_ps([view], 1192.0, pipe)[1]
+    assert "(attempt" not in render_ps([view], 1192.0, narrow)[1]
 
 
 def test_many_workers_fold_by_what_they_do(narrow: Terminal) -> None:
