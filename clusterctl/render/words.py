@@ -216,7 +216,7 @@ def _adoption(node: str, stamp: node_events.Stamp, state: RunState) -> str:
 
 
 def step_of(step: int, attempt: int) -> str:
-    """Return `120`, or `120 (attempt 2)`: steps that we count begin at 0 in each attempt, whatever its checkpoint was."""
+    """Return `120`, or `120 (attempt 2)`: we count steps from 0 in each attempt, whatever its checkpoint was."""
     return str(step) if attempt <= 0 else f"{step} (attempt {attempt})"
 
 

@@ -67,6 +67,14 @@ if attempt == 0:
 """
 BY_RANK = 'if attempt == 0:\n    save(f"step-2-rank{rank}.pt", f"of rank {rank}")\n'
 BIG = 'if rank == 0 and attempt == 0:\n    save("step-2.pt", "x" * (24 << 20))\n'
+WRITES_ANEW = """
+if rank == 0:
+    save("last.pt", f"weights {attempt}")
+while attempt < 2:
+    if rank == 1 and (home / f"die-{attempt}").exists():
+        os.kill(os.getpid(), 9)
+    time.sleep(0.02)
+"""
 REPLACED = {"network": {"node_lost_after": "4s"}, "on_controller_loss": {"stop_after": "2s"}}
 
 
@@ -91,9 +99,9 @@ def begin(head: Head, nodes: Sequence[Node], saves: str, *, spare: Node | None =
     return run
 
 
-def resumed(head: Head, run: str) -> dict[int, tuple[str | None, dict[str, str] | None]]:
-    """What each rank of the second attempt was told to go on from, and what it found there."""
-    lines = head.run("logs", run, "-o", "json", "--attempt", "1").stdout.splitlines()
+def resumed(head: Head, run: str, attempt: int = 1) -> dict[int, tuple[str | None, dict[str, str] | None]]:
+    """What each rank of an attempt was told to go on from, and what it found there."""
+    lines = head.run("logs", run, "-o", "json", "--attempt", str(attempt)).stdout.splitlines()
     told = [json.loads(text) for line in lines if (text := json.loads(line)["text"]).startswith("{")]
     return {one["rank"]: (one["resume"], one["has"]) for one in told}
 
@@ -130,6 +138,25 @@ def test_a_restart_copies_the_newest_checkpoint_to_nodes_that_lack_it(
     assert f"{path} copied from " in attached.stderr
     assert f"attempt 1 goes on from `{path}`" in attached.stderr
     assert ("`job.checkpoint.shared` says" in attached.stderr) is shared
+
+
+def test_a_copy_is_not_gone_on_from_once_its_source_was_written_anew(nodes: NodeFactory, head: Head) -> None:
+    first, second = nodes(2)
+    (head.folder / "train.py").write_text(JOB + WRITES_ANEW)
+    job = {"script": "train.py", "grace": "1s", "checkpoint": {"pattern": "ckpt/last.pt"}}
+    head.write({n.name: 1 for n in (first, second)}, job, restart={"max_restarts": 2, "backoff": 0})
+    up = head.start("up", "--no-health")
+    written = first.path(f"{head.workdir()}/ckpt/last.pt")
+
+    for attempt in range(2):
+        first.wait_for(lambda a=attempt: written.exists() and written.read_text() == f"weights {a}", what="its weights")
+        second.path(f"die-{attempt}").touch()
+    said = up.communicate(timeout=60)[1]
+
+    assert up.returncode == 0, said
+    assert {attempt: resumed(head, head.newest(), attempt)[1] for attempt in (1, 2)} == {
+        attempt: ("ckpt/last.pt", {"last.pt": f"weights {attempt - 1}"}) for attempt in (1, 2)
+    }
 
 
 def test_what_nodes_write_under_one_name_for_themselves_is_not_mixed(nodes: NodeFactory, head: Head) -> None:

@@ -80,6 +80,8 @@ class CheckpointCopy:
             NodeError: A node could not send or take them, or was lost.
         """
         step = Progress("resume", len(self._needed), post)
+        for node in self._needed:
+            step.at(node, f"waiting for {self._path} from {names(self.sources)}")
         try:
             for source in self.sources:
                 self._from(source, spool, step, cancelled)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 _REPORT_EVERY = 0.1
+_TELL_EVERY = 1.0
 
 
 class CancelledError(ClusterctlError):
@@ -48,10 +49,11 @@ class Progress:
             self._report()
 
     def tell(self, detail: str) -> None:
-        """Say how far the step as a whole is."""
+        """Say how far the step as a whole is; once a second, as it may go on for an hour."""
         with self._guard:
             self.detail = detail
-            self._report()
+            if time.monotonic() - self._last >= _TELL_EVERY:
+                self._post(detail=detail)
 
     def through(self, node: str, count: int = 1) -> None:
         """Count a node as done."""
