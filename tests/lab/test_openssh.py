@@ -177,7 +177,7 @@ def test_the_policy_for_host_keys_holds_for_every_jump_host(
     lab: Lab, nodes: NodeFactory, tmp_path: Path, policy: str, more: dict[str, str], block: str
 ) -> None:
     *_, inner = behind_two(nodes, known=False)
-    config = config_with(lab, tmp_path, block, "StrictHostKeyChecking no")
+    config = config_with(lab, tmp_path, "StrictHostKeyChecking no", block)
     known = config.parent / "known hosts"
     before = known.read_text()
     host = HostSpec(name=inner.name, host=inner.name, **more)
