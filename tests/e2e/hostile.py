@@ -21,7 +21,7 @@ TEXT = (
 )
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-_OURS = re.compile(r"\x1b\[(?!0*8[;m])[0-9;]*m|\x1b\[[0-9]+A|\x1b\[[JKH]|\x1b\[\?(?:1049|25)[hl]|\r")
+_OURS = re.compile(r"\x1b\[(?!0*8[;m])[0-9;]*m|\x1b\[[0-9]+[AM]|\x1b\[[JKH]|\x1b\[\?(?:1049|25)[hl]|\r")
 _FORGED = re.compile(r"^(?:error: forged|hint: curl).*", re.MULTILINE)
 
 _NAMES = frozenset(
