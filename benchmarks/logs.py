@@ -100,10 +100,10 @@ def _replicated(bench: BenchLab) -> float:
 def _outputs(bench: BenchLab, run: str) -> list[Path]:
     from pathlib import Path as Folder
 
-    from clusterctl.agent.protocol.files import output_file
+    from clusterctl.agent.protocol.run_files import format_output_path
 
     runs = Folder(bench.env["XDG_STATE_HOME"]) / "clusterctl" / "runs" / run / "nodes"
-    return [runs / bench.names[0] / output_file(0, 0)]
+    return [runs / bench.names[0] / format_output_path(0, 0)]
 
 
 def _cat(bench: BenchLab) -> None:

@@ -25,7 +25,7 @@ from typing import Any, cast
 import paramiko
 from typing_extensions import override
 
-from clusterctl.agent.protocol import commands, events, files, frames
+from clusterctl.agent.protocol import commands, events, frames, run_files
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.transport.ssh.wire import Wire
 
@@ -72,17 +72,21 @@ class Node:
     # --- what is asked
 
     def take(self, frame: Any, send: Any) -> None:
-        if isinstance(frame, frames.Data):
+        if isinstance(frame, frames.StreamData):
             return
         if "beat" in frame:
             boot = BOOT.format(self.number)
-            send(frames.encode_message(commands.beat_answer(frame["beat"], time.time(), time.monotonic(), boot)))
+            send(
+                frames.encode_message(
+                    commands.make_heartbeat_answer(frame["beat"], time.time(), time.monotonic(), boot)
+                )
+            )
             return
         with self.guard:
             self.epoch = frame.get("epoch") or self.epoch
             result = getattr(self, f"_{frame['cmd']}", self._nothing)(frame["args"], send)
-            if Command(frame["cmd"]) not in commands.UNANSWERED:
-                send(frames.encode_message(commands.reply(frame["id"], result)))
+            if Command(frame["cmd"]) not in commands.COMMANDS_WITHOUT_ANSWER:
+                send(frames.encode_message(commands.make_answer(frame["id"], result)))
             self.pump()
 
     def _nothing(self, _: dict[str, Any], __: Any) -> dict[str, Any]:
@@ -91,7 +95,7 @@ class Node:
     def _hello(self, _: dict[str, Any], __: Any) -> dict[str, Any]:
         address = {"interface": "eth0", "address": self._address(), "family": "inet", "up": True, "loopback": False}
         return {
-            "protocol": commands.PROTOCOL,
+            "protocol": commands.PROTOCOL_VERSION,
             "hostname": f"node-{self.number}",
             "boot_id": BOOT.format(self.number),
             "net_ns": f"net-{self.number}",
@@ -166,14 +170,14 @@ class Node:
         return {"offset": asked["offset"], "size": size, "first_valid": 0, "data": base64.b64encode(data).decode()}
 
     def _content(self, file: str, offset: int, length: int) -> tuple[bytes, int]:
-        if file == files.SAMPLES_FILE:
+        if file == run_files.SAMPLES_FILE:
             return bytes(self.samples[offset : offset + length]), len(self.samples)
         if file.endswith(".log"):
             size = self.written[int(file.rpartition("rank-")[2].removesuffix(".log"))]
             length = max(0, min(length, size - offset))
             start = offset % len(LINE)
             return (LINE * ((start + length) // len(LINE) + 1))[start : start + length], size
-        if file == files.JOURNAL_FILE:
+        if file == run_files.JOURNAL_FILE:
             data = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in self.journal)
             return data[offset : offset + length], len(data)
         return b"", 0
@@ -233,13 +237,13 @@ class Node:
         if time.monotonic() < followed.due:
             # The next tick sends it, as an agent does once its pace allows.
             return
-        for file in (files.SAMPLES_FILE, *(files.output_file(0, rank) for rank in self.ranks)):
+        for file in (run_files.SAMPLES_FILE, *(run_files.format_output_path(0, rank) for rank in self.ranks)):
             offset = followed.sent.get(file, 0)
             data, _ = self._content(file, offset, min(followed.credit, frames.CHUNK_BYTES))
             if not data:
                 continue
             if file not in followed.streams:
-                followed.streams[file] = commands.AGENT_STREAMS + len(followed.streams) + 1
+                followed.streams[file] = commands.FIRST_AGENT_STREAM + len(followed.streams) + 1
                 push = {"push": "stream", "stream": followed.streams[file], **where, "file": file}
                 followed.send(frames.encode_message(push))
             followed.send(frames.encode_data(followed.streams[file], offset, data))
@@ -292,7 +296,7 @@ def _shell(node: Node, channel: paramiko.Channel) -> None:
 
     told = json.dumps({"python": "/usr/bin/python3", "version": "3.11.2"})
     send(f"\nclusterctl:{found[1].decode()}:have {told}\n".encode())
-    decoder = frames.Decoder()
+    decoder = frames.FrameDecoder()
     try:
         while data := channel.recv(1 << 16):
             for frame in decoder.feed(data):

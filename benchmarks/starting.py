@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.measures import Measure, alternate, spread
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
@@ -79,9 +79,9 @@ def _node(writer: Writer, node: str, ranks: list[int]) -> None:
         writer.journal(node, json.loads(node_events.encode_event(node_events.Stamp(seq, 2.0, 2.0, "boot"), event)))
     inside = {str(rank): {"alive": True, "inside": {"step": 7}} for rank in ranks}
     sample = json.dumps({"kind": "activity", "t": 3.0, "m": 3.0, "attempt": 0, "ranks": inside})
-    writer.replicate(node, files.SAMPLES_FILE, 0, f"{sample}\n".encode() * 20)
+    writer.replicate(node, run_files.SAMPLES_FILE, 0, f"{sample}\n".encode() * 20)
     for rank in ranks:
-        writer.replicate(node, files.output_file(0, rank), 0, b"step 7\n")
+        writer.replicate(node, run_files.format_output_path(0, rank), 0, b"step 7\n")
 
 
 def _run(env: Mapping[str, str], *arguments: str) -> float:

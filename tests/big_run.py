@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import events as of_node
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.config.load import load
 from clusterctl.config.stored import dump
 from clusterctl.run.nodes.evidence import Evidence, keep
@@ -143,7 +143,7 @@ class _Story:
             at = self._ended if late else self._began
             stamp = of_node.Stamp(seq=seq, wall=at, mono=at - self._began + 1000.0, boot=BOOT)
             self._writer.journal(node, json.loads(of_node.encode_event(stamp, event)))
-        self._writer.replicate(node, files.SAMPLES_FILE, 0, "".join(self._samples(number)).encode())
+        self._writer.replicate(node, run_files.SAMPLES_FILE, 0, "".join(self._samples(number)).encode())
         for rank in ranks:
             self._output(node, rank)
 
@@ -227,12 +227,12 @@ class _Story:
             line = f"step {step} loss {4.0 / (1 + step / 100):.4f} lr 3.0e-04 rank {rank} tokens/s 123456\n"
             lines.append(line)
             size += len(line)
-            marks += files.INDEX_RECORD.pack(size, self._began + second)
+            marks += run_files.INDEX_RECORD.pack(size, self._began + second)
         if self._end is End.FAILED and rank == CULPRIT:
             lines.append(self._trace())
-            marks += files.INDEX_RECORD.pack(size + len(lines[-1]), self._ended)
-        self._writer.replicate(node, files.output_file(0, rank), 0, "".join(lines).encode())
-        self._writer.replicate(node, files.index_file(0, rank), 0, marks)
+            marks += run_files.INDEX_RECORD.pack(size + len(lines[-1]), self._ended)
+        self._writer.replicate(node, run_files.format_output_path(0, rank), 0, "".join(lines).encode())
+        self._writer.replicate(node, run_files.format_index_path(0, rank), 0, marks)
 
     def _stall(self) -> None:
         shape = self._shape

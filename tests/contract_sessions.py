@@ -52,7 +52,7 @@ def standin_bundle(salt: bytes = b"") -> Bundle:
                     "protocol/commands",
                     "protocol/frames",
                     "protocol/quick",
-                    "protocol/values",
+                    "protocol/frozen_dataclass",
                 )
             },
         }

@@ -11,13 +11,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from clusterctl.agent.protocol import commands as wire
-from clusterctl.agent.protocol import encoding, events
+from clusterctl.agent.protocol import events
 from clusterctl.agent.protocol import frames as frames_module
-from clusterctl.agent.protocol.commands import AGENT_STREAMS, Command
+from clusterctl.agent.protocol.commands import FIRST_AGENT_STREAM, Command
 
 Frames = Iterable[bytes]
 _PID = 999_999
@@ -52,7 +52,7 @@ class Agent:
 
     def serve(self) -> None:
         """Answer until the other side goes."""
-        decoder = frames_module.Decoder()
+        decoder = frames_module.FrameDecoder()
         with contextlib.suppress(OSError, SystemExit):
             while data := os.read(self._in, 1 << 16):
                 for frame in decoder.feed(data):
@@ -75,7 +75,7 @@ class Agent:
         """Write an event into the journal, and send it."""
         self.seq += 1
         stamp = {"seq": self.seq, "wall": time.time(), "mono": time.monotonic(), "boot": "boot"}
-        self._journal.append({**stamp, "kind": event.KIND, **encoding.to_wire(event)})
+        self._journal.append({**stamp, "kind": event.KIND, **asdict(event)})
         if self._follows:
             self.push(self._journal[-1])
 
@@ -87,19 +87,19 @@ class Agent:
     def _take(self, frame: dict[str, Any]) -> None:
         if "beat" in frame:
             if self._lie is None or not self._lie.silent_beats:
-                self.say(wire.beat_answer(frame["beat"], time.time(), time.monotonic(), "boot"))
+                self.say(wire.make_heartbeat_answer(frame["beat"], time.time(), time.monotonic(), "boot"))
             return
         command, arguments = Command(frame["cmd"]), frame["args"]
         self.run, self.node = arguments.get("run") or self.run, arguments.get("node") or self.node
         self.epoch = max(self.epoch, frame.get("epoch") or 0)
-        if command in wire.UNANSWERED:
+        if command in wire.COMMANDS_WITHOUT_ANSWER:
             return
         lie = self._lie
         if lie is not None and lie.command is command:
             if lie.answer is not None:
                 self.say(lie.answer(frame))
             return
-        self.say(wire.reply(frame["id"], getattr(self, f"_{command.value}", self._nothing)(arguments)))
+        self.say(wire.make_answer(frame["id"], getattr(self, f"_{command.value}", self._nothing)(arguments)))
         if lie is not None and lie.frames is not None and command is Command.FOLLOW and not self._told:
             self._told = True
             for one in lie.frames(self):
@@ -109,7 +109,7 @@ class Agent:
         return {}
 
     def _hello(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {"protocol": wire.PROTOCOL, "boot_id": "boot", "net_ns": "one", "cores": 1, "gpus": {"count": 0}}
+        return {"protocol": wire.PROTOCOL_VERSION, "boot_id": "boot", "net_ns": "one", "cores": 1, "gpus": {"count": 0}}
 
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
         self.attempt, self.state = arguments["attempt"], "prepared"
@@ -209,10 +209,10 @@ def _bytes(data: bytes, says: str = "") -> Lie:
 
 def _file(name: str, *payloads: tuple[int, bytes], says: str = "") -> Lie:
     def frames(agent: Agent) -> Frames:
-        where = {"stream": AGENT_STREAMS + 5, "run": agent.run, "node": agent.node, "file": name}
+        where = {"stream": FIRST_AGENT_STREAM + 5, "run": agent.run, "node": agent.node, "file": name}
         yield frames_module.encode_message({"push": "stream", **where})
         for offset, payload in payloads:
-            yield frames_module.encode_data(AGENT_STREAMS + 5, offset, payload)
+            yield frames_module.encode_data(FIRST_AGENT_STREAM + 5, offset, payload)
 
     return Lie(frames=frames, says=says)
 
@@ -234,13 +234,13 @@ def _many_events(agent: Agent) -> Frames:
 def _many_streams(agent: Agent) -> Frames:
     for number in range(80_000):
         where = {"run": agent.run, "node": agent.node, "file": f"attempt-0/rank-{number}.log"}
-        yield frames_module.encode_message({"push": "stream", "stream": AGENT_STREAMS + number, **where})
+        yield frames_module.encode_message({"push": "stream", "stream": FIRST_AGENT_STREAM + number, **where})
 
 
 def _much_output(agent: Agent) -> Frames:
     where = {"run": agent.run, "node": agent.node, "file": f"attempt-0/rank-{agent.rank}.log"}
-    yield frames_module.encode_message({"push": "stream", "stream": AGENT_STREAMS, **where})
-    yield frames_module.encode_data(AGENT_STREAMS, 0, b"x" * (2 * frames_module.CREDIT_BYTES))
+    yield frames_module.encode_message({"push": "stream", "stream": FIRST_AGENT_STREAM, **where})
+    yield frames_module.encode_data(FIRST_AGENT_STREAM, 0, b"x" * (2 * frames_module.INITIAL_CREDIT_BYTES))
 
 
 def _deep(agent: Agent) -> Frames:
@@ -294,7 +294,7 @@ LIES: dict[str, Lie] = {
     "a file of another node's rank": _file("attempt-0/rank-1.log", (0, b"x"), says="not its own"),
     "an offset beyond all files": _file(_OWN, (1 << 62, b"x"), says="are the most"),
     "data of a stream that nobody announced": _bytes(
-        frames_module.encode_data(AGENT_STREAMS + 9, 0, b"x"), "announced"
+        frames_module.encode_data(FIRST_AGENT_STREAM + 9, 0, b"x"), "announced"
     ),
     "data of a stream that nobody named": _bytes(frames_module.encode_data(77, 0, b"x"), "named"),
     "data without a byte": _file(_OWN, (0, b""), says="credit"),

@@ -32,22 +32,22 @@ class Agent:
         self.credits = 0
 
     def take(self, frame: Any) -> None:
-        if isinstance(frame, frames.Data):
+        if isinstance(frame, frames.StreamData):
             offset, digest = self.digests.setdefault(frame.stream, (0, hashlib.sha256()))
             assert frame.offset == offset
             digest.update(frame.payload)
             self.digests[frame.stream] = (offset + len(frame.payload), digest)
         elif "beat" in frame:
-            say(wire.beat_answer(frame["beat"], time.time() + 100, time.monotonic() + 50, "boot"))
+            say(wire.make_heartbeat_answer(frame["beat"], time.time() + 100, time.monotonic() + 50, "boot"))
         else:
             getattr(self, frame["cmd"])(frame, frame["args"])
 
     def answer(self, frame: dict[str, Any], **result: Any) -> None:
-        say(wire.reply(frame["id"], result))
+        say(wire.make_answer(frame["id"], result))
 
     def hello(self, frame: dict[str, Any], _: dict[str, Any]) -> None:
         version = list(sys.version_info[:2])
-        self.answer(frame, protocol=wire.PROTOCOL, pid=os.getpid(), python_of=version, epoch=frame["epoch"])
+        self.answer(frame, protocol=wire.PROTOCOL_VERSION, pid=os.getpid(), python_of=version, epoch=frame["epoch"])
 
     def runs(self, frame: dict[str, Any], arguments: dict[str, Any]) -> None:
         self.answer(frame, runs=[], echo=arguments, epoch=frame["epoch"], credits=self.credits)
@@ -72,14 +72,22 @@ class Agent:
         self.answer(frame, need=[], size=size, sha256=digest.hexdigest())
 
     def clean(self, frame: dict[str, Any], arguments: dict[str, Any]) -> None:
-        say(wire.refusal(frame["id"], wire.ErrorKind(arguments["kind"]), "it says no", "do this"))
+        say(wire.make_error_answer(frame["id"], wire.ErrorKind(arguments["kind"]), "it says no", "do this"))
 
     def follow(self, frame: dict[str, Any], _: dict[str, Any]) -> None:
         self.answer(frame)
         say({"push": "event", "run": "r", "node": "d", "event": EVENT})
         say({"push": "event", "run": "r", "node": "d", "event": {**EVENT, "kind": "from a newer agent"}})
-        say({"push": "stream", "stream": wire.AGENT_STREAMS, "run": "r", "node": "d", "file": "attempt-0/rank-0.log"})
-        send(frames.encode_data(wire.AGENT_STREAMS, 10, b"hello"))
+        say(
+            {
+                "push": "stream",
+                "stream": wire.FIRST_AGENT_STREAM,
+                "run": "r",
+                "node": "d",
+                "file": "attempt-0/rank-0.log",
+            }
+        )
+        send(frames.encode_data(wire.FIRST_AGENT_STREAM, 10, b"hello"))
 
     def status(self, _: dict[str, Any], __: dict[str, Any]) -> None:
         """Never answer."""
@@ -99,7 +107,7 @@ class Agent:
 
 def main() -> int:
     agent = Agent()
-    decoder = frames.Decoder()
+    decoder = frames.FrameDecoder()
     while data := os.read(0, 1 << 16):
         for frame in decoder.feed(data):
             agent.take(frame)

@@ -6,30 +6,30 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import logins
-from clusterctl.agent.protocol.commands import AGENT_STREAMS, WINDOW_BYTES, Command
-from clusterctl.agent.protocol.files import SAMPLES_FILE
+from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol.commands import FIRST_AGENT_STREAM, WINDOW_BYTES, Command
 from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.agent.protocol.shapes import (
-    MisfitError,
-    flag,
-    loose,
-    many,
-    maybe,
-    number_text,
-    real,
-    record,
-    row,
-    table,
-    text,
-    whole,
+from clusterctl.agent.protocol.run_files import SAMPLES_FILE
+from clusterctl.agent.protocol.validators import (
+    ValidationError,
+    any_json,
+    boolean,
+    digits,
+    integer,
+    list_of,
+    mapping_of,
+    number,
+    object_of,
+    optional,
+    string,
+    tuple_of,
 )
-from clusterctl.agent.protocol.worker_status import COUNT, INSIDE, PID
+from clusterctl.agent.protocol.worker_status import COUNT, PID, validate_status_sample
 from clusterctl.door.journal import ATTEMPT, BYTES, EPOCH, RANK, REMAINING, SEQ
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.process_types import RankEvidence
-    from clusterctl.agent.protocol.shapes import Shape
+    from clusterctl.agent.protocol.validators import Validator
 
 MOST_DEVICES = 1024
 """GPUs of a node, as many as a cluster file may name."""
@@ -49,176 +49,186 @@ LARGE = frozenset(
     }
 )
 """Commands whose answer may fill a frame."""
-_WORD, _NAME, _PATH, _WORDS = text(200), text(1024), text(8192), text(16384)
-_PORT = whole(0, 65535)
-_DIGEST = text(128)
-_VERSION = row(real(), BYTES)
+_WORD, _NAME, _PATH, _WORDS = string(200), string(1024), string(8192), string(16384)
+_PORT = integer(0, 65535)
+_DIGEST = string(128)
+_VERSION = tuple_of(number(), BYTES)
 
-_HELLO = record(
+_HELLO = object_of(
     {},
     {
-        "protocol": whole(0, 1 << 20),
+        "protocol": integer(0, 1 << 20),
         **dict.fromkeys(("version", "python_version", "boot_id", "pid_ns", "net_ns", "machine", "kernel"), _WORD),
         **dict.fromkeys(("hostname", "user"), _NAME),
-        **dict.fromkeys(("python", "home", "shell", "state_root"), maybe(_PATH)),
-        "uid": whole(0, 1 << 32),
-        **dict.fromkeys(("mono", "wall"), real()),
-        "cores": whole(1, 1 << 20),
+        **dict.fromkeys(("python", "home", "shell", "state_root"), optional(_PATH)),
+        "uid": integer(0, 1 << 32),
+        **dict.fromkeys(("mono", "wall"), number()),
+        "cores": integer(1, 1 << 20),
         "memory": BYTES,
-        "gpus": maybe(
-            record(
+        "gpus": optional(
+            object_of(
                 {},
                 {
-                    "count": maybe(whole(0, MOST_DEVICES)),
-                    "indices": many(whole(0, MOST_DEVICES - 1), MOST_DEVICES),
-                    "vendor": maybe(_WORD),
+                    "count": optional(integer(0, MOST_DEVICES)),
+                    "indices": list_of(integer(0, MOST_DEVICES - 1), MOST_DEVICES),
+                    "vendor": optional(_WORD),
                 },
             )
         ),
-        "addresses": many(record({"interface": text(64), "address": text(128)}, {"up": flag, "loopback": flag}), 4096),
-        "reached_at": maybe(text(128)),
-        "rdma": flag,
-        "logind": maybe(record({}, {"linger": flag, "kill_user_processes": flag})),
-        "home_is_network": flag,
-        "login": table(text(64), text(logins.MOST_CHARACTERS), len(logins.VARIABLES)),
+        "addresses": list_of(
+            object_of({"interface": string(64), "address": string(128)}, {"up": boolean, "loopback": boolean}), 4096
+        ),
+        "reached_at": optional(string(128)),
+        "rdma": boolean,
+        "logind": optional(object_of({}, {"linger": boolean, "kill_user_processes": boolean})),
+        "home_is_network": boolean,
+        "login": mapping_of(string(64), string(commands.MAX_LOGIN_VALUE_CHARS), len(commands.LOGIN_VARIABLES)),
     },
 )
-_WORKER = record(
-    {"rank": RANK, "pid": PID, "start_time": COUNT, "alive": flag},
+_WORKER = object_of(
+    {"rank": RANK, "pid": PID, "start_time": COUNT, "alive": boolean},
     {"local_rank": RANK},
 )
-_STATUS = record(
+_STATUS = object_of(
     {
-        "supervisor": flag,
-        "epoch": maybe(EPOCH),
+        "supervisor": boolean,
+        "epoch": optional(EPOCH),
         "attempt": ATTEMPT,
         "state": _WORD,
-        "workers": many(_WORKER, 4096),
+        "workers": list_of(_WORKER, 4096),
         "remaining": REMAINING,
     },
     {"seq": SEQ},
 )
-_RUN = record(
-    {"run": _NAME, "live": flag},
+_RUN = object_of(
+    {"run": _NAME, "live": boolean},
     {
         "node": _NAME,
         "name": _NAME,
-        "supervisor": flag,
+        "supervisor": boolean,
         "state": _WORD,
-        "epoch": maybe(EPOCH),
+        "epoch": optional(EPOCH),
         "attempt": ATTEMPT,
-        "workdir": maybe(_PATH),
-        "grace": maybe(real(0.0)),
-        "gpus": maybe(many(whole(0, MOST_DEVICES - 1), MOST_DEVICES)),
-        **dict.fromkeys(("started", "finished"), maybe(real())),
+        "workdir": optional(_PATH),
+        "grace": optional(number(0.0)),
+        "gpus": optional(list_of(integer(0, MOST_DEVICES - 1), MOST_DEVICES)),
+        **dict.fromkeys(("started", "finished"), optional(number())),
         "remaining": REMAINING,
     },
 )
 _PROCESS = {
-    "pid": maybe(PID),
-    "state": maybe(text(8)),
-    "wchan": maybe(_NAME),
-    "name": maybe(_NAME),
-    "cpu": maybe(real()),
-    "command": maybe(text(1 << 20)),
+    "pid": optional(PID),
+    "state": optional(string(8)),
+    "wchan": optional(_NAME),
+    "name": optional(_NAME),
+    "cpu": optional(number()),
+    "command": optional(string(1 << 20)),
 }
-_RECORDED = record(
-    {**dict.fromkeys(("group", "op", "sizes", "dtypes"), _NAME), "number": COUNT, "done": flag, "p2p": flag}
+_RECORDED = object_of(
+    {**dict.fromkeys(("group", "op", "sizes", "dtypes"), _NAME), "number": COUNT, "done": boolean, "p2p": boolean}
 )
-_SOCKET = record(
+_SOCKET = object_of(
     {
-        **dict.fromkeys(("address", "peer"), text(64)),
+        **dict.fromkeys(("address", "peer"), string(64)),
         **dict.fromkeys(("port", "peer_port"), _PORT),
-        "state": text(32),
+        "state": string(32),
         **dict.fromkeys(("unacked", "unread", "lost"), COUNT),
-        "awaited": flag,
+        "awaited": boolean,
     }
 )
-_EVIDENCE = record(
+_EVIDENCE = object_of(
     {
         "rank": RANK,
-        "pid": maybe(PID),
-        "state": maybe(text(8)),
-        "wchan": maybe(_NAME),
+        "pid": optional(PID),
+        "state": optional(string(8)),
+        "wchan": optional(_NAME),
         "source": _NAME,
-        "why": many(_WORDS, 256),
-        "stacks": text(16 << 20),
-        "main_thread": maybe(COUNT),
-        "inside": maybe(INSIDE),
-        "children": many(record({"pid": PID, "state": maybe(text(8)), "wchan": maybe(_NAME)}, _PROCESS), 4096),
-        "tail": many(text(1 << 20), 4096),
+        "why": list_of(_WORDS, 256),
+        "stacks": string(16 << 20),
+        "main_thread": optional(COUNT),
+        "inside": optional(validate_status_sample),
+        "children": list_of(
+            object_of({"pid": PID, "state": optional(string(8)), "wchan": optional(_NAME)}, _PROCESS), 4096
+        ),
+        "tail": list_of(string(1 << 20), 4096),
     },
     {
         **_PROCESS,
         "threads": COUNT,
         "error": _WORDS,
-        "recorded": maybe(many(_RECORDED, 128)),
-        "sockets": many(_SOCKET, 128),
+        "recorded": optional(list_of(_RECORDED, 128)),
+        "sockets": list_of(_SOCKET, 128),
     },
 )
-_GROUP = record(
+_GROUP = object_of(
     {"status": _WORD},
-    {"reason": maybe(text(65536)), "data": maybe(loose(12, 100_000, 1 << 20)), "ms": maybe(real())},
+    {"reason": optional(string(65536)), "data": optional(any_json(12, 100_000, 1 << 20)), "ms": optional(number())},
 )
-_ROUTE = record({"source": maybe(text(128)), "interface": maybe(text(64))})
-_CHECKPOINT = record({"path": _PATH, "mtime": real()}, {"size": BYTES})
-_CHECKPOINT_FILE = record({"name": _PATH, "mtime": real(), "size": BYTES, "sha256": _DIGEST})
-_NOTHING = record({})
+_ROUTE = object_of({"source": optional(string(128)), "interface": optional(string(64))})
+_CHECKPOINT = object_of({"path": _PATH, "mtime": number()}, {"size": BYTES})
+_CHECKPOINT_FILE = object_of({"name": _PATH, "mtime": number(), "size": BYTES, "sha256": _DIGEST})
+_NOTHING = object_of({})
 
-RESULTS: dict[Command, Shape] = {
+RESULTS: dict[Command, Validator] = {
     Command.HELLO: _HELLO,
-    Command.ROUTES: record({"routes": table(text(256), maybe(_ROUTE), 65536)}),
-    Command.PROBE: record(
-        {"groups": table(_WORD, _GROUP, 256)}, {"time": real(), "stuck": many(loose(2, 16, 4096), 256)}
+    Command.ROUTES: object_of({"routes": mapping_of(string(256), optional(_ROUTE), 65536)}),
+    Command.PROBE: object_of(
+        {"groups": mapping_of(_WORD, _GROUP, 256)}, {"time": number(), "stuck": list_of(any_json(2, 16, 4096), 256)}
     ),
-    Command.LISTEN: record({"port": _PORT}),
+    Command.LISTEN: object_of({"port": _PORT}),
     Command.UNLISTEN: _NOTHING,
-    Command.CONNECT: record(
-        {"ok": maybe(flag)},
+    Command.CONNECT: object_of(
+        {"ok": optional(boolean)},
         {
-            "ms": maybe(real()),
-            "error": maybe(_WORDS),
-            "source": maybe(text(128)),
-            **dict.fromkeys(("payload", "sent", "received"), maybe(BYTES)),
-            "still": maybe(real()),
+            "ms": optional(number()),
+            "error": optional(_WORDS),
+            "source": optional(string(128)),
+            **dict.fromkeys(("payload", "sent", "received"), optional(BYTES)),
+            "still": optional(number()),
         },
     ),
-    Command.MANIFEST: record(
-        {"need": many(whole(0, 1 << 32), 1 << 22)},
-        {"going": whole(), "gone": many(_PATH, 100), "user": maybe(_NAME)},
+    Command.MANIFEST: object_of(
+        {"need": list_of(integer(0, 1 << 32), 1 << 22)},
+        {"going": integer(), "gone": list_of(_PATH, 100), "user": optional(_NAME)},
     ),
-    Command.COPY: record({"need": many(whole(0, 1 << 32), 1 << 22), "folder": _PATH, "name": maybe(_PATH)}),
-    Command.RECEIVE: record({}, {"written": whole(), "hash": maybe(_DIGEST)}),
-    Command.FETCH: record({"files": many(row(_PATH, BYTES, whole(0, 1 << 16)), 1 << 20)}),
-    Command.CHECKPOINTS: record(
-        {"found": many(_CHECKPOINT, 5000)},
-        {"versions": many(_VERSION, 1 << 20), "network": flag, "files": many(_CHECKPOINT_FILE, 1 << 17)},
+    Command.COPY: object_of({"need": list_of(integer(0, 1 << 32), 1 << 22), "folder": _PATH, "name": optional(_PATH)}),
+    Command.RECEIVE: object_of({}, {"written": integer(), "hash": optional(_DIGEST)}),
+    Command.FETCH: object_of({"files": list_of(tuple_of(_PATH, BYTES, integer(0, 1 << 16)), 1 << 20)}),
+    Command.CHECKPOINTS: object_of(
+        {"found": list_of(_CHECKPOINT, 5000)},
+        {"versions": list_of(_VERSION, 1 << 20), "network": boolean, "files": list_of(_CHECKPOINT_FILE, 1 << 17)},
     ),
-    Command.CODE: record({}, {"hash": maybe(_DIGEST), "files": table(_PATH, _DIGEST, 1 << 18)}),
-    Command.PREPARE: record({"ports": many(_PORT, 1024)}, {"run_dir": _PATH, "python": maybe(_PATH)}),
+    Command.CODE: object_of({}, {"hash": optional(_DIGEST), "files": mapping_of(_PATH, _DIGEST, 1 << 18)}),
+    Command.PREPARE: object_of({"ports": list_of(_PORT, 1024)}, {"run_dir": _PATH, "python": optional(_PATH)}),
     Command.START: _NOTHING,
     Command.STOP: _NOTHING,
     Command.FINISH: _NOTHING,
     Command.FOLLOW: _NOTHING,
-    Command.READ: record({"offset": BYTES, "size": BYTES, "data": text(16 << 20)}, {"first_valid": maybe(BYTES)}),
+    Command.READ: object_of(
+        {"offset": BYTES, "size": BYTES, "data": string(16 << 20)}, {"first_valid": optional(BYTES)}
+    ),
     Command.STATUS: _STATUS,
-    Command.RUNS: record({"runs": many(_RUN, 100_000)}),
-    Command.EVIDENCE: record({"ranks": table(number_text(), _EVIDENCE, 4096)}),
-    Command.CLEAN: record({"bytes": BYTES}),
-    Command.EXEC: record({"exit_code": maybe(whole(0, 255)), "signal": maybe(whole(0, 127))}, {"timed_out": flag}),
-    Command.TERMINAL: record({"exit_code": maybe(whole(0, 255)), "signal": maybe(whole(0, 127))}),
+    Command.RUNS: object_of({"runs": list_of(_RUN, 100_000)}),
+    Command.EVIDENCE: object_of({"ranks": mapping_of(digits(), _EVIDENCE, 4096)}),
+    Command.CLEAN: object_of({"bytes": BYTES}),
+    Command.EXEC: object_of(
+        {"exit_code": optional(integer(0, 255)), "signal": optional(integer(0, 127))}, {"timed_out": boolean}
+    ),
+    Command.TERMINAL: object_of({"exit_code": optional(integer(0, 255)), "signal": optional(integer(0, 127))}),
     Command.TUNNEL: _NOTHING,
     Command.BYE: _NOTHING,
 }
-_ERROR = record({"kind": _WORD, "message": text(1 << 20)}, {"hint": maybe(text(1 << 20))})
+_ERROR = object_of({"kind": _WORD, "message": string(1 << 20)}, {"hint": optional(string(1 << 20))})
 _MOST_WORDS = 8192
 
-BEAT_ANSWER = record({"beat": whole(), "wall": real(), "mono": real(), "boot": _WORD})
-EVENT_PUSH = record({"run": _NAME, "event": record({})})
-STREAM_PUSH = record({"run": _NAME, "file": text(64), "stream": whole(AGENT_STREAMS, (AGENT_STREAMS << 1) - 1)})
-WHOLE_PUSH = record({"run": _NAME, "before": whole(0, 1 << 31)})
-TAKEN_PUSH = record({"stream": whole(1, AGENT_STREAMS - 1), "bytes": whole(1, WINDOW_BYTES)})
-PREAMBLE = record({"python": _PATH, "version": text(64)})
+BEAT_ANSWER = object_of({"beat": integer(), "wall": number(), "mono": number(), "boot": _WORD})
+EVENT_PUSH = object_of({"run": _NAME, "event": object_of({})})
+STREAM_PUSH = object_of(
+    {"run": _NAME, "file": string(64), "stream": integer(FIRST_AGENT_STREAM, (FIRST_AGENT_STREAM << 1) - 1)}
+)
+WHOLE_PUSH = object_of({"run": _NAME, "before": integer(0, 1 << 31)})
+TAKEN_PUSH = object_of({"stream": integer(1, FIRST_AGENT_STREAM - 1), "bytes": integer(1, WINDOW_BYTES)})
+PREAMBLE = object_of({"python": _PATH, "version": string(64)})
 _FILE = re.compile(r"attempt-(0|[1-9][0-9]{0,6})/rank-(0|[1-9][0-9]{0,6})\.(?:log|idx)")
 
 
@@ -230,7 +240,7 @@ def result(command: Command, value: Any) -> dict[str, Any]:
     """
     try:
         RESULTS[command](value)
-    except MisfitError as error:
+    except ValidationError as error:
         raise FrameError(f"its answer to `{command.value}`: {error}") from None
     answer: dict[str, Any] = value
     return answer
@@ -244,7 +254,7 @@ def evidence_of_rank(value: Any) -> RankEvidence:
     """
     try:
         _EVIDENCE(value)
-    except MisfitError as error:
+    except ValidationError as error:
         raise FrameError(f"evidence of a rank: {error}") from None
     evidence: RankEvidence = value
     return evidence
@@ -258,7 +268,7 @@ def refusal(command: Command, value: Any) -> dict[str, Any]:
     """
     try:
         _ERROR(value)
-    except MisfitError as error:
+    except ValidationError as error:
         raise FrameError(f"its refusal of `{command.value}`: {error}") from None
     hint = value.get("hint")
     return {**value, "message": value["message"][:_MOST_WORDS], "hint": hint and hint[:_MOST_WORDS]}

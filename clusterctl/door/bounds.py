@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clusterctl.agent.protocol.commands import AGENT_STREAMS, Command
-from clusterctl.agent.protocol.frames import CREDIT_BYTES, FrameError
+from clusterctl.agent.protocol.commands import FIRST_AGENT_STREAM, Command
+from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
 from clusterctl.door.answers import LARGE, MOST_MESSAGE
 
 MOST_STREAMS = 65536
@@ -37,7 +37,7 @@ class Allowance:
             self._large.add(number)
         elif command is Command.FOLLOW:
             self._followed = True
-            self.granted(_count(arguments.get("credit", CREDIT_BYTES)))
+            self.granted(_count(arguments.get("credit", INITIAL_CREDIT_BYTES)))
         elif command is Command.CREDIT:
             self.granted(_count(arguments.get("bytes")))
 
@@ -72,7 +72,7 @@ class Allowance:
         """Count a stream that it announces, where it has announced `files`."""
         if not self._followed:
             raise FrameError("it announces a stream, and nobody follows it")
-        if files >= MOST_STREAMS or number < AGENT_STREAMS:
+        if files >= MOST_STREAMS or number < FIRST_AGENT_STREAM:
             raise FrameError(f"over {MOST_STREAMS} streams in one session")
 
     def event(self, size: int, now: float) -> None:

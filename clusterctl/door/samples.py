@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from clusterctl.agent.protocol import quick
 from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.agent.protocol.shapes import (
-    either,
-    flag,
-    loose,
-    many,
-    maybe,
-    number_text,
-    real,
-    record,
-    row,
-    table,
-    text,
-    whole,
+from clusterctl.agent.protocol.validators import (
+    any_json,
+    any_of,
+    boolean,
+    digits,
+    integer,
+    list_of,
+    mapping_of,
+    number,
+    object_of,
+    optional,
+    string,
+    tuple_of,
 )
-from clusterctl.agent.protocol.worker_status import COUNT, INSIDE, PID
+from clusterctl.agent.protocol.worker_status import COUNT, PID, validate_status_sample
 from clusterctl.door.journal import ATTEMPT
 
 if TYPE_CHECKING:
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 Kind = Literal["activity", "health"]
 MOST_LINE = 1 << 20
-_NUMBER = maybe(real(-1e20, 1e20))
-_WORDS = maybe(text(8192))
-_INDEX = whole(0, 1023)
-_RANK = record(
+_NUMBER = optional(number(-1e20, 1e20))
+_WORDS = optional(string(8192))
+_INDEX = integer(0, 1023)
+_RANK = object_of(
     {},
     {
-        "alive": flag,
-        "pid": maybe(PID),
-        "state": maybe(text(8)),
-        "wchan": maybe(text(256)),
+        "alive": boolean,
+        "pid": optional(PID),
+        "state": optional(string(8)),
+        "wchan": optional(string(256)),
         "procs": COUNT,
         "cpu_s": _NUMBER,
-        "read": maybe(COUNT),
-        "written": maybe(COUNT),
-        "output": maybe(COUNT),
+        "read": optional(COUNT),
+        "written": optional(COUNT),
+        "output": optional(COUNT),
         "starved_s": _NUMBER,
-        "faults": maybe(COUNT),
-        "inside": maybe(INSIDE),
+        "faults": optional(COUNT),
+        "inside": optional(validate_status_sample),
     },
 )
-_COUNT_OR_WORD = either(COUNT, text(200))
+_COUNT_OR_WORD = any_of(COUNT, string(200))
 
 
 def _setting(value: Any) -> None:
@@ -59,48 +59,48 @@ def _setting(value: Any) -> None:
         _COUNT_OR_WORD(value)
 
 
-_STAMPS = {"t": real(), "m": real(), "attempt": ATTEMPT}
-_GPU = record(
+_STAMPS = {"t": number(), "m": number(), "attempt": ATTEMPT}
+_GPU = object_of(
     {"gpu": _INDEX},
     {
-        "vendor": maybe(text(64)),
-        "uuid": maybe(text(200)),
+        "vendor": optional(string(64)),
+        "uuid": optional(string(200)),
         **dict.fromkeys(("util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock"), _NUMBER),
         **dict.fromkeys(("temp_limit_c", "mem_temp_limit_c"), _NUMBER),
-        **dict.fromkeys(("throttle", "ecc_unc", "links_lost"), maybe(COUNT)),
-        **dict.fromkeys(("remap_pending", "remap_failure", "recovery_action"), maybe(_setting)),
-        "slowdown": maybe(many(text(200), 64)),
-        "err": maybe(table(text(200), text(200), 256)),
-        "codes": maybe(table(text(200), maybe(COUNT), 256)),
+        **dict.fromkeys(("throttle", "ecc_unc", "links_lost"), optional(COUNT)),
+        **dict.fromkeys(("remap_pending", "remap_failure", "recovery_action"), optional(_setting)),
+        "slowdown": optional(list_of(string(200), 64)),
+        "err": optional(mapping_of(string(200), string(200), 256)),
+        "codes": optional(mapping_of(string(200), optional(COUNT), 256)),
     },
 )
 _KINDS = {
-    "activity": record(
+    "activity": object_of(
         {},
         {
             **_STAMPS,
-            "ranks": table(number_text(), _RANK, 4096),
-            "gpus": flag,
-            "steady": flag,
-            "watched": maybe(table(text(4096), row(COUNT, COUNT), 256)),
+            "ranks": mapping_of(digits(), _RANK, 4096),
+            "gpus": boolean,
+            "steady": boolean,
+            "watched": optional(mapping_of(string(4096), tuple_of(COUNT, COUNT), 256)),
         },
     ),
-    "health": record(
+    "health": object_of(
         {},
         {
             **_STAMPS,
             **dict.fromkeys(("ms", "stuck_s", "cpu", "mem", "mem_used", "mem_total", "load1"), _NUMBER),
-            "status": maybe(text(64)),
+            "status": optional(string(64)),
             **dict.fromkeys(("reason", "state", "wchan"), _WORDS),
-            "disk": maybe(many(record({"path": text(4096), "free": COUNT, "total": COUNT}), 64)),
-            "gpus": maybe(many(_GPU, 1024)),
-            "xids": maybe(many(record({"gpu": maybe(_INDEX), "xid": COUNT}), 4096)),
+            "disk": optional(list_of(object_of({"path": string(4096), "free": COUNT, "total": COUNT}), 64)),
+            "gpus": optional(list_of(_GPU, 1024)),
+            "xids": optional(list_of(object_of({"gpu": optional(_INDEX), "xid": COUNT}), 4096)),
         },
     ),
 }
 _ENDS = {kind: f'"kind":"{kind}"}}'.encode() for kind in _KINDS}
 _MARKS = {kind: (f'"{kind}"'.encode(), end, tuple(_ENDS.values())) for kind, end in _ENDS.items()}
-_ANY = loose(8, 4096, 65536)
+_ANY = any_json(8, 4096, 65536)
 
 
 def decode(line: bytes) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.files import index_file, output_file
+from clusterctl.agent.protocol.run_files import format_index_path, format_output_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,9 +46,9 @@ class OutputFiles:
     def expect(self, node: str, attempt: int, rank: int) -> OutputFile:
         """Return an output file whose replica may not exist yet; `discover` will not return it again."""
         node_dir = os.path.join(self._nodes_dir, node)
-        path = os.path.join(node_dir, output_file(attempt, rank))
+        path = os.path.join(node_dir, format_output_path(attempt, rank))
         self._known.add(path)
-        index_path = os.path.join(node_dir, index_file(attempt, rank))
+        index_path = os.path.join(node_dir, format_index_path(attempt, rank))
         return OutputFile(attempt=attempt, rank=rank, node=node, path=path, index_path=index_path)
 
     def _new_files(self) -> Iterator[OutputFile]:
@@ -59,7 +59,7 @@ class OutputFiles:
                     yield from self._new_in(node_dir, node, int(match[1]))
 
     def _new_in(self, node_dir: str, node: str, attempt: int) -> Iterator[OutputFile]:
-        folder = os.path.dirname(os.path.join(node_dir, output_file(attempt, 0)))
+        folder = os.path.dirname(os.path.join(node_dir, format_output_path(attempt, 0)))
         try:
             stamp = os.stat(folder).st_mtime_ns
         except OSError:
@@ -76,7 +76,7 @@ class OutputFiles:
             if match and path not in self._known:
                 self._known.add(path)
                 rank = int(match[1])
-                index_path = os.path.join(node_dir, index_file(attempt, rank))
+                index_path = os.path.join(node_dir, format_index_path(attempt, rank))
                 yield OutputFile(attempt=attempt, rank=rank, node=node, path=path, index_path=index_path)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from clusterctl.agent.protocol.files import INDEX_RECORD
+from clusterctl.agent.protocol.run_files import INDEX_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable

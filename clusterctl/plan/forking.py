@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import encoding, requests
+from clusterctl.agent.protocol import requests
 from clusterctl.config.kinds import Launcher, StartMethod
 from clusterctl.config.spec import ClusterSpec, Framework, JobSpec
 from clusterctl.plan.environment import RunIdentity, shared_environment
@@ -54,7 +55,7 @@ def forked(spec: ClusterSpec, identity: RunIdentity, entry: Layout, answer: Node
     job = job_of(spec)
     if not may_fork(job):
         return None
-    return encoding.to_wire(
+    return asdict(
         requests.Forked(
             argv=list(job_argv(job)),
             env=dict(shared_environment(spec, identity, entry, answer)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.logins import OF_INTERFACES
+from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
 from clusterctl.config.interfaces import selected
 from clusterctl.plan.meeting import NodeAnswer, is_link_local, joins_machines
 
@@ -36,7 +36,7 @@ class _Node:
 
     def lead(self, env: Mapping[str, str]) -> str:
         """Return the interface that variables lead to; empty where they lead to none that is there."""
-        for name in OF_INTERFACES:
+        for name in NETWORK_INTERFACE_VARIABLES:
             found = self.led_to(name, env)
             if found:
                 return self.preferred if self.preferred in found else found[0]
@@ -71,7 +71,9 @@ def _node(spec: ClusterSpec, host: HostSpec, answer: NodeAnswer | None, route: s
     names = [*dict.fromkeys(name for name, _ in own), "lo"]
     if not own:
         # It told no interface: those that somebody names are taken to be there.
-        values = [env[name].lstrip("=") for env in (written, login) for name in OF_INTERFACES if env.get(name)]
+        values = [
+            env[name].lstrip("=") for env in (written, login) for name in NETWORK_INTERFACE_VARIABLES if env.get(name)
+        ]
         names += [spec.network.interface or "lo", *(word for value in values for word in value.split(","))]
     several = len({name for name, address in own if joins_machines(name) and not is_link_local(address)}) > 1
     is_free = answer is not None and (answer.rdma or several)
@@ -84,7 +86,7 @@ def _environment(node: _Node, *, by_login: bool) -> dict[str, str]:
     by_login = by_login and not wanted
     lead = wanted or (node.lead(node.login) if by_login else node.preferred)
     env = {}
-    for name in OF_INTERFACES if lead else ():
+    for name in NETWORK_INTERFACE_VARIABLES if lead else ():
         own = node.led_to(name, node.login)
         if name in node.written or (own and (by_login or own == [lead])):
             continue

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.reasons import StopReason
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.formatting import duration_text, format_duration
 from clusterctl.logs.failure_tails import select_cause_lines
 from clusterctl.logs.sanitize import clean_block, strip_colours

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, overload
 
-from clusterctl.agent.protocol import encoding
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.errors import (
     AgentError,
@@ -260,4 +260,4 @@ class Requests:
 
 def to_wire(asked: Arguments) -> dict[str, Any]:
     """Return the object that is sent."""
-    return dict(asked) if isinstance(asked, Mapping) else encoding.to_wire(asked)
+    return dict(asked) if isinstance(asked, Mapping) else asdict(asked)

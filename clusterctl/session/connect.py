@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from clusterctl.agent.protocol.commands import PROTOCOL, Command
+from clusterctl.agent.protocol.commands import PROTOCOL_VERSION, Command
 from clusterctl.config.spec import SshSpec, TransportKind
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefusedError, RefusedError
 from clusterctl.session.session import Session
@@ -264,7 +264,7 @@ def _close_late(future: Future[Session | E]) -> None:
 
 
 def _check_protocol(session: Session) -> None:
-    spoken = session.hello.get("protocol", PROTOCOL)
-    if spoken != PROTOCOL:
-        text = f"its agent speaks protocol {spoken}, this is {PROTOCOL}"
+    spoken = session.hello.get("protocol", PROTOCOL_VERSION)
+    if spoken != PROTOCOL_VERSION:
+        text = f"its agent speaks protocol {spoken}, this is {PROTOCOL_VERSION}"
         raise AgentError(session.node, text, hint="use one version of clusterctl for all commands on a run")

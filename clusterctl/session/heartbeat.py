@@ -7,7 +7,7 @@ import time
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from clusterctl.agent.protocol.commands import beat
+from clusterctl.agent.protocol.commands import make_heartbeat
 from clusterctl.agent.protocol.frames import encode_message
 from clusterctl.session.inbox import ClockMeasured
 
@@ -33,7 +33,7 @@ class ClockSync:
         with self._lock:
             self._sent[number] = (time.time(), time.monotonic())
         self.last = time.monotonic()
-        return encode_message(beat(number))
+        return encode_message(make_heartbeat(number))
 
     def measure(self, answer: dict[str, Any]) -> ClockMeasured | None:
         """Return the clock offset that a reply measures; `None` for a reply to no heartbeat of ours."""

@@ -15,14 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from clusterctl.agent.protocol.commands import AGENT_STREAMS, BEAT_SECONDS, Command, ErrorKind, request
+from clusterctl.agent.protocol.commands import (
+    FIRST_AGENT_STREAM,
+    HEARTBEAT_INTERVAL_S,
+    Command,
+    ErrorKind,
+    make_request,
+)
 from clusterctl.agent.protocol.frames import (
     CHUNK_BYTES,
-    MAX_FRAME,
-    Data,
-    Decoder,
+    MAX_FRAME_BYTES,
+    FrameDecoder,
     FrameError,
-    TooLargeError,
+    FrameTooLargeError,
+    StreamData,
     encode_data,
     encode_message,
 )
@@ -51,7 +57,7 @@ if TYPE_CHECKING:
     from clusterctl.transport.base import Channel
     from clusterctl.transport.delivery.bootstrap import Preamble
 
-SILENCE_TIMEOUT_S = 3 * BEAT_SECONDS
+SILENCE_TIMEOUT_S = 3 * HEARTBEAT_INTERVAL_S
 """A peer that sends and acknowledges nothing for so long is lost, even if its connection looks alive."""
 
 _READ_BYTES = 1 << 20
@@ -89,7 +95,7 @@ class Session(Requests):
         )
         self._pending: dict[int, tuple[Command, Future[Any]]] = {}
         self._quota = Allowance()
-        self._decoder = Decoder(lambda: self._quota.largest(MAX_FRAME))
+        self._decoder = FrameDecoder(lambda: self._quota.largest(MAX_FRAME_BYTES))
         self._has_reported_stale = False
         self._clock = ClockSync(node)
         self._error: NodeError | None = None
@@ -133,8 +139,8 @@ class Session(Requests):
         number, message = next(self._numbers), to_wire(asked)
         future: Future[Any] = Future()
         try:
-            frame = encode_message(request(number, command, message, self.epoch))
-        except TooLargeError as error:
+            frame = encode_message(make_request(number, command, message, self.epoch))
+        except FrameTooLargeError as error:
             future.set_exception(NodeRefusedError(self.node, f"`{command.value}` cannot be asked: {error}"))
             return future
         with self._state:
@@ -151,13 +157,13 @@ class Session(Requests):
         number, message = next(self._numbers), to_wire(asked)
         with self._state:
             self._quota.asked(number, command, message)
-        self._sender.put(encode_message(request(number, command, message, self.epoch)))
+        self._sender.put(encode_message(make_request(number, command, message, self.epoch)))
 
     def credit(self, count: int) -> None:
         """Allow the node to send `count` more bytes of output."""
         self.post(Command.CREDIT, {"bytes": count})
 
-    def new_stream(self, listener: Callable[[Data], None] | None = None, *, count: int = 1) -> int:
+    def new_stream(self, listener: Callable[[StreamData], None] | None = None, *, count: int = 1) -> int:
         """Allocate `count` stream numbers for a request and return the first.
 
         Args:
@@ -207,7 +213,7 @@ class Session(Requests):
             self._end_as_lost(
                 ConnectError(self.node, text, hint="the machine or the network between is down, or frozen")
             )
-        elif time.monotonic() - self._clock.last >= BEAT_SECONDS:
+        elif time.monotonic() - self._clock.last >= HEARTBEAT_INTERVAL_S:
             self.beat()
 
     # --- sending
@@ -245,8 +251,8 @@ class Session(Requests):
             return AgentError(self.node, f"the agent ended; it said: {stderr[-_QUOTED_CHARACTERS:]!r}")
         return ConnectError(self.node, "the connection was lost")
 
-    def _take(self, frame: dict[str, Any] | Data) -> None:
-        if isinstance(frame, Data):
+    def _take(self, frame: dict[str, Any] | StreamData) -> None:
+        if isinstance(frame, StreamData):
             self._take_data(frame)
         elif "push" in frame:
             self._take_push(frame)
@@ -257,8 +263,8 @@ class Session(Requests):
         elif "ended" in frame:
             self._end_as_lost(self._ended())
 
-    def _take_data(self, data: Data) -> None:
-        if data.stream >= AGENT_STREAMS:
+    def _take_data(self, data: StreamData) -> None:
+        if data.stream >= FIRST_AGENT_STREAM:
             run, file = self._streams.file(data.stream)
             with self._state:
                 self._quota.output(len(data.payload))

@@ -8,15 +8,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import WINDOW_BYTES, Command
-from clusterctl.agent.protocol.files import attempt_of
-from clusterctl.agent.protocol.frames import Data, FrameError
+from clusterctl.agent.protocol.frames import FrameError, StreamData
+from clusterctl.agent.protocol.run_files import parse_attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 if TYPE_CHECKING:
-    Listener = Callable[[Data], None]
+    Listener = Callable[[StreamData], None]
 
 
 class Streams:
@@ -95,11 +95,11 @@ class Streams:
         self._files = {
             number: (whose, file)
             for number, (whose, file) in self._files.items()
-            if whose != run or not -1 < attempt_of(file) < attempt
+            if whose != run or not -1 < parse_attempt(file) < attempt
         }
 
 
-def _swallow(_data: Data) -> None:
+def _swallow(_data: StreamData) -> None:
     pass
 
 
@@ -132,7 +132,7 @@ class Duplex:
 
     # --- on the reading thread
 
-    def _take(self, data: Data) -> None:
+    def _take(self, data: StreamData) -> None:
         with self._lock:
             self._window -= len(data.payload)
             if self._window < 0:

@@ -57,7 +57,7 @@ class Talk:
         self.gaps: dict[str, list[tuple[int, int]]] = {}
         self.closed = False
         self._streams: dict[int, str] = {}
-        self._decoder = frames.Decoder()
+        self._decoder = frames.FrameDecoder()
         self._number = 0
 
     # --- sending
@@ -68,14 +68,14 @@ class Talk:
 
     def post(self, command: Command, /, **arguments: Any) -> int:
         self._number += 1
-        self._write(frames.encode_message(commands.request(self._number, command, arguments, self.epoch)))
+        self._write(frames.encode_message(commands.make_request(self._number, command, arguments, self.epoch)))
         return self._number
 
     def data_frame(self, stream: int, offset: int, payload: bytes) -> None:
         self._write(frames.encode_data(stream, offset, payload))
 
     def beat(self, number: int) -> None:
-        self._write(frames.encode_message(commands.beat(number)))
+        self._write(frames.encode_message(commands.make_heartbeat(number)))
 
     def ask(self, command: Command, /, **arguments: Any) -> dict[str, Any]:
         return self.answer(self.post(command, **arguments))
@@ -116,7 +116,7 @@ class Talk:
             self._take(frame)
 
     def _take(self, frame: commands.Frame) -> None:
-        if isinstance(frame, frames.Data):
+        if isinstance(frame, frames.StreamData):
             self._take_data(frame)
         elif frame.get("push") == "event":
             self.events.append(frame["event"])
@@ -129,8 +129,8 @@ class Talk:
         else:
             self.replies[frame["id"]] = frame
 
-    def _take_data(self, data: frames.Data) -> None:
-        if data.stream < commands.AGENT_STREAMS:
+    def _take_data(self, data: frames.StreamData) -> None:
+        if data.stream < commands.FIRST_AGENT_STREAM:
             buffer = self.data.setdefault(data.stream, bytearray())
             assert len(buffer) == data.offset
             buffer += data.payload

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.linux import aside, proc, relaunch
-from clusterctl.agent.protocol import refusals
+from clusterctl.agent.protocol import request_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ def test_a_fork_has_let_go_of_the_output_of_ranks_and_of_our_group_when_it_is_th
 
 
 def refuse(_out: Out) -> dict[str, Any]:
-    raise refusals.refused("no", "try another")
+    raise request_errors.make_refused_error("no", "try another")
 
 
 def hang(out: Out) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.protocol.files import INDEX_RECORD
+from clusterctl.agent.protocol.run_files import INDEX_RECORD
 from tests.agent.conftest import Node
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.protocol.files import JOURNAL_FILE
+from clusterctl.agent.protocol.run_files import JOURNAL_FILE
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, TransportKind
 from clusterctl.config.stored import dump
 from clusterctl.run.controller.loop import Controller

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from clusterctl.agent.protocol import files, frames
+from clusterctl.agent.protocol import frames, run_files
 from clusterctl.agent.protocol.commands import Command
 from tests.agent.conftest import BIN, Node
 
@@ -43,9 +43,9 @@ def test_no_more_than_the_credit_is_sent_and_events_pass_it(node: Node) -> None:
     talk.wait_for("swept")
     talk.beat(1)
     talk.until(lambda: talk.beats)
-    assert talk.received == frames.CREDIT_BYTES
+    assert talk.received == frames.INITIAL_CREDIT_BYTES
     talk.post(Command.CREDIT, bytes=1000)
-    talk.until(lambda: talk.received == frames.CREDIT_BYTES + 1000)
+    talk.until(lambda: talk.received == frames.INITIAL_CREDIT_BYTES + 1000)
 
 
 def test_little_output_waits_for_the_pace_that_was_asked_for_and_events_pass_it(node: Node) -> None:
@@ -66,8 +66,8 @@ def test_little_output_waits_for_the_pace_that_was_asked_for_and_events_pass_it(
 def test_the_index_tells_when_each_byte_was_written(node: Node) -> None:
     talk = node.launch(["/bin/sh", "-c", "echo one; sleep 0.8; echo two"])
     talk.wait_for("swept")
-    talk.until(lambda: len(talk.files.get(INDEX, b"")) >= 2 * files.INDEX_RECORD.size)
-    records = list(files.INDEX_RECORD.iter_unpack(bytes(talk.files[INDEX])))
+    talk.until(lambda: len(talk.files.get(INDEX, b"")) >= 2 * run_files.INDEX_RECORD.size)
+    records = list(run_files.INDEX_RECORD.iter_unpack(bytes(talk.files[INDEX])))
     assert [size for size, _ in records] == [4, 8]
     assert 0.3 < records[1][1] - records[0][1] < 1.5
     assert abs(records[1][1] - time.time()) < 30
@@ -118,11 +118,11 @@ def test_beyond_max_size_what_is_replicated_is_given_back(node: Node) -> None:
 
 def test_samples_are_sent_from_where_they_are_still_kept(node: Node) -> None:
     talk = node.launch(["/bin/sleep", "60"], sample_seconds=0.2)
-    samples = files.SAMPLES_FILE
+    samples = run_files.SAMPLES_FILE
     talk.until(lambda: talk.files.get(samples))
-    size = 3 * files.SAMPLES_KEPT
+    size = 3 * run_files.MAX_SAMPLES_BYTES
     os.truncate(node.folder / samples, size)
-    first = files.first_kept(size, files.SAMPLES_KEPT)
+    first = run_files.find_first_kept_byte(size, run_files.MAX_SAMPLES_BYTES)
 
     again = node.talk()
     node.follow(again)

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.agent.linux import aside
 from clusterctl.agent.linux.loop import Loop
-from clusterctl.agent.protocol import commands, frames, refusals
+from clusterctl.agent.protocol import commands, frames, request_errors
 from clusterctl.agent.serve.session import Session
 from clusterctl.agent.supervisor.listening import Peers
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def refusal_in(sent: bytes) -> dict[str, Any]:
-    (message,) = frames.Decoder().feed(sent)
+    (message,) = frames.FrameDecoder().feed(sent)
     assert isinstance(message, dict)
     error: dict[str, Any] = message["error"]
     return error
@@ -35,7 +35,7 @@ def in_serve(error: Exception, _place: Path) -> dict[str, Any]:
         def fail(*_: object) -> None:
             raise error
 
-        request = commands.request(1, commands.Command.RUNS, {}, None)
+        request = commands.make_request(1, commands.Command.RUNS, {}, None)
         theirs.sendall(frames.encode_message(request))
         theirs.shutdown(socket.SHUT_WR)
         descriptor = ours.detach()
@@ -48,7 +48,7 @@ def aside_of_serve(error: Exception, _place: Path) -> dict[str, Any]:
         raise error
 
     outcome = aside.outcome(aside.ask(fail, 10.0))
-    assert isinstance(outcome, refusals.RequestError)
+    assert isinstance(outcome, request_errors.RequestError)
     answer: dict[str, Any] = outcome.answer(1)["error"]
     return answer
 
@@ -76,14 +76,18 @@ def in_the_supervisor(error: Exception, place: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("error", "kind", "message", "hint"),
     [
-        pytest.param(refusals.refused("no", "try another"), "refused", "no", "try another", id="a refusal"),
-        pytest.param(refusals.RootError("no place", "make one"), "refused", "no place", "make one", id="no root"),
+        pytest.param(
+            request_errors.make_refused_error("no", "try another"), "refused", "no", "try another", id="a refusal"
+        ),
+        pytest.param(
+            request_errors.StateRootError("no place", "make one"), "refused", "no place", "make one", id="no root"
+        ),
         pytest.param(KeyError("workdir"), "bad_request", "missing 'workdir'", None, id="a name is missing"),
         pytest.param(ValueError("no number"), "bad_request", "no number", None, id="a wrong value"),
         pytest.param(TypeError("no list"), "bad_request", "no list", None, id="a wrong type"),
         pytest.param(frames.FrameError("no frame"), "bad_request", "no frame", None, id="not ours"),
         pytest.param(
-            frames.TooLargeError("17 MiB"),
+            frames.FrameTooLargeError("17 MiB"),
             "failed",
             "the answer cannot be sent: 17 MiB",
             "ask for less at once",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.protocol.commands import Command, request
+from clusterctl.agent.protocol.commands import Command, make_request
 from clusterctl.agent.protocol.frames import encode_message
 from clusterctl.config.spec import HostSpec, TransportKind
 from clusterctl.errors import AgentError
@@ -55,7 +55,7 @@ def start(channel: Channel, bundle: Bundle | None = None, **options: Any) -> Pre
     """Start the agent, see it answer, and end it."""
     try:
         preamble, _ = start_agent("here", channel, bundle or standin_bundle(), timeout=DEADLINE, **options)
-        channel.send(encode_message(request(1, Command.HELLO, {}, None)), timeout=DEADLINE)
+        channel.send(encode_message(make_request(1, Command.HELLO, {}, None)), timeout=DEADLINE)
         assert channel.recv(1000, timeout=DEADLINE)
         return preamble
     finally:
@@ -223,7 +223,7 @@ def test_what_others_import_from_is_not_replaced_by_the_same(shell: Callable[...
     files = {path.name: path.stat().st_ino for path in folder.iterdir()}
 
     late.send(standin_bundle().data, timeout=DEADLINE)
-    late.send(encode_message(request(1, Command.HELLO, {}, None)), timeout=DEADLINE)
+    late.send(encode_message(make_request(1, Command.HELLO, {}, None)), timeout=DEADLINE)
     assert late.recv(1000, timeout=DEADLINE)
     late.close()
 

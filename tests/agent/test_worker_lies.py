@@ -79,7 +79,7 @@ def test_facts_that_do_not_fit_are_left_out_and_nothing_else(tmp_path: Path) -> 
 
     assert found is not None
     assert (found["step"], found["facts"], found["degraded"], found["frameworks"]) == (3, {}, {}, [])
-    worker_status.INSIDE(found)
+    worker_status.validate_status_sample(found)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"pid": 1e999}', '{"pid":' + "1" * 5000 + "}", "\0"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.run.record.rundir import create
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> str:
     for i in range(2):
         sample = {"t": now, "cpu": 10.0, "mem": 5.0, "status": "ok", "gpus": [gpu(0, 90 + i), gpu(1, 3)]}
         line = json.dumps({**sample, "t": now, "m": 1.0, "attempt": 0, "kind": "health"}, separators=(",", ":"))
-        writer.replicate(f"gpu0{i}", files.SAMPLES_FILE, 0, line.encode() + b"\n")
+        writer.replicate(f"gpu0{i}", run_files.SAMPLES_FILE, 0, line.encode() + b"\n")
     writer.close()
     return made.run
 

@@ -69,7 +69,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("health/checks/xid", "health/checks/sxid", "health/checks/recovery"), _LOG),
     "transport/ssh/known_hosts": ("tests/unit/transport/test_known_hosts.py",),
     **dict.fromkeys(
-        ("agent/protocol/frames", "agent/protocol/files", "agent/protocol/commands"),
+        ("agent/protocol/frames", "agent/protocol/run_files", "agent/protocol/commands"),
         (f"{_AGENT}/test_protocol.py", _AGENT, f"{_NODE}session_local.py"),
     ),
     "agent/record/authority": (f"{_AGENT}/test_epochs.py", _AGENT, f"{_NODE}deaths.py"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DAY = 86400
 HOUR = 3600
 WIDTH = 99
-_RECORD = files.INDEX_RECORD
+_RECORD = run_files.INDEX_RECORD
 _ENDINGS = {
     "samples.jsonl": "samples",
     ".idx": "index",
@@ -44,9 +44,9 @@ class Files:
 
     def __init__(self, folder: Path, ranks: int) -> None:
         self.folder, self.ranks = folder, ranks
-        self.logs = [folder / files.output_file(0, rank) for rank in range(ranks)]
-        self.indices = [folder / files.index_file(0, rank) for rank in range(ranks)]
-        self.samples = folder / files.SAMPLES_FILE
+        self.logs = [folder / run_files.format_output_path(0, rank) for rank in range(ranks)]
+        self.indices = [folder / run_files.format_index_path(0, rank) for rank in range(ranks)]
+        self.samples = folder / run_files.SAMPLES_FILE
 
     def line(self) -> None:
         """Let each rank write a line."""
@@ -84,7 +84,7 @@ class Files:
 
     def _unbroken(self, wanted: float) -> float:
         """Return how much of so many bytes of samples may be written for a supervisor, which looks where it cuts."""
-        half = files.SAMPLES_KEPT // 2
+        half = run_files.MAX_SAMPLES_BYTES // 2
         return min(wanted, half - self.samples.stat().st_size % half - len(self.last_sample()))
 
 

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import files as protocol_files
+from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.agent.record.rundir import RunDir as NodeDir
 from clusterctl.config.spec import HealthSpec, LogsSpec
 from clusterctl.config.stored import dump
@@ -220,7 +220,7 @@ class FollowedRun:
         for rank, path in enumerate(files.logs):
             if self.on_head(path).read_bytes() != numbered(rank, 0, path.stat().st_size // WIDTH):
                 wrong.append(path)
-        first = protocol_files.first_kept(_size(self.on_head(files.samples)), SAMPLES_KEPT)
+        first = protocol_files.find_first_kept_byte(_size(self.on_head(files.samples)), SAMPLES_KEPT)
         for path, kept in [*dict.fromkeys(files.indices, 0).items(), (files.samples, first)]:
             size = _size(self.on_head(path))
             if _part(path, kept, size) != _part(self.on_head(path), kept, size):

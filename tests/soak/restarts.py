@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterctl.agent.protocol import commands as wire
-from clusterctl.agent.protocol import encoding, frames, requests
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol import files as protocol_files
+from clusterctl.agent.protocol import frames, requests
+from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.rundir import RunDir
@@ -64,7 +64,7 @@ def on_node(folder: Path, ranks: int, restarts: int) -> dict[str, Restarted]:
             if attempt == 0:
                 node.follow(talk)
             node.start(talk, *([fails] * ranks), attempt=attempt)
-            files = [protocol_files.output_file(attempt, rank) for rank in range(ranks)]
+            files = [protocol_files.format_output_path(attempt, rank) for rank in range(ranks)]
             talk.until(lambda files=files: all(talk.files.get(file) == OUTPUT for file in files))
             go.touch()
             talk.wait_for("swept", attempt + 1, 120)
@@ -148,9 +148,12 @@ class _Head:
         for rank in self._ranks:
             self._tell(node_events.Started(attempt, rank, rank, 1, 1))
             self._tell(node_events.Exited(attempt, rank, 1, tail=OUTPUT.decode()))
-            self.writer.replicate(NODE, protocol_files.output_file(attempt, rank), 0, OUTPUT)
+            self.writer.replicate(NODE, protocol_files.format_output_path(attempt, rank), 0, OUTPUT)
             self.writer.replicate(
-                NODE, protocol_files.index_file(attempt, rank), 0, protocol_files.INDEX_RECORD.pack(len(OUTPUT), 1.0)
+                NODE,
+                protocol_files.format_index_path(attempt, rank),
+                0,
+                protocol_files.INDEX_RECORD.pack(len(OUTPUT), 1.0),
             )
         self._tell(node_events.Swept(attempt, 0, []))
         again = events.Restarting(attempt=attempt + 1, why="crash", at=0.0, nodes=[NODE], ended=f"rank 0: {attempt}")
@@ -168,4 +171,4 @@ class _Head:
         """Return what the node is asked for when it is there again."""
         cursors = self.writer.cursors(NODE, self._whole)
         follow = requests.Follow(run="r", node=NODE, seq=self._seq, cursors=cursors, whole=self._whole)
-        return frames.encode_message(wire.request(1, Command.FOLLOW, encoding.to_wire(follow), 1))
+        return frames.encode_message(wire.make_request(1, Command.FOLLOW, asdict(follow), 1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.run.record import writer
 from tests.soak import followed, node, processes, restarts
 
@@ -39,7 +39,7 @@ def test_the_index_that_a_node_holds_stays_within_what_its_output_needs_however_
 
 
 def test_the_samples_that_a_node_holds_stay_within_64_mib_however_long_it_runs(played: node.Played) -> None:
-    assert played.after.disk["samples"] <= files.SAMPLES_KEPT + (4 << 20)
+    assert played.after.disk["samples"] <= run_files.MAX_SAMPLES_BYTES + (4 << 20)
 
 
 def test_the_journal_of_a_run_that_goes_well_stays_small_however_long_it_runs(played: node.Played) -> None:

@@ -14,7 +14,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clusterctl.agent.inject import status
-from clusterctl.agent.protocol import encoding, worker_status
 from clusterctl.agent.protocol import events as node_events
+from clusterctl.agent.protocol import worker_status
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.protocol.frames import Decoder, FrameError
+from clusterctl.agent.protocol.frames import FrameDecoder, FrameError
 from clusterctl.config.spec import ClusterSpec, HostSpec, StallSpec
 from clusterctl.door import answers, drawn, journal, samples
 from clusterctl.errors import ClusterctlError, ConfigError
@@ -82,7 +82,7 @@ def mutated(draw: st.DrawFn, good: Any) -> Any:
 
 STAMP = {"seq": 1, "wall": 1.0, "mono": 2.0, "boot": "b"}
 EVENTS = [
-    {**STAMP, "kind": event.KIND, **encoding.to_wire(event)}
+    {**STAMP, "kind": event.KIND, **asdict(event)}
     for event in (
         node_events.Prepared(0, [29500]),
         node_events.Started(0, 0, 0, 7, 8),
@@ -202,7 +202,7 @@ def line_of(value: Any) -> bytes:
 
 
 def frames(data: bytes) -> None:
-    decoder = Decoder(lambda: answers.MOST_MESSAGE)
+    decoder = FrameDecoder(lambda: answers.MOST_MESSAGE)
     for place in range(0, len(data), 7):
         list(decoder.feed(data[place : place + 7]))
 
@@ -242,8 +242,8 @@ def sampled(values: list[Any]) -> None:
 
 
 def status_file(value: Any) -> None:
-    told = worker_status.bounded(value)
-    worker_status.INSIDE(status._with_ages(told, 5.0))
+    told = worker_status.sanitize_status(value)
+    worker_status.validate_status_sample(status._with_ages(told, 5.0))
 
 
 def answered(pair: tuple[Command, Any]) -> None:

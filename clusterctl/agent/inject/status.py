@@ -30,7 +30,7 @@ def inside(status_dir: str, rank: int, now: float) -> WorkerStatusSample | None:
     """
     data = read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json"))
     try:
-        told = worker_status.bounded(json.loads(data)) if data else None
+        told = worker_status.sanitize_status(json.loads(data)) if data else None
     except (ValueError, RecursionError):  # user code may write anything anywhere; a bad file is no file
         return None
     process = proc.stat(told["pid"]) if told else None

@@ -13,7 +13,7 @@ import signal
 import time
 
 from clusterctl.agent.linux import spawn, syscalls
-from clusterctl.agent.protocol import commands, frames, refusals
+from clusterctl.agent.protocol import commands, frames, request_errors
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -85,7 +85,7 @@ def _do(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
         try:
             out.message({"result": task(out)})
         except Exception as error:
-            out.message({"error": refusals.refusal_of(error).answer(0)["error"]})
+            out.message({"error": request_errors.convert_to_request_error(error).answer(0)["error"]})
     finally:
         os._exit(0)
 
@@ -95,11 +95,13 @@ def outcome(messages: list[Message]) -> Outcome:
     last = messages[-1] if messages else {}
     if "error" in last:
         error = last["error"]
-        return refusals.RequestError(commands.ErrorKind(error["kind"]), error["message"], error["hint"])
+        return request_errors.RequestError(commands.ErrorKind(error["kind"]), error["message"], error["hint"])
     if "at" in last:
-        return refusals.failed(f"{last['at']} does not answer", "a file system may hang: `health` looks at each mount")
+        return request_errors.make_failed_error(
+            f"{last['at']} does not answer", "a file system may hang: `health` looks at each mount"
+        )
     result: Message | None = last.get("result")
-    return refusals.failed("the process that did it was killed") if result is None else result
+    return request_errors.make_failed_error("the process that did it was killed") if result is None else result
 
 
 def ask(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[Message]:
@@ -113,7 +115,7 @@ def ask(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[Message]:
     pid, fd = fork(task, keep)
     messages: list[Message] = []
     over = False
-    decoder, poll = frames.Decoder(), select.poll()
+    decoder, poll = frames.FrameDecoder(), select.poll()
     poll.register(fd, select.POLLIN)
     try:
         while not over and poll.poll(seconds * 1000):

@@ -36,7 +36,7 @@ class Channel:
         self._loop = loop
         self._read, self._write = read, write
         self._on_frame, self._on_close = on_frame, on_close
-        self._decoder = frames.Decoder()
+        self._decoder = frames.FrameDecoder()
         self._out: list[bytes] = []
         self.queued = 0
         self._open = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from clusterctl.agent.linux.syscalls import read_bytes
-from clusterctl.agent.protocol.values import value
+from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -16,7 +16,7 @@ _MOST_BYTES = 4 << 20
 _OCTAL = rb"\\([0-3][0-7]{2})"
 
 
-@value(frozen=True)
+@frozen_dataclass(frozen=True)
 class Mount:
     """A line of the mount table; see fstab(5).
 

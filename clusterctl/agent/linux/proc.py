@@ -10,7 +10,7 @@ import signal
 import time
 
 from clusterctl.agent.linux.syscalls import boottime, read_bytes
-from clusterctl.agent.protocol.values import value
+from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -42,7 +42,7 @@ def namespace(kind: str) -> str:
         return ""
 
 
-@value(frozen=True)
+@frozen_dataclass(frozen=True)
 class Identity:
     """A process that cannot be mistaken for a later one with the same pid.
 
@@ -55,7 +55,7 @@ class Identity:
     start_time: int
 
 
-@value(frozen=True)
+@frozen_dataclass(frozen=True)
 class Stat:
     """What `/proc/PID/stat` says; see proc_pid_stat(5)."""
 

@@ -8,7 +8,7 @@ import resource
 import signal
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.protocol.values import value
+from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -51,7 +51,7 @@ def with_programs_of(python: bytes, env: dict[bytes, bytes]) -> dict[bytes, byte
     return {**env, b"PATH": b":".join([folder, *places])}
 
 
-@value(frozen=True)
+@frozen_dataclass(frozen=True)
 class Program:
     """A program to run.
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from enum import Enum
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.agent.protocol.frames import Message
 
 
-PROTOCOL = 1
-BEAT_SECONDS = 5.0
-IDLE_SECONDS = 60.0
+PROTOCOL_VERSION = 1
+HEARTBEAT_INTERVAL_S = 5.0
+IDLE_TIMEOUT_S = 60.0
 
 
 class Command(str, Enum):
@@ -82,15 +82,15 @@ class Command(str, Enum):
 # run through, and its answer comes after that. In the stream of a TERMINAL or a TUNNEL bytes go both ways, on each side
 # at most WINDOW_BYTES more than the other has taken; Data without bytes is the end of what that side sends.
 
-AGENT_STREAMS = 1 << 31
+FIRST_AGENT_STREAM = 1 << 31
 
 
-def beat(number: int) -> Message:
+def make_heartbeat(number: int) -> Message:
     """Return a sign of life of the controller."""
     return {"beat": number}
 
 
-def beat_answer(number: int, wall: float, mono: float, boot: str) -> Message:
+def make_heartbeat_answer(number: int, wall: float, mono: float, boot: str) -> Message:
     """Return the agent's answer to a beat: its wall and monotonic clocks (seconds) and its boot id."""
     return {"beat": number, "wall": wall, "mono": mono, "boot": boot}
 
@@ -98,7 +98,7 @@ def beat_answer(number: int, wall: float, mono: float, boot: str) -> Message:
 WINDOW_BYTES = 256 * 1024
 """Bytes of a stream that goes both ways which may be under way, or wait where they go, on either side."""
 
-UNANSWERED = frozenset({Command.CREDIT, Command.REPLICATED, Command.CANCEL, Command.RESIZE, Command.TAKEN})
+COMMANDS_WITHOUT_ANSWER = frozenset({Command.CREDIT, Command.REPLICATED, Command.CANCEL, Command.RESIZE, Command.TAKEN})
 
 
 class ErrorKind(str, Enum):
@@ -111,16 +111,32 @@ class ErrorKind(str, Enum):
     FAILED = "failed"
 
 
-def request(identity: int, command: Command, arguments: Mapping[str, object], epoch: int | None) -> Message:
+def make_request(identity: int, command: Command, arguments: Mapping[str, object], epoch: int | None) -> Message:
     """Return a request; `epoch` is `None` only before a run has one."""
     return {"id": identity, "cmd": command.value, "args": arguments, "epoch": epoch}
 
 
-def reply(identity: int, result: Mapping[str, object]) -> Message:
+def make_answer(identity: int, result: Mapping[str, object]) -> Message:
     """Return the answer to the request of that id."""
     return {"id": identity, "result": result}
 
 
-def refusal(identity: int, kind: ErrorKind, message: str, hint: str | None = None) -> Message:
+def make_error_answer(identity: int, kind: ErrorKind, message: str, hint: str | None = None) -> Message:
     """Return the answer to a request that was not carried out."""
     return {"id": identity, "error": {"kind": kind.value, "message": message, "hint": hint}}
+
+
+NETWORK_INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""Which network a rank uses, by library."""
+
+LOGIN_VARIABLES = (
+    *NETWORK_INTERFACE_VARIABLES,
+    *("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE"),
+    *("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+    *("KERAS_BACKEND", "TF_CONFIG", "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"),
+    *("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+    *("KERAS_DISTRIBUTION_JOB_ADDRESSES", "KERAS_DISTRIBUTION_NUM_PROCESSES", "KERAS_DISTRIBUTION_PROCESS_ID"),
+)
+
+MAX_LOGIN_VALUE_CHARS = 1024
+"""Of a value; a longer one is cut off, which still tells it from ours."""

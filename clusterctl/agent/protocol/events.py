@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Union
 
-from clusterctl.agent.protocol.encoding import from_wire
+from clusterctl.agent.protocol.dataclass_json import parse_dataclass
 from clusterctl.agent.protocol.frames import FrameError
 
 # --- journal
@@ -214,4 +214,4 @@ def decode_record(record: Any) -> tuple[Stamp, Event] | None:
     if not isinstance(record, dict) or "kind" not in record:
         raise FrameError(f"not an event: {str(record)[:80]!r}")
     cls = _EVENTS.get(record["kind"])
-    return None if cls is None else (from_wire(Stamp, record), from_wire(cls, record))
+    return None if cls is None else (parse_dataclass(Stamp, record), parse_dataclass(cls, record))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 
 from clusterctl.agent.protocol import quick
-from clusterctl.agent.protocol.values import value
+from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Union
 
     Message = dict[str, Any]
-    """A JSON object on its way; `types` has what it may be."""
-    Frame = Union[Message, "Data"]
+    """A JSON object on its way; `command_types` has what it may be."""
+    Frame = Union[Message, "StreamData"]
 
 
-CREDIT_BYTES = 512 * 1024
+INITIAL_CREDIT_BYTES = 512 * 1024
 
-MAX_FRAME = 16 * 1024 * 1024
+MAX_FRAME_BYTES = 16 * 1024 * 1024
 
-MOST_VALUES = 1 << 21
+MAX_MESSAGE_VALUES = 1 << 21
 """Values that one message may hold: each costs many times its bytes in memory."""
 
 CHUNK_BYTES = 64 * 1024
@@ -40,8 +40,8 @@ _MESSAGE_KIND = 0
 _DATA_KIND = 1
 
 
-@value(frozen=True)
-class Data:
+@frozen_dataclass(frozen=True)
+class StreamData:
     """Raw bytes of a stream, which begin at `offset`."""
 
     stream: int
@@ -53,7 +53,7 @@ class FrameError(ValueError):
     """The peer sent something that is not a frame of ours."""
 
 
-class TooLargeError(ValueError):
+class FrameTooLargeError(ValueError):
     """There is more to say than a frame holds. The peer would take it for something that is not a frame of ours."""
 
 
@@ -64,8 +64,10 @@ def encode_message(message: Mapping[str, object]) -> bytes:
         TooLargeError: Its body would be over `MAX_FRAME`.
     """
     body = quick.dumps(message, ascii_only=False).encode("utf-8", "surrogateescape")
-    if len(body) > MAX_FRAME:
-        raise TooLargeError(f"the message has {len(body) / 2**20:.1f} MiB and may have at most {MAX_FRAME >> 20} MiB")
+    if len(body) > MAX_FRAME_BYTES:
+        raise FrameTooLargeError(
+            f"the message has {len(body) / 2**20:.1f} MiB and may have at most {MAX_FRAME_BYTES >> 20} MiB"
+        )
     return _HEADER.pack(len(body), _MESSAGE_KIND) + body
 
 
@@ -74,7 +76,7 @@ def encode_data(stream: int, offset: int, payload: bytes) -> bytes:
     return _HEADER.pack(_DATA.size + len(payload), _DATA_KIND) + _DATA.pack(stream, offset) + payload
 
 
-class Decoder:
+class FrameDecoder:
     """Cuts a byte stream into frames, however it was split on its way.
 
     Args:
@@ -99,7 +101,7 @@ class Decoder:
         position = 0
         while len(self._buffer) - position >= _HEADER.size:
             length, kind = _HEADER.unpack_from(self._buffer, position)
-            if kind not in (_MESSAGE_KIND, _DATA_KIND) or length > MAX_FRAME:
+            if kind not in (_MESSAGE_KIND, _DATA_KIND) or length > MAX_FRAME_BYTES:
                 raise FrameError(f"not a frame: {bytes(self._buffer[position : position + 80])!r}")
             if self._largest is not None and kind == _MESSAGE_KIND and length > self._largest():
                 raise FrameError(f"a message of {length} bytes, and {self._largest()} are the most now")
@@ -118,9 +120,9 @@ def _decode(kind: int, body: bytes) -> Frame:
         if len(body) < _DATA.size:
             raise FrameError(f"data without a stream: {body!r}")
         stream, offset = _DATA.unpack_from(body)
-        return Data(stream, offset, body[_DATA.size :])
-    if len(body) > MOST_VALUES and sum(body.count(mark) for mark in (b",", b"[", b"{")) > MOST_VALUES:
-        raise FrameError(f"a message with over {MOST_VALUES} values")
+        return StreamData(stream, offset, body[_DATA.size :])
+    if len(body) > MAX_MESSAGE_VALUES and sum(body.count(mark) for mark in (b",", b"[", b"{")) > MAX_MESSAGE_VALUES:
+        raise FrameError(f"a message with over {MAX_MESSAGE_VALUES} values")
     try:
         message = quick.loads(body.decode("utf-8", "surrogateescape"))
     except (ValueError, RecursionError) as error:

@@ -1,11 +1,27 @@
-"""What a run asks of a node."""
+"""The larger requests of a run to a node, as dataclasses, and the reasons for which a run is stopped."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
-from clusterctl.agent.protocol.frames import CREDIT_BYTES
+from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES
+
+
+class StopReason(str, Enum):
+    """Who or what asked for the end of an attempt."""
+
+    PEER_FAILED = "peer_failed"
+    CANCELLED = "cancelled"
+    STALLED = "stalled"
+    TIME_LIMIT = "time_limit"
+    FENCE = "fence"
+    NODE_LOST = "node_lost"
+    START_FAILED = "start_failed"
+    RESTART = "restart"
+    UNHEALTHY = "unhealthy"
+    PORT_TAKEN = "port_taken"
 
 
 @dataclass(frozen=True)
@@ -140,6 +156,6 @@ class Follow:
     node: str
     seq: int
     cursors: dict[str, int] = field(default_factory=dict)
-    credit: int = CREDIT_BYTES
+    credit: int = INITIAL_CREDIT_BYTES
     whole: int = 0
     pace: float = 0.0

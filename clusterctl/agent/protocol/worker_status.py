@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from clusterctl.agent.protocol import shapes
-from clusterctl.agent.protocol.shapes import flag, many, maybe, real, record, row, table, text, whole
+from clusterctl.agent.protocol import validators
+from clusterctl.agent.protocol.validators import (
+    boolean,
+    integer,
+    list_of,
+    mapping_of,
+    number,
+    object_of,
+    optional,
+    string,
+    tuple_of,
+)
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -12,66 +22,66 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol.sample_types import WorkerStatus
 
-PID = whole(0, (1 << 31) - 1)
-COUNT = whole(-(1 << 63), (1 << 63) - 1)
-_MOMENT = maybe(real())
-_SOFT = {
-    "frameworks": many(text(200), 64),
-    "facts": table(text(200), shapes.loose(3, 256, 200), 256),
-    "degraded": table(text(200), text(1024), 64),
+PID = integer(0, (1 << 31) - 1)
+COUNT = integer(-(1 << 63), (1 << 63) - 1)
+_TIME = optional(number())
+_DISPLAY_FIELDS = {
+    "frameworks": list_of(string(200), 64),
+    "facts": mapping_of(string(200), validators.any_json(3, 256, 200), 256),
+    "degraded": mapping_of(string(200), string(1024), 64),
 }
-_TOLD = {
+_REPORT_FIELDS = {
     "pid": PID,
-    "step": maybe(COUNT),
-    "source": maybe(text(200)),
+    "step": optional(COUNT),
+    "source": optional(string(200)),
     "beats": COUNT,
-    "seq": maybe(table(text(1024), row(COUNT, COUNT), 4096)),
-    "backend": maybe(text(200)),
-    "timeout_s": maybe(real(0.0)),
+    "seq": optional(mapping_of(string(1024), tuple_of(COUNT, COUNT), 4096)),
+    "backend": optional(string(200)),
+    "timeout_s": optional(number(0.0)),
 }
-_PACE = {"looks": COUNT, "held": COUNT}
-STATUS = record(
+_COLLECTIVE_FIELDS = {"looks": COUNT, "held": COUNT}
+validate_status = object_of(
     {
-        **_TOLD,
+        **_REPORT_FIELDS,
         "start_time": COUNT,
         "tid": PID,
-        "time": real(),
-        "progress_time": _MOMENT,
-        "main_time": _MOMENT,
-        "phase": maybe(record({"name": text(200), "since": real(), "limit_s": real(0.0)})),
+        "time": number(),
+        "progress_time": _TIME,
+        "main_time": _TIME,
+        "phase": optional(object_of({"name": string(200), "since": number(), "limit_s": number(0.0)})),
     },
-    _PACE,
+    _COLLECTIVE_FIELDS,
 )
 """The file, as the shim in a worker writes it."""
-INSIDE = record(
+validate_status_sample = object_of(
     {},
     {
-        **_TOLD,
-        **_PACE,
-        "age_s": _MOMENT,
-        "progress_age_s": _MOMENT,
-        "main_age_s": _MOMENT,
-        "phase": maybe(record({"name": text(200), "age_s": real(), "limit_s": real(0.0)})),
-        **{name: maybe(shape) for name, shape in _SOFT.items()},
-        "unseen": flag,
+        **_REPORT_FIELDS,
+        **_COLLECTIVE_FIELDS,
+        "age_s": _TIME,
+        "progress_age_s": _TIME,
+        "main_age_s": _TIME,
+        "phase": optional(object_of({"name": string(200), "age_s": number(), "limit_s": number(0.0)})),
+        **{name: optional(shape) for name, shape in _DISPLAY_FIELDS.items()},
+        "unseen": boolean,
     },
 )
 """What becomes of it in a sample."""
 
 
-def bounded(told: WorkerStatus) -> WorkerStatus:
+def sanitize_status(told: WorkerStatus) -> WorkerStatus:
     """Return a status file that fits; what only people read of it is left out where it does not.
 
     Raises:
         FrameError: It does not fit.
     """
-    STATUS(told)
-    return {**told, **{name: _soft(name, told.get(name)) for name in _SOFT}}  # type: ignore[typeddict-item]
+    validate_status(told)
+    return {**told, **{name: _sanitize_field(name, told.get(name)) for name in _DISPLAY_FIELDS}}  # type: ignore[typeddict-item]
 
 
-def _soft(name: str, value: Any) -> Any:
+def _sanitize_field(name: str, value: Any) -> Any:
     try:
-        _SOFT[name](value)
-    except shapes.MisfitError:
+        _DISPLAY_FIELDS[name](value)
+    except validators.ValidationError:
         return [] if name == "frameworks" else {}
     return value

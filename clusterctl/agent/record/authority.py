@@ -11,7 +11,7 @@ import os
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.protocol.commands import ErrorKind
-from clusterctl.agent.protocol.refusals import RequestError
+from clusterctl.agent.protocol.request_errors import RequestError
 
 
 def current(path: str) -> int:

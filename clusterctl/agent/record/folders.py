@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.protocol import refusals
+from clusterctl.agent.protocol import request_errors
 from clusterctl.agent.protocol.commands import ErrorKind
-from clusterctl.agent.protocol.listing import LINK_MODE
+from clusterctl.agent.protocol.file_list import LINK_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ def check_path(path: str) -> str:
     """
     parts = path.split("/")
     if not path or path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"not a path inside the workdir: {path!r}")
+        raise request_errors.RequestError(ErrorKind.BAD_REQUEST, f"not a path inside the workdir: {path!r}")
     return path
 
 
@@ -60,7 +60,7 @@ def make_workdir(folder: str) -> None:
             os.chmod(ours, 0o700)
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise refusals.failed(
+        raise request_errors.make_failed_error(
             f"cannot make the workdir {folder}: {error.strerror or error}",
             "set `workdir` of this host to a folder that its user can make there",
         ) from error
@@ -85,7 +85,7 @@ def refuse_without_space(folder: str, coming: Iterable[tuple[str, int]]) -> None
     free = _free(folder)
     if free is not None and max(needed, largest) > free:
         text = f"{folder} has {_mib(free)} free, and {_mib(max(needed, largest))} are to come"
-        raise refusals.refused(text, _MAKE_SPACE)
+        raise request_errors.make_refused_error(text, _MAKE_SPACE)
 
 
 _MAKE_SPACE = "free space there, or set `workdir` to a folder on another disk"
@@ -104,7 +104,7 @@ def _mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def not_written(folder: str, path: str, error: OSError, left: int = 0) -> refusals.RequestError:
+def not_written(folder: str, path: str, error: OSError, left: int = 0) -> request_errors.RequestError:
     """Return what to say of a file that cannot be written.
 
     Args:
@@ -115,10 +115,10 @@ def not_written(folder: str, path: str, error: OSError, left: int = 0) -> refusa
     """
     text = f"`{path}` cannot be written to {folder}: {error.strerror}"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return refusals.failed(text)
+        return request_errors.make_failed_error(text)
     free = _free(folder)
     room = "" if free is None else f"{_mib(free)} free, "
-    return refusals.refused(f"{text} ({room}{_mib(left)} still to come)", _MAKE_SPACE)
+    return request_errors.make_refused_error(f"{text} ({room}{_mib(left)} still to come)", _MAKE_SPACE)
 
 
 def unlink(name: str, parent: int) -> None:
@@ -160,7 +160,7 @@ def matching(workdir: str, pattern: str, *, links: bool = False) -> Iterator[tup
         RequestError: The pattern leads outside.
     """
     if os.path.isabs(pattern) or ".." in pattern.split("/"):
-        raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"not a pattern inside the workdir: {pattern!r}")
+        raise request_errors.RequestError(ErrorKind.BAD_REQUEST, f"not a pattern inside the workdir: {pattern!r}")
     top = os.path.realpath(workdir)
     for path in sorted(glob.glob(os.path.join(glob.escape(top), pattern), recursive=True)):
         if links or os.path.realpath(path).startswith(top.rstrip("/") + "/"):
@@ -344,7 +344,7 @@ class Receiver:
         view = memoryview(data)
         while view:
             if self.done or self._open is None:
-                raise refusals.RequestError(ErrorKind.BAD_REQUEST, "more data than the files announced")
+                raise request_errors.RequestError(ErrorKind.BAD_REQUEST, "more data than the files announced")
             part = view[: self._left]
             try:
                 syscalls.write_all(self._open[0], bytes(part))
@@ -377,7 +377,7 @@ class Receiver:
                 return
             self._finish()
 
-    def _not_written(self, error: OSError) -> refusals.RequestError:
+    def _not_written(self, error: OSError) -> request_errors.RequestError:
         path = self._files[self._number][0]
         left = self._left + sum(int(size) for _, size, *_ in self._files[self._number + 1 :])
         return not_written(self._tree.folder, path, error, left)
@@ -388,7 +388,7 @@ class Receiver:
             return
         if self._digest.hexdigest() != digest:
             self.abandon()
-            raise refusals.failed(f"`{path}` arrived with another content than announced")
+            raise request_errors.make_failed_error(f"`{path}` arrived with another content than announced")
         (fd, parent, temporary, name), self._open = self._open, None
         try:
             try:
@@ -405,14 +405,14 @@ class Receiver:
             make_way(name, parent)
             os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
             self._hashes[path] = [info.st_size, info.st_mtime_ns, info.st_ino, digest]
-        except refusals.RequestError:
+        except request_errors.RequestError:
             unlink(temporary, parent)
             raise
         except OSError as error:
             unlink(temporary, parent)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._not_written(error) from error
-            raise refusals.failed(f"`{path}` cannot be put in place: {error.strerror}") from error
+            raise request_errors.make_failed_error(f"`{path}` cannot be put in place: {error.strerror}") from error
         finally:
             os.close(parent)
         self._all.update(f"{path}\0{mode}\0{digest}\n".encode("utf-8", "surrogateescape"))
@@ -443,7 +443,7 @@ def _inside(path: str, target: bytes) -> bytes:
     """
     reached = os.path.normpath(os.path.join(os.path.dirname(os.fsencode(path)), target))
     if reached.startswith(b"/") or f"{os.fsdecode(reached)}/".startswith("../") or not target:
-        raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"`{path}` is a link that leads out of the workdir")
+        raise request_errors.RequestError(ErrorKind.BAD_REQUEST, f"`{path}` is a link that leads out of the workdir")
     return target
 
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.agent.record import timeindex
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ def plain(path: str, name: str, offset: int, length: int) -> Piece:
 
 
 def _first_of(name: str, fd: int, size: int) -> int:
-    if name == files.SAMPLES_FILE:
-        return files.first_kept(size, files.SAMPLES_KEPT)
-    return timeindex.first_valid(fd, size) if name.endswith(files.INDEX_ENDING) else 0
+    if name == run_files.SAMPLES_FILE:
+        return run_files.find_first_kept_byte(size, run_files.MAX_SAMPLES_BYTES)
+    return timeindex.first_valid(fd, size) if name.endswith(run_files.INDEX_SUFFIX) else 0
 
 
 def _look(fd: int, tallies: Tallies, rank: int) -> tuple[Tally, int | None]:

@@ -15,9 +15,9 @@ import stat
 
 from clusterctl.agent.linux import filesystems
 from clusterctl.agent.linux.syscalls import read_bytes
-from clusterctl.agent.protocol import files
-from clusterctl.agent.protocol.refusals import RootError
-from clusterctl.agent.protocol.values import value
+from clusterctl.agent.protocol import run_files
+from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
+from clusterctl.agent.protocol.request_errors import StateRootError
 
 # Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
@@ -63,14 +63,16 @@ def state_root() -> str:
         info = os.lstat(root)
         if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode):
             what = f"belongs to uid {info.st_uid}" if stat.S_ISDIR(info.st_mode) else "is not a folder"
-            raise RootError(f"{root} {what}", "set XDG_STATE_HOME to a folder of your own on a local disk")
+            raise StateRootError(f"{root} {what}", "set XDG_STATE_HOME to a folder of your own on a local disk")
         if info.st_mode & 0o022:
             # As a umask of 002 leaves it; whoever may write here could put a run's folder in place of another.
             os.chmod(root, 0o700)
         _try_to_write(root)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RootError(f"cannot keep state in {root}: {reason}", "set XDG_STATE_HOME to a local folder") from error
+        raise StateRootError(
+            f"cannot keep state in {root}: {reason}", "set XDG_STATE_HOME to a local folder"
+        ) from error
     return root
 
 
@@ -93,7 +95,7 @@ def _safe(name: str) -> str:
     return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted
 
 
-@value(frozen=True)
+@frozen_dataclass(frozen=True)
 class RunDir:
     """The directory of one run on one node. Paths only: it makes nothing by itself.
 
@@ -142,12 +144,12 @@ class RunDir:
     @property
     def journal(self) -> str:
         """The journal."""
-        return self.file(files.JOURNAL_FILE)
+        return self.file(run_files.JOURNAL_FILE)
 
     @property
     def samples(self) -> str:
         """The samples."""
-        return self.file(files.SAMPLES_FILE)
+        return self.file(run_files.SAMPLES_FILE)
 
     @property
     def prepare(self) -> str:

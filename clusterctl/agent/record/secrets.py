@@ -9,7 +9,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.protocol import refusals
+from clusterctl.agent.protocol import request_errors
 from clusterctl.agent.record import rundir
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def recall(run: RunDir, start: Start, tell: Callable[[str], None]) -> Start:
         return start
     secrets = syscalls.read_json(place) if place is not None else None
     if secrets is None:
-        raise refusals.refused(
+        raise request_errors.make_refused_error(
             f"the secrets of run {run.run} are not kept on this node: {', '.join(listed['names'])}",
             "only the controller that was given them can restart it: start the run anew",
         )

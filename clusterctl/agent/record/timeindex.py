@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 
 if TYPE_CHECKING:
     from typing import Callable
 
-_RECORD = files.INDEX_RECORD
+_RECORD = run_files.INDEX_RECORD
 _BLOCK = 4096
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.protocol import refusals
+from clusterctl.agent.protocol import request_errors
 from clusterctl.agent.record.folders import (
     Receiver,
     Tree,
@@ -155,7 +155,7 @@ class Workspace(Tree):
         changed = found.changed
         if changed and live is not None:
             many = f"{len(changed)} files" if len(changed) > 1 else "1 file"
-            raise refusals.refused(
+            raise request_errors.make_refused_error(
                 f"run {live} uses {self.folder}, and {many} would change under it, `{changed[0]}` first",
                 f"wait for it, `clusterctl down {live}`, or set another `workdir`",
             )

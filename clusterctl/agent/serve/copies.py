@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import refusals
+from clusterctl.agent.protocol import request_errors
 from clusterctl.agent.record import folders, rundir, workspace
 from clusterctl.agent.serve.summary import summary
 
@@ -29,7 +29,9 @@ def lacking(asked: command_types.CopyArguments, entries: list[list[Any]], root: 
     folder, name = _place(asked)
     files = named(entries, name)
     if name is not None and os.path.exists(f"{folder}/{name}") and any("/" in path for path, *_ in files):
-        raise refusals.refused(f"{folder}/{name} is a file, and a folder is to be copied there", "choose another name")
+        raise request_errors.make_refused_error(
+            f"{folder}/{name} is a file, and a folder is to be copied there", "choose another name"
+        )
     need = _differing(folders.Tree(folder), files)
     _refuse_under_live_runs(root, {os.path.join(os.path.realpath(folder), files[number][0]) for number in need})
     folders.refuse_without_space(folder, [(files[number][0], files[number][1]) for number in need])
@@ -53,7 +55,9 @@ def _place(asked: command_types.CopyArguments) -> tuple[str, str | None]:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise refusals.refused(f"cannot make the folder {folder}: {error.strerror or error}") from error
+        raise request_errors.make_refused_error(
+            f"cannot make the folder {folder}: {error.strerror or error}"
+        ) from error
     return folder, name
 
 
@@ -77,7 +81,9 @@ def _refuse_under_live_runs(root: str, wanted: set[str]) -> None:
         for path in workspace.Workspace(folder, root).brought():
             if os.path.join(folder, path) in wanted:
                 hint = f"`clusterctl down {run.run}`, wait for it, or copy to another place"
-                raise refusals.refused(f"{folder}/{path} is code that run {run.run} was started with", hint)
+                raise request_errors.make_refused_error(
+                    f"{folder}/{path} is code that run {run.run} was started with", hint
+                )
 
 
 class Watch:
@@ -104,7 +110,7 @@ class Watch:
             whole = os.path.join(self._folder, path)
             if place.stamp() != self._stamps[place.folder] and os.path.relpath(whole, place.folder) in place.brought():
                 text = f"{whole} is code that a sync has brought while this copy went on"
-                raise refusals.refused(text, "copy it again once no run needs it, or to another place")
+                raise request_errors.make_refused_error(text, "copy it again once no run needs it, or to another place")
 
     def _places(self, path: str) -> list[workspace.Workspace]:
         """Return every folder in which a path lies, as that of a sync."""

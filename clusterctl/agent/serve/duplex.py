@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.linux.channel import Channel
     from clusterctl.agent.linux.loop import Loop
-    from clusterctl.agent.protocol.frames import Data
+    from clusterctl.agent.protocol.frames import StreamData
 
 
 class Duplex:
@@ -84,7 +84,7 @@ class Duplex:
 
     # --- from the controller
 
-    def take(self, data: Data) -> None:
+    def take(self, data: StreamData) -> None:
         """Give bytes to the descriptor; none at all are the end of them.
 
         Raises:

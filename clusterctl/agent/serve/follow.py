@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.protocol import events, frames, requests
-from clusterctl.agent.protocol import files as protocol_files
+from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.agent.record import journal, output_reader, state
 from clusterctl.agent.record.tally import Tallies
 
@@ -98,12 +98,12 @@ class Follower:
             self._notifier.watch(self.run.attempt(event.attempt))
             self._tallies[event.attempt] = Tallies(self.run.attempt(event.attempt))
         elif isinstance(event, events.Started):
-            self._add(protocol_files.output_file(event.attempt, event.rank), event.attempt, event.rank)
-            self._add(protocol_files.index_file(event.attempt, event.rank), event.attempt)
+            self._add(protocol_files.format_output_path(event.attempt, event.rank), event.attempt, event.rank)
+            self._add(protocol_files.format_index_path(event.attempt, event.rank), event.attempt)
         elif isinstance(event, events.Swept) and not event.remaining:
             self._over.add(event.attempt)
         elif isinstance(event, events.Dropped):
-            file = self._files.get(protocol_files.output_file(event.attempt, event.rank))
+            file = self._files.get(protocol_files.format_output_path(event.attempt, event.rank))
             if file is not None:
                 file.first_valid = max(file.first_valid, event.first_valid)
 

@@ -10,7 +10,7 @@ import time
 from clusterctl.agent.linux import addresses, aside, cgroup, gpus, proc
 from clusterctl.agent.linux.logind import logind
 from clusterctl.agent.linux.syscalls import read_bytes
-from clusterctl.agent.protocol import commands, logins
+from clusterctl.agent.protocol import commands
 from clusterctl.agent.record import rundir
 
 # Not from `typing`, whose import would be a good part of an agent's start.
@@ -27,7 +27,7 @@ def hello(root: str) -> HelloAnswer:
     user, home, shell = account()
     network_home = rundir.is_network(home)
     return {
-        "protocol": commands.PROTOCOL,
+        "protocol": commands.PROTOCOL_VERSION,
         "version": _version(),
         "python": sys.executable,
         "python_version": sys.version.split()[0],
@@ -58,14 +58,14 @@ def hello(root: str) -> HelloAnswer:
 
 def _login(home: str, network_home: bool) -> dict[str, str]:
     """Return what the login sets of the variables that ranks are given, and of NCCL's also what its files set."""
-    found = {name: os.environ[name] for name in logins.VARIABLES if name in os.environ}
+    found = {name: os.environ[name] for name in commands.LOGIN_VARIABLES if name in os.environ}
     files = ["/etc/nccl.conf"] if network_home else ["/etc/nccl.conf", f"{home}/.nccl.conf"]
     if any(os.path.exists(path) for path in files):
         from clusterctl.agent.facts import host
 
         of_files = host.read_nccl_conf(files)
-        found = {**{name: value for name, value in of_files.items() if name in logins.VARIABLES}, **found}
-    return {n: v.encode("utf-8", "replace").decode()[: logins.MOST_CHARACTERS] for n, v in found.items()}
+        found = {**{name: value for name, value in of_files.items() if name in commands.LOGIN_VARIABLES}, **found}
+    return {n: v.encode("utf-8", "replace").decode()[: commands.MAX_LOGIN_VALUE_CHARS] for n, v in found.items()}
 
 
 def _reached_at() -> str | None:

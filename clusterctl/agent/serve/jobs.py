@@ -196,7 +196,7 @@ class Jobs:
         """
         pid, read = aside.fork(task, keep)
         os.set_blocking(read, False)
-        decoder = frames.Decoder()
+        decoder = frames.FrameDecoder()
         answer: list[Message] = []
 
         def end() -> None:
@@ -226,14 +226,14 @@ class Jobs:
             aside.kill(pid)
             end()
 
-    def _pass_on(self, read: int, decoder: frames.Decoder, answer: list[Message]) -> bool:
+    def _pass_on(self, read: int, decoder: frames.FrameDecoder, answer: list[Message]) -> bool:
         """Send on the data that a fork gives, and keep its messages; return whether more may come."""
         try:
             data = os.read(read, 1 << 18)
         except BlockingIOError:
             return True
         for frame in decoder.feed(data):
-            if isinstance(frame, frames.Data):
+            if isinstance(frame, frames.StreamData):
                 self._channel.send_data(frame.stream, frame.offset, frame.payload)
             else:
                 answer.append(frame)

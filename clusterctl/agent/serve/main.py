@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str]) -> NoReturn:
     """Serve on stdin and stdout, and end. `--idle SECONDS` changes how long silence is borne."""
-    idle = float(arguments[1]) if arguments[:1] == ["--idle"] else commands.IDLE_SECONDS
+    idle = float(arguments[1]) if arguments[:1] == ["--idle"] else commands.IDLE_TIMEOUT_S
     read, write = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

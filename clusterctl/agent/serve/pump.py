@@ -31,7 +31,7 @@ class Pump:
         self._followers: dict[tuple[str, str], Follower] = {}
         self._notifier = Notifier(loop, self.wake)
         self._credit = 0
-        self._stream = commands.AGENT_STREAMS
+        self._stream = commands.FIRST_AGENT_STREAM
         self._dirty = False
         self._pace = self._next = 0.0
         self._then: Timer | None = None

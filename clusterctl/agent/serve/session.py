@@ -8,7 +8,7 @@ import time
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.channel import Channel
 from clusterctl.agent.linux.loop import Loop
-from clusterctl.agent.protocol import commands, frames, refusals
+from clusterctl.agent.protocol import commands, frames, request_errors
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.record import authority, rundir
 from clusterctl.agent.record.rundir import RunDir
@@ -50,7 +50,7 @@ class Session:
         self._root: str | None = None
         self.channel = Channel(self.loop, read, write, self._frame, lambda _why: self.end())
         self.jobs = Jobs(self.loop, self.channel)
-        self.data_handlers: dict[int, Callable[[frames.Data], None]] = {}
+        self.data_handlers: dict[int, Callable[[frames.StreamData], None]] = {}
         self._holds: Holds | None = None
         self._links: dict[tuple[str, str], Link] = {}
         self._states: States | None = None
@@ -84,14 +84,16 @@ class Session:
     def _frame(self, frame: frames.Frame) -> None:
         self._heard = time.monotonic()
         self._keep_leases()
-        if isinstance(frame, frames.Data):
+        if isinstance(frame, frames.StreamData):
             handler = self.data_handlers.get(frame.stream)
             if handler is not None:
                 handler(frame)
         elif "cmd" in frame:
             self._request(frame)
         elif "beat" in frame:
-            self.channel.send(commands.beat_answer(frame["beat"], time.time(), time.monotonic(), proc.boot_id()))
+            self.channel.send(
+                commands.make_heartbeat_answer(frame["beat"], time.time(), time.monotonic(), proc.boot_id())
+            )
 
     def _request(self, frame: Message) -> None:
         identity = int(frame.get("id") or 0)
@@ -102,23 +104,23 @@ class Session:
         except Exception as error:
             self.answer_error(identity, error)
             return
-        if result is not None and command not in commands.UNANSWERED:
+        if result is not None and command not in commands.COMMANDS_WITHOUT_ANSWER:
             self.answer(identity, result)
 
     def answer(self, identity: int, result: Mapping[str, object]) -> None:
         """Answer a request, in words where no frame holds the answer."""
         try:
-            self.channel.send(commands.reply(identity, result))
-        except frames.TooLargeError as error:
+            self.channel.send(commands.make_answer(identity, result))
+        except frames.FrameTooLargeError as error:
             self.answer_error(identity, error)
 
     def answer_error(self, identity: int, error: Exception) -> None:
         """Answer a request that went wrong."""
-        if not isinstance(error, refusals.FORESEEN):
+        if not isinstance(error, request_errors.EXPECTED_ERRORS):
             import traceback
 
             traceback.print_exc()
-        self.channel.send(refusals.refusal_of(error).answer(identity))
+        self.channel.send(request_errors.convert_to_request_error(error).answer(identity))
 
     def work(self, identity: int, task: Task) -> None:
         """Do something in a fork and answer the request with what comes of it."""
@@ -165,7 +167,9 @@ class Session:
         """
         run = self.run_of(asked)
         if not os.path.isdir(run.path):
-            raise refusals.RequestError(ErrorKind.NOT_FOUND, f"no run {run.run} of node {run.node} on this machine")
+            raise request_errors.RequestError(
+                ErrorKind.NOT_FOUND, f"no run {run.run} of node {run.node} on this machine"
+            )
         return run
 
     def admit(self, run: RunDir, epoch: int | None) -> None:
@@ -179,7 +183,7 @@ class Session:
         key = (run.run, run.node)
         try:
             authority.admit(run.epoch, int(epoch))
-        except refusals.RequestError:
+        except request_errors.RequestError:
             self._leave(key)
             raise
         if key not in self._held:
@@ -234,7 +238,7 @@ class Session:
     def _forwarder(self, command: Command) -> Handler:
         def forward(identity: int, asked: Any, epoch: int | None) -> Result:
             if epoch is None:
-                raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"`{command.value}` needs an epoch")
+                raise request_errors.RequestError(ErrorKind.BAD_REQUEST, f"`{command.value}` needs an epoch")
             if command is Command.PREPARE:
                 run = self.run_of(asked)
                 run.make()
@@ -284,13 +288,13 @@ class Session:
 
     def _follow(self, _identity: int, asked: Any, epoch: int | None) -> Result:
         # With what dataclasses import, it would be half of an agent's start.
-        from clusterctl.agent.protocol import encoding, requests
+        from clusterctl.agent.protocol import dataclass_json, requests
 
-        follow = encoding.from_wire(requests.Follow, asked)
+        follow = dataclass_json.parse_dataclass(requests.Follow, asked)
         run = self.known_run(asked)
         self.admit(run, epoch)
         if not os.path.exists(run.journal):
-            raise refusals.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} was not prepared on this node")
+            raise request_errors.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} was not prepared on this node")
         self._pump.follow(run, follow)
         if epoch is not None and self._needs_supervisor((run.run, run.node)):
             self.link(run).ensure()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Callable
 from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.channel import Channel
 from clusterctl.agent.members import guardians
-from clusterctl.agent.protocol import commands, frames, refusals
+from clusterctl.agent.protocol import commands, frames, request_errors
 from clusterctl.agent.serve import rescue
 from clusterctl.agent.supervisor import starting
 
@@ -84,7 +84,7 @@ class Link:
     def tell(self, command: commands.Command, asked: Mapping[str, object], epoch: int | None) -> None:
         """Send something that needs no answer, if a supervisor is there."""
         if self._channel is not None:
-            self._channel.send(commands.request(0, command, asked, epoch))
+            self._channel.send(commands.make_request(0, command, asked, epoch))
 
     def ensure(self) -> None:
         """Have a supervisor, now or soon."""
@@ -123,7 +123,7 @@ class Link:
             pending.tries += 1
             self._number += 1
             self._waiting[self._number] = pending
-            self._channel.send(commands.request(self._number, pending.command, pending.asked, pending.epoch))
+            self._channel.send(commands.make_request(self._number, pending.command, pending.asked, pending.epoch))
 
     def _received(self, frame: frames.Frame) -> None:
         if isinstance(frame, dict):
@@ -139,7 +139,11 @@ class Link:
         self._waiting.clear()
         for pending in again:
             if pending.tries >= _TRIES:
-                pending.done(refusals.failed(f"the supervisor ended {_TRIES} times{self._last_words()}").answer(0))
+                pending.done(
+                    request_errors.make_failed_error(f"the supervisor ended {_TRIES} times{self._last_words()}").answer(
+                        0
+                    )
+                )
         self._queue[:0] = [pending for pending in again if not pending.answered]
         if not self._closed and (self._queue or self._wanted()):
             self._later()
@@ -177,10 +181,10 @@ class Link:
         stuck = f"the supervisor of run {self._run.run} is stuck in the kernel" + (f" in {place}" if place else "")
         if pending.command is commands.Command.STOP:
             rescue.sweep(self._run, float(pending.asked.get("grace") or 0.0))
-            pending.done(commands.reply(0, {"why": stuck}))
+            pending.done(commands.make_answer(0, {"why": stuck}))
         else:
             pending.done(
-                refusals.failed(
+                request_errors.make_failed_error(
                     stuck, "it ends when what it waits for answers; the machine may have to be restarted"
                 ).answer(0)
             )
@@ -221,4 +225,4 @@ class Link:
         queue, self._queue = self._queue, []
         for pending in queue:
             with contextlib.suppress(OSError):
-                pending.done(refusals.failed(message).answer(0))
+                pending.done(request_errors.make_failed_error(message).answer(0))

@@ -7,11 +7,11 @@ who tidied up, leaves empty ones or none.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.protocol import encoding, frames, requests
+from clusterctl.agent.protocol import dataclass_json, frames, requests
 from clusterctl.agent.record import rank_files
 from clusterctl.agent.supervisor import workers
 
@@ -40,7 +40,7 @@ def prepared(run: RunDir, state: NodeState) -> tuple[requests.Prepare, str]:
     """Return what the newest attempt was prepared with, and its interpreter: empty where nothing more can start."""
     stored = syscalls.read_json(run.prepare) or {}
     try:
-        prepare = encoding.from_wire(requests.Prepare, stored)
+        prepare = dataclass_json.parse_dataclass(requests.Prepare, stored)
     except frames.FrameError:
         prepare = requests.Prepare(run.run, run.node, -1, workdir="/", health_seconds=0.0)
     if prepare.attempt == state.attempt:
@@ -72,5 +72,5 @@ def store(run: RunDir, prepare: requests.Prepare, interpreter: str) -> None:
     Raises:
         OSError: No space, or not writable.
     """
-    value: dict[str, Any] = {**encoding.to_wire(prepare), "interpreter": interpreter}
+    value: dict[str, Any] = {**asdict(prepare), "interpreter": interpreter}
     syscalls.write_json(run.prepare, value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from clusterctl.agent.inject import status
 from clusterctl.agent.linux import cgroup, ports, proc, syscalls
 from clusterctl.agent.members import sweep
-from clusterctl.agent.protocol import encoding, events, reasons, refusals, requests
+from clusterctl.agent.protocol import dataclass_json, events, request_errors, requests
 from clusterctl.agent.record import rank_files
 from clusterctl.agent.supervisor import adoption, claims, ends, ladder, torchrun, waiter, workers
 from clusterctl.agent.supervisor.ending import Ending, Parts
@@ -90,12 +90,12 @@ class Attempt:
                 self._make_folders()
                 adoption.store(self._run, self.prepare, self.python)
             except (claims.ClaimError, ports.PortError) as error:
-                raise refusals.refused(str(error)) from error
+                raise request_errors.make_refused_error(str(error)) from error
             except OSError as error:
                 if syscalls.is_full(error):
                     whose = "1 worker" if len(self.prepare.ranks) == 1 else f"{len(self.prepare.ranks)} workers"
-                    raise refusals.refused(f"no space left for the output of {whose}") from error
-                raise refusals.refusal_of(error) from error
+                    raise request_errors.make_refused_error(f"no space left for the output of {whose}") from error
+                raise request_errors.convert_to_request_error(error) from error
             undo.pop_all()
         self.ports.release_others()
 
@@ -121,16 +121,18 @@ class Attempt:
             RequestError: The attempt is ending or has ended, or a worker could not be started.
         """
         if self.ending.since is not None or self.ending.swept:
-            raise refusals.refused(f"attempt {self.number} is stopped on this node already")
+            raise request_errors.make_refused_error(f"attempt {self.number} is stopped on this node already")
         if not self.python:
-            raise refusals.refused(f"what attempt {self.number} was prepared with is lost on this node")
+            raise request_errors.make_refused_error(
+                f"what attempt {self.number} was prepared with is lost on this node"
+            )
         try:
             self.claims.take(self.prepare.gpus)
         except claims.ClaimError as error:
-            raise refusals.refused(str(error)) from error
+            raise request_errors.make_refused_error(str(error)) from error
         if start.inject and not workers.install_shim(self._run):
             start = dataclasses.replace(start, inject=False)
-        planned = [encoding.from_wire(requests.WorkerStart, one) for one in start.workers]
+        planned = [dataclass_json.parse_dataclass(requests.WorkerStart, one) for one in start.workers]
         self.started = True
         self.watch_ports(self.ports.numbers)
         if self.ledger.cgroup is None:
@@ -209,7 +211,7 @@ class Attempt:
         intruder = self._watched_ports.look(now)
         if intruder is not None:
             self._alarm(events.PORT_TAKEN, intruder)
-            self.ending.stop(self.prepare.grace, reasons.StopReason.PORT_TAKEN.value)
+            self.ending.stop(self.prepare.grace, requests.StopReason.PORT_TAKEN.value)
 
     def look_at_groups(self) -> None:
         """Tell in which process group the workers of this node are, once they are in one."""
@@ -267,7 +269,7 @@ class Attempt:
 
     def _exited(self, worker: Worker, said: ExitRecord) -> None:
         if (since := rank_files.fenced_since(self._run.fence(self.number), said)) is not None:
-            self.ending.fenced(since, reasons.StopReason.FENCE.value, self.prepare.grace)
+            self.ending.fenced(since, requests.StopReason.FENCE.value, self.prepare.grace)
         self._let_go(worker)
         event = self._exit_event(worker, said)
         self._record(event)
@@ -277,7 +279,7 @@ class Attempt:
             # First: one that finds its port taken has only the name of the error.
             self.look_at_ports()
         if failed and not event.stopped and self.living and self.ending.since is None:
-            self.ending.stop(self.prepare.grace, reasons.StopReason.PEER_FAILED.value)
+            self.ending.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
 
     def _let_go(self, worker: Worker) -> None:
         """Watch no longer over a worker that has ended."""
@@ -353,7 +355,7 @@ class Attempt:
                 self._record(dataclasses.replace(event, rank=rank, stopped=event.stopped or rank != launcher.rank))
         if self.living and self.ending.since is None:
             self._alarm("launcher", "the launcher of this node has ended before its workers")
-            self.ending.stop(self.prepare.grace, reasons.StopReason.PEER_FAILED.value)
+            self.ending.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
 
     # --- the end
 

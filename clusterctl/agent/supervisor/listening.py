@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Union
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.linux.channel import Channel
-from clusterctl.agent.protocol import commands, frames, refusals
+from clusterctl.agent.protocol import commands, frames, request_errors
 
 if TYPE_CHECKING:
     import socket
@@ -68,13 +68,13 @@ class Peers:
             result = action()
         except Exception as error:
             # `serve` has read the request before: what is missing now may well be missed by a mistake of ours.
-            if not isinstance(error, (refusals.RequestError, frames.FrameError, OSError)):
+            if not isinstance(error, (request_errors.RequestError, frames.FrameError, OSError)):
                 self._say(traceback.format_exc())
-            message = refusals.refusal_of(error).answer(identity)
+            message = request_errors.convert_to_request_error(error).answer(identity)
         else:
             if isinstance(result, Later):
                 result.give = lambda action: self._give(channel, identity, action)
                 return
-            message = commands.reply(identity, result)
+            message = commands.make_answer(identity, result)
         if identity:
             channel.send(message)

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.agent.record import timeindex
 from clusterctl.agent.record.tally import UNKNOWN_FLOOR, Tallies
 
@@ -190,7 +190,7 @@ class OpenOutput(Output):
     # --- the index
 
     def _open_index(self) -> None:
-        record = files.INDEX_RECORD
+        record = run_files.INDEX_RECORD
         self._index_size = os.fstat(self._index).st_size // record.size * record.size
         os.ftruncate(self._index, self._index_size)
         self._index_reserved = self._index_size
@@ -202,7 +202,7 @@ class OpenOutput(Output):
         new, now = self.tally.size - self._indexed, time.monotonic()
         if not new or not (last or new >= _INDEX_BYTES or now - self._indexed_at >= _INDEX_SECONDS):
             return
-        record = files.INDEX_RECORD.pack(self.tally.size, time.time())
+        record = run_files.INDEX_RECORD.pack(self.tally.size, time.time())
         try:
             syscalls.write_all(self._index, record)
             self._index_size += len(record)

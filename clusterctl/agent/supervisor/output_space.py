@@ -13,7 +13,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Callable
 
-from clusterctl.agent.protocol import events, files
+from clusterctl.agent.protocol import events, run_files
 from clusterctl.agent.record.tally import Tallies
 from clusterctl.agent.supervisor.output import BLOCK, TAIL, OpenOutput, Output
 
@@ -188,8 +188,8 @@ class Outputs:
 
     def replicated_file(self, name: str, offset: int) -> None:
         """Take note that the head has the beginning of a file, whatever it is."""
-        output = files.attempt_and_rank(name)
-        index = files.attempt_and_rank(name, files.index_file)
+        output = run_files.parse_attempt_and_rank(name)
+        index = run_files.parse_attempt_and_rank(name, run_files.format_index_path)
         if output is not None:
             self.replicated(*output, offset)
         elif index is not None:

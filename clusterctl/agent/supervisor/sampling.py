@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.linux import aside, relaunch, syscalls
-from clusterctl.agent.protocol import files, frames
+from clusterctl.agent.protocol import frames, run_files
 from clusterctl.agent.watch import activity
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Samples:
         most: Bytes to keep.
     """
 
-    def __init__(self, path: str, most: int = files.SAMPLES_KEPT) -> None:
+    def __init__(self, path: str, most: int = run_files.MAX_SAMPLES_BYTES) -> None:
         self._most = most
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -56,8 +56,8 @@ class Samples:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, before)
             return
-        first = files.first_kept(before + len(line), self._most)
-        if first != files.first_kept(before, self._most):
+        first = run_files.find_first_kept_byte(before + len(line), self._most)
+        if first != run_files.find_first_kept_byte(before, self._most):
             with contextlib.suppress(OSError):
                 syscalls.punch(self._fd, 0, first)
 
@@ -104,7 +104,7 @@ class Activity:
         self._steadiness = Steadiness()
         self._ranks: frozenset[int] = frozenset()
         self._child: tuple[int, int] | None = None
-        self._decoder = frames.Decoder()
+        self._decoder = frames.FrameDecoder()
         self._not_before = 0.0
 
     def keep_up(self) -> None:
@@ -121,7 +121,7 @@ class Activity:
         self._not_before = time.monotonic() + _RESTART_SECONDS
         with contextlib.suppress(OSError):
             self._child = aside.fork(self._task())
-            self._decoder = frames.Decoder()
+            self._decoder = frames.FrameDecoder()
             os.set_blocking(self._child[1], False)
             self._loop.on_readable(self._child[1], self._readable)
 

@@ -17,7 +17,7 @@ from clusterctl.agent import inject
 from clusterctl.agent.linux import ports, proc, relaunch
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.members import guardians, marks
-from clusterctl.agent.protocol import commands, encoding, events, reasons, refusals, requests
+from clusterctl.agent.protocol import commands, dataclass_json, events, request_errors, requests
 from clusterctl.agent.record import authority, durable, journal, keeping, rank_files, seat, secrets
 from clusterctl.agent.record.state import apply, fold
 from clusterctl.agent.supervisor import adoption, claims, listening, sampling, torchrun, workers
@@ -99,7 +99,7 @@ class Supervisor:
 
     def _record(self, event: events.Event) -> events.Stamp:
         stamp = self._journal.append(event)
-        if isinstance(event, events.Stopping) and event.reason == reasons.StopReason.FENCE.value:
+        if isinstance(event, events.Stopping) and event.reason == requests.StopReason.FENCE.value:
             # Nobody may ever come back for them.
             secrets.forget(self._run)
             self._forking.close()
@@ -212,7 +212,7 @@ class Supervisor:
         if attempt is not None and not attempt.ending.swept:
             limit = attempt.prepare.stop_after
             if limit is not None and age > limit and attempt.ending.since is None:
-                attempt.ending.stop(attempt.prepare.grace, reasons.StopReason.FENCE.value)
+                attempt.ending.stop(attempt.prepare.grace, requests.StopReason.FENCE.value)
         busy = attempt is not None and attempt.started and not attempt.ending.swept
         # Without an attempt there is nothing to lose: who asked for one has left, or was refused.
         if not busy and self._peers.count == 0 and (self._ending or attempt is None or age > _UNATTENDED_SECONDS):
@@ -262,21 +262,27 @@ class Supervisor:
         for name, action in self._commands.items():
             if command == name.value:
                 return action(arguments)
-        raise refusals.RequestError(commands.ErrorKind.BAD_REQUEST, f"the supervisor knows no command {command!r}")
+        raise request_errors.RequestError(
+            commands.ErrorKind.BAD_REQUEST, f"the supervisor knows no command {command!r}"
+        )
 
     # --- commands
 
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        prepare = encoding.from_wire(requests.Prepare, arguments)
+        prepare = dataclass_json.parse_dataclass(requests.Prepare, arguments)
         if self._state.finished is not None:
-            raise refusals.refused(f"run {self._run.run} is finished on this node")
+            raise request_errors.make_refused_error(f"run {self._run.run} is finished on this node")
         attempt = self._attempt
         if attempt is not None and not attempt.ending.swept:
             if prepare.attempt != attempt.number or attempt.ending.since is not None:
-                raise refusals.refused(f"attempt {attempt.number} of run {self._run.run} has not ended on this node")
+                raise request_errors.make_refused_error(
+                    f"attempt {attempt.number} of run {self._run.run} has not ended on this node"
+                )
             return self._prepared(attempt)
         if prepare.attempt <= self._state.attempt:
-            raise refusals.refused(f"attempt {prepare.attempt} of run {self._run.run} is over on this node")
+            raise request_errors.make_refused_error(
+                f"attempt {prepare.attempt} of run {self._run.run} is over on this node"
+            )
         attempt = self._new_attempt(prepare)
         attempt.make_ready()
         self._syncer.soon(self._run.prepare)
@@ -293,16 +299,18 @@ class Supervisor:
         return {"ports": list(self._state.ports), "run_dir": self._run.path, "python": attempt.python}
 
     def _start(self, arguments: dict[str, Any]) -> listening.Answer:
-        start = encoding.from_wire(requests.Start, arguments)
+        start = dataclass_json.parse_dataclass(requests.Start, arguments)
         attempt = self._attempt
         if attempt is None or attempt.number != start.attempt:
-            raise refusals.refused(f"attempt {start.attempt} of run {self._run.run} is not prepared on this node")
+            raise request_errors.make_refused_error(
+                f"attempt {start.attempt} of run {self._run.run} is not prepared on this node"
+            )
         start = secrets.recall(self._run, start, functools.partial(self._alarm, "memory"))
         started = functools.partial(self._syncer.soon, self._run.start(attempt.number))
         return self._forking.when_ready(functools.partial(attempt.start, start), started)
 
     def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        stop = encoding.from_wire(requests.Stop, arguments)
+        stop = dataclass_json.parse_dataclass(requests.Stop, arguments)
         if self._attempt is not None:
             self._attempt.ending.stop(stop.grace, stop.reason)
             self._forking.run_waiting_starts()
@@ -314,7 +322,7 @@ class Supervisor:
             self._attempt.abandon()
             if not self._attempt.ending.swept:
                 number = self._attempt.number
-                raise refusals.refused(f"attempt {number} of run {self._run.run} has not ended on this node")
+                raise request_errors.make_refused_error(f"attempt {number} of run {self._run.run} has not ended on this node")
         if self._state.finished is None:
             self._record(events.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
         self._forking.close()

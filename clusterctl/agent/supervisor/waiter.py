@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clusterctl.agent.linux import aside, proc, spawn, syscalls
-from clusterctl.agent.protocol.values import value
+from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 from clusterctl.agent.record import authority, keeping
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _ENDED = os.WEXITED | os.WNOWAIT
 supervisor takes it."""
 
 
-@value(frozen=True)
+@frozen_dataclass(frozen=True)
 class Post:
     """What one waiter is told.
 

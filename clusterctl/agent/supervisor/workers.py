@@ -15,7 +15,7 @@ from clusterctl.agent import inject
 from clusterctl.agent.linux import aside, proc, spawn, syscalls
 from clusterctl.agent.linux.proc import Identity
 from clusterctl.agent.linux.spawn import encode
-from clusterctl.agent.protocol import refusals, requests
+from clusterctl.agent.protocol import request_errors, requests
 from clusterctl.agent.record import folders, workspace
 from clusterctl.agent.supervisor import torchrun, waiter
 
@@ -71,9 +71,11 @@ def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
             return path
     if python and os.path.isdir(os.path.join(workdir, os.path.expanduser(python))):
         hint = f"name the interpreter in it: `{python}/bin/python`"
-        raise refusals.refused(f"no interpreter `{python}` on this node, but a folder", hint)
+        raise request_errors.make_refused_error(f"no interpreter `{python}` on this node, but a folder", hint)
     named = f"`{python}`" if python else "python3"
-    raise refusals.refused(f"no interpreter {named} on this node", "set `python` of this host to one that is there")
+    raise request_errors.make_refused_error(
+        f"no interpreter {named} on this node", "set `python` of this host to one that is there"
+    )
 
 
 def name_of_python(python: str, named: str | None, prologue: str | None) -> str:
@@ -126,7 +128,9 @@ def look_at_files(run: RunDir, prepare: requests.Prepare) -> str:
 def _check_script(path: str, out: Out) -> dict[str, Any]:
     out.message({"at": path})
     if not os.path.exists(path):
-        raise refusals.refused(f"there is no file `{path}` on this node", "set `job.script` to one that is there")
+        raise request_errors.make_refused_error(
+            f"there is no file `{path}` on this node", "set `job.script` to one that is there"
+        )
     return {}
 
 
@@ -135,7 +139,7 @@ def _check_code(run: RunDir, prepare: requests.Prepare, out: Out) -> dict[str, A
     difference = workspace.Workspace(prepare.workdir, run.root).difference(prepare.code_hash or "")
     if difference is not None:
         text = f"{prepare.workdir} does not hold the code that was synced for run {run.run}: {difference}"
-        raise refusals.refused(text, "start it again, or set another `workdir`")
+        raise request_errors.make_refused_error(text, "start it again, or set another `workdir`")
     return {}
 
 
@@ -221,7 +225,7 @@ def begin(rank: int, post: waiter.Post) -> int:
     try:
         return waiter.start(post)[1]
     except OSError as error:
-        raise refusals.failed(f"cannot start rank {rank}: {error.strerror}") from error
+        raise request_errors.make_failed_error(f"cannot start rank {rank}: {error.strerror}") from error
 
 
 def begun(rank: int, local_rank: int, descriptor: int) -> Worker:
@@ -235,10 +239,10 @@ def begun(rank: int, local_rank: int, descriptor: int) -> Worker:
     finally:
         os.close(descriptor)
     if answer is None:
-        raise refusals.failed(f"cannot start rank {rank}: its waiter ended without a word")
+        raise request_errors.make_failed_error(f"cannot start rank {rank}: its waiter ended without a word")
     why = answer.get("error") or answer.get("refused")
     if why is not None:
-        raise refusals.failed(f"cannot start rank {rank}: {why}")
+        raise request_errors.make_failed_error(f"cannot start rank {rank}: {why}")
     return from_spawn(rank, local_rank, cast("SpawnRecord", answer))
 
 

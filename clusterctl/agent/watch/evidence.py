@@ -16,7 +16,7 @@ from clusterctl.agent.inject import status
 from clusterctl.agent.inject.status import claimed_elsewhere, inside
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import all_processes, tree
-from clusterctl.agent.protocol.evidence import files
+from clusterctl.agent.protocol.evidence_files import format_rank_files
 from clusterctl.agent.watch import sockets, stacks
 
 if TYPE_CHECKING:
@@ -227,6 +227,6 @@ def _tail(path: str | None) -> list[str]:
 
 
 def _keep(out_dir: str, rank: str, evidence: RankEvidence) -> None:
-    for ending, text in files(evidence).items():
+    for ending, text in format_rank_files(evidence).items():
         with open(os.path.join(out_dir, f"rank-{rank}{ending}"), "w", encoding="utf-8") as file:
             file.write(text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.agent.protocol.files import JOURNAL_FILE, SAMPLES_FILE, output_file
+from clusterctl.agent.protocol.run_files import JOURNAL_FILE, SAMPLES_FILE, format_output_path
 from clusterctl.bench.results import (
     PARTS,
     Measured,
@@ -204,7 +204,7 @@ def _run(spec: ClusterSpec, console: Console, *, health: bool) -> tuple[RunDir, 
 
 
 def _of_model(run: RunDir, state: RunState) -> list[Measured]:
-    path = run.node(state.workers[0].node) / output_file(state.attempt, 0)
+    path = run.node(state.workers[0].node) / format_output_path(state.attempt, 0)
     measured = read_model(path.read_text(encoding="utf-8", errors="replace"))
     if not measured:
         raise RefusedError("the model told no numbers", hint=f"`clusterctl logs {run.run}` shows what it wrote")

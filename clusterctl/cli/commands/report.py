@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.agent.protocol.files import output_file
+from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import options
 from clusterctl.cli.follow.following import code_folders
 from clusterctl.cli.follow.told import happened
@@ -126,7 +126,7 @@ def _ends(run: RunDir, state: RunState) -> Iterator[tuple[str, list[str]]]:
     for rank in list(dict.fromkeys([*failed, *sorted(state.workers)]))[:_MOST_RANKS]:
         worker = state.workers.get(rank)
         if worker is not None:
-            lines = _last_lines(run.node(worker.node) / output_file(state.attempt, rank))
+            lines = _last_lines(run.node(worker.node) / format_output_path(state.attempt, rank))
             if lines:
                 yield f"rank {rank} on {worker.node}", lines
 

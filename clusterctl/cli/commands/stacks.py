@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.agent.protocol.evidence import of_stalls
+from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.cli import options
 from clusterctl.cli.lookup.evidence import look
 from clusterctl.cli.main import WithExamples
@@ -72,7 +72,7 @@ def _check(run: RunDir, state: RunState, ranks: Collection[int] | None) -> None:
         NotFoundError: The run is over, or it has no such rank.
     """
     if state.over or not state.workers:
-        folders = of_stalls(str(run.path))
+        folders = list_stall_folders(str(run.path))
         hint = f"what was kept of its stalls: {run.path / folders[-1]}" if folders else None
         what = "is over" if state.over else "has not started"
         raise NotFoundError(f"{run.run} {what}: no rank of it is running", hint=hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.files import output_file
+from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli.lookup import machines
 from clusterctl.cli.lookup.runs import view_from
 from clusterctl.logs.sanitize import clean_block, strip_colours
@@ -65,7 +65,7 @@ class WatchedRun:
         return recent
 
     def _last_line(self, state: RunState, rank: int) -> str:
-        path = self._run.node(state.workers[rank].node) / output_file(state.attempt, rank)
+        path = self._run.node(state.workers[rank].node) / format_output_path(state.attempt, rank)
         try:
             with path.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _END))

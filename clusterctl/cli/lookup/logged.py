@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.files import output_file
+from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli.words import parse_ranks
 from clusterctl.errors import NotFoundError
 from clusterctl.formatting import fold_ranks, plural
@@ -62,6 +62,6 @@ def _sizes(run: RunDir, state: RunState) -> list[tuple[int, int]]:
     found = []
     for attempt, node, ranks in state.placed:
         for rank in ranks:
-            path = run.node(node) / output_file(attempt, rank)
+            path = run.node(node) / format_output_path(attempt, rank)
             found.append((rank, path.stat().st_size if path.exists() else 0))
     return found

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.command_types import ExecAnswer
-    from clusterctl.agent.protocol.frames import Data
+    from clusterctl.agent.protocol.frames import StreamData
     from clusterctl.render.terminal.console import Console
     from clusterctl.render.waiting import Waiting
     from clusterctl.session.session import Session
@@ -42,7 +42,7 @@ class Collector:
         self._guard = guard
         self._buffers = (bytearray(), bytearray())
 
-    def take(self, data: Data) -> None:
+    def take(self, data: StreamData) -> None:
         """Take bytes of stdout (the first stream) or of stderr (the one after it)."""
         which = data.stream - self.first_stream
         buffer = self._buffers[which]

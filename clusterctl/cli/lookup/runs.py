@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.files import SAMPLES_FILE, index_file, output_file
+from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_index_path, format_output_path
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
 from clusterctl.render.story.unattended import Unattended, fate_of
 from clusterctl.run.record import find, origin, outline, samples
@@ -205,7 +205,7 @@ def _with_output_age(
     folder: str | None, attempt: int, rank: int, sampled: WorkerActivity | None, now: float
 ) -> WorkerActivity:
     activity = sampled or _NOTHING_SEEN
-    names = () if folder is None else (output_file(attempt, rank), index_file(attempt, rank))
+    names = () if folder is None else (format_output_path(attempt, rank), format_index_path(attempt, rank))
     written = max((_written(f"{folder}/{name}") for name in names), default=0.0)
     return replace(activity, last_output_s=max(0.0, now - written)) if written else activity
 

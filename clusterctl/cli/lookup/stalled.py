@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.evidence import of_stalls
+from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.render.story.where import where_lines
 from clusterctl.run.record.kept.evidence import of_folder
 from clusterctl.run.rules.stalls import stacks
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def where_ranks_are(run: RunDir, state: RunState) -> list[str]:
     """Return a few lines that say where which ranks are; nothing while no evidence is there."""
     nodes = {rank: worker.node for rank, worker in state.workers.items()}
-    for name in reversed(of_stalls(str(run.path))):
+    for name in reversed(list_stall_folders(str(run.path))):
         if found := of_folder(run.path / name):
             with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
                 return where_lines(stacks.fold(stacks.from_evidence(found)), nodes)

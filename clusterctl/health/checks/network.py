@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.logins import OF_INTERFACES
+from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
 from clusterctl.config.interfaces import VIRTUAL, selected
 from clusterctl.formatting import plural
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
@@ -157,7 +157,7 @@ def ifname_env(view: View) -> Iterator[Outcome]:
         yield unknown(f"environment or interfaces were not reported: {net.reason or ''}".rstrip(": "))
         return
     there = [entry["name"] for entry in net.data.get("interfaces") or []]
-    settings = {key: value for key, value in env.items() if key in OF_INTERFACES and value}
+    settings = {key: value for key, value in env.items() if key in NETWORK_INTERFACE_VARIABLES and value}
     bad = {key: value for key, value in settings.items() if not _names_one(key, value, there)}
     parted = _two_networks(settings, there)
     for key, value in bad.items():

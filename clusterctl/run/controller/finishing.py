@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import files as protocol_files
+from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.nodes import ending
 from clusterctl.run.nodes.fan_out import each, names, raise_first, read_all
@@ -56,7 +56,10 @@ class Finishing:
         self._finish, self._began = finish, time.monotonic()
         for attempt, node, ranks in self._run.state.placed:
             for rank in ranks:
-                files = [protocol_files.output_file(attempt, rank), protocol_files.index_file(attempt, rank)]
+                files = [
+                    protocol_files.format_output_path(attempt, rank),
+                    protocol_files.format_index_path(attempt, rank),
+                ]
                 self._files.setdefault(node, []).extend(files)
         self._progress = dict.fromkeys(self._files, (-1, self._began))
         # Where all nodes are quiet by now, nothing would have the loop look again before its next tick.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.files import SAMPLES_FILE
+from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.run.record.samples import last_lines
 
 if TYPE_CHECKING:

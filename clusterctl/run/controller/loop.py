@@ -12,7 +12,7 @@ import queue
 import time
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.files import SAMPLES_FILE
+from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.door.samples import SampleLines
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import duration_text

@@ -8,9 +8,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.protocol.frames import CREDIT_BYTES, FrameError
+from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
 from clusterctl.door.answers import place_of
 from clusterctl.door.bounds import MOST_FILE
 from clusterctl.errors import NotFoundError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from clusterctl.session.session import Session
 
 
-_CREDIT_AT_ONCE = CREDIT_BYTES // 8
+_CREDIT_AT_ONCE = INITIAL_CREDIT_BYTES // 8
 """So much is given back in one message: one for each piece would be as many messages as the node sends."""
 
 _ACKNOWLEDGE_EVERY = 2.0
@@ -205,7 +205,7 @@ def differing(run: RunDir, node: str, session: Session, attempt: int, *, earlier
     Raises:
         ClusterctlError: The node did not answer.
     """
-    ends = _ends(run.node(node), os.path.dirname(files.output_file(attempt, 0)), earlier=earlier)
+    ends = _ends(run.node(node), os.path.dirname(run_files.format_output_path(attempt, 0)), earlier=earlier)
     reads: dict[str, command_types.ReadArguments] = {
         file: {"run": run.run, "node": node, "file": file, "offset": start, "length": size - start}
         for file, (start, size) in ends.items()
@@ -224,7 +224,7 @@ def _ends(base: Path, growing: str, *, earlier: bool) -> dict[str, tuple[int, in
     for path in base.rglob("*") if base.is_dir() else ():
         file, size = path.relative_to(base).as_posix(), path.stat().st_size
         ended = os.path.dirname(file) not in ("", growing)
-        if size and path.is_file() and file != files.JOURNAL_FILE and (earlier or not ended):
+        if size and path.is_file() and file != run_files.JOURNAL_FILE and (earlier or not ended):
             ends[file] = (max(0, size - (_COMPARED_OF_EARLIER if ended else _COMPARED_BYTES)), size)
     return ends
 

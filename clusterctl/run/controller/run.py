@@ -22,7 +22,7 @@ from typing_extensions import override
 from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.agent.protocol.reasons import StopReason
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.door import journal
 from clusterctl.errors import ClusterctlError
 from clusterctl.formatting import plural

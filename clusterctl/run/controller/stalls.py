@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.run.nodes.evidence import Gatherer
 from clusterctl.run.record.samples import last_lines
 from clusterctl.run.rules import events
@@ -40,7 +40,7 @@ class StallGuard:
         """Tell the rule what it knew before: how long steps take, and when the last one was."""
         observer = self._watch()
         if observer is not None:
-            samples = {n: last_lines(self._run.folder.node(n) / files.SAMPLES_FILE) for n in self._run.state.nodes}
+            samples = {n: last_lines(self._run.folder.node(n) / run_files.SAMPLES_FILE) for n in self._run.state.nodes}
             observer.replay(samples, time.monotonic())
 
     def feed(self, node: str, lines: Sequence[bytes]) -> None:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 from typing import TYPE_CHECKING, BinaryIO
 
-from clusterctl.agent.protocol import listing
+from clusterctl.agent.protocol import file_list
 from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.formatting import format_size
@@ -168,7 +168,7 @@ class CheckpointCopy:
                         counted.add(len(chunk))
                         yield chunk
 
-            send_entries(session, place, listing.encode([entry for _, entry in files]), contents)
+            send_entries(session, place, file_list.encode_file_list([entry for _, entry in files]), contents)
 
         _, errors = each({node: self._sessions[node] for node in targets}, one)
         raise_first(errors)

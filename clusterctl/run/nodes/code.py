@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from clusterctl.agent.protocol.listing import LINK_MODE
+from clusterctl.agent.protocol.file_list import LINK_MODE
 from clusterctl.config import homes
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import format_size

@@ -7,10 +7,10 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import files as protocol_files
 from clusterctl.agent.protocol import requests
+from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.protocol.reasons import StopReason
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
 from clusterctl.run.nodes.epochs import highest_epoch
 from clusterctl.run.nodes.fan_out import each
@@ -180,5 +180,5 @@ def _files_of(state: RunState, node: str) -> list[str]:
         f(a, r)
         for a in range(state.attempt + 1)
         for r in ranks
-        for f in (protocol_files.output_file, protocol_files.index_file)
+        for f in (protocol_files.format_output_path, protocol_files.format_index_path)
     ]

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import evidence
+from clusterctl.agent.protocol import evidence_files
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record.disk import write_atomically
@@ -80,7 +80,7 @@ def keep(run: RunDir, name: str, found: Evidence) -> None:
     folder = run.path / name
     folder.mkdir(exist_ok=True)
     for rank, said in found.ranks.items():
-        for ending, text in evidence.files(said).items():
+        for ending, text in evidence_files.format_rank_files(said).items():
             write_atomically(folder / f"rank-{rank}{ending}", text.encode())
     for node, error in found.errors.items():
         write_atomically(folder / f"{node}.error", f"{error}\n".encode())
@@ -100,7 +100,9 @@ class Gatherer:
 
     def __init__(self, run: RunDir, kept: Callable[[], None]) -> None:
         self._run, self._kept = run, kept
-        self._count = max((int(name.partition("-")[2]) for name in evidence.of_stalls(str(run.path))), default=0)
+        self._count = max(
+            (int(name.partition("-")[2]) for name in evidence_files.list_stall_folders(str(run.path))), default=0
+        )
         self._under_way: list[threading.Thread] = []
 
     @property
@@ -122,6 +124,6 @@ class Gatherer:
         # A full disk on the head costs the files, not the run.
         with contextlib.suppress(OSError):
             keep(self._run, name, ask(self._run.run, name, sessions))
-            evidence.forget_some(str(self._run.path))
+            evidence_files.remove_middle_stalls(str(self._run.path))
             if confirmed:
                 self._kept()

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import encoding, requests
+from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.kinds import StartMethod
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
@@ -320,7 +320,7 @@ class Launch:
 
 def _wire(w: planning.WorkerPlan, prologue: str | None) -> dict[str, object]:
     given = (w.rank, w.local_rank, list(w.argv), dict(w.env), prologue, list(w.hosts), list(w.hosted))
-    return encoding.to_wire(requests.WorkerStart(*given))
+    return asdict(requests.WorkerStart(*given))
 
 
 def _patience(spec: ClusterSpec) -> float:

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
-from clusterctl.agent.protocol import listing
+from clusterctl.agent.protocol import file_list
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import CHUNK_BYTES, FrameError
 from clusterctl.errors import AgentError, NodeError, RefusedError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.command_types import RunArguments
-    from clusterctl.agent.protocol.frames import Data
+    from clusterctl.agent.protocol.frames import StreamData
     from clusterctl.errors import ClusterctlError
     from clusterctl.run.nodes.code import ContentStore, Manifest
     from clusterctl.session.session import Session
@@ -49,7 +49,7 @@ class Parcel:
     def __init__(self, manifest: Manifest, store: ContentStore) -> None:
         self.store = store
         self.entries = [(path, *entry) for path, entry in manifest.files.items()]
-        self.listing = listing.encode(self.entries)
+        self.listing = file_list.encode_file_list(self.entries)
 
 
 def push(
@@ -292,7 +292,7 @@ def fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: Fe
     """
     failed: list[OSError | ClusterctlError] = []
 
-    def take(data: Data) -> None:
+    def take(data: StreamData) -> None:
         # Runs on the session's reading thread, which an error of ours must not end.
         if failed:
             return

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import events, files
+from clusterctl.agent.protocol import events, run_files
 from clusterctl.door import journal
 from clusterctl.run.rules import events as head
 from clusterctl.run.rules.fold import Folding, apply_head
@@ -96,7 +96,7 @@ class StateReader:
                         self.state = folding.state
                         node_news((node, *told))
                 except _UNREADABLE as error:
-                    unread.setdefault(f"nodes/{node}/{files.JOURNAL_FILE}", error)
+                    unread.setdefault(f"nodes/{node}/{run_files.JOURNAL_FILE}", error)
         self.state = folding.done()
         for file, why in unread.items():
             self._unread(file, why)
@@ -129,7 +129,7 @@ class StateReader:
         folder = f"{self._run.path}/nodes"
         for node in _names(folder):
             if node not in self._nodes:
-                self._nodes[node] = LineTail(f"{folder}/{node}/{files.JOURNAL_FILE}")
+                self._nodes[node] = LineTail(f"{folder}/{node}/{run_files.JOURNAL_FILE}")
         return {node: tail.end() for node, tail in self._nodes.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.door import samples
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Recent:
     """
 
     def __init__(self, run: RunDir, node: str, first: int = _TREND) -> None:
-        self._path, self._first = run.node(node) / files.SAMPLES_FILE, max(2, first)
+        self._path, self._first = run.node(node) / run_files.SAMPLES_FILE, max(2, first)
         self._offset = 0
         self._steps: dict[int, deque[tuple[float, int]]] = {}
         self._uses: dict[int | None, deque[float]] = {}

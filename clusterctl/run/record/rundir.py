@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from clusterctl.agent.protocol.files import JOURNAL_FILE, SAMPLES_FILE
+from clusterctl.agent.protocol.run_files import JOURNAL_FILE, SAMPLES_FILE
 from clusterctl.run.record import lock as locking
 from clusterctl.run.record.disk import is_short, make_private, write_atomically
 

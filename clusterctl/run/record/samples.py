@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.door import samples
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def latest_health(run: RunDir, node: str) -> HealthSample | None:
 
 def _newest_lines(run: RunDir, node: str) -> Iterator[bytes]:
     """Give the lines at the end of a node's samples, the newest first; mostly that is all that is looked at."""
-    with _opened(f"{run.path}/nodes/{node}/{files.SAMPLES_FILE}") as fd:
+    with _opened(f"{run.path}/nodes/{node}/{run_files.SAMPLES_FILE}") as fd:
         end = 0 if fd is None else os.fstat(fd).st_size
         least, torn = max(0, end - _LOOK_BACK), b""
         while fd is not None and end > least:
@@ -74,7 +74,7 @@ def latest_step(run: RunDir, state: RunState) -> int | None:
 
 def newest_lines(run: RunDir, state: RunState, most: int = 1 << 20) -> dict[str, list[bytes]]:
     """Return the newest lines of each node's samples, so many bytes at most."""
-    return {node: last_lines(run.node(node) / files.SAMPLES_FILE, most) for node in state.nodes}
+    return {node: last_lines(run.node(node) / run_files.SAMPLES_FILE, most) for node in state.nodes}
 
 
 def last_lines(path: Path, most: int = 4 << 20) -> list[bytes]:

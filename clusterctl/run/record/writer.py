@@ -19,7 +19,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import files, frames
+from clusterctl.agent.protocol import frames, run_files
 from clusterctl.door.bounds import MOST_JOURNAL
 from clusterctl.door.journal import MOST_LINE
 from clusterctl.errors import RefusedError
@@ -89,7 +89,7 @@ class Writer(Owned):
         """
         self.check()
         if node not in self._journals:
-            self._journals[node] = LineFile(self.run.node(node) / files.JOURNAL_FILE, _JOURNAL_RESERVE)
+            self._journals[node] = LineFile(self.run.node(node) / run_files.JOURNAL_FILE, _JOURNAL_RESERVE)
         line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
         if len(line) > MOST_LINE or self._journals[node].size + len(line) > MOST_JOURNAL:
             raise frames.FrameError(f"an event of {len(line)} bytes, for which its journal has no room")
@@ -116,9 +116,9 @@ class Writer(Owned):
         while view:
             written = os.pwrite(fd, view, offset)
             view, offset = view[written:], offset + written
-        if file == files.SAMPLES_FILE:
-            gone = files.first_kept(offset, SAMPLES_KEPT)
-            if gone != files.first_kept(before, SAMPLES_KEPT):
+        if file == run_files.SAMPLES_FILE:
+            gone = run_files.find_first_kept_byte(offset, SAMPLES_KEPT)
+            if gone != run_files.find_first_kept_byte(before, SAMPLES_KEPT):
                 punch(fd, gone)
         return offset
 
@@ -128,16 +128,16 @@ class Writer(Owned):
         Left out are the journal, and attempts before number `whole`.
         """
         base = self.run.node(node)
-        tops = [p for p in base.iterdir() if not -1 < files.attempt_of(p.name) < whole] if base.is_dir() else []
+        tops = [p for p in base.iterdir() if not -1 < run_files.parse_attempt(p.name) < whole] if base.is_dir() else []
         paths = [path for top in tops for path in (top, *top.rglob("*"))]
         sizes = {p.relative_to(base).as_posix(): p.stat().st_size for p in paths if p.is_file()}
-        sizes.pop(files.JOURNAL_FILE, None)
+        sizes.pop(run_files.JOURNAL_FILE, None)
         return sizes
 
     def close_before(self, node: str, attempt: int) -> None:
         """Keep no file of a node open that is of an attempt before that one."""
         self.check()
-        self._files.close_where(lambda owner, file: owner == node and -1 < files.attempt_of(file) < attempt)
+        self._files.close_where(lambda owner, file: owner == node and -1 < run_files.parse_attempt(file) < attempt)
 
     def restart_replica(self, node: str, file: str) -> None:
         """Throw away a replica that turned out to differ from the node's file, so that it is sent again."""

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from clusterctl.agent.protocol.encoding import from_wire
+from clusterctl.agent.protocol.dataclass_json import parse_dataclass
 from clusterctl.agent.protocol.frames import FrameError
 
 if TYPE_CHECKING:
@@ -293,4 +293,4 @@ def decode(line: str | bytes) -> tuple[int, float, ControllerEvent] | None:
     cls = _KINDS.get(kind) if isinstance(kind, str) else None
     if type(seq) is not int or not isinstance(time, (int, float)):
         raise FrameError(f"not an event: {line[:80]!r}")
-    return None if cls is None else (seq, time, from_wire(cls, record))
+    return None if cls is None else (seq, time, parse_dataclass(cls, record))

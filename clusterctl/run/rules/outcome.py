@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.agent.protocol.reasons import StopReason
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ExitCode
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import RunPhase, RunState

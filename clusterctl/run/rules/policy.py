@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.reasons import StopReason
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.kinds import StallAction
 from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode

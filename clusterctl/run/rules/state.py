@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.reasons import StopReason
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.formatting import duration_text
 from clusterctl.run.rules.blame import Cause, Verdict, first_failure, left_early
 from clusterctl.run.rules.leftovers import SOON_S, is_idle, left_work

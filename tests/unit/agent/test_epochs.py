@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.protocol.commands import ErrorKind
-from clusterctl.agent.protocol.refusals import RequestError
+from clusterctl.agent.protocol.request_errors import RequestError
 from clusterctl.agent.record import authority
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.protocol.events import Alarm, Dropped, Event, Stamp
-from clusterctl.agent.protocol.files import INDEX_RECORD
+from clusterctl.agent.protocol.run_files import INDEX_RECORD
 from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.record.state import NodeState, apply
 from clusterctl.agent.record.tally import Tallies

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.protocol import commands, files
+from clusterctl.agent.protocol import commands, run_files
 from clusterctl.agent.protocol import frames as frames_module
 from clusterctl.agent.protocol.commands import Command, ErrorKind
-from clusterctl.agent.protocol.frames import Data, Decoder, FrameError
+from clusterctl.agent.protocol.frames import FrameDecoder, FrameError, StreamData
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 MIB = 1024 * 1024
@@ -25,7 +25,7 @@ def section(title: str) -> str:
 
 
 def frames(*chunks: bytes) -> list[Any]:
-    decoder = Decoder()
+    decoder = FrameDecoder()
     return [frame for chunk in chunks for frame in decoder.feed(chunk)]
 
 
@@ -33,7 +33,9 @@ def frames(*chunks: bytes) -> list[Any]:
 
 
 def test_a_message_that_no_frame_holds_is_refused_with_its_size_and_the_most() -> None:
-    with pytest.raises(frames_module.TooLargeError, match=r"^the message has 17\.0 MiB and may have at most 16 MiB$"):
+    with pytest.raises(
+        frames_module.FrameTooLargeError, match=r"^the message has 17\.0 MiB and may have at most 16 MiB$"
+    ):
         frames_module.encode_message({"x": "a" * (17 * MIB)})
 
 
@@ -47,7 +49,7 @@ def test_data_is_a_header_its_stream_its_offset_and_the_bytes() -> None:
     frame = struct.pack(">IB", 12 + 3, 1) + struct.pack(">IQ", 2**31, 2**40) + b"a\nb"
 
     assert frames_module.encode_data(2**31, 2**40, b"a\nb") == frame
-    assert frames(frame) == [Data(2**31, 2**40, b"a\nb")]
+    assert frames(frame) == [StreamData(2**31, 2**40, b"a\nb")]
 
 
 def test_names_of_files_that_are_no_utf_8_travel() -> None:
@@ -56,7 +58,7 @@ def test_names_of_files_that_are_no_utf_8_travel() -> None:
 
 @given(st.lists(st.binary(max_size=50), max_size=5), st.lists(st.integers(1, 20), max_size=40))
 def test_frames_arrive_however_the_stream_was_split(payloads: list[bytes], cuts: list[int]) -> None:
-    sent = [Data(number, 3 * number, payload) for number, payload in enumerate(payloads)]
+    sent = [StreamData(number, 3 * number, payload) for number, payload in enumerate(payloads)]
     stream = b"".join(frames_module.encode_data(d.stream, d.offset, d.payload) for d in sent)
     stream += frames_module.encode_message({"last": True})
     chunks, start = [], 0
@@ -69,13 +71,16 @@ def test_frames_arrive_however_the_stream_was_split(payloads: list[bytes], cuts:
 
 def test_nothing_is_given_out_before_it_is_whole() -> None:
     frame = frames_module.encode_message({"id": 1})
-    decoder = Decoder()
+    decoder = FrameDecoder()
 
     assert [list(decoder.feed(frame[i : i + 1])) for i in range(len(frame))] == [[]] * (len(frame) - 1) + [[{"id": 1}]]
 
 
 def test_an_empty_object_and_no_bytes_are_frames() -> None:
-    assert frames(frames_module.encode_message({}) + frames_module.encode_data(0, 0, b"")) == [{}, Data(0, 0, b"")]
+    assert frames(frames_module.encode_message({}) + frames_module.encode_data(0, 0, b"")) == [
+        {},
+        StreamData(0, 0, b""),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,7 @@ def test_what_is_no_frame_of_ours_is_refused_and_quoted(stream: bytes, said: str
 
 
 def test_the_frames_before_the_noise_were_given_out() -> None:
-    decoder = Decoder()
+    decoder = FrameDecoder()
     feed = decoder.feed(frames_module.encode_message({"id": 1}) + b"noise!")
 
     assert next(feed) == {"id": 1}
@@ -110,14 +115,14 @@ def test_the_frames_before_the_noise_were_given_out() -> None:
 @pytest.mark.parametrize("more", [0, 1], ids=["as many as may be", "one more"])
 def test_a_message_of_millions_of_values_is_refused_before_they_are_made(more: int) -> None:
     # An object, a list, and what is in it: one mark for each.
-    body = b'{"a":[' + b",".join([b"0"] * (frames_module.MOST_VALUES - 1 + more)) + b"]}"
+    body = b'{"a":[' + b",".join([b"0"] * (frames_module.MAX_MESSAGE_VALUES - 1 + more)) + b"]}"
     stream = struct.pack(">IB", len(body), 0) + body
     if more:
         with pytest.raises(FrameError, match=r"^a message with over 2097152 values$"):
             frames(stream)
     else:
         (message,) = frames(stream)
-        assert len(message["a"]) == frames_module.MOST_VALUES - 1  # type: ignore[index]
+        assert len(message["a"]) == frames_module.MAX_MESSAGE_VALUES - 1  # type: ignore[index]
 
 
 def test_the_largest_frame_is_waited_for() -> None:
@@ -128,20 +133,20 @@ def test_the_largest_frame_is_waited_for() -> None:
 
 
 def test_requests_and_answers_have_their_shapes() -> None:
-    assert commands.request(7, Command.STOP, {"grace": 1}, 3) == {
+    assert commands.make_request(7, Command.STOP, {"grace": 1}, 3) == {
         "id": 7,
         "cmd": "stop",
         "args": {"grace": 1},
         "epoch": 3,
     }
-    assert commands.reply(7, {"ports": []}) == {"id": 7, "result": {"ports": []}}
-    assert commands.refusal(7, ErrorKind.REFUSED, "no", "so") == {
+    assert commands.make_answer(7, {"ports": []}) == {"id": 7, "result": {"ports": []}}
+    assert commands.make_error_answer(7, ErrorKind.REFUSED, "no", "so") == {
         "id": 7,
         "error": {"kind": "refused", "message": "no", "hint": "so"},
     }
-    assert commands.refusal(7, ErrorKind.FAILED, "no")["error"]["hint"] is None
-    assert commands.beat(4) == {"beat": 4}
-    assert commands.beat_answer(4, 1.5, 2.5, "b") == {"beat": 4, "wall": 1.5, "mono": 2.5, "boot": "b"}
+    assert commands.make_error_answer(7, ErrorKind.FAILED, "no")["error"]["hint"] is None
+    assert commands.make_heartbeat(4) == {"beat": 4}
+    assert commands.make_heartbeat_answer(4, 1.5, 2.5, "b") == {"beat": 4, "wall": 1.5, "mono": 2.5, "boot": "b"}
 
 
 # --- the page
@@ -156,7 +161,7 @@ def test_the_commands_are_those_of_the_page() -> None:
 def test_what_is_not_answered_is_what_the_page_says() -> None:
     (told,) = re.findall(r"exactly one reply with its id; (.*?) get none", section("Requests"))
 
-    assert {command.value for command in commands.UNANSWERED} == set(re.findall("`([a-z]+)`", told))
+    assert {command.value for command in commands.COMMANDS_WITHOUT_ANSWER} == set(re.findall("`([a-z]+)`", told))
 
 
 def test_the_kinds_of_errors_are_those_of_the_page() -> None:
@@ -166,25 +171,25 @@ def test_the_kinds_of_errors_are_those_of_the_page() -> None:
 
 
 def test_the_numbers_are_those_of_the_page() -> None:
-    assert f"at most {frames_module.MAX_FRAME // MIB} MiB" in section("Frames")
-    assert f"every {commands.BEAT_SECONDS:g} s" in section("Heartbeats")
-    assert f"hears nothing for {commands.IDLE_SECONDS:g} s" in section("Heartbeats")
-    assert f"{frames_module.CREDIT_BYTES // 1024} KiB at first" in section("Pushes and streams")
+    assert f"at most {frames_module.MAX_FRAME_BYTES // MIB} MiB" in section("Frames")
+    assert f"every {commands.HEARTBEAT_INTERVAL_S:g} s" in section("Heartbeats")
+    assert f"hears nothing for {commands.IDLE_TIMEOUT_S:g} s" in section("Heartbeats")
+    assert f"{frames_module.INITIAL_CREDIT_BYTES // 1024} KiB at first" in section("Pushes and streams")
     assert "streams from 2^31" in section("Pushes and streams")
-    assert commands.AGENT_STREAMS == 2**31
-    assert f"Version {commands.PROTOCOL}." in PAGE
-    assert frames_module.MAX_FRAME % MIB == frames_module.CREDIT_BYTES % 1024 == 0
-    assert frames_module.CHUNK_BYTES < frames_module.CREDIT_BYTES < frames_module.MAX_FRAME
+    assert commands.FIRST_AGENT_STREAM == 2**31
+    assert f"Version {commands.PROTOCOL_VERSION}." in PAGE
+    assert frames_module.MAX_FRAME_BYTES % MIB == frames_module.INITIAL_CREDIT_BYTES % 1024 == 0
+    assert frames_module.CHUNK_BYTES < frames_module.INITIAL_CREDIT_BYTES < frames_module.MAX_FRAME_BYTES
 
 
 # --- names
 
 
 def test_the_files_of_a_run_have_their_names() -> None:
-    assert files.output_file(2, 7) == "attempt-2/rank-7.log"
-    assert files.index_file(2, 7) == "attempt-2/rank-7.idx"
-    assert (files.JOURNAL_FILE, files.SAMPLES_FILE) == ("journal.jsonl", "samples.jsonl")
-    assert files.INDEX_RECORD.pack(1, 2.0) == struct.pack("<Qd", 1, 2.0)
+    assert run_files.format_output_path(2, 7) == "attempt-2/rank-7.log"
+    assert run_files.format_index_path(2, 7) == "attempt-2/rank-7.idx"
+    assert (run_files.JOURNAL_FILE, run_files.SAMPLES_FILE) == ("journal.jsonl", "samples.jsonl")
+    assert run_files.INDEX_RECORD.pack(1, 2.0) == struct.pack("<Qd", 1, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +206,8 @@ def test_the_files_of_a_run_have_their_names() -> None:
     ],
 )
 def test_the_output_of_a_worker_is_known_by_its_name(name: str, place: tuple[int, int] | None) -> None:
-    assert files.attempt_and_rank(name) == place
+    assert run_files.parse_attempt_and_rank(name) == place
 
 
 def test_as_much_of_its_samples_is_kept_as_the_page_says() -> None:
-    assert files.SAMPLES_KEPT == 64 * MIB
+    assert run_files.MAX_SAMPLES_BYTES == 64 * MIB

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.protocol.files import first_kept
+from clusterctl.agent.protocol.run_files import find_first_kept_byte
 from clusterctl.agent.supervisor.sampling import Samples, Steadiness, retry_after
 
 
@@ -63,7 +63,7 @@ def test_a_sample_says_whether_others_before_it_may_be_missing() -> None:
 
 @given(st.integers(0, 10_000), st.integers(2, 1000))
 def test_of_a_file_that_is_cut_from_its_front_the_end_is_kept_and_never_more_than_allowed(size: int, most: int) -> None:
-    first = first_kept(size, most)
+    first = find_first_kept_byte(size, most)
 
     assert 0 <= first <= size
     assert size - first < 2 * (most // 2)
@@ -76,7 +76,7 @@ def test_the_space_of_samples_that_are_cut_off_is_given_back(tmp_path: Path) -> 
     for number in range(4000):
         samples.write(0, "activity", {"number": number, "filler": "x" * 200})
         assert path.stat().st_blocks * 512 <= most + (8 << 10)
-    first = first_kept(path.stat().st_size, most)
+    first = find_first_kept_byte(path.stat().st_size, most)
     assert first > 8 * most
     lines = path.read_bytes()[first:].splitlines()[1:]
     assert [json.loads(line)["number"] for line in lines] == list(range(4000 - len(lines), 4000))

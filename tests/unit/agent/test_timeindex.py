@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.protocol import files
-from clusterctl.agent.protocol.files import INDEX_RECORD
+from clusterctl.agent.protocol import run_files
+from clusterctl.agent.protocol.run_files import INDEX_RECORD
 from clusterctl.agent.record import output_reader
 from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.record.state import NodeState
@@ -18,7 +18,7 @@ BLOCK = 4096
 TAIL = 64 * 1024
 RECORDS = 20_000
 SIZE = RECORDS * INDEX_RECORD.size
-NAME = files.index_file(0, 0)
+NAME = run_files.format_index_path(0, 0)
 
 
 class Long:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import clusterctl
-from clusterctl.agent.protocol.values import value
+from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
 _COSTLY = {
     "dataclasses",
@@ -25,7 +25,7 @@ _COSTLY = {
 }
 
 
-@value(frozen=True)
+@frozen_dataclass(frozen=True)
 class Pair:
     left: int
     right: str = "r"

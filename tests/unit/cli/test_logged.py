@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.protocol.files import output_file
+from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli.lookup.logged import attempt_asked, ranks_asked, why_nothing
 from clusterctl.errors import NotFoundError
 from clusterctl.logs.line import LogQuery
@@ -19,7 +19,7 @@ STATE = RunState(run="r-1", attempt=1, placed=((0, "a", (0, 1)), (0, "b", (2, 3)
 def run(tmp_path: Path) -> RunDir:
     """A run of which rank 1 has written something."""
     folder = RunDir(tmp_path / "r-1")
-    path = folder.node("a") / output_file(0, 1)
+    path = folder.node("a") / format_output_path(0, 1)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"hello\n")
     return folder

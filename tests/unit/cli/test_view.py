@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol import files
-from clusterctl.agent.protocol.files import output_file
+from clusterctl.agent.protocol import run_files
+from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import events
@@ -41,7 +41,7 @@ def ended_run(root: Path, output: bytes) -> rundir.RunDir:
     writer.append(events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes), 2.0)
     writer.append(events.Ended(state="succeeded", exit_code=0), 3.0)
     writer.close()
-    log = run.node("gpu01") / output_file(0, 0)
+    log = run.node("gpu01") / format_output_path(0, 0)
     log.parent.mkdir(parents=True)
     log.write_bytes(output)
     return run
@@ -76,7 +76,7 @@ def test_a_new_supervisor_is_told_with_what_it_means_for_the_workers(
         (node_events.Stamp(1, 2.1, 2.1, "b0"), node_events.Prepared(0)),
         (node_events.Stamp(2, 2.5, 0.5, boot), node_events.Adopted(0, 7)),
     ]
-    (run.node("gpu01") / files.JOURNAL_FILE).write_text(
+    (run.node("gpu01") / run_files.JOURNAL_FILE).write_text(
         "".join(node_events.encode_event(*line) + "\n" for line in lines)
     )
     done = subprocess.run([sys.executable, "-c", VIEW, run.path], capture_output=True, text=True, check=True)
@@ -123,7 +123,7 @@ def test_what_came_after_a_command_began_is_told_though_its_view_opened_later(tm
     run = ended_run(tmp_path, b"done\n")
     steps = [node_events.Prepared(0), node_events.Swept(0, 0, [])]
     lines = [(node_events.Stamp(seq, 2.0, 2.0, "b0"), event) for seq, event in enumerate(steps, 1)]
-    (run.node("gpu01") / files.JOURNAL_FILE).write_text(
+    (run.node("gpu01") / run_files.JOURNAL_FILE).write_text(
         "".join(node_events.encode_event(*line) + "\n" for line in lines)
     )
     done = subprocess.run([sys.executable, "-c", STEPS, run.path], capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.cli.follow.watching import Course, Watching
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
@@ -156,7 +156,7 @@ def test_a_run_whose_controller_was_replaced_is_attended_and_rings_again(tmp_pat
 def test_a_look_tells_which_workers_are_gone(tmp_path: Path) -> None:
     run = begun(tmp_path)
     gone = node_events.Exited(attempt=0, rank=3, exit_code=1)
-    journal = run.node("gpu01") / files.JOURNAL_FILE
+    journal = run.node("gpu01") / run_files.JOURNAL_FILE
     journal.parent.mkdir(parents=True)
     journal.write_text(node_events.encode_event(node_events.Stamp(1, 2.5, 0.5, "b0"), gone) + "\n")
     assert Watching(run).look().exits == [("gpu01", 2.5, gone)]

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol.files import INDEX_RECORD, index_file, output_file
+from clusterctl.agent.protocol.run_files import INDEX_RECORD, format_index_path, format_output_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ class RunDir:
         self.path = path
 
     def log(self, node: str, rank: int, attempt: int = 0) -> Path:
-        path = self.path / "nodes" / node / output_file(attempt, rank)
+        path = self.path / "nodes" / node / format_output_path(attempt, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -30,7 +30,7 @@ class RunDir:
             self.mark(node, rank, path.stat().st_size, time, attempt=attempt)
 
     def mark(self, node: str, rank: int, size: int, time: float, *, attempt: int = 0) -> None:
-        index = self.path / "nodes" / node / index_file(attempt, rank)
+        index = self.path / "nodes" / node / format_index_path(attempt, rank)
         with index.open("ab") as file:
             file.write(INDEX_RECORD.pack(size, time))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol.files import SAMPLES_FILE
+from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
 from clusterctl.config.stored import dump

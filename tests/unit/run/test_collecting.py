@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol.listing import LINK_MODE
+from clusterctl.agent.protocol.file_list import LINK_MODE
 from clusterctl.config.homes import why_not_sent
 from clusterctl.config.spec import ClusterSpec, JobSpec, SyncSpec
 from clusterctl.errors import RefusedError

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol.reasons import StopReason
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
 from clusterctl.run.rules import events, leftover, policy

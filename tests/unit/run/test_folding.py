@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol.reasons import StopReason
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.run.rules import events
 from clusterctl.run.rules.fold import Folding, apply_head, apply_node
 from clusterctl.run.rules.state import RunState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from clusterctl.agent.protocol import evidence
+from clusterctl.agent.protocol import evidence_files
 from clusterctl.run.nodes.evidence import Gatherer
 from clusterctl.run.record.rundir import RunDir
 
@@ -22,7 +22,7 @@ def gathered(gatherer: Gatherer) -> str:
 def test_the_head_keeps_the_evidence_of_the_first_stalls_and_of_the_last(tmp_path: Path) -> None:
     gatherer = Gatherer(RunDir(tmp_path), lambda: None)
     names = [gathered(gatherer) for _ in range(STALLS)]
-    assert evidence.of_stalls(str(tmp_path)) == names[:2] + names[-8:]
+    assert evidence_files.list_stall_folders(str(tmp_path)) == names[:2] + names[-8:]
     assert "stacks.txt" in os.listdir(tmp_path / names[-1])
 
 

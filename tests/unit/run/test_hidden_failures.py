@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol.reasons import StopReason
+from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
 from clusterctl.render.report import render_report

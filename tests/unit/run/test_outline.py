@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.errors import NotFoundError
 from clusterctl.run.record import find, rundir
 from clusterctl.run.record.reader import load_state
@@ -31,7 +31,7 @@ def ended_run(root: Path, name: str, ranks: int = 8) -> rundir.RunDir:
         exited = node_events.Exited(attempt=0, rank=rank, exit_code=1, tail="out of luck\n" * 500)
         writer.journal("n0", json.loads(node_events.encode_event(node_events.Stamp(rank + 1, 1.0, 1.0, "b"), exited)))
     sample = {"kind": "activity", "attempt": 0, "ranks": {"0": {"inside": {"step": 7}}, "1": {"inside": {"step": 5}}}}
-    writer.replicate("n0", files.SAMPLES_FILE, 0, json.dumps(sample).encode() + b"\n")
+    writer.replicate("n0", run_files.SAMPLES_FILE, 0, json.dumps(sample).encode() + b"\n")
     left = [leftover.entry("n0", None, leftover.OVERDUE)]
     writer.append(events.Ended(state="failed", exit_code=100, remaining=left), 9.0)
     writer.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.run.record.linefile import drop_torn_line
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.rundir import RunDir
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> RunDir:
         file.write(events.encode(1, 1.0, attempt) + "\n")
         clock = events.Clock(node="n", offset=0.0, error=0.0)
         file.writelines(events.encode(number, 1.0, clock) + "\n" for number in range(2, EVENTS))
-    with (run.node("n") / files.JOURNAL_FILE).open("w") as file:
+    with (run.node("n") / run_files.JOURNAL_FILE).open("w") as file:
         for number in range(1, EVENTS):
             stamp = node_events.Stamp(number, 0.0, 0.0, "boot")
             file.write(node_events.encode_event(stamp, node_events.Dropped(0, 0, 4096 * number, 0, "why")) + "\n")
@@ -72,7 +72,7 @@ def test_a_torn_line_is_cut_off_however_long_it_is(tmp_path: Path, torn: bytes) 
 def test_what_a_node_tells_at_most_of_a_rank_that_failed_is_read_whatever_its_letters(run: RunDir) -> None:
     error = {"message": "\U0001f525" * 8192, "traceback": "\U0001f525" * 32768}
     failed = node_events.Exited(0, 0, exit_code=1, error=error, tail="\x01" * 8192)
-    with (run.node("n") / files.JOURNAL_FILE).open("a") as file:
+    with (run.node("n") / run_files.JOURNAL_FILE).open("a") as file:
         file.write(node_events.encode_event(node_events.Stamp(EVENTS, 0.0, 0.0, "boot"), failed) + "\n")
 
     state = load_state(run)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.run.record.recent import Recent
 from clusterctl.run.record.rundir import RunDir
 
@@ -39,7 +39,7 @@ def measured(moment: float, util: float) -> dict[str, Any]:
 
 
 def write(run: RunDir, *samples: dict[str, Any], end: str = "") -> None:
-    with (run.node("a") / files.SAMPLES_FILE).open("a") as file:
+    with (run.node("a") / run_files.SAMPLES_FILE).open("a") as file:
         file.write("".join(json.dumps(sample, separators=(",", ":")) + "\n" for sample in samples) + end)
 
 

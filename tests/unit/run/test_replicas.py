@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from clusterctl.agent.protocol.files import SAMPLES_FILE, output_file
+from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_output_path
 from clusterctl.run.record import rundir
 from clusterctl.run.record.samples import latest_activity
 from clusterctl.run.record.writer import SAMPLES_KEPT, Writer
@@ -35,6 +35,6 @@ def test_of_output_everything_is_kept(tmp_path: Path) -> None:
     run = rundir.create("demo", tmp_path)
     writer = Writer(run)
     for number in range(40):
-        writer.replicate("n0", output_file(0, 0), number * MEGABYTE, b"x" * MEGABYTE)
-    assert kept(run.node("n0") / output_file(0, 0)) >= 40 * MEGABYTE
+        writer.replicate("n0", format_output_path(0, 0), number * MEGABYTE, b"x" * MEGABYTE)
+    assert kept(run.node("n0") / format_output_path(0, 0)) >= 40 * MEGABYTE
     writer.close()

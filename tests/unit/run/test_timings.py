@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.protocol.files import INDEX_RECORD, index_file
+from clusterctl.agent.protocol.run_files import INDEX_RECORD, format_index_path
 from clusterctl.render.story.timings import render_timings, slow_start, timings_json
 from clusterctl.render.terminal.console import Terminal
 from clusterctl.run.nodes.progress import Progress
@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> rundir.RunDir:
     writer.append(events.Phase(name="start", seconds=0.5, ended=True, nodes={"a": 0.5, "b": 0.4}), 111.0)
     writer.append(events.Phase(name="prepare", seconds=70.0, ended=True), 400.0)
     for node, moment in (("a", 162.0), ("b", 113.0)):
-        writer.replicate(node, index_file(0, "ab".index(node)), 0, INDEX_RECORD.pack(10, moment))
+        writer.replicate(node, format_index_path(0, "ab".index(node)), 0, INDEX_RECORD.pack(10, moment))
     writer.close()
     return run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.agent.protocol.commands import WINDOW_BYTES, Command
-from clusterctl.agent.protocol.frames import Data, FrameError
+from clusterctl.agent.protocol.frames import FrameError, StreamData
 from clusterctl.session.streams import Duplex, Streams
 
 
@@ -31,7 +31,7 @@ class End:
     def arrive(self, payload: bytes) -> None:
         listener = self.streams.listener(self.stream.number)
         assert listener is not None
-        listener(Data(self.stream.number, 0, payload))
+        listener(StreamData(self.stream.number, 0, payload))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.facts import checkpoints
-from clusterctl.agent.protocol import commands, frames, listing, refusals
+from clusterctl.agent.protocol import commands, file_list, frames, request_errors
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.record import folders, rundir, workspace
 from clusterctl.agent.serve import code_look, copies
@@ -76,7 +76,7 @@ def _needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> command
 
 def _differences(place: workspace.Workspace, run: str | None, data: bytes) -> command_types.ManifestAnswer:
     """Return what a sync would do, and under which live run."""
-    entries = listing.decode(data)
+    entries = file_list.decode_file_list(data)
     found = place.differences({path: entry for path, *entry in entries})
     return {
         **_needed(entries, found.need),
@@ -124,7 +124,7 @@ class _Sync:
 
         def look(_out: Out) -> command_types.ManifestAnswer:
             starting = hold.wait()
-            entries = listing.decode(data)
+            entries = file_list.decode_file_list(data)
             user = _user_of(place.folder, place.root, run) or starting
             return _needed(entries, place.compare({path: entry for path, *entry in entries}, user, run))
 
@@ -134,7 +134,7 @@ class _Sync:
                 self._session.answer_error(identity, outcome)
                 return
             if outcome["need"]:
-                entries = listing.decode(data)
+                entries = file_list.decode_file_list(data)
                 files = [entries[number] for number in outcome["need"]]
                 self._wanted[stream] = _Wanted(lambda: place.receive(files), lambda: self._session.holds.settle(place))
             else:
@@ -147,7 +147,7 @@ class _Sync:
         """Call `whole` with `size` bytes of a stream once they are there; what it raises answers the request."""
         data = bytearray()
 
-        def take(part: frames.Data) -> None:
+        def take(part: frames.StreamData) -> None:
             data.extend(part.payload)
             if len(data) >= size:
                 del self._session.data_handlers[stream]
@@ -171,14 +171,14 @@ class _Sync:
         root = self._session.root
 
         def lacking(_out: Out) -> command_types.CopyAnswer:
-            return copies.lacking(asked, listing.decode(data), root)
+            return copies.lacking(asked, file_list.decode_file_list(data), root)
 
         def looked(outcome: Outcome) -> None:
             if isinstance(outcome, Exception):
                 self._session.answer_error(identity, outcome)
                 return
             if outcome["need"]:
-                entries = copies.named(listing.decode(data), outcome["name"])
+                entries = copies.named(file_list.decode_file_list(data), outcome["name"])
                 files, tree = [entries[number] for number in outcome["need"]], folders.Tree(outcome["folder"])
                 watch = copies.Watch(tree.folder, [path for path, *_ in files], root)
                 self._wanted[stream] = _Wanted(lambda: folders.Receiver(tree, files, check=watch.check))
@@ -191,14 +191,14 @@ class _Sync:
     ) -> command_types.ReceiveAnswer | None:
         stream = int(asked["stream"])
         if asked["manifest"] not in self._wanted:
-            raise refusals.RequestError(commands.ErrorKind.BAD_REQUEST, "these files were not compared")
+            raise request_errors.RequestError(commands.ErrorKind.BAD_REQUEST, "these files were not compared")
         wanted = self._wanted.pop(asked["manifest"])
         receiver = wanted.begin()
         if receiver.done:
             wanted.settle()
             return {"written": receiver.written, "hash": receiver.hash}
 
-        def take(data: frames.Data) -> None:
+        def take(data: frames.StreamData) -> None:
             try:
                 receiver.feed(data.payload)
             except Exception as error:
@@ -271,9 +271,11 @@ def _must_fit(names: list[str], pattern: str) -> None:
     """
     try:
         frames.encode_message({"files": [[name, _MOST_BYTES, 0o7777] for name in names], "id": _MOST_BYTES})
-    except frames.TooLargeError as error:
+    except frames.FrameTooLargeError as error:
         text = f"`{pattern}` matches {len(names)} files, more than an answer can name"
-        raise refusals.refused(text, "fetch them in parts, or put them into one archive there") from error
+        raise request_errors.make_refused_error(
+            text, "fetch them in parts, or put them into one archive there"
+        ) from error
 
 
 def _send_file(out: Out, stream: int, offset: int, path: str) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ import os
 
 from clusterctl.agent.linux import addresses, relaunch, spawn
 from clusterctl.agent.linux.spawn import encode
-from clusterctl.agent.protocol import quick, refusals
+from clusterctl.agent.protocol import quick, request_errors
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.serve import hello, jobs
 
@@ -148,7 +148,7 @@ class _Node:
         def end(status: int) -> None:
             try:
                 self._session.answer(identity, _facts(bytes(output[1]), bytes(output[2]), status, python))
-            except refusals.RequestError as error:
+            except request_errors.RequestError as error:
                 self._session.answer_error(identity, error)
 
         request: facts_types.FactsRequest = asked.get("request") or {}
@@ -239,7 +239,7 @@ def in_job(asked: command_types.ProgramArguments) -> jobs.Settle | None:
 
         try:
             python = workers.resolve_python(os.fsdecode(program.cwd), asked.get("python"), asked["python_hint"])
-        except (refusals.RequestError, OSError):
+        except (request_errors.RequestError, OSError):
             # What needs no Python may run all the same.
             return program
         return with_env(program, spawn.with_programs_of(encode(python), program.env))
@@ -257,4 +257,4 @@ def _facts(output: bytes, errors: bytes, status: int, python: str) -> facts_type
             return told
     ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {os.WEXITSTATUS(status)}"
     tail = (errors or output)[-_TAIL:].decode("utf-8", "replace").strip()
-    raise refusals.failed(f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else ""))
+    raise request_errors.make_failed_error(f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else ""))

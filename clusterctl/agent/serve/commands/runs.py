@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import inject
 from clusterctl.agent.members import sweep
-from clusterctl.agent.protocol import files, refusals
+from clusterctl.agent.protocol import request_errors, run_files
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.record import authority, output_reader, rundir, secrets
 from clusterctl.agent.record.tally import Tallies
@@ -55,17 +55,19 @@ class _Runs:
         run = self._session.known_run(asked)
         name = str(asked["file"])
         match = _FILES.fullmatch(name)
-        if match is None and name not in (files.JOURNAL_FILE, files.SAMPLES_FILE):
-            raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"no file of a run: `{name}`")
+        if match is None and name not in (run_files.JOURNAL_FILE, run_files.SAMPLES_FILE):
+            raise request_errors.RequestError(ErrorKind.BAD_REQUEST, f"no file of a run: `{name}`")
         offset, length = int(asked["offset"]), max(0, min(int(asked["length"]), _MAX_READ))
         try:
-            output = files.attempt_and_rank(name)
+            output = run_files.parse_attempt_and_rank(name)
             if output is None:
                 piece = output_reader.plain(run.file(name), name, offset, length)
             else:
                 piece = _output_piece(run, *output, offset, length, self._session.states.of(run))
         except FileNotFoundError as error:
-            raise refusals.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} has no {name} on this node") from error
+            raise request_errors.RequestError(
+                ErrorKind.NOT_FOUND, f"run {run.run} has no {name} on this node"
+            ) from error
         return {
             "offset": piece.offset,
             "size": piece.size,
@@ -118,12 +120,12 @@ class _Runs:
         seconds = float(asked.get("deadline") or _EVIDENCE_SECONDS)
 
         def collect(_out: Out) -> Mapping[str, object]:
-            from clusterctl.agent.protocol import evidence as evidence_module
+            from clusterctl.agent.protocol import evidence_files as evidence_module
             from clusterctl.agent.watch import evidence
 
             end = time.monotonic() + seconds
             collected = evidence.collect(workers, run.status_dir(state.attempt), folder, end, chosen=wanted is not None)
-            evidence_module.forget_some(run.file("evidence"))
+            evidence_module.remove_middle_stalls(run.file("evidence"))
             return collected
 
         self._session.work(identity, collect)
@@ -164,11 +166,13 @@ def _clean(run: RunDir, state: NodeState) -> int:
         RequestError: Something of the run still lives.
     """
     if supervised(run) and state.state not in ("finished", "swept", "new"):
-        raise refusals.refused(f"run {run.run} still has a supervisor on this node", "`clusterctl down` ends it")
+        raise request_errors.make_refused_error(
+            f"run {run.run} still has a supervisor on this node", "`clusterctl down` ends it"
+        )
     left = remaining(run, state)
     if left:
         names = ", ".join(str(one.pid) for one in left[:5])
-        raise refusals.refused(
+        raise request_errors.make_refused_error(
             f"processes of run {run.run} still live on this node: {names}", "`clusterctl down` ends them"
         )
     # What a run that was never told its end has left on the tmpfs; its directory says where that is.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent import inject
 from clusterctl.agent.linux import addresses, proc, spawn
 from clusterctl.agent.protocol.commands import Command, ErrorKind
-from clusterctl.agent.protocol.refusals import RequestError
+from clusterctl.agent.protocol.request_errors import RequestError
 from clusterctl.agent.serve import jobs
 from clusterctl.agent.serve.commands.node import folder_of, in_job, program_of
 from clusterctl.agent.serve.duplex import Duplex

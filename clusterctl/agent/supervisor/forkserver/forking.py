@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent import inject
-from clusterctl.agent.protocol import encoding, events, requests
+from clusterctl.agent.protocol import dataclass_json, events, requests
 from clusterctl.agent.supervisor import workers
 from clusterctl.agent.supervisor.forkserver import starts
 from clusterctl.agent.supervisor.forkserver.server import ForkServer, Stage
@@ -43,7 +43,7 @@ class Forking:
         """Have a forkserver for an attempt, if it wants one: that of the attempt before, if it is still good."""
         wanted = attempt.prepare.forked
         self._attempt, self._said = attempt, set()
-        self._asked = None if wanted is None else encoding.from_wire(requests.Forked, wanted)
+        self._asked = None if wanted is None else dataclass_json.parse_dataclass(requests.Forked, wanted)
         if self._asked is None:
             self.close()
             return

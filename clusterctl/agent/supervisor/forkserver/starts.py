@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Callable, cast
 
-from clusterctl.agent.protocol import refusals
+from clusterctl.agent.protocol import request_errors
 from clusterctl.agent.supervisor import workers
 
 if TYPE_CHECKING:
@@ -74,5 +74,5 @@ def _forked(server: ForkServer, one: requests.WorkerStart, report: int, say: Say
         say(f"rank {one.rank} could not be forked: {said['refused']}")
         return None
     if "error" in said:
-        raise refusals.failed(f"cannot start rank {one.rank}: {said['error']}")
+        raise request_errors.make_failed_error(f"cannot start rank {one.rank}: {said['error']}")
     return workers.from_spawn(one.rank, one.local_rank, cast("SpawnRecord", said))

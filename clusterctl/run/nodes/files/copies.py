@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import listing
+from clusterctl.agent.protocol import file_list
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.formatting import format_size
@@ -67,7 +67,7 @@ def load_of(sources: Sequence[str], most: int) -> Load:
             load.paths.append(path)
     if not load.entries:
         raise NotFoundError(f"{', '.join(sources)}: no file is in there")
-    load.listing = listing.encode(load.entries)
+    load.listing = file_list.encode_file_list(load.entries)
     return load
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.listing import LINK_MODE
+from clusterctl.agent.protocol.file_list import LINK_MODE
 from clusterctl.errors import RefusedError
 from clusterctl.run.nodes.files import sensitive
 

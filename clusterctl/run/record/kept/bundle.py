@@ -10,8 +10,8 @@ import tarfile
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import files
-from clusterctl.agent.protocol.evidence import of_stalls
+from clusterctl.agent.protocol import run_files
+from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.run.record.kept.evidence import LOOK
 
 if TYPE_CHECKING:
@@ -111,11 +111,11 @@ def _files(run: RunDir) -> Iterator[tuple[Path, int | None]]:
     for path in (run.spec, run.events, run.log, *sorted(run.path.glob("plan-*.json"))):
         if path.is_file():
             yield path, None
-    for name in of_stalls(str(run.path)):
+    for name in list_stall_folders(str(run.path)):
         yield from ((path, None) for path in sorted((run.path / name).iterdir()) if path.is_file())
     for path in sorted(run.node("").rglob("*")):
         if path.is_file():
-            yield path, None if path.name == files.JOURNAL_FILE else _END_BYTES
+            yield path, None if path.name == run_files.JOURNAL_FILE else _END_BYTES
 
 
 def _content(path: Path, end: int | None) -> bytes:

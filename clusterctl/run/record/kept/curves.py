@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from clusterctl.agent.protocol import files
+from clusterctl.agent.protocol import run_files
 from clusterctl.door import drawn, samples
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def curves(run: RunDir, nodes: Mapping[str, float]) -> Curves:
     budget = MOST_SAMPLES if len(nodes) <= MANY_NODES else _MOST_OF_MANY
     most = min(MOST_POINTS, max(_FEWEST, budget // max(1, len(nodes))))
     for place, (node, ahead) in enumerate(nodes.items()):
-        lines = _chosen(run.node(node) / files.SAMPLES_FILE, most, place / len(nodes))
+        lines = _chosen(run.node(node) / run_files.SAMPLES_FILE, most, place / len(nodes))
         for moment, reached in filter(None, map(drawn.steps, lines["activity"])):
             for rank, step in reached:
                 steps.setdefault(rank, []).append((moment - ahead, step))

@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.evidence import of_stalls
+from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.door import answers
 
@@ -40,7 +40,7 @@ def _content(path: str) -> bytes:
 
 def newest(run: RunDir) -> tuple[str | None, dict[str, RankEvidence]]:
     """Return the name of the folder with the newest evidence, and what it says of each rank; a bad file is left out."""
-    names = of_stalls(str(run.path))
+    names = list_stall_folders(str(run.path))
     if not names:
         return None, {}
     return names[-1], of_folder(run.path / names[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.files import index_file, output_file
+from clusterctl.agent.protocol.run_files import format_index_path, format_output_path
 from clusterctl.logs.time_index import TimeIndex
 from clusterctl.run.record.samples import newest_lines
 from clusterctl.run.rules.stalls import counted
@@ -55,9 +55,9 @@ def _end(run: RunDir, state: RunState, worker: WorkerState, first: float) -> str
     folder = run.node(worker.node)
     size = None
     if worker.signal != signal.SIGTERM:
-        index = TimeIndex(str(folder / index_file(state.attempt, worker.rank)))
+        index = TimeIndex(str(folder / format_index_path(state.attempt, worker.rank)))
         size = index.size_before(first + state.ahead(worker.node))
-    return _read(folder / output_file(state.attempt, worker.rank), size)
+    return _read(folder / format_output_path(state.attempt, worker.rank), size)
 
 
 def _read(path: Path, size: int | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.files import INDEX_RECORD, index_file
+from clusterctl.agent.protocol.run_files import INDEX_RECORD, format_index_path
 from clusterctl.run.record.reader import StateReader
 from clusterctl.run.rules import events
 
@@ -85,7 +85,7 @@ def _first_output(run: RunDir, state: RunState, began: float) -> dict[str, float
     found: dict[str, float] = {}
     for attempt, node, ranks in state.placed:
         if attempt == 0:
-            told = [_first_record(run.node(node) / index_file(0, rank)) for rank in ranks]
+            told = [_first_record(run.node(node) / format_index_path(0, rank)) for rank in ranks]
             known = [moment - state.ahead(node) - began for moment in told if moment is not None]
             found |= {node: round(max(0.0, min(known)), 3)} if known else {}
     return found

@@ -9,7 +9,7 @@ import json
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol import refusals
+from clusterctl.agent.protocol import request_errors
 from clusterctl.agent.protocol.commands import ErrorKind
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ _LEVEL = 1
 """Half of it are hashes, which no effort makes smaller."""
 
 
-def encode(entries: Iterable[tuple[str, int, int, str]]) -> bytes:
+def encode_file_list(entries: Iterable[tuple[str, int, int, str]]) -> bytes:
     """Return what goes into the stream of a `manifest`: path, size, permission bits and SHA-256 of each file."""
     text = json.dumps(list(entries), separators=(",", ":"), ensure_ascii=False)
     return zlib.compress(text.encode("utf-8", "surrogateescape"), _LEVEL)
 
 
-def decode(data: bytes) -> list[list[Any]]:
+def decode_file_list(data: bytes) -> list[list[Any]]:
     """Return the entries that `encode` was given.
 
     Raises:
@@ -38,4 +38,4 @@ def decode(data: bytes) -> list[list[Any]]:
         entries = json.loads(zlib.decompress(data).decode("utf-8", "surrogateescape"))
         return [[str(path), int(size), int(mode), str(digest)] for path, size, mode, digest in entries]
     except (zlib.error, ValueError, TypeError) as error:
-        raise refusals.RequestError(ErrorKind.BAD_REQUEST, f"not a list of files: {error}") from error
+        raise request_errors.RequestError(ErrorKind.BAD_REQUEST, f"not a list of files: {error}") from error

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _STALL = re.compile(r"stall-([1-9]\d*)")
 
 
-def of_stalls(folder: str) -> list[str]:
+def list_stall_folders(folder: str) -> list[str]:
     """Return the names of the folders in `folder` with the evidence of stalls, in their order."""
     try:
         matches = [match for match in map(_STALL.fullmatch, os.listdir(folder)) if match]
@@ -23,18 +23,18 @@ def of_stalls(folder: str) -> list[str]:
     return [match[0] for match in sorted(matches, key=lambda match: int(match[1]))]
 
 
-def files(evidence: RankEvidence) -> dict[str, str]:
+def format_rank_files(evidence: RankEvidence) -> dict[str, str]:
     """The files in which the evidence of one rank is kept: ending of the name to content."""
-    contents = {".json": json.dumps(evidence, indent=1) + "\n", ".txt": _text(evidence)}
+    contents = {".json": json.dumps(evidence, indent=1) + "\n", ".txt": _format_text(evidence)}
     return {**contents, ".stacks": evidence["stacks"]} if evidence["stacks"] else contents
 
 
-def _text(evidence: RankEvidence) -> str:
+def _format_text(evidence: RankEvidence) -> str:
     lines = [
-        f"rank {evidence['rank']}{_place(evidence)}: {_line(evidence)}",
+        f"rank {evidence['rank']}{_format_node(evidence)}: {_format_process(evidence)}",
         f"stacks by: {evidence['source']}" + "".join(f"\n  not {reason}" for reason in evidence["why"]),
         *([f"error: {evidence['error']}"] if "error" in evidence else []),
-        *(f"  child {_line(child)}" for child in evidence["children"]),
+        *(f"  child {_format_process(child)}" for child in evidence["children"]),
         "",
         "last output:",
         *(f"  {line}" for line in evidence["tail"]),
@@ -44,21 +44,21 @@ def _text(evidence: RankEvidence) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _place(evidence: RankEvidence) -> str:
+def _format_node(evidence: RankEvidence) -> str:
     return f" on {evidence['node']}" if "node" in evidence else ""
 
 
-def _line(process: ProcessState) -> str:
+def _format_process(process: ProcessState) -> str:
     cpu, command = process.get("cpu", 0.0), process.get("command", "")
     where = f", in {process['wchan']}" if process["wchan"] else ""
     return f"pid {process['pid']}, state {process['state'] or 'unknown'}{where}, cpu {cpu:.0%}, {command}"
 
 
-_KEPT_FIRST, _KEPT_LAST = 2, 8
+_FIRST_STALLS, _LAST_STALLS = 2, 8
 """Of so many stalls evidence is kept: how it began, and how it is now."""
 
 
-def forget_some(folder: str) -> None:
+def remove_middle_stalls(folder: str) -> None:
     """Remove the evidence of stalls that are neither among the first nor among the last ones."""
-    for name in of_stalls(folder)[_KEPT_FIRST:-_KEPT_LAST]:
+    for name in list_stall_folders(folder)[_FIRST_STALLS:-_LAST_STALLS]:
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)

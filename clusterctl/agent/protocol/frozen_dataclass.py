@@ -1,4 +1,4 @@
-"""`@value(frozen=True)`: what `dataclasses.dataclass(frozen=True)` makes of a class, for a start that is quick.
+"""`@frozen_dataclass(frozen=True)`: `dataclasses.dataclass(frozen=True)` without the import of `dataclasses`.
 
 An agent is started for each look at a node, and importing `dataclasses`, which writes and compiles the methods of each
 class, took a third of that start. For what every agent needs at once; elsewhere dataclasses are right.
@@ -6,21 +6,20 @@ class, took a third of that start. For what every agent needs at once; elsewhere
 
 from __future__ import annotations
 
-__all__ = ["value"]
+__all__ = ["frozen_dataclass"]
 
-# Not from `typing`, whose import costs as much as what is saved here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from dataclasses import dataclass as value
+    from dataclasses import dataclass as frozen_dataclass
 else:
 
-    def value(*, frozen):
+    def frozen_dataclass(*, frozen):
         """Return the decorator; defaults of fields may be plain values only."""
         assert frozen, "what changes is an ordinary class"
-        return _complete
+        return _add_methods
 
 
-def _complete(cls: type) -> type:
+def _add_methods(cls: type) -> type:
     names = tuple(cls.__annotations__)
     defaults = {name: vars(cls)[name] for name in names if name in vars(cls)}
 

@@ -14,26 +14,26 @@ JOURNAL_FILE = "journal.jsonl"
 
 SAMPLES_FILE = "samples.jsonl"
 
-SAMPLES_KEPT = 64 * 1024 * 1024
+MAX_SAMPLES_BYTES = 64 * 1024 * 1024
 """Bytes of its samples that a node keeps at most (see `first_kept`)."""
 
-INDEX_ENDING = ".idx"
+INDEX_SUFFIX = ".idx"
 
 INDEX_RECORD = struct.Struct("<Qd")
 """One record of a time index: the size of the output file (bytes), and the wall clock (seconds) when it was seen."""
 
 
-def output_file(attempt: int, rank: int) -> str:
+def format_output_path(attempt: int, rank: int) -> str:
     """Where a worker's stdout and stderr lie, relative to the run directory of its node."""
     return f"attempt-{attempt}/rank-{rank}.log"
 
 
-def index_file(attempt: int, rank: int) -> str:
+def format_index_path(attempt: int, rank: int) -> str:
     """Where the time index of that output lies: `INDEX_RECORD` after `INDEX_RECORD`."""
-    return f"attempt-{attempt}/rank-{rank}{INDEX_ENDING}"
+    return f"attempt-{attempt}/rank-{rank}{INDEX_SUFFIX}"
 
 
-def attempt_and_rank(name: str, form: Callable[[int, int], str] = output_file) -> tuple[int, int] | None:
+def parse_attempt_and_rank(name: str, form: Callable[[int, int], str] = format_output_path) -> tuple[int, int] | None:
     """Return which attempt and rank a file is of whose name has that form, or `None` for any other file."""
     folder, _, file = name.partition("/")
     numbers = folder[len("attempt-") :], file[len("rank-") :].partition(".")[0]
@@ -43,13 +43,13 @@ def attempt_and_rank(name: str, form: Callable[[int, int], str] = output_file) -
     return (attempt, rank) if name == form(attempt, rank) else None
 
 
-def attempt_of(name: str) -> int:
+def parse_attempt(name: str) -> int:
     """Return the attempt in whose folder a file of a run lies, -1 where it is of none."""
     number = name.partition("/")[0][len("attempt-") :]
     return int(number) if name.startswith("attempt-") and number.isascii() and number.isdecimal() else -1
 
 
-def first_kept(size: int, most: int) -> int:
+def find_first_kept_byte(size: int, most: int) -> int:
     """Return the first byte that is kept of a file of `size` bytes whose front gives way: always the last `most / 2`.
 
     It follows from the size alone, so that whoever reads the file knows without being told what is gone.

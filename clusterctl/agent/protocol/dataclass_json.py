@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ def _names(cls: type) -> frozenset[str]:
     return frozenset(f.name for f in fields(cls))
 
 
-def from_wire(cls: type[T], value: dict[str, Any]) -> T:
+def parse_dataclass(cls: type[T], value: dict[str, Any]) -> T:
     """Return a dataclass of flat fields from a peer's object; fields we do not know are left out.
 
     Raises:
@@ -28,8 +28,3 @@ def from_wire(cls: type[T], value: dict[str, Any]) -> T:
         return cls(**{name: value[name] for name in names if name in value})
     except TypeError as error:
         raise FrameError(f"{cls.__name__}: {error}") from error
-
-
-def to_wire(value: Any) -> dict[str, Any]:
-    """Return a dataclass as the object that `from_wire` reads."""
-    return asdict(value)

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, Callable
 
-    Shape = Callable[[Any], None]
+    Validator = Callable[[Any], None]
 
-MOST_EXACT = 1 << 53
+FIRST_INEXACT_INTEGER = 1 << 53
 """The first whole number that other readers of JSON may take for another one."""
-_SHOWN = 40
-_WITHOUT_NULL: dict[Shape, Shape] = {}
+_MAX_SHOWN_CHARS = 40
+_VALIDATOR_WITHOUT_NULL: dict[Validator, Validator] = {}
 """What `maybe` was made of, for records, which see to null themselves: most fields of a sample may be null."""
 
 
-class MisfitError(FrameError):
+class ValidationError(FrameError):
     """A value is not what it must be.
 
     Attributes:
@@ -36,17 +36,17 @@ class MisfitError(FrameError):
 
     def __str__(self) -> str:  # type: ignore[explicit-override]  # the mark would have to be imported
         # Where one of several shapes may fit, most are raised for nothing.
-        return f"{self.place or 'it'} is {_shown(self._value)}, and must be {self._wanted}"
+        return f"{self.place or 'it'} is {_describe_value(self._value)}, and must be {self._wanted}"
 
-    def below(self, name: object) -> MisfitError:
+    def below(self, name: object) -> ValidationError:
         """Return the same for what holds the value under `name`."""
-        place = f"{str(name)[:_SHOWN]}.{self.place}" if self.place else str(name)[:_SHOWN]
-        return MisfitError(self._wanted, self._value, place)
+        place = f"{str(name)[:_MAX_SHOWN_CHARS]}.{self.place}" if self.place else str(name)[:_MAX_SHOWN_CHARS]
+        return ValidationError(self._wanted, self._value, place)
 
 
-def _shown(value: object) -> str:
+def _describe_value(value: object) -> str:
     if isinstance(value, str):
-        return ascii(value if len(value) <= _SHOWN else value[:_SHOWN] + "...")
+        return ascii(value if len(value) <= _MAX_SHOWN_CHARS else value[:_MAX_SHOWN_CHARS] + "...")
     if isinstance(value, int) and value.bit_length() > 64:
         return "a huge number"
     if value is None or isinstance(value, (bool, int, float)):
@@ -54,64 +54,64 @@ def _shown(value: object) -> str:
     return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
 
 
-def whole(low: int = 0, high: int = MOST_EXACT - 1) -> Shape:
+def integer(low: int = 0, high: int = FIRST_INEXACT_INTEGER - 1) -> Validator:
     """A whole number from `low` to `high`."""
     wanted = f"a whole number from {low} to {high}"
 
     def check(value: Any) -> None:
         if type(value) is not int or not low <= value <= high:
-            raise MisfitError(wanted, value)
+            raise ValidationError(wanted, value)
 
     return check
 
 
-def real(low: float = -1e15, high: float = 1e15) -> Shape:
+def number(low: float = -1e15, high: float = 1e15) -> Validator:
     """A finite number from `low` to `high`."""
     wanted = f"a number from {low:g} to {high:g}"
 
     def check(value: Any) -> None:
         if type(value) not in (int, float) or not low <= value <= high:
-            raise MisfitError(wanted, value)
+            raise ValidationError(wanted, value)
 
     return check
 
 
-def text(most: int) -> Shape:
+def string(most: int) -> Validator:
     """Text of at most so many characters."""
     wanted = f"text of at most {most} characters"
 
     def check(value: Any) -> None:
         if not isinstance(value, str) or len(value) > most:
-            raise MisfitError(wanted, value)
+            raise ValidationError(wanted, value)
 
     return check
 
 
-def flag(value: Any) -> None:
+def boolean(value: Any) -> None:
     """True or false."""
     if not isinstance(value, bool):
-        raise MisfitError("true or false", value)
+        raise ValidationError("true or false", value)
 
 
-def maybe(shape: Shape) -> Shape:
+def optional(shape: Validator) -> Validator:
     """The shape, or null."""
 
     def check(value: Any) -> None:
         if value is not None:
             shape(value)
 
-    _WITHOUT_NULL[check] = shape
+    _VALIDATOR_WITHOUT_NULL[check] = shape
     return check
 
 
-def either(*shapes: Shape) -> Shape:
+def any_of(*shapes: Validator) -> Validator:
     """One of several shapes; what is wrong is said in the words of the last."""
 
     def check(value: Any) -> None:
         for shape in shapes[:-1]:
             try:
                 shape(value)
-            except MisfitError:
+            except ValidationError:
                 continue
             return
         shapes[-1](value)
@@ -119,88 +119,89 @@ def either(*shapes: Shape) -> Shape:
     return check
 
 
-def many(shape: Shape, most: int) -> Shape:
+def list_of(shape: Validator, most: int) -> Validator:
     """A list of at most so many."""
     wanted = f"a list of at most {most}"
 
     def check(value: Any) -> None:
         if not isinstance(value, list) or len(value) > most:
-            raise MisfitError(wanted, value)
+            raise ValidationError(wanted, value)
         for place, item in enumerate(value):
             try:
                 shape(item)
-            except MisfitError as error:
+            except ValidationError as error:
                 raise error.below(place) from None
 
     return check
 
 
-def row(*shapes: Shape) -> Shape:
+def tuple_of(*shapes: Validator) -> Validator:
     """A list with one value of each shape, in this order."""
     wanted = f"a list of {len(shapes)}"
 
     def check(value: Any) -> None:
         if not isinstance(value, list) or len(value) != len(shapes):
-            raise MisfitError(wanted, value)
+            raise ValidationError(wanted, value)
         for place, (shape, item) in enumerate(zip(shapes, value)):
             try:
                 shape(item)
-            except MisfitError as error:
+            except ValidationError as error:
                 raise error.below(place) from None
 
     return check
 
 
-def table(key: Shape, shape: Shape, most: int) -> Shape:
+def mapping_of(key: Validator, shape: Validator, most: int) -> Validator:
     """An object with at most so many names, all of one shape."""
     wanted = f"an object with at most {most} names"
 
     def check(value: Any) -> None:
         if not isinstance(value, dict) or len(value) > most:
-            raise MisfitError(wanted, value)
+            raise ValidationError(wanted, value)
         for name, item in value.items():
             try:
                 key(name)
                 shape(item)
-            except MisfitError as error:
+            except ValidationError as error:
                 raise error.below(name) from None
 
     return check
 
 
-def record(needed: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None) -> Shape:
+def object_of(needed: Mapping[str, Validator], optional: Mapping[str, Validator] | None = None) -> Validator:
     """An object with these fields; others are ignored, so that either side can gain some."""
     allowed = {**needed, **(optional or {})}
-    may_be_null = frozenset(name for name, shape in allowed.items() if shape in _WITHOUT_NULL)
-    shape_of = {name: _WITHOUT_NULL.get(shape, shape) for name, shape in allowed.items()}.get
+    may_be_null = frozenset(name for name, shape in allowed.items() if shape in _VALIDATOR_WITHOUT_NULL)
+    shape_of = {name: _VALIDATOR_WITHOUT_NULL.get(shape, shape) for name, shape in allowed.items()}.get
 
     def check(value: Any) -> None:
         if not isinstance(value, dict):
-            raise MisfitError("an object", value)
+            raise ValidationError("an object", value)
         for name in needed:
             if name not in value:
-                raise MisfitError(f"an object with `{name}`", value)
+                raise ValidationError(f"an object with `{name}`", value)
         for name, item in value.items():
             shape = shape_of(name)
             if shape is None or (item is None and name in may_be_null):
                 continue
             try:
                 shape(item)
-            except MisfitError as error:
+            except ValidationError as error:
                 raise error.below(name) from None
 
     return check
 
 
-def loose(depth: int, most: int, longest: int) -> Shape:
+def any_json(depth: int, most: int, longest: int) -> Validator:
     """Anything of JSON with finite numbers: so many levels, names or items a level, characters a text."""
-    number, words = either(flag, whole(-(1 << 64), 1 << 64), real(-1e300, 1e300)), text(longest)
+    scalar = any_of(boolean, integer(-(1 << 64), 1 << 64), number(-1e300, 1e300))
+    words = string(longest)
 
-    def at(level: int) -> Shape:
+    def at(level: int) -> Validator:
         if level == 0:
-            return maybe(either(number, words))
+            return optional(any_of(scalar, words))
         inner = at(level - 1)
-        lists, objects = many(inner, most), table(text(longest), inner, most)
+        lists, objects = list_of(inner, most), mapping_of(string(longest), inner, most)
 
         def check(value: Any) -> None:
             if isinstance(value, str):
@@ -210,19 +211,19 @@ def loose(depth: int, most: int, longest: int) -> Shape:
             elif isinstance(value, list):
                 lists(value)
             elif value is not None:
-                number(value)
+                scalar(value)
 
         return check
 
     return at(depth)
 
 
-def number_text(most_digits: int = 9) -> Shape:
+def digits(most_digits: int = 9) -> Validator:
     """Text that is a whole number in decimal digits, as JSON's names of ranks are."""
     wanted = f"a number of at most {most_digits} digits"
 
     def check(value: Any) -> None:
         if not isinstance(value, str) or not 0 < len(value) <= most_digits or not (value.isascii() and value.isdigit()):
-            raise MisfitError(wanted, value)
+            raise ValidationError(wanted, value)
 
     return check
