@@ -184,7 +184,7 @@ def test_ranks_that_have_not_said_a_word_are_told_once_where_nobody_sees_the_las
     started = node_events.Started(attempt=0, rank=0, local_rank=0, pid=7, start_time=1)
     run.node("gpu01").mkdir(parents=True)
     line = node_events.encode_event(node_events.Stamp(1, began, 1.0, "b0"), started)
-    (run.node("gpu01") / files.JOURNAL_FILE).write_text(f"{line}\n")
+    (run.node("gpu01") / run_files.JOURNAL_FILE).write_text(f"{line}\n")
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", VIEW, run.path], stdout=pipe, stderr=pipe, text=True) as view:
         assert view.stderr is not None

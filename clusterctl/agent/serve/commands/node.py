@@ -257,4 +257,6 @@ def _facts(output: bytes, errors: bytes, status: int, python: str) -> facts_type
             return told
     ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {os.WEXITSTATUS(status)}"
     tail = (errors or output)[-_TAIL:].decode("utf-8", "replace").strip()
-    raise request_errors.make_failed_error(f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else ""))
+    raise request_errors.make_failed_error(
+        f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else "")
+    )
