@@ -322,7 +322,9 @@ class Supervisor:
             self._attempt.abandon()
             if not self._attempt.ending.swept:
                 number = self._attempt.number
-                raise request_errors.make_refused_error(f"attempt {number} of run {self._run.run} has not ended on this node")
+                raise request_errors.make_refused_error(
+                    f"attempt {number} of run {self._run.run} has not ended on this node"
+                )
         if self._state.finished is None:
             self._record(events.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
         self._forking.close()
