@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    from clusterctl.agent.protocol import facts_types as shapes
+    from clusterctl.agent.protocol import facts_types
 
 
 _THERMAL_BITS = 0xFFFF << 32
@@ -266,7 +266,7 @@ _PAUSE = 0.12
 _KFD = "/dev/kfd"
 
 
-def collect_amdgpu(root: str, wanted: bool) -> shapes.AmdgpuFacts:
+def collect_amdgpu(root: str, wanted: bool) -> facts_types.AmdgpuFacts:
     """Return the group `amdgpu`.
 
     Raises:
@@ -324,7 +324,7 @@ class AmdgpuSession:
                 look.again()
         return looks
 
-    def sample(self) -> list[shapes.LibraryGpu]:
+    def sample(self) -> list[facts_types.LibraryGpu]:
         """Return the few values that a running job is watched by."""
         devices = []
         for gpu in self.gpus:
@@ -418,10 +418,10 @@ class AmdgpuReading:
         self.odd.update({name: code for name, code in wrong.items() if name not in self.codes})
         self._firmware()
 
-    def told(self) -> shapes.LibraryGpu:
+    def told(self) -> facts_types.LibraryGpu:
         """Return the look as facts (`clusterctl.agent.facts` has the shape)."""
         words = {name: error_words.file_error_word(code) for name, code in self.codes.items()}
-        odd: shapes.LibraryGpu = {"odd": self.odd} if self.odd else {}
+        odd: facts_types.LibraryGpu = {"odd": self.odd} if self.odd else {}
         index = self._gpu["index"]
         return {"vendor": "amd", "index": index, "v": self.values, "err": words, "codes": self.codes, **odd}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clusterctl.agent.protocol import facts_types as shapes
+    from clusterctl.agent.protocol import facts_types
     from clusterctl.agent.protocol.command_types import Checkpoint, CheckpointFile
 
 
@@ -117,7 +117,7 @@ def _hash_file(path: str) -> str:
     return digest.hexdigest()
 
 
-def collect_checkpoint(workdir: str, pattern: str) -> shapes.CheckpointFacts:
+def collect_checkpoint(workdir: str, pattern: str) -> facts_types.CheckpointFacts:
     """Return the group `checkpoint`: path and size of the newest complete one, each `None` where there is none yet."""
     # A folder of many large checkpoints may take its time: this has a child of its own, and is imported only there.
 

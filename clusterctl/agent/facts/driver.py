@@ -18,7 +18,7 @@ from clusterctl.agent.linux import paths
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol import facts_types as shapes
+    from clusterctl.agent.protocol import facts_types
 
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
@@ -29,7 +29,7 @@ _INSIDE = "0x1002"
 (`amdgpu_device_partner_bandwidth` of the kernel's amdgpu passes them over too)."""
 
 
-def read_pcie_link(place: str) -> shapes.PcieLinkWidth:
+def read_pcie_link(place: str) -> facts_types.PcieLinkWidth:
     """Return `{width, max_width, slot_width}` of the card at a real path of sysfs, each `None` where it is not shown.
 
     The width of the slot is not known in most virtual machines.
@@ -76,7 +76,7 @@ _HELPERS = ("/usr/bin/nvidia-modprobe", "/bin/nvidia-modprobe", "/usr/sbin/nvidi
 _IMEX = "/dev/nvidia-caps-imex-channels"
 
 
-def collect_driver(root: str) -> shapes.DriverFacts:
+def collect_driver(root: str) -> facts_types.DriverFacts:
     """Return the group `driver`."""
     modules = [line.split()[0] for line in (paths.text(root, "/proc/modules") or "").splitlines() if line]
     gpus, switches = _pci(root)
@@ -95,8 +95,8 @@ def collect_driver(root: str) -> shapes.DriverFacts:
     }
 
 
-def _pci(root: str) -> tuple[list[shapes.PciGpu], int]:
-    gpus: list[shapes.PciGpu] = []
+def _pci(root: str) -> tuple[list[facts_types.PciGpu], int]:
+    gpus: list[facts_types.PciGpu] = []
     switches = 0
     for address in paths.names(root, _BUS):
         vendor = _VENDORS.get(paths.text(root, f"{_BUS}/{address}/vendor") or "")
@@ -109,7 +109,7 @@ def _pci(root: str) -> tuple[list[shapes.PciGpu], int]:
     return gpus, switches
 
 
-def _device(root: str, address: str) -> shapes.PcieCard:
+def _device(root: str, address: str) -> facts_types.PcieCard:
     place = os.path.realpath(paths.under(root, f"{_BUS}/{address}"))
     return {"driver": _link_name(f"{place}/driver"), "minor": _minor(root, address), **read_pcie_link(place)}
 
@@ -134,7 +134,7 @@ def _is_node(name: str) -> bool:
     return re.fullmatch(r"nvidia(\d+|ctl|-uvm)", name) is not None
 
 
-def _can_open(root: str, path: str) -> shapes.DeviceNode:
+def _can_open(root: str, path: str) -> facts_types.DeviceNode:
     """Tell whether this user may open a device node (nothing is opened: that would wake the driver)."""
     return {"path": path, "readable": os.access(paths.under(root, path), os.R_OK | os.W_OK)}
 
@@ -147,7 +147,7 @@ def _is_setuid(path: str) -> bool:
     return mode.st_uid == 0 and bool(mode.st_mode & stat.S_ISUID)
 
 
-def find_hidden_gpus(driver: shapes.DriverFacts, nvml: shapes.NvmlFacts) -> list[shapes.PciGpu]:
+def find_hidden_gpus(driver: facts_types.DriverFacts, nvml: facts_types.NvmlFacts) -> list[facts_types.PciGpu]:
     """Return NVIDIA's entries of `driver.pci` that NVML does not show; none where either side has no addresses."""
     if nvml.get("count") is None:
         return []
@@ -165,12 +165,12 @@ def short_address(address: str) -> str:
     return f"{int(domain, 16):x}:{rest}" if domain else rest
 
 
-def collect_hidden_gpus(root: str, entries: list[shapes.PciGpu]) -> shapes.HiddenGpuFacts:
+def collect_hidden_gpus(root: str, entries: list[facts_types.PciGpu]) -> facts_types.HiddenGpuFacts:
     """Return the group `unshown`."""
     return {"gpus": [{**entry, "node": _try_open(root, entry)} for entry in entries]}
 
 
-def _try_open(root: str, entry: shapes.PciGpu) -> str | None:
+def _try_open(root: str, entry: facts_types.PciGpu) -> str | None:
     """Tell how opening the GPU's device node ends; `None` where the driver has none for it."""
     if entry["driver"] != "nvidia" or entry["minor"] is None:
         return None
@@ -180,7 +180,7 @@ def _try_open(root: str, entry: shapes.PciGpu) -> str | None:
 _QUERY = "index,uuid,name,pci.bus_id,driver_version"
 
 
-def collect_smi() -> shapes.SmiFacts:
+def collect_smi() -> facts_types.SmiFacts:
     """Return the group `smi`.
 
     Raises:
@@ -191,7 +191,7 @@ def collect_smi() -> shapes.SmiFacts:
         code, output, complaint = child_tasks.run_program(argv)
     except FileNotFoundError as error:
         raise AbsentError("there is no `nvidia-smi`") from error
-    devices: list[shapes.SmiGpu] = []
+    devices: list[facts_types.SmiGpu] = []
     errors: list[str] = []
     for line in output.splitlines():
         words = [word.strip() for word in line.split(",")]

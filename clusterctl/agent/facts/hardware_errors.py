@@ -13,21 +13,21 @@ from clusterctl.agent.linux import paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol import facts_types as shapes
+    from clusterctl.agent.protocol import facts_types
 
 _DRIVERS = ("nvidia", "amdgpu")
 _CARDS = ("/sys/class/infiniband", "/sys/class/net")
 _MEMORY = "/sys/devices/system/edac/mc"
 
 
-def collect_hardware_errors(root: str) -> shapes.HardwareErrorFacts:
+def collect_hardware_errors(root: str) -> facts_types.HardwareErrorFacts:
     """Return the group `hardware`."""
     cards = [*_gpus(root), *_network(root)]
     places: dict[str, str] = {}
     for place, what in cards:
         for port in _port_path(place):
             places.setdefault(port, what if port == place else f"above {what}")
-    told: list[shapes.PcieDeviceErrors] = [
+    told: list[facts_types.PcieDeviceErrors] = [
         {"address": os.path.basename(place), "of": what, **errors}
         for place, what in places.items()
         if (errors := _errors(place)) is not None
@@ -59,7 +59,7 @@ def _port_path(place: str) -> list[str]:
     return [*way[:2], *way[2:][-1:]]
 
 
-def _errors(place: str) -> shapes.PcieErrorCounts | None:
+def _errors(place: str) -> facts_types.PcieErrorCounts | None:
     """Return `{correctable, nonfatal, fatal}`, each kind of error to how often; `None` where nobody counts."""
     texts = {grade: paths.text("/", f"{place}/aer_dev_{grade}") for grade in ("correctable", "nonfatal", "fatal")}
     if all(text is None for text in texts.values()):
@@ -77,7 +77,7 @@ def _kinds(text: str) -> dict[str, int]:
     return counts
 
 
-def _memory(root: str) -> list[shapes.MemoryErrorCount]:
+def _memory(root: str) -> list[facts_types.MemoryErrorCount]:
     return [
         {
             "controller": name,

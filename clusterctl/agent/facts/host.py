@@ -15,14 +15,14 @@ from clusterctl.agent.linux import cgroup, paths, proc, syscalls
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol import facts_types as shapes
+    from clusterctl.agent.protocol import facts_types
 
 
 _CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 14, 21, 24
 """Numbers of capabilities (linux/capability.h)."""
 
 
-def collect_limits(root: str) -> shapes.WorkerLimits:
+def collect_limits(root: str) -> facts_types.WorkerLimits:
     """Return the limits' part of the group `host`."""
     groups = "" if root == "/" else root.rstrip("/")
     memory, processes = cgroup.memory(groups), cgroup.pids(groups)
@@ -58,7 +58,7 @@ def _capabilities(root: str) -> int:
     return 0
 
 
-def _shm(root: str) -> shapes.SharedMemorySpace | None:
+def _shm(root: str) -> facts_types.SharedMemorySpace | None:
     try:
         statvfs = os.statvfs(paths.under(root, "/dev/shm"))  # noqa: S108, RUF100
     except OSError:
@@ -70,7 +70,7 @@ _SWAP_INTERVAL_S = 0.2
 """Seconds between two looks at what is swapped."""
 
 
-def collect_memory(root: str) -> shapes.MemoryFacts:
+def collect_memory(root: str) -> facts_types.MemoryFacts:
     """Return the memory's part of the group `host`."""
     sizes = proc.meminfo(root)
     total, free = sizes.get("SwapTotal"), sizes.get("SwapFree")
@@ -107,7 +107,7 @@ _PREFERENCES = 16
 """Processors asked for their preference: each answer may cost an interrupt, and all are set alike."""
 
 
-def collect_processors(root: str) -> shapes.ProcessorFacts:
+def collect_processors(root: str) -> facts_types.ProcessorFacts:
     """Return the processors' part of the group `host`."""
     processors = [name for name in paths.names(root, _CPU_FOLDER) if name.startswith("cpu") and name[3:].isdigit()]
     first = f"{_CPU_FOLDER}/{processors[0]}/cpufreq" if processors else ""
@@ -166,7 +166,7 @@ _PLAIN_VARIABLES = (
 _HASH_BYTES = 6
 
 
-def collect_environment(root: str, salt: str = "") -> shapes.EnvironmentFacts:
+def collect_environment(root: str, salt: str = "") -> facts_types.EnvironmentFacts:
     """Return the environment's part of the group `host`.
 
     Args:
@@ -207,7 +207,7 @@ def _hash(salt: str, name: str, value: str) -> str:
     )
 
 
-def collect_host(root: str, salt: str = "") -> shapes.HostFacts:
+def collect_host(root: str, salt: str = "") -> facts_types.HostFacts:
     """Return the group `host`. `salt` goes into the hashes of the environment."""
     return {
         "boot_id": paths.text(root, "/proc/sys/kernel/random/boot_id"),

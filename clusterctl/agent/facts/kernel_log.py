@@ -31,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Optional
 
-    from clusterctl.agent.protocol import facts_types as shapes
+    from clusterctl.agent.protocol import facts_types
 
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ _PROGRAMS = (
 )
 
 
-def collect_kernel_log(root: str) -> shapes.KernelLogFacts:
+def collect_kernel_log(root: str) -> facts_types.KernelLogFacts:
     """Return the group `kernel_log`, from `dmesg`, else from the journal, else from what syslog has written of it.
 
     Where the ring that `dmesg` reads has lost its beginning, the journal is asked, which may reach further back.
@@ -209,14 +209,14 @@ def collect_kernel_log(root: str) -> shapes.KernelLogFacts:
         AbsentError: Neither program is there.
     """
     uptime = float((paths.text(root, "/proc/uptime") or str(time.monotonic())).split()[0])
-    best: shapes.KernelLogFacts | None = None
+    best: facts_types.KernelLogFacts | None = None
     reasons: list[str] = []
     for source, argv, pattern in _PROGRAMS:
         output, reason = _run_reader(argv, None if best is None else _JOURNAL_SECONDS)
         if output is None:
             reasons.append(reason)
             continue
-        seen: shapes.KernelLogFacts = {"source": source, "uptime": uptime, **filter_lines(output, pattern, uptime)}
+        seen: facts_types.KernelLogFacts = {"source": source, "uptime": uptime, **filter_lines(output, pattern, uptime)}
         best = seen if best is None or _reach(seen) > _reach(best) else best
         if _is_whole(best):
             break
@@ -245,11 +245,11 @@ def _run_reader(argv: list[str], seconds: float | None) -> tuple[str | None, str
     return None, complaints[-1] if complaints else f"{argv[0]}: nothing to read"
 
 
-def _reach(seen: shapes.KernelLogFacts) -> float:
+def _reach(seen: facts_types.KernelLogFacts) -> float:
     return float(seen["since_s"] or 0.0)
 
 
-def _is_whole(seen: shapes.KernelLogFacts) -> bool:
+def _is_whole(seen: facts_types.KernelLogFacts) -> bool:
     return seen["since_s"] is None or bool(seen["uptime"] - seen["since_s"] <= WHOLE_SECONDS)
 
 
@@ -281,7 +281,7 @@ def _this_boot(root: str, name: str, uptime: float) -> str | None:
     return "\n".join(kept) if kept and last <= uptime else None
 
 
-def filter_lines(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> shapes.KernelLogFacts:
+def filter_lines(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> facts_types.KernelLogFacts:
     """Return what matters of a kernel log's text, from its oldest line on (`clusterctl.agent.facts` has the shape)."""
     events = KernelEvents()
     kept: list[dict[str, Any]] = []

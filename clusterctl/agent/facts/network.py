@@ -20,14 +20,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from clusterctl.agent.protocol import facts_types as shapes
+    from clusterctl.agent.protocol import facts_types
 
 
-def collect_names(peers: dict[str, str]) -> shapes.NameFacts:
+def collect_names(peers: dict[str, str]) -> facts_types.NameFacts:
     """Return the group `names`. `peers` is node to address or name."""
     hostname = _socket.gethostname()
     addresses, error = _resolve(hostname)
-    looked: dict[str, shapes.ResolvedName] = {}
+    looked: dict[str, facts_types.ResolvedName] = {}
     for node, name in peers.items():
         found, why = _resolve(name)
         looked[node] = {"name": name, "addresses": found, "error": why}
@@ -55,12 +55,12 @@ def _resolve(name: str) -> tuple[list[str], str | None]:
     return sorted({str(entry[4][0]) for entry in entries}), None
 
 
-def collect_ports(wanted: list[int], root: str = "/") -> shapes.PortFacts:
+def collect_ports(wanted: list[int], root: str = "/") -> facts_types.PortFacts:
     """Return the group `ports`: each port is bound for a moment on all addresses."""
     return {"ports": [_is_free_port(int(port), root) for port in wanted]}
 
 
-def _is_free_port(port: int, root: str) -> shapes.PortCheck:
+def _is_free_port(port: int, root: str) -> facts_types.PortCheck:
     try:
         bind(port).close()
     except OSError as error:
@@ -72,9 +72,9 @@ RDMA_FOLDER = "/sys/class/infiniband"
 _MOST_GIDS = 16
 
 
-def list_rdma_ports(root: str) -> list[shapes.RdmaPort]:
+def list_rdma_ports(root: str) -> list[facts_types.RdmaPort]:
     """Return every port of every RDMA device."""
-    every: list[shapes.RdmaPort] = []
+    every: list[facts_types.RdmaPort] = []
     for device in paths.names(root, RDMA_FOLDER):
         shared = _list_device_ports(root, f"{RDMA_FOLDER}/{device}")
         every += [
@@ -84,7 +84,7 @@ def list_rdma_ports(root: str) -> list[shapes.RdmaPort]:
     return every
 
 
-def _list_device_ports(root: str, base: str) -> shapes.RdmaDevice:
+def _list_device_ports(root: str, base: str) -> facts_types.RdmaDevice:
     place = os.path.realpath(paths.under(root, f"{base}/device"))
     return {
         "firmware": paths.text(root, f"{base}/fw_ver"),
@@ -95,7 +95,7 @@ def _list_device_ports(root: str, base: str) -> shapes.RdmaDevice:
     }
 
 
-def _read_rdma_port(root: str, where: str, port: str) -> shapes.RdmaPortState:
+def _read_rdma_port(root: str, where: str, port: str) -> facts_types.RdmaPortState:
     used = [index for index, gid in _gids(root, where) if gid.replace(":", "").strip("0")]
     kinds = [paths.text(root, f"{where}/gid_attrs/types/{index}") or "" for index in used]
     return {
@@ -124,7 +124,7 @@ _SIOCGIFADDR = 0x8915
 _NET_FOLDER = "/sys/class/net"
 
 
-def collect_network(root: str, peers: dict[str, str]) -> shapes.NetworkFacts:
+def collect_network(root: str, peers: dict[str, str]) -> facts_types.NetworkFacts:
     """Return the group `net`. `peers` is node to address or name."""
     interfaces = [_interface(root, name) for name in paths.names(root, _NET_FOLDER)]
     by_address = {entry["address"]: entry["name"] for entry in interfaces if entry["address"]}
@@ -132,7 +132,7 @@ def collect_network(root: str, peers: dict[str, str]) -> shapes.NetworkFacts:
     return {"interfaces": interfaces, "routes": routes, "ib": list_rdma_ports(root)}
 
 
-def _interface(root: str, name: str) -> shapes.NetworkInterface:
+def _interface(root: str, name: str) -> facts_types.NetworkInterface:
     where = f"{_NET_FOLDER}/{name}"
     return {
         "name": name,
@@ -155,7 +155,7 @@ def _address(name: str) -> str | None:
     return _socket.inet_ntoa(answer[20:24])
 
 
-def _route(name: str, by_address: dict[str, str]) -> shapes.PeerRoute:
+def _route(name: str, by_address: dict[str, str]) -> facts_types.PeerRoute:
     """Ask the kernel which source address it would use; no packet is sent."""
     try:
         family, _, _, _, target = resolve(name, 9, _socket.SOCK_DGRAM)[0]

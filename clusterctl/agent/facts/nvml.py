@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    from clusterctl.agent.protocol import facts_types as shapes
+    from clusterctl.agent.protocol import facts_types
 
 
 if TYPE_CHECKING:
@@ -251,10 +251,10 @@ class NvmlReading:
         self._throttle_again()
         self._processes_again()
 
-    def told(self) -> shapes.LibraryGpu:
+    def told(self) -> facts_types.LibraryGpu:
         """Return the look as facts (`clusterctl.agent.facts` has the shape)."""
         words = {name: error_words.nvml_error_word(code) for name, code in self.codes.items()}
-        odd: shapes.LibraryGpu = {"odd": self.odd} if self.odd else {}
+        odd: facts_types.LibraryGpu = {"odd": self.odd} if self.odd else {}
         return {
             "vendor": "nvidia",
             "index": self._index,
@@ -435,7 +435,7 @@ _PAUSE = 0.12
 """Seconds before each further look: one pause for all GPUs together."""
 
 
-def collect_nvml(root: str, wanted: bool) -> shapes.NvmlFacts:
+def collect_nvml(root: str, wanted: bool) -> facts_types.NvmlFacts:
     """Return the group `nvml`.
 
     Raises:
@@ -511,7 +511,7 @@ class NvmlSession:
         """Return the GPUs that there are."""
         return list(range(len(self.handles)))
 
-    def system(self) -> shapes.NvmlSystem:
+    def system(self) -> facts_types.NvmlSystem:
         """Return versions, count and what opening took."""
         n = self._nvml
         cuda, cuda_error = try_call(n, n.nvmlSystemGetCudaDriverVersion_v2)
@@ -538,7 +538,7 @@ class NvmlSession:
                 look.again()
         return looks
 
-    def sample(self) -> list[shapes.LibraryGpu]:
+    def sample(self) -> list[facts_types.LibraryGpu]:
         """Return the few values that a running job is watched by."""
         return [NvmlReading(self._nvml, i, handle).at_a_sample().told() for i, handle in enumerate(self.handles)]
 

@@ -10,7 +10,7 @@ from clusterctl.agent.linux import paths, proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol import facts_types as shapes
+    from clusterctl.agent.protocol import facts_types
 
 MARKER = b"CLUSTERCTL_RUN_ID="
 _LOOKS, _PAUSE = 3, 0.1
@@ -22,7 +22,7 @@ _INIT_NAMESPACE = "pid:[4026531836]"
 _TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "openntpd", "phc2sys")
 
 
-def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> shapes.ProcessFacts:
+def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> facts_types.ProcessFacts:
     """Return the group `procs`.
 
     Args:
@@ -30,7 +30,7 @@ def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> 
         certain: Seconds of sleep in the kernel, without being woken once, after which a process counts as stuck there.
     """
     names, zombies = set(), 0
-    runs: list[shapes.RunProcess] = []
+    runs: list[facts_types.RunProcess] = []
     stuck: list[proc.Stat] = []
     for name in paths.names(root, "/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -58,7 +58,7 @@ def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> 
     }
 
 
-def _list_stuck(root: str, sleepers: list[proc.Stat], certain: float) -> list[shapes.SleepingProcess]:
+def _list_stuck(root: str, sleepers: list[proc.Stat], certain: float) -> list[facts_types.SleepingProcess]:
     """Describe who stays in state D: for a moment any process is that reads a disk or gets memory."""
     began = time.monotonic()
     for _ in range(_LOOKS if sleepers else 0):
@@ -85,7 +85,7 @@ def _still_asleep(root: str, process: proc.Stat) -> bool:
     return now is not None and now.identity == process.identity and now.state == "D"
 
 
-def _described(root: str, process: proc.Stat) -> shapes.SleepingProcess:
+def _described(root: str, process: proc.Stat) -> facts_types.SleepingProcess:
     wchan, gpu = proc.wchan(process.pid, root) or None, _holds_gpu(root, process.pid)
     return {"pid": process.pid, "comm": process.comm, "wchan": wchan, "gpu": gpu, "stuck_s": None}
 

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from clusterctl.agent.protocol import facts_types as shapes
+    from clusterctl.agent.protocol import facts_types
 
 
 _LONGEST = 100
@@ -26,7 +26,7 @@ _LONGEST = 100
 
 def collect_disks(
     root: str, workdir: str | None, more: list[str], owner: str = "", pattern: str | None = None
-) -> shapes.DiskFacts:
+) -> facts_types.DiskFacts:
     """Return the group `disk`: the root file system, /tmp, home, the working directory, checkpoints, places in `more`.
 
     Args:
@@ -45,12 +45,12 @@ def collect_disks(
     return {"paths": [_measure(path, what, owner) for what, path in places]}
 
 
-def _measure(path: str, what: str, owner: str) -> shapes.DirectorySpace:
+def _measure(path: str, what: str, owner: str) -> facts_types.DirectorySpace:
     """Measure the nearest directory that is there: a working directory may still have to be made."""
     place = path
     while not os.path.isdir(place) and place not in ("/", ""):
         place = os.path.dirname(place)
-    entry: shapes.DirectorySpace = {"path": path, "what": what, "error": None, "writable": None}
+    entry: facts_types.DirectorySpace = {"path": path, "what": what, "error": None, "writable": None}
     try:
         statvfs = os.statvfs(place)
     except OSError as error:
@@ -75,7 +75,7 @@ def _before_wildcards(workdir: str, pattern: str) -> str:
     return folder
 
 
-def _test_write(place: str, owner: str) -> shapes.WriteResult:
+def _test_write(place: str, owner: str) -> facts_types.WriteResult:
     """Write, sync and remove one small file, as a checkpoint would.
 
     Nodes that share the place may have equal names and equal pids, so its name ends in what nobody else makes up.
@@ -101,7 +101,7 @@ MAX_MOUNTS = 32
 """Mounts looked at; those that the request names come first."""
 
 
-def collect_mounts(root: str, wanted: list[str], deadline: float) -> shapes.MountFacts:
+def collect_mounts(root: str, wanted: list[str], deadline: float) -> facts_types.MountFacts:
     """Return the group `mounts`."""
     table = filesystems.mounts(root)
     # Of two at one place the later one is seen.
@@ -110,7 +110,7 @@ def collect_mounts(root: str, wanted: list[str], deadline: float) -> shapes.Moun
     folders += [place for place, kind in kinds.items() if filesystems.may_hang(kind) and place not in folders]
     tasks = {path: _listing(path) for path in folders[:MAX_MOUNTS]}
     results = child_tasks.run_tasks(tasks, deadline - 0.4 if deadline - time.monotonic() > 0.8 else deadline - 0.15)
-    entries: list[shapes.MountCheck] = []
+    entries: list[facts_types.MountCheck] = []
     for path, result in results.items():
         mount = filesystems.holder(path, table)
         kind, device = (None, None) if mount is None else (mount.kind, mount.device)

@@ -17,7 +17,7 @@ from clusterctl.agent.linux import paths
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol import facts_types as shapes
+    from clusterctl.agent.protocol import facts_types
 
 
 _USUAL = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
@@ -67,7 +67,7 @@ _BUILT = r"^{}(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)[^'\"]*['\"]"
 """How `torch/version.py` says for what it was built."""
 
 
-def collect_versions(root: str = "/") -> shapes.VersionFacts:
+def collect_versions(root: str = "/") -> facts_types.VersionFacts:
     """Return the group `versions`. `root` is a prefix of where the machine's libraries lie."""
     packages, places = _packages()
     listing = "\n".join(f"{name}=={packages[name]}" for name in sorted(packages)).encode()
@@ -86,7 +86,7 @@ def collect_versions(root: str = "/") -> shapes.VersionFacts:
     }
 
 
-def _nccl(packages: dict[str, str], root: str) -> shapes.NcclVersion:
+def _nccl(packages: dict[str, str], root: str) -> facts_types.NcclVersion:
     """Return the version of the NCCL that torch would load, and where it is from.
 
     What is preloaded comes first. Torch from PyPI finds the package beside it (its RPATH comes before
