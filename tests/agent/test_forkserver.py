@@ -233,6 +233,20 @@ def test_what_has_changed_on_the_disk_is_imported_again(node: Node) -> None:
     assert forkservers(node) not in ([], before)
 
 
+def test_what_was_installed_since_is_seen(node: Node) -> None:
+    installed(node, "special", OPTIONAL)
+    job = job_of(node, "import special\nprint(special.helper)\n", env=path_of(node), preload=["special"])
+    talk = node.talk()
+    attempt(job, talk, 0)
+    before = forkservers(node)
+    installed(node, "helper", "")
+    attempt(job, talk, 1)
+    ran = Ran(talk, node.folder)
+    assert ran.said(attempt=0) == "None\n"
+    assert "module 'helper'" in ran.said(attempt=1)
+    assert forkservers(node) not in ([], before)
+
+
 def test_one_that_was_killed_between_two_attempts_is_replaced(node: Node) -> None:
     job, talk = job_of(node, "print('ran')\n"), node.talk()
     attempt(job, talk, 0)

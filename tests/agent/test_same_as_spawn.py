@@ -77,6 +77,22 @@ PACKAGES = {
     "a choice": Package(
         "from random import randint\nVALUE = randint(0, 1 << 60)", "print(package.VALUE)", CHANCE, True
     ),
+    "a number of numpy": Package(
+        "import numpy\nVALUE = numpy.random.rand()", "print(package.VALUE)", "numpy.random", differs=True
+    ),
+    "a seed of numpy": Package(
+        "import numpy\nnumpy.random.seed(7)", "import numpy\nprint(numpy.random.rand())", "has seeded `numpy.random`"
+    ),
+    "a generator of numpy": Package(
+        "import numpy\nRNG = numpy.random.default_rng()", "print(package.RNG.random())", CHANCE, differs=True
+    ),
+    "a seeded generator of numpy": Package(
+        "import numpy\nRNG = numpy.random.default_rng(3)", "print(package.RNG.random())"
+    ),
+    "numpy": Package("import numpy", "import numpy\nprint(numpy.random.rand())", differs=True),
+    "a number of the system": Package(
+        "import random\nVALUE = random.SystemRandom().random()", "print(package.VALUE)", CHANCE, differs=True
+    ),
     "an identifier": Package("import uuid\nVALUE = uuid.uuid4()", "print(package.VALUE)", CHANCE, True),
     "a token": Package("import secrets\nVALUE = secrets.token_hex()", "print(package.VALUE)", CHANCE, True),
     "a thread": Package(
@@ -189,3 +205,13 @@ def test_a_package_means_the_same(node: Node, what: str, how: str) -> None:
     bare = Job(node, "spawn", "train.py", env={**path_of(node), "KIND": "x"})
     wanted = [bare.bare(MASTER_PORT="29500", RANK=str(n))[1] for n in (range(RANKS) if "RANK" in text else [0])]
     assert forked == (wanted if len(wanted) == RANKS else wanted * RANKS)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("text", ["torch.manual_seed(7)", "torch.rand(1)"])
+def test_a_seed_of_torch_that_an_import_sets_holds(node: Node, text: str) -> None:
+    script = "import torch\nprint(torch.initial_seed() if torch.initial_seed() == 7 else 'drawn')"
+    forked, reasons = play(node, "fork", preloaded=True, text=f"import torch\n{text}\n", script=script)
+    assert ["has seeded torch, or drawn" in reason for reason in reasons] == [True]
+    assert forked == ["7\n" if "seed" in text else "drawn\n"] * RANKS

@@ -18,7 +18,7 @@ RANK_NAMES = (
 """What only a rank is told. If a module reads one of these when it is imported, it cannot be imported for all ranks."""
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Has torch count GPUs without the CUDA driver, after which no fork of the process could use CUDA."""
-_ROOM_BYTES = 65536
+_ROOM_BYTES = 16384
 """Room for the variables that only a rank has: the kernel shows them there."""
 
 
