@@ -32,8 +32,6 @@ from clusterctl.agent.protocol.frames import (
     encode_data,
     encode_message,
 )
-from clusterctl.door import answers, journal
-from clusterctl.door.bounds import Allowance
 from clusterctl.errors import AgentError, ConnectError, NodeError, NodeRefusedError
 from clusterctl.session.calls import ProtocolError, Requests, answer_timeout_s, error_from_wire, to_wire
 from clusterctl.session.heartbeat import HEARTBEAT_TIMER, ClockSync
@@ -48,6 +46,8 @@ from clusterctl.session.inbox import (
 )
 from clusterctl.session.sender import Sender
 from clusterctl.session.streams import Duplex, Streams
+from clusterctl.validation import answers, journal
+from clusterctl.validation.quota import SessionQuota
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,8 +94,8 @@ class Session(Requests):
             channel, self._next_beat, lambda _: self._end_as_lost(ConnectError(self.node, "the connection was lost"))
         )
         self._pending: dict[int, tuple[Command, Future[Any]]] = {}
-        self._quota = Allowance()
-        self._decoder = FrameDecoder(lambda: self._quota.largest(MAX_FRAME_BYTES))
+        self._quota = SessionQuota()
+        self._decoder = FrameDecoder(lambda: self._quota.max_message_bytes(MAX_FRAME_BYTES))
         self._has_reported_stale = False
         self._clock = ClockSync(node)
         self._error: NodeError | None = None
@@ -148,7 +148,7 @@ class Session(Requests):
                 future.set_exception(self._error)
                 return future
             self._pending[number] = command, future
-            self._quota.asked(number, command, message)
+            self._quota.count_request(number, command, message)
         self._sender.put(frame)
         return future
 
@@ -156,7 +156,7 @@ class Session(Requests):
     def notify(self, command: Command, asked: Arguments) -> None:
         number, message = next(self._numbers), to_wire(asked)
         with self._state:
-            self._quota.asked(number, command, message)
+            self._quota.count_request(number, command, message)
         self._sender.put(encode_message(make_request(number, command, message, self.epoch)))
 
     def credit(self, count: int) -> None:
@@ -267,12 +267,12 @@ class Session(Requests):
         if data.stream >= FIRST_AGENT_STREAM:
             run, file = self._streams.file(data.stream)
             with self._state:
-                self._quota.output(len(data.payload))
+                self._quota.count_output(len(data.payload))
             self._inbox.put(OutputReceived(self.node, run, file, data.offset, data.payload))
             return
         listener = self._streams.listener(data.stream)
         if listener is None:
-            self._quota.unheard(len(data.payload))
+            self._quota.count_unsubscribed(len(data.payload))
             self._inbox.put(StreamReceived(self.node, data.stream, data.offset, data.payload))
         else:
             listener(data)
@@ -280,21 +280,21 @@ class Session(Requests):
     def _take_push(self, push: dict[str, Any]) -> None:
         if push["push"] == "stream":
             answers.STREAM_PUSH(push)
-            answers.place_of(push["file"])
-            self._quota.stream(push["stream"], self._streams.announced)
+            answers.parse_stream_file(push["file"])
+            self._quota.count_stream(push["stream"], self._streams.announced)
             self._streams.announce(push["stream"], push["run"], push["file"])
         elif push["push"] == "event":
             answers.EVENT_PUSH(push)
-            self._quota.event(self._decoder.size, time.monotonic())
-            decoded = journal.decode_record(push["event"])
+            self._quota.count_event(self._decoder.size, time.monotonic())
+            decoded = journal.parse_record(push["event"])
             if decoded is not None:
                 self._inbox.put(EventReceived(self.node, push["run"], *decoded, push["event"]))
         elif push["push"] == "whole":
-            answers.WHOLE_PUSH(push)
+            answers.ATTEMPTS_REPLICATED_PUSH(push)
             self._streams.end_before(push["run"], push["before"])
             self._inbox.put(AttemptsReplicated(self.node, push["run"], push["before"]))
         elif push["push"] == "taken":
-            answers.TAKEN_PUSH(push)
+            answers.STREAM_WINDOW_PUSH(push)
             self._streams.taken(push["stream"], push["bytes"])
         elif push["push"] == "stale":
             self._stale()
@@ -305,7 +305,7 @@ class Session(Requests):
             self._inbox.put(Superseded(self.node))
 
     def _take_beat(self, answer: dict[str, Any]) -> None:
-        answers.BEAT_ANSWER(answer)
+        answers.HEARTBEAT_ANSWER(answer)
         if (received := self._clock.measure(answer)) is not None:
             self._inbox.put(received)
 
@@ -314,15 +314,15 @@ class Session(Requests):
         with self._state:
             pending = self._pending.get(number) if type(number) is int else None
         if pending is None:
-            self._quota.answered(number)
+            self._quota.count_answer(number)
             return  # The caller gave up waiting.
         command, future = pending
         # Check it before it counts as answered: if it is invalid, the caller gets the error of the lost session.
-        error = answers.refusal(command, answer["error"]) if "error" in answer else None
-        result = answers.result(command, answer.get("result")) if error is None else {}
+        error = answers.validate_error_answer(command, answer["error"]) if "error" in answer else None
+        result = answers.validate_answer(command, answer.get("result")) if error is None else {}
         with self._state:
             self._pending.pop(number, None)
-            self._quota.answered(number)
+            self._quota.count_answer(number)
         if error is None:
             future.set_result(result)
             return

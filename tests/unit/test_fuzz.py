@@ -28,7 +28,6 @@ from clusterctl.agent.protocol import worker_status
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameDecoder, FrameError
 from clusterctl.config.spec import ClusterSpec, HostSpec, StallSpec
-from clusterctl.door import answers, drawn, journal, samples
 from clusterctl.errors import ClusterctlError, ConfigError
 from clusterctl.logs.time_index import TimeIndex
 from clusterctl.render.status import activity_from_sample
@@ -40,6 +39,7 @@ from clusterctl.run.rules.stalls.samples import StallObserver
 from clusterctl.run.rules.state import RunState
 from clusterctl.transport.delivery.bootstrap import PreambleParser
 from clusterctl.transport.ssh import config, known_hosts
+from clusterctl.validation import answers, journal, samples
 from tests.unit.config.conftest import _parse as parse_config
 from tests.unit.config.hostile import PIECES
 
@@ -202,7 +202,7 @@ def line_of(value: Any) -> bytes:
 
 
 def frames(data: bytes) -> None:
-    decoder = FrameDecoder(lambda: answers.MOST_MESSAGE)
+    decoder = FrameDecoder(lambda: answers.MAX_MESSAGE_BYTES)
     for place in range(0, len(data), 7):
         list(decoder.feed(data[place : place + 7]))
 
@@ -211,7 +211,7 @@ def folded(records: list[Any]) -> None:
     state = BEGUN
     for seq, record in enumerate(records, 1):
         with contextlib.suppress(FrameError):
-            told = journal.decode_record({**record, "seq": seq} if isinstance(record, dict) else record)
+            told = journal.parse_record({**record, "seq": seq} if isinstance(record, dict) else record)
             if told is not None:
                 state = apply_node(state, "n", *told)
     assert state.cause is None or state.causes
@@ -228,7 +228,7 @@ SPEC = ClusterSpec(name="r", path="c.yaml", hosts=(HostSpec(name="n", host="h"),
 
 
 def sampled(values: list[Any]) -> None:
-    lines = samples.SampleLines().take("n", b"".join(line_of(value) + b"\n" for value in values))
+    lines = samples.SampleLineSplitter().split("n", b"".join(line_of(value) + b"\n" for value in values))
     stall, health = StallObserver(0, [0], StallSpec(), 0.0), HealthObserver(SPEC)
     stall.feed("n", lines, 1.0)
     stall.news(stall.judge(2.0), 2.0)
@@ -237,7 +237,7 @@ def sampled(values: list[Any]) -> None:
     health.feed("n", lines, 1.0)
     health.tick(["n"], 1e6)
     health.unhealthy(["n"])
-    for sample in samples.readable(lines, "activity"):
+    for sample in samples.parse_samples(lines, "activity"):
         activity_from_sample(sample, 1.0)
 
 
@@ -247,11 +247,11 @@ def status_file(value: Any) -> None:
 
 
 def answered(pair: tuple[Command, Any]) -> None:
-    answers.result(*pair)
+    answers.validate_answer(*pair)
 
 
 def hello(value: Any) -> None:
-    answer_of(SPEC.hosts[0], answers.result(Command.HELLO, value))
+    answer_of(SPEC.hosts[0], answers.validate_answer(Command.HELLO, value))
 
 
 def indexed(data: bytes) -> None:
@@ -322,17 +322,17 @@ def raw(body: bytes) -> bytes:
 
 
 def pictured(line: bytes) -> object:
-    return drawn.steps(line), drawn.machine(line)
+    return samples.parse_steps(line), samples.parse_host_usage(line)
 
 
 READERS: dict[str, Reader] = {
     "frames": Reader(FRAMES, frames, (FrameError,), 10),
     "a line of a journal": Reader(
-        mutated(EVENTS).map(line_of) | st.binary(max_size=200), journal.decode_line, (FrameError,), 10
+        mutated(EVENTS).map(line_of) | st.binary(max_size=200), journal.parse_line, (FrameError,), 10
     ),
     "the fold of a journal": Reader(st.lists(mutated(EVENTS), max_size=6), folded, (), 11),
     "a line of samples": Reader(
-        mutated(SAMPLES).map(line_of) | st.binary(max_size=200), samples.decode, (FrameError,), 6
+        mutated(SAMPLES).map(line_of) | st.binary(max_size=200), samples.parse_sample, (FrameError,), 6
     ),
     "what pictures take": Reader(mutated(SAMPLES).map(line_of) | st.binary(max_size=200), pictured, (), 3),
     "the rules over samples": Reader(st.lists(mutated(SAMPLES), max_size=4), sampled, (), 10),

@@ -1,7 +1,7 @@
 """JSON types of the commands of `commands.Command`: the arguments of each, and the answer of the node.
 
-Only the type checker reads these classes. The head validates what arrives in `clusterctl.door`, field by field. An
-older agent may leave out the keys that are not required. The larger requests of a run are dataclasses (`requests`).
+Only the type checker reads these classes. The head validates what arrives in `clusterctl.validation`, field by field.
+An older agent may leave out the keys that are not required. The larger requests of a run are dataclasses (`requests`).
 """
 
 from __future__ import annotations

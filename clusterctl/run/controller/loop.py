@@ -13,7 +13,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
-from clusterctl.door.samples import SampleLines
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import duration_text
 from clusterctl.run.controller.answering import answer
@@ -40,6 +39,7 @@ from clusterctl.session.inbox import (
     SessionLost,
     Superseded,
 )
+from clusterctl.validation.samples import SampleLineSplitter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class Controller:
         self._run = run = ControlledRun(folder, spec, dial)
         self._stalls = StallGuard(run)
         self._health = HealthWatch(folder, spec)
-        self._samples = SampleLines()
+        self._samples = SampleLineSplitter()
         self._connections = Connections(run)
         self._replication = Replication(run, self._feed)
         self._beginning = Beginning(run, self._connections, preflight)
@@ -260,7 +260,7 @@ class Controller:
     def _feed(self, item: OutputReceived) -> None:
         """Hand what is safe here to those who watch, where it is samples."""
         if item.file == SAMPLES_FILE:
-            lines = self._samples.take(item.node, item.payload)
+            lines = self._samples.split(item.node, item.payload)
             if not self._run.cancelled.is_set():
                 self._stalls.feed(item.node, lines)
                 self._health.feed(item.node, lines)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
-from clusterctl.door.answers import place_of
-from clusterctl.door.bounds import MOST_FILE
 from clusterctl.errors import NotFoundError
 from clusterctl.run.nodes.fan_out import raise_first, read_all
 from clusterctl.run.record.disk import is_full, is_short
+from clusterctl.validation.answers import parse_stream_file
+from clusterctl.validation.quota import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,12 +71,12 @@ class Replication:
         self._intake.take(item)
 
     def _must_be_its_own(self, item: OutputReceived) -> None:
-        place = place_of(item.file)
+        place = parse_stream_file(item.file)
         ranks = None if place is None else self._run.ranks_on(item.node, place[0])
         if item.run != self._run.folder.run or (place is not None and ranks is not None and place[1] not in ranks):
             raise FrameError(f"it sends {item.file} of {item.run[:80]!a}, which is not its own")
-        if item.offset + len(item.payload) > MOST_FILE:
-            raise FrameError(f"{item.file} has byte {item.offset}, and {MOST_FILE} are the most")
+        if item.offset + len(item.payload) > MAX_FILE_BYTES:
+            raise FrameError(f"{item.file} has byte {item.offset}; the maximum is {MAX_FILE_BYTES}")
 
     def whole(self, item: AttemptsReplicated) -> None:
         """Ask a node no more for what it has sent all of; where some is held back here, the node will say so again."""

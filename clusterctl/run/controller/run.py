@@ -23,7 +23,6 @@ from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.requests import StopReason
-from clusterctl.door import journal
 from clusterctl.errors import ClusterctlError
 from clusterctl.formatting import plural
 from clusterctl.run.controller.control import ControlServer
@@ -45,6 +44,7 @@ from clusterctl.run.rules.stop_clock import Stopping
 from clusterctl.session.calls import answer_timeout_s
 from clusterctl.session.connect import open_all
 from clusterctl.session.inbox import Inbox
+from clusterctl.validation import journal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -201,7 +201,7 @@ class ControlledRun(OwnedState):
             raise FrameError(f"it speaks of the run {item.run[:80]!a}")
         attempt = getattr(item.event, "attempt", self.state.attempt)
         placed = self.ranks_on(item.node, attempt)
-        strange = [rank for rank in journal.ranks_of(item.event) if placed is not None and rank not in placed]
+        strange = [rank for rank in journal.list_event_ranks(item.event) if placed is not None and rank not in placed]
         if strange:
             raise FrameError(f"its event `{item.event.KIND}` is about rank {strange[0]}, which is not on it")
 

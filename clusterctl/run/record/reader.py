@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import events, run_files
-from clusterctl.door import journal
 from clusterctl.run.rules import events as head
 from clusterctl.run.rules.fold import Folding, apply_head
 from clusterctl.run.rules.state import RunState
+from clusterctl.validation import journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,7 +90,7 @@ class StateReader:
         for node, end in ends.items():
             for line in self._nodes[node].read(end):
                 try:
-                    told = journal.decode_line(line)
+                    told = journal.parse_line(line)
                     if told is not None:
                         folding.take(node, *told)
                         self.state = folding.state

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import run_files
-from clusterctl.door import samples
+from clusterctl.validation import samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,10 +45,12 @@ class Recent:
     def refresh(self) -> None:
         """Take in what is new."""
         begun, lines = self._offset > 0, self._new_lines()
-        active, measured = ([line for line in lines if samples.may_be(line, kind)] for kind in ("activity", "health"))
-        for activity in samples.readable(active if begun else self._few(active), "activity", "m", "ranks"):
+        active, measured = (
+            [line for line in lines if samples.may_be_sample(line, kind)] for kind in ("activity", "health")
+        )
+        for activity in samples.parse_samples(active if begun else self._few(active), "activity", "m", "ranks"):
             self._active(activity)
-        for health in samples.readable(measured if begun else self._few(measured), "health", "t"):
+        for health in samples.parse_samples(measured if begun else self._few(measured), "health", "t"):
             self._measured(health)
 
     def _few(self, lines: list[bytes]) -> list[bytes]:

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import run_files
-from clusterctl.door import samples
+from clusterctl.validation import samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,12 +24,12 @@ _PIECE = 16 * 1024
 
 def latest_activity(run: RunDir, node: str) -> ActivitySample | None:
     """Return the newest sample of its ranks that was replicated from a node."""
-    return next(samples.readable(_newest_lines(run, node), "activity"), None)
+    return next(samples.parse_samples(_newest_lines(run, node), "activity"), None)
 
 
 def latest_health(run: RunDir, node: str) -> HealthSample | None:
     """Return the newest sample of machine and GPUs that was replicated from a node."""
-    return next(samples.readable(_newest_lines(run, node), "health"), None)
+    return next(samples.parse_samples(_newest_lines(run, node), "health"), None)
 
 
 def _newest_lines(run: RunDir, node: str) -> Iterator[bytes]:

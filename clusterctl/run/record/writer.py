@@ -20,8 +20,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import frames, run_files
-from clusterctl.door.bounds import MOST_JOURNAL
-from clusterctl.door.journal import MOST_LINE
 from clusterctl.errors import RefusedError
 from clusterctl.run.record import lock as locking
 from clusterctl.run.record import outline
@@ -32,6 +30,8 @@ from clusterctl.run.record.reader import LineTail, load_state
 from clusterctl.run.record.replica_files import ReplicaFiles
 from clusterctl.run.record.samples import latest_step
 from clusterctl.run.rules import events as head
+from clusterctl.validation.journal import MAX_LINE_BYTES
+from clusterctl.validation.quota import MAX_JOURNAL_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,7 @@ class Writer(Owned):
         if node not in self._journals:
             self._journals[node] = LineFile(self.run.node(node) / run_files.JOURNAL_FILE, _JOURNAL_RESERVE)
         line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
-        if len(line) > MOST_LINE or self._journals[node].size + len(line) > MOST_JOURNAL:
+        if len(line) > MAX_LINE_BYTES or self._journals[node].size + len(line) > MAX_JOURNAL_BYTES:
             raise frames.FrameError(f"an event of {len(line)} bytes, for which its journal has no room")
         if not self._journals[node].append(line):
             self._waiting[node] = self._journals[node]

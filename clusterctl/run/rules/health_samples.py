@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.door import samples
 from clusterctl.health import monitor
 from clusterctl.health.context import Context
 from clusterctl.run.rules import events
+from clusterctl.validation import samples
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -61,7 +61,7 @@ class HealthObserver:
     def feed(self, node: str, lines: Iterable[bytes], now: float) -> list[events.Health]:
         """Take in lines of a node's samples; return what changed."""
         changes: list[monitor.Change] = []
-        for sample in samples.readable(lines, "health", "m"):
+        for sample in samples.parse_samples(lines, "health", "m"):
             watch = self._watch(node)
             # A replica that is sent again from its begin holds what was seen already.
             if watch.last is None or sample["m"] > watch.last:

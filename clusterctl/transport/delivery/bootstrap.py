@@ -21,10 +21,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.door.answers import PREAMBLE
 from clusterctl.errors import AgentError
 from clusterctl.transport.base import Progress, silent
 from clusterctl.transport.delivery.first_words import script
+from clusterctl.validation.answers import PREAMBLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

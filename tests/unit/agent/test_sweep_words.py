@@ -14,7 +14,7 @@ from clusterctl.agent.linux import proc
 from clusterctl.agent.members import sweep
 from clusterctl.agent.members.sweep import Ledger
 from clusterctl.agent.protocol import events
-from clusterctl.door.journal import decode_line
+from clusterctl.validation.journal import parse_line
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def test_thousands_that_cannot_be_ended_are_all_named_in_an_event_that_the_head_
 
     assert [one["pid"] for one in (said[0], said[-1])] == [first.pid, other.pid]
     assert (len(said[0]["command"]), said[-1]["command"]) == (200, f"[{other.comm}]")
-    assert decode_line(line.encode()) is not None
+    assert parse_line(line.encode()) is not None
 
 
 def test_what_is_known_is_looked_at_without_a_look_at_any_other(start: Callable[[], Stat]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.door import drawn
 from clusterctl.render.page import svg
 from clusterctl.run.record.kept.curves import MANY_NODES, Curves, curves, thinned
 from clusterctl.run.record.rundir import RunDir
+from clusterctl.validation import samples
 
 GPUS = [
     {"gpu": 0, "util": 90.0, "mem_used": 10, "mem_total": 40, "temp_c": 60.0, "power_w": 300.0},
@@ -125,7 +125,7 @@ def test_steps_are_found_however_a_line_is_written(
 ) -> None:
     line = json.dumps(sampled(**changes), separators=separators).encode()
 
-    assert drawn.steps(line) == (12.25, reached)
+    assert samples.parse_steps(line) == (12.25, reached)
 
 
 @pytest.mark.parametrize(
@@ -143,4 +143,4 @@ def test_steps_are_found_however_a_line_is_written(
     ids=ascii,
 )
 def test_a_sample_of_a_machine_with_what_is_no_number_is_left_out(values: dict[str, Any]) -> None:
-    assert drawn.machine(json.dumps({**values, "kind": "health"}).encode()) is None
+    assert samples.parse_host_usage(json.dumps({**values, "kind": "health"}).encode()) is None

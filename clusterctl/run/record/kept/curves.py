@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.agent.protocol import run_files
-from clusterctl.door import drawn, samples
+from clusterctl.validation import samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ MANY_NODES = 16
 MOST_POINTS = 200
 _FEWEST = 5
 _PIECE = 16 << 10
-_KINDS: tuple[samples.Kind, ...] = ("activity", "health")
+_KINDS: tuple[samples.SampleKind, ...] = ("activity", "health")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +63,10 @@ def curves(run: RunDir, nodes: Mapping[str, float]) -> Curves:
     most = min(MOST_POINTS, max(_FEWEST, budget // max(1, len(nodes))))
     for place, (node, ahead) in enumerate(nodes.items()):
         lines = _chosen(run.node(node) / run_files.SAMPLES_FILE, most, place / len(nodes))
-        for moment, reached in filter(None, map(drawn.steps, lines["activity"])):
+        for moment, reached in filter(None, map(samples.parse_steps, lines["activity"])):
             for rank, step in reached:
                 steps.setdefault(rank, []).append((moment - ahead, step))
-        for moment, measured in filter(None, map(drawn.machine, lines["health"])):
+        for moment, measured in filter(None, map(samples.parse_host_usage, lines["health"])):
             for what, value in measured.items():
                 machines.setdefault(what, {}).setdefault(node, []).append((moment - ahead, value))
     return Curves(
@@ -94,14 +94,16 @@ def _chosen(path: Path, most: int, phase: float) -> dict[str, list[bytes]]:
         if size <= most * _PIECE:
             file.seek(0)
             lines = file.read().split(b"\n")
-            return {kind: _evenly([line for line in lines if samples.may_be(line, kind)], most) for kind in _KINDS}
+            return {
+                kind: _evenly([line for line in lines if samples.may_be_sample(line, kind)], most) for kind in _KINDS
+            }
         places = [int((index + phase) * (size - _PIECE) / (most - 1)) for index in range(most - 1)]
         chosen: dict[str, list[bytes]] = {kind: [] for kind in _KINDS}
         for place in [*places, size - _PIECE]:
             file.seek(place)
             lines = file.read(_PIECE).split(b"\n")[1:-1]
             for kind in _KINDS:
-                chosen[kind] += [line for line in lines if samples.may_be(line, kind)][-1:]
+                chosen[kind] += [line for line in lines if samples.may_be_sample(line, kind)][-1:]
         return chosen
     return {kind: [] for kind in _KINDS}
 

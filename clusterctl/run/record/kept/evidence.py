@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.door import answers
+from clusterctl.validation import answers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,7 @@ def of_folder(folder: Path) -> dict[str, RankEvidence]:
     for name in sorted(_names(folder)):
         try:
             evidence = json.loads(_content(f"{folder}/{name}"))
-            by_rank[str(int(evidence["rank"]))] = answers.evidence_of_rank(evidence)
+            by_rank[str(int(evidence["rank"]))] = answers.validate_rank_evidence(evidence)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, FrameError):
             continue
     return by_rank

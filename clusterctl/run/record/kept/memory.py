@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
-from clusterctl.door import samples
 from clusterctl.run.record.samples import last_lines
+from clusterctl.validation import samples
 
 if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
@@ -29,7 +29,7 @@ def before_the_kill(run: RunDir, state: RunState) -> tuple[float, float] | None:
         return None
     ended = worker.verdict.latest + state.ahead(worker.node)
     lines = last_lines(run.node(worker.node) / SAMPLES_FILE, _MOST_BYTES)
-    for health in samples.readable(reversed(lines), "health", "t", "mem"):
+    for health in samples.parse_samples(reversed(lines), "health", "t", "mem"):
         full, age = health["mem"], ended - health["t"]
         if full is not None and age >= 0.0:
             return (full, age) if age <= _LATELY_S else None

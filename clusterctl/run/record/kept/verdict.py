@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict
 
-from clusterctl.door import samples as door
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.record.kept import evidence as kept
 from clusterctl.run.record.kept import last_words
@@ -15,6 +14,7 @@ from clusterctl.run.record.samples import newest_lines
 from clusterctl.run.rules.case import case_of
 from clusterctl.run.rules.stalls import counted, paces
 from clusterctl.run.rules.state import RunPhase
+from clusterctl.validation import samples as door
 from clusterctl.why import slowness
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Kind
@@ -70,7 +70,7 @@ def time_unbegun(lines: Mapping[str, Sequence[bytes]], state: RunState) -> float
     """Return for how many seconds the ranks of an attempt have run without any progress; `None` once there was one."""
     if state.running_since is None or not paces.unbegun(lines, state.attempt):
         return None
-    newest = [next(door.readable(reversed(own), "activity", "t"), None) for own in lines.values()]
+    newest = [next(door.parse_samples(reversed(own), "activity", "t"), None) for own in lines.values()]
     return max(
         (s["t"] - state.ahead(node) - state.running_since for node, s in zip(lines, newest, strict=True) if s),
         default=0.0,

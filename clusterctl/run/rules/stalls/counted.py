@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from clusterctl.door import samples
 from clusterctl.formatting import format_size
 from clusterctl.run.rules.stalls.waits import inside, numbers
+from clusterctl.validation import samples
 from clusterctl.why.evidence import IdleRank
 from clusterctl.why.slowness import LONG_WAIT_S
 from clusterctl.why.stack_position import describe_wchan
@@ -83,7 +83,7 @@ def _still_s(seen: RankActivity) -> float | None:
 
 
 def _newest_first(lines: Sequence[bytes], attempt: int) -> Iterator[ActivitySample]:
-    readable = samples.readable(reversed(lines), "activity", "t", "m", "ranks", "attempt")
+    readable = samples.parse_samples(reversed(lines), "activity", "t", "m", "ranks", "attempt")
     return (sample for sample in readable if sample["attempt"] == attempt)
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING
 
-from clusterctl.door import samples
 from clusterctl.run.rules.stalls.waits import LEAST_S, PARTS, WINDOW_S, inside, numbers, shares
+from clusterctl.validation import samples
 from clusterctl.why.evidence import RankTiming
 from clusterctl.why.stack_position import describe_wchan
 
@@ -27,8 +27,10 @@ def paces_of(lines: Mapping[str, Sequence[bytes]], attempt: int, *, most: int = 
     """
     paces: dict[int, RankTiming] = {}
     for own in lines.values():
-        chosen = _chosen([line for line in own if samples.may_be(line, "activity")], most)
-        read = [s for s in samples.readable(chosen, "activity", "m", "ranks", "attempt") if s["attempt"] == attempt]
+        chosen = _chosen([line for line in own if samples.may_be_sample(line, "activity")], most)
+        read = [
+            s for s in samples.parse_samples(chosen, "activity", "m", "ranks", "attempt") if s["attempt"] == attempt
+        ]
         read = [sample for sample in read if read[-1]["m"] - sample["m"] <= WINDOW_S]
         clock = _clock(own)
         for rank in read[-1]["ranks"] if read else ():
@@ -43,7 +45,11 @@ def unbegun(lines: Mapping[str, Sequence[bytes]], attempt: int) -> bool:
     told: list[RankActivity] = []
     for own in lines.values():
         newest = next(
-            (s for s in samples.readable(reversed(own), "activity", "ranks", "attempt") if s["attempt"] == attempt),
+            (
+                s
+                for s in samples.parse_samples(reversed(own), "activity", "ranks", "attempt")
+                if s["attempt"] == attempt
+            ),
             None,
         )
         if newest is None:
@@ -99,7 +105,7 @@ def _waits_for(looks: Sequence[RankActivity]) -> dict[str, float]:
 def _clock(lines: Sequence[bytes]) -> float | None:
     """Return the usual clock, in MHz, of the slowest GPU of a node that is busy; `None` without any."""
     clocks: list[float] = []
-    for sample in samples.readable(reversed(lines[-400:]), "health", "gpus"):
+    for sample in samples.parse_samples(reversed(lines[-400:]), "health", "gpus"):
         busy = [g["sm_clock"] for g in sample["gpus"] or () if g.get("sm_clock") and (g.get("util") or 0) >= 50]
         clocks += [float(min(c for c in busy if c is not None))] if busy else []
         if len(clocks) >= 5:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.door import samples
 from clusterctl.formatting import duration_text
 from clusterctl.run.rules.stalls.rule import (
     Stall,
@@ -17,6 +16,7 @@ from clusterctl.run.rules.stalls.rule import (
     observe_all,
     warning,
 )
+from clusterctl.validation import samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -86,7 +86,9 @@ class StallObserver:
 
     def _of_attempt(self, lines: Iterable[bytes]) -> Iterator[ActivitySample]:
         yield from (
-            s for s in samples.readable(lines, "activity", "m", "ranks", "attempt") if s["attempt"] == self._attempt
+            s
+            for s in samples.parse_samples(lines, "activity", "m", "ranks", "attempt")
+            if s["attempt"] == self._attempt
         )
 
     def judge(self, now: float) -> Stall:

@@ -10,7 +10,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from clusterctl.door import samples
+from clusterctl.validation import samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -86,7 +86,7 @@ def _earlier(data: bytes, last: ActivitySample) -> list[ActivitySample]:
         return []
     cuts = [first[0] + part * (end - first[0]) // PARTS for part in range(1, PARTS)]
     lines = [first[1], *(found[1] for cut in cuts if (found := _line_from(data, cut, end)) is not None)]
-    return [one for one in samples.readable(lines, "activity", "m", "ranks", "attempt") if _is_before(one, last)]
+    return [one for one in samples.parse_samples(lines, "activity", "m", "ranks", "attempt") if _is_before(one, last)]
 
 
 def _line_from(data: bytes, place: int, end: int) -> tuple[int, bytes] | None:

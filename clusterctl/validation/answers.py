@@ -1,4 +1,4 @@
-"""What a node may answer to each command, and what it may say unasked."""
+"""Types and bounds of the answers to commands, and of the messages that a node sends on its own."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from clusterctl.agent.protocol.validators import (
     tuple_of,
 )
 from clusterctl.agent.protocol.worker_status import COUNT, PID, validate_status_sample
-from clusterctl.door.journal import ATTEMPT, BYTES, EPOCH, RANK, REMAINING, SEQ
+from clusterctl.validation.journal import ATTEMPT, BYTES, EPOCH, RANK, REMAINING, SEQ
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.process_types import RankEvidence
     from clusterctl.agent.protocol.validators import Validator
 
-MOST_DEVICES = 1024
-"""GPUs of a node, as many as a cluster file may name."""
-MOST_MESSAGE = 1 << 20
-"""Bytes of a message that is no answer to one of `LARGE`."""
-LARGE = frozenset(
+MAX_DEVICES = 1024
+"""GPUs of a node: as many as a cluster file may name."""
+MAX_MESSAGE_BYTES = 1 << 20
+"""Maximum of each message, except for the answers to `LARGE_ANSWER_COMMANDS`."""
+LARGE_ANSWER_COMMANDS = frozenset(
     {
         Command.EVIDENCE,
         Command.PROBE,
@@ -69,8 +69,8 @@ _HELLO = object_of(
             object_of(
                 {},
                 {
-                    "count": optional(integer(0, MOST_DEVICES)),
-                    "indices": list_of(integer(0, MOST_DEVICES - 1), MOST_DEVICES),
+                    "count": optional(integer(0, MAX_DEVICES)),
+                    "indices": list_of(integer(0, MAX_DEVICES - 1), MAX_DEVICES),
                     "vendor": optional(_WORD),
                 },
             )
@@ -111,7 +111,7 @@ _RUN = object_of(
         "attempt": ATTEMPT,
         "workdir": optional(_PATH),
         "grace": optional(number(0.0)),
-        "gpus": optional(list_of(integer(0, MOST_DEVICES - 1), MOST_DEVICES)),
+        "gpus": optional(list_of(integer(0, MAX_DEVICES - 1), MAX_DEVICES)),
         **dict.fromkeys(("started", "finished"), optional(number())),
         "remaining": REMAINING,
     },
@@ -124,7 +124,7 @@ _PROCESS = {
     "cpu": optional(number()),
     "command": optional(string(1 << 20)),
 }
-_RECORDED = object_of(
+_COLLECTIVE = object_of(
     {**dict.fromkeys(("group", "op", "sizes", "dtypes"), _NAME), "number": COUNT, "done": boolean, "p2p": boolean}
 )
 _SOCKET = object_of(
@@ -156,27 +156,28 @@ _EVIDENCE = object_of(
         **_PROCESS,
         "threads": COUNT,
         "error": _WORDS,
-        "recorded": optional(list_of(_RECORDED, 128)),
+        "recorded": optional(list_of(_COLLECTIVE, 128)),
         "sockets": list_of(_SOCKET, 128),
     },
 )
-_GROUP = object_of(
+_PROBE_GROUP = object_of(
     {"status": _WORD},
     {"reason": optional(string(65536)), "data": optional(any_json(12, 100_000, 1 << 20)), "ms": optional(number())},
 )
 _ROUTE = object_of({"source": optional(string(128)), "interface": optional(string(64))})
 _CHECKPOINT = object_of({"path": _PATH, "mtime": number()}, {"size": BYTES})
 _CHECKPOINT_FILE = object_of({"name": _PATH, "mtime": number(), "size": BYTES, "sha256": _DIGEST})
-_NOTHING = object_of({})
+_EMPTY = object_of({})
 
-RESULTS: dict[Command, Validator] = {
+ANSWER_SHAPES: dict[Command, Validator] = {
     Command.HELLO: _HELLO,
     Command.ROUTES: object_of({"routes": mapping_of(string(256), optional(_ROUTE), 65536)}),
     Command.PROBE: object_of(
-        {"groups": mapping_of(_WORD, _GROUP, 256)}, {"time": number(), "stuck": list_of(any_json(2, 16, 4096), 256)}
+        {"groups": mapping_of(_WORD, _PROBE_GROUP, 256)},
+        {"time": number(), "stuck": list_of(any_json(2, 16, 4096), 256)},
     ),
     Command.LISTEN: object_of({"port": _PORT}),
-    Command.UNLISTEN: _NOTHING,
+    Command.UNLISTEN: _EMPTY,
     Command.CONNECT: object_of(
         {"ok": optional(boolean)},
         {
@@ -200,10 +201,10 @@ RESULTS: dict[Command, Validator] = {
     ),
     Command.CODE: object_of({}, {"hash": optional(_DIGEST), "files": mapping_of(_PATH, _DIGEST, 1 << 18)}),
     Command.PREPARE: object_of({"ports": list_of(_PORT, 1024)}, {"run_dir": _PATH, "python": optional(_PATH)}),
-    Command.START: _NOTHING,
-    Command.STOP: _NOTHING,
-    Command.FINISH: _NOTHING,
-    Command.FOLLOW: _NOTHING,
+    Command.START: _EMPTY,
+    Command.STOP: _EMPTY,
+    Command.FINISH: _EMPTY,
+    Command.FOLLOW: _EMPTY,
     Command.READ: object_of(
         {"offset": BYTES, "size": BYTES, "data": string(16 << 20)}, {"first_valid": optional(BYTES)}
     ),
@@ -215,42 +216,42 @@ RESULTS: dict[Command, Validator] = {
         {"exit_code": optional(integer(0, 255)), "signal": optional(integer(0, 127))}, {"timed_out": boolean}
     ),
     Command.TERMINAL: object_of({"exit_code": optional(integer(0, 255)), "signal": optional(integer(0, 127))}),
-    Command.TUNNEL: _NOTHING,
-    Command.BYE: _NOTHING,
+    Command.TUNNEL: _EMPTY,
+    Command.BYE: _EMPTY,
 }
 _ERROR = object_of({"kind": _WORD, "message": string(1 << 20)}, {"hint": optional(string(1 << 20))})
-_MOST_WORDS = 8192
+_MAX_MESSAGE_CHARS = 8192
 
-BEAT_ANSWER = object_of({"beat": integer(), "wall": number(), "mono": number(), "boot": _WORD})
+HEARTBEAT_ANSWER = object_of({"beat": integer(), "wall": number(), "mono": number(), "boot": _WORD})
 EVENT_PUSH = object_of({"run": _NAME, "event": object_of({})})
 STREAM_PUSH = object_of(
     {"run": _NAME, "file": string(64), "stream": integer(FIRST_AGENT_STREAM, (FIRST_AGENT_STREAM << 1) - 1)}
 )
-WHOLE_PUSH = object_of({"run": _NAME, "before": integer(0, 1 << 31)})
-TAKEN_PUSH = object_of({"stream": integer(1, FIRST_AGENT_STREAM - 1), "bytes": integer(1, WINDOW_BYTES)})
+ATTEMPTS_REPLICATED_PUSH = object_of({"run": _NAME, "before": integer(0, 1 << 31)})
+STREAM_WINDOW_PUSH = object_of({"stream": integer(1, FIRST_AGENT_STREAM - 1), "bytes": integer(1, WINDOW_BYTES)})
 PREAMBLE = object_of({"python": _PATH, "version": string(64)})
-_FILE = re.compile(r"attempt-(0|[1-9][0-9]{0,6})/rank-(0|[1-9][0-9]{0,6})\.(?:log|idx)")
+_STREAM_FILE = re.compile(r"attempt-(0|[1-9][0-9]{0,6})/rank-(0|[1-9][0-9]{0,6})\.(?:log|idx)")
 
 
-def result(command: Command, value: Any) -> dict[str, Any]:
-    """Return an answer that fits its command.
+def validate_answer(command: Command, value: Any) -> dict[str, Any]:
+    """Return the result of a command, if it fits.
 
     Raises:
-        FrameError: It does not.
+        FrameError: The result does not fit.
     """
     try:
-        RESULTS[command](value)
+        ANSWER_SHAPES[command](value)
     except ValidationError as error:
         raise FrameError(f"its answer to `{command.value}`: {error}") from None
     answer: dict[str, Any] = value
     return answer
 
 
-def evidence_of_rank(value: Any) -> RankEvidence:
-    """Return evidence of a rank, as it was kept, that fits.
+def validate_rank_evidence(value: Any) -> RankEvidence:
+    """Return stored evidence of a rank, if it fits.
 
     Raises:
-        FrameError: It does not.
+        FrameError: The evidence does not fit.
     """
     try:
         _EVIDENCE(value)
@@ -260,30 +261,30 @@ def evidence_of_rank(value: Any) -> RankEvidence:
     return evidence
 
 
-def refusal(command: Command, value: Any) -> dict[str, Any]:
-    """Return why a node did not do what it was asked, its words cut to what a person reads.
+def validate_error_answer(command: Command, value: Any) -> dict[str, Any]:
+    """Return the error with which a node refused a command; the texts are cut to a readable length.
 
     Raises:
-        FrameError: It is no refusal.
+        FrameError: The value is not such an error.
     """
     try:
         _ERROR(value)
     except ValidationError as error:
         raise FrameError(f"its refusal of `{command.value}`: {error}") from None
     hint = value.get("hint")
-    return {**value, "message": value["message"][:_MOST_WORDS], "hint": hint and hint[:_MOST_WORDS]}
+    return {**value, "message": value["message"][:_MAX_MESSAGE_CHARS], "hint": hint and hint[:_MAX_MESSAGE_CHARS]}
 
 
 @functools.lru_cache(maxsize=4096)
-def place_of(file: str) -> tuple[int, int] | None:
-    """Return attempt and rank of the file of a stream; `None` for the samples.
+def parse_stream_file(file: str) -> tuple[int, int] | None:
+    """Return attempt and rank from the file name of a stream; `None` for the file of samples.
 
     Raises:
-        FrameError: A run has no such file.
+        FrameError: A run has no file of this name.
     """
     if file == SAMPLES_FILE:
         return None
-    match = _FILE.fullmatch(file)
+    match = _STREAM_FILE.fullmatch(file)
     if match is None:
         raise FrameError(f"it names a file that no run has: {file[:80]!a}")
     return int(match[1]), int(match[2])

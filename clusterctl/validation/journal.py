@@ -1,4 +1,4 @@
-"""What a line of a node's journal may say."""
+"""Types and bounds of the events in a node's journal."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ SEQ = EPOCH = integer(0, (1 << 53) - 1)
 ATTEMPT = integer(-1, 1_000_000)
 RANK = integer(0, 9_999_999)
 BYTES = integer(0, 1 << 62)
-MOST_LINE = 1 << 20
-"""Characters of a line, as many as a message has bytes. Texts of a worker in it have 48 Ki characters, and twelve may
-stand for one of them; of thousands of processes that a dead mount holds each has some 150."""
-MOST_REMAINING = 65536
+MAX_LINE_BYTES = 1 << 20
+"""Maximum of a line; a message has the same. A worker's texts in an event have up to 48 Ki characters, and JSON may
+need
+twelve bytes for one of them. If a dead mount blocks thousands of processes, each takes about 150 bytes.
+"""
+MAX_REMAINING = 65536
 _TICKS = integer(0, (1 << 63) - 1)
 _WORD, _WORDS = string(200), string(8192)
 
 REMAINING = list_of(
     object_of({"pid": PID, "start_time": _TICKS, "command": _WORDS, "why": _WORDS}),
-    MOST_REMAINING,
+    MAX_REMAINING,
 )
 LEFTOVERS = list_of(object_of({"pid": PID, "rank": optional(RANK), "command": _WORDS, "age_s": number(0.0)}), 256)
 _STAMP = {"seq": SEQ, "wall": number(), "mono": number(), "boot": string(200)}
@@ -45,7 +47,7 @@ def _event(needed: dict[str, Validator], optional: dict[str, Validator] | None =
     return object_of({**_STAMP, **needed}, optional)
 
 
-EVENTS: dict[str, Validator] = {
+EVENT_SHAPES: dict[str, Validator] = {
     "prepared": _event({"attempt": ATTEMPT}, {"ports": list_of(integer(0, 65535), 1024)}),
     "started": _event({"attempt": ATTEMPT, "rank": RANK, "local_rank": RANK, "pid": PID, "start_time": _TICKS}),
     "exited": _event(
@@ -75,45 +77,45 @@ EVENTS: dict[str, Validator] = {
         {"severity": _WORD, "gpu": optional(integer(0, 1023)), "rank": optional(RANK)},
     ),
 }
-"""By the kind of event, with its stamp; one that is not here is from a newer agent, and says nothing to us."""
-_CLASSES: dict[str, type[Any]] = {cls.KIND: cls for cls in get_args(events.Event)}
+"""Kind of an event to its shape, with the stamp. A newer agent may send other kinds, which the head ignores."""
+_EVENT_CLASSES: dict[str, type[Any]] = {cls.KIND: cls for cls in get_args(events.Event)}
 
 
-def decode_line(line: bytes) -> tuple[events.Stamp, events.Event] | None:
-    """Return what a line says, or `None` for a kind that only a newer agent knows.
+def parse_line(line: bytes) -> tuple[events.Stamp, events.Event] | None:
+    """Return stamp and event of a line; `None` if only a newer agent knows the kind.
 
     Raises:
-        FrameError: The line is torn, or does not fit.
+        FrameError: The line is torn, or a field does not fit.
     """
-    if len(line) > MOST_LINE:
-        raise frames.FrameError(f"a line of {len(line)} bytes, and {MOST_LINE} are the most")
+    if len(line) > MAX_LINE_BYTES:
+        raise frames.FrameError(f"a line of {len(line)} bytes; the maximum is {MAX_LINE_BYTES}")
     try:
         value = quick.loads(line)
     except (ValueError, RecursionError) as error:
         raise frames.FrameError(f"not an event: {line[:80]!r}") from error
-    return decode_record(value)
+    return parse_record(value)
 
 
-def decode_record(value: Any) -> tuple[events.Stamp, events.Event] | None:
-    """Return what the object of a line says; as `decode_line`."""
+def parse_record(value: Any) -> tuple[events.Stamp, events.Event] | None:
+    """Return stamp and event of a decoded line (see `parse_line`)."""
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
-        raise frames.FrameError("not an event: it has no kind")
+        raise frames.FrameError("not an event: no `kind`")
     kind = value["kind"]
-    shape = EVENTS.get(kind)
+    shape = EVENT_SHAPES.get(kind)
     if shape is None:
         STAMP(value)
         return None
     try:
         shape(value)
     except ValidationError as error:
-        STAMP(value)  # what is wrong with that is no matter of the event
+        STAMP(value)  # a wrong stamp raises its own error, without the name of the event
         raise frames.FrameError(f"its event `{kind}`: {error}") from None
     stamp = events.Stamp(seq=value["seq"], wall=value["wall"], mono=value["mono"], boot=value["boot"])
-    return stamp, parse_dataclass(_CLASSES[kind], value)
+    return stamp, parse_dataclass(_EVENT_CLASSES[kind], value)
 
 
-def ranks_of(event: events.Event) -> tuple[int, ...]:
-    """Return the ranks of which an event speaks."""
+def list_event_ranks(event: events.Event) -> tuple[int, ...]:
+    """Return the ranks that an event names."""
     match event:
         case events.Started() | events.Exited() | events.Dropped():
             return (event.rank,)

@@ -1,0 +1,248 @@
+"""Types and bounds of a node's samples: measurements of its ranks (`activity`) and of the machine (`health`).
+
+`parse_steps` and `parse_host_usage` serve charts, which need thousands of lines. They read only the values that a chart
+shows: to validate a whole sample costs more than to decode it, and to decode a sample of ranks costs more than to
+search it for the steps.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from clusterctl.agent.protocol import quick
+from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.agent.protocol.validators import (
+    any_json,
+    any_of,
+    boolean,
+    digits,
+    integer,
+    list_of,
+    mapping_of,
+    number,
+    object_of,
+    optional,
+    string,
+    tuple_of,
+)
+from clusterctl.agent.protocol.worker_status import COUNT, PID, validate_status_sample
+from clusterctl.validation.journal import ATTEMPT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from clusterctl.agent.protocol.sample_types import ActivitySample, HealthSample
+
+
+SampleKind = Literal["activity", "health"]
+MAX_LINE_BYTES = 1 << 20
+_NUMBER = optional(number(-1e20, 1e20))
+_TEXT = optional(string(8192))
+_INDEX = integer(0, 1023)
+_RANK = object_of(
+    {},
+    {
+        "alive": boolean,
+        "pid": optional(PID),
+        "state": optional(string(8)),
+        "wchan": optional(string(256)),
+        "procs": COUNT,
+        "cpu_s": _NUMBER,
+        "read": optional(COUNT),
+        "written": optional(COUNT),
+        "output": optional(COUNT),
+        "starved_s": _NUMBER,
+        "faults": optional(COUNT),
+        "inside": optional(validate_status_sample),
+    },
+)
+_COUNT_OR_TEXT = any_of(COUNT, string(200))
+
+
+def _check_setting(value: Any) -> None:
+    """Accept a boolean, a count or a text; the boolean first, to spare an exception for each GPU."""
+    if not isinstance(value, bool):
+        _COUNT_OR_TEXT(value)
+
+
+_STAMP_FIELDS = {"t": number(), "m": number(), "attempt": ATTEMPT}
+_GPU = object_of(
+    {"gpu": _INDEX},
+    {
+        "vendor": optional(string(64)),
+        "uuid": optional(string(200)),
+        **dict.fromkeys(("util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock"), _NUMBER),
+        **dict.fromkeys(("temp_limit_c", "mem_temp_limit_c"), _NUMBER),
+        **dict.fromkeys(("throttle", "ecc_unc", "links_lost"), optional(COUNT)),
+        **dict.fromkeys(("remap_pending", "remap_failure", "recovery_action"), optional(_check_setting)),
+        "slowdown": optional(list_of(string(200), 64)),
+        "err": optional(mapping_of(string(200), string(200), 256)),
+        "codes": optional(mapping_of(string(200), optional(COUNT), 256)),
+    },
+)
+_SAMPLE_SHAPES = {
+    "activity": object_of(
+        {},
+        {
+            **_STAMP_FIELDS,
+            "ranks": mapping_of(digits(), _RANK, 4096),
+            "gpus": boolean,
+            "steady": boolean,
+            "watched": optional(mapping_of(string(4096), tuple_of(COUNT, COUNT), 256)),
+        },
+    ),
+    "health": object_of(
+        {},
+        {
+            **_STAMP_FIELDS,
+            **dict.fromkeys(("ms", "stuck_s", "cpu", "mem", "mem_used", "mem_total", "load1"), _NUMBER),
+            "status": optional(string(64)),
+            **dict.fromkeys(("reason", "state", "wchan"), _TEXT),
+            "disk": optional(list_of(object_of({"path": string(4096), "free": COUNT, "total": COUNT}), 64)),
+            "gpus": optional(list_of(_GPU, 1024)),
+            "xids": optional(list_of(object_of({"gpu": optional(_INDEX), "xid": COUNT}), 4096)),
+        },
+    ),
+}
+_KIND_SUFFIXES = {kind: f'"kind":"{kind}"}}'.encode() for kind in _SAMPLE_SHAPES}
+_KIND_MARKS = {
+    kind: (f'"{kind}"'.encode(), end, tuple(_KIND_SUFFIXES.values())) for kind, end in _KIND_SUFFIXES.items()
+}
+_UNKNOWN_KIND = any_json(8, 4096, 65536)
+
+
+def parse_sample(line: bytes) -> dict[str, Any]:
+    """Return a sample of any kind.
+
+    Raises:
+        FrameError: The line is torn, or a field does not fit.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise FrameError(f"a sample of {len(line)} bytes; the maximum is {MAX_LINE_BYTES}")
+    try:
+        value = quick.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"not a sample: {line[:80]!r}") from error
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        raise FrameError(f"not a sample: {line[:80]!r}")
+    _SAMPLE_SHAPES.get(value["kind"], _UNKNOWN_KIND)(value)
+    return value
+
+
+@overload
+def parse_samples(lines: Iterable[bytes], kind: Literal["activity"], *required: str) -> Iterator[ActivitySample]: ...
+@overload
+def parse_samples(lines: Iterable[bytes], kind: Literal["health"], *required: str) -> Iterator[HealthSample]: ...
+def parse_samples(lines: Iterable[bytes], kind: SampleKind, *required: str) -> Iterator[Any]:
+    """Yield the samples of one kind that have the required fields; skip all lines that are not valid samples."""
+    for line in lines:
+        if may_be_sample(line, kind):
+            try:
+                sample = parse_sample(line)
+            except FrameError:
+                continue
+            if sample["kind"] == kind and all(name in sample for name in required):
+                yield sample
+
+
+def may_be_sample(line: bytes, kind: SampleKind) -> bool:
+    """Return whether a line may be a sample of this kind, without decoding it.
+
+    Nodes write the kind last, so the end of the line decides nearly always; other lines are searched as a whole.
+    """
+    mark, end, ends = _KIND_MARKS[kind]
+    return line.endswith(end) or (not line.endswith(ends) and mark in line)
+
+
+def _ends_with_kind(line: bytes, kind: SampleKind) -> bool:
+    """Return whether a line ends as nodes end a sample of this kind."""
+    return line.endswith(_KIND_SUFFIXES[kind])
+
+
+class SampleLineSplitter:
+    """Splits the bytes of the nodes' samples into lines, once for all readers.
+
+    It keeps the incomplete last line of each node.
+    """
+
+    def __init__(self) -> None:
+        self._incomplete: dict[str, bytes] = {}
+
+    def split(self, node: str, payload: bytes) -> list[bytes]:
+        """Return the lines that are now complete, in the order in which the node wrote them.
+
+        An incomplete line that is longer than `MAX_LINE_BYTES` is dropped.
+        """
+        *lines, last = (self._incomplete.pop(node, b"") + payload).split(b"\n")
+        if last and len(last) <= MAX_LINE_BYTES:
+            self._incomplete[node] = last
+        return lines
+
+
+_SAMPLE_TIME = re.compile(rb'\{"t":(\d{1,15}(?:\.\d{1,9})?),')
+# JSON escapes a quote inside a text with a backslash, so no text can look like one of these keys.
+_INSIDE_KEY = b'"inside":{'
+_RANK_STEP = re.compile(
+    rb'"(\d{1,9})":\{"alive":(?:true|false),[^{}]*"inside":\{"pid":\d{1,10},"step":(?:(-?\d{1,18})|null),'
+)
+_MAX_TIME_S = 1e15
+_VALUE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""Errors that an unexpected value may raise in the arithmetic."""
+
+
+def parse_steps(line: bytes) -> tuple[float, Sequence[tuple[int, float]]] | None:
+    """Return time and `(rank, step)` pairs of a sample of ranks; `None` for any other line."""
+    begin = _SAMPLE_TIME.match(line)
+    if begin is not None and len(line) <= MAX_LINE_BYTES and _ends_with_kind(line, "activity"):
+        found = _RANK_STEP.findall(line)
+        if len(found) == line.count(_INSIDE_KEY):
+            return float(begin[1]), [(int(rank), float(step)) for rank, step in found if step]
+    # Not written as nodes write it: decode and validate the whole line.
+    sample = next(parse_samples([line], "activity", "t", "ranks"), None)
+    if sample is None:
+        return None
+    ranks = ((rank, values.get("inside")) for rank, values in sample["ranks"].items())
+    steps = ((rank, inside.get("step")) for rank, inside in ranks if inside is not None)
+    return sample["t"], [(int(rank), float(step)) for rank, step in steps if step is not None]
+
+
+def parse_host_usage(line: bytes) -> tuple[float, Mapping[str, float]] | None:
+    """Return time and values of a sample of a machine; `None` for any other line.
+
+    Of the GPUs: `gpu` is the mean use, `gpu memory` the fullest, `temperature` the hottest, `power` the sum.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        return None
+    try:
+        sample = quick.loads(line)
+        if sample["kind"] != "health" or not -_MAX_TIME_S <= sample["t"] <= _MAX_TIME_S:
+            return None
+        return sample["t"], dict(_measure_host(sample))
+    except _VALUE_ERRORS:
+        return None
+
+
+def _measure_host(health: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    busy, full, hot, watts = [], [], [], []
+    for gpu in health.get("gpus") or ():
+        read_field = gpu.get
+        if (value := read_field("util")) is not None:
+            busy.append(value)
+        if (value := read_field("mem_used")) is not None and (size := read_field("mem_total")):
+            full.append(100.0 * value / size)
+        if (value := read_field("temp_c")) is not None:
+            hot.append(value)
+        if (value := read_field("power_w")) is not None:
+            watts.append(value)
+    if busy:
+        yield "gpu", float(sum(busy) / len(busy))
+    if full:
+        yield "gpu memory", float(max(full))
+    if hot:
+        yield "temperature", float(max(hot))
+    if watts:
+        yield "power", float(sum(watts))
+    for what, key in (("cpu", "cpu"), ("memory", "mem")):
+        if (value := health.get(key)) is not None:
+            yield what, float(value)
