@@ -17,7 +17,7 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.events import Event, Exited, Prepared, Stamp, Started, Swept, encode_event
 from clusterctl.agent.protocol.requests import Follow
 from clusterctl.agent.record.rundir import RunDir
-from clusterctl.agent.serve.follow import Follower
+from clusterctl.agent.serve.run_follower import RunFollower
 from tests.agent.conftest import Node
 from tests.agent.talk import REPOSITORY
 
@@ -81,7 +81,7 @@ def test_output_that_cannot_be_opened_for_want_of_descriptors_is_not_taken_for_n
     long_run(run)
     sent: dict[int, bytes] = {}
     streams = iter(range(1, 1000))
-    follower = Follower(
+    follower = RunFollower(
         run,
         Follow("r", "n", 0),
         send=lambda _: None,
@@ -89,16 +89,16 @@ def test_output_that_cannot_be_opened_for_want_of_descriptors_is_not_taken_for_n
         new_stream=lambda: next(streams),
         notifier=Notifier(Loop(), lambda: None),
     )
-    follower.pump_events()
+    follower.send_events()
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = len(os.listdir("/proc/self/fd")) - 1
     resource.setrlimit(resource.RLIMIT_NOFILE, (taken, usual[1]))
     try:
         with pytest.raises(OSError, match="Too many open files") as raised:
-            follower.pump_data(1000)
+            follower.send_next_data(1000)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
     assert raised.value.errno == errno.EMFILE
-    while follower.pump_data(1000):
+    while follower.send_next_data(1000):
         pass
     assert len(sent) == ATTEMPTS * RANKS

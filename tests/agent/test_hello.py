@@ -16,7 +16,7 @@ ACCOUNT = """
 import json, os, sys
 from clusterctl.agent.serve import hello
 os.setuid(int(sys.argv[1]))
-print(json.dumps(hello.account()))
+print(json.dumps(hello.read_account()))
 """
 NOBODY_HERE = 54321
 LIBRARY = "libhung_directory.so"

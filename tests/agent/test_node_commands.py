@@ -707,7 +707,7 @@ import os, sys
 from clusterctl.agent.record import rundir
 from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.record.state import NodeState
-from clusterctl.agent.serve.commands import runs
+from clusterctl.agent.serve import run_commands
 run = RunDir(sys.argv[1], "r", "n")
 run.make()
 for name in ("first", "second"):
@@ -718,7 +718,7 @@ def go(event, values):
             if os.path.exists(os.path.join(run.path, name)):
                 os.rename(os.path.join(run.path, name), os.path.join(sys.argv[1], "elsewhere"))
 sys.addaudithook(go)
-runs._clean(run, NodeState())
+run_commands._remove_run(run, NodeState())
 print(os.path.exists(run.path), os.path.exists(os.path.join(sys.argv[1], "elsewhere")))
 """
 

@@ -14,7 +14,7 @@ import pytest
 from clusterctl.agent.linux import proc, spawn
 from clusterctl.agent.linux.loop import Loop
 from clusterctl.agent.record.rundir import RunDir
-from clusterctl.agent.serve import jobs
+from clusterctl.agent.serve import child_processes
 from clusterctl.agent.supervisor import gpu_memory, starting
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def refuse_to_fork() -> int:
 
 
 def start_program(given: bytes) -> object:
-    running = jobs.Jobs(Loop(), cast("Channel", SimpleNamespace(queued=0)))
+    running = child_processes.ChildProcesses(Loop(), cast("Channel", SimpleNamespace(queued=0)))
     return running.run(spawn.Program(argv=[b"true"], env={}, cwd=b"/"), given, lambda *_: None, lambda _: None)
 
 

@@ -19,7 +19,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 STARTED_EACH_TIME = (
     "clusterctl.agent.__main__",
     "clusterctl.agent.serve.main",
-    "clusterctl.agent.serve.commands.node",
+    "clusterctl.agent.serve.node_commands",
     "clusterctl.agent.facts",
     "clusterctl.agent.inject",
     "clusterctl.agent.worker",

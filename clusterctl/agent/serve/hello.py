@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.protocol.command_types import HelloAnswer
 
-_LOOK_UP_S = 3.0
+_LOOK_UP_TIMEOUT_S = 3.0
 
 
-def hello(root: str) -> HelloAnswer:
+def collect_hello(root: str) -> HelloAnswer:
     """Return the facts of machine and user."""
-    user, home, shell = account()
+    user, home, shell = read_account()
     network_home = rundir.is_network(home)
     return {
         "protocol": commands.PROTOCOL_VERSION,
-        "version": _version(),
+        "version": _read_version(),
         "python": sys.executable,
         "python_version": sys.version.split()[0],
         "hostname": os.uname().nodename,
@@ -42,21 +42,21 @@ def hello(root: str) -> HelloAnswer:
         "state_root": root,
         "mono": time.monotonic(),
         "wall": time.time(),
-        "cores": _cores(),
+        "cores": _count_cores(),
         "memory": proc.meminfo().get("MemTotal", 0),
         "machine": os.uname().machine,
         "kernel": os.uname().release,
         "gpus": gpus.count(),
         "addresses": addresses.addresses(),
-        "reached_at": _reached_at(),
-        "rdma": _rdma(),
+        "reached_at": _read_ssh_address(),
+        "rdma": _has_rdma(),
         "logind": logind(user),
         "home_is_network": network_home,
-        "login": _login(home, network_home),
+        "login": _read_login_variables(home, network_home),
     }
 
 
-def _login(home: str, network_home: bool) -> dict[str, str]:
+def _read_login_variables(home: str, network_home: bool) -> dict[str, str]:
     """Return what the login sets of the variables that ranks are given, and of NCCL's also what its files set."""
     found = {name: os.environ[name] for name in commands.LOGIN_VARIABLES if name in os.environ}
     files = ["/etc/nccl.conf"] if network_home else ["/etc/nccl.conf", f"{home}/.nccl.conf"]
@@ -68,13 +68,13 @@ def _login(home: str, network_home: bool) -> dict[str, str]:
     return {n: v.encode("utf-8", "replace").decode()[: commands.MAX_LOGIN_VALUE_CHARS] for n, v in found.items()}
 
 
-def _reached_at() -> str | None:
+def _read_ssh_address() -> str | None:
     """Return the own address at which this ssh connection arrived, after any jump host or translation."""
     parts = os.environ.get("SSH_CONNECTION", "").split()
     return parts[2] if len(parts) == 4 else None
 
 
-def account() -> tuple[str, str, str]:
+def read_account() -> tuple[str, str, str]:
     """Return name, home and login shell of this user; a directory server is asked aside, since it may never answer."""
     env, uid = os.environ, os.getuid()
     for line in read_bytes("/etc/passwd").decode("utf-8", "surrogateescape").splitlines():
@@ -82,7 +82,7 @@ def account() -> tuple[str, str, str]:
         if len(words) == 7 and words[2] == str(uid):
             return words[0], env.get("HOME") or words[5], words[6]
     try:
-        found = aside.outcome(aside.ask(_look_up, _LOOK_UP_S))
+        found = aside.outcome(aside.ask(_look_up_account, _LOOK_UP_TIMEOUT_S))
     except OSError as error:
         found = error
     if isinstance(found, Exception):
@@ -90,7 +90,7 @@ def account() -> tuple[str, str, str]:
     return found["name"], env.get("HOME") or found["home"], found["shell"]
 
 
-def _look_up(_out: Out) -> dict[str, str]:
+def _look_up_account(_out: Out) -> dict[str, str]:
     try:
         user = pwd.getpwuid(os.getuid())
     except KeyError:
@@ -98,7 +98,7 @@ def _look_up(_out: Out) -> dict[str, str]:
     return {"name": user.pw_name, "home": user.pw_dir, "shell": user.pw_shell}
 
 
-def _version() -> str:
+def _read_version() -> str:
     try:
         from clusterctl import _version
 
@@ -107,13 +107,13 @@ def _version() -> str:
         return ""
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     """Return how many threads of ours can run at once: the cores we may run on, but no more than we get time of."""
     allowed, limit = len(os.sched_getaffinity(0)), cgroup.cpu_limit()
     return allowed if limit is None else max(1, min(allowed, int(limit)))
 
 
-def _rdma() -> bool:
+def _has_rdma() -> bool:
     try:
         return bool(os.listdir("/sys/class/infiniband"))
     except OSError:

@@ -8,7 +8,7 @@ import sys
 
 from clusterctl.agent.linux import spawn, syscalls
 from clusterctl.agent.protocol import commands
-from clusterctl.agent.serve.commands import node
+from clusterctl.agent.serve import node_commands
 from clusterctl.agent.serve.session import Session
 
 # Not from `typing`, whose import would be a good part of an agent's start.
@@ -31,7 +31,9 @@ def main(arguments: list[str]) -> NoReturn:
     syscalls.set_title("clusterctl-agent serve")
     # For the supervisors that are forked here, too.
     spawn.allow_many_files()
-    session = Session(read, write, idle, (node.handlers, _of_runs_and_files, _of_streams))
+    session = Session(
+        read, write, idle, (node_commands.make_node_handlers, _make_run_and_file_handlers, _make_stream_handlers)
+    )
     # All that is there by now stays, and is shared with every fork.
     gc.freeze()
     gc.enable()
@@ -41,14 +43,14 @@ def main(arguments: list[str]) -> NoReturn:
     os._exit(0)
 
 
-def _of_runs_and_files(session: Session) -> Handlers:
+def _make_run_and_file_handlers(session: Session) -> Handlers:
     # Half of an agent's start would be importing what a command on a node has no need of.
-    from clusterctl.agent.serve.commands import files, runs
+    from clusterctl.agent.serve import file_commands, run_commands
 
-    return {**runs.handlers(session), **files.handlers(session)}
+    return {**run_commands.make_run_handlers(session), **file_commands.make_file_handlers(session)}
 
 
-def _of_streams(session: Session) -> Handlers:
-    from clusterctl.agent.serve.commands import streams
+def _make_stream_handlers(session: Session) -> Handlers:
+    from clusterctl.agent.serve import stream_commands
 
-    return streams.handlers(session)
+    return stream_commands.make_stream_handlers(session)

@@ -1,4 +1,7 @@
-"""The conversation of `serve` with the supervisor of a run: starts one where there is none, and again where it died."""
+"""The connection of `serve` to the supervisor of a run: it starts a supervisor, and starts another one if that dies.
+
+A supervisor that hangs in the kernel cannot stop its run. `serve` then ends the processes of the run itself.
+"""
 
 from __future__ import annotations
 
@@ -6,87 +9,120 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.linux import proc, syscalls
+from clusterctl.agent.linux import aside, proc, spawn, syscalls
 from clusterctl.agent.linux.channel import Channel
-from clusterctl.agent.members import guardians
+from clusterctl.agent.members import guardians, marks
 from clusterctl.agent.protocol import commands, frames, request_errors
-from clusterctl.agent.serve import rescue
-from clusterctl.agent.supervisor import starting
+from clusterctl.agent.record import journal
+from clusterctl.agent.record.state import fold
+from clusterctl.agent.serve import run_summary
+from clusterctl.agent.supervisor import ladder, starting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.linux.loop import Loop
     from clusterctl.agent.linux.proc import Identity
     from clusterctl.agent.protocol.frames import Message
     from clusterctl.agent.record.rundir import RunDir
 
+
+def end_run_without_supervisor(run: RunDir, grace: float) -> None:
+    """Begin to end everything of a run on this node but who guards it; it goes on without whoever asked for it.
+
+    Raises:
+        OSError: No process is to be had.
+    """
+
+    def leave(_out: Out) -> dict[str, Any]:
+        if os.fork() == 0:
+            try:
+                os.setsid()
+                spawn.close_all(())
+                state = fold(journal.read(run.journal))
+                ladder.end_all(marks.marks_of(run), run_summary.collect_known_processes(run, state), grace)
+            finally:
+                os._exit(0)
+        return {}
+
+    _, on_answer = aside.fork(leave)
+    try:
+        # Until it has left, it would end with this process, whose controller may go at once when it hears of it.
+        os.read(on_answer, 1)
+    finally:
+        os.close(on_answer)
+
+
+if TYPE_CHECKING:
     Answer = Callable[[Message], None]
 
 
-_PROMPT = (commands.Command.STOP, commands.Command.FINISH)
-_PATIENCE_SECONDS = 10.0
+_QUICK_COMMANDS = (commands.Command.STOP, commands.Command.FINISH)
+_ANSWER_TIMEOUT_S = 10.0
 """How long a supervisor may take for what takes no time."""
-_DEATH_SECONDS = 3.0
-_TRIES = 4
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+_KILL_TIMEOUT_S = 3.0
+_MAX_TRIES = 4
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.05, 5.0
 
 
 @dataclass
 class _Pending:
     command: commands.Command
-    asked: Any
+    arguments: Any
     epoch: int | None
-    answer: Answer
+    on_answer: Answer
     tries: int = 0
-    answered: bool = False
+    is_answered: bool = False
 
-    def done(self, message: Message) -> None:
+    def answer_once(self, message: Message) -> None:
         """Answer, once."""
-        if not self.answered:
-            self.answered = True
-            self.answer(message)
+        if not self.is_answered:
+            self.is_answered = True
+            self.on_answer(message)
 
 
-class Link:
+class SupervisorLink:
     """One run's supervisor. Requests wait until it is there, and are repeated if it dies: all of them may be."""
 
-    def __init__(self, loop: Loop, run: RunDir, wanted: Callable[[], bool]) -> None:
+    def __init__(self, loop: Loop, run: RunDir, is_needed: Callable[[], bool]) -> None:
         """Prepare a link; nothing is started before it is asked for.
 
         Args:
             loop: Where it runs.
             run: Whose supervisor.
-            wanted: Whether a supervisor that ends has to be started again although nothing is asked of it now.
+            is_needed: Whether a supervisor that ends has to be started again although nothing is asked of it now.
         """
-        self._loop, self._run, self._wanted = loop, run, wanted
+        self._loop, self._run, self._is_needed = loop, run, is_needed
         self._channel: Channel | None = None
         self._starting = False
         self._closed = False
         self._number = 0
-        self._waiting: dict[int, _Pending] = {}
+        self._sent: dict[int, _Pending] = {}
         self._queue: list[_Pending] = []
-        self._pause = _FIRST_PAUSE
+        self._delay_s = _FIRST_DELAY_S
         self._failed_starts = 0
 
-    def ask(self, command: commands.Command, asked: Mapping[str, object], epoch: int | None, answer: Answer) -> None:
+    def send_request(
+        self, command: commands.Command, arguments: Mapping[str, object], epoch: int | None, on_answer: Answer
+    ) -> None:
         """Send a command; `answer` gets the supervisor's message, whose id means nothing to others."""
-        pending = _Pending(command, asked, epoch, answer)
+        pending = _Pending(command, arguments, epoch, on_answer)
         self._queue.append(pending)
-        if command in _PROMPT:
-            self._loop.after(_PATIENCE_SECONDS, lambda: self._overdue(pending))
-        self.ensure()
+        if command in _QUICK_COMMANDS:
+            self._loop.after(_ANSWER_TIMEOUT_S, lambda: self._kill_overdue(pending))
+        self.ensure_supervisor()
         self._flush()
 
-    def tell(self, command: commands.Command, asked: Mapping[str, object], epoch: int | None) -> None:
+    def send_notice(self, command: commands.Command, arguments: Mapping[str, object], epoch: int | None) -> None:
         """Send something that needs no answer, if a supervisor is there."""
         if self._channel is not None:
-            self._channel.send(commands.make_request(0, command, asked, epoch))
+            self._channel.send(commands.make_request(0, command, arguments, epoch))
 
-    def ensure(self) -> None:
+    def ensure_supervisor(self) -> None:
         """Have a supervisor, now or soon."""
         if self._channel is None and not self._starting and not self._closed and not self._connect():
             self._start()
@@ -102,7 +138,7 @@ class Link:
         try:
             sock = guardians.connect(self._run)
         except BlockingIOError:
-            self._later()
+            self._retry_later()
             return True
         if sock is None:
             return False
@@ -112,7 +148,7 @@ class Link:
             self._fail(f"the socket of run {self._run.run} is taken by uid {uid}")
             return True
         fd = sock.detach()
-        self._channel = Channel(self._loop, fd, fd, self._received, self._lost)
+        self._channel = Channel(self._loop, fd, fd, self._receive_answer, self._handle_loss)
         self._failed_starts = 0
         self._flush()
         return True
@@ -122,68 +158,70 @@ class Link:
             pending = self._queue.pop(0)
             pending.tries += 1
             self._number += 1
-            self._waiting[self._number] = pending
-            self._channel.send(commands.make_request(self._number, pending.command, pending.asked, pending.epoch))
+            self._sent[self._number] = pending
+            self._channel.send(commands.make_request(self._number, pending.command, pending.arguments, pending.epoch))
 
-    def _received(self, frame: frames.Frame) -> None:
+    def _receive_answer(self, frame: frames.Frame) -> None:
         if isinstance(frame, dict):
-            self._pause = _FIRST_PAUSE
-            pending = self._waiting.pop(frame.get("id", 0), None)
+            self._delay_s = _FIRST_DELAY_S
+            pending = self._sent.pop(frame.get("id", 0), None)
             if pending is not None:
-                pending.done(frame)
+                pending.answer_once(frame)
 
-    def _lost(self, _why: str) -> None:
+    def _handle_loss(self, _why: str) -> None:
         """The supervisor has ended: what was asked is asked again of the next one."""
         self._channel = None
-        again = [self._waiting[number] for number in sorted(self._waiting)]
-        self._waiting.clear()
-        for pending in again:
-            if pending.tries >= _TRIES:
-                pending.done(
-                    request_errors.make_failed_error(f"the supervisor ended {_TRIES} times{self._last_words()}").answer(
-                        0
-                    )
+        resent = [self._sent[number] for number in sorted(self._sent)]
+        self._sent.clear()
+        for pending in resent:
+            if pending.tries >= _MAX_TRIES:
+                pending.answer_once(
+                    request_errors.make_failed_error(
+                        f"the supervisor ended {_MAX_TRIES} times{self._read_last_log_line()}"
+                    ).answer(0)
                 )
-        self._queue[:0] = [pending for pending in again if not pending.answered]
-        if not self._closed and (self._queue or self._wanted()):
-            self._later()
+        self._queue[:0] = [pending for pending in resent if not pending.is_answered]
+        if not self._closed and (self._queue or self._is_needed()):
+            self._retry_later()
 
-    def _later(self) -> None:
+    def _retry_later(self) -> None:
         if not self._starting:
             self._starting = True
-            self._loop.after(self._pause, self._retry)
-            self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+            self._loop.after(self._delay_s, self._retry)
+            self._delay_s = min(self._delay_s * 2, _MAX_DELAY_S)
 
     def _retry(self) -> None:
         self._starting = False
-        if self._queue or self._wanted():
-            self.ensure()
+        if self._queue or self._is_needed():
+            self.ensure_supervisor()
 
     # --- one that does not answer
 
-    def _overdue(self, pending: _Pending) -> None:
+    def _kill_overdue(self, pending: _Pending) -> None:
         """End a supervisor that does not do what takes no time: the next one goes on from where it was."""
-        if pending.answered or self._closed:
+        if pending.is_answered or self._closed:
             return
-        who = guardians.supervisor(self._run)
-        if who is not None:
+        supervisor = guardians.supervisor(self._run)
+        if supervisor is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(who.pid, signal.SIGKILL)
-        self._loop.after(_DEATH_SECONDS, lambda: self._after_kill(pending, who))
+                os.kill(supervisor.pid, signal.SIGKILL)
+        self._loop.after(_KILL_TIMEOUT_S, lambda: self._after_kill(pending, supervisor))
 
-    def _after_kill(self, pending: _Pending, who: Identity | None) -> None:
-        if pending.answered or self._closed:
+    def _after_kill(self, pending: _Pending, supervisor: Identity | None) -> None:
+        if pending.is_answered or self._closed:
             return
-        if who is None or not proc.alive(who):
-            self._loop.after(_PATIENCE_SECONDS, lambda: self._overdue(pending))
+        if supervisor is None or not proc.alive(supervisor):
+            self._loop.after(_ANSWER_TIMEOUT_S, lambda: self._kill_overdue(pending))
             return
-        place = proc.wchan(who.pid)
-        stuck = f"the supervisor of run {self._run.run} is stuck in the kernel" + (f" in {place}" if place else "")
+        kernel_function = proc.wchan(supervisor.pid)
+        stuck = f"the supervisor of run {self._run.run} is stuck in the kernel" + (
+            f" in {kernel_function}" if kernel_function else ""
+        )
         if pending.command is commands.Command.STOP:
-            rescue.sweep(self._run, float(pending.asked.get("grace") or 0.0))
-            pending.done(commands.make_answer(0, {"why": stuck}))
+            end_run_without_supervisor(self._run, float(pending.arguments.get("grace") or 0.0))
+            pending.answer_once(commands.make_answer(0, {"why": stuck}))
         else:
-            pending.done(
+            pending.answer_once(
                 request_errors.make_failed_error(
                     stuck, "it ends when what it waits for answers; the machine may have to be restarted"
                 ).answer(0)
@@ -199,25 +237,25 @@ class Link:
             self._starting = False
             self._fail(f"cannot start a supervisor: {error.strerror}")
             return
-        self._loop.on_readable(fd, lambda: self._started(fd))
+        self._loop.on_readable(fd, lambda: self._read_start_report(fd))
 
-    def _started(self, fd: int) -> None:
-        word = os.read(fd, 64)
+    def _read_start_report(self, fd: int) -> None:
+        report = os.read(fd, 64)
         self._loop.forget(fd)
         os.close(fd)
         self._starting = False
-        if not word:
+        if not report:
             self._failed_starts += 1
-            if self._failed_starts >= _TRIES:
-                self._fail(f"the supervisor ended at its start {_TRIES} times{self._last_words()}")
+            if self._failed_starts >= _MAX_TRIES:
+                self._fail(f"the supervisor ended at its start {_MAX_TRIES} times{self._read_last_log_line()}")
                 self._failed_starts = 0
-            if self._queue or self._wanted():
-                self._later()
+            if self._queue or self._is_needed():
+                self._retry_later()
         elif not self._connect():
             # Another one was there and is just leaving.
-            self._later()
+            self._retry_later()
 
-    def _last_words(self) -> str:
+    def _read_last_log_line(self) -> str:
         lines = syscalls.read_bytes(self._run.log).decode("utf-8", "replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
 
@@ -225,4 +263,4 @@ class Link:
         queue, self._queue = self._queue, []
         for pending in queue:
             with contextlib.suppress(OSError):
-                pending.done(request_errors.make_failed_error(message).answer(0))
+                pending.answer_once(request_errors.make_failed_error(message).answer(0))

@@ -12,7 +12,7 @@ from clusterctl.agent.linux.notify import Notifier
 from clusterctl.agent.protocol import events, requests
 from clusterctl.agent.record import journal
 from clusterctl.agent.record.rundir import RunDir
-from clusterctl.agent.serve.follow import Follower
+from clusterctl.agent.serve.run_follower import RunFollower
 
 BLOCK = 4096
 
@@ -28,8 +28,8 @@ class Followed:
         self.data: list[tuple[int, bytes]] = []
         self.follower = self.followed()
 
-    def followed(self, whole: int = 0) -> Follower:
-        return Follower(
+    def followed(self, whole: int = 0) -> RunFollower:
+        return RunFollower(
             self.dir,
             requests.Follow(run="r", node="n", seq=0, whole=whole),
             self.told.append,
@@ -58,11 +58,11 @@ def followed(tmp_path: Path) -> Followed:
 
 def test_where_the_front_of_an_output_is_given_up_while_it_is_read_the_rest_is_sent_at_once(followed: Followed) -> None:
     followed.begin()
-    followed.follower.pump_events()
+    followed.follower.send_events()
     followed.log().write_bytes(b"a" * BLOCK + b"b" * BLOCK)
     followed.journal.append(events.Dropped(0, 0, BLOCK, BLOCK, "disk full"))
 
-    assert followed.follower.pump_data(1 << 20) == BLOCK
+    assert followed.follower.send_next_data(1 << 20) == BLOCK
     assert followed.data == [(BLOCK, b"b" * BLOCK)]
 
 
@@ -72,15 +72,15 @@ def test_once_all_of_an_attempt_is_sent_that_is_said_and_it_is_asked_for_no_more
         followed.log(attempt).write_bytes(b"a" * 10)
         if attempt < 2:
             followed.end(attempt)
-    followed.follower.pump_events()
-    while followed.follower.pump_data(1 << 20):
+    followed.follower.send_events()
+    while followed.follower.send_next_data(1 << 20):
         pass
     assert [push["before"] for push in followed.told if push["push"] == "whole"] == [2]
 
     followed.data.clear()
     again = followed.followed(whole=2)
-    again.pump_events()
-    while again.pump_data(1 << 20):
+    again.send_events()
+    while again.send_next_data(1 << 20):
         pass
     assert followed.data == [(0, b"a" * 10)]
     assert again.state.attempt == 2

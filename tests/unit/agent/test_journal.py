@@ -15,7 +15,7 @@ from clusterctl.agent.linux.notify import Notifier
 from clusterctl.agent.protocol import events, requests
 from clusterctl.agent.record import journal, state
 from clusterctl.agent.record.rundir import RunDir
-from clusterctl.agent.serve.follow import Follower
+from clusterctl.agent.serve.run_follower import RunFollower
 
 EVENTS = 40_000
 MOST_BYTES = 1 << 20
@@ -62,10 +62,10 @@ def test_a_follower_tells_no_more_events_at_once_than_there_is_room_for(run: Run
     Path(run.journal).write_text("".join(map(line, range(1, 8))))
     told: list[dict[str, Any]] = []
     follow = requests.Follow(run="r", node="n", seq=0)
-    follower = Follower(run, follow, told.append, lambda *_: None, lambda: 1, Notifier(Loop(), lambda: None))
+    follower = RunFollower(run, follow, told.append, lambda *_: None, lambda: 1, Notifier(Loop(), lambda: None))
     counts = []
     for limit in (3, 6, 9):
-        more = follower.pump_events(lambda limit=limit: len(told) < limit)
+        more = follower.send_events(lambda limit=limit: len(told) < limit)
         counts.append((len(told), more))
     assert counts == [(3, False), (6, False), (7, True)]
     assert [push["event"]["seq"] for push in told] == list(range(1, 8))

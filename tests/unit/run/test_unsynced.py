@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.serve import code_look
+from clusterctl.agent.serve import workdirs
 from clusterctl.run.nodes import unsynced
 
 
@@ -41,4 +41,4 @@ def test_sources_are_looked_at_and_what_a_job_writes_is_not(tmp_path: Path) -> N
         (tmp_path / name).write_text(name)
     (tmp_path / "env/pyvenv.cfg").touch()
 
-    assert sorted(code_look.hashes(str(tmp_path))) == sorted(wanted)
+    assert sorted(workdirs.hash_source_files(str(tmp_path))) == sorted(wanted)

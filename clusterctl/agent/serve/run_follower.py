@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _File:
+class _FollowedFile:
     """A file that is followed.
 
     Attributes:
@@ -37,10 +37,10 @@ class _File:
     rank: int | None = None
     first_valid: int = 0
     stream: int = 0
-    quiet: tuple[int, int, int] | None = None
+    idle_status: tuple[int, int, int] | None = None
 
 
-class Follower:
+class RunFollower:
     """Sends one run to one controller. It holds nothing but positions in files, and no file open between two looks.
 
     Attributes:
@@ -60,26 +60,26 @@ class Follower:
         self.state = state.NodeState()
         self._request = request
         self._send, self._send_data, self._new_stream, self._notifier = send, send_data, new_stream, notifier
-        self._whole = request.whole
+        self._complete_before = request.whole
         self._journal = journal.Reader(run.journal)
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, _FollowedFile] = {}
         self._tallies: dict[int, Tallies] = {}
-        self._over: set[int] = set()
-        self._turn = 0
+        self._swept_attempts: set[int] = set()
+        self._next_file = 0
         notifier.watch(run.path)
-        self._add(protocol_files.SAMPLES_FILE)
+        self._add_file(protocol_files.SAMPLES_FILE)
 
     # --- events
 
-    def pump_events(self, room: Callable[[], bool] = lambda: True) -> bool:
+    def send_events(self, room: Callable[[], bool] = lambda: True) -> bool:
         """Send the events that are new, as long as there is room for more; return whether there are none left."""
         for line in self._journal.lines():
-            self._line(line)
+            self._send_event_line(line)
             if not room():
                 return False
         return True
 
-    def _line(self, line: bytes) -> None:
+    def _send_event_line(self, line: bytes) -> None:
         try:
             entry = events.decode_event(line)
             record = json.loads(line)
@@ -87,21 +87,21 @@ class Follower:
             return
         if entry is not None:
             state.apply(self.state, *entry)
-            self._notice(entry[1])
+            self._apply_event(entry[1])
         if record["seq"] > self._request.seq:
             self._send({"push": "event", "run": self.run.run, "node": self.run.node, "event": record})
 
-    def _notice(self, event: events.Event) -> None:
+    def _apply_event(self, event: events.Event) -> None:
         if getattr(event, "attempt", self._request.whole) < self._request.whole:
             return
         if isinstance(event, events.Prepared):
             self._notifier.watch(self.run.attempt(event.attempt))
             self._tallies[event.attempt] = Tallies(self.run.attempt(event.attempt))
         elif isinstance(event, events.Started):
-            self._add(protocol_files.format_output_path(event.attempt, event.rank), event.attempt, event.rank)
-            self._add(protocol_files.format_index_path(event.attempt, event.rank), event.attempt)
+            self._add_file(protocol_files.format_output_path(event.attempt, event.rank), event.attempt, event.rank)
+            self._add_file(protocol_files.format_index_path(event.attempt, event.rank), event.attempt)
         elif isinstance(event, events.Swept) and not event.remaining:
-            self._over.add(event.attempt)
+            self._swept_attempts.add(event.attempt)
         elif isinstance(event, events.Dropped):
             file = self._files.get(protocol_files.format_output_path(event.attempt, event.rank))
             if file is not None:
@@ -109,54 +109,54 @@ class Follower:
 
     # --- bytes
 
-    def _add(self, name: str, attempt: int = -1, rank: int | None = None) -> None:
+    def _add_file(self, name: str, attempt: int = -1, rank: int | None = None) -> None:
         if name not in self._files:
             offset = max(0, int(self._request.cursors.get(name, 0)))
-            self._files[name] = _File(name, self.run.file(name), offset, attempt, rank)
+            self._files[name] = _FollowedFile(name, self.run.file(name), offset, attempt, rank)
 
-    def pump_data(self, budget: int) -> int:
+    def send_next_data(self, budget: int) -> int:
         """Send the next bytes of one file, in turn; return how many (at most `budget`), 0 if there are none.
 
         Raises:
             OSError: There are none but in a file that is there and cannot be read now.
         """
-        files, over, failed = list(self._files.values()), set(self._over), None
+        files, swept, failed = list(self._files.values()), set(self._swept_attempts), None
         for step in range(len(files)):
-            file = files[(self._turn + step) % len(files)]
+            file = files[(self._next_file + step) % len(files)]
             try:
-                sent = self._pump(file, min(budget, frames.CHUNK_BYTES))
+                sent = self._send_piece(file, min(budget, frames.CHUNK_BYTES))
             except OSError as error:
                 failed = error
                 continue
             if sent:
-                self._turn += step + 1
+                self._next_file += step + 1
                 return sent
         if failed is not None:
             raise failed
-        self._forget(over)
+        self._forget_attempts(swept)
         return 0
 
-    def _pump(self, file: _File, limit: int) -> int:
+    def _send_piece(self, file: _FollowedFile, limit: int) -> int:
         try:
             status = os.stat(file.path)
-            seen = (status.st_size, status.st_blocks, status.st_mtime_ns)
-            if seen == file.quiet:
+            status_now = (status.st_size, status.st_blocks, status.st_mtime_ns)
+            if status_now == file.idle_status:
                 return 0
-            piece = self._read(file, limit)
+            piece = self._read_piece(file, limit)
         except FileNotFoundError:
             return 0
         if piece is None:
             return 0
         file.offset = piece.offset
         if not piece.data:
-            file.quiet = seen
+            file.idle_status = status_now
             return 0
-        self._announce(file)
+        self._announce_stream(file)
         self._send_data(file.stream, piece.offset, piece.data)
         file.offset += len(piece.data)
         return len(piece.data)
 
-    def _read(self, file: _File, limit: int) -> output_reader.Piece | None:
+    def _read_piece(self, file: _FollowedFile, limit: int) -> output_reader.Piece | None:
         if file.rank is None:
             return output_reader.plain(file.path, file.name, file.offset, limit)
         tallies = self._tallies[file.attempt]
@@ -168,27 +168,27 @@ class Follower:
             if file.attempt != self.state.attempt:
                 tallies.close()
             # An agent without tallies said what it gave up in the journal alone, before it did.
-            self.pump_events()
+            self.send_events()
             if file.first_valid == first:
                 return piece
 
-    def _announce(self, file: _File) -> None:
+    def _announce_stream(self, file: _FollowedFile) -> None:
         if not file.stream:
             file.stream = self._new_stream()
-            where = {"run": self.run.run, "node": self.run.node, "file": file.name}
-            self._send({"push": "stream", "stream": file.stream, **where})
+            run_keys = {"run": self.run.run, "node": self.run.node, "file": file.name}
+            self._send({"push": "stream", "stream": file.stream, **run_keys})
 
-    def _forget(self, attempts: set[int]) -> None:
+    def _forget_attempts(self, attempts: set[int]) -> None:
         """Have nothing more to do with attempts that were swept before their files were found to be sent."""
         self._files = {name: file for name, file in self._files.items() if file.attempt not in attempts}
         for attempt in attempts:
             self._tallies.pop(attempt).close()
             self._notifier.forget(self.run.attempt(attempt))
-        self._over -= attempts
-        whole = min(self._tallies, default=self.state.attempt + 1)
-        if whole > self._whole:
-            self._whole = whole
-            self._send({"push": "whole", "run": self.run.run, "node": self.run.node, "before": whole})
+        self._swept_attempts -= attempts
+        complete_before = min(self._tallies, default=self.state.attempt + 1)
+        if complete_before > self._complete_before:
+            self._complete_before = complete_before
+            self._send({"push": "whole", "run": self.run.run, "node": self.run.node, "before": complete_before})
 
     def close(self) -> None:
         """Stop following."""

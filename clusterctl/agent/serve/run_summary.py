@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from clusterctl.agent.record.rundir import RunDir
 
 
-def survivors_of(state: NodeState) -> list[SurvivingProcess]:
+def list_survivors(state: NodeState) -> list[SurvivingProcess]:
     """Return what could not be ended and is still there: what the kernel held may have gone since."""
     if state.swept is None or state.boot != proc.boot_id():
         return []
     return [one for one in state.swept.remaining if proc.alive(Identity(one["pid"], one["start_time"]))]
 
 
-def supervised(run: RunDir) -> bool:
+def has_supervisor(run: RunDir) -> bool:
     """Whether a supervisor of the run is there."""
     return guardians.supervisor(run) is not None
 
 
-def workers_of(run: RunDir, state: NodeState) -> list[WorkerState]:
+def list_workers(run: RunDir, state: NodeState) -> list[WorkerState]:
     """Return the workers of the newest attempt, those too that nobody wrote down in the journal."""
     begun = adoption.started(run, state)
     workers: list[WorkerState] = []
@@ -50,40 +50,40 @@ def workers_of(run: RunDir, state: NodeState) -> list[WorkerState]:
     return workers
 
 
-def remaining(run: RunDir, state: NodeState) -> list[proc.Stat]:
+def find_remaining_processes(run: RunDir, state: NodeState) -> list[proc.Stat]:
     """Return every process of the run on this node, its waiters apart."""
     if state.seq and state.boot != proc.boot_id():
         return []
-    return sweep.find(marks.marks_of(run), ledger_of(run, state))
+    return sweep.find(marks.marks_of(run), collect_known_processes(run, state))
 
 
-def ledger_of(run: RunDir, state: NodeState) -> sweep.Ledger:
+def collect_known_processes(run: RunDir, state: NodeState) -> sweep.Ledger:
     """Return who is known to belong to the newest attempt of a run, and who guards it."""
     begun = adoption.started(run, state)
     group = None if begun is None else begun.cgroup
     ledger = sweep.Ledger(ours=guardians.of_run(run), cgroup=group if cgroup.members(group) else None)
     ledger.stop_signal = signal.Signals[(syscalls.read_json(run.prepare) or {}).get("stop_signal", "SIGTERM")]
-    for worker in workers_of(run, state):
+    for worker in list_workers(run, state):
         # Of one that has ended nobody knows when: only who was there with it at its start counts as of its session.
         ended = None if worker["alive"] else worker["start_time"]
         ledger.workers[Identity(worker["pid"], worker["start_time"])] = ended
     return ledger
 
 
-def summary(run: RunDir, state: NodeState | None = None) -> RunSummary:
+def summarize_run(run: RunDir, state: NodeState | None = None) -> RunSummary:
     """Return what there is to know of a run for a list; `state` is what its journal says, read here by default."""
     state = state or fold(journal.read(run.journal))
     prepared = syscalls.read_json(run.prepare) or {}
     over = state.state in ("new", "swept", "finished")
-    live = supervised(run) or any(worker["alive"] for worker in workers_of(run, state))
+    live = has_supervisor(run) or any(worker["alive"] for worker in list_workers(run, state))
     # What a worker left behind lives on where supervisor, waiters and workers were all killed.
-    live = live or (not over and bool(remaining(run, state)))
+    live = live or (not over and bool(find_remaining_processes(run, state)))
     return {
         "run": run.run,
         "node": run.node,
         "name": prepared.get("name", ""),
         "live": live and not over,
-        "supervisor": supervised(run),
+        "supervisor": has_supervisor(run),
         "state": state.state,
         "epoch": authority.current(run.epoch),
         "attempt": state.attempt,
@@ -92,5 +92,5 @@ def summary(run: RunDir, state: NodeState | None = None) -> RunSummary:
         "gpus": prepared.get("gpus", []),
         "started": state.began,
         "finished": state.ended,
-        "remaining": survivors_of(state),
+        "remaining": list_survivors(state),
     }

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Loop
     from clusterctl.agent.protocol.frames import Message
 
-    Done = Callable[[Outcome], None]
+    OnResult = Callable[[Outcome], None]
     OnData = Callable[[int, bytes], None]
-    Settle = Callable[[spawn.Program], spawn.Program]
+    PrepareProgram = Callable[[spawn.Program], spawn.Program]
 
-_PAUSE_BYTES = 256 * 1024
-_LINGER_SECONDS = 0.5
+_MAX_QUEUED_BYTES = 256 * 1024
+_OUTPUT_GRACE_S = 0.5
 """After the end of a program, how long something that it left behind may still write into our answer."""
-_KILL_SECONDS = 2.0
+_KILL_DELAY_S = 2.0
 
 
-class Running:
+class RunningProgram:
     """A program and the pipes that we read from it.
 
     Attributes:
@@ -48,7 +48,7 @@ class Running:
         self.pid, self.tag = pid, tag
         self.on_data, self.on_end = on_data, on_end
         self.status: int | None = None
-        self.open: dict[int, int] = {}
+        self.pipes: dict[int, int] = {}
         self.ended = False
 
     def signal(self, number: int) -> None:
@@ -61,41 +61,41 @@ class Running:
                     os.kill(pid, number)
 
 
-class Jobs:
+class ChildProcesses:
     """All processes that work for one controller."""
 
     def __init__(self, loop: Loop, channel: Channel) -> None:
         self._loop, self._channel = loop, channel
-        self._programs: dict[int, Running] = {}
+        self._programs: dict[int, RunningProgram] = {}
         self._tasks: dict[int, Callable[[], None]] = {}
         self._paused: list[Callable[[], None]] = []
         loop.before_waiting(self._resume)
 
     # --- flow
 
-    def _slow(self, resume: Callable[[], None]) -> bool:
+    def _pause_if_slow(self, resume: Callable[[], None]) -> bool:
         """Whether the connection has enough to do; `resume` is then called later."""
-        if self._channel.queued <= _PAUSE_BYTES:
+        if self._channel.queued <= _MAX_QUEUED_BYTES:
             return False
         self._paused.append(resume)
         return True
 
     def _resume(self) -> None:
-        if self._paused and self._channel.queued <= _PAUSE_BYTES // 2:
+        if self._paused and self._channel.queued <= _MAX_QUEUED_BYTES // 2:
             paused, self._paused = self._paused, []
             for resume in paused:
                 resume()
 
     # --- programs
 
-    def run(
+    def start_program(
         self,
         program: spawn.Program,
         stdin: bytes,
         on_data: OnData,
         on_end: Callable[[int], None],
-        settle: Settle | None = None,
-    ) -> Running:
+        prepare: PrepareProgram | None = None,
+    ) -> RunningProgram:
         """Start a program in a POSIX session of its own.
 
         Args:
@@ -103,50 +103,54 @@ class Jobs:
             stdin: What it reads.
             on_data: Called with 1 or 2 (output or errors) and bytes, as they come.
             on_end: Called once with the wait status, after the last data.
-            settle: Called in the new process; the program that it returns is run.
+            prepare: Called in the new process; the program that it returns is run.
         """
-        source = _memory_file(stdin)
+        stdin_fd = _make_memory_file(stdin)
         try:
             pid, output, output_end, errors, errors_end = syscalls.fork_with_pipes(2)
             if pid == 0:
-                _become(program, source, output_end, errors_end, settle)
+                _exec_program(program, stdin_fd, output_end, errors_end, prepare)
         finally:
-            os.close(source)
-        one = Running(pid, program.tag or 0, on_data, on_end)
-        self._programs[pid] = one
+            os.close(stdin_fd)
+        running = RunningProgram(pid, program.tag or 0, on_data, on_end)
+        self._programs[pid] = running
         for number, read, write in ((1, output, output_end), (2, errors, errors_end)):
             os.close(write)
             os.set_blocking(read, False)
-            one.open[number] = read
-            self._listen(one, number)
-        return one
+            running.pipes[number] = read
+            self._listen(running, number)
+        return running
 
-    def run_at(
-        self, terminal: int, program: spawn.Program, on_end: Callable[[int], None], settle: Settle | None = None
-    ) -> Running:
+    def start_on_terminal(
+        self,
+        terminal: int,
+        program: spawn.Program,
+        on_end: Callable[[int], None],
+        prepare: PrepareProgram | None = None,
+    ) -> RunningProgram:
         """Start a program at a terminal, which becomes its controlling one.
 
         Args:
             terminal: Descriptor of the end that programs have.
             program: What to run.
             on_end: Called once with the wait status.
-            settle: As for `run`.
+            prepare: As for `run`.
         """
         pid = os.fork()
         if pid == 0:
-            _become(program, terminal, terminal, terminal, settle, controlled=True)
-        one = Running(pid, program.tag or 0, lambda _number, _data: None, on_end)
-        self._programs[pid] = one
-        return one
+            _exec_program(program, terminal, terminal, terminal, prepare, controlled=True)
+        running = RunningProgram(pid, program.tag or 0, lambda _number, _data: None, on_end)
+        self._programs[pid] = running
+        return running
 
-    def _listen(self, one: Running, number: int) -> None:
-        fd = one.open.get(number)
+    def _listen(self, running: RunningProgram, number: int) -> None:
+        fd = running.pipes.get(number)
         if fd is not None:
-            self._loop.on_readable(fd, lambda: self._read(one, number))
+            self._loop.on_readable(fd, lambda: self._read(running, number))
 
-    def _read(self, one: Running, number: int) -> None:
-        fd = one.open[number]
-        if self._slow(lambda: self._listen(one, number)):
+    def _read(self, running: RunningProgram, number: int) -> None:
+        fd = running.pipes[number]
+        if self._pause_if_slow(lambda: self._listen(running, number)):
             self._loop.on_readable(fd, None)
             return
         try:
@@ -154,43 +158,43 @@ class Jobs:
         except BlockingIOError:
             return
         if data:
-            one.on_data(number, data)
+            running.on_data(number, data)
             return
-        self._close(one, number)
-        self._maybe_end(one)
+        self._close(running, number)
+        self._finish_if_ended(running)
 
-    def _close(self, one: Running, number: int) -> None:
-        fd = one.open.pop(number)
+    def _close(self, running: RunningProgram, number: int) -> None:
+        fd = running.pipes.pop(number)
         self._loop.forget(fd)
         os.close(fd)
 
-    def _maybe_end(self, one: Running) -> None:
-        if one.status is not None and not one.open and not one.ended:
-            one.ended = True
-            self._programs.pop(one.pid, None)
-            one.on_end(one.status)
+    def _finish_if_ended(self, running: RunningProgram) -> None:
+        if running.status is not None and not running.pipes and not running.ended:
+            running.ended = True
+            self._programs.pop(running.pid, None)
+            running.on_end(running.status)
 
-    def _give_up_pipes(self, one: Running) -> None:
-        for number in list(one.open):
-            self._close(one, number)
-        self._maybe_end(one)
+    def _close_pipes(self, running: RunningProgram) -> None:
+        for number in list(running.pipes):
+            self._close(running, number)
+        self._finish_if_ended(running)
 
-    def cancel(self, one: Running) -> None:
+    def terminate(self, running: RunningProgram) -> None:
         """End a program and everything that came of it: SIGTERM, then SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGCONT):
-            one.signal(number)
-        self._loop.after(_KILL_SECONDS, lambda: one.signal(signal.SIGKILL) if not one.ended else None)
+            running.signal(number)
+        self._loop.after(_KILL_DELAY_S, lambda: running.signal(signal.SIGKILL) if not running.ended else None)
 
     # --- tasks
 
-    def work(self, task: Task, done: Done, keep: Iterable[int] = (), seconds: float | None = None) -> int:
-        """Call a function in a fork; `done` gets its result, or what went wrong. Its data goes to the controller.
+    def run_task(self, task: Task, on_result: OnResult, keep: Iterable[int] = (), seconds: float | None = None) -> int:
+        """Call a function in a fork; `on_result` gets its result, or what went wrong. Its data goes to the controller.
 
         Returns a number by which `end` ends it early.
 
         Args:
             task: What to do.
-            done: Called once.
+            on_result: Called once.
             keep: Descriptors that the task needs.
             seconds: After so long it is ended, and left behind where it hangs.
         """
@@ -203,30 +207,30 @@ class Jobs:
             self._loop.forget(read)
             os.close(read)
             self._tasks.pop(pid, None)
-            done(aside.outcome(answer))
+            on_result(aside.outcome(answer))
 
         def listen() -> None:
             if self._tasks.get(pid) is end:
                 self._loop.on_readable(read, readable)
 
         def readable() -> None:
-            if self._slow(listen):
+            if self._pause_if_slow(listen):
                 self._loop.on_readable(read, None)
-            elif not self._pass_on(read, decoder, answer):
+            elif not self._forward_frames(read, decoder, answer):
                 end()
 
         self._tasks[pid] = end
         if seconds is not None:
-            self._loop.after(seconds, lambda: self._late(pid, end))
+            self._loop.after(seconds, lambda: self._expire_task(pid, end))
         listen()
         return pid
 
-    def _late(self, pid: int, end: Callable[[], None]) -> None:
+    def _expire_task(self, pid: int, end: Callable[[], None]) -> None:
         if self._tasks.get(pid) is end:
             aside.kill(pid)
             end()
 
-    def _pass_on(self, read: int, decoder: frames.FrameDecoder, answer: list[Message]) -> bool:
+    def _forward_frames(self, read: int, decoder: frames.FrameDecoder, answer: list[Message]) -> bool:
         """Send on the data that a fork gives, and keep its messages; return whether more may come."""
         try:
             data = os.read(read, 1 << 18)
@@ -239,8 +243,8 @@ class Jobs:
                 answer.append(frame)
         return bool(data)
 
-    def end(self, task: int) -> None:
-        """Kill a task that is still at work; its `done` is called as for any that was killed."""
+    def kill_task(self, task: int) -> None:
+        """Kill a task that is still at work; its `on_result` is called as for any that was killed."""
         if task in self._tasks:
             aside.kill(task)
 
@@ -253,22 +257,22 @@ class Jobs:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                one = self._programs.get(pid)
-                if one is not None:
-                    one.status = status
-                    self._maybe_end(one)
-                    if not one.ended:
-                        self._loop.after(_LINGER_SECONDS, functools.partial(self._give_up_pipes, one))
+                running = self._programs.get(pid)
+                if running is not None:
+                    running.status = status
+                    self._finish_if_ended(running)
+                    if not running.ended:
+                        self._loop.after(_OUTPUT_GRACE_S, functools.partial(self._close_pipes, running))
 
     def kill_all(self) -> None:
         """Kill every program and task."""
-        for one in self._programs.values():
-            one.signal(signal.SIGKILL)
+        for running in self._programs.values():
+            running.signal(signal.SIGKILL)
         for pid in self._tasks:
             aside.kill(pid)
 
 
-def _memory_file(data: bytes) -> int:
+def _make_memory_file(data: bytes) -> int:
     """Return a descriptor from which exactly `data` can be read; nobody has to write while it is read."""
     if not data:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -282,8 +286,14 @@ def _memory_file(data: bytes) -> int:
     return fd
 
 
-def _become(
-    program: spawn.Program, stdin: int, stdout: int, stderr: int, settle: Settle | None, *, controlled: bool = False
+def _exec_program(
+    program: spawn.Program,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    prepare: PrepareProgram | None,
+    *,
+    controlled: bool = False,
 ) -> NoReturn:
     try:
         os.setsid()
@@ -293,14 +303,14 @@ def _become(
             import termios
 
             fcntl.ioctl(stdin, termios.TIOCSCTTY, 0)
-        for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
-            os.dup2(source, target)
+        for stdin_fd, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
+            os.dup2(stdin_fd, target)
         spawn.close_all(())
-        spawn.become(program if settle is None else settle(program))
+        spawn.become(program if prepare is None else prepare(program))
     finally:
         os._exit(spawn.NOT_EXECUTABLE)
 
 
-def fresh_tag() -> int:
+def generate_tag() -> int:
     """Return a value for the surviving mark that nothing else carries."""
     return int.from_bytes(os.urandom(7), "big") | 1 << 61

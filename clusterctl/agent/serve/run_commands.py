@@ -17,8 +17,14 @@ from clusterctl.agent.protocol import request_errors, run_files
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.record import authority, output_reader, rundir, secrets
 from clusterctl.agent.record.tally import Tallies
-from clusterctl.agent.serve import unneeded
-from clusterctl.agent.serve.summary import remaining, summary, supervised, survivors_of, workers_of
+from clusterctl.agent.serve import workdirs
+from clusterctl.agent.serve.run_summary import (
+    find_remaining_processes,
+    has_supervisor,
+    list_survivors,
+    list_workers,
+    summarize_run,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,14 +36,14 @@ if TYPE_CHECKING:
     from clusterctl.agent.record.state import NodeState
     from clusterctl.agent.serve.session import Handler, Session
 
-_MAX_READ = 4 << 20
-_EVIDENCE_SECONDS = 10.0
-_FILES = re.compile(r"attempt-(\d+)/rank-(\d+)\.(?:log|idx)")
+_MAX_READ_BYTES = 4 << 20
+_EVIDENCE_DEADLINE_S = 10.0
+_OUTPUT_FILE = re.compile(r"attempt-(\d+)/rank-(\d+)\.(?:log|idx)")
 
 
-def handlers(session: Session) -> dict[Command, Handler]:
+def make_run_handlers(session: Session) -> dict[Command, Handler]:
     """Return the handlers of these commands."""
-    runs = _Runs(session)
+    runs = _RunCommands(session)
     return {
         Command.READ: runs.read,
         Command.STATUS: runs.status,
@@ -47,23 +53,25 @@ def handlers(session: Session) -> dict[Command, Handler]:
     }
 
 
-class _Runs:
+class _RunCommands:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def read(self, _identity: int, asked: command_types.ReadArguments, _epoch: int | None) -> command_types.ReadAnswer:
-        run = self._session.known_run(asked)
-        name = str(asked["file"])
-        match = _FILES.fullmatch(name)
+    def read(
+        self, _identity: int, arguments: command_types.ReadArguments, _epoch: int | None
+    ) -> command_types.ReadAnswer:
+        run = self._session.find_run(arguments)
+        name = str(arguments["file"])
+        match = _OUTPUT_FILE.fullmatch(name)
         if match is None and name not in (run_files.JOURNAL_FILE, run_files.SAMPLES_FILE):
             raise request_errors.RequestError(ErrorKind.BAD_REQUEST, f"no file of a run: `{name}`")
-        offset, length = int(asked["offset"]), max(0, min(int(asked["length"]), _MAX_READ))
+        offset, length = int(arguments["offset"]), max(0, min(int(arguments["length"]), _MAX_READ_BYTES))
         try:
             output = run_files.parse_attempt_and_rank(name)
             if output is None:
                 piece = output_reader.plain(run.file(name), name, offset, length)
             else:
-                piece = _output_piece(run, *output, offset, length, self._session.states.of(run))
+                piece = _read_output(run, *output, offset, length, self._session.journal_states.of(run))
         except FileNotFoundError as error:
             raise request_errors.RequestError(
                 ErrorKind.NOT_FOUND, f"run {run.run} has no {name} on this node"
@@ -76,35 +84,37 @@ class _Runs:
         }
 
     def status(
-        self, identity: int, asked: command_types.RunArguments, epoch: int | None
+        self, request_id: int, arguments: command_types.RunArguments, epoch: int | None
     ) -> command_types.StatusAnswer | None:
-        run = self._session.known_run(asked)
-        self._session.admit(run, epoch)
-        state = self._session.states.of(run)
+        run = self._session.find_run(arguments)
+        self._session.check_epoch(run, epoch)
+        state = self._session.journal_states.of(run)
         answer: command_types.StatusAnswer = {
-            "supervisor": supervised(run),
+            "supervisor": has_supervisor(run),
             "epoch": authority.current(run.epoch),
             "attempt": state.attempt,
             "state": state.state,
             "seq": state.seq,
-            "workers": workers_of(run, state),
-            "remaining": survivors_of(state),
+            "workers": list_workers(run, state),
+            "remaining": list_survivors(state),
         }
         if state.seq:
             return answer
         # Without a journal nothing is known of what was started; it may be there all the same, among all processes.
-        self._session.work(identity, lambda _out: {**answer, "remaining": sweep.describe(remaining(run, state))})
+        self._session.run_task(
+            request_id, lambda _out: {**answer, "remaining": sweep.describe(find_remaining_processes(run, state))}
+        )
         return None
 
-    def runs(self, identity: int, _asked: command_types.NoArguments, _epoch: int | None) -> None:
-        states = [(run, self._session.states.of(run)) for run in rundir.runs(self._session.root)]
+    def runs(self, request_id: int, _asked: command_types.NoArguments, _epoch: int | None) -> None:
+        states = [(run, self._session.journal_states.of(run)) for run in rundir.runs(self._session.root)]
         # Of a run that nobody guards all processes of the machine have to be looked at.
-        self._session.work(identity, lambda _out: {"runs": [summary(*each) for each in states]})
+        self._session.run_task(request_id, lambda _out: {"runs": [summarize_run(*each) for each in states]})
 
-    def evidence(self, identity: int, asked: command_types.EvidenceArguments, _epoch: int | None) -> None:
-        run = self._session.known_run(asked)
-        state = self._session.states.of(run)
-        wanted = asked.get("ranks")
+    def evidence(self, request_id: int, arguments: command_types.EvidenceArguments, _epoch: int | None) -> None:
+        run = self._session.find_run(arguments)
+        state = self._session.journal_states.of(run)
+        wanted = arguments.get("ranks")
         workers: list[RankProcess] = [
             {
                 "rank": worker["rank"],
@@ -112,12 +122,12 @@ class _Runs:
                 "start_time": worker["start_time"],
                 "output": run.of_rank(state.attempt, worker["rank"], "log"),
             }
-            for worker in workers_of(run, state)
+            for worker in list_workers(run, state)
             if worker["alive"] and (wanted is None or worker["rank"] in wanted)
         ]
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", str(asked.get("name") or "evidence")).lstrip(".") or "evidence"
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", str(arguments.get("name") or "evidence")).lstrip(".") or "evidence"
         folder = os.path.join(run.file("evidence"), name)
-        seconds = float(asked.get("deadline") or _EVIDENCE_SECONDS)
+        seconds = float(arguments.get("deadline") or _EVIDENCE_DEADLINE_S)
 
         def collect(_out: Out) -> Mapping[str, object]:
             from clusterctl.agent.protocol import evidence_files as evidence_module
@@ -128,21 +138,21 @@ class _Runs:
             evidence_module.remove_middle_stalls(run.file("evidence"))
             return collected
 
-        self._session.work(identity, collect)
+        self._session.run_task(request_id, collect)
 
-    def clean(self, identity: int, asked: command_types.RunArguments, epoch: int | None) -> None:
-        run = self._session.run_of(asked)
-        if not os.path.isdir(run.path) and (code := unneeded.code_of(run)) is not None:
+    def clean(self, request_id: int, arguments: command_types.RunArguments, epoch: int | None) -> None:
+        run = self._session.get_run(arguments)
+        if not os.path.isdir(run.path) and (code := workdirs.find_removable_code(run)) is not None:
             # Its start failed between the sync and the first step on this node.
-            self._session.work(identity, lambda _out: {"bytes": unneeded.remove(code)})
+            self._session.run_task(request_id, lambda _out: {"bytes": workdirs.remove_code(code)})
             return
-        run = self._session.known_run(asked)
-        self._session.admit(run, epoch)
-        state = self._session.states.of(run)
-        self._session.work(identity, lambda _out: {"bytes": _clean(run, state)})
+        run = self._session.find_run(arguments)
+        self._session.check_epoch(run, epoch)
+        state = self._session.journal_states.of(run)
+        self._session.run_task(request_id, lambda _out: {"bytes": _remove_run(run, state)})
 
 
-def _output_piece(
+def _read_output(
     run: RunDir, attempt: int, rank: int, offset: int, length: int, state: NodeState
 ) -> output_reader.Piece:
     tallies = Tallies(run.attempt(attempt))
@@ -159,17 +169,17 @@ def _output_piece(
         tallies.close()
 
 
-def _clean(run: RunDir, state: NodeState) -> int:
+def _remove_run(run: RunDir, state: NodeState) -> int:
     """Remove the directory of a run, and its code where no other run needs it; return how many bytes that frees.
 
     Raises:
         RequestError: Something of the run still lives.
     """
-    if supervised(run) and state.state not in ("finished", "swept", "new"):
+    if has_supervisor(run) and state.state not in ("finished", "swept", "new"):
         raise request_errors.make_refused_error(
             f"run {run.run} still has a supervisor on this node", "`clusterctl down` ends it"
         )
-    left = remaining(run, state)
+    left = find_remaining_processes(run, state)
     if left:
         names = ", ".join(str(one.pid) for one in left[:5])
         raise request_errors.make_refused_error(
@@ -177,13 +187,13 @@ def _clean(run: RunDir, state: NodeState) -> int:
         )
     # What a run that was never told its end has left on the tmpfs; its directory says where that is.
     secrets.leave_memory(run, state.attempt + 1)
-    code = unneeded.code_of(run)
-    size = 0 if code is None else unneeded.remove(code)
+    code = workdirs.find_removable_code(run)
+    size = 0 if code is None else workdirs.remove_code(code)
     for place, _, inside in os.walk(run.path):
         for name in inside:
             with contextlib.suppress(FileNotFoundError):
                 size += os.lstat(os.path.join(place, name)).st_blocks * 512
-    shutil.rmtree(run.path, onerror=_unless_gone)
+    shutil.rmtree(run.path, onerror=_ignore_missing)
     # Another node of the same run may lie beside it.
     with contextlib.suppress(OSError), rundir.locked(run.root, fcntl.LOCK_EX):
         os.rmdir(os.path.dirname(run.path))
@@ -193,7 +203,7 @@ def _clean(run: RunDir, state: NodeState) -> int:
     return size
 
 
-def _unless_gone(_function: object, _path: str, error: Any) -> None:
+def _ignore_missing(_function: object, _path: str, error: Any) -> None:
     """Bear that a file is gone: a supervisor that is just leaving takes its socket along."""
     if not isinstance(error[1], FileNotFoundError):
         raise error[1]

@@ -14,28 +14,28 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Loop, Timer
     from clusterctl.agent.protocol.requests import Follow
     from clusterctl.agent.record.rundir import RunDir
-    from clusterctl.agent.serve.follow import Follower
+    from clusterctl.agent.serve.run_follower import RunFollower
 
-_QUEUE_LIMIT = 256 * 1024
+_MAX_QUEUED_BYTES = 256 * 1024
 """Bytes that may wait for a slow connection before nothing more is added."""
-_RETRY_SECONDS = 1.0
-_LITTLE = 16 * 1024
+_RETRY_DELAY_S = 1.0
+_SMALL_BYTES = 16 * 1024
 """Bytes at a time that are a trickle still, which keeps a pace; whoever writes more is not held up."""
 
 
-class Pump:
+class FollowSender:
     """The followers of one session, by run and node. It works before the loop waits, whenever something has changed."""
 
     def __init__(self, loop: Loop, channel: Channel) -> None:
         self._loop, self._channel = loop, channel
-        self._followers: dict[tuple[str, str], Follower] = {}
-        self._notifier = Notifier(loop, self.wake)
+        self._followers: dict[tuple[str, str], RunFollower] = {}
+        self._notifier = Notifier(loop, self.mark_changed)
         self._credit = 0
         self._stream = commands.FIRST_AGENT_STREAM
         self._dirty = False
-        self._pace = self._next = 0.0
-        self._then: Timer | None = None
-        loop.before_waiting(self._pump)
+        self._pace_s = self._next_send_at = 0.0
+        self._timer: Timer | None = None
+        loop.before_waiting(self._send_pending)
 
     def __contains__(self, key: tuple[str, str]) -> bool:
         """Whether a run is followed."""
@@ -43,16 +43,16 @@ class Pump:
 
     def follow(self, run: RunDir, follow: Follow) -> None:
         """Send everything of a run after the cursors; of one that is followed already, from there on."""
-        from clusterctl.agent.serve.follow import Follower
+        from clusterctl.agent.serve.run_follower import RunFollower
 
         key = (run.run, run.node)
-        self.leave(key)
+        self.unfollow(key)
         send, send_data = self._channel.send, self._channel.send_data
-        self._followers[key] = Follower(run, follow, send, send_data, self._new_stream, self._notifier)
-        self._credit, self._pace = follow.credit, follow.pace
-        self._in_time()
+        self._followers[key] = RunFollower(run, follow, send, send_data, self._new_stream, self._notifier)
+        self._credit, self._pace_s = follow.credit, follow.pace
+        self._send_now()
 
-    def leave(self, key: tuple[str, str]) -> None:
+    def unfollow(self, key: tuple[str, str]) -> None:
         """Send no more of a run."""
         follower = self._followers.pop(key, None)
         if follower is not None:
@@ -61,9 +61,9 @@ class Pump:
     def credit(self, count: int) -> None:
         """Let so many more bytes of output be sent."""
         self._credit += count
-        self.wake()
+        self.mark_changed()
 
-    def wake(self) -> None:
+    def mark_changed(self) -> None:
         """Look for what is new before the loop waits again."""
         self._dirty = True
 
@@ -71,51 +71,51 @@ class Pump:
         self._stream += 1
         return self._stream
 
-    def _room(self) -> bool:
-        return self._channel.queued < _QUEUE_LIMIT
+    def _has_room(self) -> bool:
+        return self._channel.queued < _MAX_QUEUED_BYTES
 
-    def _pump(self) -> None:
+    def _send_pending(self) -> None:
         """Send what is new: all events, and bytes as far as credit and connection let us."""
         if not self._dirty:
             return
         # A journal that is told from its beginning waits on the disk, not in memory.
-        if not all(follower.pump_events(self._room) for follower in self._followers.values()):
+        if not all(follower.send_events(self._has_room) for follower in self._followers.values()):
             return
-        if self._before_time():
+        if self._is_rate_limited():
             return
         before = self._credit
-        while self._credit > 0 and self._room():
+        while self._credit > 0 and self._has_room():
             sent = 0
             for follower in list(self._followers.values()):
                 try:
-                    sent += follower.pump_data(self._credit - sent)
+                    sent += follower.send_next_data(self._credit - sent)
                 except OSError:
                     # Too many open files on this machine, say. Nothing tells when that is over.
-                    self._loop.after(_RETRY_SECONDS, self.wake)
+                    self._loop.after(_RETRY_DELAY_S, self.mark_changed)
                 if sent >= self._credit:
                     break
             if not sent:
                 self._dirty = False
-                if 0 < before - self._credit < _LITTLE:
-                    self._next = time.monotonic() + self._pace
+                if 0 < before - self._credit < _SMALL_BYTES:
+                    self._next_send_at = time.monotonic() + self._pace_s
                 return
             self._credit -= sent
         # Credit or the connection holds us up; both wake the loop when they go on.
         self._dirty = self._credit > 0
 
-    def _before_time(self) -> bool:
+    def _is_rate_limited(self) -> bool:
         """Whether what is new has to wait for the pace; it is looked for again then."""
-        left = self._next - time.monotonic()
+        left = self._next_send_at - time.monotonic()
         if left <= 0.0:
             return False
         self._dirty = False
-        if self._then is None:
-            self._then = self._loop.after(left, self._in_time)
+        if self._timer is None:
+            self._timer = self._loop.after(left, self._send_now)
         return True
 
-    def _in_time(self) -> None:
+    def _send_now(self) -> None:
         """Look for what is new now, whatever the pace."""
-        if self._then is not None:
-            self._then.cancel()
-        self._then, self._next = None, 0.0
-        self.wake()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._next_send_at = None, 0.0
+        self.mark_changed()

@@ -1,0 +1,405 @@
+"""Commands that move files between the head and a node: sync, copy, fetch, and the search for checkpoints."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.facts import checkpoints
+from clusterctl.agent.protocol import commands, file_list, frames, request_errors
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.record import folders, rundir, workspace
+from clusterctl.agent.serve import workdirs
+from clusterctl.agent.serve.run_summary import summarize_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any, Callable
+
+    from clusterctl.agent.linux.aside import Out, Outcome
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.serve.session import Handler, Session
+
+
+def list_missing_files(
+    arguments: command_types.CopyArguments, entries: list[list[Any]], root: str
+) -> command_types.CopyAnswer:
+    """Return which files are not there already as they are to be; give modes to those that are.
+
+    They go into a folder, or under another name where there is no such folder. Folders on the way are made.
+
+    Raises:
+        RequestError: A folder would be where a file is, code of a live run would change, or there is no space.
+    """
+    for path, *_ in entries:
+        folders.check_path(path)
+    folder, name = _choose_target(arguments)
+    files = rename_first_part(entries, name)
+    if name is not None and os.path.exists(f"{folder}/{name}") and any("/" in path for path, *_ in files):
+        raise request_errors.make_refused_error(
+            f"{folder}/{name} is a file, and a folder is to be copied there", "choose another name"
+        )
+    need = _list_differing_files(folders.Tree(folder), files)
+    _refuse_code_of_live_runs(root, {os.path.join(os.path.realpath(folder), files[number][0]) for number in need})
+    folders.refuse_without_space(folder, [(files[number][0], files[number][1]) for number in need])
+    return {"need": need, "folder": folder, "name": name}
+
+
+def rename_first_part(entries: list[list[Any]], name: str | None) -> list[list[Any]]:
+    """Return entries with another name for the first part of their paths, where there is one."""
+    if name is None:
+        return entries
+    return [["/".join([name, *path.split("/")[1:]]), *rest] for path, *rest in entries]
+
+
+def _choose_target(arguments: command_types.CopyArguments) -> tuple[str, str | None]:
+    """Return the folder that files go to, which is there then, and another name for them."""
+    base, target = os.path.expanduser(str(arguments["folder"])), os.path.expanduser(str(arguments["target"]))
+    place = os.path.abspath(os.path.join(base, target))
+    if not os.path.isabs(target):
+        folders.make_workdir(base)
+    folder, name = (place, None) if arguments["inside"] or os.path.isdir(place) else os.path.split(place)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise request_errors.make_refused_error(
+            f"cannot make the folder {folder}: {error.strerror or error}"
+        ) from error
+    return folder, name
+
+
+def _list_differing_files(tree: folders.Tree, files: list[list[Any]]) -> list[int]:
+    need = []
+    for number, (path, size, mode, digest) in enumerate(files):
+        entry = tree.entry(path, {}, {}, of_size=size)
+        if entry is None or not folders.has_same_content(entry, (size, mode & 0o777, digest)):
+            need.append(number)
+        elif entry[1] != mode & 0o777:
+            tree.chmod(path, mode)
+    return need
+
+
+def _refuse_code_of_live_runs(root: str, wanted: set[str]) -> None:
+    for run in rundir.runs(root) if wanted else ():
+        other_run = summarize_run(run)
+        if not other_run["live"] or not other_run["workdir"]:
+            continue
+        folder = os.path.realpath(other_run["workdir"])
+        for path in workspace.Workspace(folder, root).brought():
+            if os.path.join(folder, path) in wanted:
+                hint = f"`clusterctl down {run.run}`, wait for it, or copy to another place"
+                raise request_errors.make_refused_error(
+                    f"{folder}/{path} is code that run {run.run} was started with", hint
+                )
+
+
+class SyncGuard:
+    """Sees whether a sync begins in a folder that a copy goes to, and refuses to change the code that it brings.
+
+    Args:
+        folder: Where the files go.
+        paths: Relative to it.
+        root: The state root.
+    """
+
+    def __init__(self, folder: str, paths: Iterable[str], root: str) -> None:
+        self._folder, self._root = os.path.realpath(folder), root
+        self._by_folder: dict[str, list[workspace.Workspace]] = {}
+        self._stamps = {place.folder: place.stamp() for path in paths for place in self._list_workspaces(path)}
+
+    def check(self, path: str) -> None:
+        """Refuse to put a file in place which a sync has brought since this began.
+
+        Raises:
+            RequestError: So it is.
+        """
+        for place in self._list_workspaces(path):
+            whole = os.path.join(self._folder, path)
+            if place.stamp() != self._stamps[place.folder] and os.path.relpath(whole, place.folder) in place.brought():
+                text = f"{whole} is code that a sync has brought while this copy went on"
+                raise request_errors.make_refused_error(text, "copy it again once no run needs it, or to another place")
+
+    def _list_workspaces(self, path: str) -> list[workspace.Workspace]:
+        """Return every folder in which a path lies, as that of a sync."""
+        folder = os.path.dirname(os.path.join(self._folder, path))
+        if folder not in self._by_folder:
+            parts = folder.split("/")
+            above = ["/".join(parts[: end + 1]) for end in range(1, len(parts))]
+            self._by_folder[folder] = [workspace.Workspace(place, self._root) for place in above]
+        return self._by_folder[folder]
+
+
+_MAX_FILE_BYTES = 1 << 62
+"""No file is larger, and no number of a request."""
+_MAX_REMOVED_NAMES = 100
+"""Of so many files that a sync would remove the names are told."""
+
+
+def make_file_handlers(session: Session) -> dict[Command, Handler]:
+    """Return the handlers of these commands."""
+    sync = _FileCommands(session)
+    return {
+        Command.MANIFEST: sync.manifest,
+        Command.COPY: sync.copy,
+        Command.RECEIVE: sync.receive,
+        Command.FETCH: sync.fetch,
+        Command.CHECKPOINTS: sync.checkpoints,
+        Command.CODE: sync.code,
+    }
+
+
+def _resolve_workdir(
+    arguments: command_types.FetchArguments
+    | command_types.ManifestArguments
+    | command_types.CheckpointsArguments
+    | command_types.CodeArguments,
+) -> str:
+    return os.path.abspath(os.path.expanduser(str(arguments["workdir"])))
+
+
+def _find_live_run(folder: str, root: str, run: str | None) -> str | None:
+    """Return another run that uses a workdir now, or `None`."""
+    folder = os.path.realpath(folder)
+    for other in rundir.runs(root):
+        if other.run == run:
+            continue
+        other_run = summarize_run(other)
+        if other_run["live"] and other_run["workdir"] and os.path.realpath(other_run["workdir"]) == folder:
+            return other.run
+    return None
+
+
+def _do_nothing(*_: object) -> None:
+    pass
+
+
+def _list_needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> command_types.ManifestAnswer:
+    """Return the numbers of files in a listing."""
+    lacking = set(need)
+    return {"need": [number for number, (path, *_) in enumerate(entries) if path in lacking]}
+
+
+def _describe_sync(place: workspace.Workspace, run: str | None, data: bytes) -> command_types.ManifestAnswer:
+    """Return what a sync would do, and under which live run."""
+    entries = file_list.decode_file_list(data)
+    found = place.differences({path: entry for path, *entry in entries})
+    return {
+        **_list_needed(entries, found.need),
+        "going": len(found.gone),
+        "gone": found.gone[:_MAX_REMOVED_NAMES],
+        "user": _find_live_run(place.folder, place.root, run) if found.changed else None,
+    }
+
+
+@dataclass(frozen=True)
+class _PendingTransfer:
+    """Files that were compared and are to come: who takes them in, and what is done once they are there."""
+
+    make_receiver: Callable[[], folders.Receiver]
+    finish: Callable[[], None] = _do_nothing
+
+
+class _FileCommands:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._transfers: dict[int, _PendingTransfer] = {}
+        """By the stream of a listing: what is to come of it."""
+        self._receivers: dict[int, folders.Receiver] = {}
+        session.add_end_action(self._abandon_transfers)
+
+    def _abandon_transfers(self) -> None:
+        for receiver in self._receivers.values():
+            receiver.abandon()
+
+    def manifest(self, request_id: int, arguments: command_types.ManifestArguments, _epoch: int | None) -> None:
+        place = workspace.Workspace(_resolve_workdir(arguments), self._session.root)
+        run, stream = arguments.get("run"), int(arguments["stream"])
+
+        def compare(data: bytes) -> None:
+            if arguments.get("look"):
+                self._session.run_task(request_id, lambda _out: _describe_sync(place, run, data))
+            else:
+                self._compare(request_id, place, run, stream, data)
+
+        self._collect_stream(request_id, stream, int(arguments["size"]), compare)
+
+    def _compare(self, request_id: int, place: workspace.Workspace, run: str | None, stream: int, data: bytes) -> None:
+        """Answer a MANIFEST, whose listing came in `stream`."""
+        lock = self._session.workdir_locks.get(place, run)
+
+        def look(_out: Out) -> command_types.ManifestAnswer:
+            starting = lock.wait_for_lock()
+            entries = file_list.decode_file_list(data)
+            user = _find_live_run(place.folder, place.root, run) or starting
+            return _list_needed(entries, place.compare({path: entry for path, *entry in entries}, user, run))
+
+        def compared(outcome: Outcome) -> None:
+            if isinstance(outcome, Exception):
+                self._session.workdir_locks.release(place)
+                self._session.answer_error(request_id, outcome)
+                return
+            if outcome["need"]:
+                entries = file_list.decode_file_list(data)
+                files = [entries[number] for number in outcome["need"]]
+                self._transfers[stream] = _PendingTransfer(
+                    lambda: place.receive(files), lambda: self._session.workdir_locks.downgrade(place)
+                )
+            else:
+                self._session.workdir_locks.downgrade(place)
+            self._session.answer(request_id, outcome)
+
+        self._session.children.run_task(look, compared, keep=[lock.fd])
+
+    def _collect_stream(self, request_id: int, stream: int, size: int, whole: Callable[[bytes], None]) -> None:
+        """Call `whole` with `size` bytes of a stream once they are there; what it raises answers the request."""
+        data = bytearray()
+
+        def take(part: frames.StreamData) -> None:
+            data.extend(part.payload)
+            if len(data) >= size:
+                del self._session.data_handlers[stream]
+                try:
+                    whole(bytes(data))
+                except Exception as error:
+                    self._session.answer_error(request_id, error)
+
+        self._session.data_handlers[stream] = take
+
+    def copy(self, request_id: int, arguments: command_types.CopyArguments, _epoch: int | None) -> None:
+        stream = int(arguments["stream"])
+
+        def look(data: bytes) -> None:
+            self._compare_copy(request_id, arguments, stream, data)
+
+        self._collect_stream(request_id, stream, int(arguments["size"]), look)
+
+    def _compare_copy(self, request_id: int, arguments: command_types.CopyArguments, stream: int, data: bytes) -> None:
+        """Answer a COPY, whose listing came in `stream`."""
+        root = self._session.root
+
+        def lacking(_out: Out) -> command_types.CopyAnswer:
+            return list_missing_files(arguments, file_list.decode_file_list(data), root)
+
+        def looked(outcome: Outcome) -> None:
+            if isinstance(outcome, Exception):
+                self._session.answer_error(request_id, outcome)
+                return
+            if outcome["need"]:
+                entries = rename_first_part(file_list.decode_file_list(data), outcome["name"])
+                files, tree = [entries[number] for number in outcome["need"]], folders.Tree(outcome["folder"])
+                watch = SyncGuard(tree.folder, [path for path, *_ in files], root)
+                self._transfers[stream] = _PendingTransfer(lambda: folders.Receiver(tree, files, check=watch.check))
+            self._session.answer(request_id, outcome)
+
+        self._session.children.run_task(lacking, looked)
+
+    def receive(
+        self, request_id: int, arguments: command_types.ReceiveArguments, _epoch: int | None
+    ) -> command_types.ReceiveAnswer | None:
+        stream = int(arguments["stream"])
+        if arguments["manifest"] not in self._transfers:
+            raise request_errors.RequestError(commands.ErrorKind.BAD_REQUEST, "these files were not compared")
+        wanted = self._transfers.pop(arguments["manifest"])
+        receiver = wanted.make_receiver()
+        if receiver.done:
+            wanted.finish()
+            return {"written": receiver.written, "hash": receiver.hash}
+
+        def take(data: frames.StreamData) -> None:
+            try:
+                receiver.feed(data.payload)
+            except Exception as error:
+                self._receivers.pop(stream).abandon()
+                # What is still on its way is swallowed.
+                self._session.data_handlers[stream] = lambda _data: None
+                self._session.answer_error(request_id, error)
+                return
+            if receiver.done:
+                wanted.finish()
+                del self._session.data_handlers[stream], self._receivers[stream]
+                self._session.answer(request_id, {"written": receiver.written, "hash": receiver.hash})
+
+        self._session.data_handlers[stream], self._receivers[stream] = take, receiver
+        return None
+
+    def fetch(self, request_id: int, arguments: command_types.FetchArguments, _epoch: int | None) -> None:
+        folder, pattern, stream = _resolve_workdir(arguments), str(arguments["pattern"]), int(arguments["stream"])
+
+        of = arguments.get("of")
+        began = None if of is None else self._session.journal_states.of(self._session.find_run(of)).began
+
+        def send(out: Out) -> command_types.FetchAnswer:
+            files: list[tuple[str, int, int]] = []
+            offset = 0
+            matching = folders.files_matching(folder, pattern, links=bool(arguments.get("links")))
+            if began is not None:
+                matching = folders.changed_since(matching, began, folder)
+            _refuse_too_many_files([name for name, _ in matching], pattern)
+            for name, path in matching:
+                sent = _send_file(out, stream, offset, path)
+                if sent is not None:
+                    offset += sent[0]
+                    files.append((name, *sent))
+            return {"files": files}
+
+        self._session.run_task(request_id, send)
+
+    def checkpoints(self, request_id: int, arguments: command_types.CheckpointsArguments, _epoch: int | None) -> None:
+        folder, pattern = _resolve_workdir(arguments), str(arguments["pattern"])
+
+        def look(_out: Out) -> command_types.CheckpointsAnswer:
+            if "files" in arguments:
+                files = checkpoints.list_checkpoint_files(
+                    folder, str(arguments["files"]), with_hashes=bool(arguments.get("hashes"))
+                )
+                return {"found": [], "files": files}
+            answer: command_types.CheckpointsAnswer = {"found": checkpoints.list_complete_checkpoints(folder, pattern)}
+            if arguments.get("versions"):
+                answer["versions"] = checkpoints.list_file_versions(folder, pattern)
+                answer["network"] = rundir.is_network(checkpoints.checkpoint_folder(folder, pattern))
+            return answer
+
+        self._session.run_task(request_id, look)
+
+    def code(self, request_id: int, arguments: command_types.CodeArguments, _epoch: int | None) -> None:
+        folder = _resolve_workdir(arguments)
+        if arguments.get("unsynced"):
+            self._session.run_task(request_id, lambda _out: {"files": workdirs.hash_source_files(folder)})
+            return
+        place = workspace.Workspace(folder, self._session.root)
+        self._session.run_task(request_id, lambda _out: {"hash": place.code_hash()})
+
+
+def _refuse_too_many_files(names: list[str], pattern: str) -> None:
+    """Refuse before anything is sent what the answer to it could not name.
+
+    Raises:
+        RequestError: There are too many files.
+    """
+    try:
+        frames.encode_message({"files": [[name, _MAX_FILE_BYTES, 0o7777] for name in names], "id": _MAX_FILE_BYTES})
+    except frames.FrameTooLargeError as error:
+        text = f"`{pattern}` matches {len(names)} files, more than an answer can name"
+        raise request_errors.make_refused_error(
+            text, "fetch them in parts, or put them into one archive there"
+        ) from error
+
+
+def _send_file(out: Out, stream: int, offset: int, path: str) -> tuple[int, int] | None:
+    """Send a file as far as it goes now; return how many bytes that were, and its mode; `None` where it is gone."""
+    sent = 0
+    try:
+        with open(path, "rb") as file:
+            while True:
+                data = file.read(frames.CHUNK_BYTES)
+                if not data:
+                    return sent, stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                out.data(stream, offset + sent, data)
+                sent += len(data)
+    except OSError as error:
+        if not sent and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+            return None
+        raise

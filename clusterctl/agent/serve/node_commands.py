@@ -1,0 +1,263 @@
+"""What a controller asks of a machine, before and beside any run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+
+from clusterctl.agent.linux import addresses, relaunch, spawn
+from clusterctl.agent.linux.spawn import encode
+from clusterctl.agent.protocol import quick, request_errors
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.serve import child_processes, hello
+
+# Not from `typing`, whose import would be a good part of an agent's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.aside import Outcome
+    from clusterctl.agent.protocol import command_types, facts_types
+    from clusterctl.agent.serve.session import Handler, Session
+
+_PROBE_DEADLINE_S = 10.0
+_PROBE_MARGIN_S = 5.0
+_FIND_PYTHON_TIMEOUT_S = 5.0
+"""How long the file systems of code folder and interpreter may take to answer."""
+_LISTEN_TIMEOUT_S = 10.0
+_MAX_OUTPUT_BYTES = 8 << 20
+_TAIL_BYTES = 2000
+
+
+def make_node_handlers(session: Session) -> dict[Command, Handler]:
+    """Return the handlers of these commands."""
+    node = _NodeCommands(session)
+    return {
+        Command.HELLO: node.hello,
+        Command.ROUTES: node.routes,
+        Command.PROBE: node.probe,
+        Command.LISTEN: node.listen,
+        Command.UNLISTEN: node.unlisten,
+        Command.CONNECT: node.connect,
+        Command.EXEC: node.execute,
+        Command.CANCEL: node.cancel,
+    }
+
+
+class _NodeCommands:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._running: dict[int, child_processes.RunningProgram] = {}
+        self._listening: dict[str, tuple[int, list[int]]] = {}
+
+    def hello(self, _identity: int, _asked: command_types.NoArguments, _epoch: int | None) -> command_types.HelloAnswer:
+        return hello.collect_hello(self._session.root)
+
+    def routes(
+        self, request_id: int, arguments: command_types.RoutesArguments, _epoch: int | None
+    ) -> command_types.RoutesAnswer | None:
+        targets = [str(target) for target in arguments["targets"]]
+
+        def find_routes() -> command_types.RoutesAnswer:
+            local = addresses.addresses()
+            return {"routes": {target: addresses.route(target, local) for target in targets}}
+
+        if all(addresses.is_literal(target) for target in targets):
+            return find_routes()
+        # Looking a name up may take as long as a name server does not answer.
+        self._session.run_task(request_id, lambda _out: find_routes())
+        return None
+
+    # --- ports
+
+    def listen(self, request_id: int, arguments: command_types.ListenArguments, _epoch: int | None) -> None:
+        from clusterctl.agent.facts import link_probe
+
+        payload, enough = int(arguments.get("payload", 0)), arguments.get("enough")
+        listener = link_probe.Listener(int(arguments["port"]), str(arguments["nonce"]), payload)
+        seconds = float(arguments.get("seconds", _LISTEN_TIMEOUT_S))
+        nonce = str(arguments["nonce"])
+        waiting: list[int] = []
+
+        def finish(_outcome: Outcome) -> None:
+            self._listening.pop(nonce, None)
+            with contextlib.suppress(ChildProcessError):
+                # Of what an ending process has open the kernel may close the pipe to us before the port.
+                os.waitid(os.P_PID, task, os.WEXITED | os.WNOWAIT)
+            for request in waiting:
+                self._session.answer(request, {})
+
+        try:
+            task = self._session.children.run_task(
+                lambda _out: {"served": listener.serve(seconds, enough)}, finish, keep=[listener.descriptor]
+            )
+            self._listening[nonce] = (task, waiting)
+            self._session.answer(request_id, {"port": listener.port})
+        finally:
+            listener.close()
+
+    def unlisten(
+        self, request_id: int, arguments: command_types.UnlistenArguments, _epoch: int | None
+    ) -> command_types.NoArguments | None:
+        listener = self._listening.get(str(arguments["nonce"]))
+        if listener is None:
+            return {}
+        task, waiting = listener
+        waiting.append(request_id)
+        self._session.children.kill_task(task)
+        return None
+
+    def connect(self, request_id: int, arguments: command_types.ConnectArguments, _epoch: int | None) -> None:
+        from clusterctl.agent.facts import link_probe
+
+        address, nonce = str(arguments["address"]), str(arguments["nonce"])
+        port, timeout = int(arguments["port"]), float(arguments["timeout"])
+        payload = int(arguments.get("payload", 0))
+        self._session.run_task(
+            request_id, lambda _out: link_probe.probe_connection(address, port, nonce, timeout, payload)
+        )
+
+    # --- programs
+
+    def probe(self, request_id: int, arguments: command_types.ProbeArguments, _epoch: int | None) -> None:
+        """Run the facts as a worker would be run, and answer what they say."""
+        from clusterctl.agent.supervisor import workers
+
+        workdir = resolve_folder(arguments.get("cwd"))
+        find_python = functools.partial(
+            workers.look_before_sync, workdir, arguments.get("python"), arguments.get("python_hint")
+        )
+
+        def use_python(answer: Outcome) -> None:
+            if isinstance(answer, Exception):
+                self._session.answer_error(request_id, answer)
+            else:
+                self._probe(request_id, arguments, str(answer["cwd"]), str(answer["python"]))
+
+        self._session.children.run_task(find_python, use_python, seconds=_FIND_PYTHON_TIMEOUT_S)
+
+    def _probe(self, request_id: int, arguments: command_types.ProbeArguments, workdir: str, python: str) -> None:
+        from clusterctl.agent.supervisor import workers
+
+        name = workers.name_of_python(python, arguments.get("python"), arguments.get("prologue"))
+        program = build_program(arguments, relaunch.command("facts", python=name, isolated=False), workdir)
+        program = replace_environment(program, spawn.with_programs_of(encode(python), program.env))
+        output: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
+
+        def take(number: int, data: bytes) -> None:
+            output[number] += data[: max(0, _MAX_OUTPUT_BYTES - len(output[number]))]
+
+        def end(status: int) -> None:
+            try:
+                self._session.answer(request_id, _parse_facts(bytes(output[1]), bytes(output[2]), status, python))
+            except request_errors.RequestError as error:
+                self._session.answer_error(request_id, error)
+
+        request: facts_types.FactsRequest = arguments.get("request") or {}
+        running = self._session.children.start_program(program, quick.dumps(request).encode(), take, end)
+        deadlines = [float(request.get("deadline") or _PROBE_DEADLINE_S), *(request.get("deadlines") or {}).values()]
+        limit = max(deadlines) + _PROBE_MARGIN_S
+        self._session.loop.after(limit, lambda: None if running.ended else self._session.children.terminate(running))
+
+    def execute(self, request_id: int, arguments: command_types.ExecArguments, _epoch: int | None) -> None:
+        """Run a program and send what it writes; answer how it ended."""
+        stream = int(arguments["stream"])
+        program = build_program(arguments, _choose_argv(arguments), resolve_folder(arguments.get("cwd")))
+        offsets = {1: 0, 2: 0}
+        timed_out = [False]
+
+        def take(number: int, data: bytes) -> None:
+            self._session.channel.send_data(stream + number - 1, offsets[number], data)
+            offsets[number] += len(data)
+
+        def end(status: int) -> None:
+            self._running.pop(request_id, None)
+            killed = os.WIFSIGNALED(status)
+            code = None if killed else os.WEXITSTATUS(status)
+            number = os.WTERMSIG(status) if killed else None
+            self._session.answer(request_id, {"exit_code": code, "signal": number, "timed_out": timed_out[0]})
+
+        stdin = str(arguments.get("stdin", "")).encode("utf-8", "surrogateescape")
+        running = self._session.children.start_program(program, stdin, take, end, make_python_setup(arguments))
+        self._running[request_id] = running
+
+        def expire() -> None:
+            if not running.ended:
+                timed_out[0] = True
+                self._session.children.terminate(running)
+
+        timeout = arguments.get("timeout")
+        if timeout is not None:
+            self._session.loop.after(float(timeout), expire)
+
+    def cancel(self, _identity: int, arguments: command_types.CancelArguments, _epoch: int | None) -> None:
+        running = self._running.get(int(arguments["id"]))
+        if running is not None:
+            self._session.children.terminate(running)
+
+
+def _choose_argv(arguments: command_types.ProgramArguments) -> list[str]:
+    if arguments.get("argv"):
+        return [str(word) for word in arguments["argv"]]
+    import shutil
+
+    return [shutil.which("bash") or "/bin/sh", "-c", str(arguments["command"])]
+
+
+def resolve_folder(path: str | None) -> str:
+    """Return the folder to work in."""
+    return os.path.abspath(os.path.expanduser(path or "~"))
+
+
+def build_program(
+    arguments: command_types.ProgramArguments | command_types.ProbeArguments, argv: list[str], cwd: str
+) -> spawn.Program:
+    """Return a program with the environment of this user, and what was asked for."""
+    env = spawn.base_environment()
+    env[b"PWD"] = encode(cwd)
+    env.update((encode(name), encode(value)) for name, value in (arguments.get("env") or {}).items())
+    prologue = arguments.get("prologue")
+    return spawn.Program(
+        argv=[encode(word) for word in argv],
+        env=env,
+        cwd=encode(cwd),
+        prologue=None if prologue is None else encode(prologue),
+        tag=child_processes.generate_tag(),
+    )
+
+
+def replace_environment(program: spawn.Program, env: dict[bytes, bytes]) -> spawn.Program:
+    """Return the same program in another environment."""
+    return spawn.Program(program.argv, env, program.cwd, program.prologue, program.tag)
+
+
+def make_python_setup(arguments: command_types.ProgramArguments) -> child_processes.PrepareProgram | None:
+    """Return what lets a program find the Python of the job first; that looks at users' files, so it is done aside."""
+    if "python_hint" not in arguments:
+        return None
+
+    def prepare(program: spawn.Program) -> spawn.Program:
+        from clusterctl.agent.supervisor import workers
+
+        try:
+            python = workers.resolve_python(os.fsdecode(program.cwd), arguments.get("python"), arguments["python_hint"])
+        except (request_errors.RequestError, OSError):
+            # What needs no Python may run all the same.
+            return program
+        return replace_environment(program, spawn.with_programs_of(encode(python), program.env))
+
+    return prepare
+
+
+def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> facts_types.Facts:
+    """Return what the probe said: its last line, since a prologue may have written before."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    with contextlib.suppress(ValueError, IndexError):
+        value = quick.loads(lines[-1])
+        if isinstance(value, dict):
+            facts: facts_types.Facts = value  # type: ignore[assignment]
+            return facts
+    ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {os.WEXITSTATUS(status)}"
+    tail = (errors or output)[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
+    raise request_errors.make_failed_error(
+        f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else "")
+    )
