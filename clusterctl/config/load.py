@@ -200,7 +200,7 @@ def parse(
     root = override.apply_sets(root, sets, report)
     root = override.apply_overrides(root, overrides or Overrides())
     filling = Filling(environ, report)
-    root = override.append_arguments(filling.prepared(root), (overrides or Overrides()).args)
+    root = filling.prepared(root)
     context = context_module.Context(
         path=sources[0].absolute,
         environ=environ,

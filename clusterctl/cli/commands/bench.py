@@ -88,7 +88,7 @@ def command(context: click.Context, choices: BenchChoices) -> int:
     The job of the file is timed from outside, by its steps: say with `--epochs` how many epochs it trains. The built-in
     model (a small convnet; also where the file has no job) is measured on one device, with DataParallel and with DDP,
     and tells where an epoch goes: data, compute, communication, waiting for the slowest. What stands after `--` goes
-    to the job or the model.
+    to the job, as with `up`, or to the model.
     """
     console = choices.console()
     if choices.plot is not None:

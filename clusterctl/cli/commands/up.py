@@ -88,8 +88,9 @@ class UpChoices(FileChoices):
 def command(context: click.Context, choices: UpChoices) -> int:
     """Start a run: check the nodes, sync the code, start every rank, follow rank 0.
 
-    Everything after `--` goes to the job, behind `job.args`; `--set job.args=[]` leaves out those of the file. Ctrl-C
-    stops the run gracefully, a second one kills it; `d` detaches.
+    Everything after `--` goes to the job, behind `job.args`, and a `$` means there what it means in the file: `$$NAME`
+    is the text `$NAME`. `--set job.args=[]` leaves out those of the file. Ctrl-C stops the run gracefully, a second one
+    kills it; `d` detaches.
     """
     if choices.as_json and not (choices.detach or choices.dry_run):
         # One object says that a run has begun; what goes on is told in lines.

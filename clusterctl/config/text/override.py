@@ -109,7 +109,7 @@ def _put_item(node: Node, part: str, rest: list[str], value: Node, mark: Mark, r
 
 
 def apply_overrides(root: Node, overrides: Overrides) -> Node:
-    """Lay the options of `up` over the file, but for arguments."""
+    """Lay the options of `up` over the file, and append what follows `--` to `job.args`."""
     if overrides.name is not None:
         root = _with(root, "name", _text("--name", overrides.name))
     job = root.child("job")
@@ -117,18 +117,7 @@ def apply_overrides(root: Node, overrides: Overrides) -> Node:
         if job is not None and job.value is not None:
             return root
         job = Node({}, root.mark)
-    changed = _with_target(job, overrides)
-    return root if changed is job else _with(root, "job", changed)
-
-
-def append_arguments(root: Node, arguments: tuple[str, ...]) -> Node:
-    """Append what follows `--` to `job.args`: a shell has read it already, so nothing is filled into it."""
-    job = root.child("job")
-    if job is None or not isinstance(job.value, dict):
-        if not arguments or (job is not None and job.value is not None):
-            return root
-        job = Node({}, root.mark)
-    changed = _with_arguments(job, arguments)
+    changed = _with_arguments(_with_target(job, overrides), overrides.args)
     return root if changed is job else _with(root, "job", changed)
 
 

@@ -97,11 +97,33 @@ def test_a_set_follows_the_rule_of_the_file(parse_text: Callable[..., Loaded]) -
         parse_text(H, sets=["env.A=$HOME/x"], environ=HERE)
 
 
-def test_what_follows_two_dashes_was_read_by_a_shell_and_stays(parse_text: Callable[..., Loaded]) -> None:
-    overrides = Overrides(script="train.py", args=("$HOME", "${env:N}", "~/x"))
+@pytest.mark.parametrize("argument", ["$GROUP_RANK", "--rank=${RANK}", "${RANK:-0}"])
+def test_what_follows_two_dashes_is_refused_where_nobody_would_fill_it_in(
+    argument: str, parse_text: Callable[..., Loaded]
+) -> None:
+    overrides = Overrides(script="train.py", args=("--machine_rank", argument))
+    with pytest.raises(ConfigError) as caught:
+        parse_text(H + "job: {script: train.py, args: [--epochs, 3]}\n", overrides=overrides, environ=HERE)
+    (problem,) = caught.value.problems
+    assert problem.path == "--"
+    assert "job.args[3]: nothing fills in `$" in problem.text
+    assert "`job.command` is read by bash on the node" in (problem.hint or "")
+
+
+@pytest.mark.parametrize("argument", ["$(hostname)", "--out=~/x"])
+def test_what_follows_two_dashes_is_warned_of_as_in_the_file(argument: str, parse_text: Callable[..., Loaded]) -> None:
+    loaded = parse_text(H, overrides=Overrides(script="train.py", args=(argument,)), environ=HERE)
+    assert loaded.spec.job is not None
+    assert loaded.spec.job.args == (argument,)
+    (warning,) = loaded.warnings
+    assert (warning.path, warning.text.partition(": nothing ")[0]) == ("--", "job.args[0]")
+
+
+def test_what_follows_two_dashes_is_written_as_in_the_file(parse_text: Callable[..., Loaded]) -> None:
+    overrides = Overrides(script="train.py", args=("$$HOME", "a${env:N}", "lr=5$", "1e-3", "0x10"))
     job = parse_text(H, overrides=overrides, environ=HERE).spec.job
     assert job is not None
-    assert job.args == overrides.args
+    assert job.args == ("$HOME", "a3", "lr=5$", "1e-3", "0x10")
 
 
 @pytest.mark.parametrize(

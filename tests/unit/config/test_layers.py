@@ -91,7 +91,7 @@ def test_a_wrong_set_is_named_as_such(setting: str, words: str, parse_text: Call
         pytest.param(Overrides(module="m"), (None, "m", None, ("-v",)), id="module_replaces_script"),
         pytest.param(Overrides(command="ls $HOME"), (None, None, "ls $HOME", ("-v",)), id="command"),
         pytest.param(
-            Overrides(args=("1", "${A}")), ("train.py", None, None, ("-v", "1", "${A}")), id="arguments_appended"
+            Overrides(args=("1", "$${A}")), ("train.py", None, None, ("-v", "1", "${A}")), id="arguments_appended"
         ),
     ],
 )
