@@ -23,11 +23,13 @@ def remaining(state: RunState, overdue: Sequence[NodeState] = ()) -> tuple[Remai
         overdue: Nodes that answer and do not say that all has ended.
     """
     left: list[RemainingProcess] = []
+    # Another attempt is announced once the workers of lost nodes have timed out (`policy`), and not before.
+    fenced = state.phase is RunPhase.RESTARTING
     for node in (*state.retired.values(), *state.nodes.values()):
         left += node.remaining
         if node in overdue:
             left += _unsure(state, node, WorkerPhase.RUNNING, OVERDUE) or [entry(node.node, None, OVERDUE)]
-        elif node.node not in state.retired and node.link == "lost" and not node.swept:
+        elif node.node not in state.retired and node.link == "lost" and not (node.swept or fenced):
             left += _unsure(state, node, WorkerPhase.LOST, NODE_LOST) or [entry(node.node, None, NODE_LOST)]
     return tuple(left)
 

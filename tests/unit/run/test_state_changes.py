@@ -11,7 +11,7 @@ from clusterctl.run.rules import events, leftover
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.ended_attempts import cause_record
 from clusterctl.run.rules.fold import apply_head, apply_node
-from clusterctl.run.rules.state import RunPhase, RunState
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState
 from tests.unit.run.told import (
     BEGUN,
     LAYOUT,
@@ -110,6 +110,17 @@ def test_a_run_whose_rest_is_ended_later_has_ended_when_it_did() -> None:
     later = apply_head(ended, 900.0, events.Ended(state="cancelled", exit_code=103))
 
     assert (later.ended, later.remaining) == (5.0, ())
+
+
+@pytest.mark.parametrize(
+    ("phase", "left"), [(RunPhase.STOPPING, [leftover.NODE_LOST]), (RunPhase.RESTARTING, [])], ids=["ends", "restarts"]
+)
+def test_nothing_is_left_on_a_lost_node_once_another_attempt_may_follow(phase: RunPhase, left: list[str]) -> None:
+    node = NodeState(node="a", node_rank=0, link="lost")
+
+    found = leftover.remaining(RunState(phase=phase, nodes={"a": node}))
+
+    assert [entry["why"] for entry in found] == left
 
 
 @pytest.mark.parametrize(
