@@ -646,6 +646,23 @@ def test_only_complete_checkpoints_count(code: Code) -> None:
     assert sorted(one["path"] for one in found) == ["step-1.pt", "step-5"]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        pytest.param("step-*", ["step-1"], id="a second name of one that matches"),
+        pytest.param("step-l*", ["step-latest"], id="the only name that matches"),
+    ],
+)
+def test_a_link_to_a_checkpoint_is_told_where_it_is_the_only_name(
+    code: Code, pattern: str, expected: list[str]
+) -> None:
+    (code.workdir / "step-1").mkdir(parents=True)
+    (code.workdir / "step-1/model.pt").write_bytes(b"x")
+    (code.workdir / "step-latest").symlink_to("step-1")
+    found = code.talk.ask(Command.CHECKPOINTS, workdir=str(code.workdir), pattern=pattern)["found"]
+    assert [one["path"] for one in found] == expected
+
+
 def test_what_tells_a_checkpoint_from_the_one_that_was_there_before_is_its_newest_file(code: Code) -> None:
     def look(**more: bool) -> dict[str, Any]:
         return code.talk.ask(Command.CHECKPOINTS, workdir=str(code.workdir), pattern="step-*", **more)

@@ -23,16 +23,21 @@ _MAX_CHECKPOINTS = 5000
 
 
 def list_complete_checkpoints(workdir: str, pattern: str) -> list[Checkpoint]:
-    """Return `[{path, mtime, size}]` of the newest `_MOST` checkpoints that are complete, the newest first.
+    """Return `[{path, mtime, size}]` of the newest `_MAX_CHECKPOINTS` checkpoints that are complete, the newest first.
 
-    Time and size are of its newest file.
+    Time and size are of its newest file. A link to another one (`latest`) is only a second name of that.
 
     A file is, once it has its final name; a folder of torch.distributed.checkpoint, once it holds `.metadata`, which is
     written last.
     """
     checkpoints: list[Checkpoint] = []
-    for path in _expand_pattern(workdir, pattern):
-        name = os.path.basename(path.rstrip("/"))
+    paths = [path.rstrip("/") for path in _expand_pattern(workdir, pattern)]
+    links = {path for path in paths if os.path.islink(path)}
+    plain = {os.path.realpath(path) for path in paths if path not in links} if links else set()
+    for path in paths:
+        if path in links and os.path.realpath(path) in plain:
+            continue
+        name = os.path.basename(path)
         if name.startswith(".") or name.endswith(_UNFINISHED):
             continue
         version = _describe_if_complete(path)

@@ -320,7 +320,7 @@ class Resuming:
             for file, source in needed[node].items():
                 if file not in there or there[file][1] != sizes[file]:
                     raise RefusedError(f"`{file}` was copied to {node} and is not there any more")
-                self._memory.copies.append(Copied(node, file, there[file], sources[source][file]))
+                self._memory.copies.append(Copied(node, file, there[file], source, sources[source][file]))
         self._memory.save(self._file)
         self._post(events.Note(text=copy.sentence))
 
@@ -472,7 +472,7 @@ class _Memory:
     copies: list[Copied]
 
     def save(self, path: Path) -> None:
-        copies = [[copy.node, copy.path, copy.version, copy.source] for copy in self.copies]
+        copies = [[copy.node, copy.path, copy.version, copy.whence, copy.source] for copy in self.copies]
         before = {node: sorted(versions) for node, versions in self.before.items()}
         write_atomically(path, json.dumps({"before": before, "copies": copies}).encode())
 
@@ -481,7 +481,7 @@ def _memory(path: Path) -> _Memory:
     """Return what is kept with the run; nothing where that was never written down."""
     try:
         kept = json.loads(path.read_text())
-        copies = [Copied(node, file, _pair(version), _pair(source)) for node, file, version, source in kept["copies"]]
+        copies = [Copied(n, file, _pair(v), whence, _pair(source)) for n, file, v, whence, source in kept["copies"]]
         return _Memory({node: _pairs(versions) for node, versions in kept["before"].items()}, copies)
     except (OSError, ValueError, LookupError):
         return _Memory({}, [])

@@ -24,35 +24,45 @@ _RANK = re.compile(r"(?<!mp_)rank[-_]?(\d+)|__(\d+)_\d+\.distcp$")
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A file that was copied to a node: its version there, and that of its source at that time."""
+    """A file that was copied to a node: its version there, whence it came, and which version it had there."""
 
     node: str
     path: str
     version: Version
+    whence: str
     source: Version
 
 
 def by_origin(files: Mapping[str, Mapping[str, Version]], copies: Iterable[Copied]) -> dict[str, dict[str, Version]]:
     """Return the files of each node, each copy by the version of its source; a copy whose source has changed is none.
 
+    Nor is one whose source has gone from a checkpoint that is still there.
+
     Args:
         files: By node: what is there, by path.
         copies: What was copied to nodes, and may have been written anew since.
     """
-    source = {(copy.node, copy.path, copy.version): copy.source for copy in copies}
+    copied = {(copy.node, copy.path, copy.version): copy for copy in copies}
     written: dict[str, set[Version]] = {}
     for node, there in files.items():
         for path, version in there.items():
-            if (node, path, version) not in source:
+            if (node, path, version) not in copied:
                 written.setdefault(path, set()).add(version)
-    return {
-        node: {
-            path: origin
-            for path, version in there.items()
-            if (origin := source.get((node, path, version), version)) in written.get(path, {origin})
-        }
-        for node, there in files.items()
-    }
+
+    def counts(copy: Copied) -> bool:
+        if copy.path in written:
+            return copy.source in written[copy.path]
+        at_source = files.get(copy.whence)
+        return not at_source or copy.path in at_source
+
+    by_node: dict[str, dict[str, Version]] = {}
+    for node, there in files.items():
+        by_node[node] = {}
+        for path, version in there.items():
+            copy = copied.get((node, path, version))
+            if copy is None or counts(copy):
+                by_node[node][path] = version if copy is None else copy.source
+    return by_node
 
 
 def differing(files: Mapping[str, Mapping[str, H]]) -> set[str]:

@@ -7,7 +7,7 @@ import pytest
 from clusterctl.run.rules.checkpoint_files import Copied, Version, by_origin, differing, lacking, lost_with
 
 FIRST, THEN, HERE = (1.0, 10), (2.0, 10), (9.0, 10)
-COPY = [Copied("b", "last.pt", HERE, FIRST)]
+COPY = [Copied("b", "last.pt", HERE, "a", FIRST)]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,12 @@ def test_copies(files: dict[str, Version | None], expected: dict[str, Version | 
     found = by_origin(there, COPY)
 
     assert {node: paths.get("last.pt") for node, paths in found.items()} == expected
+
+
+def test_a_copy_counts_no_more_once_its_source_has_gone_from_a_checkpoint_that_is_still_there() -> None:
+    there = {"a": {"other.pt": THEN}, "b": {"last.pt": HERE, "other.pt": THEN}}
+
+    assert by_origin(there, COPY) == {"a": {"other.pt": THEN}, "b": {"other.pt": THEN}}
 
 
 DCP = {"a": {"s/.metadata": "m", "s/__0_0.distcp": "0"}, "b": {"s/__1_0.distcp": "1"}, "spare": {}}

@@ -22,12 +22,12 @@ OLD, NEW, NEWER = (1.0, 10), (5.0, 10), (6.0, 10)
         pytest.param({"a": {}, "b": {}}, [], None, id="no node has any"),
         pytest.param(
             {"a": {"1": (5.0, 9)}, "b": {"1": (1.0, 9), "2": (2.0, 9)}},
-            [Copied("a", "1", (5.0, 9), (1.0, 9))],
+            [Copied("a", "1", (5.0, 9), "b", (1.0, 9))],
             "2",
             id="of the node that writes them, not of one that has a copy of an older one",
         ),
         pytest.param(
-            {"a": {"1": (5.0, 9)}, "b": {}}, [Copied("a", "1", (5.0, 9), (1.0, 9))], "1", id="a copy where nothing else is"
+            {"a": {"1": (5.0, 9)}, "b": {}}, [Copied("a", "1", (5.0, 9), "b", (1.0, 9))], "1", id="a copy where nothing else is"
         ),
     ],
 )  # fmt: skip
