@@ -108,6 +108,7 @@ STORY: Final = [
     Row("clusterctl down --stalled"),
     Row("clusterctl down"),
     Row("clusterctl down --kill"),
+    Row("clusterctl down --all"),
     Row("clusterctl down --orphans"),
     Row("clusterctl logs RUN --rank 2 -n 200"),
     Row("clusterctl down RUN"),

@@ -142,6 +142,7 @@ PS: Final = a_list(
         last_progress_s=or_null(SECONDS),
         exit_code=or_null(COUNT),
         cause=CAUSE,
+        remaining=REMAINING,
         file=or_null(TEXT),
         not_started=FLAG,
     )

@@ -79,7 +79,7 @@ def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list
     items_of_runs = []
     for run in runs[:_NEWEST]:
         state, _ = find.listed_state(run)
-        if not (active and state.over):
+        if state.may_run or not active:
             items_of_runs.append((state.over, CompletionItem(run.run, help=state.phase.value)))
     return [item for _, item in sorted(items_of_runs, key=lambda pair: pair[0])]
 

@@ -53,16 +53,16 @@ def page(version: str, active: Sequence[str], terminal: Terminal, *, has_file: b
 
 
 def _active(terminal: Terminal) -> list[str]:
-    """Return the table of the runs that go on; nothing is imported for it where there has been no run."""
+    """Return the table of the runs of which something may run; nothing is imported for it where there was no run."""
     from clusterctl.run.record.find import all_runs, listed
 
-    going = [run for run in all_runs() if not listed(run).over]
+    going = [run for run in all_runs() if listed(run).may_run]
     if not going:
         return []
     import time
 
     from clusterctl.cli.lookup.runs import listed_view_of
-    from clusterctl.render.story.listing import adoption_hints, newest_first, render_ps
+    from clusterctl.render.story.listing import newest_first, ps_hints, render_ps
 
-    views = [view for run in going if not (view := listed_view_of(run)).state.over]
-    return [*render_ps(newest_first(views), time.time(), terminal), *adoption_hints(views)]
+    views = [view for run in going if (view := listed_view_of(run)).state.may_run]
+    return [*render_ps(newest_first(views), time.time(), terminal), *ps_hints(views)]

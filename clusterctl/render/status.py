@@ -151,6 +151,7 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
     if state.remaining:
         lines.append("  may still be there:")
         lines += [f"  {line}" for line in remaining_lines(state.remaining, terminal)]
+        lines.append(f"  hint: clusterctl down {state.run}")
     return lines
 
 

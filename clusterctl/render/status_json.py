@@ -46,6 +46,7 @@ def ps_json(views: Sequence[RunView]) -> list[dict[str, Any]]:
             "last_progress_s": _rounded(view.last_progress_s),
             "exit_code": view.state.exit_code,
             "cause": cause_json(final_cause(view.state)),
+            "remaining": list(view.state.remaining),
             "file": view.state.path or None,
             "not_started": not_started(view.state),
         }

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.writer import Writer
+from clusterctl.run.rules import events, leftover
+from tests.lab.faulty import run_dir
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import LocalHead
@@ -74,3 +80,25 @@ def test_a_run_that_goes_on_is_not_removed_though_it_is_named(head: LocalHead) -
 
 def test_runs_that_are_named_are_not_chosen_by_age_as_well(head: LocalHead) -> None:
     assert head.run("clean", "demo", "--keep", "3").returncode == 2
+
+
+def test_a_run_that_may_still_run_on_a_node_out_of_reach_is_kept_until_it_is_named(head: LocalHead) -> None:
+    head.write_local({"command": ["true"]})
+    assert head.run("up", "--no-health").returncode == 0
+    run = head.newest()
+    writer = Writer(RunDir(run_dir(head, run)))
+    left = [leftover.entry("localhost", None, leftover.NODE_LOST)]
+    writer.append(events.Ended(state="lost", exit_code=102, remaining=left), time.time())
+    writer.close()
+    # Without it nobody knows how the node is reached.
+    (run_dir(head, run) / "spec.json").unlink()
+
+    by_age = head.run("clean", "--older-than", "0s", "--yes")
+    kept = head.json("ps")
+    by_name = head.run("clean", run, "--yes")
+
+    assert by_age.returncode == 7, by_age.stderr
+    assert f"something of {run} may still run on localhost, which could not be reached" in by_age.stderr
+    assert [entry["run"] for entry in kept] == [run]
+    assert by_name.returncode == 0, by_name.stderr
+    assert head.json("ps", "-a") == []

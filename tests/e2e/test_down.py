@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.linux import proc
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.writer import Writer
+from clusterctl.run.rules import events, leftover
 from tests import fake_disk
 from tests.lab.faulty import controller_pid, run_dir
 from tests.lab.head_cli import Head
@@ -26,6 +29,7 @@ from tests.lab.locks import lock_holder
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
+    from clusterctl.agent.protocol.process_types import RemainingProcess
     from tests.e2e.conftest import LocalHead
 
 FOREVER: dict[str, Any] = {"command": "exec sleep 600", "grace": "1s"}
@@ -244,3 +248,65 @@ def test_a_run_that_is_over_needs_no_file_to_be_ended_again(head: LocalHead) -> 
 
     assert done.returncode == 0, done.stderr
     assert "nothing is left" in done.stderr
+
+
+def end_and_leave(head: LocalHead, run: str, remaining: list[RemainingProcess]) -> int:
+    """End a run in the journal of its controller alone, as where its node could not be reached; return its worker."""
+    worker, controller = worker_of(head, run), controller_pid(head, run)
+    os.kill(controller, signal.SIGKILL)
+    wait_for(lambda: not alive(controller), what="the end of the controller")
+    writer = Writer(RunDir(run_dir(head, run)))
+    writer.append(events.Ended(state="lost", exit_code=102, remaining=remaining), time.time())
+    writer.close()
+    return worker
+
+
+LEFT = [leftover.entry("localhost", None, leftover.NODE_LOST)]
+
+
+@pytest.mark.parametrize(
+    ("command", "known"),
+    [
+        pytest.param(("down",), LEFT, id="the only runs"),
+        pytest.param(("down", "--all"), LEFT, id="all"),
+        pytest.param(("down", "--orphans"), LEFT, id="the nodes of a file"),
+        pytest.param(("down", "--orphans"), [], id="the nodes of a file, and only its node knows"),
+    ],
+)
+def test_what_an_ended_run_has_left_alive_is_shown_and_ended(
+    head: LocalHead, command: tuple[str, ...], known: list[RemainingProcess]
+) -> None:
+    head.write_local(FOREVER)
+    run = head.start()
+    worker = end_and_leave(head, run, known)
+    listed = head.json("ps")
+    table = head.run("ps")
+
+    done = head.run(*command)
+
+    assert [(entry["run"], entry["remaining"]) for entry in listed] == ([(run, known)] if known else [])
+    assert ("may still run on localhost" in table.stdout) is bool(known)
+    assert (f"`clusterctl down {run}`" in table.stderr) is bool(known)
+    assert done.returncode == 0, done.stderr
+    assert f"{run}: lost; nothing is left" in done.stderr
+    assert not alive(worker)
+    assert head.json("ps") == []
+
+
+def test_down_without_a_name_ends_the_active_run_and_what_others_have_left(head: LocalHead) -> None:
+    head.write_local(FOREVER)
+    ended, unreadable = head.start(), head.start()
+    left = [end_and_leave(head, run, LEFT) for run in (ended, unreadable)]
+    (run_dir(head, unreadable) / "spec.json").write_text("{")
+    active = head.start()
+    worker = worker_of(head, active)
+
+    done = head.run("down")
+
+    assert not alive(worker)
+    assert not alive(left[0])
+    assert f"{ended}: lost; nothing is left" in done.stderr
+    assert done.returncode == 7, done.stderr
+    assert f"error: what may still run of {unreadable} cannot be looked for" in done.stderr
+    assert head.run("down", "--orphans").returncode == 0
+    assert not alive(left[1])

@@ -92,6 +92,8 @@ def test_a_node_with_a_process_that_nothing_can_end_is_named_and_a_spare_takes_i
         attached = head.run("attach", run, "--all")
         status = head.json("status", run)
         again = head.run("down", run)
+        on_nodes = head.run("down", "--orphans")
+        table = head.run("ps")
 
         assert attached.returncode == 7, attached.stderr
         assert f"{spare.name} takes the place of {sick.name}, which is dirty" in attached.stderr
@@ -101,12 +103,16 @@ def test_a_node_with_a_process_that_nothing_can_end_is_named_and_a_spare_takes_i
         assert "uninterruptible wait" in status["remaining"][0]["why"]
         assert again.returncode == 7, again.stderr
         assert f"{pid}" in again.stderr
+        assert (on_nodes.returncode, f"pid {pid}" in on_nodes.stderr) == (7, True), on_nodes.stderr
+        assert f"may still run on {sick.name}" in table.stdout
+        assert f"`clusterctl down {run}`" in table.stderr
     wait_for(lambda: not sick.pids_of("stuck.py$"), what="the end of the process")
 
-    last = head.run("down", run)
+    last = head.run("down")
 
     assert last.returncode == 0, last.stderr
     assert head.json("status", run)["remaining"] == []
+    assert head.json("ps") == []
     assert not any(node.leftovers() for node in (sick, well, spare))
 
 

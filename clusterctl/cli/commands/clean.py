@@ -58,7 +58,8 @@ def command(
     """Remove what ended runs left behind: logs and evidence on this head and on their nodes, code that no run needs.
 
     Runs that are named are meant however old they are, and no others. Active runs are never
-    touched. Nodes that cannot be reached keep their part, and are named.
+    touched. Nodes that cannot be reached keep their part, and are named; a run that may still run there stays on this
+    head too, unless it is named.
 
     With the last run that a node has of a work folder goes the code that was brought there;
     what the job wrote stays (checkpoints), and so does a folder that you chose by `workdir`
@@ -74,7 +75,7 @@ def command(
             "runs that are named are removed however old they are: leave out --older-than and --keep"
         )
     chosen = _named(references) if references else _chosen(before, keep)
-    going, total, freed = _runs_gone(chosen, console, remove=yes)
+    going, total, freed = _runs_gone(chosen, console, remove=yes, named=bool(references))
     failed = len(going) < len(chosen)
     files, count = _clean_content(going, remove=yes)
     total += count
@@ -114,7 +115,7 @@ def _reason(older_than: str, keep: int) -> str:
 
 
 def _runs_gone(
-    chosen: list[tuple[RunDir, RunState]], console: Console, *, remove: bool
+    chosen: list[tuple[RunDir, RunState]], console: Console, *, remove: bool, named: bool
 ) -> tuple[set[str], int, dict[str, int]]:
     """Show runs in a table, a line each as it is removed (or would be).
 
@@ -135,7 +136,7 @@ def _runs_gone(
         left = _remove_on_nodes(group, freed, console) if remove else {}
         for run, state in group:
             tell_unread(state, console)
-            if remove and not _remove(run, left[run.run], console):
+            if remove and not _remove(run, state, left[run.run], console, named=named):
                 continue
             console.data(*([] if going else [header]), told[run.run])
             going.add(run.run)
@@ -205,8 +206,16 @@ def _spec_of(run: RunDir) -> ClusterSpec | None:
         return None
 
 
-def _remove(run: RunDir, left: _Left, console: Console) -> bool:
-    """Remove a run from the head; where a node refused, it stays here too."""
+def _remove(run: RunDir, state: RunState, left: _Left, console: Console, *, named: bool) -> bool:
+    """Remove a run from the head; where a node refused, or may still run something of one not named, it stays here."""
+    away = {entry["node"] for entry in state.remaining} & {*left.unreached}
+    if away and not named:
+        hint = f"`clusterctl clean {run.run}` removes it all the same"
+        console.narrate(
+            f"error: something of {run.run} may still run on {fold_nodes(away)}, which could not be reached"
+        )
+        console.narrate(f"{run.run} was kept", f"hint: {hint}")
+        return False
     if left.refused:
         console.narrate(*[f"error: {error}" for error in left.refused], f"{run.run} was kept")
         return False

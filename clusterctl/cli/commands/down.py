@@ -20,8 +20,8 @@ from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.config.stored import load_stored
-from clusterctl.errors import AgentError, ExitCode, NodesError, RefusedError, TeardownError
-from clusterctl.render.errors import remaining_lines
+from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodesError, RefusedError, TeardownError
+from clusterctl.render.errors import print_error, remaining_lines
 from clusterctl.render.ranks import count
 from clusterctl.run.controller.process import ControllerEndedError
 from clusterctl.run.nodes.ending import end_on_node, end_without_controller
@@ -32,7 +32,7 @@ from clusterctl.run.rules import leftover
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_types import RunSummary
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.terminal.console import Console, Terminal
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.session import Session
@@ -62,11 +62,13 @@ class DownChoices(Choices):
 
 @click.command("down", cls=WithExamples)
 @click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=options.offer("active"))
-@click.option("--all", "everything", is_flag=True, help="End every active run.")
+@click.option("--all", "everything", is_flag=True, help="End every active run, and what may still run of ended ones.")
 @click.option("--stalled", is_flag=True, help="End the runs that are stalled, and nothing else.")
 @click.option("--kill", is_flag=True, help="No grace: SIGKILL at once.")
 @click.option(
-    "--orphans", is_flag=True, help="End the runs that this head does not know, on the nodes of a cluster file (RUN)."
+    "--orphans",
+    is_flag=True,
+    help="End what runs on the nodes of a cluster file (RUN) of runs that this head does not know, or that have ended.",
 )
 @options.json_option
 @options.verbose_option("Tell what each node reports.")
@@ -77,6 +79,8 @@ def command(choices: DownChoices) -> int:
 
     SIGTERM, the grace of the file, SIGKILL, then a sweep of everything that belongs to the run. Works without a
     controller. Exits with 7, and says what is left, where something is.
+
+    Without RUN the only active run is meant, and what may still run of ended ones (see `ps`).
     """
     console = choices.console()
     if choices.everything:
@@ -91,21 +95,40 @@ def command(choices: DownChoices) -> int:
     if not runs and not choices.silent:
         console.narrate(f"no {'stalled' if choices.stalled else 'active'} run: nothing to end")
     # All are asked before any is waited for: they end side by side.
-    ending, refused, before = [], list[RefusedError](), dict[str, Heard]()
+    ending, errors, before = [], list[ClusterctlError](), dict[str, Heard]()
     for run in runs:
         before[run.run] = heard(run)
         try:
             if _ask(run, console, choices):
                 ending.append(run)
         except RefusedError as error:
-            refused.append(error)
-    states = {run.run: _end(run, console, before[run.run], choices) for run in ending}
+            errors.append(error)
+    states: dict[str, RunState] = {}
+    ended = {run.run: run for run in ending if load_state(run).over}
+    for run in [run for run in ending if run.run not in ended]:
+        try:
+            states[run.run] = _end(run, console, before[run.run], choices)
+        except ClusterctlError as error:
+            errors.append(error)
+    looked, failed = _end_remains(ended, console, choices)
+    states |= looked
     if choices.as_json:
         console.json([_entry(run, state) for run, state in states.items()])
-    if refused:
-        raise refused[0]
+    _raise_first([*errors, *failed], console)
     incomplete = any(leftover.changes_exit_code(state) for state in states.values())
     return int(ExitCode.TEARDOWN_INCOMPLETE if incomplete else ExitCode.OK)
+
+
+def _raise_first(errors: list[ClusterctlError], console: Console) -> None:
+    """Show all errors but the first, and raise that.
+
+    Raises:
+        ClusterctlError: There is one.
+    """
+    for error in errors[1:]:
+        print_error(error, console)
+    if errors:
+        raise errors[0]
 
 
 def _entry(run: str, state: RunState) -> dict[str, Any]:
@@ -121,10 +144,9 @@ def _chosen(choices: DownChoices) -> list[RunDir]:
         return _named(choices)
     states = {run: find.listed(run) for run in find.all_runs()}
     active = [run for run, state in states.items() if not state.over]
-    left = [run for run, state in states.items() if state.over and state.remaining]
-    if choices.everything:
-        return [*active, *left]
-    return [find.find(None)] if active else left
+    if active and not choices.everything:
+        active = [find.find(None)]
+    return [*active, *(run for run, state in states.items() if state.over and state.remaining)]
 
 
 def _named(choices: DownChoices) -> list[RunDir]:
@@ -157,8 +179,6 @@ def _end(run: RunDir, console: Console, before: Heard, choices: DownChoices) -> 
     """See a run end. Told is what is newer than `before`."""
     shown = ViewOptions(output=False, phases=False, verbose=choices.verbose, heard=before)
     state = load_state(run)
-    if state.over and state.remaining:
-        state = _end_on_nodes(run, state, console, kill=choices.kill)
     for more in (2, 1, 0):
         if state.over:
             break
@@ -173,26 +193,52 @@ def _end(run: RunDir, console: Console, before: Heard, choices: DownChoices) -> 
             console.narrate(
                 f"{run.run}: its controllers end by themselves; its nodes are asked without one ({run.log})"
             )
-        state = _end_on_nodes(run, state, console, kill=choices.kill)
+        state = _end_on_nodes(run, state, console.err, kill=choices.kill)
     if not state.over:
         raise TeardownError(f"nobody knows what is left of {run.run}", (), hint=f"{run.log} may say why")
     if not choices.silent:
-        tell_unread(state, console)
         _tell_end(run, state, console)
     return state
 
 
-def _end_on_nodes(run: RunDir, state: RunState, console: Console, *, kill: bool) -> RunState:
-    """End on the nodes themselves what is left there, or may be: what could not be ended or reached before, or all."""
-    spec = load_stored(run.spec.read_text())
+def _end_remains(
+    ended: dict[str, RunDir], console: Console, choices: DownChoices
+) -> tuple[dict[str, RunState], list[ClusterctlError]]:
+    """End what may still run of ended runs, of all at once; return their states, and why some could not be asked."""
+    states = {name: load_state(run) for name, run in ended.items()}
+    left = {name: run for name, run in ended.items() if states[name].remaining}
+    tell = console.err if len(left) == 1 else None
+    looked, errors = each(left, lambda name, run: _end_on_nodes(run, states[name], tell, kill=choices.kill))
+    states = {name: looked.get(name, state) for name, state in states.items() if name not in errors}
+    for name, state in states.items() if not choices.silent else ():
+        _tell_end(ended[name], state, console)
+    return states, list(errors.values())
+
+
+def _end_on_nodes(run: RunDir, state: RunState, tell: Terminal | None, *, kill: bool) -> RunState:
+    """End on the nodes themselves what is left there, or may be: what could not be ended or reached before, or all.
+
+    Raises:
+        TeardownError: What the run was started with cannot be read.
+    """
+    try:
+        spec = load_stored(run.spec.read_text())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise TeardownError(
+            f"what may still run of {run.run} cannot be looked for: {run.spec}: {reason}",
+            state.remaining,
+            hint="`clusterctl down --orphans FILE` looks on the nodes of a cluster file",
+        ) from error
     concerned = {entry["node"] for entry in state.remaining} if state.over else {*state.traces}
     hosts = [host for host in spec.hosts if host.name in concerned or not (state.over or concerned)]
     grace = 0.0 if kill or spec.job is None else spec.job.grace
-    with reachable(spec, hosts, of_run=True, tell=console.err) as (sessions, errors):
+    with reachable(spec, hosts, of_run=True, tell=tell) as (sessions, errors):
         return end_without_controller(run, state, sessions, errors, grace)
 
 
 def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
+    tell_unread(state, console)
     if any(left.get("why") == leftover.NODE_LOST for left in state.remaining):
         console.narrate(f"{run.run}: {state.phase.value}; what ran on lost nodes could not be ended")
     elif state.remaining:
@@ -205,30 +251,62 @@ def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
 
 
 def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
-    """End every live run on the nodes of a cluster file that no run directory of this head stands for."""
+    """End on the nodes of a cluster file every run that no run directory of this head stands for, or that has ended."""
     spec = options.load_file(path, (), (), console=console).spec
-    own = {run.run for run in find.all_runs()}
+    own = {run.run: run for run in find.all_runs()}
     with reachable(spec, spec.hosts, tell=console.err) as (sessions, errors):
         listed, _ = each(sessions, lambda _, s: s.call(Command.RUNS, {})["runs"])
         orphans = {n: [r for r in runs if _left(r) and r["run"] not in own] for n, runs in listed.items()}
         concerned = {node: sessions[node] for node, runs in orphans.items() if runs}
         ended, failed = each(concerned, lambda node, session: _end_all(session, orphans[node]))
+        known, refused = _end_known(own, sessions, listed)
     errors |= {node: AgentError(node, str(error)) for node, error in failed.items()}
     left = [entry for entries in ended.values() for entry in entries]
     runs = sorted({run["run"] for runs_of_node in orphans.values() for run in runs_of_node})
     if as_json:
-        console.json([{"run": r, "state": "cancelled", "remaining": [x for x in left if x["run"] == r]} for r in runs])
+        unknown = [{"run": r, "state": "cancelled", "remaining": [x for x in left if x["run"] == r]} for r in runs]
+        console.json([*unknown, *(_entry(run, state) for run, state in known.items())])
     else:
-        console.narrate(f"ended {', '.join(runs)}" if runs else "this head knows every run on these nodes")
+        if runs or not known:
+            console.narrate(f"ended {', '.join(runs)}" if runs else "this head knows every run on these nodes")
         console.narrate(*remaining_lines(left, console.err))
-    if errors:
-        raise NodesError(list(errors.values()))
-    return int(ExitCode.TEARDOWN_INCOMPLETE if left else ExitCode.OK)
+        for run, state in known.items():
+            _tell_end(own[run], state, console)
+    _raise_first([*([NodesError(list(errors.values()))] if errors else []), *refused], console)
+    incomplete = left or any(leftover.changes_exit_code(state) for state in known.values())
+    return int(ExitCode.TEARDOWN_INCOMPLETE if incomplete else ExitCode.OK)
 
 
 def _left(run: RunSummary) -> bool:
     """Return whether something of a run is there: workers, what they left, or a supervisor that waits for commands."""
-    return bool(run["live"] or run["supervisor"])
+    return bool(run["live"] or run["remaining"] or run["supervisor"])
+
+
+def _end_known(
+    own: dict[str, RunDir], sessions: dict[str, Session], listed: dict[str, list[RunSummary]]
+) -> tuple[dict[str, RunState], list[ClusterctlError]]:
+    """End what may still run of ended runs of this head; return their states, and why some could not be ended.
+
+    A node may have it although this head does not know, and the other way round.
+    """
+    states: dict[str, RunState] = {}
+    errors: list[ClusterctlError] = []
+    for name, run in own.items():
+        state = find.listed(run)
+        if not state.over:
+            continue
+        found = [(n, r) for n in listed for r in listed[n] if r["run"] == name and (r["live"] or r["remaining"])]
+        known = {entry["node"] for entry in state.remaining}
+        reached = {r["node"]: sessions[n] for n, r in found} | {n: sessions[n] for n in known & listed.keys()}
+        if not reached:
+            continue
+        grace = max((float(r["grace"] or 0.0) for _, r in found), default=0.0) or _GRACE
+        away = {node: AgentError(node, "not asked") for node in known - reached.keys()}
+        try:
+            states[name] = end_without_controller(run, load_state(run), reached, away, grace)
+        except ClusterctlError as error:
+            errors.append(error)
+    return states, errors
 
 
 def _end_all(session: Session, runs: list[RunSummary]) -> list[dict[str, Any]]:

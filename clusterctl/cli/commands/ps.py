@@ -9,24 +9,25 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
 from clusterctl.cli.main import WithExamples
-from clusterctl.render.story.listing import adoption_hints, newest_first, render_ps
+from clusterctl.render.story.listing import newest_first, ps_hints, render_ps
 from clusterctl.run.record.find import all_runs
 from clusterctl.run.rules.state import RunPhase
 
 
 @click.command("ps", cls=WithExamples)
-@click.option("--all", "-a", "everything", is_flag=True, help="Ended runs too.")
+@click.option("--all", "-a", "everything", is_flag=True, help="All ended runs too.")
 @options.json_option
 @options.output_options
 def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
     """List runs, the newest first: the active ones, or all of this head with `-a`. With `-q` only their ids.
 
+    An ended run of which something may still run on a node counts as active here; its line says where.
     Starts that failed before any worker ran stand last. `--json` and `-q` have the order of the table.
     """
     options.refuse_together(("--json", as_json), ("--quiet", quiet))
     console = options.console_of(color)
     views = [listed_view_of(run) for run in all_runs()]
-    shown = newest_first([v for v in views if everything or not v.state.over or v.state.phase is RunPhase.UNREADABLE])
+    shown = newest_first([v for v in views if everything or v.state.may_run or v.state.phase is RunPhase.UNREADABLE])
     for view in views:
         tell_unread(view.state, console)
     if as_json:
@@ -37,7 +38,7 @@ def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
         console.data(*[v.state.run for v in shown])
     elif shown:
         console.data(*render_ps(shown, time.time(), console.out))
-        console.narrate(*adoption_hints(shown))
+        console.narrate(*ps_hints(shown))
     else:
         console.narrate("no active run" if views else "no run yet")
         if views and not everything:

@@ -106,6 +106,13 @@ def adoption_hints(views: Sequence[RunView]) -> list[str]:
     return [f"hint: `clusterctl attach --adopt {alone[0] if len(alone) == 1 else 'RUN'}` takes over"] if alone else []
 
 
+def ps_hints(views: Sequence[RunView]) -> list[str]:
+    """Return what to type for runs without a controller, and for what ended runs may have left alive."""
+    left = [view.state.run for view in views if view.state.over and view.state.remaining]
+    ends = f"hint: `clusterctl down {' '.join(left)}` ends what may still run of {'it' if len(left) == 1 else 'them'}"
+    return [*adoption_hints(views), *([ends] if left else [])]
+
+
 _COLUMNS = (
     Column(title="RUN", shrink=True),
     Column(title="STATE"),
@@ -140,7 +147,12 @@ def _row(view: RunView, now: float, *, wide: bool) -> _Row:
 
 
 def _why(view: RunView, *, short: bool = False) -> str:
-    return _why_it_ended(view.state, short=short) if view.state.over else _remark(view)
+    state = view.state
+    if not state.over:
+        return _remark(view)
+    nodes = fold_nodes(dict.fromkeys(entry["node"] for entry in state.remaining))
+    why = _why_it_ended(state, short=short)
+    return "; ".join(part for part in (f"may still run on {nodes}" if nodes else "", why) if part)
 
 
 def _when(time: float, now: float) -> str:

@@ -21,20 +21,21 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 K = TypeVar("K", bound="Hashable")
 
 
 def each(
-    sessions: Mapping[str, Session], call: Callable[[str, Session], T], parallel: int = 64
+    sessions: Mapping[str, P], call: Callable[[str, P], T], parallel: int = 64
 ) -> tuple[dict[str, T], dict[str, ClusterctlError]]:
-    """Return what `call` gave for every node, all at once, and the errors of those where it failed."""
+    """Return what `call` gave for every node (or run), all at once, and the errors of those where it failed."""
     results: dict[str, T] = {}
     errors: dict[str, ClusterctlError] = {}
     if not sessions:
         return results, errors
 
-    def one(item: tuple[str, Session]) -> None:
+    def one(item: tuple[str, P]) -> None:
         try:
             results[item[0]] = call(*item)
         except ClusterctlError as error:

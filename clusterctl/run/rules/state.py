@@ -290,6 +290,11 @@ class RunState:
         return self.phase.final
 
     @property
+    def may_run(self) -> bool:
+        """It has not ended, or something of it may still be there."""
+        return not self.over or bool(self.remaining)
+
+    @property
     def causes(self) -> tuple[Cause, ...]:
         """What is to blame, the first observed failure on top; worked out whenever it is asked for.
 

@@ -9,8 +9,9 @@ from datetime import datetime
 import pytest
 
 from clusterctl.render.status import RunView, WorkerActivity
-from clusterctl.render.story.listing import newest_first, render_ps
+from clusterctl.render.story.listing import newest_first, ps_hints, render_ps
 from clusterctl.render.terminal.console import Terminal
+from clusterctl.run.rules import leftover
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState
 
@@ -32,6 +33,7 @@ RUNNING = RunState(
 ENDED = replace(RUNNING, run="crash-gq4d", phase=RunPhase.FAILED, ended=BEGAN + 24, exit_code=100)
 KILLED = Cause(kind="signal", node="gpu02", rank=1, signal="SIGKILL")
 NO_KEY = Cause(kind="start_failed", message="4 host keys unknown")
+LEFT = leftover.entry("gpu02", None, leftover.NODE_LOST)
 
 
 def terminal(width: int = 0) -> Terminal:
@@ -64,6 +66,7 @@ def test_a_run_that_goes_on_has_its_step_and_its_newest_progress() -> None:
         pytest.param({"phase": RunPhase.CANCELLED, "exit_code": 103}, "", id="a person ended it"),
         pytest.param({"phase": RunPhase.SUCCEEDED, "exit_code": 0}, "", id="it ended well"),
         pytest.param({"phase": RunPhase.SUCCEEDED, "attempt": 2}, "after 2 restarts", id="it ended well at last"),
+        pytest.param({"remaining": (LEFT, LEFT)}, "may still run on gpu02; exit 100", id="something is left of it"),
     ],
 )
 def test_the_last_column_says_why_a_run_ended(changes: dict[str, object], why: str) -> None:
@@ -163,3 +166,11 @@ def test_sizes_are_shown_where_they_are_known() -> None:
 
     assert "SIZE" in header
     assert "224 KiB" in row
+
+
+def test_one_command_ends_what_several_ended_runs_may_have_left_alive() -> None:
+    left = [view(ENDED, run=run, remaining=(LEFT,)) for run in ("a-1", "b-2")]
+
+    assert ps_hints([*left, view(ENDED), view(RUNNING)]) == [
+        "hint: `clusterctl down a-1 b-2` ends what may still run of them"
+    ]

@@ -95,7 +95,8 @@ def test_ps_has_the_agreed_keys() -> None:
         {
             "run": "digits-k3x9", "name": "digits", "state": "running", "stall": None, "attended": True, "attempt": 0,
             "nodes": 2, "world_size": 4, "started": "1970-01-01T00:16:40.000Z", "ended": None, "step": 10,
-            "last_progress_s": 2.0, "exit_code": None, "cause": None, "file": None, "not_started": False,
+            "last_progress_s": 2.0, "exit_code": None, "cause": None, "remaining": [], "file": None,
+            "not_started": False,
         }
     ]  # fmt: skip
 
