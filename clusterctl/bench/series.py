@@ -10,7 +10,7 @@ from clusterctl.config.spec import ClusterSpec, JobSpec, RestartSpec, TransportK
 from clusterctl.config.workdir import renamed
 from clusterctl.errors import RefusedError
 from clusterctl.formatting import plural
-from clusterctl.plan.layout import worker_count
+from clusterctl.plan.layout import count_workers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def counts(total: int, asked: Sequence[int] = ()) -> tuple[int, ...]:
 
 def capacities(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int]) -> dict[str, int]:
     """Return how many workers each host has room for: what the file says, else what the node has."""
-    return {host.name: worker_count(host, found_gpus.get(host.name)) or 1 for host in hosts}
+    return {host.name: count_workers(host, found_gpus.get(host.name)) or 1 for host in hosts}
 
 
 def spread(workers: int, rooms: Mapping[str, int]) -> dict[str, int]:

@@ -121,7 +121,7 @@ def _ranks(context: click.Context, incomplete: str) -> list[CompletionItem[str]]
     run = _run(context)
     if run is not None:
         return _of_list(map(str, sorted(load_state(run).workers)), incomplete)
-    entries = layout.known_entries(_spec(context)) or ()
+    entries = layout.assign_ranks_if_known(_spec(context)) or ()
     return _of_list((str(rank) for entry in entries for rank in entry.ranks), incomplete)
 
 

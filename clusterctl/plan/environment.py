@@ -1,4 +1,7 @@
-"""The environment of each worker: what is the launcher's alone, and what is set only where nobody else has. Pure."""
+"""Environment variables of each worker: the launcher's own, and defaults for what nobody else sets. Pure.
+
+It includes the choice of the network: NCCL, Gloo and torch's TensorPipe use the same interface.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,23 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
+from clusterctl.config.interfaces import selected
 from clusterctl.config.spec import ClusterSpec, Framework
-from clusterctl.plan.layout import job_of
+from clusterctl.plan.layout import get_job
+from clusterctl.plan.rendezvous import NodeInfo, can_reach_other_hosts, is_link_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from clusterctl.plan.layout import Layout
-    from clusterctl.plan.meeting import Meeting, NodeAnswer
+    from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.plan.layout import NodeLayout
+    from clusterctl.plan.rendezvous import NodeInfo, Rendezvous
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunIdentity:
-    """Which attempt of which run is being planned; `resume_from` is the newest checkpoint that all nodes see."""
+    """The run and the attempt to plan; `resume_from` is the newest checkpoint that all nodes can read."""
 
     run: str
     attempt: int = 0
@@ -27,53 +34,53 @@ class RunIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Common:
-    """What all workers of an attempt share.
+class AttemptSettings:
+    """Settings that all workers of an attempt share.
 
     Attributes:
-        interfaces: By node, the variables that name an interface.
+        interfaces: Node to its variables that name an interface.
     """
 
     spec: ClusterSpec
     identity: RunIdentity
-    world: int
-    nodes: int
-    where: Meeting | None
+    world_size: int
+    node_count: int
+    rendezvous: Rendezvous | None
     master_port: int | None
-    frameworks: _Frameworks
+    frameworks: _FrameworkAddresses
     interfaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Frameworks:
-    """Addresses that only TensorFlow or JAX ask for."""
+class _FrameworkAddresses:
+    """Addresses that only TensorFlow or JAX needs."""
 
     tf_workers: tuple[str, ...] = ()
     jax_coordinator: str | None = None
 
 
-def framework_values(
-    spec: ClusterSpec, entries: Sequence[Layout], where: Meeting | None, ports: Mapping[str, Sequence[int]]
-) -> _Frameworks:
-    """Return what the framework of the job has its workers be told of each other."""
-    framework = job_of(spec).framework
-    if where is None or framework not in (Framework.TENSORFLOW, Framework.JAX):
-        return _Frameworks()
+def plan_framework_addresses(
+    spec: ClusterSpec, layouts: Sequence[NodeLayout], rendezvous: Rendezvous | None, ports: Mapping[str, Sequence[int]]
+) -> _FrameworkAddresses:
+    """Return the addresses that the job's framework needs; empty for PyTorch."""
+    framework = get_job(spec).framework
+    if rendezvous is None or framework not in (Framework.TENSORFLOW, Framework.JAX):
+        return _FrameworkAddresses()
     if framework is Framework.JAX:
-        port = ports[entries[0].host.name][1]
-        return _Frameworks(jax_coordinator=_endpoint(where.master_addr, port))
+        port = ports[layouts[0].host.name][1]
+        return _FrameworkAddresses(jax_coordinator=_format_endpoint(rendezvous.master_addr, port))
     workers = []
-    for entry in entries:
-        own = list(ports[entry.host.name])[-len(entry.ranks) :]
-        workers += [_endpoint(where.addresses[entry.host.name], port) for port in own]
-    return _Frameworks(tf_workers=tuple(workers))
+    for layout in layouts:
+        own = list(ports[layout.host.name])[-len(layout.ranks) :]
+        workers += [_format_endpoint(rendezvous.addresses[layout.host.name], port) for port in own]
+    return _FrameworkAddresses(tf_workers=tuple(workers))
 
 
-def _endpoint(address: str, port: int) -> str:
+def _format_endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-TORCHRUN_SETS = (
+TORCHRUN_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -88,62 +95,73 @@ TORCHRUN_SETS = (
 )
 
 
-def worker_environment(
-    common: Common, entry: Layout, answer: NodeAnswer | None, rank: int, local: int
+def build_worker_environment(
+    settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None, rank: int, local_rank: int
 ) -> Mapping[str, str]:
-    """Return a worker's variables, which are laid over those of the login (see docs/values.md for the order)."""
+    """Return the variables of a worker; they override those of the login (docs/values.md has the order)."""
     env: dict[str, str] = {}
-    for _, part in sourced_environment(common, entry, answer, rank, local):
+    for _, part in list_environment_sources(settings, layout, info, rank, local_rank):
         env |= part
     return env
 
 
-def sourced_environment(
-    common: Common, entry: Layout, answer: NodeAnswer | None, rank: int, local: int
+def list_environment_sources(
+    settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None, rank: int, local_rank: int
 ) -> list[tuple[str, Mapping[str, str]]]:
-    """Return what is set for a worker, by the key of the cluster file that says so, or a word; later ones win."""
+    """Return pairs of source and variables of a worker; later pairs override earlier ones.
+
+    A source is a key of the cluster file, `default` or `clusterctl`.
+    """
     return [
-        ("default", _soft_environment(common, entry, answer)),
-        ("network.interface", common.interfaces.get(entry.host.name, {})),
-        ("gpus", _gpu_environment(entry, answer)),
-        ("job.framework", _framework_environment(common, entry, answer, rank, local)),
-        ("env", common.spec.env),
-        ("hosts[].env", entry.host.env),
-        ("clusterctl", _owned_environment(common, entry, rank, local)),
+        ("default", _default_variables(settings, layout, info)),
+        ("network.interface", settings.interfaces.get(layout.host.name, {})),
+        ("gpus", _gpu_variables(layout, info)),
+        ("job.framework", _framework_variables(settings, layout, info, rank, local_rank)),
+        ("env", settings.spec.env),
+        ("hosts[].env", layout.host.env),
+        ("clusterctl", _launcher_variables(settings, layout, rank, local_rank)),
     ]
 
 
-def replaced_of_login(spec: ClusterSpec, entry: Layout, answer: NodeAnswer | None, env: Mapping[str, str]) -> list[str]:
-    """Return, in words, which variables of a login a worker gets with another value that `env` does not say."""
-    login = {} if answer is None else answer.login
-    chosen = spec.env.keys() | entry.host.env.keys() | spec.secrets.keys()
+def describe_replaced_login_variables(
+    spec: ClusterSpec, layout: NodeLayout, info: NodeInfo | None, env: Mapping[str, str]
+) -> list[str]:
+    """Return one sentence for each login variable that a worker gets with another value, unless the file sets it."""
+    login = {} if info is None else info.login_env
+    chosen = spec.env.keys() | layout.host.env.keys() | spec.secrets.keys()
     names = [name for name, value in login.items() if value and env.get(name, value) != value and name not in chosen]
     return [f"{name}={login[name]} of its login is replaced by {env[name]}" for name in names]
 
 
-def shared_environment(
-    spec: ClusterSpec, identity: RunIdentity, entry: Layout, answer: NodeAnswer | None
+def build_shared_environment(
+    spec: ClusterSpec, identity: RunIdentity, layout: NodeLayout, info: NodeInfo | None
 ) -> Mapping[str, str]:
-    """Return the variables that all workers of a node will have, as far as they are known before any is planned."""
-    common = Common(
-        spec=spec, identity=identity, world=0, nodes=0, where=None, master_port=None, frameworks=_Frameworks()
+    """Return the variables that all workers of a node share, as far as they are known before the plan."""
+    settings = AttemptSettings(
+        spec=spec,
+        identity=identity,
+        world_size=0,
+        node_count=0,
+        rendezvous=None,
+        master_port=None,
+        frameworks=_FrameworkAddresses(),
     )
-    owned = _owned_environment(common, entry, 0, 0)
-    return {n: v for n, v in worker_environment(common, entry, answer, 0, 0).items() if n not in owned}
+    owned = _launcher_variables(settings, layout, 0, 0)
+    return {n: v for n, v in build_worker_environment(settings, layout, info, 0, 0).items() if n not in owned}
 
 
-def _owned_environment(common: Common, entry: Layout, rank: int, local: int) -> dict[str, str]:
-    identity = common.identity
+def _launcher_variables(settings: AttemptSettings, layout: NodeLayout, rank: int, local_rank: int) -> dict[str, str]:
+    identity = settings.identity
     env = {
         "RANK": str(rank),
-        "LOCAL_RANK": str(local),
-        "WORLD_SIZE": str(common.world),
-        "LOCAL_WORLD_SIZE": str(len(entry.ranks)),
-        "GROUP_RANK": str(entry.node_rank),
-        "GROUP_WORLD_SIZE": str(common.nodes),
-        "NODE_RANK": str(entry.node_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(settings.world_size),
+        "LOCAL_WORLD_SIZE": str(len(layout.ranks)),
+        "GROUP_RANK": str(layout.node_rank),
+        "GROUP_WORLD_SIZE": str(settings.node_count),
+        "NODE_RANK": str(layout.node_rank),
         "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(common.world),
+        "ROLE_WORLD_SIZE": str(settings.world_size),
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": identity.run,
         "TORCHELASTIC_RESTART_COUNT": str(identity.attempt),
@@ -152,51 +170,52 @@ def _owned_environment(common: Common, entry: Layout, rank: int, local: int) -> 
         "CLUSTERCTL_RUN_ID": identity.run,
         "CLUSTERCTL_ATTEMPT": str(identity.attempt),
     }
-    if common.where is not None:
-        env["MASTER_ADDR"] = common.where.master_addr
-    if common.master_port is not None:
-        env["MASTER_PORT"] = str(common.master_port)
+    if settings.rendezvous is not None:
+        env["MASTER_ADDR"] = settings.rendezvous.master_addr
+    if settings.master_port is not None:
+        env["MASTER_PORT"] = str(settings.master_port)
     if identity.resume_from is not None:
         env["CLUSTERCTL_RESUME_FROM"] = identity.resume_from
     return env
 
 
-def _soft_environment(common: Common, entry: Layout, answer: NodeAnswer | None) -> dict[str, str]:
+def _default_variables(settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None) -> dict[str, str]:
     env = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_FR_BUFFER_SIZE": "2000",
         "PYTHONUNBUFFERED": "1",
     }
-    if answer is not None:
-        env["OMP_NUM_THREADS"] = str(max(1, answer.cores // max(1, len(entry.ranks))))
-    return {name: value for name, value in env.items() if answer is None or name not in answer.login}
+    if info is not None:
+        env["OMP_NUM_THREADS"] = str(max(1, info.cores // max(1, len(layout.ranks))))
+    return {name: value for name, value in env.items() if info is None or name not in info.login_env}
 
 
-def _gpu_environment(entry: Layout, answer: NodeAnswer | None) -> dict[str, str]:
+def _gpu_variables(layout: NodeLayout, info: NodeInfo | None) -> dict[str, str]:
     env = {}
-    if entry.gpus and not _is_amd(answer):
-        # Indices are the driver's, by which GPUs are judged and claimed; CUDA's own begin with the fastest device.
+    if layout.gpus and not _is_amd(info):
+        # The driver's order: health checks and claims use the same indices. CUDA's own order begins with the fastest
+        # GPU.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    if isinstance(entry.host.gpus, tuple):
-        env |= _visible(answer, entry.host.gpus)
+    if isinstance(layout.host.gpus, tuple):
+        env |= _visible_device_variables(info, layout.host.gpus)
     return env
 
 
-def _visible(answer: NodeAnswer | None, devices: Iterable[int]) -> dict[str, str]:
-    """Return what shows a process some devices alone; HIP counts AMD's as their driver does, whatever their order."""
-    name = "HIP_VISIBLE_DEVICES" if _is_amd(answer) else "CUDA_VISIBLE_DEVICES"
+def _visible_device_variables(info: NodeInfo | None, devices: Iterable[int]) -> dict[str, str]:
+    """Return the variable that limits a process to some devices; HIP counts AMD's GPUs in the order of their driver."""
+    name = "HIP_VISIBLE_DEVICES" if _is_amd(info) else "CUDA_VISIBLE_DEVICES"
     return {name: ",".join(map(str, devices))}
 
 
-def _is_amd(answer: NodeAnswer | None) -> bool:
-    return answer is not None and answer.vendor == "amd"
+def _is_amd(info: NodeInfo | None) -> bool:
+    return info is not None and info.vendor == "amd"
 
 
-def _framework_environment(
-    common: Common, entry: Layout, answer: NodeAnswer | None, rank: int, local: int
+def _framework_variables(
+    settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None, rank: int, local_rank: int
 ) -> dict[str, str]:
-    framework, values = job_of(common.spec).framework, common.frameworks
-    one_device = {} if not entry.gpus else _visible(answer, _own_devices(entry, local))
+    framework, values = get_job(settings.spec).framework, settings.frameworks
+    one_device = {} if not layout.gpus else _visible_device_variables(info, _list_worker_devices(layout, local_rank))
     if framework is Framework.TENSORFLOW and values.tf_workers:
         task: dict[str, Any] = {
             "cluster": {"worker": list(values.tf_workers)},
@@ -209,10 +228,10 @@ def _framework_environment(
             "KERAS_BACKEND": "jax",
             "JAX_COORDINATOR_ADDRESS": values.jax_coordinator,
             "JAX_COORDINATOR_PORT": port,
-            "JAX_NUM_PROCESSES": str(common.world),
+            "JAX_NUM_PROCESSES": str(settings.world_size),
             "JAX_PROCESS_ID": str(rank),
             "KERAS_DISTRIBUTION_JOB_ADDRESSES": f"{address}:{port}",
-            "KERAS_DISTRIBUTION_NUM_PROCESSES": str(common.world),
+            "KERAS_DISTRIBUTION_NUM_PROCESSES": str(settings.world_size),
             "KERAS_DISTRIBUTION_PROCESS_ID": str(rank),
             **one_device,
         }
@@ -221,6 +240,91 @@ def _framework_environment(
     return {}
 
 
-def _own_devices(entry: Layout, local: int) -> tuple[int, ...]:
-    """Return the one device of a worker where frameworks would grab all; all of them for a lone worker."""
-    return entry.gpus if len(entry.ranks) == 1 else (entry.gpus[local % len(entry.gpus)],)
+def _list_worker_devices(layout: NodeLayout, local_rank: int) -> tuple[int, ...]:
+    """Return the one device of a worker, as frameworks would take all; a lone worker gets all devices."""
+    return layout.gpus if len(layout.ranks) == 1 else (layout.gpus[local_rank % len(layout.gpus)],)
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeInterfaces:
+    """Interfaces of a node, and the variables that choose among them.
+
+    Attributes:
+        preferred: The interface to use by default; empty if none is known.
+        named: `network.interface`; empty if the node does not have it.
+        names: All interfaces of the node.
+        file_env: Variables that the cluster file sets for its ranks.
+        login_env: Variables that its login sets.
+        is_free: NCCL may use several networks, or RDMA.
+    """
+
+    preferred: str
+    named: str
+    names: tuple[str, ...]
+    file_env: Mapping[str, str]
+    login_env: Mapping[str, str]
+    is_free: bool
+
+    def choose_interface(self, env: Mapping[str, str]) -> str:
+        """Return the interface that `env` selects; empty if it selects none of the node's."""
+        for name in NETWORK_INTERFACE_VARIABLES:
+            found = self.matching_interfaces(name, env)
+            if found:
+                return self.preferred if self.preferred in found else found[0]
+        return ""
+
+    def matching_interfaces(self, name: str, env: Mapping[str, str]) -> list[str]:
+        return selected(name, env[name], self.names) if env.get(name) else []
+
+
+def choose_interface_variables(
+    spec: ClusterSpec, hosts: Sequence[HostSpec], infos: Mapping[str, NodeInfo], routes: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """Return for each node the interface variables to set, without those that `env` of the cluster file sets.
+
+    `env` decides first, then `network.interface`, then the logins if the login of each node names an interface, then
+    the route to the other nodes. One source decides about all three variables.
+
+    Args:
+        spec: The spec of the cluster file.
+        hosts: The hosts that take part.
+        infos: Their answers; a node may be missing.
+        routes: Node to the interface on its route to the others.
+    """
+    nodes = {h.name: _collect_interfaces(spec, h, infos.get(h.name), routes.get(h.name, "")) for h in hosts}
+    by_logins = all(node.choose_interface(node.login_env) for node in nodes.values())
+    return {name: _choose_node_variables(node, by_login=by_logins) for name, node in nodes.items()}
+
+
+def _collect_interfaces(spec: ClusterSpec, host: HostSpec, info: NodeInfo | None, route: str) -> _NodeInterfaces:
+    own = () if info is None else info.addresses
+    file_env, login = {**spec.env, **host.env}, {} if info is None else info.login_env
+    names = [*dict.fromkeys(name for name, _ in own), "lo"]
+    if not own:
+        # The node reported no interface: assume that those exist that the file or the login names.
+        values = [
+            env[name].lstrip("=") for env in (file_env, login) for name in NETWORK_INTERFACE_VARIABLES if env.get(name)
+        ]
+        names += [spec.network.interface or "lo", *(word for value in values for word in value.split(","))]
+    several = len({name for name, address in own if can_reach_other_hosts(name) and not is_link_local(address)}) > 1
+    is_free = info is not None and (info.has_rdma or several)
+    named = spec.network.interface if spec.network.interface in names else ""
+    return _NodeInterfaces(named or route, named or "", tuple(names), file_env, login, is_free=is_free)
+
+
+def _choose_node_variables(node: _NodeInterfaces, *, by_login: bool) -> dict[str, str]:
+    wanted = node.choose_interface(node.file_env) or node.named
+    by_login = by_login and not wanted
+    interface = wanted or (node.choose_interface(node.login_env) if by_login else node.preferred)
+    env = {}
+    for name in NETWORK_INTERFACE_VARIABLES if interface else ():
+        own = node.matching_interfaces(name, node.login_env)
+        if name in node.file_env or (own and (by_login or own == [interface])):
+            continue
+        if name == "NCCL_SOCKET_IFNAME":
+            # Without the variable, NCCL may use several networks together, or RDMA.
+            if wanted or by_login or name in node.login_env or not node.is_free:
+                env[name] = f"={interface}"
+        else:
+            env[name] = interface
+    return env

@@ -1,58 +1,65 @@
-"""Who runs what: from the spec and the nodes' answers to ranks, rendezvous, environment and argv. Pure.
+"""Launch plan: ranks, rendezvous, environment and argv of each worker, from the spec and the nodes' answers. Pure.
 
-Host order is node rank; ranks are contiguous per node. What torchrun gives a worker, ours gives too (torch 2.13,
-`torch/distributed/elastic/agent/server/local_elastic_agent.py`), with torchrun's meaning.
+Host order is node rank; the ranks of a node are contiguous. A worker gets the same variables as under torchrun, with
+the same meaning (torch 2.13, `torch/distributed/elastic/agent/server/local_elastic_agent.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterctl.config.kinds import Launcher
-from clusterctl.config.spec import ClusterSpec, JobSpec
+from clusterctl.agent.protocol import requests
+from clusterctl.config.kinds import Launcher, StartMethod
+from clusterctl.config.spec import ClusterSpec, Framework, JobSpec
 from clusterctl.plan.environment import (
-    TORCHRUN_SETS,
-    Common,
+    TORCHRUN_VARIABLES,
+    AttemptSettings,
     RunIdentity,
-    framework_values,
-    replaced_of_login,
-    sourced_environment,
-    worker_environment,
+    build_shared_environment,
+    build_worker_environment,
+    choose_interface_variables,
+    describe_replaced_login_variables,
+    list_environment_sources,
+    plan_framework_addresses,
 )
-from clusterctl.plan.interfaces import interface_environments
-from clusterctl.plan.layout import PYTHON, Layout, entries_if, job_of
+from clusterctl.plan.layout import PYTHON_PLACEHOLDER, NodeLayout, assign_ranks_assuming, get_job, get_workdir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
 
-    from clusterctl.plan.meeting import Meeting, NodeAnswer
+    from clusterctl.agent.protocol.command_types import ProgramArguments
+    from clusterctl.config.spec import ClusterSpec
+    from clusterctl.plan.layout import NodeLayout
+    from clusterctl.plan.rendezvous import NodeInfo, Rendezvous
 
 
 T = TypeVar("T")
 
-_COUNTED = "GPUS"
-"""Stands for a number on a command line that is counted at the start."""
+_UNKNOWN_COUNT = "GPUS"
+"""Placeholder for a number on a command line that is only known at the start."""
 
 STRICT_BASH = ("bash", "-eo", "pipefail", "-c")
-"""What runs a text of the user's: the first command that fails ends it, in a pipe too, as a prologue does on nodes."""
+"""Runs a shell text of the user: the first failing command ends it, in a pipe too, as in a prologue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
-    """One worker; `env` is what the launcher adds, merged over the node's own environment.
+    """One worker; `env` holds what the launcher adds to the node's own environment.
 
     Attributes:
-        hosts: Where `argv` is a launcher of the node: the ranks that it starts. Else empty.
-        hosted: What it starts as each of them.
+        child_ranks: If `argv` is torchrun, the ranks that it starts; else empty.
+        child_argv: The arguments of each of these ranks.
     """
 
     rank: int
     local_rank: int
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    hosts: tuple[int, ...] = ()
-    hosted: tuple[str, ...] = ()
+    child_ranks: tuple[int, ...] = ()
+    child_argv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +67,8 @@ class NodePlan:
     """One node's part of an attempt.
 
     Attributes:
-        python: The interpreter that the cluster file names for it; `None` where the node finds one.
-        replaced: What its login sets and its workers get otherwise, in words.
+        python: The interpreter that the cluster file names; `None` if the node finds one.
+        replaced_login_variables: One sentence for each login variable that its workers get with another value.
     """
 
     node: str
@@ -69,17 +76,17 @@ class NodePlan:
     address: str | None
     workers: tuple[WorkerPlan, ...]
     python: str | None = None
-    replaced: tuple[str, ...] = ()
+    replaced_login_variables: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks of the node, whoever starts them."""
-        return tuple(rank for worker in self.workers for rank in (worker.hosts or (worker.rank,)))
+        """The ranks of the node; torchrun or clusterctl starts them."""
+        return tuple(rank for worker in self.workers for rank in (worker.child_ranks or (worker.rank,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """A whole attempt, ready to be printed or sent."""
+    """The plan of a whole attempt, to print or to send."""
 
     run: str
     attempt: int
@@ -89,109 +96,109 @@ class LaunchPlan:
     nodes: tuple[NodePlan, ...]
 
 
-_HIDDEN = "***"
+_REDACTED = "***"
 
 
 def plan_launch(
     spec: ClusterSpec,
     identity: RunIdentity,
-    entries: Sequence[Layout],
-    answers: Mapping[str, NodeAnswer],
-    where: Meeting | None,
+    layouts: Sequence[NodeLayout],
+    infos: Mapping[str, NodeInfo],
+    rendezvous: Rendezvous | None,
     ports: Mapping[str, Sequence[int]],
 ) -> LaunchPlan:
-    """Return what every node must do for one attempt.
+    """Return the launch plan of one attempt.
 
     Args:
-        spec: What the user asked for.
-        identity: Which attempt of which run.
-        entries: Ranks of each node, in order of node rank.
-        answers: What the nodes said of themselves; a node without one is planned with what is known.
-        where: Addresses and interfaces, or `None` in a dry run.
-        ports: The ports that each node holds, in the order of `ports_wanted`.
+        spec: The spec of the cluster file.
+        identity: The run and the attempt.
+        layouts: The ranks of each node, in order of node rank.
+        infos: The nodes' answers; a node may be missing in a dry run.
+        rendezvous: Addresses and interfaces, or `None` in a dry run.
+        ports: Node to its reserved ports, in the order of `list_requested_ports`.
     """
-    common = _common(spec, identity, entries, answers, where, ports)
-    nodes = tuple(_node_plan(common, entry, answers.get(entry.host.name)) for entry in entries)
+    settings = _build_settings(spec, identity, layouts, infos, rendezvous, ports)
+    nodes = tuple(_plan_node(settings, layout, infos.get(layout.host.name)) for layout in layouts)
     return LaunchPlan(
         run=identity.run,
         attempt=identity.attempt,
-        world_size=common.world,
-        master_addr=where.master_addr if where else None,
-        master_port=common.master_port,
+        world_size=settings.world_size,
+        master_addr=rendezvous.master_addr if rendezvous else None,
+        master_port=settings.master_port,
         nodes=nodes,
     )
 
 
-def _common(
+def _build_settings(
     spec: ClusterSpec,
     identity: RunIdentity,
-    entries: Sequence[Layout],
-    answers: Mapping[str, NodeAnswer],
-    where: Meeting | None,
+    layouts: Sequence[NodeLayout],
+    infos: Mapping[str, NodeInfo],
+    rendezvous: Rendezvous | None,
     ports: Mapping[str, Sequence[int]],
-) -> Common:
-    held = list(ports.get(entries[0].host.name, ()))
-    routes = {} if where is None else where.interfaces
-    return Common(
+) -> AttemptSettings:
+    reserved_ports = list(ports.get(layouts[0].host.name, ()))
+    routes = {} if rendezvous is None else rendezvous.interfaces
+    return AttemptSettings(
         spec=spec,
         identity=identity,
-        world=sum(len(e.ranks) for e in entries),
-        nodes=len(entries),
-        where=where,
-        master_port=held[0] if held else spec.network.master_port,
-        frameworks=framework_values(spec, entries, where, ports),
-        interfaces=interface_environments(spec, [e.host for e in entries], answers, routes),
+        world_size=sum(len(e.ranks) for e in layouts),
+        node_count=len(layouts),
+        rendezvous=rendezvous,
+        master_port=reserved_ports[0] if reserved_ports else spec.network.master_port,
+        frameworks=plan_framework_addresses(spec, layouts, rendezvous, ports),
+        interfaces=choose_interface_variables(spec, [e.host for e in layouts], infos, routes),
     )
 
 
-def environment_with_sources(
+def explain_environment(
     spec: ClusterSpec,
-    entries: Sequence[Layout],
+    layouts: Sequence[NodeLayout],
     rank: int,
-    answers: Mapping[str, NodeAnswer],
-    where: Meeting | None,
+    infos: Mapping[str, NodeInfo],
+    rendezvous: Rendezvous | None,
 ) -> dict[str, tuple[str, str]]:
-    """Return the value of each variable that a rank is given, and who sets it (`sourced_environment`)."""
+    """Return value and source of each variable of a rank (see `list_environment_sources`); secrets are redacted."""
     identity = RunIdentity(run=f"{spec.name}-dry-run", max_restarts=spec.restart.max_restarts)
-    common = _common(spec, identity, entries, answers, where, {})
-    entry = next(e for e in entries if rank in e.ranks)
-    parts = sourced_environment(common, entry, answers.get(entry.host.name), rank, entry.ranks.index(rank))
+    settings = _build_settings(spec, identity, layouts, infos, rendezvous, {})
+    layout = next(e for e in layouts if rank in e.ranks)
+    parts = list_environment_sources(settings, layout, infos.get(layout.host.name), rank, layout.ranks.index(rank))
     found = {name: (value, source) for source, part in parts for name, value in part.items()}
-    return {**found, **dict.fromkeys(spec.secrets, (_HIDDEN, "secrets"))}
+    return {**found, **dict.fromkeys(spec.secrets, (_REDACTED, "secrets"))}
 
 
-def _node_plan(common: Common, entry: Layout, answer: NodeAnswer | None) -> NodePlan:
-    if job_of(common.spec).launcher is Launcher.TORCHRUN:
-        workers: tuple[WorkerPlan, ...] = (_torchrun_plan(common, entry, answer),)
+def _plan_node(settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None) -> NodePlan:
+    if get_job(settings.spec).launcher is Launcher.TORCHRUN:
+        workers: tuple[WorkerPlan, ...] = (_plan_torchrun(settings, layout, info),)
     else:
         workers = tuple(
             WorkerPlan(
                 rank=rank,
-                local_rank=local,
-                argv=job_argv(job_of(common.spec)),
-                env=worker_environment(common, entry, answer, rank, local),
+                local_rank=local_rank,
+                argv=build_job_argv(get_job(settings.spec)),
+                env=build_worker_environment(settings, layout, info, rank, local_rank),
             )
-            for local, rank in enumerate(entry.ranks)
+            for local_rank, rank in enumerate(layout.ranks)
         )
-    name = entry.host.name
-    address = common.where.addresses[name] if common.where else entry.host.internal_ip
+    name = layout.host.name
+    address = settings.rendezvous.addresses[name] if settings.rendezvous else layout.host.internal_ip
     return NodePlan(
         node=name,
-        node_rank=entry.node_rank,
+        node_rank=layout.node_rank,
         address=address,
         workers=workers,
-        python=entry.host.python,
-        replaced=tuple(replaced_of_login(common.spec, entry, answer, workers[0].env)),
+        python=layout.host.python,
+        replaced_login_variables=tuple(describe_replaced_login_variables(settings.spec, layout, info, workers[0].env)),
     )
 
 
-def job_argv(job: JobSpec) -> tuple[str, ...]:
-    """Return the argument list of one worker. A command given as a string goes to one strict bash, as a prologue."""
+def build_job_argv(job: JobSpec) -> tuple[str, ...]:
+    """Return the arguments of one worker. A string as `job.command` runs in a strict bash, as a prologue does."""
     match job:
         case JobSpec(script=str() as script):
-            return (PYTHON, script, *job.args)
+            return (PYTHON_PLACEHOLDER, script, *job.args)
         case JobSpec(module=str() as module):
-            return (PYTHON, "-m", module, *job.args)
+            return (PYTHON_PLACEHOLDER, "-m", module, *job.args)
         case JobSpec(command=str() as text):
             return (*STRICT_BASH, text, "bash", *job.args)
         case JobSpec(command=tuple() as argv):
@@ -200,29 +207,35 @@ def job_argv(job: JobSpec) -> tuple[str, ...]:
             raise AssertionError("a job has one of script, module, command")
 
 
-def _torchrun_plan(common: Common, entry: Layout, answer: NodeAnswer | None) -> WorkerPlan:
-    """Return the one process per node that starts real torchrun; its workers get their ranks from it."""
-    master = common.where.master_addr if common.where else ""
-    argv = [PYTHON, "-m", "torch.distributed.run", f"--nnodes={common.nodes}", f"--node-rank={entry.node_rank}"]
-    argv += [f"--nproc-per-node={len(entry.ranks)}", "--rdzv-backend=static", "--max-restarts=0"]
-    argv += [f"--master-addr={master}", f"--master-port={common.master_port or 0}"]
+def _plan_torchrun(settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None) -> WorkerPlan:
+    """Return the one process of a node that runs torchrun, which gives its workers their ranks."""
+    master = settings.rendezvous.master_addr if settings.rendezvous else ""
+    argv = [
+        PYTHON_PLACEHOLDER,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={settings.node_count}",
+        f"--node-rank={layout.node_rank}",
+    ]
+    argv += [f"--nproc-per-node={len(layout.ranks)}", "--rdzv-backend=static", "--max-restarts=0"]
+    argv += [f"--master-addr={master}", f"--master-port={settings.master_port or 0}"]
     argv += ["--signals-to-handle=SIGTERM,SIGINT,SIGQUIT", "--no-python"]
-    env = dict(worker_environment(common, entry, answer, entry.ranks[0], 0))
-    for name in TORCHRUN_SETS:
+    env = dict(build_worker_environment(settings, layout, info, layout.ranks[0], 0))
+    for name in TORCHRUN_VARIABLES:
         env.pop(name, None)
     return WorkerPlan(
-        rank=entry.ranks[0],
+        rank=layout.ranks[0],
         local_rank=0,
         argv=tuple(argv),
         env=env,
-        hosts=entry.ranks,
-        hosted=job_argv(job_of(common.spec)),
+        child_ranks=layout.ranks,
+        child_argv=build_job_argv(get_job(settings.spec)),
     )
 
 
-def plan_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]:
-    """Return a plan in its published shape; secrets are hidden, and what only a node can tell is `None`."""
-    hidden = dict.fromkeys(secrets, _HIDDEN)
+def plan_to_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]:
+    """Return a plan as the JSON of `--json`; secrets are redacted, and values that only a node knows are `None`."""
+    hidden = dict.fromkeys(secrets, _REDACTED)
     return {
         "run": plan.run,
         "world_size": plan.world_size,
@@ -237,7 +250,7 @@ def plan_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]:
                     {
                         "rank": w.rank,
                         "local_rank": w.local_rank,
-                        "argv": [node.python if a == PYTHON else a for a in (*w.argv, *w.hosted)],
+                        "argv": [node.python if a == PYTHON_PLACEHOLDER else a for a in (*w.argv, *w.child_argv)],
                         "env": {**w.env, **hidden},
                     }
                     for w in node.workers
@@ -248,36 +261,106 @@ def plan_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def unknown_plan_json(spec: ClusterSpec, identity: RunIdentity) -> dict[str, Any]:
-    """Return a plan in its published shape where only the nodes can tell how many workers there are.
+def partial_plan_to_json(spec: ClusterSpec, identity: RunIdentity) -> dict[str, Any]:
+    """Return a plan as JSON if only the nodes know the number of workers.
 
-    A node that has to be asked for its GPUs has one worker, which stands for all of them. `None` is what depends on the
-    answers: it is what differs between a plan for one GPU on each of these nodes and a plan for two.
+    A node with an unknown number of GPUs has one worker, which stands for all of them. A value is `None` if it depends
+    on
+    the number: if it differs between a plan for one GPU on each of these nodes and a plan for two.
     """
     one, two = (
-        plan_json(plan_launch(spec, identity, entries_if(spec, gpus), {}, None, {}), spec.secrets) for gpus in (1, 2)
+        plan_to_json(plan_launch(spec, identity, assign_ranks_assuming(spec, gpus), {}, None, {}), spec.secrets)
+        for gpus in (1, 2)
     )
     nodes = [
-        {**of_one, "workers": [_in_common(a, b) for a, b in _pairs(of_one["workers"], of_two["workers"])]}
+        {
+            **of_one,
+            "workers": [_keep_equal_fields(a, b) for a, b in _pair_workers(of_one["workers"], of_two["workers"])],
+        }
         for of_one, of_two in zip(one["nodes"], two["nodes"], strict=True)
     ]
     return {**one, "world_size": None, "nodes": nodes}
 
 
-def _pairs(some: list[dict[str, Any]], more: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Pair workers of the same node in two plans: the last one of the larger plan is another one than the first."""
+def _pair_workers(
+    some: list[dict[str, Any]], more: list[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Pair the workers of a node in two plans; a single worker pairs with the last one of the larger plan."""
     return zip(some, more if len(more) == len(some) else more[-1:], strict=True)
 
 
-def _in_common(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
-    """Return what a worker has in both of two plans, with `None` for the rest."""
+def _keep_equal_fields(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a worker that are equal in two plans, and `None` for the others."""
     return {
-        "rank": _equal(one["rank"], two["rank"]),
-        "local_rank": _equal(one["local_rank"], two["local_rank"]),
-        "argv": [a if a == b else _COUNTED for a, b in zip(one["argv"], two["argv"], strict=True)],
-        "env": {name: _equal(value, two["env"].get(name)) for name, value in one["env"].items()},
+        "rank": _keep_if_equal(one["rank"], two["rank"]),
+        "local_rank": _keep_if_equal(one["local_rank"], two["local_rank"]),
+        "argv": [a if a == b else _UNKNOWN_COUNT for a, b in zip(one["argv"], two["argv"], strict=True)],
+        "env": {name: _keep_if_equal(value, two["env"].get(name)) for name, value in one["env"].items()},
     }
 
 
-def _equal(one: T, two: T) -> T | None:
+def _keep_if_equal(one: T, two: T) -> T | None:
     return one if one == two else None
+
+
+def find_fork_obstacle(job: JobSpec) -> str | None:
+    """Return the reason why the ranks of a job cannot be forked, or `None`."""
+    if job.command is not None:
+        return "a `job.command` may be any program"
+    if job.prologue is not None:
+        return "a `job.prologue` makes the environment of each worker, which would come too late"
+    if job.launcher is not Launcher.DIRECT:
+        return f"`job.launcher: {job.launcher.value}` starts them by itself"
+    if job.framework in (Framework.JAX, Framework.TENSORFLOW):
+        return f"{job.framework.value} is not known to work in a fork"
+    return None
+
+
+def can_fork(job: JobSpec) -> bool:
+    """Return whether the nodes should fork the ranks of a job."""
+    return job.start_method is not StartMethod.SPAWN and find_fork_obstacle(job) is None
+
+
+def describe_refused_fork(job: JobSpec) -> str | None:
+    """Return a warning if the file demands a fork that is not possible, or `None`."""
+    why = find_fork_obstacle(job) if job.start_method is StartMethod.FORK else None
+    return None if why is None else f"`job.start_method: fork`: workers start as new processes instead: {why}"
+
+
+def _list_preloads(job: JobSpec) -> list[str] | None:
+    """Return the modules to import once for all ranks; `None` means torch, or numpy without torch."""
+    if job.preload is not None:
+        return list(job.preload)
+    return {Framework.TORCH: ["torch"], Framework.KERAS: ["keras"]}.get(job.framework)
+
+
+def build_fork_request(
+    spec: ClusterSpec, identity: RunIdentity, layout: NodeLayout, info: NodeInfo | None
+) -> dict[str, Any] | None:
+    """Return the wire form of `requests.Forked` for a node; `None` if every worker starts as a new process."""
+    job = get_job(spec)
+    if not can_fork(job):
+        return None
+    return asdict(
+        requests.Forked(
+            argv=list(build_job_argv(job)),
+            env=dict(build_shared_environment(spec, identity, layout, info)),
+            preload=_list_preloads(job),
+            secrets=sorted(spec.secrets),
+            inject=job.inject,
+            keep=spec.restart.max_restarts > identity.attempt,
+            demanded=job.start_method is StartMethod.FORK,
+        )
+    )
+
+
+def build_program_arguments(spec: ClusterSpec, node: str) -> ProgramArguments:
+    """Return code folder, Python, environment and prologue of the job, without the variables of a rank."""
+    host = next(host for host in spec.hosts if host.name == node)
+    return {
+        "cwd": get_workdir(spec, node),
+        "env": {**spec.env, **host.env, **spec.secrets},
+        "python": host.python,
+        "python_hint": sys.executable,
+        "prologue": spec.job.prologue if spec.job else None,
+    }

@@ -1,23 +1,26 @@
-"""Which ranks lie on which hosts, before any node has chosen an address. Pure."""
+"""Layout: which ranks and GPUs each host has, before a node has chosen an address. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec
+from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+
+    from clusterctl.config.spec import ClusterSpec
 
 
-PYTHON = "{python}"
-"""Stands for the interpreter that the node resolved; the supervisor puts its path there."""
+PYTHON_PLACEHOLDER = "{python}"
+"""Placeholder for the interpreter; the supervisor of the node inserts its path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Which ranks a node has."""
+class NodeLayout:
+    """The ranks and GPUs of a node."""
 
     host: HostSpec
     node_rank: int
@@ -25,78 +28,90 @@ class Layout:
     gpus: tuple[int, ...]
 
 
-def worker_count(host: HostSpec, found_gpus: int | None) -> int | None:
-    """Return how many workers a host starts: what it says, else one a GPU, else 1; `None` until its GPUs are known."""
+def count_workers(host: HostSpec, found_gpus: int | None) -> int | None:
+    """Return the workers of a host: `workers`, else one per GPU, at least 1; `None` if its GPUs are unknown."""
     if host.workers is not None:
         return host.workers
-    gpus = found_gpus if host.gpus is None else _count(host.gpus)
+    gpus = found_gpus if host.gpus is None else _count_gpus(host.gpus)
     return None if gpus is None else max(gpus, 1)
 
 
-def claimed_gpus(host: HostSpec, found_gpus: int | None) -> tuple[int, ...]:
-    """Return the device indices that a run takes on a host: the list it names, or 0..N-1 for a count."""
+def list_claimed_gpus(host: HostSpec, found_gpus: int | None) -> tuple[int, ...]:
+    """Return the device indices that a run claims on a host: the list of the file, or 0..N-1 for a count."""
     if isinstance(host.gpus, tuple):
         return host.gpus
     return tuple(range(found_gpus or 0 if host.gpus is None else host.gpus))
 
 
-def left_to_cpu(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]) -> list[str]:
-    """Return the hosts that get one rank, on their CPU, although nobody said that: they turn out to have no GPU."""
+def list_cpu_only_hosts(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]) -> list[str]:
+    """Return the hosts that have no GPU and get one rank on the CPU, although the file does not ask for that."""
     return [h.name for h in hosts if h.gpus is None and h.workers is None and found_gpus.get(h.name, 1) in (0, None)]
 
 
-def _count(gpus: int | tuple[int, ...]) -> int:
+def _count_gpus(gpus: int | tuple[int, ...]) -> int:
     return len(gpus) if isinstance(gpus, tuple) else gpus
 
 
-def layout(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]) -> tuple[Layout, ...]:
-    """Return the ranks of each host, contiguous and in host order. Unknown counts give one rank."""
-    result, first = [], 0
+def assign_ranks(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]) -> tuple[NodeLayout, ...]:
+    """Return the ranks of each host, contiguous and in host order. An unknown number of GPUs gives one rank."""
+    result, first_rank = [], 0
     for node_rank, host in enumerate(hosts):
         gpus = found_gpus.get(host.name)
-        count = worker_count(host, gpus) or 1
-        ranks = tuple(range(first, first + count))
-        first += count
-        result.append(Layout(host=host, node_rank=node_rank, ranks=ranks, gpus=claimed_gpus(host, gpus)))
+        count = count_workers(host, gpus) or 1
+        ranks = tuple(range(first_rank, first_rank + count))
+        first_rank += count
+        result.append(NodeLayout(host=host, node_rank=node_rank, ranks=ranks, gpus=list_claimed_gpus(host, gpus)))
     return tuple(result)
 
 
-def ports_wanted(spec: ClusterSpec, entry: Layout) -> tuple[int, ...]:
-    """Return the ports that a node holds for an attempt; 0 asks for any free one.
+def list_requested_ports(spec: ClusterSpec, layout: NodeLayout) -> tuple[int, ...]:
+    """Return the ports that a node reserves for an attempt; 0 means any free port.
 
-    Node 0 holds the master port first, then the JAX coordinator's; a TensorFlow node holds one a worker.
+    Node 0 reserves the master port first, then the port of JAX's coordinator; a node of TensorFlow one per worker.
     """
-    job = job_of(spec)
+    job = get_job(spec)
     ports: list[int] = []
-    if entry.node_rank == 0:
+    if layout.node_rank == 0:
         ports.append(spec.network.master_port or 0)
         if job.framework is Framework.JAX:
             ports.append(0)
     if job.framework is Framework.TENSORFLOW:
-        ports += [0] * len(entry.ranks)
+        ports += [0] * len(layout.ranks)
     return tuple(ports)
 
 
-def known_entries(spec: ClusterSpec) -> tuple[Layout, ...] | None:
-    """Return the layout where the file alone determines it, or `None` where a node must be asked for its GPUs."""
-    if any(worker_count(h, None) is None for h in spec.workers):
+def assign_ranks_if_known(spec: ClusterSpec) -> tuple[NodeLayout, ...] | None:
+    """Return the layout if the file alone determines it; `None` if a node has to report its GPUs."""
+    if any(count_workers(h, None) is None for h in spec.workers):
         return None
-    return layout(spec.workers, {})
+    return assign_ranks(spec.workers, {})
 
 
-def entries_if(spec: ClusterSpec, gpus: int) -> tuple[Layout, ...]:
-    """Return the layout where each host that has to be asked for its GPUs has so many."""
-    return layout(spec.workers, {host.name: gpus for host in spec.workers})
+def assign_ranks_assuming(spec: ClusterSpec, gpus: int) -> tuple[NodeLayout, ...]:
+    """Return the layout with `gpus` GPUs on each host whose number of GPUs is unknown."""
+    return assign_ranks(spec.workers, {host.name: gpus for host in spec.workers})
 
 
-def workdir_of(spec: ClusterSpec, node: str) -> str:
-    """Return where the code lies on a node; `~` is the node's own home."""
+def get_workdir(spec: ClusterSpec, node: str) -> str:
+    """Return the folder of the code on a node; `~` is the node's own home."""
     host = next(h for h in spec.hosts if h.name == node)
-    assert host.workdir is not None, "whatever reads a cluster file fills it in"
+    assert host.workdir is not None, "the loader of cluster files sets it"
     return host.workdir
 
 
-def job_of(spec: ClusterSpec) -> JobSpec:
-    """Return what the workers run, of a spec that has it."""
+def get_job(spec: ClusterSpec) -> JobSpec:
+    """Return the job of a spec that has one."""
     assert spec.job is not None, "the cluster file was parsed without a job"
     return spec.job
+
+
+def demote_to_spares(spec: ClusterSpec, missing: Collection[str]) -> ClusterSpec | None:
+    """Return the spec with the missing workers as spares, which may replace a worker later.
+
+    `None` if fewer than `min_nodes` workers remain, or if the file has no `min_nodes`.
+    """
+    workers = [host for host in spec.workers if host.name not in missing]
+    if spec.min_nodes is None or len(workers) < spec.min_nodes:
+        return None
+    hosts = [dataclasses.replace(h, role=Role.SPARE) if h.name in missing else h for h in spec.hosts]
+    return dataclasses.replace(spec, hosts=tuple(hosts))

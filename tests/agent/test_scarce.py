@@ -120,7 +120,9 @@ def refuse_to_fork() -> int:
 
 def start_program(given: bytes) -> object:
     running = child_processes.ChildProcesses(Loop(), cast("Channel", SimpleNamespace(queued=0)))
-    return running.start_program(spawn.Program(argv=[b"true"], env={}, cwd=b"/"), given, lambda *_: None, lambda _: None)
+    return running.start_program(
+        spawn.Program(argv=[b"true"], env={}, cwd=b"/"), given, lambda *_: None, lambda _: None
+    )
 
 
 @pytest.mark.parametrize(

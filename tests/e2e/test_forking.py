@@ -40,7 +40,7 @@ def test_who_asks_for_a_fork_that_cannot_be_is_told(head: LocalHead) -> None:
     done = head.run("up", "--no-health")
 
     assert done.returncode == 0, done.stderr
-    assert "the workers are started anew: a `job.command` may be any program" in done.stderr
+    assert "workers start as new processes instead: a `job.command` may be any program" in done.stderr
 
 
 HELD_CHECK = """\

@@ -48,7 +48,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "run/rules/restarting": (f"{_RUN}restarting.py",),
     **dict.fromkeys(
-        ("plan/launch", "plan/layout", "plan/meeting", "plan/environment"),
+        ("plan/launch", "plan/layout", "plan/rendezvous", "plan/environment"),
         (
             f"{_RUN}plan.py",
             f"{_RUN}plan_environment.py",

@@ -16,7 +16,7 @@ from clusterctl.config.secret_words import HIDDEN, is_secret_name
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ConfigError, NodeError, NotFoundError, Problem, RefusedError
 from clusterctl.plan import layout
-from clusterctl.plan.launch import environment_with_sources
+from clusterctl.plan.launch import explain_environment
 from clusterctl.render.ranks import fold_nodes, fold_ranks
 from clusterctl.render.terminal.console import pad
 from clusterctl.render.terminal.table import Column, render_table
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_types import ProgramArguments
     from clusterctl.config.load import Loaded
     from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.plan.layout import Layout
+    from clusterctl.plan.layout import NodeLayout
     from clusterctl.render.terminal.console import Console
 
 _ENV_SECONDS = 30.0
@@ -125,7 +125,7 @@ def _file(spec: ClusterSpec, console: Console, *, as_json: bool, quiet: bool) ->
 
 
 def _ranks(spec: ClusterSpec, console: Console) -> tuple[Any, list[str]]:
-    one, two = (layout.entries_if(spec, gpus) for gpus in (1, 2))
+    one, two = (layout.assign_ranks_assuming(spec, gpus) for gpus in (1, 2))
     shown, rows = [], []
     for entry, other in zip(one, two, strict=True):
         node, number = entry.host.name, entry.node_rank
@@ -134,7 +134,7 @@ def _ranks(spec: ClusterSpec, console: Console) -> tuple[Any, list[str]]:
         shown.append({"node": node, "node_rank": number, "ranks": _listed(ranks), "gpus": _listed(gpus)})
         in_words = "counted at start" if ranks is None else fold_ranks(ranks)
         rows.append([node, str(number), in_words, "auto" if gpus is None else fold_ranks(gpus) or "-"])
-    if layout.known_entries(spec) is None:
+    if layout.assign_ranks_if_known(spec) is None:
         error = _unknown(spec)
         console.narrate(str(error), f"hint: {error.hint}")
     columns = [Column(title=title) for title in ("NODE", "NODE RANK", "RANKS", "GPUS")]
@@ -146,7 +146,7 @@ def _listed(numbers: tuple[int, ...] | None) -> list[int] | None:
 
 
 def _unknown(spec: ClusterSpec) -> RefusedError:
-    silent = fold_nodes(h.name for h in spec.workers if layout.worker_count(h, None) is None)
+    silent = fold_nodes(h.name for h in spec.workers if layout.count_workers(h, None) is None)
     return RefusedError(
         f"the ranks are counted at start, one per GPU of {silent}",
         hint="write `gpus: N` or `workers: N`, or see `clusterctl health`",
@@ -158,10 +158,10 @@ def _env(loaded: Loaded, rank: int, console: Console, *, live: bool) -> tuple[An
     if live:
         entries, sourced = _live_env(spec, rank, console)
     else:
-        known = layout.known_entries(spec)
+        known = layout.assign_ranks_if_known(spec)
         if known is None:
             raise _unknown(spec)
-        entries, sourced = known, environment_with_sources(spec, known, _there(rank, known), {}, None)
+        entries, sourced = known, explain_environment(spec, known, _there(rank, known), {}, None)
     entry = next(entry for entry in entries if rank in entry.ranks)
     host = spec.hosts.index(entry.host)
     shown = {
@@ -175,7 +175,7 @@ def _env(loaded: Loaded, rank: int, console: Console, *, live: bool) -> tuple[An
     return shown, [f"{pad(text, width)}  {source}" for text, source in rows]
 
 
-def _there(rank: int, entries: Sequence[Layout]) -> int:
+def _there(rank: int, entries: Sequence[NodeLayout]) -> int:
     """Return a rank that is there.
 
     Raises:
@@ -188,7 +188,9 @@ def _there(rank: int, entries: Sequence[Layout]) -> int:
     return rank
 
 
-def _live_env(spec: ClusterSpec, rank: int, console: Console) -> tuple[tuple[Layout, ...], dict[str, tuple[str, str]]]:
+def _live_env(
+    spec: ClusterSpec, rank: int, console: Console
+) -> tuple[tuple[NodeLayout, ...], dict[str, tuple[str, str]]]:
     from clusterctl.cli.lookup.reach import sessions_of
     from clusterctl.cli.lookup.remote import Remote
     from clusterctl.render.waiting import Waiting
@@ -197,9 +199,9 @@ def _live_env(spec: ClusterSpec, rank: int, console: Console) -> tuple[tuple[Lay
 
     with sessions_of(spec, spec.workers, tell=console.err) as sessions:
         answers = {host.name: answer_of(host, sessions[host.name].hello) for host in spec.workers}
-        entries = layout.layout(spec.workers, {node: answer.gpus for node, answer in answers.items()})
+        entries = layout.assign_ranks(spec.workers, {node: answer.gpus for node, answer in answers.items()})
         node = next(entry.host.name for entry in entries if _there(rank, entries) in entry.ranks)
-        given = environment_with_sources(spec, entries, rank, answers, meet(spec, entries, answers, sessions))
+        given = explain_environment(spec, entries, rank, answers, meet(spec, entries, answers, sessions))
         program: ProgramArguments = {"argv": ["env", "-0"]}
         with (
             Remote(program, _ENV_SECONDS, 1, None) as remote,

@@ -19,7 +19,7 @@ from clusterctl.cli.lookup.remote import Remote, UnreadError
 from clusterctl.cli.main import WithJobArguments
 from clusterctl.cli.words import parse_duration
 from clusterctl.errors import ExitCode, NodesError
-from clusterctl.plan.surroundings import of_job
+from clusterctl.plan.launch import build_program_arguments
 from clusterctl.render.errors import render_error
 from clusterctl.render.exec import diff_lines, end_lines, exit_code_of, folded_errors, folded_output
 from clusterctl.render.waiting import Waiting
@@ -104,7 +104,7 @@ def command(context: click.Context, choices: ExecChoices) -> int:
     program: ProgramArguments = {"command": " ".join(words)} if choices.shell else {"argv": list(words)}
     if given := piped(0, console.narrate):
         program["stdin"] = given.decode("utf-8", "surrogateescape")
-    around = {host.name: of_job(spec, host.name) for host in hosts} if choices.in_job else {}
+    around = {host.name: build_program_arguments(spec, host.name) for host in hosts} if choices.in_job else {}
     remote = Remote(program, seconds, choices.parallel or len(hosts), console if choices.stream else None, around)
     # Lines of nodes that are there come in between where they are shown as they come.
     tell = None if choices.quiet or choices.stream else console.err

@@ -15,7 +15,7 @@ from clusterctl.cli.interactive.target import Target, TargetChoices, target_of
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.main import WithJobArguments
 from clusterctl.errors import ExitCode, RefusedError
-from clusterctl.plan.surroundings import of_job
+from clusterctl.plan.launch import build_program_arguments
 from clusterctl.render.exec import exit_code_of
 from clusterctl.run.nodes.fan_out import raise_first
 
@@ -47,7 +47,9 @@ def command(context: click.Context, choices: ShellChoices) -> int:
     if not (os.isatty(0) and os.isatty(1)):
         hint = "`clusterctl exec --node NODE -- COMMAND` runs a command without one"
         raise RefusedError("standard input and output are no terminal", hint=hint)
-    program: ProgramArguments = {} if target.rank or choices.where else of_job(target.spec, target.host.name)
+    program: ProgramArguments = (
+        {} if target.rank or choices.where else build_program_arguments(target.spec, target.host.name)
+    )
     if words := context.meta["clusterctl.args"]:
         program["argv"] = list(words)
     end = _work(target, program)

@@ -17,7 +17,7 @@ from clusterctl.cli.words import parse_size
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
-from clusterctl.plan.layout import workdir_of
+from clusterctl.plan.layout import get_workdir
 from clusterctl.render.ranks import count, fold_nodes
 from clusterctl.render.terminal.console import safe
 from clusterctl.run.nodes import code
@@ -103,7 +103,7 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
     parcel = Parcel(manifest, store)
     with sessions_of(spec, remote, tell=None if choices.quiet else console.err) as sessions:
         if choices.dry_run:
-            seen, errors = each(sessions, lambda node, session: differs(session, workdir_of(spec, node), parcel))
+            seen, errors = each(sessions, lambda node, session: differs(session, get_workdir(spec, node), parcel))
             console.data(
                 *(line for found, nodes in _alike(seen) for line in differs_lines(nodes, found, len(manifest.files)))
             )
@@ -111,7 +111,7 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
             return
         sent, errors = each(
             sessions,
-            lambda node, session: push(session, workdir_of(spec, node), parcel, run=None, say=lambda _what: None),
+            lambda node, session: push(session, get_workdir(spec, node), parcel, run=None, say=lambda _what: None),
         )
     if not choices.quiet:
         of_all = plural(len(manifest.files), "file")
@@ -133,7 +133,7 @@ def _pull(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
     ours = not to.exists()
     with sessions_of(spec, hosts, tell=None if choices.quiet else console.err) as sessions:
         pulled, errors = each(
-            sessions, lambda node, session: _pull_all(session, workdir_of(spec, node), choices.pull, to / node, most)
+            sessions, lambda node, session: _pull_all(session, get_workdir(spec, node), choices.pull, to / node, most)
         )
     if ours and to.is_dir():
         # What was fetched is no code: the next start must not send it to every node.

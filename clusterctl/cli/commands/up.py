@@ -231,13 +231,13 @@ def _follow(run: RunDir, console: Console, choices: UpChoices) -> int:
 
 
 def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:
-    entries = layout.known_entries(spec)
+    entries = layout.assign_ranks_if_known(spec)
     identity = environment.RunIdentity(run=f"{spec.name}-dry-run", max_restarts=spec.restart.max_restarts)
     if entries is None:
-        shown = planning.unknown_plan_json(spec, identity)
+        shown = planning.partial_plan_to_json(spec, identity)
     else:
         plan = planning.plan_launch(spec, identity, entries, {}, None, {})
-        shown = planning.plan_json(plan, spec.secrets)
+        shown = planning.plan_to_json(plan, spec.secrets)
     if as_json:
         console.json(shown)
     else:

@@ -11,7 +11,7 @@ from clusterctl.cli.copying.words import asked_of, folder_of
 from clusterctl.cli.lookup.reach import sessions_of
 from clusterctl.errors import NodeRefusedError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
-from clusterctl.plan.layout import workdir_of
+from clusterctl.plan.layout import get_workdir
 from clusterctl.render.ranks import fold_nodes
 from clusterctl.run.nodes.fan_out import each, raise_first
 from clusterctl.run.nodes.files import copies
@@ -51,7 +51,7 @@ class Way:
 
     def base(self, node: str) -> str:
         """Return where relative paths of a node begin."""
-        return "~" if self.at_home else workdir_of(self.spec, node)
+        return "~" if self.at_home else get_workdir(self.spec, node)
 
 
 class _Counter:

@@ -10,7 +10,7 @@ from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import Role
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
 from clusterctl.plan import layout
-from clusterctl.plan.fewer import without
+from clusterctl.plan.layout import demote_to_spares
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.nodes.launch import Begun, NotBegun
 from clusterctl.run.nodes.meeting import answer_of
@@ -153,7 +153,7 @@ class Beginning:
 
     def _tell_of_missing_gpus(self, hosts: Sequence[HostSpec], opened: Mapping[str, Session]) -> None:
         found = {host.name: answer_of(host, opened[host.name].hello).gpus for host in hosts if host.name in opened}
-        on_cpu = layout.left_to_cpu(hosts, found)
+        on_cpu = layout.list_cpu_only_hosts(hosts, found)
         if on_cpu:
             where = "there" if len(on_cpu) == 1 else "on each"
             text = f"no GPU on {names(on_cpu)}: one rank {where}, on the CPU (`gpus: 0` says that it is meant)"
@@ -164,7 +164,7 @@ class Beginning:
         run = self._run
         if not missing:
             return True
-        fewer = without(run.spec, missing)
+        fewer = demote_to_spares(run.spec, missing)
         if fewer is None:
             return False
         run.hand_over(lambda: self._settle(fewer))

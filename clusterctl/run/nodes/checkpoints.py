@@ -16,7 +16,7 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.kinds import Resume
 from clusterctl.config.spec import CheckpointSpec, TransportKind
 from clusterctl.errors import RefusedError
-from clusterctl.plan.layout import workdir_of
+from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes.checkpoint_copy import CheckpointCopy
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.record import origin
@@ -160,7 +160,7 @@ class Resuming:
         self._file = run.path / _FILE
         self._name = spec.name
         self._here = {host.name for host in spec.hosts if host.transport is TransportKind.LOCAL}
-        self._workdirs = {host.name: workdir_of(spec, host.name) for host in spec.hosts}
+        self._workdirs = {host.name: get_workdir(spec, host.name) for host in spec.hosts}
         self._checkpoint = spec.job.checkpoint if spec.job is not None else CheckpointSpec()
         self._restarts = spec.restart.max_restarts > 0
         self._memory = _memory(self._file)

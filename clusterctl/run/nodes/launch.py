@@ -17,9 +17,9 @@ from clusterctl.config.kinds import StartMethod
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ClusterctlError
 from clusterctl.formatting import format_size, plural
-from clusterctl.plan import environment, forking, layout
+from clusterctl.plan import environment, launch, layout
 from clusterctl.plan import launch as planning
-from clusterctl.plan.layout import workdir_of
+from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes import attempt_begin, code, unsynced
 from clusterctl.run.nodes.checkpoints import Resuming
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from clusterctl.agent.protocol.process_types import RemainingProcess
-    from clusterctl.plan.meeting import NodeAnswer
+    from clusterctl.plan.rendezvous import NodeInfo
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.session import Session
 
@@ -147,7 +147,7 @@ class Launch:
         former: Mapping[str, Sequence[int]],
     ) -> planning.LaunchPlan:
         answers = {n: answer_of(h, s.hello) for h, (n, s) in zip(hosts, self._on(hosts).items(), strict=True)}
-        entries = layout.layout(hosts, {n: a.gpus for n, a in answers.items()})
+        entries = layout.assign_ranks(hosts, {n: a.gpus for n, a in answers.items()})
         # Before anything is prepared: to copy a checkpoint may take long, and ports and GPUs are held from then on.
         resume_from, newest = self._resuming.choose(number, [h.name for h in hosts], former)
         self._check()
@@ -160,7 +160,7 @@ class Launch:
             resume_from=resume_from,
         )
         plan = planning.plan_launch(self._spec, identity, entries, answers, where, ports)
-        shown = planning.plan_json(plan, self._spec.secrets)
+        shown = planning.plan_to_json(plan, self._spec.secrets)
         with room_not_needed() if number else contextlib.nullcontext():
             write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode(), durable=True)
         self._check()
@@ -174,7 +174,7 @@ class Launch:
     def _tell_of_replaced(self, plan: planning.LaunchPlan) -> None:
         nodes: dict[str, list[str]] = {}
         for node in plan.nodes:
-            for sentence in node.replaced:
+            for sentence in node.replaced_login_variables:
                 nodes.setdefault(sentence, []).append(node.node)
         for sentence, named in nodes.items():
             self._post(events.Note(text=f"{names(named)}: {sentence}", level="warn"))
@@ -232,7 +232,7 @@ class Launch:
         if not hosts or not self._spec.restart.max_restarts:
             return
         sessions = {n: s for n, s in self._sessions().items() if n in {h.name for h in hosts}}
-        seen = unsynced.look(sessions, {n: workdir_of(self._spec, n) for n in sessions})
+        seen = unsynced.look(sessions, {n: get_workdir(self._spec, n) for n in sessions})
         if first:
             unsynced.remember(self._run, seen)
             return
@@ -243,7 +243,7 @@ class Launch:
             self._post(events.Note(text=unsynced.sentence(list(changed), names(nodes)), level="warn"))
 
     def _sync_node(self, node: str, session: Session, parcel: Parcel, step: Progress) -> tuple[int, int]:
-        workdir = workdir_of(self._spec, node)
+        workdir = get_workdir(self._spec, node)
         sent = push(session, workdir, parcel, run=self._run.run, say=lambda what: step.at(node, what))
         step.through(node)
         return sent
@@ -251,13 +251,13 @@ class Launch:
     # --- prepare
 
     def _prepare(
-        self, number: int, entries: Sequence[layout.Layout], answers: Mapping[str, NodeAnswer]
+        self, number: int, entries: Sequence[layout.NodeLayout], answers: Mapping[str, NodeInfo]
     ) -> dict[str, list[int]]:
         with self._gate:
             self._check()
             self._untouched = False
         self._post(events.Traces(nodes=[e.host.name for e in entries]))
-        doubt = forking.note(layout.job_of(self._spec)) if number == 0 else None
+        doubt = launch.describe_refused_fork(layout.get_job(self._spec)) if number == 0 else None
         if doubt:
             self._post(events.Note(text=doubt, level="warn"))
         step = Progress("prepare", len(entries), self._post)
@@ -319,13 +319,13 @@ class Launch:
 
 
 def _wire(w: planning.WorkerPlan, prologue: str | None) -> dict[str, object]:
-    given = (w.rank, w.local_rank, list(w.argv), dict(w.env), prologue, list(w.hosts), list(w.hosted))
+    given = (w.rank, w.local_rank, list(w.argv), dict(w.env), prologue, list(w.child_ranks), list(w.child_argv))
     return asdict(requests.WorkerStart(*given))
 
 
 def _patience(spec: ClusterSpec) -> float:
     """Return how long a start may take; it waits for what is imported once for all ranks of its node."""
-    forks = layout.job_of(spec).start_method is not StartMethod.SPAWN
+    forks = layout.get_job(spec).start_method is not StartMethod.SPAWN
     return answer_timeout_s(Command.START) + (_IMPORTS if forks else 0.0)
 
 
@@ -333,9 +333,9 @@ def prepare_request(
     spec: ClusterSpec,
     run: str,
     number: int,
-    entry: layout.Layout,
+    entry: layout.NodeLayout,
     code_hash: str | None,
-    answer: NodeAnswer | None = None,
+    answer: NodeInfo | None = None,
 ) -> requests.Prepare:
     """Return what one node must make ready; `code_hash` is of what was synced to nodes other than this machine."""
     import sys
@@ -346,9 +346,9 @@ def prepare_request(
         run=run,
         node=host.name,
         attempt=number,
-        workdir=workdir_of(spec, host.name),
+        workdir=get_workdir(spec, host.name),
         name=spec.name,
-        ports=list(layout.ports_wanted(spec, entry)),
+        ports=list(layout.list_requested_ports(spec, entry)),
         gpus=list(entry.gpus),
         ranks=list(entry.ranks),
         reserve=spec.logs.reserve,
@@ -363,5 +363,5 @@ def prepare_request(
         health_seconds=spec.health.interval,
         watch=list(spec.stall.watch),
         code_hash=code_hash if host.transport is not TransportKind.LOCAL else None,
-        forked=forking.forked(spec, environment.RunIdentity(run=run, attempt=number), entry, answer),
+        forked=launch.build_fork_request(spec, environment.RunIdentity(run=run, attempt=number), entry, answer),
     )

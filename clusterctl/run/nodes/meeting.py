@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import ClusterctlError, RefusedError
-from clusterctl.plan import meeting
-from clusterctl.plan.interfaces import interface_environments
+from clusterctl.plan import rendezvous
+from clusterctl.plan.environment import choose_interface_variables
 from clusterctl.run.nodes.fan_out import each, quietly, raise_first
 
 if TYPE_CHECKING:
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.command_types import ConnectAnswer, HelloAnswer
     from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.plan.layout import Layout
+    from clusterctl.plan.layout import NodeLayout
     from clusterctl.session.session import Session
 CONNECT_SECONDS = 2.0
 """How long a node may take to reach the port; a firewall that drops packets is known by this time."""
 _MARGIN = 4.0
 
 
-def answer_of(host: HostSpec, hello: HelloAnswer) -> meeting.NodeAnswer:
+def answer_of(host: HostSpec, hello: HelloAnswer) -> rendezvous.NodeInfo:
     """Return what planning needs of a node's hello."""
     addresses = tuple(
         (a["interface"], a["address"]) for a in hello.get("addresses", []) if a.get("up") and not a.get("loopback")
     )
-    return meeting.NodeAnswer(
+    return rendezvous.NodeInfo(
         node=host.name,
         addresses=addresses,
         reached_at=hello.get("reached_at"),
         gpus=(hello.get("gpus") or {}).get("count"),
         vendor=(hello.get("gpus") or {}).get("vendor"),
         cores=int(hello.get("cores") or 1),
-        place=(hello.get("boot_id", ""), hello.get("net_ns", "")),
-        rdma=bool(hello.get("rdma")),
-        login=hello.get("login") or {},
+        netns_id=(hello.get("boot_id", ""), hello.get("net_ns", "")),
+        has_rdma=bool(hello.get("rdma")),
+        login_env=hello.get("login") or {},
     )
 
 
 def meet(
     spec: ClusterSpec,
-    entries: Sequence[Layout],
-    answers: Mapping[str, meeting.NodeAnswer],
+    entries: Sequence[NodeLayout],
+    answers: Mapping[str, rendezvous.NodeInfo],
     sessions: Mapping[str, Session],
-) -> meeting.Meeting:
+) -> rendezvous.Rendezvous:
     """Return where the workers of each node meet.
 
     All nodes are asked for their routes at once: node 0 for those to the others, they for those to where it seems to
@@ -57,8 +57,8 @@ def meet(
         RefusedError: Some could not reach the others, or the interface that the file names is not there.
         NodeError, NodesError: Some could not be asked.
     """
-    if meeting.share_loopback(list(answers.values())):
-        return meeting.loopback_meeting(entries)
+    if rendezvous.can_use_loopback(list(answers.values())):
+        return rendezvous.plan_loopback_rendezvous(entries)
     hosts = [entry.host for entry in entries]
     own = _own_addresses(spec, hosts, answers)
     first, others = hosts[0].name, [host.name for host in hosts[1:]]
@@ -69,14 +69,14 @@ def meet(
         routes |= ask_routes(sessions, {node: [master] for node in others})
     to_master = {node: routes[node].get(master) for node in others}
     if spec.network.interface:
-        to_master = {n: meeting.Route(source=own[n] or "", interface=spec.network.interface) for n in others}
-    return meeting.meeting(entries, answers, master, to_master)
+        to_master = {n: rendezvous.Route(source=own[n] or "", interface=spec.network.interface) for n in others}
+    return rendezvous.plan_rendezvous(entries, answers, master, to_master)
 
 
 def _own_addresses(
-    spec: ClusterSpec, hosts: Sequence[HostSpec], answers: Mapping[str, meeting.NodeAnswer]
+    spec: ClusterSpec, hosts: Sequence[HostSpec], answers: Mapping[str, rendezvous.NodeInfo]
 ) -> dict[str, str | None]:
-    return {h.name: meeting.provisional_address(h, answers[h.name], spec.network.interface) for h in hosts}
+    return {h.name: rendezvous.guess_address(h, answers[h.name], spec.network.interface) for h in hosts}
 
 
 def _known(own: Mapping[str, str | None], nodes: Sequence[str]) -> list[str]:
@@ -87,7 +87,7 @@ def _master(
     spec: ClusterSpec,
     hosts: Sequence[HostSpec],
     own: Mapping[str, str | None],
-    routes: Mapping[str, meeting.Route | None],
+    routes: Mapping[str, rendezvous.Route | None],
 ) -> str:
     """Return the address of the first host on its routes to the others, who share no loopback with it.
 
@@ -98,7 +98,7 @@ def _master(
     if spec.network.interface and not first.internal_ip:
         master = own[first.name]
     else:
-        master = meeting.master_address(first, own[first.name], [routes.get(a) for a in _known(own, others)])
+        master = rendezvous.choose_master_address(first, own[first.name], [routes.get(a) for a in _known(own, others)])
     if master is None:
         raise RefusedError(
             f"{first.name} has no address that other nodes could reach",
@@ -109,17 +109,17 @@ def _master(
 
 def ask_routes(
     sessions: Mapping[str, Session], targets: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, meeting.Route | None]]:
+) -> dict[str, dict[str, rendezvous.Route | None]]:
     """Return how each node of `targets` reaches the addresses named for it; no packet is sent for it.
 
     Raises:
         NodeError, NodesError: Some could not be asked.
     """
 
-    def ask(node: str, session: Session) -> dict[str, meeting.Route | None]:
+    def ask(node: str, session: Session) -> dict[str, rendezvous.Route | None]:
         answer = session.call(Command.ROUTES, {"targets": list(targets[node])})["routes"]
         return {
-            t: meeting.Route(source=r["source"], interface=r["interface"]) if r else None for t, r in answer.items()
+            t: rendezvous.Route(source=r["source"], interface=r["interface"]) if r else None for t, r in answer.items()
         }
 
     answered, errors = each({node: sessions[node] for node in targets}, ask)
@@ -131,7 +131,7 @@ def meeting_addresses(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dic
     """Return where each node will probably be met by the others; none for a node that tells no address."""
     hosts = [h for h in spec.hosts if h.name in sessions]
     answers = {h.name: answer_of(h, sessions[h.name].hello) for h in hosts}
-    if answers and meeting.share_loopback(list(answers.values())):
+    if answers and rendezvous.can_use_loopback(list(answers.values())):
         return dict.fromkeys(answers, "127.0.0.1")
     addresses = {h.name: _address(spec, h, answers[h.name]) for h in hosts}
     return {node: address for node, address in addresses.items() if address}
@@ -142,15 +142,15 @@ def likely_interfaces(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dic
     hosts = [h for h in spec.hosts if h.name in sessions]
     answers = {h.name: answer_of(h, sessions[h.name].hello) for h in hosts}
     routes = {
-        node: "lo" if address == "127.0.0.1" else meeting.holder(answers[node], address)
+        node: "lo" if address == "127.0.0.1" else rendezvous.find_interface(answers[node], address)
         for node, address in meeting_addresses(spec, sessions).items()
     }
-    return interface_environments(spec, hosts, answers, routes)
+    return choose_interface_variables(spec, hosts, answers, routes)
 
 
-def _address(spec: ClusterSpec, host: HostSpec, answer: meeting.NodeAnswer) -> str | None:
+def _address(spec: ClusterSpec, host: HostSpec, answer: rendezvous.NodeInfo) -> str | None:
     try:
-        return meeting.provisional_address(host, answer, spec.network.interface)
+        return rendezvous.guess_address(host, answer, spec.network.interface)
     except RefusedError:
         return answer.reached_at
 
@@ -170,7 +170,7 @@ def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, di
     nonce = secrets.token_hex(16)
     tried: dict[str, Any] = {"address": None, "port": port, "role": "listen", "ok": False, "error": None}
     try:
-        together = meeting.share_loopback(list(answers.values()))
+        together = rendezvous.can_use_loopback(list(answers.values()))
         tried["address"] = "127.0.0.1" if together else _seen_from_others(spec, ordered, answers, sessions)
         request: command_types.ListenArguments = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
         tried["port"] = sessions[first].call(Command.LISTEN, request)["port"]
@@ -186,7 +186,7 @@ def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, di
 def _seen_from_others(
     spec: ClusterSpec,
     hosts: Sequence[HostSpec],
-    answers: Mapping[str, meeting.NodeAnswer],
+    answers: Mapping[str, rendezvous.NodeInfo],
     sessions: Mapping[str, Session],
 ) -> str:
     own, first = _own_addresses(spec, hosts, answers), hosts[0].name

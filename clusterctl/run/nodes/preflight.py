@@ -18,8 +18,7 @@ from clusterctl.health.context import NOT_SYNCED, Context
 from clusterctl.health.model import Status
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.request import longest_timeout_s, probe_request
-from clusterctl.plan.fewer import without
-from clusterctl.plan.layout import workdir_of
+from clusterctl.plan.layout import demote_to_spares, get_workdir
 from clusterctl.run.nodes.fan_out import each, raise_first
 from clusterctl.run.nodes.meeting import likely_interfaces, meeting_addresses, try_port
 from clusterctl.run.nodes.progress import Progress
@@ -110,7 +109,7 @@ class Preflight:
 
     def _may_begin_without(self, failed: Sequence[Finding]) -> bool:
         sick = [f.node for f in failed if f.node is not None]
-        return bool(sick) and len(sick) == len(failed) and without(self._spec, sick) is not None
+        return bool(sick) and len(sick) == len(failed) and demote_to_spares(self._spec, sick) is not None
 
     def _left_out(self, failed: list[Finding], post: Callable[[ControllerEvent], None]) -> dict[str, str]:
         """Leave spares that are not fit out of the run instead of ending its start."""
@@ -224,14 +223,14 @@ def _probe(
         port = spec.network.master_port if node == first else None
         ports = [port] if port else []
         request = probe_request(
-            spec, host, peers=known, workdir=workdir_of(spec, node), ports=ports, run=run, salt=salt
+            spec, host, peers=known, workdir=get_workdir(spec, node), ports=ports, run=run, salt=salt
         )
         asked: command_types.ProbeArguments = {
             "python": host.python,
             "python_hint": sys.executable,
             "prologue": spec.job.prologue if spec.job else None,
             "env": {**interfaces[node], **spec.env, **host.env},
-            "cwd": workdir_of(spec, node),
+            "cwd": get_workdir(spec, node),
             "request": request,
         }
         facts = session.call(Command.PROBE, asked, timeout=longest_timeout_s(request) + _MARGIN)
@@ -294,7 +293,7 @@ def code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str,
     def ask(node: str, session: Session) -> str:
         if node not in remote:
             return NOT_SYNCED
-        return session.call(Command.CODE, {"workdir": workdir_of(spec, node)})["hash"] or ""
+        return session.call(Command.CODE, {"workdir": get_workdir(spec, node)})["hash"] or ""
 
     return each(dict(sessions), ask)[0]
 

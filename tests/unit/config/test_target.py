@@ -10,7 +10,7 @@ import pytest
 from clusterctl.config.load import Loaded, Source, parse
 from clusterctl.config.spec import JobSpec
 from clusterctl.errors import ConfigError
-from clusterctl.plan.launch import job_argv
+from clusterctl.plan.launch import build_job_argv
 from tests.unit.config.conftest import FOLDER, Shelf
 
 if TYPE_CHECKING:
@@ -174,4 +174,6 @@ def test_a_command_with_line_ends_of_windows_is_refused() -> None:
     ],
 )
 def test_a_command_that_fails_inside_a_text_ends_the_worker(text: str, tmp_path: Path) -> None:
-    assert subprocess.run(job_argv(JobSpec(command=text)), cwd=tmp_path, capture_output=True, check=False).returncode
+    assert subprocess.run(
+        build_job_argv(JobSpec(command=text)), cwd=tmp_path, capture_output=True, check=False
+    ).returncode

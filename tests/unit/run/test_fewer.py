@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role
-from clusterctl.plan.fewer import without
+from clusterctl.plan.layout import demote_to_spares
 
 HOSTS = (
     *(HostSpec(name=name, host=name) for name in ("a", "b", "c")),
@@ -29,13 +29,13 @@ def spec(min_nodes: int | None) -> ClusterSpec:
 def test_a_run_begins_without_workers_only_where_enough_are_left(
     min_nodes: int | None, missing: list[str], workers: list[str] | None
 ) -> None:
-    fewer = without(spec(min_nodes), missing)
+    fewer = demote_to_spares(spec(min_nodes), missing)
 
     assert (None if fewer is None else [host.name for host in fewer.workers]) == workers
 
 
 def test_a_worker_that_is_missing_waits_as_the_spares_do() -> None:
-    fewer = without(spec(2), ["b"])
+    fewer = demote_to_spares(spec(2), ["b"])
 
     assert fewer is not None
     assert [host.name for host in fewer.spares] == ["b", "s"]

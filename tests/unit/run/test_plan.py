@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from clusterctl.config.kinds import Launcher
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, NetworkSpec
 from clusterctl.errors import RefusedError
-from clusterctl.plan import environment, layout, meeting
+from clusterctl.plan import environment, layout, rendezvous
 from clusterctl.plan import launch as planning
 
 IDENTITY = environment.RunIdentity(run="digits-ab12", attempt=2, max_restarts=3)
@@ -23,26 +23,26 @@ def spec_of(*hosts: HostSpec, job: JobSpec | None = None, **more: object) -> Clu
     )  # type: ignore[arg-type]
 
 
-def answer(node: str, *addresses: tuple[str, str], **more: object) -> meeting.NodeAnswer:
-    return meeting.NodeAnswer(node=node, addresses=addresses, place=(node, node), **more)  # type: ignore[arg-type]
+def answer(node: str, *addresses: tuple[str, str], **more: object) -> rendezvous.NodeInfo:
+    return rendezvous.NodeInfo(node=node, addresses=addresses, netns_id=(node, node), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["lo", "docker0", "br-1f", "cni0", "tunl0", "kube-ipvs0", "vnet3", "virbr0"])
 def test_workers_meet_by_no_interface_that_stays_on_its_machine(name: str) -> None:
     known = answer("a", (name, "10.1.0.1"), ("eth0", "10.0.0.1"))
 
-    assert meeting.provisional_address(HostSpec(name="a", host="a"), known, None) == "10.0.0.1"
+    assert rendezvous.guess_address(HostSpec(name="a", host="a"), known, None) == "10.0.0.1"
 
 
-def plan_of(spec: ClusterSpec, **answers: meeting.NodeAnswer) -> planning.LaunchPlan:
-    entries = layout.layout(spec.workers, {})
+def plan_of(spec: ClusterSpec, **answers: rendezvous.NodeInfo) -> planning.LaunchPlan:
+    entries = layout.assign_ranks(spec.workers, {})
     known = {
         h.name: answers.get(h.name, answer(h.name, ("eth0", f"10.0.0.{i + 1}"))) for i, h in enumerate(spec.workers)
     }
     master = known[spec.workers[0].name].addresses[0][1]
-    routes = {n: meeting.Route(source=a.addresses[0][1], interface=a.addresses[0][0]) for n, a in known.items()}
-    where = meeting.meeting(entries, known, master, routes)
-    ports = {e.host.name: [41000 + i for i, _ in enumerate(layout.ports_wanted(spec, e))] for e in entries}
+    routes = {n: rendezvous.Route(source=a.addresses[0][1], interface=a.addresses[0][0]) for n, a in known.items()}
+    where = rendezvous.plan_rendezvous(entries, known, master, routes)
+    ports = {e.host.name: [41000 + i for i, _ in enumerate(layout.list_requested_ports(spec, e))] for e in entries}
     return planning.plan_launch(spec, IDENTITY, entries, known, where, ports)
 
 
@@ -57,7 +57,7 @@ def test_hosts_that_turn_out_to_have_no_gpu_are_named_unless_the_file_says_so() 
     ]
     found = {"auto": 0, "unknown": None, "with": 8, "none_meant": 0, "workers_said": 0}
 
-    assert layout.left_to_cpu(hosts, found) == ["auto", "unknown"]
+    assert layout.list_cpu_only_hosts(hosts, found) == ["auto", "unknown"]
 
 
 counts = st.lists(st.integers(1, 16), min_size=1, max_size=40)
@@ -67,7 +67,7 @@ counts = st.lists(st.integers(1, 16), min_size=1, max_size=40)
 def test_ranks_are_contiguous_in_host_order_whatever_the_counts(sizes: list[int]) -> None:
     hosts = [HostSpec(name=f"n{i}", host=f"n{i}", gpus=size) for i, size in enumerate(sizes)]
 
-    entries = layout.layout(hosts, {})
+    entries = layout.assign_ranks(hosts, {})
 
     assert [r for e in entries for r in e.ranks] == list(range(sum(sizes)))
     assert [e.host.name for e in entries] == [h.name for h in hosts]
@@ -104,13 +104,13 @@ def test_local_ranks_count_up_on_every_node(sizes: list[int]) -> None:
     ],
 )
 def test_worker_count_is(host: HostSpec, found: int | None, count: int | None) -> None:
-    assert layout.worker_count(host, found) == count
+    assert layout.count_workers(host, found) == count
 
 
 def test_a_host_that_declares_nothing_has_a_rank_for_each_gpu_that_was_found() -> None:
     hosts = (HostSpec(name="a", host="a"), HostSpec(name="b", host="b"), HostSpec(name="c", host="c", gpus=2))
 
-    entries = layout.layout(hosts, {"a": 3, "b": None})
+    entries = layout.assign_ranks(hosts, {"a": 3, "b": None})
 
     assert [entry.ranks for entry in entries] == [(0, 1, 2), (3,), (4, 5)]
     assert [entry.gpus for entry in entries] == [(0, 1, 2), (), (0, 1)]
@@ -189,7 +189,7 @@ def test_the_env_of_a_host_wins_over_the_env_of_the_file() -> None:
 
 
 def test_nccl_is_left_alone_where_there_is_rdma() -> None:
-    plan = plan_of(spec_of(HostSpec(name="a", host="a", gpus=1)), a=answer("a", ("eth0", "10.0.0.1"), rdma=True))
+    plan = plan_of(spec_of(HostSpec(name="a", host="a", gpus=1)), a=answer("a", ("eth0", "10.0.0.1"), has_rdma=True))
 
     assert "NCCL_SOCKET_IFNAME" not in plan.nodes[0].workers[0].env
 
@@ -213,13 +213,13 @@ def test_each_node_gets_its_own_interface_by_exact_name() -> None:
 
 
 def test_nodes_in_one_network_namespace_meet_on_loopback() -> None:
-    same = [meeting.NodeAnswer(node=n, place=("boot", "net")) for n in "ab"]
+    same = [rendezvous.NodeInfo(node=n, netns_id=("boot", "net")) for n in "ab"]
 
-    assert meeting.share_loopback(same)
+    assert rendezvous.can_use_loopback(same)
 
 
 def test_nodes_of_one_machine_in_two_namespaces_do_not() -> None:
-    assert not meeting.share_loopback([meeting.NodeAnswer(node=n, place=("boot", n)) for n in "ab"])
+    assert not rendezvous.can_use_loopback([rendezvous.NodeInfo(node=n, netns_id=("boot", n)) for n in "ab"])
 
 
 @pytest.mark.parametrize(
@@ -250,33 +250,33 @@ def test_nodes_of_one_machine_in_two_namespaces_do_not() -> None:
         pytest.param(answer("a"), None, id="none at all"),
     ],
 )
-def test_provisional_address_is(known: meeting.NodeAnswer, expected: str | None) -> None:
-    assert meeting.provisional_address(HostSpec(name="a", host="a"), known, None) == expected
+def test_provisional_address_is(known: rendezvous.NodeInfo, expected: str | None) -> None:
+    assert rendezvous.guess_address(HostSpec(name="a", host="a"), known, None) == expected
 
 
 def test_a_named_interface_gives_an_address_that_is_known_beyond_its_link() -> None:
     known = answer("a", ("eth0", "10.0.0.1"), ("ib0", "fe80::7"), ("ib0", "fd00::7"))
-    assert meeting.provisional_address(HostSpec(name="a", host="a"), known, "ib0") == "fd00::7"
+    assert rendezvous.guess_address(HostSpec(name="a", host="a"), known, "ib0") == "fd00::7"
 
 
 def test_a_named_interface_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(RefusedError, match=r"a: no interface `ib0`.*eth0"):
-        meeting.provisional_address(HostSpec(name="a", host="a"), answer("a", ("eth0", "10.0.0.1")), "ib0")
+        rendezvous.guess_address(HostSpec(name="a", host="a"), answer("a", ("eth0", "10.0.0.1")), "ib0")
 
 
 def test_the_master_address_is_the_one_that_most_others_route_to() -> None:
-    routes = [meeting.Route(source="10.0.0.1", interface="eth0")] * 2 + [
-        meeting.Route(source="10.9.0.1", interface="eth1"),
+    routes = [rendezvous.Route(source="10.0.0.1", interface="eth0")] * 2 + [
+        rendezvous.Route(source="10.9.0.1", interface="eth1"),
         None,
     ]
 
-    assert meeting.master_address(HostSpec(name="a", host="a"), "192.0.2.1", routes) == "10.0.0.1"
+    assert rendezvous.choose_master_address(HostSpec(name="a", host="a"), "192.0.2.1", routes) == "10.0.0.1"
 
 
 def test_the_master_address_is_never_a_loopback_one() -> None:
-    routes = [meeting.Route(source="127.0.1.1", interface="lo")]
+    routes = [rendezvous.Route(source="127.0.1.1", interface="lo")]
 
-    assert meeting.master_address(HostSpec(name="a", host="a"), "10.0.0.1", routes) == "10.0.0.1"
+    assert rendezvous.choose_master_address(HostSpec(name="a", host="a"), "10.0.0.1", routes) == "10.0.0.1"
 
 
 def test_a_node_without_a_route_to_rank_0_is_refused_by_name() -> None:
@@ -284,14 +284,14 @@ def test_a_node_without_a_route_to_rank_0_is_refused_by_name() -> None:
     known = {n: answer(n, ("eth0", "10.0.0.1")) for n in "ab"}
 
     with pytest.raises(RefusedError, match=r"b has no route to 10\.0\.0\.1"):
-        meeting.meeting(layout.layout(hosts, {}), known, "10.0.0.1", {"b": None})
+        rendezvous.plan_rendezvous(layout.assign_ranks(hosts, {}), known, "10.0.0.1", {"b": None})
 
 
 @pytest.mark.parametrize(
     ("job", "argv"),
     [
         pytest.param(JobSpec(script="t.py", args=("--lr", "1")), ("{python}", "t.py", "--lr", "1"), id="script"),
-        pytest.param(JobSpec(module="pkg.train"), (layout.PYTHON, "-m", "pkg.train"), id="module"),
+        pytest.param(JobSpec(module="pkg.train"), (layout.PYTHON_PLACEHOLDER, "-m", "pkg.train"), id="module"),
         pytest.param(JobSpec(command=("./run", "$(id)"), args=("-x",)), ("./run", "$(id)", "-x"), id="command list"),
         pytest.param(
             JobSpec(command="echo $RANK", args=("a b",)),
@@ -301,7 +301,7 @@ def test_a_node_without_a_route_to_rank_0_is_refused_by_name() -> None:
     ],
 )
 def test_argv_of_a(job: JobSpec, argv: tuple[str, ...]) -> None:
-    assert planning.job_argv(job) == argv
+    assert planning.build_job_argv(job) == argv
 
 
 def test_tensorflow_workers_know_each_other_by_held_ports() -> None:
@@ -341,15 +341,15 @@ def test_torchrun_gets_one_process_a_node() -> None:
     (launcher,) = plan.nodes[1].workers
 
     assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=2", "--max-restarts=0"} <= set(launcher.argv)
-    assert launcher.hosted == (layout.PYTHON, "t.py", "--x")
-    assert (launcher.hosts, plan.nodes[1].ranks) == ((2, 3), (2, 3))
+    assert launcher.child_argv == (layout.PYTHON_PLACEHOLDER, "t.py", "--x")
+    assert (launcher.child_ranks, plan.nodes[1].ranks) == ((2, 3), (2, 3))
     assert "RANK" not in launcher.env
 
 
 def test_the_printed_plan_hides_secrets() -> None:
     spec = spec_of(HostSpec(name="a", host="a", gpus=1), secrets={"TOKEN": "s3cr3t"})
 
-    text = json.dumps(planning.plan_json(plan_of(spec), spec.secrets))
+    text = json.dumps(planning.plan_to_json(plan_of(spec), spec.secrets))
 
     assert "s3cr3t" not in text
     assert '"TOKEN": "***"' in text
@@ -357,10 +357,10 @@ def test_the_printed_plan_hides_secrets() -> None:
 
 def test_a_dry_run_leaves_open_what_only_a_node_can_tell() -> None:
     spec = spec_of(HostSpec(name="a", host="a", gpus=2))
-    entries = layout.known_entries(spec)
+    entries = layout.assign_ranks_if_known(spec)
     assert entries is not None
 
-    shown = planning.plan_json(planning.plan_launch(spec, IDENTITY, entries, {}, None, {}), {})
+    shown = planning.plan_to_json(planning.plan_launch(spec, IDENTITY, entries, {}, None, {}), {})
 
     assert (shown["master_addr"], shown["master_port"], shown["nodes"][0]["address"]) == (None, None, None)
     assert shown["nodes"][0]["workers"][0]["argv"] == [None, "train.py"]
@@ -369,10 +369,10 @@ def test_a_dry_run_leaves_open_what_only_a_node_can_tell() -> None:
 def test_a_dry_run_shows_the_interpreter_that_the_file_names() -> None:
     named = HostSpec(name="a", host="a", gpus=1, python=".venv/bin/python")
     spec = spec_of(named, HostSpec(name="b", host="b", gpus=1), job=JobSpec(module="t", launcher=Launcher.TORCHRUN))
-    entries = layout.known_entries(spec)
+    entries = layout.assign_ranks_if_known(spec)
     assert entries is not None
 
-    shown = planning.plan_json(planning.plan_launch(spec, IDENTITY, entries, {}, None, {}), {})
+    shown = planning.plan_to_json(planning.plan_launch(spec, IDENTITY, entries, {}, None, {}), {})
 
     first, second = (node["workers"][0]["argv"] for node in shown["nodes"])
     assert (first[0], first[-3:]) == (".venv/bin/python", [".venv/bin/python", "-m", "t"])

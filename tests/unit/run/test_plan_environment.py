@@ -11,16 +11,16 @@ import pytest
 from clusterctl.config.kinds import Launcher
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, NetworkSpec
 from clusterctl.errors import RefusedError
-from clusterctl.plan import environment, layout, meeting
+from clusterctl.plan import environment, layout, rendezvous
 from clusterctl.plan import launch as planning
 
 RUN = environment.RunIdentity(run="digits-ab12", attempt=2, max_restarts=3)
 HOSTS = (HostSpec(name="a", host="a", gpus=2), HostSpec(name="b", host="b", gpus=1))
 ANSWERS = {
-    "a": meeting.NodeAnswer(node="a", addresses=(("eth0", "10.0.0.1"),), cores=32, place=("1", "1")),
-    "b": meeting.NodeAnswer(node="b", addresses=(("ens7", "10.0.0.2"),), cores=9, place=("2", "2")),
+    "a": rendezvous.NodeInfo(node="a", addresses=(("eth0", "10.0.0.1"),), cores=32, netns_id=("1", "1")),
+    "b": rendezvous.NodeInfo(node="b", addresses=(("ens7", "10.0.0.2"),), cores=9, netns_id=("2", "2")),
 }
-WHERE = meeting.Meeting(
+WHERE = rendezvous.Rendezvous(
     master_addr="10.0.0.1", addresses={"a": "10.0.0.1", "b": "10.0.0.2"}, interfaces={"a": "eth0", "b": "ens7"}
 )
 OF_THE_LAST_RANK = {
@@ -59,8 +59,8 @@ def spec_of(*hosts: HostSpec, **more: Any) -> ClusterSpec:
 
 
 def plan_of(spec: ClusterSpec, identity: environment.RunIdentity = RUN, **options: Any) -> planning.LaunchPlan:
-    entries = layout.layout(spec.workers, {})
-    ports = {e.host.name: [41000 + i for i, _ in enumerate(layout.ports_wanted(spec, e))] for e in entries}
+    entries = layout.assign_ranks(spec.workers, {})
+    ports = {e.host.name: [41000 + i for i, _ in enumerate(layout.list_requested_ports(spec, e))] for e in entries}
     known = {"answers": ANSWERS, "where": WHERE, "ports": ports, **options}
     return planning.plan_launch(spec, identity, entries, known["answers"], known["where"], known["ports"])
 
@@ -79,7 +79,7 @@ def test_a_worker_gets_what_torchrun_gives_and_where_to_meet() -> None:
         ("a", 0, "10.0.0.1", (0, 1)),
         ("b", 1, "10.0.0.2", (2,)),
     ]
-    assert [(w.rank, w.local_rank, w.hosts, w.hosted) for n in plan.nodes for w in n.workers] == [
+    assert [(w.rank, w.local_rank, w.child_ranks, w.child_argv) for n in plan.nodes for w in n.workers] == [
         (0, 0, (), ()),
         (1, 1, (), ()),
         (2, 0, (), ()),
@@ -100,7 +100,7 @@ def test_what_differs_on_another_rank() -> None:
 )
 def test_threads_are_the_cores_shared_out(cores: int, workers: int, threads: str) -> None:
     host = HostSpec(name="a", host="a", gpus=0, workers=workers)
-    known = {"a": meeting.NodeAnswer(node="a", cores=cores)}
+    known = {"a": rendezvous.NodeInfo(node="a", cores=cores)}
 
     assert {env["OMP_NUM_THREADS"] for env in envs(plan_of(spec_of(host), answers=known))} == {threads}
 
@@ -158,7 +158,7 @@ def test_names_that_only_a_launcher_may_set_win_over_the_user() -> None:
 def test_nccl_is_told_its_interface_only_where_there_is_no_choice(
     addresses: list[tuple[str, str]], alone: bool
 ) -> None:
-    known = {"a": meeting.NodeAnswer(node="a", addresses=tuple(addresses))}
+    known = {"a": rendezvous.NodeInfo(node="a", addresses=tuple(addresses))}
 
     env = envs(plan_of(spec_of(HOSTS[0]), answers=known))[0]
 
@@ -167,7 +167,7 @@ def test_nccl_is_told_its_interface_only_where_there_is_no_choice(
 
 
 def test_without_an_interface_none_is_named() -> None:
-    where = meeting.Meeting(master_addr="10.0.0.1", addresses=WHERE.addresses, interfaces={"a": "", "b": "ens7"})
+    where = rendezvous.Rendezvous(master_addr="10.0.0.1", addresses=WHERE.addresses, interfaces={"a": "", "b": "ens7"})
 
     first, _, last = envs(plan_of(spec_of(), where=where))
 
@@ -184,11 +184,12 @@ def interfaces_of(
     """What NCCL, Gloo and TensorPipe of each node will be told, whoever tells them."""
     spec = spec_of(env=written, network=NetworkSpec(interface=named))
     answers = {
-        name: meeting.NodeAnswer(node=name, addresses=TWO, login=logins.get(name, {}), rdma=rdma) for name in "ab"
+        name: rendezvous.NodeInfo(node=name, addresses=TWO, login_env=logins.get(name, {}), has_rdma=rdma)
+        for name in "ab"
     }
-    where = meeting.Meeting(master_addr="x", addresses=WHERE.addresses, interfaces={"a": "eth0", "b": "eth0"})
+    where = rendezvous.Rendezvous(master_addr="x", addresses=WHERE.addresses, interfaces={"a": "eth0", "b": "eth0"})
     plan = plan_of(spec, answers=answers, where=where)
-    found = {node.node: {**answers[node.node].login, **node.workers[0].env} for node in plan.nodes}
+    found = {node.node: {**answers[node.node].login_env, **node.workers[0].env} for node in plan.nodes}
     return {n: tuple(env.get(f"{of}_SOCKET_IFNAME") for of in ("NCCL", "GLOO", "TP")) for n, env in found.items()}
 
 
@@ -232,7 +233,7 @@ def test_the_login_of_one_node_alone_leads_no_job_to_two_networks() -> None:
 def test_what_a_login_sets_stays_and_what_it_loses_is_named() -> None:
     login = {"OMP_NUM_THREADS": "3", "PYTHONUNBUFFERED": "", "TORCH_FR_BUFFER_SIZE": "9", N: "ib7"}
     login |= {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_VISIBLE_DEVICES": "1", "KERAS_BACKEND": "jax"}
-    answers = {**ANSWERS, "b": replace(ANSWERS["b"], login=login)}
+    answers = {**ANSWERS, "b": replace(ANSWERS["b"], login_env=login)}
     written = {"KERAS_BACKEND": "numpy"}
     plan = plan_of(spec_of(HOSTS[0], replace(HOSTS[1], gpus=(0,)), env=written), answers=answers)
 
@@ -240,8 +241,8 @@ def test_what_a_login_sets_stays_and_what_it_loses_is_named() -> None:
 
     assert not {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_FR_BUFFER_SIZE"} & added.keys()
     assert added["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
-    assert plan.nodes[0].replaced == ()
-    assert plan.nodes[1].replaced == (
+    assert plan.nodes[0].replaced_login_variables == ()
+    assert plan.nodes[1].replaced_login_variables == (
         "NCCL_SOCKET_IFNAME=ib7 of its login is replaced by =ens7",
         "CUDA_DEVICE_ORDER=FASTEST_FIRST of its login is replaced by PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES=1 of its login is replaced by 0",
@@ -264,7 +265,7 @@ def test_what_a_login_sets_stays_and_what_it_loses_is_named() -> None:
 def test_the_ports_that_a_node_holds(framework: Framework, port: int | None, wanted: list[tuple[int, ...]]) -> None:
     spec = spec_of(job={"framework": framework}, network=NetworkSpec(master_port=port))
 
-    assert [layout.ports_wanted(spec, entry) for entry in layout.layout(HOSTS, {})] == wanted
+    assert [layout.list_requested_ports(spec, entry) for entry in layout.assign_ranks(HOSTS, {})] == wanted
 
 
 # --- frameworks
@@ -314,7 +315,7 @@ def test_jax_is_told_its_coordinator_in_every_dialect() -> None:
 
 
 def test_addresses_of_version_6_are_bracketed_before_a_port() -> None:
-    where = meeting.Meeting(
+    where = rendezvous.Rendezvous(
         master_addr="fd00::1", addresses={"a": "fd00::1", "b": "10.0.0.2"}, interfaces=WHERE.interfaces
     )
 
@@ -344,7 +345,7 @@ def test_real_torchrun_is_started_once_a_node_and_gives_ranks_itself() -> None:
 
     assert [node.workers[0].argv for node in plan.nodes] == [
         (
-            layout.PYTHON,
+            layout.PYTHON_PLACEHOLDER,
             "-m",
             "torch.distributed.run",
             "--nnodes=2",
@@ -360,8 +361,8 @@ def test_real_torchrun_is_started_once_a_node_and_gives_ranks_itself() -> None:
         for rank, count in ((0, 2), (1, 1))
     ]
     (worker,) = plan.nodes[1].workers
-    assert (worker.rank, worker.local_rank, worker.hosts) == (2, 0, (2,))
-    assert worker.hosted == (layout.PYTHON, "t.py", "--lr", "1")
+    assert (worker.rank, worker.local_rank, worker.child_ranks) == (2, 0, (2,))
+    assert worker.child_argv == (layout.PYTHON_PLACEHOLDER, "t.py", "--lr", "1")
     given = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}
     given |= {"GROUP_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
     assert worker.env == {name: value for name, value in OF_THE_LAST_RANK.items() if name not in given}
@@ -398,9 +399,9 @@ def test_a_dry_run_of_torchrun_names_no_place() -> None:
 def test_an_address_before_routes_are_known(
     host: dict[str, Any], known: dict[str, Any], interface: str | None, expected: str
 ) -> None:
-    answer = meeting.NodeAnswer(node="a", **{**known, "addresses": tuple(known.get("addresses", ()))})
+    answer = rendezvous.NodeInfo(node="a", **{**known, "addresses": tuple(known.get("addresses", ()))})
 
-    assert meeting.provisional_address(HostSpec(name="a", host="a", **host), answer, interface) == expected
+    assert rendezvous.guess_address(HostSpec(name="a", host="a", **host), answer, interface) == expected
 
 
 @pytest.mark.parametrize(
@@ -414,7 +415,7 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are(
     addresses: tuple[tuple[str, str], ...], there: str
 ) -> None:
     with pytest.raises(RefusedError) as caught:
-        meeting.provisional_address(HOSTS[0], meeting.NodeAnswer(node="a", addresses=addresses), "ib0")
+        rendezvous.guess_address(HOSTS[0], rendezvous.NodeInfo(node="a", addresses=addresses), "ib0")
 
     assert str(caught.value) == f"a: no interface `ib0` with an address (there are: {there})"
     assert caught.value.hint == "set `network.interface` to one that every node has, or leave it out"
@@ -422,29 +423,29 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are(
 
 def test_the_master_address_of_the_file_is_taken_as_it_is() -> None:
     host = HostSpec(name="a", host="a", internal_ip="10.9.9.9")
-    route = meeting.Route(source="10.0.0.1", interface="eth0")
+    route = rendezvous.Route(source="10.0.0.1", interface="eth0")
 
-    assert meeting.master_address(host, "x", [route]) == "10.9.9.9"
-    assert meeting.master_address(HOSTS[0], "x", [route]) == "10.0.0.1"
-    assert meeting.master_address(HOSTS[0], "x", []) == "x"
+    assert rendezvous.choose_master_address(host, "x", [route]) == "10.9.9.9"
+    assert rendezvous.choose_master_address(HOSTS[0], "x", [route]) == "10.0.0.1"
+    assert rendezvous.choose_master_address(HOSTS[0], "x", []) == "x"
 
 
 def test_where_each_node_binds() -> None:
     hosts = [*HOSTS, HostSpec(name="c", host="c", gpus=1, internal_ip="10.8.0.3"), HostSpec(name="d", host="d", gpus=1)]
     answers = {
         **ANSWERS,
-        "c": meeting.NodeAnswer(node="c", addresses=(("eth0", "10.0.0.3"), ("ib0", "10.8.0.3"))),
-        "d": meeting.NodeAnswer(node="d", addresses=(("eth9", "10.0.0.4"),)),
+        "c": rendezvous.NodeInfo(node="c", addresses=(("eth0", "10.0.0.3"), ("ib0", "10.8.0.3"))),
+        "d": rendezvous.NodeInfo(node="d", addresses=(("eth9", "10.0.0.4"),)),
     }
     routes = {
-        "b": meeting.Route(source="10.0.0.2", interface="ens7"),
-        "c": meeting.Route(source="10.0.0.3", interface="eth0"),
-        "d": meeting.Route(source="192.0.2.4", interface="nat0"),
+        "b": rendezvous.Route(source="10.0.0.2", interface="ens7"),
+        "c": rendezvous.Route(source="10.0.0.3", interface="eth0"),
+        "d": rendezvous.Route(source="192.0.2.4", interface="nat0"),
     }
 
-    found = meeting.meeting(layout.layout(hosts, {}), answers, "10.0.0.1", routes)
+    found = rendezvous.plan_rendezvous(layout.assign_ranks(hosts, {}), answers, "10.0.0.1", routes)
 
-    assert found == meeting.Meeting(
+    assert found == rendezvous.Rendezvous(
         master_addr="10.0.0.1",
         addresses={"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.8.0.3", "d": "192.0.2.4"},
         interfaces={"a": "eth0", "b": "ens7", "c": "ib0", "d": "nat0"},
@@ -453,7 +454,7 @@ def test_where_each_node_binds() -> None:
 
 def test_a_node_without_a_route_is_refused_with_the_remedy() -> None:
     with pytest.raises(RefusedError) as caught:
-        meeting.meeting(layout.layout(HOSTS, {}), ANSWERS, "10.0.0.1", {})
+        rendezvous.plan_rendezvous(layout.assign_ranks(HOSTS, {}), ANSWERS, "10.0.0.1", {})
 
     assert str(caught.value) == "b has no route to 10.0.0.1, where rank 0 listens (a)"
     hint = "set `internal_ip` of the hosts, or `network.interface`, to the network that they share"
@@ -461,7 +462,7 @@ def test_a_node_without_a_route_is_refused_with_the_remedy() -> None:
 
 
 def test_nodes_that_share_their_loopback_meet_there() -> None:
-    assert meeting.loopback_meeting(layout.layout(HOSTS, {})) == meeting.Meeting(
+    assert rendezvous.plan_loopback_rendezvous(layout.assign_ranks(HOSTS, {})) == rendezvous.Rendezvous(
         master_addr="127.0.0.1", addresses={"a": "127.0.0.1", "b": "127.0.0.1"}, interfaces={"a": "lo", "b": "lo"}
     )
 
@@ -482,8 +483,8 @@ def test_nodes_that_share_their_loopback_meet_there() -> None:
 def test_the_gpus_that_a_run_claims(gpus: Any, found: int | None, claimed: tuple[int, ...]) -> None:
     host = HostSpec(name="a", host="a", gpus=gpus)
 
-    assert layout.claimed_gpus(host, found) == claimed
-    assert layout.layout([host], {"a": found})[0].gpus == claimed
+    assert layout.list_claimed_gpus(host, found) == claimed
+    assert layout.assign_ranks([host], {"a": found})[0].gpus == claimed
 
 
 def test_a_printed_plan_has_its_published_shape() -> None:
@@ -491,7 +492,7 @@ def test_a_printed_plan_has_its_published_shape() -> None:
     plan = plan_of(spec)
     (worker,) = plan.nodes[0].workers
 
-    assert planning.plan_json(plan, spec.secrets) == {
+    assert planning.plan_to_json(plan, spec.secrets) == {
         "run": "digits-ab12",
         "world_size": 2,
         "master_addr": "10.0.0.1",
@@ -518,8 +519,8 @@ def test_a_plan_that_only_the_nodes_could_make_says_so() -> None:
     hosts = (HostSpec(name="a", host="a", internal_ip="10.0.0.1"), HostSpec(name="b", host="b", gpus=2))
     spec = spec_of(*hosts, network=NetworkSpec(master_port=29500))
 
-    assert layout.known_entries(spec) is None
-    plan = planning.unknown_plan_json(spec, RUN)
+    assert layout.assign_ranks_if_known(spec) is None
+    plan = planning.partial_plan_to_json(spec, RUN)
 
     assert {name: plan[name] for name in ("run", "world_size", "master_addr", "master_port")} == {
         "run": "digits-ab12",

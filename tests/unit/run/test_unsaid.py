@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.record import state as on_node
-from clusterctl.plan.meeting import NodeAnswer
+from clusterctl.plan.rendezvous import NodeInfo
 from clusterctl.run.rules import blame, policy, state
 
-KINDS = (state.RunState, state.NodeState, state.WorkerState, on_node.NodeState, NodeAnswer, policy.Sight, blame.Cause)
+KINDS = (state.RunState, state.NodeState, state.WorkerState, on_node.NodeState, NodeInfo, policy.Sight, blame.Cause)
 NOTHING = {"str": "", "bool": False, "int": 0, "float": 0.0, "tuple": (), "dict": {}, "Mapping": {}, "list": []}
 SOMETHING = {
     ("RunState", "phase"): state.RunPhase.STARTING,
     ("RunState", "attempt"): -1,
     ("WorkerState", "phase"): state.WorkerPhase.PENDING,
     ("NodeState", "attempt"): -1,
-    ("NodeAnswer", "cores"): 1,
-    ("NodeAnswer", "place"): ("", ""),
+    ("NodeInfo", "cores"): 1,
+    ("NodeInfo", "netns_id"): ("", ""),
     ("Sight", "dirty"): float("inf"),
 }
 """What is not empty before anybody has spoken, and why is told where it stands."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.kinds import When
 from clusterctl.errors import ClusterctlError
-from clusterctl.plan.layout import workdir_of
+from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes.fan_out import each, names
 from clusterctl.run.nodes.transfer import Fetching, pull
 from clusterctl.run.rules import events
@@ -92,7 +92,7 @@ class Gathering:
             for pattern in self._results.patterns:
                 left = self._results.max_size - sum(size for _, size in sizes.values())
                 how = Fetching(most=left, limit="results.max_size", of=of, told=self._told)
-                files, size = pull(session, workdir_of(self._spec, node), pattern, self._folder / node, how)
+                files, size = pull(session, get_workdir(self._spec, node), pattern, self._folder / node, how)
                 sizes[pattern] = (len(files), size)
         except ClusterctlError as error:
             self._failed[node] = str(error).removeprefix(f"{node}: ")

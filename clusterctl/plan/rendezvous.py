@@ -1,0 +1,163 @@
+"""Rendezvous: where the workers of a run find each other, from the nodes' addresses and routes. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from clusterctl.config.interfaces import VIRTUAL
+from clusterctl.errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from clusterctl.config.spec import HostSpec
+    from clusterctl.plan.layout import NodeLayout
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A node's route to another one: its own address on it, and the interface of that address if it is known."""
+
+    source: str
+    interface: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """What planning needs to know of a node.
+
+    Attributes:
+        addresses: `(interface, address)` of interfaces that are up, without loopback.
+        reached_at: The address at which the head reached it, or `None`.
+        gpus: Number of GPUs, or `None` if unknown.
+        vendor: Vendor of the GPUs (`nvidia`, `amd`), or `None`.
+        cores: CPU cores that its workers may use.
+        netns_id: Boot id and network namespace: two nodes with the same pair share their loopback.
+        has_rdma: Whether it has RDMA devices.
+        login_env: Values of its login for the variables that ranks get.
+    """
+
+    node: str
+    addresses: tuple[tuple[str, str], ...] = ()
+    reached_at: str | None = None
+    gpus: int | None = None
+    vendor: str | None = None
+    cores: int = 1
+    netns_id: tuple[str, str] = ("", "")
+    has_rdma: bool = False
+    login_env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """Node 0's address as the others see it, and each node's own address and interface."""
+
+    master_addr: str
+    addresses: Mapping[str, str]
+    interfaces: Mapping[str, str]
+
+
+def guess_address(host: HostSpec, info: NodeInfo, interface: str | None) -> str | None:
+    """Return an address at which other nodes probably reach this one, before their routes are known.
+
+    Raises:
+        RefusedError: The node does not have the interface that the file names.
+    """
+    if host.internal_ip:
+        return host.internal_ip
+    if interface:
+        return _find_address(info, interface)
+    if info.reached_at in _list_usable_addresses(address for _, address in info.addresses):
+        return info.reached_at
+    return _choose_address(address for name, address in info.addresses if can_reach_other_hosts(name))
+
+
+def _find_address(info: NodeInfo, interface: str) -> str:
+    found = _choose_address(address for name, address in info.addresses if name == interface)
+    if found is None:
+        names = ", ".join(sorted({name for name, _ in info.addresses})) or "none"
+        raise RefusedError(
+            f"{info.node}: no interface `{interface}` with an address (there are: {names})",
+            hint="set `network.interface` to one that every node has, or leave it out",
+        )
+    return found
+
+
+def _list_usable_addresses(addresses: Iterable[str]) -> list[str]:
+    """Return the addresses that are valid on every node: a link-local IPv6 address needs an interface with it."""
+    return [a for a in addresses if ":" not in a or not is_link_local(a)]
+
+
+def _choose_address(addresses: Iterable[str]) -> str | None:
+    """Return the first usable address: IPv4 before IPv6 before link-local IPv4."""
+    return min(_list_usable_addresses(addresses), key=lambda a: (is_link_local(a), ":" in a), default=None)
+
+
+def can_reach_other_hosts(interface: str) -> bool:
+    """Return whether an interface of this name may lead to other machines."""
+    return not interface.startswith(("lo", *VIRTUAL))
+
+
+def is_link_local(address: str) -> bool:
+    """Return whether an address is valid only on its own link."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_link_local
+
+
+def can_use_loopback(infos: Sequence[NodeInfo]) -> bool:
+    """Return whether all nodes share one machine and one network namespace, so that 127.0.0.1 is enough."""
+    return len({a.netns_id for a in infos}) == 1
+
+
+def choose_master_address(host: HostSpec, fallback: str | None, routes: Sequence[Route | None]) -> str | None:
+    """Return node 0's address as most other nodes see it: the source of their routes to it."""
+    if host.internal_ip:
+        return host.internal_ip
+    sources = Counter(r.source for r in routes if r is not None and not r.source.startswith("127."))
+    return sources.most_common(1)[0][0] if sources else fallback
+
+
+def plan_rendezvous(
+    layouts: Sequence[NodeLayout],
+    infos: Mapping[str, NodeInfo],
+    master: str,
+    routes_to_master: Mapping[str, Route | None],
+) -> Rendezvous:
+    """Return address and interface of each node, given its route to the master address.
+
+    Raises:
+        RefusedError: A node has no route to node 0.
+    """
+    addresses, interfaces = {}, {}
+    for layout in layouts:
+        name = layout.host.name
+        if layout.node_rank == 0:
+            addresses[name] = master
+            interfaces[name] = find_interface(infos[name], master)
+            continue
+        route = routes_to_master.get(name)
+        if route is None:
+            raise RefusedError(
+                f"{name} has no route to {master}, where rank 0 listens ({layouts[0].host.name})",
+                hint="set `internal_ip` of the hosts, or `network.interface`, to the network that they share",
+            )
+        addresses[name] = layout.host.internal_ip or route.source
+        interfaces[name] = find_interface(infos[name], addresses[name]) or route.interface or ""
+    return Rendezvous(master_addr=master, addresses=addresses, interfaces=interfaces)
+
+
+def plan_loopback_rendezvous(layouts: Sequence[NodeLayout]) -> Rendezvous:
+    """Return the rendezvous on 127.0.0.1, for nodes that share one network namespace."""
+    names = [e.host.name for e in layouts]
+    return Rendezvous(
+        master_addr=_LOOPBACK, addresses=dict.fromkeys(names, _LOOPBACK), interfaces=dict.fromkeys(names, "lo")
+    )
+
+
+def find_interface(info: NodeInfo, address: str) -> str:
+    """Return the name of the interface that has this address; empty if none has it."""
+    return next((name for name, own in info.addresses if own == address), "")
