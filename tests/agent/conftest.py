@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.members import guardians
+from clusterctl.agent.processes import supervisor_lookup
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.record.rundir import RunDir
 from tests.agent.talk import Refused, Talk
@@ -79,7 +79,7 @@ class Node:
         talk.ask(Command.STOP, **self.where, grace=grace, reason=reason)
 
     def _guardian(self) -> proc.Identity | None:
-        return guardians.supervisor(RunDir(str(self.home / "state/clusterctl"), self.run, self.node))
+        return supervisor_lookup.find_supervisor(RunDir(str(self.home / "state/clusterctl"), self.run, self.node))
 
     def supervised(self) -> bool:
         return self._guardian() is not None

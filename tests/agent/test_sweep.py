@@ -16,8 +16,8 @@ import pytest
 
 from clusterctl.agent.linux import proc, spawn
 from clusterctl.agent.linux.proc import Identity
-from clusterctl.agent.members import sweep
-from clusterctl.agent.members.marks import Marks
+from clusterctl.agent.processes import run_processes
+from clusterctl.agent.processes.run_markers import RunMarkers
 from tests.agent.conftest import BIN, Node, gone
 from tests.agent.hung import Hung, mounted
 from tests.agent.talk import REPOSITORY
@@ -116,9 +116,9 @@ def test_a_pid_that_is_used_again_is_not_the_worker() -> None:
         found = proc.stat(decoy.pid)
         assert found is not None
         earlier = Identity(decoy.pid, found.start_time - 100)
-        ledger = sweep.Ledger(workers={earlier: found.start_time - 10})
-        marks = Marks(b"run", b"node", TAG, "/no/such/folder", os.getuid())
-        assert sweep.find(marks, ledger) == []
+        known_processes = run_processes.KnownProcesses(workers={earlier: found.start_time - 10})
+        markers = RunMarkers(b"run", b"node", TAG, "/no/such/folder", os.getuid())
+        assert run_processes.find_run_processes(markers, known_processes) == []
         assert not proc.alive(earlier)
     finally:
         decoy.kill()
@@ -186,16 +186,16 @@ def test_each_mark_alone_makes_a_process_one_of_the_run(
     marked: Callable[[str], Identity], tmp_path: Path, kind: str
 ) -> None:
     who = marked(kind)
-    marks = Marks(b"run", b"node", TAG, str(tmp_path), os.getuid())
+    markers = RunMarkers(b"run", b"node", TAG, str(tmp_path), os.getuid())
     session = proc.stat(os.getsid(0))
     assert session is not None
-    ledger = sweep.Ledger()
+    known_processes = run_processes.KnownProcesses()
     if kind == "session":
-        ledger.workers[session.identity] = None
-        ledger.ours.add(session.identity)
+        known_processes.workers[session.identity] = None
+        known_processes.protected.add(session.identity)
     if kind == "known":
-        ledger.found.add(who)
-    found = {one.identity for one in sweep.find(marks, ledger)}
+        known_processes.processes.add(who)
+    found = {one.identity for one in run_processes.find_run_processes(markers, known_processes)}
     assert (who in found) == (kind != "none")
 
 
@@ -205,18 +205,23 @@ def test_a_tag_of_another_user_counts_only_where_he_comes_of_the_run(
     marked: Callable[[str], Identity], comes_of: str
 ) -> None:
     who = marked("tag of another user")
-    ledger, us = sweep.Ledger(), proc.identify(os.getpid())
+    known_processes, us = run_processes.KnownProcesses(), proc.identify(os.getpid())
     assert us is not None
     before = resource.getrlimit(10)
     if comes_of == "a process that is known":
-        ledger.ours.add(us)
+        known_processes.protected.add(us)
     if comes_of == "a tagged one of our user":
         spawn.set_tag(TAG)
     try:
-        found = {one.identity for one in sweep.find(Marks(b"run", b"node", TAG, "/none", os.getuid()), ledger)}
+        found = {
+            one.identity
+            for one in run_processes.find_run_processes(
+                RunMarkers(b"run", b"node", TAG, "/none", os.getuid()), known_processes
+            )
+        }
     finally:
         resource.setrlimit(10, before)
-    assert (who in found, who in ledger.forged) == (comes_of != "nobody", comes_of == "nobody")
+    assert (who in found, who in known_processes.foreign_tagged) == (comes_of != "nobody", comes_of == "nobody")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
@@ -231,12 +236,17 @@ def test_a_tag_of_another_user_counts_where_its_parent_is_in_the_session_of_a_wo
             assert process.stdout.readline() == b"ready\n"
             leader = proc.identify(process.pid)
             assert leader is not None
-            ledger = sweep.Ledger()
-            ledger.workers[leader] = None
-            found = {one.pid for one in sweep.find(Marks(b"run", b"node", TAG, "/none", os.getuid()), ledger)}
+            known_processes = run_processes.KnownProcesses()
+            known_processes.workers[leader] = None
+            found = {
+                one.pid
+                for one in run_processes.find_run_processes(
+                    RunMarkers(b"run", b"node", TAG, "/none", os.getuid()), known_processes
+                )
+            }
             others = [who for who in (proc.stat(pid) for pid in found) if who is not None and who.sid != process.pid]
             assert len(others) == 1
-            assert others[0].identity not in ledger.forged
+            assert others[0].identity not in known_processes.foreign_tagged
         finally:
             for each in [*psutil.Process(process.pid).children(recursive=True), process]:
                 each.kill()
@@ -244,18 +254,23 @@ def test_a_tag_of_another_user_counts_where_its_parent_is_in_the_session_of_a_wo
 
 def test_who_is_killed_at_last_is_killed_with_the_cgroup(tmp_path: Path) -> None:
     (tmp_path / "cgroup.kill").write_text("")
-    ledger = sweep.Ledger()
-    ledger.cgroup = str(tmp_path)
+    known_processes = run_processes.KnownProcesses()
+    known_processes.cgroup = str(tmp_path)
 
-    sweep.kill([], ledger)
+    run_processes.kill_processes([], known_processes)
 
     assert (tmp_path / "cgroup.kill").read_text() == "1"
 
 
 def test_workers_of_another_boot_claim_no_process_of_this_one() -> None:
     # Kernel threads, and whatever init started without a session of its own, are in session 0.
-    ledger = sweep.Ledger(workers={Identity(0, 0): sys.maxsize})
-    assert sweep.find(Marks(b"run", b"node", TAG, "/no/such/folder", os.getuid()), ledger) == []
+    known_processes = run_processes.KnownProcesses(workers={Identity(0, 0): sys.maxsize})
+    assert (
+        run_processes.find_run_processes(
+            RunMarkers(b"run", b"node", TAG, "/no/such/folder", os.getuid()), known_processes
+        )
+        == []
+    )
 
 
 def test_a_zombie_is_no_remaining_process() -> None:
@@ -263,7 +278,13 @@ def test_a_zombie_is_no_remaining_process() -> None:
     who = proc.identify(child.pid)
     assert who is not None
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert sweep.find(Marks(b"run", b"node", TAG, "/no/such/folder", os.getuid()), sweep.Ledger(found={who})) == []
+    assert (
+        run_processes.find_run_processes(
+            RunMarkers(b"run", b"node", TAG, "/no/such/folder", os.getuid()),
+            run_processes.KnownProcesses(processes={who}),
+        )
+        == []
+    )
     child.wait()
 
 
@@ -277,16 +298,16 @@ def script(text: str, *arguments: str) -> str:
     return said.stdout
 
 
-@pytest.mark.parametrize("how", ["kill([found], ledger)", "end_groups([found], set(), ledger)"])
+@pytest.mark.parametrize("how", ["kill_processes([found], known)", "terminate_groups([found], set(), known)"])
 def test_a_stray_in_a_group_of_ours_is_signalled_alone(how: str) -> None:
     said = script(f"""
         import os, subprocess
         from clusterctl.agent.linux import proc, spawn
-        from clusterctl.agent.members import sweep
-        ledger = sweep.Ledger(ours={{proc.identify(os.getpid())}})
+        from clusterctl.agent.processes import run_processes
+        known = run_processes.KnownProcesses(protected={{proc.identify(os.getpid())}})
         stray = subprocess.Popen(["sleep", "1000"])
         found = proc.stat(stray.pid)
-        sweep.{how}
+        run_processes.{how}
         print(stray.wait() < 0)
     """)
     assert said == "True\n"
@@ -295,7 +316,7 @@ def test_a_stray_in_a_group_of_ours_is_signalled_alone(how: str) -> None:
 WATCHED_LADDER = """
     import os, subprocess, sys, time
     from clusterctl.agent.linux import loop, proc
-    from clusterctl.agent.members import marks, sweep
+    from clusterctl.agent.processes import run_markers, run_processes
     from clusterctl.agent.supervisor import ladder
     stubborn = ["sh", "-c", "trap '' TERM; echo; while :; do sleep 0.1; done"]
     worker = subprocess.Popen(stubborn, stdout=subprocess.PIPE, start_new_session=True)
@@ -303,9 +324,9 @@ WATCHED_LADDER = """
     seen = []
     sys.addaudithook(lambda event, values: seen.append(f"{event} {values[0] if values else ''}"))
     events, began = loop.Loop(), time.monotonic()
-    ledger = sweep.Ledger(workers={proc.identify(worker.pid): None}, ours={proc.identify(os.getpid())})
+    known = run_processes.KnownProcesses(workers={proc.identify(worker.pid): None}, protected={proc.identify(os.getpid())})
     steps = ladder.Ladder(
-        events, marks.Marks(b"run", b"node", 1 << 60, "/none", os.getuid()), ledger, began + 2.0,
+        events, run_markers.RunMarkers(b"run", b"node", 1 << 60, "/none", os.getuid()), known, began + 2.0,
         lambda left: events.stop() or True, lambda left: None,
     )
     events.every(0.25, steps.poke)
@@ -318,15 +339,15 @@ def test_who_has_a_grace_is_asked_first_however_late_the_first_look_is_over() ->
     said = script("""
     import os, subprocess, time
     from clusterctl.agent.linux import loop, proc
-    from clusterctl.agent.members import marks, sweep
+    from clusterctl.agent.processes import run_markers, run_processes
     from clusterctl.agent.supervisor import ladder
     polite = ["sh", "-c", "trap 'echo asked; exit' TERM; echo; while :; do sleep 0.1; done"]
     worker = subprocess.Popen(polite, stdout=subprocess.PIPE, text=True, start_new_session=True)
     worker.stdout.readline()
     events, began = loop.Loop(), time.monotonic()
-    ledger = sweep.Ledger(workers={proc.identify(worker.pid): None}, ours={proc.identify(os.getpid())})
+    known = run_processes.KnownProcesses(workers={proc.identify(worker.pid): None}, protected={proc.identify(os.getpid())})
     ladder.Ladder(
-        events, marks.Marks(b"run", b"node", 1 << 60, "/none", os.getuid()), ledger, began + 0.5,
+        events, run_markers.RunMarkers(b"run", b"node", 1 << 60, "/none", os.getuid()), known, began + 0.5,
         lambda left: events.stop() or True, lambda left: None,
     )
     events.on_children(worker.poll)
@@ -354,8 +375,8 @@ def test_who_climbs_the_ladder_reads_nothing_that_another_process_could_keep_loc
 LOOKS = """
     import os, sys, time
     from clusterctl.agent.linux import proc
-    from clusterctl.agent.members import marks, sweep
-    who = marks.Marks(b"run", b"node", 1 << 60, "/none", os.getuid())
+    from clusterctl.agent.processes import run_markers, run_processes
+    who = run_markers.RunMarkers(b"run", b"node", 1 << 60, "/none", os.getuid())
     seen = []
     sys.addaudithook(lambda event, values: seen.append(str(values[0])) if event in ("open", "os.listdir") else None)
 """
@@ -369,7 +390,7 @@ def test_of_a_kernel_thread_and_of_what_was_there_before_the_attempt_next_to_not
     kernel = [pid for pid in proc.pids() if (found := proc.stat(pid)) and found.kernel][:1]
     for pid in (*kernel, os.getppid()):
         seen.clear()
-        sweep.look(who, sweep.Ledger(workers={us: None}), set(), pid)
+        run_processes.classify_process(who, run_processes.KnownProcesses(workers={us: None}), set(), pid)
         print("kernel" if pid in kernel else "earlier", [name.rpartition("/")[2] for name in seen])
     """
     )
@@ -381,12 +402,12 @@ def test_a_stranger_is_looked_at_once() -> None:
     said = script(
         LOOKS
         + """
-    ledger = sweep.Ledger()
+    known = run_processes.KnownProcesses()
     stranger = proc.identify(os.getppid())
-    print(sweep.look(who, ledger, set(), stranger.pid) == {"stranger": stranger.start_time})
-    ledger.strangers.add(stranger)
+    print(run_processes.classify_process(who, known, set(), stranger.pid) == {"unrelated": stranger.start_time})
+    known.unrelated.add(stranger)
     seen.clear()
-    print(sweep.look(who, ledger, set(), stranger.pid), [name.rpartition("/")[2] for name in seen])
+    print(run_processes.classify_process(who, known, set(), stranger.pid), [name.rpartition("/")[2] for name in seen])
     """
     )
     assert said == "True\n{} ['stat', 'limits']\n"
@@ -395,13 +416,13 @@ def test_a_stranger_is_looked_at_once() -> None:
 def test_a_process_at_which_the_look_hangs_holds_up_nobody_and_is_looked_at_no_more() -> None:
     said = script("""
         import os, time
-        from clusterctl.agent.members import sweep
+        from clusterctl.agent.processes import run_processes
         read, write = os.pipe()
         began = time.monotonic()
         def question(pid):
             return os.read(0, 1) if pid == 2 else {"pid": pid}
         os.dup2(read, 0)
-        print(sweep._aside([1, 2, 3], question), time.monotonic() - began < 5)
+        print(run_processes._query_processes([1, 2, 3], question), time.monotonic() - began < 5)
     """)
     assert said == "({1: {'pid': 1}, 3: {'pid': 3}}, {2}) True\n"
 
@@ -417,11 +438,11 @@ def test_a_survivor_is_named_with_the_reason(how: str, why: str) -> None:
     said = script(f"""
         import os, subprocess
         from clusterctl.agent.linux import proc, spawn
-        from clusterctl.agent.members import sweep
+        from clusterctl.agent.processes import run_processes
         left = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL)
         if os.fork() == 0:
             {how or "pass"}
-            (told,) = sweep.describe([proc.stat(left.pid)])
+            (told,) = run_processes.describe_survivors([proc.stat(left.pid)])
             print(told["pid"] == left.pid, told["command"], told["why"], sep="; ", flush=True)
             os._exit(0)
         os.wait()
@@ -466,7 +487,7 @@ def test_a_survivor_in_the_hands_of_the_kernel_is_named_with_the_reason(hung: Hu
         left.kill()
         found = wait_for(lambda: (s := proc.stat(left.pid)) and s.state in "DZ" and s, what="its way out")
         assert not proc.being_taken_apart(found)
-        assert sweep.describe([found])[0]["why"].startswith(why)
+        assert run_processes.describe_survivors([found])[0]["why"].startswith(why)
     finally:
         hung.end()
         left.wait()

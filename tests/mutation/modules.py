@@ -93,6 +93,6 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         ),
     ),
     "agent/supervisor/claims": (f"{_AGENT}/test_claims.py", _AGENT, f"{_NODE}holding.py"),
-    "agent/members/sweep": (f"{_AGENT}/test_sweep_words.py", _AGENT, f"{_NODE}sweep.py"),
+    "agent/processes/run_processes": (f"{_AGENT}/test_sweep_words.py", _AGENT, f"{_NODE}sweep.py"),
 }
 """Module (below `clusterctl/`, without its ending) to the tests, those first that fail first."""

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import inject
-from clusterctl.agent.members import sweep
+from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol import request_errors, run_files
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.record import authority, output_reader, rundir, secrets
@@ -102,7 +102,11 @@ class _RunCommands:
             return answer
         # Without a journal nothing is known of what was started; it may be there all the same, among all processes.
         self._session.run_task(
-            request_id, lambda _out: {**answer, "remaining": sweep.describe(find_remaining_processes(run, state))}
+            request_id,
+            lambda _out: {
+                **answer,
+                "remaining": run_processes.describe_survivors(find_remaining_processes(run, state)),
+            },
         )
         return None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import cgroup, proc, syscalls
 from clusterctl.agent.linux.proc import Identity
-from clusterctl.agent.members import guardians, marks, sweep
+from clusterctl.agent.processes import run_markers, run_processes, supervisor_lookup
 from clusterctl.agent.record import authority, journal
 from clusterctl.agent.record.state import NodeState, fold
 from clusterctl.agent.supervisor import adoption
@@ -27,7 +27,7 @@ def list_survivors(state: NodeState) -> list[SurvivingProcess]:
 
 def has_supervisor(run: RunDir) -> bool:
     """Whether a supervisor of the run is there."""
-    return guardians.supervisor(run) is not None
+    return supervisor_lookup.find_supervisor(run) is not None
 
 
 def list_workers(run: RunDir, state: NodeState) -> list[WorkerState]:
@@ -54,20 +54,22 @@ def find_remaining_processes(run: RunDir, state: NodeState) -> list[proc.Stat]:
     """Return every process of the run on this node, its waiters apart."""
     if state.seq and state.boot != proc.boot_id():
         return []
-    return sweep.find(marks.marks_of(run), collect_known_processes(run, state))
+    return run_processes.find_run_processes(run_markers.make_run_markers(run), collect_known_processes(run, state))
 
 
-def collect_known_processes(run: RunDir, state: NodeState) -> sweep.Ledger:
+def collect_known_processes(run: RunDir, state: NodeState) -> run_processes.KnownProcesses:
     """Return who is known to belong to the newest attempt of a run, and who guards it."""
     begun = adoption.started(run, state)
     group = None if begun is None else begun.cgroup
-    ledger = sweep.Ledger(ours=guardians.of_run(run), cgroup=group if cgroup.members(group) else None)
-    ledger.stop_signal = signal.Signals[(syscalls.read_json(run.prepare) or {}).get("stop_signal", "SIGTERM")]
+    known_processes = run_processes.KnownProcesses(
+        protected=supervisor_lookup.list_supervisor_and_waiters(run), cgroup=group if cgroup.members(group) else None
+    )
+    known_processes.stop_signal = signal.Signals[(syscalls.read_json(run.prepare) or {}).get("stop_signal", "SIGTERM")]
     for worker in list_workers(run, state):
         # Of one that has ended nobody knows when: only who was there with it at its start counts as of its session.
         ended = None if worker["alive"] else worker["start_time"]
-        ledger.workers[Identity(worker["pid"], worker["start_time"])] = ended
-    return ledger
+        known_processes.workers[Identity(worker["pid"], worker["start_time"])] = ended
+    return known_processes
 
 
 def summarize_run(run: RunDir, state: NodeState | None = None) -> RunSummary:

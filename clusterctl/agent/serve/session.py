@@ -272,10 +272,10 @@ class Session:
             self._workdir_locks.release_run(run.run)
 
     def _has_nothing_to_end(self, run: RunDir) -> bool:
-        from clusterctl.agent.members import guardians
+        from clusterctl.agent.processes import supervisor_lookup
 
         state = self.journal_states.of(run)
-        return state.finished is not None or (state.seq == 0 and guardians.supervisor(run) is None)
+        return state.finished is not None or (state.seq == 0 and supervisor_lookup.find_supervisor(run) is None)
 
     def _forward_replicated(
         self, _identity: int, arguments: command_types.ReplicatedArguments, epoch: int | None

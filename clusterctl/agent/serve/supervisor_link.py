@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import aside, proc, spawn, syscalls
 from clusterctl.agent.linux.channel import Channel
-from clusterctl.agent.members import guardians, marks
+from clusterctl.agent.processes import run_markers, supervisor_lookup
 from clusterctl.agent.protocol import commands, frames, request_errors
 from clusterctl.agent.record import journal
 from clusterctl.agent.record.state import fold
@@ -44,7 +44,9 @@ def end_run_without_supervisor(run: RunDir, grace: float) -> None:
                 os.setsid()
                 spawn.close_all(())
                 state = fold(journal.read(run.journal))
-                ladder.end_all(marks.marks_of(run), run_summary.collect_known_processes(run, state), grace)
+                ladder.end_all(
+                    run_markers.make_run_markers(run), run_summary.collect_known_processes(run, state), grace
+                )
             finally:
                 os._exit(0)
         return {}
@@ -136,7 +138,7 @@ class SupervisorLink:
     def _connect(self) -> bool:
         """Return whether a supervisor is there; one that is busy is tried again later."""
         try:
-            sock = guardians.connect(self._run)
+            sock = supervisor_lookup.connect_to_supervisor(self._run)
         except BlockingIOError:
             self._retry_later()
             return True
@@ -201,7 +203,7 @@ class SupervisorLink:
         """End a supervisor that does not do what takes no time: the next one goes on from where it was."""
         if pending.is_answered or self._closed:
             return
-        supervisor = guardians.supervisor(self._run)
+        supervisor = supervisor_lookup.find_supervisor(self._run)
         if supervisor is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(supervisor.pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.inject import status
 from clusterctl.agent.linux import cgroup, ports, proc, syscalls
-from clusterctl.agent.members import sweep
+from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol import dataclass_json, events, request_errors, requests
 from clusterctl.agent.record import rank_files
 from clusterctl.agent.supervisor import adoption, claims, ends, ladder, torchrun, waiter, workers
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.linux.aside import Out
     from clusterctl.agent.linux.loop import Loop
-    from clusterctl.agent.members.marks import Marks
+    from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.protocol.process_types import ExitRecord
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.record.state import NodeState
@@ -45,7 +45,7 @@ class Attempt:
         self,
         loop: Loop,
         run: RunDir,
-        marks: Marks,
+        markers: RunMarkers,
         prepare: requests.Prepare,
         record: Record,
         claimed: claims.Claims,
@@ -53,13 +53,13 @@ class Attempt:
         dropped: Mapping[tuple[int, int], tuple[int, int]],
     ) -> None:
         """Begin with nothing. What is claimed and held is the run's, and stays so between its attempts."""
-        self._loop, self._run, self._marks, self._record = loop, run, marks, record
+        self._loop, self._run, self._markers, self._record = loop, run, markers, record
         self.prepare = prepare
         self.number = prepare.attempt
         self.workers: dict[int, Worker] = {}
         self.python = ""
         self.claims, self.ports = claimed, held
-        self.ledger = sweep.Ledger(stop_signal=signal.Signals[prepare.stop_signal])
+        self.known_processes = run_processes.KnownProcesses(stop_signal=signal.Signals[prepare.stop_signal])
         self.started = False
         self.begin_all: starts.BeginAll = starts.anew
         self.launcher: Worker | None = None
@@ -69,9 +69,9 @@ class Attempt:
         self._oom = ends.oom_counts()
         self._watched_ports = ports.PortWatch([], self._users)
         self.outputs = Outputs(run, prepare.attempt, prepare.reserve, prepare.max_size, record, dropped)
-        self.ledger.ours |= {who for who in [proc.identify(os.getpid())] if who is not None}
+        self.known_processes.protected |= {who for who in [proc.identify(os.getpid())] if who is not None}
         parts = Parts(record, self._used_gpus, self.look, lambda: self.living, self.outputs.close, self._ranks)
-        self.ending = Ending(loop, run.run, marks, self.number, self.ledger, parts)
+        self.ending = Ending(loop, run.run, markers, self.number, self.known_processes, parts)
 
     # --- prepare
 
@@ -135,11 +135,15 @@ class Attempt:
         planned = [dataclass_json.parse_dataclass(requests.WorkerStart, one) for one in start.workers]
         self.started = True
         self.watch_ports(self.ports.numbers)
-        if self.ledger.cgroup is None:
-            self.ledger.cgroup = cgroup.make(f"{self._run.key[:16]}-{self.number}")
+        if self.known_processes.cgroup is None:
+            self.known_processes.cgroup = cgroup.make(f"{self._run.key[:16]}-{self.number}")
         ranks = [place for one in planned for place in torchrun.places(one)]
         launcher = next((one for one in planned if one.hosts), None)
-        begun = {"workers": ranks, "cgroup": self.ledger.cgroup, "launcher": launcher.rank if launcher else None}
+        begun = {
+            "workers": ranks,
+            "cgroup": self.known_processes.cgroup,
+            "launcher": launcher.rank if launcher else None,
+        }
         syscalls.write_json(self._run.start(self.number), begun)
         if launcher is not None and self.launcher is None:
             report = workers.begin(launcher.rank, self._post(start, launcher, torchrun.FILES))
@@ -153,7 +157,7 @@ class Attempt:
         if one.rank not in self.outputs:
             self.outputs.open(one.rank)
         return waiter.Post(
-            program=workers.program(self._run, self._marks, self.prepare, start, one, self.python),
+            program=workers.program(self._run, self._markers, self.prepare, start, one, self.python),
             output=self.outputs.descriptor(one.rank),
             spawn_file=self._run.of_rank(self.number, one.rank, files + "spawn"),
             exit_file=self._run.of_rank(self.number, one.rank, files + "exit"),
@@ -161,13 +165,13 @@ class Attempt:
             stop_after=self.prepare.stop_after,
             lease=self._run.lease,
             enforce=self._enforce,
-            cgroup=cgroup.procs(self.ledger.cgroup),
+            cgroup=cgroup.procs(self.known_processes.cgroup),
             title=f"{self._run.short} rank {one.rank}",
-            told=forked_waiter.told(self._run, self.number, self.prepare.grace, self.ledger),
+            told=forked_waiter.told(self._run, self.number, self.prepare.grace, self.known_processes),
         )
 
     def _enforce(self, _out: Out) -> dict[str, Any]:
-        return ladder.enforce(self._run, self._marks, self.number, self.ledger, self.prepare.grace)
+        return ladder.enforce(self._run, self._markers, self.number, self.known_processes, self.prepare.grace)
 
     def _record_started(self, worker: Worker) -> None:
         who = worker.identity
@@ -176,8 +180,8 @@ class Attempt:
     def take_in(self, worker: Worker) -> None:
         """Watch over a worker from now on."""
         self.workers[worker.rank] = worker
-        self.ledger.workers[worker.identity] = None
-        self.ledger.ours.add(worker.waiter)
+        self.known_processes.workers[worker.identity] = None
+        self.known_processes.protected.add(worker.waiter)
         worker.seen = time.monotonic()
         self._watch(worker)
 
@@ -188,7 +192,7 @@ class Attempt:
             self._record_started(worker)
         if worker.rank in state.exited:
             worker.exited = True
-            self.ledger.workers[worker.identity] = proc.ticks_at(state.exited[worker.rank].latest)
+            self.known_processes.workers[worker.identity] = proc.ticks_at(state.exited[worker.rank].latest)
 
     def _watch(self, worker: Worker) -> None:
         if worker.watch is not None:
@@ -221,8 +225,8 @@ class Attempt:
             self._record(events.Grouped(self.number, sorted(places)[:4096], max(places.values())))
 
     def _users(self) -> set[int | None]:
-        seen = dataclasses.replace(self.ledger, found=set(self.ledger.found))
-        return {proc.owner(one.pid) for one in sweep.find(self._marks, seen)}
+        seen = dataclasses.replace(self.known_processes, processes=set(self.known_processes.processes))
+        return {proc.owner(one.pid) for one in run_processes.find_run_processes(self._markers, seen)}
 
     # --- ends
 
@@ -287,7 +291,7 @@ class Attempt:
         if worker.watch is not None:
             self._loop.forget(worker.watch)
         workers.unwatch(worker)
-        self.ledger.workers[worker.identity] = proc.ticks_at(time.monotonic())
+        self.known_processes.workers[worker.identity] = proc.ticks_at(time.monotonic())
 
     def _exit_event(self, worker: Worker, said: ExitRecord) -> events.Exited:
         latest = float(said["mono"])
@@ -323,8 +327,8 @@ class Attempt:
         """Watch over a launcher, and take in the workers that it starts: rank and local rank of each."""
         launcher.files = torchrun.FILES
         self.launcher, self._places = launcher, places
-        self.ledger.workers[launcher.identity] = None
-        self.ledger.ours.add(launcher.waiter)
+        self.known_processes.workers[launcher.identity] = None
+        self.known_processes.protected.add(launcher.waiter)
         launcher.seen = time.monotonic()
         self._watch(launcher)
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.linux import cgroup, proc
 from clusterctl.agent.linux.proc import Identity
-from clusterctl.agent.members import sweep
+from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol import events
 from clusterctl.agent.supervisor import gpu_memory, ladder
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Loop
-    from clusterctl.agent.members.marks import Marks
-    from clusterctl.agent.members.sweep import Ledger
+    from clusterctl.agent.processes.run_markers import RunMarkers
+    from clusterctl.agent.processes.run_processes import KnownProcesses
     from clusterctl.agent.protocol.process_types import LeftoverProcess, SurvivingProcess
     from clusterctl.agent.supervisor.workers import Worker
 
@@ -52,8 +52,16 @@ class Ending:
         remaining: What could not be ended: `[{pid, start_time, command, why}]`.
     """
 
-    def __init__(self, loop: Loop, run: str, marks: Marks, attempt: int, ledger: Ledger, parts: Parts) -> None:
-        self._loop, self._run, self._marks, self._number, self._ledger = loop, run, marks, attempt, ledger
+    def __init__(
+        self, loop: Loop, run: str, markers: RunMarkers, attempt: int, known_processes: KnownProcesses, parts: Parts
+    ) -> None:
+        self._loop, self._run, self._markers, self._number, self._known_processes = (
+            loop,
+            run,
+            markers,
+            attempt,
+            known_processes,
+        )
         self._parts = parts
         self._ladder: ladder.Ladder | None = None
         self._leaving: set[int] = set()
@@ -104,7 +112,7 @@ class Ending:
         if self._ladder is None:
             told = (self._empty, self._slow_to_go)
             self._ladder = ladder.Ladder(
-                self._loop, self._marks, self._ledger, kill_at, *told, hold_s=hold_s, late=self._name_late
+                self._loop, self._markers, self._known_processes, kill_at, *told, hold_s=hold_s, late=self._name_late
             )
         else:
             self._ladder.shorten(kill_at)
@@ -116,17 +124,17 @@ class Ending:
 
     def close(self, remaining: list[SurvivingProcess]) -> None:
         """Write down that nothing is left, or what."""
-        strays = self._ledger.found - set(self._ledger.workers)
+        strays = self._known_processes.processes - set(self._known_processes.workers)
         self._name_forgers()
         if not remaining:
             self._parts.close()
-            cgroup.remove(self._ledger.cgroup)
+            cgroup.remove(self._known_processes.cgroup)
         self.swept, self.remaining = True, remaining
         late = (self._leftovers, self._past_grace)
         self._parts.record(events.Swept(self._number, len(strays), remaining, *late))
 
     def _name_late(self, found: list[proc.Stat], killed: bool) -> None:
-        named = sweep.name_leftovers(found, self._parts.ranks())
+        named = run_processes.describe_leftovers(found, self._parts.ranks())
         if not killed:
             self._leftovers = named
         elif self.since is not None:
@@ -162,7 +170,11 @@ class Ending:
 
     def _name_forgers(self) -> None:
         """Say who of another user carries the run's tag and is none of its processes: nobody touches it."""
-        names = [f"pid {who.pid} of uid {proc.owner(who.pid)}" for who in self._ledger.forged if proc.alive(who)]
+        names = [
+            f"pid {who.pid} of uid {proc.owner(who.pid)}"
+            for who in self._known_processes.foreign_tagged
+            if proc.alive(who)
+        ]
         if names:
             text = f"marked as of this run, but none of its processes, and left alone: {', '.join(names[:4])}"
             self._alarm("forged", text)

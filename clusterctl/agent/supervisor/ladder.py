@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.loop import Loop
-from clusterctl.agent.members import guardians, sweep
+from clusterctl.agent.processes import run_processes, supervisor_lookup
 from clusterctl.agent.record import rank_files, secrets
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.loop import Timer
     from clusterctl.agent.linux.proc import Stat
-    from clusterctl.agent.members.marks import Marks
+    from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.protocol.process_types import SurvivingProcess
     from clusterctl.agent.record.rundir import RunDir
 
@@ -35,8 +35,8 @@ class Ladder:
     def __init__(
         self,
         loop: Loop,
-        marks: Marks,
-        ledger: sweep.Ledger,
+        markers: RunMarkers,
+        known_processes: run_processes.KnownProcesses,
         kill_at: float,
         done: Callable[[list[SurvivingProcess]], bool],
         slow: Callable[[list[Stat]], None],
@@ -48,8 +48,8 @@ class Ladder:
 
         Args:
             loop: Where it runs.
-            marks: Whom to end.
-            ledger: Whom to end, and whom not.
+            markers: Whom to end.
+            known_processes: Whom to end, and whom not.
             kill_at: Monotonic time of the first SIGKILL. If that is ahead, the stop signal comes first and the time
                 until then is counted from there: to look at all processes may take longer than the grace.
             done: Called with what is left, again until it says that this was the end.
@@ -57,7 +57,13 @@ class Ladder:
             hold_s: For so long what is left may end by itself before anything is sent.
             late: Called with what has not ended in `hold_s`, and with true for what has not ended in its whole grace.
         """
-        self._loop, self._marks, self._ledger, self._done, self._slow = loop, marks, ledger, done, slow
+        self._loop, self._markers, self._known_processes, self._done, self._slow = (
+            loop,
+            markers,
+            known_processes,
+            done,
+            slow,
+        )
         self._kill_at, self._late = kill_at, late
         now = time.monotonic()
         self._hold_until: float | None = now + hold_s if hold_s else None
@@ -106,7 +112,7 @@ class Ladder:
         living = self._look()
         now = time.monotonic()
         if self._empty >= 2 or (living and self._given_up(living, now)):
-            self._left = sweep.describe(living)
+            self._left = run_processes.describe_survivors(living)
             return _FASTEST
         if living and self._hold_until is not None:
             if now < self._hold_until:
@@ -120,24 +126,26 @@ class Ladder:
             if self._killing is None and self._has_whole_grace:
                 self._late(living, True)
             self._killing = now if self._killing is None else self._killing
-            sweep.kill(living, self._ledger)
+            run_processes.kill_processes(living, self._known_processes)
         elif living:
-            sweep.end_groups(living, self._signalled, self._ledger)
-        self._pause = min(self._pause * 1.5, _SLOWEST) if living or self._ledger.unasked else _FASTEST
+            run_processes.terminate_groups(living, self._signalled, self._known_processes)
+        self._pause = (
+            min(self._pause * 1.5, _SLOWEST) if living or self._known_processes.is_scan_incomplete else _FASTEST
+        )
         return self._pause if self._killing is not None else min(self._pause, max(self._kill_at - now, 0.0))
 
     def _look(self) -> list[Stat]:
         """Return what is left: of those that are known, and, where there are none or it is time, of all processes."""
         began = time.monotonic()
-        living = sweep.living(self._ledger)
+        living = run_processes.list_known_processes(self._known_processes)
         if living and began < self._scan_at:
             self._empty = 0
             return living
-        members = sweep.find(self._marks, self._ledger)
+        members = run_processes.find_run_processes(self._markers, self._known_processes)
         now = time.monotonic()
         pause = _SCAN_SECONDS if self._killing is None else self._pause
         self._scan_at = now + max(pause, _SHARE * (now - began))
-        self._empty = 0 if members or self._ledger.unasked else self._empty + 1
+        self._empty = 0 if members or self._known_processes.is_scan_incomplete else self._empty + 1
         return members
 
     def _given_up(self, found: list[Stat], now: float) -> bool:
@@ -152,15 +160,17 @@ class Ladder:
         return now - max(self._killing, self._moved) >= _BOUND or now - self._killing >= _LONGEST
 
 
-def enforce(run: RunDir, marks: Marks, attempt: int, ledger: sweep.Ledger, grace: float) -> dict[str, Any]:
+def enforce(
+    run: RunDir, markers: RunMarkers, attempt: int, known_processes: run_processes.KnownProcesses, grace: float
+) -> dict[str, Any]:
     """End everything of a run here; done aside by a waiter whose fence has expired."""
     rank_files.begin_fence(run.fence(attempt))
-    ledger.ours |= guardians.of_run(run)
+    known_processes.protected |= supervisor_lookup.list_supervisor_and_waiters(run)
     secrets.forget(run)
-    return {"left": end_all(marks, ledger, grace)}
+    return {"left": end_all(markers, known_processes, grace)}
 
 
-def end_all(marks: Marks, ledger: sweep.Ledger, grace: float) -> list[SurvivingProcess]:
+def end_all(markers: RunMarkers, known_processes: run_processes.KnownProcesses, grace: float) -> list[SurvivingProcess]:
     """Do the whole ladder and wait for it, for who has nothing else to do; return what is left."""
     loop = Loop()
     left: list[SurvivingProcess] = []
@@ -170,6 +180,6 @@ def end_all(marks: Marks, ledger: sweep.Ledger, grace: float) -> list[SurvivingP
         loop.stop()
         return True
 
-    Ladder(loop, marks, ledger, time.monotonic() + grace, done, lambda _found: None)
+    Ladder(loop, markers, known_processes, time.monotonic() + grace, done, lambda _found: None)
     loop.run()
     return left

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent import inject
 from clusterctl.agent.linux import ports, proc, relaunch
 from clusterctl.agent.linux.loop import Loop
-from clusterctl.agent.members import guardians, marks
+from clusterctl.agent.processes import run_markers, supervisor_lookup
 from clusterctl.agent.protocol import commands, dataclass_json, events, request_errors, requests
 from clusterctl.agent.record import authority, durable, journal, keeping, rank_files, seat, secrets
 from clusterctl.agent.record.state import apply, fold
@@ -50,7 +50,7 @@ class Supervisor:
         self._syncer = durable.Syncer(self._loop)
         # The folder of the archive, too: what is imported late comes from there.
         self._kept = [*keeping.hold(run.path), *keeping.hold(os.path.dirname(relaunch.root()))]
-        self._marks = marks.marks_of(run)
+        self._markers = run_markers.make_run_markers(run)
         self._journal, self._replaced = journal.Journal(run.journal), False
         self._state = fold(journal.read(run.journal))
         self._claims = claims.Claims(run.run, run.node, guards=self._waiters)
@@ -60,7 +60,7 @@ class Supervisor:
         self._activity: sampling.Activity | None = None
         self._health: sampling.Health | None = None
         self._peers = listening.Peers(self._loop, self._do, self._say)
-        self._forking = forking.Forking(self._loop, run, self._marks, self._record)
+        self._forking = forking.Forking(self._loop, run, self._markers, self._record)
         self._ending, self._heard = False, authority.clock()
         self._commands = {
             commands.Command.PREPARE: self._prepare,
@@ -71,7 +71,7 @@ class Supervisor:
         self._adopt()
 
     def _waiters(self) -> list[int]:
-        return [who.pid for who in guardians.waiters(self._run) if proc.alive(who)]
+        return [who.pid for who in supervisor_lookup.list_waiters(self._run) if proc.alive(who)]
 
     def serve(self) -> None:
         """Work until the run is finished."""
@@ -155,7 +155,7 @@ class Supervisor:
             return
         attempt.started = True
         attempt.watch_ports(self._state.ports)
-        attempt.ledger.cgroup = begun.cgroup
+        attempt.known_processes.cgroup = begun.cgroup
         if begun.launcher is not None:
             spawned = rank_files.read_spawn(self._run.of_rank(attempt.number, begun.launcher, torchrun.FILES + "spawn"))
             if spawned is not None:
@@ -167,7 +167,7 @@ class Supervisor:
 
     def _new_attempt(self, prepare: requests.Prepare) -> Attempt:
         kept = (self._claims, self._ports)
-        return Attempt(self._loop, self._run, self._marks, prepare, self._record, *kept, self._state.dropped)
+        return Attempt(self._loop, self._run, self._markers, prepare, self._record, *kept, self._state.dropped)
 
     def _set_attempt(self, attempt: Attempt) -> None:
         self._attempt = attempt

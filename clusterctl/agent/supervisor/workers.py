@@ -21,7 +21,7 @@ from clusterctl.agent.supervisor import torchrun, waiter
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out
-    from clusterctl.agent.members.marks import Marks
+    from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.protocol.process_types import SpawnRecord
     from clusterctl.agent.record.rundir import RunDir
 
@@ -158,10 +158,15 @@ def _executable(name: str, workdir: str) -> str | None:
 
 
 def program(
-    run: RunDir, marks: Marks, prepare: requests.Prepare, start: requests.Start, one: requests.WorkerStart, python: str
+    run: RunDir,
+    markers: RunMarkers,
+    prepare: requests.Prepare,
+    start: requests.Start,
+    one: requests.WorkerStart,
+    python: str,
 ) -> spawn.Program:
     """Return what a worker becomes."""
-    env = _environment(run, marks, prepare, start, one)
+    env = _environment(run, markers, prepare, start, one)
     env = spawn.with_programs_of(encode(python), env)
     python = name_of_python(python, prepare.python, one.prologue)
     words = torchrun.argv(run, start.attempt, one, python) if one.hosts else one.argv
@@ -174,12 +179,12 @@ def program(
         env=env,
         cwd=cwd,
         prologue=None if one.prologue is None else encode(one.prologue),
-        tag=marks.tag,
+        tag=markers.tag,
     )
 
 
 def _environment(
-    run: RunDir, marks: Marks, prepare: requests.Prepare, start: requests.Start, one: requests.WorkerStart
+    run: RunDir, markers: RunMarkers, prepare: requests.Prepare, start: requests.Start, one: requests.WorkerStart
 ) -> dict[bytes, bytes]:
     env = spawn.base_environment()
     env.pop(b"OLDPWD", None)
@@ -194,7 +199,7 @@ def _environment(
     env[b"CLUSTERCTL_STATUS_DIR"] = encode(status_dir)
     if start.inject:
         env.update(_injected(run, status_dir, env.get(b"PYTHONPATH")))
-    env.update(marks.environment())
+    env.update(markers.environment())
     return env
 
 

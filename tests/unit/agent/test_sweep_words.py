@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.members import sweep
-from clusterctl.agent.members.sweep import Ledger
+from clusterctl.agent.processes import run_processes
+from clusterctl.agent.processes.run_processes import KnownProcesses
 from clusterctl.agent.protocol import events
 from clusterctl.validation.journal import parse_line
 from tests.lab.waiting import wait_for
@@ -55,7 +55,7 @@ def test_a_process_that_is_still_there_is_named_by_its_command_and_what_it_is_do
     os.kill(found.pid, signal.SIGSTOP)
     until(found.pid, "T")
 
-    (said,) = sweep.describe([found])
+    (said,) = run_processes.describe_survivors([found])
 
     assert said == {
         "pid": found.pid, "start_time": found.start_time, "command": "sleep 1000",
@@ -68,7 +68,7 @@ def test_a_process_that_has_gone_meanwhile_is_named_as_it_was(start: Callable[[]
     os.kill(found.pid, signal.SIGKILL)
     os.waitid(os.P_PID, found.pid, os.WEXITED | os.WNOWAIT)
 
-    (said,) = sweep.describe([found])
+    (said,) = run_processes.describe_survivors([found])
 
     assert (said["pid"], said["command"]) == (found.pid, f"[{found.comm}]")
 
@@ -78,7 +78,7 @@ def test_thousands_that_cannot_be_ended_are_all_named_in_an_event_that_the_head_
 ) -> None:
     first, other = (start(sys.executable, "-c", f"import time; time.sleep(1000); {'x' * 300}") for _ in range(2))
 
-    said = sweep.describe([first] * 256 + [other] * 3744)
+    said = run_processes.describe_survivors([first] * 256 + [other] * 3744)
     line = events.encode_event(events.Stamp(1, 0.0, 0.0, "b"), events.Swept(0, 0, said))
 
     assert [one["pid"] for one in (said[0], said[-1])] == [first.pid, other.pid]
@@ -90,14 +90,16 @@ def test_what_is_known_is_looked_at_without_a_look_at_any_other(start: Callable[
     worker, stray, ended, other = (start() for _ in range(4))
     os.kill(ended.pid, signal.SIGKILL)
     until(ended.pid, "Z")
-    ledger = Ledger(workers={worker.identity: None, ended.identity: None}, found={stray.identity, worker.identity})
+    known_processes = KnownProcesses(
+        workers={worker.identity: None, ended.identity: None}, processes={stray.identity, worker.identity}
+    )
 
-    assert [one.pid for one in sweep.living(ledger)] == [worker.pid, stray.pid]
-    assert other.pid not in {one.pid for one in sweep.living(ledger)}
+    assert [one.pid for one in run_processes.list_known_processes(known_processes)] == [worker.pid, stray.pid]
+    assert other.pid not in {one.pid for one in run_processes.list_known_processes(known_processes)}
 
 
 def test_nothing_of_an_attempt_is_older_than_its_first_worker(start: Callable[[], Stat]) -> None:
     workers = [proc.Identity(pid, ticks) for pid, ticks in ((7, 300), (8, 200))]
 
-    assert Ledger(workers=dict.fromkeys(workers)).since == 200
-    assert Ledger().since == 0
+    assert KnownProcesses(workers=dict.fromkeys(workers)).earliest_start_ticks == 200
+    assert KnownProcesses().earliest_start_ticks == 0

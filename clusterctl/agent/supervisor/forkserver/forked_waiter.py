@@ -16,7 +16,7 @@ from clusterctl.agent.supervisor import waiter
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.aside import Out, Task
-    from clusterctl.agent.members.sweep import Ledger
+    from clusterctl.agent.processes.run_processes import KnownProcesses
     from clusterctl.agent.record.rundir import RunDir
 
 
@@ -51,14 +51,14 @@ def _is_ready(ready: int) -> bool:
 
 def _enforcing(value: dict[str, Any]) -> Task:
     """Return what ends everything of the run here; all that it needs is loaded now, while it is there."""
-    from clusterctl.agent.members import marks, sweep
+    from clusterctl.agent.processes import run_markers, run_processes
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.supervisor import ladder
 
     def enforce(_out: Out) -> dict[str, Any]:
         run = RunDir(value["root"], value["run"], value["node"])
-        ledger = sweep.Ledger(cgroup=value["folder"], stop_signal=value["stop_signal"])
-        return ladder.enforce(run, marks.marks_of(run), value["attempt"], ledger, value["grace"])
+        known_processes = run_processes.KnownProcesses(cgroup=value["folder"], stop_signal=value["stop_signal"])
+        return ladder.enforce(run, run_markers.make_run_markers(run), value["attempt"], known_processes, value["grace"])
 
     return enforce
 
@@ -78,7 +78,13 @@ def _post(value: dict[str, Any], keep: list[int]) -> waiter.Post:
     )
 
 
-def told(run: RunDir, attempt: int, grace: float, ledger: Ledger) -> dict[str, Any]:
+def told(run: RunDir, attempt: int, grace: float, known_processes: KnownProcesses) -> dict[str, Any]:
     """Return what such a waiter has to know to enforce a fence."""
     who = {"root": run.root, "run": run.run, "node": run.node}
-    return {**who, "attempt": attempt, "grace": grace, "folder": ledger.cgroup, "stop_signal": int(ledger.stop_signal)}
+    return {
+        **who,
+        "attempt": attempt,
+        "grace": grace,
+        "folder": known_processes.cgroup,
+        "stop_signal": int(known_processes.stop_signal),
+    }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.linux import spawn
     from clusterctl.agent.linux.loop import Loop
-    from clusterctl.agent.members.marks import Marks
+    from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.supervisor.attempt import Attempt
     from clusterctl.agent.supervisor.workers import Worker
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class Forking:
     """Has a forkserver where the head asks for one, and lets starts wait until it is ready."""
 
-    def __init__(self, loop: Loop, run: RunDir, marks: Marks, record: Callable[[events.Event], object]) -> None:
+    def __init__(self, loop: Loop, run: RunDir, markers: RunMarkers, record: Callable[[events.Event], object]) -> None:
         """Begin with none."""
-        self._loop, self._run, self._marks, self._record = loop, run, marks, record
+        self._loop, self._run, self._markers, self._record = loop, run, markers, record
         self._server: ForkServer | None = None
         self._attempt: Attempt | None = None
         self._asked: requests.Forked | None = None
@@ -50,7 +50,7 @@ class Forking:
         attempt.begin_all = self._begin_all
         program, old = self._program(attempt.prepare, attempt.python, self._asked), self._server
         if old is not None and old.stage is not Stage.OVER and old.matches(self._asked, program):
-            attempt.ledger.ours.add(old.identity)
+            attempt.known_processes.protected.add(old.identity)
             old.check(self._asked, program)
         else:
             self.close()
@@ -60,7 +60,7 @@ class Forking:
         one = requests.WorkerStart(rank=0, local_rank=0, argv=asked.argv, env=asked.env)
         # Of the first attempt, whichever it is: what is of one attempt alone is left out all the same.
         start = requests.Start(self._run.run, self._run.node, 0, [], inject=asked.inject)
-        return workers.program(self._run, self._marks, prepare, start, one, python)
+        return workers.program(self._run, self._markers, prepare, start, one, python)
 
     def _start(self, asked: requests.Forked, program: spawn.Program) -> None:
         try:
@@ -71,7 +71,7 @@ class Forking:
             self._say(f"no process can be had to fork them: {error.strerror}")
             return
         if self._attempt is not None:
-            self._attempt.ledger.ours.add(server.identity)
+            self._attempt.known_processes.protected.add(server.identity)
         self._server = server
 
     def _settled(self) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.record.rundir import RunDir
 
 
-def connect(run: RunDir) -> socket.socket | None:
+def connect_to_supervisor(run: RunDir) -> socket.socket | None:
     """Return a connection to the supervisor of a run, or `None` where there is none.
 
     Raises:
@@ -31,10 +31,10 @@ def connect(run: RunDir) -> socket.socket | None:
         return None
 
 
-def supervisor(run: RunDir) -> Identity | None:
+def find_supervisor(run: RunDir) -> Identity | None:
     """Return the supervisor of a run, or `None` where there is none."""
     try:
-        sock = connect(run)
+        sock = connect_to_supervisor(run)
     except BlockingIOError:
         pid = seat.holder(run)
         return None if pid is None else proc.identify(pid)
@@ -45,7 +45,7 @@ def supervisor(run: RunDir) -> Identity | None:
     return proc.identify(pid) if uid == os.getuid() else None
 
 
-def waiters(run: RunDir) -> set[Identity]:
+def list_waiters(run: RunDir) -> set[Identity]:
     """Return every waiter of a run, of all attempts."""
     identities = set()
     for path in glob.glob(os.path.join(glob.escape(run.path), "attempt-*", "rank-*.spawn")):
@@ -56,7 +56,7 @@ def waiters(run: RunDir) -> set[Identity]:
     return identities
 
 
-def of_run(run: RunDir) -> set[Identity]:
+def list_supervisor_and_waiters(run: RunDir) -> set[Identity]:
     """Return the supervisor and every waiter of a run, of all attempts."""
-    who = supervisor(run)
-    return waiters(run) | ({who} if who is not None else set())
+    who = find_supervisor(run)
+    return list_waiters(run) | ({who} if who is not None else set())

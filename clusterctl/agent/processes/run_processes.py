@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.agent.linux.aside import Out
-    from clusterctl.agent.members.marks import Marks
+    from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.protocol.process_types import LeftoverProcess, SurvivingProcess
 
 _ROOT = 0
-_ASIDE_SECONDS, _ALL_ASIDE_SECONDS = 1.0, 5.0
+_QUERY_TIMEOUT_S, _ALL_QUERIES_TIMEOUT_S = 1.0, 5.0
 """How long the look at one process, and at all that are left, may take. A process that is stuck in a driver or in an
 exec keeps its memory and more locked, and whoever reads the wrong file of it in `/proc` waits with it."""
 
-_MOST_COMMANDS = 256
+_MAX_COMMANDS = 256
 """Of so many survivors the command line is told; of thousands that a dead mount holds all have to fit in one event."""
 
 T = TypeVar("T")
 
 
 @dataclass
-class Ledger:
+class KnownProcesses:
     """Who is known to belong to the run, and who must not be touched.
 
     Attributes:
@@ -49,83 +49,104 @@ class Ledger:
     """
 
     workers: dict[Identity, int | None] = field(default_factory=dict)
-    found: set[Identity] = field(default_factory=set)
-    ours: set[Identity] = field(default_factory=set)
-    strangers: set[Identity] = field(default_factory=set)
-    forged: set[Identity] = field(default_factory=set)
-    silent: set[int] = field(default_factory=set)
-    unasked: bool = False
+    processes: set[Identity] = field(default_factory=set)
+    protected: set[Identity] = field(default_factory=set)
+    unrelated: set[Identity] = field(default_factory=set)
+    foreign_tagged: set[Identity] = field(default_factory=set)
+    unreadable: set[int] = field(default_factory=set)
+    is_scan_incomplete: bool = False
     stop_signal: int = signal.SIGTERM
     cgroup: str | None = None
 
     @property
-    def since(self) -> int:
+    def earliest_start_ticks(self) -> int:
         """Ticks before which no process of the attempt can have started: all come of a worker."""
         return min((worker.start_time for worker in self.workers), default=0)
 
 
-def find(marks: Marks, ledger: Ledger) -> list[Stat]:
+def find_run_processes(markers: RunMarkers, known_processes: KnownProcesses) -> list[Stat]:
     """Return every process of the run on this node that has not ended, and remember it in the ledger.
 
     One that changed its user may be beyond our signals; it is of the run nevertheless, and has to be named.
     """
-    pids = [pid for pid in proc.pids() if pid not in ledger.silent and pid != os.getpid()]
-    answers, stuck = _aside(pids, functools.partial(look, marks, ledger, cgroup.members(ledger.cgroup)))
-    ledger.silent |= stuck
-    ledger.unasked = len(answers) + len(stuck) < len(pids)
-    result = [Stat(**answer["member"]) for answer in answers.values() if "member" in answer]
-    ledger.strangers.update(
-        Identity(pid, answer["stranger"]) for pid, answer in answers.items() if "stranger" in answer
+    pids = [pid for pid in proc.pids() if pid not in known_processes.unreadable and pid != os.getpid()]
+    answers, stuck = _query_processes(
+        pids, functools.partial(classify_process, markers, known_processes, cgroup.members(known_processes.cgroup))
     )
-    ledger.forged.update(Identity(pid, answer["forged"]) for pid, answer in answers.items() if "forged" in answer)
-    ledger.found.update(process.identity for process in result)
+    known_processes.unreadable |= stuck
+    known_processes.is_scan_incomplete = len(answers) + len(stuck) < len(pids)
+    result = [Stat(**answer["member"]) for answer in answers.values() if "member" in answer]
+    known_processes.unrelated.update(
+        Identity(pid, answer["unrelated"]) for pid, answer in answers.items() if "unrelated" in answer
+    )
+    known_processes.foreign_tagged.update(
+        Identity(pid, answer["foreign"]) for pid, answer in answers.items() if "foreign" in answer
+    )
+    known_processes.processes.update(process.identity for process in result)
     return result
 
 
-def living(ledger: Ledger) -> list[Stat]:
+def list_known_processes(known_processes: KnownProcesses) -> list[Stat]:
     """Return the processes that are known already and have not ended, without looking at any other."""
-    stats = (proc.stat(who.pid) for who in (*ledger.workers, *(ledger.found - ledger.workers.keys())))
-    return [process for process in stats if process is not None and not process.gone and _is_known(process, ledger)]
+    stats = (
+        proc.stat(who.pid)
+        for who in (*known_processes.workers, *(known_processes.processes - known_processes.workers.keys()))
+    )
+    return [
+        process for process in stats if process is not None and not process.gone and _is_known(process, known_processes)
+    ]
 
 
-def look(marks: Marks, ledger: Ledger, inside: set[int], pid: int) -> dict[str, Any]:
+def classify_process(
+    markers: RunMarkers, known_processes: KnownProcesses, inside: set[int], pid: int
+) -> dict[str, Any]:
     """Say whether a process is a `member` of the run, a `stranger` for good, `forged`, or nothing in particular."""
     process = proc.stat(pid)
-    if process is None or process.gone or process.kernel or process.identity in ledger.ours or pid == os.getpid():
+    if (
+        process is None
+        or process.gone
+        or process.kernel
+        or process.identity in known_processes.protected
+        or pid == os.getpid()
+    ):
         return {}
-    if pid in inside or _is_known(process, ledger) or _in_session(process, ledger):
+    if pid in inside or _is_known(process, known_processes) or _in_session(process, known_processes):
         return {"member": vars(process)}
-    if marks.tagged(pid):
+    if markers.has_tag(pid):
         # Anybody can copy the tag, but nobody of another user can come of a process of ours without being of the run.
-        ours = proc.owner(pid) == marks.uid or _comes_of_us(marks, ledger, process)
-        return {"member": vars(process)} if ours else {"forged": process.start_time}
+        ours = proc.owner(pid) == markers.uid or _descends_from_run(markers, known_processes, process)
+        return {"member": vars(process)} if ours else {"foreign": process.start_time}
     # What follows can be copied by a process of somebody else, so its user must be ours, and its time.
-    if process.start_time < ledger.since or process.identity in ledger.strangers or proc.owner(pid) != marks.uid:
+    if (
+        process.start_time < known_processes.earliest_start_ticks
+        or process.identity in known_processes.unrelated
+        or proc.owner(pid) != markers.uid
+    ):
         return {}
-    named = marks.named(pid)
-    if named or proc.writes_output(pid, marks.folder):
+    named = markers.has_run_environment(pid)
+    if named or proc.writes_output(pid, markers.run_dir):
         return {"member": vars(process)}
-    return {} if named is None else {"stranger": process.start_time}
+    return {} if named is None else {"unrelated": process.start_time}
 
 
-def _is_known(process: Stat, ledger: Ledger) -> bool:
-    return process.identity in ledger.workers or process.identity in ledger.found
+def _is_known(process: Stat, known_processes: KnownProcesses) -> bool:
+    return process.identity in known_processes.workers or process.identity in known_processes.processes
 
 
-def _in_session(process: Stat, ledger: Ledger) -> bool:
+def _in_session(process: Stat, known_processes: KnownProcesses) -> bool:
     """Whether a process is in the POSIX session of one of the workers.
 
     The pid of a worker that has ended may be used again, by a new session too: so only who was there before its end
     counts once it has ended. (Who came later carries other marks.)
     """
-    for worker, ended in ledger.workers.items():
+    for worker, ended in known_processes.workers.items():
         # A worker of another boot has the pid 0, and 0 is the session of whoever never was given one.
         if worker.pid and process.sid == worker.pid and process.start_time >= worker.start_time:
             return process.start_time <= ended if ended is not None else proc.alive(worker)
     return False
 
 
-def _comes_of_us(marks: Marks, ledger: Ledger, process: Stat) -> bool:
+def _descends_from_run(markers: RunMarkers, known_processes: KnownProcesses, process: Stat) -> bool:
     """Whether a process descends from one that is known, or from one of our user that carries the tag.
 
     Sessions and parents are handed on by the kernel, so they cannot be copied. Orphans of the run are children of its
@@ -134,8 +155,12 @@ def _comes_of_us(marks: Marks, ledger: Ledger, process: Stat) -> bool:
     todo, seen = [process], {process.pid}
     while todo:
         one = todo.pop()
-        of_us = one.identity in ledger.ours or _is_known(one, ledger) or _in_session(one, ledger)
-        if of_us or (marks.tagged(one.pid) and proc.owner(one.pid) == marks.uid):
+        of_us = (
+            one.identity in known_processes.protected
+            or _is_known(one, known_processes)
+            or _in_session(one, known_processes)
+        )
+        if of_us or (markers.has_tag(one.pid) and proc.owner(one.pid) == markers.uid):
             return True
         before = (proc.stat(pid) for pid in {one.ppid, one.sid} - seen - {0, 1})
         seen |= {one.ppid, one.sid}
@@ -144,17 +169,17 @@ def _comes_of_us(marks: Marks, ledger: Ledger, process: Stat) -> bool:
     return False
 
 
-def _aside(pids: list[int], question: Callable[[int], T]) -> tuple[dict[int, T], set[int]]:
+def _query_processes(pids: list[int], question: Callable[[int], T]) -> tuple[dict[int, T], set[int]]:
     """Look at processes in a fork; return what was seen of each, and at which the look hangs.
 
     Some may be in neither, for lack of time.
     """
     looks: dict[int, T] = {}
     stuck: set[int] = set()
-    deadline = time.monotonic() + _ALL_ASIDE_SECONDS
+    deadline = time.monotonic() + _ALL_QUERIES_TIMEOUT_S
     while pids and time.monotonic() < deadline:
         try:
-            answers = aside.ask(functools.partial(_ask_of_each, pids, question), _ASIDE_SECONDS)
+            answers = aside.ask(functools.partial(_query_each, pids, question), _QUERY_TIMEOUT_S)
         except OSError:
             # Not even a process is to be had: better to look here than not at all.
             return {**looks, **{pid: question(pid) for pid in pids}}, stuck
@@ -165,7 +190,7 @@ def _aside(pids: list[int], question: Callable[[int], T]) -> tuple[dict[int, T],
     return looks, stuck
 
 
-def _ask_of_each(pids: list[int], question: Callable[[int], Any], out: Out) -> dict[str, Any]:
+def _query_each(pids: list[int], question: Callable[[int], Any], out: Out) -> dict[str, Any]:
     for pid in pids:
         out.message({"seen": question(pid)})
     return {}
@@ -174,41 +199,45 @@ def _ask_of_each(pids: list[int], question: Callable[[int], Any], out: Out) -> d
 # --- ending
 
 
-def end_groups(processes: list[Stat], signalled: set[int], ledger: Ledger) -> None:
+def terminate_groups(processes: list[Stat], signalled: set[int], known_processes: KnownProcesses) -> None:
     """Send the stop signal and SIGCONT to the processes and their groups, to each group once.
 
     A stopped process acts on it only once it is continued. Groups whose leader has ended are reached as well.
     """
-    ours = _groups_of_ours(ledger)
+    ours = _list_protected_groups(known_processes)
     targets = {process.pgid if process.pgid not in ours else -process.pid for process in processes} - signalled
     for target in targets:
         signalled.add(target)
-        for number in (ledger.stop_signal, signal.SIGCONT):
-            _send(target, number)
+        for number in (known_processes.stop_signal, signal.SIGCONT):
+            _send_signal(target, number)
 
 
-def kill(processes: list[Stat], ledger: Ledger) -> None:
+def kill_processes(processes: list[Stat], known_processes: KnownProcesses) -> None:
     """Send SIGKILL to the processes, their groups and their cgroup."""
-    cgroup.kill(ledger.cgroup)
-    for group in {process.pgid for process in processes} - _groups_of_ours(ledger):
-        _send(group, signal.SIGKILL)
+    cgroup.kill(known_processes.cgroup)
+    for group in {process.pgid for process in processes} - _list_protected_groups(known_processes):
+        _send_signal(group, signal.SIGKILL)
     for process in processes:
         if proc.identify(process.pid) == process.identity:
-            _send(-process.pid, signal.SIGKILL)
+            _send_signal(-process.pid, signal.SIGKILL)
 
 
-def _groups_of_ours(ledger: Ledger) -> set[int]:
+def _list_protected_groups(known_processes: KnownProcesses) -> set[int]:
     """Return the process groups that hold one of us, and those that are none: 0 would be our own, 1 everybody."""
-    guardians = (proc.stat(who.pid) for who in ledger.ours)
+    guardians = (proc.stat(who.pid) for who in known_processes.protected)
     return {
         0,
         1,
         os.getpgrp(),
-        *(guardian.pgid for guardian in guardians if guardian is not None and guardian.identity in ledger.ours),
+        *(
+            guardian.pgid
+            for guardian in guardians
+            if guardian is not None and guardian.identity in known_processes.protected
+        ),
     }
 
 
-def _send(target: int, number: int) -> None:
+def _send_signal(target: int, number: int) -> None:
     """Signal a process group, or, by its negative pid, one process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if target < 0:
@@ -217,35 +246,35 @@ def _send(target: int, number: int) -> None:
             os.killpg(target, number)
 
 
-def describe(survivors: list[Stat]) -> list[SurvivingProcess]:
+def describe_survivors(survivors: list[Stat]) -> list[SurvivingProcess]:
     """Return survivors and why they are still there: `{pid, start_time, command, why}` of each.
 
     Behind the first few hundred the name of the process stands for its command.
     """
-    commands, _ = _aside([process.pid for process in survivors[:_MOST_COMMANDS]], proc.command)
+    commands, _ = _query_processes([process.pid for process in survivors[:_MAX_COMMANDS]], proc.command)
     return [
         {
             "pid": process.pid,
             "start_time": process.start_time,
             "command": commands.get(process.pid) or f"[{process.comm}]",
-            "why": _why(process),
+            "why": _explain_survival(process),
         }
         for process in survivors
     ]
 
 
-_HELPERS = re.compile(
+_HELPER_COMMANDS = re.compile(
     r"multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver)|torch_shm_manager|_inductor[./]compile_worker"
     r"|(?:^|/)(?:wandb-core|wandb-service|gpu_stats|tensorboard|nvidia-smi|dcgmi|rocm-smi|amd-smi)\b"
 )
 """Command lines of what libraries start for themselves and of what only looks on: it may outlive a rank."""
-_MOST_LEFTOVERS = 64
+_MAX_LEFTOVERS = 64
 
 
-def name_leftovers(processes: list[Stat], ranks: Mapping[int, int]) -> list[LeftoverProcess]:
+def describe_leftovers(processes: list[Stat], ranks: Mapping[int, int]) -> list[LeftoverProcess]:
     """Return what is still there and no helper of a library; `ranks` by the POSIX session of their first process."""
     now = proc.ticks_at(time.monotonic())
-    seen, _ = _aside([process.pid for process in processes[:_MOST_LEFTOVERS]], _command_and_rank)
+    seen, _ = _query_processes([process.pid for process in processes[:_MAX_LEFTOVERS]], _read_command_and_rank)
     return [
         {
             "pid": process.pid,
@@ -253,18 +282,18 @@ def name_leftovers(processes: list[Stat], ranks: Mapping[int, int]) -> list[Left
             "command": command,
             "age_s": round(max(0.0, (now - process.start_time) / proc.TICKS), 1),
         }
-        for process in processes[:_MOST_LEFTOVERS]
+        for process in processes[:_MAX_LEFTOVERS]
         for command, rank in [seen.get(process.pid) or (f"[{process.comm}]", None)]
-        if not _HELPERS.search(command)
+        if not _HELPER_COMMANDS.search(command)
     ]
 
 
-def _command_and_rank(pid: int) -> tuple[str, int | None]:
+def _read_command_and_rank(pid: int) -> tuple[str, int | None]:
     rank = proc.environ(pid).get(b"RANK", b"")
     return proc.command(pid), int(rank) if rank.isdigit() and len(rank) < 8 else None
 
 
-def _why(process: Stat) -> str:
+def _explain_survival(process: Stat) -> str:
     now = proc.stat(process.pid) or process
     if now.state == "D":
         place = proc.wchan(process.pid)

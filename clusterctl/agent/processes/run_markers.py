@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Marks:
+class RunMarkers:
     """What tells processes of one run on one node from all others.
 
     Attributes:
@@ -26,21 +26,21 @@ class Marks:
         uid: Whose processes they are.
     """
 
-    run: bytes
-    node: bytes
+    run_id: bytes
+    node_name: bytes
     tag: int
-    folder: str
+    run_dir: str
     uid: int
 
     def environment(self) -> dict[bytes, bytes]:
         """Return the marks that travel in the environment."""
-        return {b"CLUSTERCTL_RUN_ID": self.run, b"CLUSTERCTL_NODE": self.node}
+        return {b"CLUSTERCTL_RUN_ID": self.run_id, b"CLUSTERCTL_NODE": self.node_name}
 
-    def tagged(self, pid: int) -> bool:
+    def has_tag(self, pid: int) -> bool:
         """Whether a process carries the surviving mark."""
         return proc.has_limit(pid, self.tag)
 
-    def named(self, pid: int) -> bool | None:
+    def has_run_environment(self, pid: int) -> bool | None:
         """Whether the environment of a process names the run and the node; `None` where it shows none.
 
         To be asked aside: where a process is stuck with its memory locked, this hangs.
@@ -49,13 +49,13 @@ class Marks:
         return (
             None
             if not environ
-            else environ.get(b"CLUSTERCTL_RUN_ID") == self.run and environ.get(b"CLUSTERCTL_NODE") == self.node
+            else environ.get(b"CLUSTERCTL_RUN_ID") == self.run_id and environ.get(b"CLUSTERCTL_NODE") == self.node_name
         )
 
 
-def marks_of(run: RunDir) -> Marks:
+def make_run_markers(run: RunDir) -> RunMarkers:
     """Return the marks of a run on this node."""
     digest = hashlib.sha256(b"tag" + run.key.encode()).digest()
     # Bit 60 keeps it far above any limit that a person would set; the value stays below RLIM_INFINITY.
     tag = int.from_bytes(digest[:7], "big") | 1 << 60
-    return Marks(encode(run.run), encode(run.node), tag, run.path, os.getuid())
+    return RunMarkers(encode(run.run), encode(run.node), tag, run.path, os.getuid())
