@@ -54,6 +54,25 @@ def test_nodes_are_told_by_what_they_lack_and_get_it_afterwards(head: LocalHead)
     assert head.run("sync", "--dry-run").stdout == "gpu[01-03]: 0 of 2 files would be sent, 0 B\n"
 
 
+def test_a_start_and_a_sync_name_what_gitignore_leaves_out(make_head: MakeHead) -> None:
+    head = make_head()
+    enter = f"[env, -u, XDG_STATE_HOME, 'HOME={head.folder.parent}/{{host}}', /bin/sh]"
+    (head.folder.parent / "a").mkdir()
+    (head.folder / "cluster.yaml").write_text(
+        f"version: 1\nname: p\nhosts: [{{host: a, gpus: 0, transport: {{command: {enter}}}}}]\njob: {{script: train.py}}\n"
+    )
+    (head.folder / "train.py").write_text("")
+    (head.folder / "data").mkdir()
+    (head.folder / "data/train.csv").write_text("1\n")
+    (head.folder / ".gitignore").write_text("data/\n")
+    assert head.run("trust", "--yes").returncode == 0
+    said = "not sent: data/ (.gitignore); `clusterctl sync --dry-run -v` lists all"
+
+    for command in (("sync",), ("up", "--no-health"), ("up", "--no-health", "-d")):
+        assert head.run(*command).stderr.splitlines().count(said) == 1, command
+    assert said not in head.run("sync", "-q").stderr
+
+
 def test_what_is_left_out_is_told_by_rule(head: LocalHead) -> None:
     (head.folder / ".gitignore").write_text("*.pt\n")
     for number in range(5):

@@ -100,6 +100,8 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
         console.narrate(f"warning: {doubt}")
     if choices.dry_run or choices.verbose:
         console.data(*(safe(line) for line in doubts.lines(manifest.left_out, whole=choices.verbose)))
+    elif not choices.quiet and (not_sent := doubts.of_own_rules(manifest.left_out)) is not None:
+        console.narrate(safe(not_sent))
     parcel = Parcel(manifest, store)
     with sessions_of(spec, remote, tell=None if choices.quiet else console.err) as sessions:
         if choices.dry_run:

@@ -210,6 +210,9 @@ class Launch:
             code.save(self._run, manifest)
             for doubt in doubts.sentences(manifest, store):
                 self._post(events.Note(text=doubt, level="warn"))
+            not_sent = doubts.of_own_rules(manifest.left_out)
+            if not_sent is not None:
+                self._post(events.Note(text=not_sent))
         else:
             kept = code.load(self._run)
             if kept is None:

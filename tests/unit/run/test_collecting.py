@@ -336,6 +336,38 @@ def test_a_script_that_is_not_sent_is_refused_with_the_rule(source: Path, conten
         doubts.refuse_without_script(spec, manifest.files, manifest.left_out)
 
 
+@pytest.mark.parametrize(
+    ("ignores", "exclude", "said"),
+    [
+        pytest.param({".gitignore": "data\n"}, [], "data/ (.gitignore)", id="folder"),
+        pytest.param({"pkg/.gitignore": "*.csv\n"}, [], "pkg/a.csv and 1 more (pkg/.gitignore)", id="further down"),
+        pytest.param({}, ["data/", "*.csv"], "data/ (sync.exclude), pkg/a.csv and 1 more (sync.exclude)", id="exclude"),
+        pytest.param(
+            {".gitignore": "/*\n!/a.py\n"}, [], "data/ and 5 more (.gitignore)", id="a list of what is let in"
+        ),
+        pytest.param(
+            {".gitignore": "*.log\n.env\npkg\n/data\nx.bin\n"},
+            [],
+            "data/ (.gitignore), pkg/ (.gitignore), .env (.gitignore), … 2 more",
+            id="folders first, and not too many",
+        ),
+        pytest.param({".gitignore": "__pycache__/\n.pytest_cache/\n*.pyc\n.venv\n"}, [], None, id="what tools make"),
+    ],
+)
+def test_what_rules_of_a_person_leave_out_is_said_in_a_line(
+    source: Path, content: Path, ignores: dict[str, str], exclude: list[str], said: str | None
+) -> None:
+    write(source, "a.py", "a.log", ".env", "x.bin", "data/x.csv", "pkg/a.csv", "pkg/b.csv")
+    write(source, "__pycache__/a.pyc", ".pytest_cache/x", "old.pyc", ".venv/pyvenv.cfg")
+    for path, text in ignores.items():
+        (source / path).write_text(text)
+
+    manifest = code.collect(SyncSpec(source=str(source), exclude=tuple(exclude)), code.ContentStore(content))
+
+    expected = None if said is None else f"not sent: {said}; `clusterctl sync --dry-run -v` lists all"
+    assert doubts.of_own_rules(manifest.left_out) == expected
+
+
 def test_pointers_of_git_lfs_are_named_as_what_they_are(source: Path, content: Path) -> None:
     write(source, "a.py")
     oid = "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 _LFS = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = range(100, 1024)
 _MOST_NAMES = 3
+_MADE_BY_TOOLS = re.compile(
+    r"(?:.*_cache|.*\.egg-info|node_modules|htmlcov|\.(?:eggs|hypothesis|ipynb_checkpoints|tox|nox|idea|vscode))/"
+    r"|.*\.py[co]|\.coverage.*|\.DS_Store|.*\.swp|.*~"
+)
+"""What tools and editors write beside code, which no job misses."""
 
 
 def sentences(manifest: Manifest, store: ContentStore) -> list[str]:
@@ -51,6 +57,30 @@ def of_left_out(left_out: Iterable[LeftOut]) -> Iterator[str]:
             alike.setdefault((one.rule, one.remedy), []).append(one.shown)
     for (rule, remedy), paths in alike.items():
         yield f"not sent: {_named(paths)}, {rule}: {remedy}"
+
+
+def of_own_rules(left_out: Iterable[LeftOut]) -> str | None:
+    """Return in a line what rules that a person wrote leave out; `None` if that is nothing that a job may miss."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for one in left_out:
+        if one.written_in and not one.remedy and not _is_made_by_a_tool(one.path):
+            alike.setdefault((one.written_in, one.rule), []).append(one.path)
+    # Folders first: data is rather one of them.
+    rules = sorted(alike.items(), key=lambda item: not any(path.endswith("/") for path in item[1]))
+    if not rules:
+        return None
+    named = []
+    for (written_in, _), paths in rules[:_MOST_NAMES]:
+        first, *others = sorted(paths, key=lambda path: not path.endswith("/"))
+        named.append(f"{first}{f' and {len(others)} more' if others else ''} ({written_in})")
+    left = sum(len(paths) for _, paths in rules[_MOST_NAMES:])
+    more = f", … {left} more" if left else ""
+    return f"not sent: {', '.join(named)}{more}; `clusterctl sync --dry-run -v` lists all"
+
+
+def _is_made_by_a_tool(path: str) -> bool:
+    name = f"{PurePosixPath(path).name}{'/' if path.endswith('/') else ''}"
+    return _MADE_BY_TOOLS.fullmatch(name) is not None
 
 
 def lines(left_out: Iterable[LeftOut], *, whole: bool = False) -> list[str]:

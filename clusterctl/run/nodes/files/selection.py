@@ -45,17 +45,26 @@ class LeftOut:
         rule: What leaves it out.
         target: Where a link leads.
         remedy: What a person can do who did not mean to leave it out; empty where a rule of theirs says it.
+        written_in: `sync.exclude`, or the `.gitignore` that has the rule; empty for a rule that nobody wrote.
     """
 
     path: str
     rule: str
     target: str = ""
     remedy: str = ""
+    written_in: str = ""
 
     @property
     def shown(self) -> str:
         """The path, and where it leads."""
         return f"{self.path} -> {self.target}" if self.target else self.path
+
+
+class Rule(NamedTuple):
+    """What leaves something out: in words, and where it is written (see `LeftOut`)."""
+
+    words: str
+    written_in: str = ""
 
 
 _OUTSIDE = "a link out of the folder"
@@ -134,7 +143,7 @@ class _Walk:
         ):
             self._tracked.add(source, "")
 
-    def folder(self, folder: str, rules: _Rules, ignored: str | None) -> Iterator[Found]:
+    def folder(self, folder: str, rules: _Rules, ignored: Rule | None) -> Iterator[Found]:
         """Yield what is sent of one folder.
 
         Args:
@@ -161,7 +170,7 @@ class _Walk:
             else:
                 yield from self._file(path, entry, rules, ignored)
 
-    def _inner(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: str | None) -> Iterator[Found]:
+    def _inner(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Iterator[Found]:
         rule = self._rule(path, entry, rules, ignored)
         is_submodule = path in self._tracked.submodules
         if rule is not None and (path not in self._tracked or _decided(f"{path}/", self._exclude) is not None):
@@ -171,7 +180,7 @@ class _Walk:
         else:
             yield from self.folder(path, rules, None if is_submodule else rule)
 
-    def _file(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: str | None) -> Iterator[Found]:
+    def _file(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Iterator[Found]:
         rule = self._rule(path, entry, rules, ignored)
         if rule is not None:
             self._leave(path, rule)
@@ -203,14 +212,14 @@ class _Walk:
             self._links.append((path, written, os.path.relpath(real, self._top)))
             yield Found(path, status, self._as_written(path, written, real))
 
-    def _leave(self, path: str, rule: str) -> None:
+    def _leave(self, path: str, rule: Rule) -> None:
         """Tell what a rule leaves out; once also that git was to say whether it does, and could not."""
-        remedy = ""
-        if self._tracked.failures and not self._is_git_doubted and rule.endswith(_IGNORE):
+        words, remedy = rule.words, ""
+        if self._tracked.failures and not self._is_git_doubted and rule.written_in.endswith(_IGNORE):
             self._is_git_doubted = True
-            rule += f", and git cannot say whether it tracks this ({next(iter(self._tracked.failures.values()))})"
+            words += f", and git cannot say whether it tracks this ({next(iter(self._tracked.failures.values()))})"
             remedy = "files that git tracks are sent only if it can say so"
-        self._leave_out(LeftOut(path, rule, remedy=remedy))
+        self._leave_out(LeftOut(path, words, remedy=remedy, written_in=rule.written_in))
 
     def _note(self, path: str) -> None:
         """Note that a path is sent, and the folders that it lies in."""
@@ -231,25 +240,26 @@ class _Walk:
             return written
         return os.path.relpath(real, os.path.join(self._top, parent))
 
-    def _rule(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: str | None) -> str | None:
+    def _rule(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Rule | None:
         """Return what leaves an entry out; what git tracks is sent in spite of every rule but those of `exclude`."""
         is_folder = entry.is_dir(follow_symlinks=False)
         name = f"{path}/" if is_folder else path
         found = _decided(name, self._exclude)
         if found is not None:
-            return f"`{found[1].pattern}` of `sync.exclude`" if found[1].include else None
+            return Rule(f"`{found[1].pattern}` of `sync.exclude`", "sync.exclude") if found[1].include else None
         if not is_folder and path in self._tracked:
             return None
         if ignored is not None:
             return ignored
         if entry.name in _NO_CODE:
-            return f"`{entry.name}` is no code"
+            return Rule(f"`{entry.name}` is no code")
         if is_folder and os.path.exists(f"{entry.path}/pyvenv.cfg"):
-            return _VENV
+            return Rule(_VENV)
         found = _decided(name, rules)
         if found is None or not found[1].include:
             return None
-        return f"`{found[1].pattern}` of {_below(found[0], _IGNORE)}"
+        file = _below(found[0], _IGNORE)
+        return Rule(f"`{found[1].pattern}` of {file}", file)
 
 
 def _below(folder: str, name: str) -> str:
