@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _MAX_TEXT = 160
+_OUT_OF_MEMORY = "a kernel that lacked memory has `oom-kill` or `Out of memory: Killed process` in its log of that time"
 _TRACEBACK_FRAME = re.compile(
     r'^\s*(?:\[?rank\d+\]?:?\s*)?File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.M
 )
@@ -85,7 +86,11 @@ def next_command(cls: Class, run: str, rank: int | None, node: str | None) -> tu
         case Class.COMMAND_NOT_FOUND:
             return (f"clusterctl exec{at} --in-job --shell 'echo $PATH'", logs)
         case Class.KILLED:
-            return (f"clusterctl exec{at} --shell 'dmesg | tail'", logs)
+            return (
+                f"clusterctl exec{at} --shell 'dmesg -T | grep -iE \"oom|out of memory\" | tail'",
+                _OUT_OF_MEMORY,
+                logs,
+            )
         case Class.MISSING_MODULE:
             return (f"clusterctl health{at} version.python", logs)
         case Class.MISSING_FILE | Class.NO_PERMISSION:

@@ -84,12 +84,15 @@ def find_headline(output: str, *, exit_code: int | None = None, signal: int | No
 
 def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
     lines = _lines(output)
-    found = _choose(_causes(lines), lines, signal)
+    causes = _causes(lines)
+    found = _choose(causes, lines, signal)
     number = signal or (exit_code - 128 if exit_code is not None and 128 < exit_code <= 128 + 64 else None)
     name = None if number is None else signal_name(number)
-    if name in SENT_FROM_OUTSIDE and (found is None or not (found.is_raised or _is_of_this_end(found))):
+    said = next((one for one in reversed(causes) if one.text == f"killed by {name}"), None)
+    if name in SENT_FROM_OUTSIDE and (found is None or not _is_of_this_end(found, has_shell=said is not None)):
         # Whoever was killed had no time for last words.
-        return Headline(text=_signal_text(name, number, exit_code), cls=Class.KILLED, confidence=Confidence.CERTAIN)
+        text = _signal_text(name, number, exit_code) if said is None else _with_command(said, exit_code, name)
+        return Headline(text=_shortened(text), cls=Class.KILLED, confidence=Confidence.CERTAIN)
     if found is None:
         return _without_a_cause(lines, exit_code, number, name)
     cls = _class_of(found, exit_code, name)
@@ -103,7 +106,7 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
     )
     sure = near and is_own and not found.goes_on
     return Headline(
-        text=_shortened(found.text),
+        text=_shortened(_with_command(found, exit_code, name)),
         cls=cls,
         confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
         words=found.words if near else "",
@@ -166,6 +169,7 @@ class _Cause:
     Attributes:
         start, at: Index of its first line, with its traceback; and of the line that tells.
         weight: 3 for what ends a process; 2 for what it complains of; 1 for what only follows from another end.
+        command: Which command a shell says that a signal has ended; the text says which signal.
         behind: How many lines of another kind follow it.
         goes_on: Lines that follow it tell of further steps.
     """
@@ -178,6 +182,7 @@ class _Cause:
     is_raised: bool = False
     has_header: bool = False
     traceback: str | None = None
+    command: str = ""
     behind: int = 0
     goes_on: bool = False
 
@@ -420,6 +425,11 @@ def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | N
     boxed = _of_box(lines, at, taken)
     if boxed is not None:
         return boxed
+    if match := headline_patterns.SIGNALLED.match(lines[at].text):
+        what, command = [*filter(None, match.groups()), ""][:2]
+        text = f"killed by {headline_patterns.SIGNALS[what]}"
+        command = headline_patterns.REDIRECTIONS.sub("", command)
+        return _Cause(text=text, start=at, at=at, weight=1, words=text, command=command)
     if lines[at].text.startswith(("\t", "    ")) and not text.startswith(("ERROR ", "CRITICAL ")):
         return None
     following = [line.text for line in lines[at + 1 : at + _LONGEST_BLOCK] if line.source == lines[at].source]
@@ -482,7 +492,8 @@ def _of_box(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | None:
 def _until_blank(texts: Sequence[str]) -> list[str]:
     block = []
     for text in texts:
-        if not text.strip() or headline_patterns.HEADER.match(text) or headline_patterns.C_FRAME.match(text):
+        ends = headline_patterns.HEADER, headline_patterns.C_FRAME, headline_patterns.SIGNALLED
+        if not text.strip() or any(pattern.match(text) for pattern in ends):
             break
         block.append(text)
     return block
@@ -538,6 +549,7 @@ def _is_speech(text: str) -> bool:
         headline_patterns.NOISE,
         headline_patterns.ADVICE,
         headline_patterns.DIED,
+        headline_patterns.SIGNALLED,
         headline_patterns.IGNORED,
     )
     is_empty = (
@@ -549,9 +561,13 @@ def _is_speech(text: str) -> bool:
     return not is_empty and not any(pattern.match(text) for pattern in beside)
 
 
-def _is_of_this_end(found: _Cause) -> bool:
-    """Return whether what is said is a reason for which a process is killed."""
-    return class_of_words(found.words) in (Class.OUT_OF_MEMORY, Class.KILLED) and found.behind <= _MOST_BEHIND
+def _is_of_this_end(found: _Cause, *, has_shell: bool) -> bool:
+    """Return whether a cause is of a process that was killed: raised, or a reason to kill it.
+
+    Where a shell says that it was killed, only lack of memory says more than that.
+    """
+    reasons = (Class.OUT_OF_MEMORY,) if has_shell else (Class.OUT_OF_MEMORY, Class.KILLED)
+    return found.is_raised or (class_of_words(found.words) in reasons and found.behind <= _MOST_BEHIND)
 
 
 def _class_of(found: _Cause, exit_code: int | None, name: str | None) -> Class:
@@ -575,6 +591,12 @@ def _class_of(found: _Cause, exit_code: int | None, name: str | None) -> Class:
 
 def _signal_text(name: str | None, number: int | None, exit_code: int | None) -> str:
     return f"killed by {name}" + (f" (128+{number})" if exit_code else "")
+
+
+def _with_command(found: _Cause, exit_code: int | None, name: str | None) -> str:
+    """Return a text with the command of which a shell says it, and with the exit code of that shell."""
+    code = f" (exit code {exit_code} of the shell)" if exit_code and found.text == f"killed by {name}" else ""
+    return found.text + code + (f": {found.command}" if found.command else "")
 
 
 def _without_a_cause(lines: Sequence[_Line], exit_code: int | None, number: int | None, name: str | None) -> Headline:

@@ -109,7 +109,7 @@ _CLASSES = (
             r"is killed by signal: (?:Killed|Terminated)|signal 9 \(Killed\)",
             r"\bSignal (?:9|15) \(SIG|exitcode: -(?:9|15)\b",
             r"^(?:.*\d )?Killed\b|^Terminated$|\bCANCELLED AT\b|terminated with signal SIG(?:KILL|TERM)",
-            r"^KeyboardInterrupt\b",
+            r"^KeyboardInterrupt\b|^killed by SIG(?:KILL|TERM|HUP)$",
         ),
     ),
 )
@@ -203,8 +203,31 @@ FATAL = _any(
     r"slurmstepd: error: .*(?:oom[-_]kill|OOM|CANCELLED)|.*\bOut of memory: Killed process",
 )
 """How C, C++, the loader and the kernel tell of an end. They print it first, and of what follows from it behind it."""
+SIGNALS = {
+    "Killed": "SIGKILL",
+    "Terminated": "SIGTERM",
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Illegal instruction": "SIGILL",
+    "Floating point exception": "SIGFPE",
+    "Trace/breakpoint trap": "SIGTRAP",
+    "Hangup": "SIGHUP",
+    "CPU time limit exceeded": "SIGXCPU",
+    "File size limit exceeded": "SIGXFSZ",
+}
+"""What a shell calls signals."""
+_SIGNAL = rf"(?:{'|'.join(SIGNALS)})\b"
+SIGNALLED = _any(
+    rf".*?: line \d+: *\d+ ({_SIGNAL})(?: *\(core dumped\))? +(\S.*)",
+    rf"\S+: *\d+ ({_SIGNAL})(?: {{2,}}| *\(core dumped\) )(\S.*)",
+    rf" *\d+ ({_SIGNAL})(?: *\(core dumped\))? +\| (\S.*)",
+    rf"({_SIGNAL})(?: \(core dumped\))?$",
+)
+"""A shell tells which signal has ended a command of its own, and, but in a word that stands alone, which command."""
+REDIRECTIONS = re.compile(r"(?: +(?:\d*>&\d|&?\d*>{1,2} ?\S+|\d*< ?\S+))+$")
 SHELL = _any(
-    r"[\w./~+-]+: (?:line )?\d+: (?! *\d+ (?:Killed|Aborted|Segmentation|Bus|Floating|Illegal|Terminated|Trace))\S.*",
+    rf"[\w./~+-]+: (?:line )?\d+: (?! *\d+ (?:{'|'.join(SIGNALS)}|Done|Exit \d+) )\S.*",
     r"(?:-?bash|(?:/\S*/)?(?:ba|da|z|k)?sh): \S.*|.*: command not found$|(?:/\S*/)?env: \S.*",
     r"\S*python[\d.]*: (?:can't |No module|Error while|error: )\S*.*",
     r"the prologue failed with status \d+",
@@ -238,8 +261,6 @@ LOGGED = _any(
 SPOKEN = re.compile(r".{0,80}\b(?:error|Error|ERROR)\b ?(?:#?\d+)?: (?![\d.\s%e-]*$)")
 """A line that speaks of an error; a number behind it is that of a model."""
 DIED = _any(
-    r"(?:.*: line \d+: +\d+ )?(?:Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception"
-    r"|Killed|Terminated|Trace/breakpoint trap)\b ?(?:\(core dumped\))?(?: {2,}.*)?$",
     r".*(?:mpirun|prterun|mpiexec)\S* noticed that process rank|MPI_ABORT was invoked|application called MPI_Abort",
     r"=   EXIT CODE|YOUR APPLICATION TERMINATED WITH THE EXIT STRING|srun: error: ",
     r".*failed \(exitcode: -?\d+\) local_rank|.*exits with return code = ",
@@ -268,7 +289,7 @@ NOISE = _any(
     r"Exit code: |Per user-direction|mpirun detected|with non-zero status|their application|Proc: |Errorcode: |PID:",
     r"\*\*\* (?:reported by|on communicator|MPI_ERRORS|and potentially| +and)|Node: |Local host:|=   |YOU CAN IGNORE",
     r"Root Cause|Failures:|<NO_OTHER|\[\d+\]:$|(?:time|host|rank|exitcode) +: |error_file: |traceback : |\S+ FAILED$",
-    r"\[\d+\][+-]? +(?:Exit|Done|Killed|Terminated)|\(raylet\)",
+    r"\[\d+\][+-]? +(?:Exit|Done|Killed|Terminated)|(?:\S+: (?:line \d+: )?)? *\d+ (?:Done|Exit \d+) {2,}|\(raylet\)",
     # frameworks, trackers, tools
     r"wandb: (?!ERROR)|Synced |Run history|Run summary|View run|Find logs at|Syncing |(?:real|user|sys)\s+\d+m",
     r"Set the environment variable HYDRA|Error executing job with overrides|For simplicity, JAX|The stack trace below",

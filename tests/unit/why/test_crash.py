@@ -163,3 +163,12 @@ def test_a_rank_that_got_another_size_than_it_expected_is_not_named_as_the_one_t
 
 def test_an_exit_without_a_word_is_of_a_class_that_nobody_knows() -> None:
     assert judge_run(case(lost_peer(), ended(3))).cls is Class.UNKNOWN
+
+
+def test_of_a_killed_rank_it_says_what_to_look_for_in_the_kernel_log() -> None:
+    verdict = judge_run(
+        case(ended(137, message="killed by SIGKILL: python train.py", cls=Class.KILLED), ended(0, 90.0))
+    )
+
+    assert verdict.next[0] == "clusterctl exec --node gpu01 --shell 'dmesg -T | grep -iE \"oom|out of memory\" | tail'"
+    assert "`oom-kill` or `Out of memory: Killed process`" in verdict.next[1]
