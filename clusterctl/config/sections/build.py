@@ -67,6 +67,7 @@ def build(root: Node, context: Context) -> Built | None:
     if job is not None:
         job = target.check_target(root, job, sync, hosts, environ.env, context)
         cross.check_source(root, sync, hosts, context)
+        cross.check_activation(root, hosts, job, report)
     stop_after = _stop_after(root, report)
     results = _results(root, context)
     name = _name(root, context)

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config import words
+from clusterctl.config.activation import is_of, last_activation
 from clusterctl.config.homes import REMEDY
 from clusterctl.config.kinds import Launcher, Resume, StallAction
 from clusterctl.config.sections.environment import check_names
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from clusterctl.config.sections.context import Context
     from clusterctl.config.sections.machines import Machine
-    from clusterctl.config.spec import HealthSpec, HostSpec, SyncSpec
+    from clusterctl.config.spec import HealthSpec, HostSpec, JobSpec, SyncSpec
     from clusterctl.config.text.tree import Mark, Node, Report
 
     Values = Mapping[str, Any]
@@ -131,6 +132,22 @@ def _spares(root: Node, spares: Sequence[Machine], sections: Mapping[str, Values
         text = "job.checkpoint: what only a lost node has is lost with it, and a spare cannot go on from it"
         hint = "write to a folder that all nodes share, and set `job.checkpoint.shared: true`"
         report.warn(_at(root, "job", "checkpoint"), text, hint)
+
+
+def check_activation(root: Node, machines: Sequence[Machine], job: JobSpec, report: Report) -> None:
+    """Doubt an environment that the prologue activates for a script which `python:` runs by another one."""
+    found = last_activation(job.prologue or "") if job.command is None else None
+    if found is None:
+        return
+    for machine in machines:
+        python = machine.spec.python
+        if python is None or "/" not in python or is_of(python, found.environment):
+            continue
+        own = machine.entry.node.child("python")
+        where = label(machine.entry.path) if own is not None else "defaults"
+        mark = own.mark if own is not None else _at(root, "defaults", "python")
+        text = f"{where}.python: `{python}` runs the job, not the Python of `{found.command}` in `job.prologue`"
+        report.warn(mark, text, f"leave `{where}.python` out to run the one that the prologue puts first on PATH")
 
 
 def check_keys(root: Node, machines: Sequence[Machine], context: Context) -> None:
