@@ -44,6 +44,8 @@ def end_of(node: Node, shell: str, **files: str) -> dict[str, Any]:
         pytest.param(
             "python train.py; true", "import sys\nsys.exit('no data')\n", "SystemExit: no data", id="exit_text"
         ),
+        pytest.param("python train.py; true", "exit(3)\n", "SystemExit: 3", id="exit_of_site"),
+        pytest.param("python train.py; true", "quit('no data')\n", "SystemExit: no data", id="quit_of_site"),
         pytest.param("python train.py; true", "import os\nos._exit(4)\n", "os._exit(4)", id="quick_exit"),
         pytest.param(
             "python train.py; true", "import os\nos.kill(os.getpid(), 9)\n", "ended without a word", id="killed"
@@ -91,6 +93,7 @@ def test_the_groups_of_workers_are_told(node: Node) -> None:
         pytest.param("python train.py | tee out", "print(1)\n", id="well"),
         pytest.param("python -c 'import no_such_module'; python train.py; true", "print(1)\n", id="a_question_before"),
         pytest.param("python train.py; true", "import sys\nsys.exit(0)\n", id="exit_0"),
+        pytest.param("python train.py; true", "exit()\n", id="exit_of_site"),
         pytest.param("python train.py; true", "import os\nos._exit(0)\n", id="quick_exit_0"),
         pytest.param("python train.py; true", "import os\nos.execvp('true', ['true'])\n", id="becomes_another"),
         pytest.param("python train.py; true", "try: raise OSError\nexcept OSError: pass\n", id="caught"),

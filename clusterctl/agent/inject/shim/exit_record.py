@@ -40,6 +40,10 @@ class ExitRecord:
         self._write(RUNNING)
         atexit.register(self._finish)
         sys.exit = self._noting(sys.exit, self._note_exit)
+        # `exit` and `quit` of `site`, which raise SystemExit themselves; a `raise` of somebody else cannot be noticed.
+        quitter: Any = getattr(sys.modules.get("_sitebuiltins"), "Quitter", None)
+        if quitter is not None:
+            quitter.__call__ = self._noting(quitter.__call__, lambda _, *status: self._note_exit(*status))
         os._exit = self._noting(os._exit, self._note_quick_exit)
         for name in ("execv", "execve"):
             # What it becomes ends in its own way.
