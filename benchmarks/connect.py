@@ -65,11 +65,11 @@ def connect(path: str) -> dict[str, float]:
     """Open sessions with the hosts of a cluster file; return wall clock and CPU, own and of children."""
     from clusterctl.config.load import load
     from clusterctl.session.connect import Transports, open_sessions
-    from clusterctl.transport.delivery.bundle import agent_bundle
+    from clusterctl.transport.delivery.agent_archive import load_agent_archive
 
     spec = load([path], environ={}).spec
     importlib.import_module("clusterctl.transport.ssh.ssh")  # which is done once, however many nodes there are
-    agent_bundle()
+    load_agent_archive()
     inbox: SimpleQueue[Item] = SimpleQueue()
     own, below = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
     cpu, children, began = _cpu(own), _cpu(below), time.perf_counter()

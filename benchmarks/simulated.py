@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from clusterctl.agent.protocol import commands, events, frames, run_files
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.transport.ssh.wire import Wire
+from clusterctl.transport.ssh.stream import BufferedStream
 
 LINE = b"step 1234567 loss 2.345678 lr 0.000123 tokens/s 123456 gpu 0 ok\n"
 """One line of output; where it stands in it follows from an offset, so that no node has to keep what it wrote."""
@@ -332,7 +332,7 @@ class World:
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # The library would wake each connection ten times a second.
-            node.transport = transport = paramiko.Transport(cast("str", Wire(connection)))
+            node.transport = transport = paramiko.Transport(cast("str", BufferedStream(connection)))
             transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = 600
             transport.add_server_key(self._key)
             transport.start_server(threading.Event(), Server(node))

@@ -24,7 +24,7 @@ from clusterctl.session.calls import StaleEpochError
 from clusterctl.session.connect import open_session
 from clusterctl.session.inbox import ClockMeasured, EventReceived, Item, OutputReceived, SessionLost, StreamReceived
 from clusterctl.session.session import Session
-from clusterctl.transport.delivery.bundle import Bundle, pack
+from clusterctl.transport.delivery.agent_archive import AgentArchive, pack_files
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
@@ -36,10 +36,10 @@ DEADLINE = 20.0
 
 
 @functools.cache
-def standin_bundle(salt: bytes = b"") -> Bundle:
+def standin_bundle(salt: bytes = b"") -> AgentArchive:
     """The stand-in agent, in place of the real one; another salt makes another bundle."""
     package = Path(clusterctl.__file__).parent
-    return pack(
+    return pack_files(
         {
             "__main__.py": b"import sys, standin_agent\nsys.exit(standin_agent.main())\n",
             "standin_agent.py": Path(__file__).with_name("standin_agent.py").read_bytes(),

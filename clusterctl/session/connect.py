@@ -14,12 +14,12 @@ from clusterctl.config.spec import SshSpec, TransportKind
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefusedError, RefusedError
 from clusterctl.session.session import Session
 from clusterctl.transport.command import CommandTransport
+from clusterctl.transport.delivery.agent_archive import load_agent_archive
 from clusterctl.transport.delivery.bootstrap import start_agent
-from clusterctl.transport.delivery.bundle import agent_bundle
-from clusterctl.transport.either import EitherTransport
+from clusterctl.transport.fallback import FallbackTransport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.ssh.approach import Approach
+from clusterctl.transport.ssh.predial import PreDialer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
     from clusterctl.session.inbox import ItemQueue
     from clusterctl.transport.base import Channel, Transport
+    from clusterctl.transport.delivery.agent_archive import AgentArchive
     from clusterctl.transport.delivery.bootstrap import Preamble
-    from clusterctl.transport.delivery.bundle import Bundle
 
 E = TypeVar("E", bound=ClusterctlError)
 
@@ -56,14 +56,14 @@ class Transports:
         self._ssh_spec = ssh or SshSpec()
         self._lock = threading.Lock()
         self._made: dict[TransportKind | None, Transport] = {}
-        self._approach = Approach()
+        self._approach = PreDialer()
 
     def of(self, host: HostSpec) -> Transport:
         """Return the transport for `host`."""
         built_in = host.transport is TransportKind.SSH and self._ssh_spec.client != "openssh"
         if built_in and TransportKind.SSH not in self._made:
             # While one thread imports, the others dial.
-            self._approach.go_ahead(host, self._ssh_spec.connect_timeout)
+            self._approach.prefetch(host, self._ssh_spec.connect_timeout)
         with self._lock:
             kind = host.transport if isinstance(host.transport, TransportKind) else None
             if kind not in self._made:
@@ -92,7 +92,7 @@ class Transports:
             from clusterctl.transport.ssh.ssh import SshTransport
 
         builtin = SshTransport(self._ssh_spec, approach=self._approach)
-        return builtin if self._ssh_spec.client == "builtin" else EitherTransport(builtin, openssh, self._approach)
+        return builtin if self._ssh_spec.client == "builtin" else FallbackTransport(builtin, openssh, self._approach)
 
 
 @contextlib.contextmanager
@@ -112,7 +112,7 @@ def open_session(
     host: HostSpec,
     inbox: ItemQueue,
     *,
-    bundle: Bundle | None = None,
+    bundle: AgentArchive | None = None,
     epoch: int | None = None,
     answer_timeout: float = AGENT_START_TIMEOUT_S,
     progress: Callable[[str], None] = lambda _stage: None,
@@ -126,7 +126,7 @@ def open_session(
     try:
         channel, preamble, rest = _start_agent(transport, host, bundle, answer_timeout, progress)
     except AgentError as error:
-        if not isinstance(transport, EitherTransport) or not transport.turn(host, error):
+        if not isinstance(transport, FallbackTransport) or not transport.switch_to_openssh(host, error):
             raise
         channel, preamble, rest = _start_agent(transport, host, bundle, answer_timeout, progress)
     session = Session(host.name, channel, preamble, inbox, epoch=epoch)
@@ -142,14 +142,14 @@ def open_session(
 
 
 def _start_agent(
-    transport: Transport, host: HostSpec, bundle: Bundle | None, timeout: float, progress: Callable[[str], None]
+    transport: Transport, host: HostSpec, bundle: AgentArchive | None, timeout: float, progress: Callable[[str], None]
 ) -> tuple[Channel, Preamble, bytes]:
     channel = transport.open(host, progress=progress)
     try:
         preamble, rest = start_agent(
             host.name,
             channel,
-            bundle or agent_bundle(),
+            bundle or load_agent_archive(),
             timeout=timeout,
             pythons=(host.python,) if host.python else (),
             first=(sys.executable,) if host.transport is TransportKind.LOCAL else (),
@@ -184,7 +184,7 @@ def open_sessions(
     hosts: Iterable[HostSpec],
     inbox: ItemQueue,
     *,
-    bundle: Bundle | None = None,
+    bundle: AgentArchive | None = None,
     epoch: int | None = None,
     parallel: int = 64,
     answer_timeout: float = AGENT_START_TIMEOUT_S,

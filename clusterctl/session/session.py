@@ -204,7 +204,7 @@ class Session(Requests):
             stopped_s: Seconds in which this process itself did not run. They do not count as silence.
         """
         self._last_received_s += stopped_s
-        taken = self._channel.taken
+        taken = self._channel.acknowledged_bytes
         if taken > self._acknowledged_bytes:
             # On a slow link a heartbeat and its reply wait behind megabytes that are in flight.
             self._acknowledged_bytes, self._last_received_s = taken, time.monotonic()

@@ -12,14 +12,14 @@ EXEC_COMMAND = "/bin/sh"
 """All that is ever executed through a login shell. What a user wrote travels as data, over the stream."""
 
 STDERR_TAIL_BYTES = 4096
-IN_ALL = 10
+SEND_DEADLINE_FACTOR = 10
 """How many times its limit a sending may take in all, however steadily the peer takes a little."""
 
 Progress = Callable[[str], None]
 """Called with a stage in words ("connecting", "logged in"), so that whoever waits can say what for."""
 
 
-def silent(_stage: str) -> None:
+def ignore_progress(_stage: str) -> None:
     """Be told of progress and do nothing with it."""
 
 
@@ -33,7 +33,7 @@ class Channel(Protocol):
     """What was done otherwise than asked for, a sentence each."""
 
     @property
-    def taken(self) -> int:
+    def acknowledged_bytes(self) -> int:
         """Bytes that the peer is known to have made room for; it grows only when the peer itself takes something.
 
         What the kernel here or the network has in its buffers does not count. Zero where nothing can be known.
@@ -64,7 +64,7 @@ class Channel(Protocol):
 class Transport(Protocol):
     """A way to reach nodes. `open` may be called from many threads at once."""
 
-    def open(self, host: HostSpec, *, progress: Progress = silent) -> Channel:
+    def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> Channel:
         """Return a stream to `/bin/sh` on `host`, within the transport's time limit.
 
         Raises:

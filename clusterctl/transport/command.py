@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from clusterctl import rlimits
 from clusterctl.config import words
 from clusterctl.errors import ConnectError
-from clusterctl.transport.base import Progress, silent
-from clusterctl.transport.local import LocalChannel, started
+from clusterctl.transport.base import Progress, ignore_progress
+from clusterctl.transport.local import LocalChannel, spawn
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class CommandTransport:
     """Nodes that a command of the cluster file leads to."""
 
-    def open(self, host: HostSpec, *, progress: Progress = silent) -> LocalChannel:
+    def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> LocalChannel:
         """Start the command of `host` (see `Transport.open`)."""
         progress("starting")
         # The same from whatever folder clusterctl is started, and for a controller that outlives it.
-        process, ours, stderr = started(host.name, argv_of(host), folder="/")
+        process, ours, stderr = spawn(host.name, command_argv(host), folder="/")
         rlimits.restore_rlimits(process.pid)
         return LocalChannel(process, ours, stderr, relays=True)
 
@@ -29,7 +29,7 @@ class CommandTransport:
         """Nothing is shared between channels."""
 
 
-def argv_of(host: HostSpec) -> list[str]:
+def command_argv(host: HostSpec) -> list[str]:
     """Return the command of a host with everything filled in.
 
     Raises:

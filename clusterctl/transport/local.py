@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl import rlimits
 from clusterctl.errors import ConnectError
-from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, Progress, silent
+from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, Progress, ignore_progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import HostSpec
 
-_END_SECONDS = 2.0
-_FOREVER_SECONDS = 1e6
+_EXIT_TIMEOUT_S = 2.0
+_MAX_TIMEOUT_S = 1e6
 
 
 class LocalChannel:
@@ -54,21 +54,21 @@ class LocalChannel:
         self._closing = threading.Lock()
 
     @property
-    def taken(self) -> int:
+    def acknowledged_bytes(self) -> int:
         """Nothing that can be known (see `Channel.taken`); so little waits here that signs of life do."""
         return 0
 
     def send(self, data: bytes, *, timeout: float | None = None) -> None:
         """Send all of `data` (see `Channel.send`)."""
         with self._sending:
-            self._sender.settimeout(_FOREVER_SECONDS if timeout is None else timeout)
+            self._sender.settimeout(_MAX_TIMEOUT_S if timeout is None else timeout)
             self._sender.sendall(data)
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
         """Return what has come (see `Channel.recv`)."""
         with self._receiving:
             try:
-                self._sock.settimeout(_FOREVER_SECONDS if timeout is None else timeout)
+                self._sock.settimeout(_MAX_TIMEOUT_S if timeout is None else timeout)
                 return self._sock.recv(limit)
             except TimeoutError:
                 raise
@@ -79,7 +79,7 @@ class LocalChannel:
         """End the stream; see to the child in the background."""
         if not self._closing.acquire(blocking=False):
             return
-        if self._relays and self._process.poll() is None and _waiting(self._sock):
+        if self._relays and self._process.poll() is None and _has_unsent_data(self._sock):
             # A command outlives its stream for a moment, and could hand on what still waits for it: a fence counts
             # from what the node heard last.
             with contextlib.suppress(ProcessLookupError):
@@ -90,7 +90,7 @@ class LocalChannel:
 
     def _end(self) -> None:
         try:
-            self._process.wait(_END_SECONDS)
+            self._process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -118,7 +118,7 @@ class LocalChannel:
         return tail.decode("utf-8", "replace")
 
 
-def _waiting(sock: socket.socket) -> bool:
+def _has_unsent_data(sock: socket.socket) -> bool:
     """Tell whether something that was sent has not been taken; where that cannot be known, it may be so."""
     try:
         return bool(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
@@ -136,10 +136,10 @@ class LocalTransport:
     def __init__(self, env: dict[str, str] | None = None) -> None:
         self._env = env
 
-    def open(self, host: HostSpec, *, progress: Progress = silent) -> LocalChannel:
+    def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> LocalChannel:
         """Start `/bin/sh` for `host` (see `Transport.open`)."""
         progress("starting")
-        process, ours, stderr = started(host.name, [EXEC_COMMAND], env=self._env)
+        process, ours, stderr = spawn(host.name, [EXEC_COMMAND], env=self._env)
         # It waits for its first words from us, and has started nothing yet.
         rlimits.restore_rlimits(process.pid)
         return LocalChannel(process, ours, stderr)
@@ -148,7 +148,7 @@ class LocalTransport:
         """Nothing is shared between channels."""
 
 
-def started(
+def spawn(
     node: str, argv: Sequence[str], *, env: dict[str, str] | None = None, folder: str | None = None
 ) -> tuple[subprocess.Popen[bytes], socket.socket, IO[bytes]]:
     """Start a program in a session of its own; return it, our end of its standard streams, and its errors.

@@ -19,29 +19,34 @@ from typing_extensions import override
 
 from clusterctl import rlimits
 from clusterctl.errors import AuthError, ConnectError, NodeError
-from clusterctl.transport import sharing
-from clusterctl.transport.base import Progress, silent
-from clusterctl.transport.local import LocalChannel, started
-from clusterctl.transport.severing import sever
+from clusterctl.transport import control_master
+from clusterctl.transport.base import Progress, ignore_progress
+from clusterctl.transport.kill_ssh import kill_and_drop_unsent
+from clusterctl.transport.local import LocalChannel, spawn
 from clusterctl.transport.ssh import known_hosts
 from clusterctl.transport.ssh.config import arguments, destination_of, last_hop
-from clusterctl.transport.ssh.said import failure
+from clusterctl.transport.ssh.login_errors import explain_ssh_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from clusterctl.config.spec import HostSpec, SshSpec
-    from clusterctl.transport.ssh.approach import Approach
     from clusterctl.transport.ssh.config import Destination, SshOptions
+    from clusterctl.transport.ssh.predial import PreDialer
 
 _SHELL = "sh"
 """Not its path: a restricted shell runs nothing that has a `/` in it."""
 _NOISE_BYTES = 64 << 10
-_LAST_WORDS_SECONDS = 1.0
-_TYPING_SECONDS = 120.0
-_QUOTED = 300
-_LOST = 255
-_NEUTRAL = {"remotecommand": "none", "sessiontype": "default", "stdinnull": "no", "forkafterauthentication": "no"}
+_LAST_OUTPUT_TIMEOUT_S = 1.0
+_INTERACTIVE_LOGIN_TIMEOUT_S = 120.0
+_MAX_QUOTED_CHARACTERS = 300
+_CONNECTION_LOST_TEXT = 255
+_NEUTRAL_OPTIONS = {
+    "remotecommand": "none",
+    "sessiontype": "default",
+    "stdinnull": "no",
+    "forkafterauthentication": "no",
+}
 """Habits that would keep a byte stream from being one, and that not every `ssh` knows: undone where it does."""
 
 
@@ -59,7 +64,7 @@ class OpenSshChannel(LocalChannel):
     def close(self) -> None:
         """End the stream, and with it what `ssh` and the kernel have not sent: a fence counts from here."""
         if self._process.poll() is None:
-            sever(self._process.pid)
+            kill_and_drop_unsent(self._process.pid)
         super().close()
 
 
@@ -72,40 +77,40 @@ class OpenSshTransport:
         environment: In which `ssh` runs; default: this process's own.
     """
 
-    def __init__(self, spec: SshSpec, approach: Approach, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, spec: SshSpec, approach: PreDialer, environment: Mapping[str, str] | None = None) -> None:
         self._spec = spec
         self._approach = approach
         self._environment = dict(os.environ if environment is None else environment)
         self._asking = threading.Lock()
 
-    def open(self, host: HostSpec, *, progress: Progress = silent) -> OpenSshChannel:
+    def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> OpenSshChannel:
         """Have `ssh` log in to `host` and run a shell there (see `Transport.open`)."""
         progress("connecting")
         options = self._approach.resolve(host.name, destination_of(host))
-        if not answers(self._environment):
+        if not has_askpass(self._environment):
             return self._logged_in(host, options, self._spec.connect_timeout)
         # Questions of many nodes at once cannot be told from each other.
         with self._asking:
-            return self._logged_in(host, options, max(self._spec.connect_timeout, _TYPING_SECONDS))
+            return self._logged_in(host, options, max(self._spec.connect_timeout, _INTERACTIVE_LOGIN_TIMEOUT_S))
 
     def close(self) -> None:
         """Nothing is shared between channels; connections that the user shares are the user's."""
 
     def _logged_in(self, host: HostSpec, options: SshOptions, seconds: float) -> OpenSshChannel:
         environment = self._environment
-        if not answers(environment):
+        if not has_askpass(environment):
             # Jump hosts are not told of BatchMode, and would have a window opened.
             environment = environment | {"SSH_ASKPASS_REQUIRE": "never"}
         with tempfile.NamedTemporaryFile(prefix="clusterctl-ssh-") as log:
             argv = self.argv_of(host, options, log.name)
-            process, ours, stderr = started(host.name, argv, env=environment, folder="/")
+            process, ours, stderr = spawn(host.name, argv, env=environment, folder="/")
             rlimits.restore_rlimits(process.pid)
             channel = OpenSshChannel(process, ours, stderr)
             try:
-                _await_shell(channel, time.monotonic() + seconds)
+                _wait_for_shell(channel, time.monotonic() + seconds)
             except (OSError, ValueError) as error:
                 channel.close()
-                raise _no_shell(host.name, process, Path(log.name), channel, options, error) from error
+                raise _describe_missing_shell(host.name, process, Path(log.name), channel, options, error) from error
             except BaseException:
                 channel.close()
                 raise
@@ -119,20 +124,22 @@ class OpenSshTransport:
             options: What ssh_config says of it.
             log: File for what `ssh` has to say of itself.
         """
-        batch = [] if answers(self._environment) else ["BatchMode=yes"]
+        batch = [] if has_askpass(self._environment) else ["BatchMode=yes"]
         hops = self._hops(host.name, options)
         # One connection a node, which ends with its process; one that is shared already is used.
         shared = ["ControlMaster=no", "ControlPersist=no"]
-        path = sharing.path_of(self._way(options, hops))
-        if not options.other("controlpath") and sharing.is_there(path):
+        path = control_master.control_path(self._way(options, hops))
+        if not options.other("controlpath") and control_master.has_shared_connection(path):
             shared.append(f"ControlPath={path}")
         logged = ["-v", "-E", log]
-        to = self._arguments(destination_of(host), hops, [*logged, *_as_words(batch)])
-        return ["ssh", "-T", *logged, *_as_words([*batch, *shared, *self._settings(options)]), *to, _SHELL]
+        to = self._arguments(destination_of(host), hops, [*logged, *_join_words(batch)])
+        return ["ssh", "-T", *logged, *_join_words([*batch, *shared, *self._settings(options)]), *to, _SHELL]
 
     def is_shared(self, host: HostSpec, options: SshOptions) -> bool:
         """Tell whether `trust --login` has left a connection to `host`, as ssh_config leads there now."""
-        return sharing.is_there(sharing.path_of(self._way(options, self._hops(host.name, options))))
+        return control_master.has_shared_connection(
+            control_master.control_path(self._way(options, self._hops(host.name, options)))
+        )
 
     def _hops(self, node: str, options: SshOptions) -> list[_Hop]:
         """Return the jump hosts to a host with what ssh_config says of each, the nearest to the host first.
@@ -154,27 +161,31 @@ class OpenSshTransport:
         on_the_way = [options, *(hop.options for hop in hops)]
         files = [(o.user_known_hosts, o.global_known_hosts, o.revoked_host_keys) for o in on_the_way]
         places = [(o.hostname, o.port, o.user, o.known_name, o.proxy_command) for o in on_the_way]
-        return places, files, [(_policy(self._spec, o), _known_hosts(self._spec, o)) for o in on_the_way]
+        return (
+            places,
+            files,
+            [(_strictest_policy(self._spec, o), _known_hosts_options(self._spec, o)) for o in on_the_way],
+        )
 
     def _arguments(self, destination: Destination, hops: Sequence[_Hop], habits: Sequence[str] = ()) -> list[str]:
         """Return the arguments that lead to a host; jump hosts get our settings, which `ssh -J` would not hand on."""
         if not hops:
             return arguments(destination, self._approach.config_file)[1:]
         (hop, options), *before = hops
-        words = ["ssh", *habits, *_as_words(self._settings(options)), *self._arguments(hop, before, habits)]
+        words = ["ssh", *habits, *_join_words(self._settings(options)), *self._arguments(hop, before, habits)]
         # `--` and the host stand last; what is filled in by the outer `ssh` is the host behind the jump host.
         command = shlex.join(words[:-2]).replace("%", "%%") + " -W '[%h]:%p' " + shlex.join(words[-2:])
         to = arguments(dataclasses.replace(destination, proxy_jump=None), self._approach.config_file)[1:]
-        return [*_as_words([f"ProxyCommand={command}"]), *to]
+        return [*_join_words([f"ProxyCommand={command}"]), *to]
 
     def _settings(self, options: SshOptions) -> list[str]:
         return [
             f"ConnectTimeout={math.ceil(self._spec.connect_timeout)}",
             *("PermitLocalCommand=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "Tunnel=no"),
             *("ServerAliveInterval=5", "ServerAliveCountMax=4"),
-            f"StrictHostKeyChecking={_policy(self._spec, options)}",
-            *_known_hosts(self._spec, options),
-            *(f"{key}={_NEUTRAL[key]}" for key, _ in options.others if key in _NEUTRAL),
+            f"StrictHostKeyChecking={_strictest_policy(self._spec, options)}",
+            *_known_hosts_options(self._spec, options),
+            *(f"{key}={_NEUTRAL_OPTIONS[key]}" for key, _ in options.others if key in _NEUTRAL_OPTIONS),
         ]
 
     def log_in(self, host: HostSpec) -> None:
@@ -186,40 +197,42 @@ class OpenSshTransport:
         options = self._approach.resolve(host.name, destination_of(host))
         hops = self._hops(host.name, options)
         try:
-            sharing.folder().mkdir(mode=0o700, exist_ok=True)
-            private = sharing.is_private(sharing.folder().lstat())
+            control_master.control_folder().mkdir(mode=0o700, exist_ok=True)
+            private = control_master.is_private_folder(control_master.control_folder().lstat())
         except OSError as error:
-            raise ConnectError(host.name, f"{sharing.folder()} cannot be made: {error.strerror}") from error
+            raise ConnectError(
+                host.name, f"{control_master.control_folder()} cannot be made: {error.strerror}"
+            ) from error
         if not private:
-            hint = f"remove it; if it belongs to another user: as root, `rm -r {sharing.folder()}`"
-            raise ConnectError(host.name, f"{sharing.folder()} is not this user's alone", hint=hint)
-        path = sharing.path_of(self._way(options, hops))
+            hint = f"remove it; if it belongs to another user: as root, `rm -r {control_master.control_folder()}`"
+            raise ConnectError(host.name, f"{control_master.control_folder()} is not this user's alone", hint=hint)
+        path = control_master.control_path(self._way(options, hops))
         path.unlink(missing_ok=True)
-        shared = ["ControlMaster=yes", f"ControlPersist={sharing.IDLE_SECONDS}", f"ControlPath={path}"]
+        shared = ["ControlMaster=yes", f"ControlPersist={control_master.IDLE_TIMEOUT_S}", f"ControlPath={path}"]
         to = self._arguments(destination_of(host), hops)
-        argv = ["ssh", "-f", "-N", "-T", *_as_words([*shared, *self._settings(options)]), *to]
+        argv = ["ssh", "-f", "-N", "-T", *_join_words([*shared, *self._settings(options)]), *to]
         environment = self._environment | {"SSH_ASKPASS_REQUIRE": "never"}
         if subprocess.run(argv, env=environment, check=False).returncode != 0:
             raise AuthError(host.name, "`ssh` could not log in", hint=f"`ssh -v {options.address} true` shows why")
         # It leaves this terminal only after it has told us so, and would end with a terminal that is closed before; it
         # answers once it has.
-        argv = ["ssh", "-O", "check", *_as_words([f"ControlPath={path}"]), *to]
+        argv = ["ssh", "-O", "check", *_join_words([f"ControlPath={path}"]), *to]
         if subprocess.run(argv, env=environment, check=False, capture_output=True).returncode != 0:
             text = "`ssh` logged in, but keeps no connection that others could share"
             raise ConnectError(host.name, text, hint=f"`ssh -v {options.address} true` may show why")
 
 
-def _as_words(options: Iterable[str]) -> list[str]:
+def _join_words(options: Iterable[str]) -> list[str]:
     return [word for text in options for word in ("-o", text)]
 
 
-def answers(environment: Mapping[str, str]) -> bool:
+def has_askpass(environment: Mapping[str, str]) -> bool:
     """Tell whether a program answers what `ssh` asks; there is no terminal to ask at."""
     required = environment.get("SSH_ASKPASS_REQUIRE") in ("force", "prefer")
     return required and bool(environment.get("SSH_ASKPASS"))
 
 
-def _policy(spec: SshSpec, options: SshOptions) -> str:
+def _strictest_policy(spec: SshSpec, options: SshOptions) -> str:
     """Return the stricter of cluster file and ssh_config; nobody is asked, so what would ask refuses."""
     if spec.host_keys == "strict" or options.strict_host_keys in ("yes", "true"):
         return "yes"
@@ -227,16 +240,16 @@ def _policy(spec: SshSpec, options: SshOptions) -> str:
     return "accept-new" if opened else "yes"
 
 
-def _known_hosts(spec: SshSpec, options: SshOptions) -> list[str]:
+def _known_hosts_options(spec: SshSpec, options: SshOptions) -> list[str]:
     """Let the files of the cluster file speak of hosts that the user's own do not know, and of no others."""
-    own = known_hosts.load([*options.user_known_hosts, *options.global_known_hosts])
+    own = known_hosts.load_known_hosts([*options.user_known_hosts, *options.global_known_hosts])
     if not spec.known_hosts or any(entry.matches(options.known_name) for entry in own):
         return []
     paths = [*options.user_known_hosts, *spec.known_hosts]
     return ["UserKnownHostsFile=" + " ".join(f'"{path.replace("%", "%%")}"' for path in paths)]
 
 
-def _await_shell(channel: OpenSshChannel, deadline: float) -> None:
+def _wait_for_shell(channel: OpenSshChannel, deadline: float) -> None:
     """Wait until a shell answers.
 
     Raises:
@@ -250,11 +263,11 @@ def _await_shell(channel: OpenSshChannel, deadline: float) -> None:
     while f"clusterctl-{word}\n".encode() not in heard:
         data = channel.recv(65536, timeout=max(0.001, deadline - time.monotonic()))
         if not data:
-            raise ConnectionError(heard[-_QUOTED:].decode("utf-8", "replace"))
+            raise ConnectionError(heard[-_MAX_QUOTED_CHARACTERS:].decode("utf-8", "replace"))
         heard = (heard + data)[-_NOISE_BYTES:]
 
 
-def _no_shell(
+def _describe_missing_shell(
     node: str,
     process: subprocess.Popen[bytes],
     log: Path,
@@ -264,15 +277,15 @@ def _no_shell(
 ) -> NodeError:
     """Say why no shell answered: `ssh` did not get there, or what it started is none."""
     with contextlib.suppress(Exception):
-        process.wait(_LAST_WORDS_SECONDS)
+        process.wait(_LAST_OUTPUT_TIMEOUT_S)
     output, address = log.read_text("utf-8", "replace"), options.address
     if isinstance(error, TimeoutError):
         entered = "debug1: Entering interactive session" in output
         text = "`ssh` logged in, but no shell answered in time" if entered else "`ssh` did not log in in time"
         return ConnectError(node, text, hint=f"`ssh -v {address} true` shows where it waits")
-    if process.returncode == _LOST:
-        return failure(node, output, address)
-    quoted = " ".join(f"{error} {channel.stderr_tail()}".split())[-_QUOTED:]
+    if process.returncode == _CONNECTION_LOST_TEXT:
+        return explain_ssh_log(node, output, address)
+    quoted = " ".join(f"{error} {channel.stderr_tail()}".split())[-_MAX_QUOTED_CHARACTERS:]
     hint = f"a login script or a forced command may be in the way: see what `ssh {address} sh` prints"
     return ConnectError(
         node, "`ssh` logged in, but no shell answers" + (f"; it said: {quoted}" if quoted else ""), hint=hint

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.transport.delivery.bundle import agent_bundle
+from clusterctl.transport.delivery.agent_archive import load_agent_archive
 from tests import fake_nvml
 from tests.agent.talk import SECONDS
 
@@ -35,7 +35,7 @@ def scene(tmp_path: Path) -> fake_nvml.Scenario:
 @pytest.fixture
 def talk(node: Node, scene: fake_nvml.Scenario, tmp_path: Path) -> Talk:
     archive = tmp_path / "agent.pyz"
-    archive.write_bytes(agent_bundle().data)
+    archive.write_bytes(load_agent_archive().data)
     return node.talk(main=[sys.executable, "-I", "-S", str(archive)], env=scene.environment())
 
 

@@ -23,11 +23,11 @@ from clusterctl.agent.protocol.frames import encode_message
 from clusterctl.config.spec import HostSpec, TransportKind
 from clusterctl.errors import AgentError
 from clusterctl.session.connect import Transports, open_session, open_sessions
+from clusterctl.transport.delivery.agent_archive import AgentArchive, load_agent_archive
 from clusterctl.transport.delivery.bootstrap import Preamble, PreambleParser, start_agent
-from clusterctl.transport.delivery.bundle import Bundle, agent_bundle
-from clusterctl.transport.delivery.first_words import script
+from clusterctl.transport.delivery.bootstrap_script import make_script
 from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.ssh.auth import SshAgent
+from clusterctl.transport.ssh.keys import SshAgent
 from tests.contract_sessions import DEADLINE, Open, Reach, SessionContract, standin_bundle
 from tests.lab.waiting import wait_for
 
@@ -51,7 +51,7 @@ def shell(home: Path) -> Callable[..., Channel]:
     return lambda **env: LocalTransport({**mine, **env}).open(HOST)
 
 
-def start(channel: Channel, bundle: Bundle | None = None, **options: Any) -> Preamble:
+def start(channel: Channel, bundle: AgentArchive | None = None, **options: Any) -> Preamble:
     """Start the agent, see it answer, and end it."""
     try:
         preamble, _ = start_agent("here", channel, bundle or standin_bundle(), timeout=DEADLINE, **options)
@@ -63,7 +63,7 @@ def start(channel: Channel, bundle: Bundle | None = None, **options: Any) -> Pre
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[tuple[Bundle, Path]]:
+def elsewhere() -> Iterator[tuple[AgentArchive, Path]]:
     """A bundle of this test alone, and where it goes if the home will not take it."""
     bundle = standin_bundle(os.urandom(8))
     places = [Path(base, f"clusterctl-{os.getuid()}") for base in ("/var/tmp", "/dev/shm")]
@@ -215,7 +215,7 @@ def test_sixteen_at_once_leave_one_whole_copy(home: Path, shell: Callable[..., C
 def test_what_others_import_from_is_not_replaced_by_the_same(shell: Callable[..., Channel], home: Path) -> None:
     folder = home / ".cache/clusterctl/agents"
     late, parser = shell(), PreambleParser("n0nce")
-    late.send(script("n0nce", standin_bundle(), ()), timeout=DEADLINE)
+    late.send(make_script("n0nce", standin_bundle(), ()), timeout=DEADLINE)
     while not (said := parser.feed(late.recv(65536, timeout=DEADLINE))):
         pass
     assert said[0] == "need"
@@ -231,7 +231,7 @@ def test_what_others_import_from_is_not_replaced_by_the_same(shell: Callable[...
 
 
 def test_a_home_that_cannot_be_written_is_no_obstacle(
-    shell: Callable[..., Channel], home: Path, elsewhere: tuple[Bundle, Path]
+    shell: Callable[..., Channel], home: Path, elsewhere: tuple[AgentArchive, Path]
 ) -> None:
     bundle, fallback = elsewhere
     (home / ".cache").write_text("a file, not a folder")
@@ -241,7 +241,7 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(
 
 
 def test_a_home_without_a_block_device_comes_last(
-    shell: Callable[..., Channel], elsewhere: tuple[Bundle, Path]
+    shell: Callable[..., Channel], elsewhere: tuple[AgentArchive, Path]
 ) -> None:
     bundle, fallback = elsewhere
     with tempfile.TemporaryDirectory(dir="/dev/shm") as home:
@@ -256,7 +256,7 @@ def test_a_home_without_a_block_device_comes_last(
     ids=["by all", "by a group", "the inner folder, by all"],
 )
 def test_a_folder_that_others_can_write_to_is_not_trusted(
-    shell: Callable[..., Channel], home: Path, elsewhere: tuple[Bundle, Path], folder: str, mode: int
+    shell: Callable[..., Channel], home: Path, elsewhere: tuple[AgentArchive, Path], folder: str, mode: int
 ) -> None:
     bundle, fallback = elsewhere
     start(shell(), bundle)
@@ -302,12 +302,12 @@ def _with_crc(data: bytes, wanted: int) -> bytes:
     return data + bytes(more)
 
 
-def agent_of_this_test() -> Bundle:
+def agent_of_this_test() -> AgentArchive:
     """The agent, in an archive that nobody else has brought to this machine, where the home was of no use."""
-    data = io.BytesIO(agent_bundle().data)
+    data = io.BytesIO(load_agent_archive().data)
     with zipfile.ZipFile(data, "a") as archive:
         archive.writestr("whose.py", f"# {os.urandom(8).hex()}\n")
-    return Bundle(data.getvalue(), hashlib.sha256(data.getvalue()).hexdigest())
+    return AgentArchive(data.getvalue(), hashlib.sha256(data.getvalue()).hexdigest())
 
 
 def test_the_agent_itself_is_compiled_and_says_hello_from_there(home: Path) -> None:
@@ -356,7 +356,7 @@ def test_shells_that_stand_behind_bin_sh(home: Path, name: str) -> None:
     argv = [program, "sh"] if name == "busybox" else [program, "--posix"] if name == "bash" else [program]
     done = subprocess.run(
         argv,
-        input=script("n0nce", standin_bundle(), ()),
+        input=make_script("n0nce", standin_bundle(), ()),
         capture_output=True,
         timeout=DEADLINE,
         env={"HOME": str(home), "PATH": "/usr/bin:/bin"},

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.transport.delivery.bundle import agent_bundle
+from clusterctl.transport.delivery.agent_archive import load_agent_archive
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +59,7 @@ print(os.path.isfile(archive + ".d/pynvml.py"))
 
 def archive(folder: Path) -> str:
     path = folder / "agent.pyz"
-    path.write_bytes(agent_bundle().data)
+    path.write_bytes(load_agent_archive().data)
     return str(path)
 
 

@@ -17,7 +17,7 @@ from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.session.connect import open_session
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.ssh.approach import Approach
+from clusterctl.transport.ssh.predial import PreDialer
 from clusterctl.transport.ssh.ssh import SshTransport
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, standin_bundle
 from tests.lab.spec import NodeSpec
@@ -34,7 +34,7 @@ def host_of(node: Node) -> HostSpec:
 
 
 def by_ssh(config: Path | None = None, **spec: object) -> OpenSshTransport:
-    return OpenSshTransport(SshSpec(**spec), Approach(str(config) if config else None))  # type: ignore[arg-type]
+    return OpenSshTransport(SshSpec(**spec), PreDialer(str(config) if config else None))  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def test_either_client_sends_the_variables_that_ssh_config_names(
     monkeypatch.setenv("NCCL_DEBUG", "of this machine")
     config = tmp_path / "config"
     config.write_text('SendEnv WANDB_* NCCL_*\nSetEnv NCCL_DEBUG="set here" REFUSED=1\n' + lab.ssh_config.read_text())
-    transport = client(SshSpec(), approach=Approach(str(config)))
+    transport = client(SshSpec(), approach=PreDialer(str(config)))
     channel = transport.open(host_of(node))
     channel.send(b"env; echo end\n")
     heard = b""

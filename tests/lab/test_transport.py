@@ -17,11 +17,11 @@ from clusterctl.errors import AgentError, AuthError, ConnectError, HostKeyError,
 from clusterctl.session.connect import Transports, open_session, open_sessions
 from clusterctl.session.inbox import Item, SessionLost
 from clusterctl.session.session import Session
-from clusterctl.transport.ssh.auth import AGENT_ONLY
-from clusterctl.transport.ssh.known_hosts import Verdict
-from clusterctl.transport.ssh.refused import LoginRefusal
+from clusterctl.transport.ssh.keys import AGENT_ONLY
+from clusterctl.transport.ssh.known_hosts import HostKeyVerdict
+from clusterctl.transport.ssh.login_errors import LoginRefusedError
 from clusterctl.transport.ssh.ssh import SshTransport
-from clusterctl.transport.ssh.trust import accept, look
+from clusterctl.transport.ssh.trust import add_to_known_hosts, fetch_keys
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, next_of, standin_bundle
 from tests.lab.keys import make_key
 from tests.lab.spec import NOISE, NodeSpec
@@ -277,7 +277,10 @@ def test_all_failures_are_told_at_once_and_the_rest_join(nodes: NodeFactory) -> 
         session.close()
     transports.close()
     assert list(sessions) == [good.name]
-    assert {node: type(error) for node, error in errors.items()} == {worse.name: AgentError, bad.name: LoginRefusal}
+    assert {node: type(error) for node, error in errors.items()} == {
+        worse.name: AgentError,
+        bad.name: LoginRefusedError,
+    }
     assert (good.name, "joined") in told
 
 
@@ -357,28 +360,28 @@ def test_trust_files_what_was_shown(lab: Lab, nodes: NodeFactory, dial: Open) ->
     first, second = nodes([NodeSpec(known=False), NodeSpec()])
     transport = SshTransport(SshSpec())
     hosts = [host_of(first), host_of(second), HostSpec(name="l", host="l", transport=TransportKind.LOCAL)]
-    found, errors = look(transport, hosts)
+    found, errors = fetch_keys(transport, hosts)
     assert errors == {}
     assert [(c.nodes, c.verdict) for c in found] == [
-        ((first.name,), Verdict.UNKNOWN),
-        ((second.name,), Verdict.TRUSTED),
+        ((first.name,), HostKeyVerdict.UNKNOWN),
+        ((second.name,), HostKeyVerdict.TRUSTED),
     ]
     shown = lab.ssh(second, f"ssh-keyscan -t ed25519 {first.address} 2>/dev/null | ssh-keygen -lf -").stdout
     assert found[0].key.fingerprint in shown
-    accept([c for c in found if c.acceptable])
-    again, _ = look(transport, hosts)
-    assert {c.verdict for c in again} == {Verdict.TRUSTED}
+    add_to_known_hosts([c for c in found if c.acceptable])
+    again, _ = fetch_keys(transport, hosts)
+    assert {c.verdict for c in again} == {HostKeyVerdict.TRUSTED}
     assert dial(host_of(first)).hello
 
 
 def test_a_changed_key_is_never_accepted(nodes: NodeFactory) -> None:
     (node,) = nodes()
     node.new_host_key()
-    found, errors = look(SshTransport(SshSpec()), [host_of(node)])
+    found, errors = fetch_keys(SshTransport(SshSpec()), [host_of(node)])
     assert errors == {}
-    assert found[0].verdict is Verdict.CHANGED
+    assert found[0].verdict is HostKeyVerdict.CHANGED
     with pytest.raises(ValueError, match="not to be accepted"):
-        accept(found)
+        add_to_known_hosts(found)
 
 
 # --- ways there
@@ -429,9 +432,9 @@ def test_the_key_of_a_jump_host_is_asked_for_first(nodes: NodeFactory, dial: Ope
     transport = SshTransport(SshSpec())
     names = []
     for _ in range(2):
-        found, _ = look(transport, [host_of(inner)])
+        found, _ = fetch_keys(transport, [host_of(inner)])
         names.append(found[0].name)
-        accept(found)
+        add_to_known_hosts(found)
     transport.close()
     assert names[1] == inner.address
     assert names[0] != names[1]

@@ -360,7 +360,7 @@ READERS: dict[str, Reader] = {
         (ConfigError,),
         4,
     ),
-    "known hosts": Reader(KNOWN.map("".join) | st.text(max_size=200), known_hosts.parse, (), 3),
+    "known hosts": Reader(KNOWN.map("".join) | st.text(max_size=200), known_hosts.parse_known_hosts, (), 3),
     "an answer of ssh -G": Reader(SSH, ssh_answer, (ClusterctlError,), 3),
 }
 

@@ -69,18 +69,18 @@ def _trust_keys(spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console, 
         NodesError: Nodes that show none.
     """
     from clusterctl.transport.ssh.ssh import SshTransport
-    from clusterctl.transport.ssh.trust import accept, look
+    from clusterctl.transport.ssh.trust import add_to_known_hosts, fetch_keys
 
     transport = SshTransport(spec.ssh)
     for _ in range(len(hosts) + 1):
-        candidates, errors = look(transport, hosts, parallel=spec.ssh.parallel)
+        candidates, errors = fetch_keys(transport, hosts, parallel=spec.ssh.parallel)
         refused = [c for c in candidates if not c.acceptable and c.verdict.name != "TRUSTED"]
         new = [c for c in candidates if c.acceptable]
         if not new:
             break
         console.data(*[f"{fold_nodes(c.nodes)}  {c.key.type}  {c.key.fingerprint}" for c in new])
         _ask(new, "key", "compare the fingerprints", yes=yes)
-        accept(new)
+        add_to_known_hosts(new)
         console.narrate(f"accepted {len(new)} keys in {new[0].path}")
     else:
         refused, errors = [], {}

@@ -23,9 +23,9 @@ def log_in(spec: ClusterSpec, hosts: Iterable[HostSpec], console: Console) -> No
         NodesError: Some could not be logged in to, or nobody is there to answer.
     """
     from clusterctl.transport.openssh import OpenSshTransport
-    from clusterctl.transport.ssh.approach import Approach
+    from clusterctl.transport.ssh.predial import PreDialer
 
-    transport = OpenSshTransport(spec.ssh, Approach())
+    transport = OpenSshTransport(spec.ssh, PreDialer())
     errors: list[NodeError] = []
     for host in (host for host in hosts if host.transport is TransportKind.SSH):
         try:

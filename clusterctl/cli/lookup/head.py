@@ -25,7 +25,7 @@ from clusterctl.run.record.disk import make_private
 from clusterctl.run.record.find import all_runs
 from clusterctl.run.record.rundir import RunDir, runs_root
 from clusterctl.run.rules.lingering import ends_at_logout
-from clusterctl.transport.ssh.auth import SshAgent, SshAgentError
+from clusterctl.transport.ssh.keys import SshAgent, SshAgentError
 
 _SSH_SECONDS = 5.0
 

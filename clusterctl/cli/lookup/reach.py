@@ -56,10 +56,10 @@ def reachable(
     if not of_run:
         commands.refuse_unknown(hosts)
     from clusterctl.session.connect import Transports, open_sessions
-    from clusterctl.transport.openssh import answers
+    from clusterctl.transport.openssh import has_askpass
 
     # A program that answers for `ssh` may ask on this very terminal, and takes as long as a person does.
-    tell = None if answers(os.environ) else tell
+    tell = None if has_askpass(os.environ) else tell
 
     transports = Transports(spec.ssh)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -22,22 +22,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import AgentError
-from clusterctl.transport.base import Progress, silent
-from clusterctl.transport.delivery.first_words import script
+from clusterctl.transport.base import Progress, ignore_progress
+from clusterctl.transport.delivery.bootstrap_script import make_script
 from clusterctl.validation.answers import PREAMBLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from clusterctl.transport.base import Channel
-    from clusterctl.transport.delivery.bundle import Bundle
+    from clusterctl.transport.delivery.agent_archive import AgentArchive
 
 NOISE_BYTES = 64 * 1024
 MINIMUM_PYTHON = "3.9"
 _QUOTED_BYTES = 300
-_SEND_SECONDS = 30.0
+_SEND_TIMEOUT_S = 30.0
 # How long a broken stream may still hand over what the other end had said.
-_LAST_WORDS_SECONDS = 1.0
+_LAST_OUTPUT_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,12 @@ def _rejection(word: str, text: str) -> str:
 def start_agent(
     node: str,
     channel: Channel,
-    bundle: Bundle,
+    bundle: AgentArchive,
     *,
     timeout: float,
     pythons: Sequence[str] = (),
     first: Sequence[str] = (),
-    progress: Progress = silent,
+    progress: Progress = ignore_progress,
 ) -> tuple[Preamble, bytes]:
     """Turn the shell at the other end into an agent; return what it said and the first bytes that are frames.
 
@@ -127,33 +127,37 @@ def start_agent(
     nonce = secrets.token_hex(8)
     parser = PreambleParser(nonce)
     progress("connected, looking for Python")
-    with _failures(node, channel, parser, timeout):
-        channel.send(script(nonce, bundle, pythons, first=first), timeout=timeout)
-        word, text, rest = _await_preamble(channel, parser, timeout)
+    with _translate_errors(node, channel, parser, timeout):
+        channel.send(make_script(nonce, bundle, pythons, first=first), timeout=timeout)
+        word, text, rest = _wait_for_preamble(channel, parser, timeout)
         if word == "need":
             progress("sending the agent")
-            channel.send(bundle.data, timeout=_SEND_SECONDS)
+            channel.send(bundle.data, timeout=_SEND_TIMEOUT_S)
     if word not in ("have", "need"):
-        raise _refusal(node, word, text, channel, parser)
+        raise _error_from_refusal(node, word, text, channel, parser)
     progress("agent started")
     try:
         return _preamble(text, sent=word == "need"), rest
     except (ValueError, RecursionError) as error:
-        raise _failure(node, f"its first words do not fit: {str(error)[:_QUOTED_BYTES]}", channel, parser) from error
+        raise _error_from_failure(
+            node, f"its first words do not fit: {str(error)[:_QUOTED_BYTES]}", channel, parser
+        ) from error
 
 
 @contextlib.contextmanager
-def _failures(node: str, channel: Channel, parser: PreambleParser, timeout: float) -> Iterator[None]:
+def _translate_errors(node: str, channel: Channel, parser: PreambleParser, timeout: float) -> Iterator[None]:
     """Say what it means that a node does not answer, or not with what is ours."""
     try:
         yield
     except TimeoutError as error:
-        raise _failure(node, f"no Python answered within {timeout:g}s", channel, parser) from error
+        raise _error_from_failure(node, f"no Python answered within {timeout:g}s", channel, parser) from error
     except ValueError as error:
-        raise _failure(node, f"more than {NOISE_BYTES // 1024} KiB came before our answer", channel, parser) from error
+        raise _error_from_failure(
+            node, f"more than {NOISE_BYTES // 1024} KiB came before our answer", channel, parser
+        ) from error
     except OSError as error:
-        _hear_out(channel, parser)
-        raise _failure(node, "the connection broke before the agent answered", channel, parser) from error
+        _drain_output(channel, parser)
+        raise _error_from_failure(node, "the connection broke before the agent answered", channel, parser) from error
 
 
 def _preamble(text: str, *, sent: bool) -> Preamble:
@@ -162,7 +166,7 @@ def _preamble(text: str, *, sent: bool) -> Preamble:
     return Preamble(facts["python"], facts["version"], sent)
 
 
-def _await_preamble(channel: Channel, parser: PreambleParser, timeout: float) -> tuple[str, str, bytes]:
+def _wait_for_preamble(channel: Channel, parser: PreambleParser, timeout: float) -> tuple[str, str, bytes]:
     deadline = time.monotonic() + timeout
     while True:
         data = channel.recv(65536, timeout=max(0.001, deadline - time.monotonic()))
@@ -172,17 +176,17 @@ def _await_preamble(channel: Channel, parser: PreambleParser, timeout: float) ->
             return preamble
 
 
-def _hear_out(channel: Channel, parser: PreambleParser) -> None:
+def _drain_output(channel: Channel, parser: PreambleParser) -> None:
     """Take in what the other end said before it went: a shell that is none ends before our script is sent."""
-    deadline = time.monotonic() + _LAST_WORDS_SECONDS
+    deadline = time.monotonic() + _LAST_OUTPUT_TIMEOUT_S
     with contextlib.suppress(OSError, ValueError):
         while data := channel.recv(65536, timeout=max(0.001, deadline - time.monotonic())):
             parser.feed(data)
 
 
-def _refusal(node: str, word: str, text: str, channel: Channel, parser: PreambleParser) -> AgentError:
+def _error_from_refusal(node: str, word: str, text: str, channel: Channel, parser: PreambleParser) -> AgentError:
     if word == "fail":
-        return _failure(node, text, channel, parser)
+        return _error_from_failure(node, text, channel, parser)
     tried = [part for part in text.split("|") if part and "status 77" not in part and "status 78" not in part]
     reasons = "; ".join([*parser.rejected, *tried])
     hint = f"install Python {MINIMUM_PYTHON} or later there, or name one by `python:` in the cluster file"
@@ -191,7 +195,7 @@ def _refusal(node: str, word: str, text: str, channel: Channel, parser: Preamble
     return AgentError(node, "no Python found", hint=hint)
 
 
-def _failure(node: str, text: str, channel: Channel, parser: PreambleParser) -> AgentError:
+def _error_from_failure(node: str, text: str, channel: Channel, parser: PreambleParser) -> AgentError:
     output = " ".join((parser.noise + "\n" + channel.stderr_tail()).split())
     quoted = f"; it said: {output[-_QUOTED_BYTES:]!r}" if output else ""
     hint = "a login script or a forced command may be in the way: see what `ssh HOST /bin/sh`, or its command, prints"

@@ -21,7 +21,7 @@ _ONE_ASKS = threading.Lock()
 """Nodes are reached side by side, and the answer is the same for all of them."""
 
 
-def allowed(node: str, options: SshOptions, option: str, offered: Sequence[str]) -> tuple[str, ...]:
+def filter_algorithms(node: str, options: SshOptions, option: str, offered: Sequence[str]) -> tuple[str, ...]:
     """Return those of `offered` that `option` of ssh_config allows; all, where it says what ssh was built with.
 
     Raises:
@@ -33,7 +33,7 @@ def allowed(node: str, options: SshOptions, option: str, offered: Sequence[str])
     if listed[:1] in ("", *"+-^"):
         return tuple(offered)
     with _ONE_ASKS:
-        built_in = _built_in()
+        built_in = _list_defaults()
     if listed == built_in.get(key):
         return tuple(offered)
     names = set(listed.split(","))
@@ -45,7 +45,7 @@ def allowed(node: str, options: SshOptions, option: str, offered: Sequence[str])
 
 
 @functools.cache
-def _built_in() -> dict[str, str]:
+def _list_defaults() -> dict[str, str]:
     """Return the lists of an ssh without configuration: what is too new for it is not forbidden by it."""
     program = shutil.which("ssh")
     if program is None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import HostKeyError
 from clusterctl.transport.ssh import known_hosts
 from clusterctl.transport.ssh.config import Destination
-from clusterctl.transport.ssh.known_hosts import HostKey, Judgement, Verdict
-from clusterctl.transport.ssh.revoked import revoked_at
+from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyJudgement, HostKeyVerdict, find_revocation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +32,7 @@ _OPEN = (*_NO_CHECKING, "accept-new")
 
 
 @dataclass(frozen=True, slots=True)
-class ShownKey:
+class PresentedKey:
     """The host key that a server showed, and what the known-hosts files say of it.
 
     Attributes:
@@ -45,7 +44,7 @@ class ShownKey:
     node: str
     name: str
     key: HostKey
-    judgement: Judgement
+    judgement: HostKeyJudgement
     path: str
     hashed: bool
 
@@ -72,7 +71,7 @@ class HostKeys:
         entries = [*self._of_user(options), *self._of_file()]
         return known_hosts.preferred_algorithms(entries, options.known_name, supported)
 
-    def look_at(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> ShownKey:
+    def inspect(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> PresentedKey:
         """Return what the files say of `key`; change nothing.
 
         Raises:
@@ -80,26 +79,28 @@ class HostKeys:
             ConnectError: ssh_config cannot be.
         """
         judgement = _revoked(node, options, key) or self._judged(options, key)
-        trusted = judgement.verdict is Verdict.TRUSTED
+        trusted = judgement.verdict is HostKeyVerdict.TRUSTED
         files = options.user_known_hosts if trusted else self._own_files(node, destination)
         path = files[0] if files else os.devnull
-        return ShownKey(node, options.known_name, key, judgement, path, options.hash_known_hosts)
+        return PresentedKey(node, options.known_name, key, judgement, path, options.hash_known_hosts)
 
     def check(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> str | None:
         """Return if `key` is trusted, filing it first where the policy says so; the answer is a warning or `None`.
 
         Raises:
             HostKeyRefusal: It is not.
-            HostKeyError: It cannot be filed, or the list of revoked keys cannot be read.
+            UntrustedKeyError: It cannot be filed, or the list of revoked keys cannot be read.
         """
-        shown = self.look_at(node, destination, options, key)
-        if shown.judgement.verdict is Verdict.TRUSTED:
+        shown = self.inspect(node, destination, options, key)
+        if shown.judgement.verdict is HostKeyVerdict.TRUSTED:
             return None
-        if shown.judgement.verdict is not Verdict.UNKNOWN or not self._accepts_new(options):
-            raise refusal(shown, strict=self._spec.host_keys == "accept-new" and options.strict_host_keys in _STRICT)
+        if shown.judgement.verdict is not HostKeyVerdict.UNKNOWN or not self._accepts_new(options):
+            raise host_key_error(
+                shown, strict=self._spec.host_keys == "accept-new" and options.strict_host_keys in _STRICT
+            )
         if shown.path == os.devnull and options.strict_host_keys in _OPEN:
             return "its host key is kept nowhere (`UserKnownHostsFile` in ssh_config), so a change of it goes unnoticed"
-        file_key(node, shown.path, shown.name, key, hashed=shown.hashed)
+        add_key(node, shown.path, shown.name, key, hashed=shown.hashed)
         if self._spec.host_keys is None and options.strict_host_keys in _NO_CHECKING:
             return "`StrictHostKeyChecking no` in ssh_config is taken as `accept-new`: changed keys are still refused"
         return None
@@ -110,11 +111,14 @@ class HostKeys:
             return False
         return self._spec.host_keys == "accept-new" or options.strict_host_keys in _OPEN
 
-    def _judged(self, options: SshOptions, key: HostKey) -> Judgement:
-        own = known_hosts.judge(self._of_user(options), options.known_name, key)
-        other = known_hosts.judge(self._of_file(), options.known_name, key)
-        undecided = own.verdict in (Verdict.UNKNOWN, Verdict.AUTHORITY) and other.verdict is not Verdict.UNKNOWN
-        return other if undecided or other.verdict is Verdict.REVOKED else own
+    def _judged(self, options: SshOptions, key: HostKey) -> HostKeyJudgement:
+        own = known_hosts.judge_host_key(self._of_user(options), options.known_name, key)
+        other = known_hosts.judge_host_key(self._of_file(), options.known_name, key)
+        undecided = (
+            own.verdict in (HostKeyVerdict.UNKNOWN, HostKeyVerdict.AUTHORITY)
+            and other.verdict is not HostKeyVerdict.UNKNOWN
+        )
+        return other if undecided or other.verdict is HostKeyVerdict.REVOKED else own
 
     def _of_user(self, options: SshOptions) -> list[known_hosts.Entry]:
         paths = (*options.user_known_hosts, *options.global_known_hosts)
@@ -132,20 +136,20 @@ class HostKeys:
         with self._lock:
             stamp, entries = self._files.get(path, (None, []))
             if stamp != version:
-                entries = known_hosts.load([path])
+                entries = known_hosts.load_known_hosts([path])
                 self._files[path] = (version, entries)
             return entries
 
 
-def file_key(node: str, path: str, name: str, key: HostKey, *, hashed: bool) -> None:
+def add_key(node: str, path: str, name: str, key: HostKey, *, hashed: bool) -> None:
     """File `key` for `name` in a known-hosts file of the user.
 
     Raises:
         HostKeyError: It cannot be.
     """
     try:
-        known_hosts.append(path, name, key, hashed=hashed)
-    except known_hosts.UnfiledError as error:
+        known_hosts.append_key(path, name, key, hashed=hashed)
+    except known_hosts.KeyNotAddedError as error:
         text = f"its host key {key.type} {key.fingerprint} is not filed: {error}"
         hint = "mend that file, or name another by `UserKnownHostsFile` in ssh_config"
         raise HostKeyError(node, text, hint=hint) from error
@@ -153,20 +157,22 @@ def file_key(node: str, path: str, name: str, key: HostKey, *, hashed: bool) -> 
         raise HostKeyError(node, f"its host key cannot be filed in {path}: {error.strerror or error}") from error
 
 
-def _revoked(node: str, options: SshOptions, key: HostKey) -> Judgement | None:
+def _revoked(node: str, options: SshOptions, key: HostKey) -> HostKeyJudgement | None:
     path = options.revoked_host_keys
     if path is None:
         return None
     try:
-        line = revoked_at(path, key)
+        line = find_revocation(path, key)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         hint = "mend that file, or `RevokedHostKeys` in ssh_config: without it ssh trusts no host either"
         raise HostKeyError(node, f"the revoked host keys in {path} cannot be read: {reason}", hint=hint) from error
-    return None if line is None else Judgement(Verdict.REVOKED, known_hosts.Entry(path, line, "", (), key))
+    return (
+        None if line is None else HostKeyJudgement(HostKeyVerdict.REVOKED, known_hosts.Entry(path, line, "", (), key))
+    )
 
 
-def refusal(shown: ShownKey, *, strict: bool = False) -> HostKeyRefusal:
+def host_key_error(shown: PresentedKey, *, strict: bool = False) -> HostKeyError:
     """Return the error that says why a key is not trusted and what would change that.
 
     Args:
@@ -176,18 +182,18 @@ def refusal(shown: ShownKey, *, strict: bool = False) -> HostKeyRefusal:
     key, entry = shown.key, shown.judgement.entry
     place = f"{entry.path}:{entry.line}" if entry and entry.line else entry.path if entry else ""
     match shown.judgement.verdict:
-        case Verdict.CHANGED:
+        case HostKeyVerdict.CHANGED:
             text = f"its host key has changed: it shows {key.type} {key.fingerprint}, {place} has another"
             hint = (
                 "someone may be in between; if the machine was reinstalled, run "
                 f"`ssh-keygen -R {shlex.quote(shown.name)} -f {shlex.quote(entry.path if entry else shown.path)}` "
                 "and then `clusterctl trust`"
             )
-        case Verdict.REVOKED:
+        case HostKeyVerdict.REVOKED:
             how = "marked @revoked in" if entry and entry.marker else "revoked by"
             text = f"its host key {key.type} {key.fingerprint} is {how} {place}"
             hint = "do not trust it; give the machine a new host key with `ssh-keygen -A`"
-        case Verdict.AUTHORITY:
+        case HostKeyVerdict.AUTHORITY:
             text = (
                 f"its host key is trusted only by @cert-authority in {place}, and host certificates are not supported"
             )
@@ -197,7 +203,7 @@ def refusal(shown: ShownKey, *, strict: bool = False) -> HostKeyRefusal:
             hint = "compare it with the machine's own, then accept it by `clusterctl trust`"
             if strict:
                 hint += "; `StrictHostKeyChecking yes` of ssh_config is not loosened by `host_keys: accept-new`"
-    return HostKeyRefusal(
+    return UntrustedKeyError(
         shown.node,
         text,
         hint=hint,
@@ -209,7 +215,7 @@ def refusal(shown: ShownKey, *, strict: bool = False) -> HostKeyRefusal:
     )
 
 
-class HostKeyRefusal(HostKeyError):  # noqa: N818 - it is one, with what is needed to act on it
+class UntrustedKeyError(HostKeyError):
     """A host key that is not trusted, with what is needed to accept it.
 
     Attributes:
@@ -219,7 +225,16 @@ class HostKeyRefusal(HostKeyError):  # noqa: N818 - it is one, with what is need
     """
 
     def __init__(
-        self, node: str, message: str, *, hint: str, name: str, key: HostKey, verdict: Verdict, path: str, hashed: bool
+        self,
+        node: str,
+        message: str,
+        *,
+        hint: str,
+        name: str,
+        key: HostKey,
+        verdict: HostKeyVerdict,
+        path: str,
+        hashed: bool,
     ) -> None:
         super().__init__(node, message, hint=hint)
         self.name = name

@@ -2,6 +2,8 @@
 
 The format is that of sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT": an optional marker, patterns separated by commas (or one
 name hidden by HMAC-SHA1 with its salt), the type of the key, and the key in base64.
+
+Host keys that ssh_config revokes (`RevokedHostKeys`): a list of public keys, or a KRL of `ssh-keygen -k`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import hmac
 import os
 import re
 import stat
+import subprocess
+import tempfile
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -23,6 +27,7 @@ from clusterctl.config import words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
 
 _TYPES = ("ssh-", "ecdsa-", "sk-", "rsa-sha2-")
 # How a line of authorized_keys may begin, and none of known hosts: with an option that has a value.
@@ -56,18 +61,18 @@ class Entry:
     def matches(self, name: str) -> bool:
         """Tell whether this line is about `name` (`host`, `[host]:port` or an alias)."""
         if self.names[0].startswith("|"):
-            return _hidden_matches(self.names[0], name)
+            return _matches_hashed(self.names[0], name)
         lowered, matched = name.lower(), False
         for pattern in self.names:
             excluded = pattern.startswith("!")
-            if _pattern_matches(pattern[excluded:], lowered):
+            if _matches_pattern(pattern[excluded:], lowered):
                 if excluded:
                     return False
                 matched = True
         return matched
 
 
-class Verdict(Enum):
+class HostKeyVerdict(Enum):
     """What a host key is worth."""
 
     TRUSTED = "trusted"
@@ -78,14 +83,14 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class HostKeyJudgement:
     """A verdict and the line that led to it, if one did."""
 
-    verdict: Verdict
+    verdict: HostKeyVerdict
     entry: Entry | None = None
 
 
-def parse(text: str, path: str = "") -> list[Entry]:
+def parse_known_hosts(text: str, path: str = "") -> list[Entry]:
     """Return the lines of a known-hosts file that can be read; OpenSSH passes over the others too."""
     entries = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -101,7 +106,7 @@ def parse(text: str, path: str = "") -> list[Entry]:
     return entries
 
 
-def load(paths: Iterable[str]) -> list[Entry]:
+def load_known_hosts(paths: Iterable[str]) -> list[Entry]:
     """Return the entries of the files that are there and can be read."""
     entries = []
     for path in paths:
@@ -109,25 +114,27 @@ def load(paths: Iterable[str]) -> list[Entry]:
             text = Path(path).read_text("utf-8", "surrogateescape")
         except OSError:
             continue
-        entries += parse(text, path)
+        entries += parse_known_hosts(text, path)
     return entries
 
 
-def judge(entries: Sequence[Entry], name: str, key: HostKey) -> Judgement:
+def judge_host_key(entries: Sequence[Entry], name: str, key: HostKey) -> HostKeyJudgement:
     """Return what `key`, shown by the host filed as `name`, is worth."""
     about = [entry for entry in entries if entry.matches(name)]
     for entry in entries:
         if entry.marker == "@revoked" and entry.key.blob == key.blob and entry.matches(name):
-            return Judgement(Verdict.REVOKED, entry)
+            return HostKeyJudgement(HostKeyVerdict.REVOKED, entry)
     plain = [entry for entry in about if not entry.marker]
     for entry in plain:
         if entry.key.blob == key.blob:
-            return Judgement(Verdict.TRUSTED, entry)
+            return HostKeyJudgement(HostKeyVerdict.TRUSTED, entry)
     if plain:
         same_type = [entry for entry in plain if entry.key.type == key.type]
-        return Judgement(Verdict.CHANGED, (same_type or plain)[0])
+        return HostKeyJudgement(HostKeyVerdict.CHANGED, (same_type or plain)[0])
     authority = next((entry for entry in about if entry.marker == "@cert-authority"), None)
-    return Judgement(Verdict.AUTHORITY, authority) if authority else Judgement(Verdict.UNKNOWN)
+    return (
+        HostKeyJudgement(HostKeyVerdict.AUTHORITY, authority) if authority else HostKeyJudgement(HostKeyVerdict.UNKNOWN)
+    )
 
 
 def preferred_algorithms(entries: Sequence[Entry], name: str, all_algorithms: Sequence[str]) -> tuple[str, ...]:
@@ -137,11 +144,11 @@ def preferred_algorithms(entries: Sequence[Entry], name: str, all_algorithms: Se
     return (*(a for a in all_algorithms if a in filed), *(a for a in all_algorithms if a not in filed))
 
 
-class UnfiledError(Exception):
+class KeyNotAddedError(Exception):
     """A key that is not filed: its file is none that a key may be added to, or has another key for the name."""
 
 
-def append(path: str, name: str, key: HostKey, *, hashed: bool = False) -> None:
+def append_key(path: str, name: str, key: HostKey, *, hashed: bool = False) -> None:
     """File `key` for `name` at the end of the file, unless it is there by now; both are made as ssh makes them.
 
     Raises:
@@ -149,14 +156,14 @@ def append(path: str, name: str, key: HostKey, *, hashed: bool = False) -> None:
         OSError: It cannot be written.
     """
     if not words.is_known_name(name):
-        raise UnfiledError(f"`{name}` is not the name of a host")
-    shown = hide(name, os.urandom(20)) if hashed else name
+        raise KeyNotAddedError(f"`{name}` is not the name of a host")
+    shown = hash_name(name, os.urandom(20)) if hashed else name
     line = f"{shown} {key.type} {base64.b64encode(key.blob).decode()}\n".encode("utf-8", "surrogateescape")
     Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     with open(descriptor, "r+b", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UnfiledError(f"{path} is not a file that keeps anything")
+            raise KeyNotAddedError(f"{path} is not a file that keeps anything")
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         held = file.readall().decode("utf-8", "surrogateescape")
         if _may_be_added(held, path, name, key):
@@ -166,16 +173,16 @@ def append(path: str, name: str, key: HostKey, *, hashed: bool = False) -> None:
 
 def _may_be_added(held: str, path: str, name: str, key: HostKey) -> bool:
     """Tell whether `key` has to be added to a file that holds `held`, once nobody else can write to it."""
-    foreign = next((n for n, line in enumerate(held.splitlines(), 1) if not _is_ours(line)), None)
+    foreign = next((n for n, line in enumerate(held.splitlines(), 1) if not _is_known_hosts_line(line)), None)
     if foreign is not None:
-        raise UnfiledError(f"{path} is not a file of known hosts: line {foreign} is none")
-    judgement = judge(parse(held, path), name, key)
-    if judgement.verdict in (Verdict.CHANGED, Verdict.REVOKED) and judgement.entry is not None:
-        raise UnfiledError(f"{path}:{judgement.entry.line} has another key for `{name}`")
-    return judgement.verdict is not Verdict.TRUSTED
+        raise KeyNotAddedError(f"{path} is not a file of known hosts: line {foreign} is none")
+    judgement = judge_host_key(parse_known_hosts(held, path), name, key)
+    if judgement.verdict in (HostKeyVerdict.CHANGED, HostKeyVerdict.REVOKED) and judgement.entry is not None:
+        raise KeyNotAddedError(f"{path}:{judgement.entry.line} has another key for `{name}`")
+    return judgement.verdict is not HostKeyVerdict.TRUSTED
 
 
-def _is_ours(line: str) -> bool:
+def _is_known_hosts_line(line: str) -> bool:
     """Tell whether a line may stand in a known-hosts file: a key's, one of SSH 1, a comment, or one that was torn."""
     fields = line.split()
     if fields and fields[0].startswith("@"):
@@ -190,13 +197,13 @@ def _is_ours(line: str) -> bool:
     return len(fields) == 2 and not fields[0].startswith(_TYPES)
 
 
-def hide(name: str, salt: bytes) -> str:
+def hash_name(name: str, salt: bytes) -> str:
     """Return `name` hidden as `HashKnownHosts` does."""
     digest = hmac.new(salt, name.encode("utf-8", "surrogateescape"), hashlib.sha1).digest()
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 
 
-def _hidden_matches(hidden: str, name: str) -> bool:
+def _matches_hashed(hidden: str, name: str) -> bool:
     parts = hidden.split("|")
     if len(parts) != 4 or parts[1] != "1":
         return False
@@ -204,12 +211,51 @@ def _hidden_matches(hidden: str, name: str) -> bool:
         salt = base64.b64decode(parts[2], validate=True)
     except ValueError:
         return False
-    return hide(name, salt) == hidden
+    return hash_name(name, salt) == hidden
 
 
-def _pattern_matches(pattern: str, name: str) -> bool:
+def _matches_pattern(pattern: str, name: str) -> bool:
     # Each node is held against every line: most are plain names.
     if "*" not in pattern and "?" not in pattern:
         return pattern.lower() == name
     # Only these two are special in OpenSSH; brackets stand for themselves.
     return fnmatch.fnmatchcase(name, pattern.lower().replace("[", "[[]"))
+
+
+_KRL = b"SSHKRL\n\0"
+_QUERY_SECONDS = 10.0
+
+
+def find_revocation(path: str, key: HostKey) -> int | None:
+    """Return the line that revokes `key` (0: a KRL has none), or `None` where the file does not.
+
+    Raises:
+        OSError: The file cannot be read, or there is no `ssh-keygen` to read a KRL.
+        ValueError: It is neither a list of keys nor a KRL that `ssh-keygen` understands.
+    """
+    content = Path(path).read_bytes()
+    if content.startswith(_KRL):
+        return 0 if _in_krl(path, key) else None
+    encoded = base64.b64encode(key.blob)
+    for number, line in enumerate(content.split(b"\n"), 1):
+        fields = line.split()
+        if not fields or fields[0].startswith(b"#"):
+            continue
+        if len(fields) < 2:
+            raise ValueError(f"line {number} is not a public key")
+        if encoded in fields:
+            return number
+    return None
+
+
+def _in_krl(path: str, key: HostKey) -> bool:
+    with tempfile.NamedTemporaryFile("w", suffix=".pub") as file:
+        file.write(f"{key.type} {base64.b64encode(key.blob).decode()}\n")
+        file.flush()
+        command = ["ssh-keygen", "-Q", "-f", path, file.name]
+        done = subprocess.run(command, capture_output=True, timeout=_QUERY_SECONDS, check=False)
+    if done.returncode == 0:
+        return False
+    if b"REVOKED" in done.stdout:
+        return True
+    raise ValueError(done.stderr.decode("utf-8", "replace").strip() or "`ssh-keygen -Q` cannot read it")

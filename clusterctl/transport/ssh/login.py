@@ -13,13 +13,13 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.message import Message
 
 from clusterctl.errors import ConnectError
-from clusterctl.transport.ssh import auth, refused
+from clusterctl.transport.ssh import keys, login_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from clusterctl.transport.ssh.config import SshOptions
-    from clusterctl.transport.ssh.wire import Watchdog
+    from clusterctl.transport.ssh.stream import Watchdog
 
 _RSA_SHA2_SINCE = (7, 2)
 _Version = tuple[int, int]
@@ -30,7 +30,7 @@ class _AgentKey:
 
     public_blob = None
 
-    def __init__(self, agent: auth.SshAgent, identity: auth.AgentIdentity) -> None:
+    def __init__(self, agent: keys.SshAgent, identity: keys.AgentIdentity) -> None:
         self.declined = False
         self._agent = agent
         self._identity = identity
@@ -44,7 +44,7 @@ class _AgentKey:
     def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> Message:
         try:
             signature = self._agent.sign(self._identity.blob, data, algorithm or self._identity.type)
-        except auth.SshAgentError:
+        except keys.SshAgentError:
             # Called on the library's thread, which an exception would end: an empty signature is merely turned down.
             self.declined = True
             signature = b""
@@ -56,17 +56,17 @@ class Keys:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loaded: dict[auth.Offer, tuple[_Version, paramiko.PKey]] = {}
-        self._agents: dict[str, auth.SshAgent] = {}
+        self._loaded: dict[keys.Offer, tuple[_Version, paramiko.PKey]] = {}
+        self._agents: dict[str, keys.SshAgent] = {}
 
-    def agent(self, path: str | None) -> auth.SshAgent | None:
+    def agent(self, path: str | None) -> keys.SshAgent | None:
         """Return the ssh-agent that listens at `path`."""
         if path is None:
             return None
         with self._lock:
-            return self._agents.setdefault(path, auth.SshAgent(path))
+            return self._agents.setdefault(path, keys.SshAgent(path))
 
-    def of_file(self, offer: auth.Offer) -> paramiko.PKey | str:
+    def of_file(self, offer: keys.Offer) -> paramiko.PKey | str:
         """Return the private key that an offer names, as it is on disk now, or why it cannot be used."""
         with self._lock:
             version = _version(offer.path or "")
@@ -87,22 +87,22 @@ def _version(path: str) -> _Version | None:
     return status.st_mtime_ns, status.st_size
 
 
-def _load(offer: auth.Offer) -> paramiko.PKey | str:
+def _load(offer: keys.Offer) -> paramiko.PKey | str:
     path = offer.path or ""
-    if auth.is_security_key(path):
-        return auth.HARDWARE
+    if keys.is_security_key(path):
+        return keys.HARDWARE
     try:
         key = paramiko.PKey.from_path(path)
         if offer.certificate:
             key.load_certificate(offer.certificate)
     except paramiko.PasswordRequiredException:
-        return auth.ENCRYPTED
+        return keys.ENCRYPTED
     except (TypeError, ValueError, OSError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
         # The library lets those of the cryptography package through, which ask for a password by a TypeError.
-        return auth.ENCRYPTED if "password" in str(error).lower() else f"cannot be read: {error}"
+        return keys.ENCRYPTED if "password" in str(error).lower() else f"cannot be read: {error}"
     except UnsupportedAlgorithm:
         # None of the errors above, and said of keys that OpenSSH itself may well read.
-        return auth.UNSUPPORTED
+        return keys.UNSUPPORTED
     return key
 
 
@@ -114,13 +114,13 @@ def log_in(node: str, transport: paramiko.Transport, options: SshOptions, keys: 
         ConnectError: The server did not answer in time, or hung up.
     """
     login = _Login(transport, options, keys)
-    if login.by_any_key():
+    if login.try_keys():
         return login.note
     tried = login.tried
-    if not tried.refused and transport.is_active() and login.without_key():
+    if not tried.refused and transport.is_active() and login.try_without_key():
         return None
     tried.closed = not transport.is_active()
-    login.ask_what_else()
+    login.query_methods()
     if watchdog.expired:
         # Not an AuthError: a server that is slow has refused nobody, and may be quick again in a second.
         hint = "the machine may be overloaded, or its directory service down (LDAP, SSSD)"
@@ -129,7 +129,7 @@ def log_in(node: str, transport: paramiko.Transport, options: SshOptions, keys: 
         hint = "it may just be restarting; else see its log on the machine"
         raise ConnectError(node, "sshd hung up during the login", hint=hint)
     tried.sha1_only = _takes_sha1_only(transport)
-    raise refused.failure(node, tried)
+    raise login_errors.explain_login_failure(node, tried)
 
 
 class _Login:
@@ -141,9 +141,9 @@ class _Login:
     """
 
     def __init__(self, transport: paramiko.Transport, options: SshOptions, keys: Keys) -> None:
-        self.tried = refused.Tried(
+        self.tried = login_errors.LoginAttempt(
             options.user,
-            missing=refused.missing(options.identity_files, options.named_key),
+            missing=login_errors.list_missing_keys(options.identity_files, options.named_key),
             address=options.address,
         )
         self.note: str | None = None
@@ -153,7 +153,7 @@ class _Login:
         self._agent = keys.agent(options.identity_agent)
         self._forwarded = self._agent is not None and self._agent.is_forwarded(os.environ)
 
-    def by_any_key(self) -> bool:
+    def try_keys(self) -> bool:
         """Return whether a key was accepted; no more are offered to a server that hung up."""
         for offer in self._offers():
             if self._by(offer):
@@ -162,17 +162,17 @@ class _Login:
                 return False
         return False
 
-    def without_key(self) -> bool:
+    def try_without_key(self) -> bool:
         """Return whether the server wants no key at all; if it wants one, it tells what else it would take."""
         return self._offer(None, "none")
 
-    def ask_what_else(self) -> None:
+    def query_methods(self) -> None:
         """Find out what a server that refused keys would take, if it still talks: it says so to whoever has none."""
         if self.tried.refused and not self.tried.methods and not self.tried.closed:
             self._offer(None, "none")
             self.tried.lost = False
 
-    def _offers(self) -> Iterator[auth.Offer]:
+    def _offers(self) -> Iterator[keys.Offer]:
         """Yield what to try. An agent that goes away with this login is asked only where no file is accepted."""
         if self._forwarded:
             yield from self._planned(())
@@ -180,18 +180,18 @@ class _Login:
         else:
             yield from self._planned(self._held())
 
-    def _planned(self, held: Sequence[auth.AgentIdentity]) -> list[auth.Offer]:
+    def _planned(self, held: Sequence[keys.AgentIdentity]) -> list[keys.Offer]:
         files, certificates = self._options.identity_files, self._options.certificate_files
-        return auth.offers(files, certificates, held, identities_only=self._options.identities_only)
+        return keys.list_offers(files, certificates, held, identities_only=self._options.identities_only)
 
-    def _held(self) -> Sequence[auth.AgentIdentity]:
+    def _held(self) -> Sequence[keys.AgentIdentity]:
         try:
             return self._agent.identities() if self._agent is not None else ()
-        except auth.SshAgentError as error:
+        except keys.SshAgentError as error:
             self.tried.agent = str(error)
             return ()
 
-    def _by(self, offer: auth.Offer) -> bool:
+    def _by(self, offer: keys.Offer) -> bool:
         if offer.identity is None or self._agent is None:
             return self._by_file(offer)
         key = _AgentKey(self._agent, offer.identity)
@@ -201,21 +201,21 @@ class _Login:
         if key.declined:
             self.tried.agent = "the ssh-agent would not sign"
             if offer.path is not None and self._transport.is_active():
-                return self._by_file(auth.Offer(path=offer.path))
+                return self._by_file(keys.Offer(path=offer.path))
         return False
 
-    def _by_file(self, offer: auth.Offer) -> bool:
+    def _by_file(self, offer: keys.Offer) -> bool:
         key = self._keys.of_file(offer)
         if isinstance(key, str):
             self.tried.unusable[offer.path or ""] = key
             return False
         return self._offer(key, offer.name)
 
-    def _note_of(self, offer: auth.Offer) -> str | None:
+    def _note_of(self, offer: keys.Offer) -> str | None:
         if self._forwarded:
-            return auth.FORWARDED_ONLY
-        alone = offer.path is not None and not isinstance(self._keys.of_file(auth.Offer(path=offer.path)), str)
-        return None if alone else auth.AGENT_ONLY
+            return keys.FORWARDED_ONLY
+        alone = offer.path is not None and not isinstance(self._keys.of_file(keys.Offer(path=offer.path)), str)
+        return None if alone else keys.AGENT_ONLY
 
     def _offer(self, key: paramiko.PKey | None, name: str) -> bool:
         answered = threading.Event()

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, cast
 import paramiko
 
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
-from clusterctl.transport.base import EXEC_COMMAND, IN_ALL, STDERR_TAIL_BYTES, Progress, silent
-from clusterctl.transport.ssh.algorithms import allowed
-from clusterctl.transport.ssh.approach import Approach
-from clusterctl.transport.ssh.beyond import NoCommonAlgorithmError
+from clusterctl.transport.base import EXEC_COMMAND, SEND_DEADLINE_FACTOR, STDERR_TAIL_BYTES, Progress, ignore_progress
+from clusterctl.transport.ssh.algorithms import filter_algorithms
 from clusterctl.transport.ssh.config import Destination, SshOptions, destination_of, last_hop
-from clusterctl.transport.ssh.host_keys import HostKeyRefusal, HostKeys, ShownKey
-from clusterctl.transport.ssh.jump import Shared
+from clusterctl.transport.ssh.connection_pool import ConnectionPool
+from clusterctl.transport.ssh.fallback_reason import NoCommonAlgorithmError
+from clusterctl.transport.ssh.host_keys import HostKeys, PresentedKey, UntrustedKeyError
 from clusterctl.transport.ssh.known_hosts import HostKey
 from clusterctl.transport.ssh.login import Keys, log_in
-from clusterctl.transport.ssh.wire import Watchdog, Wire
+from clusterctl.transport.ssh.predial import PreDialer
+from clusterctl.transport.ssh.stream import BufferedStream, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +68,7 @@ class _Link:
     """A secured connection; after `_log_in`, one that channels can be opened on."""
 
     transport: paramiko.Transport
-    wire: Wire
+    wire: BufferedStream
     environment: tuple[tuple[str, str], ...] = ()
     auth_note: str | None = None
     warnings: list[str] = field(default_factory=list)
@@ -94,7 +94,7 @@ class SshChannel:
         channel.settimeout(_TICK_SECONDS)
 
     @property
-    def taken(self) -> int:
+    def acknowledged_bytes(self) -> int:
         """What the peer's window has been opened by (see `Channel.taken`): all that was sent, and what still may be."""
         return self._sent + self._channel.out_window_size
 
@@ -119,9 +119,9 @@ class SshChannel:
             self._sent += sent
             if timeout is not None:
                 # Each byte that is taken grants more time, but not for ever.
-                deadline = min(time.monotonic() + timeout, began + IN_ALL * timeout)
-                if time.monotonic() >= began + IN_ALL * timeout:
-                    raise TimeoutError(f"not all was taken within {IN_ALL * timeout:g}s")
+                deadline = min(time.monotonic() + timeout, began + SEND_DEADLINE_FACTOR * timeout)
+                if time.monotonic() >= began + SEND_DEADLINE_FACTOR * timeout:
+                    raise TimeoutError(f"not all was taken within {SEND_DEADLINE_FACTOR * timeout:g}s")
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
         """Return what has come (see `Channel.recv`)."""
@@ -158,14 +158,14 @@ class SshTransport:
         approach: How far the way to hosts was gone already.
     """
 
-    def __init__(self, spec: SshSpec, *, config_file: str | None = None, approach: Approach | None = None) -> None:
+    def __init__(self, spec: SshSpec, *, config_file: str | None = None, approach: PreDialer | None = None) -> None:
         self._spec = spec
-        self._approach = approach or Approach(config_file)
+        self._approach = approach or PreDialer(config_file)
         self._host_keys = HostKeys(spec, self._approach.own_known_hosts)
-        self._jumps: Shared[_Link] = Shared()
+        self._jumps: ConnectionPool[_Link] = ConnectionPool()
         self._keys = Keys()
 
-    def open(self, host: HostSpec, *, progress: Progress = silent) -> SshChannel:
+    def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> SshChannel:
         """Connect, log in and run `/bin/sh` on `host` (see `Transport.open`)."""
         progress("connecting")
         deadline = time.monotonic() + self._spec.connect_timeout
@@ -181,7 +181,7 @@ class SshTransport:
                 raise _shell_error(host.name, error, expired=watchdog.expired) from error
         return SshChannel(link, channel)
 
-    def host_key(self, host: HostSpec) -> ShownKey:
+    def host_key(self, host: HostSpec) -> PresentedKey:
         """Return the key that `host` shows, without logging in to it (its jump hosts have to be trusted already).
 
         Raises:
@@ -193,7 +193,7 @@ class SshTransport:
         link = self._secure_with_retries(host.name, options, deadline, ())
         key = _shown_key(link)
         link.close()
-        return self._host_keys.look_at(host.name, destination, options, key)
+        return self._host_keys.inspect(host.name, destination, options, key)
 
     def close(self) -> None:
         """Close the connections to jump hosts."""
@@ -207,7 +207,7 @@ class SshTransport:
         deadline: float,
         *,
         path: tuple[str, ...] = (),
-        progress: Progress = silent,
+        progress: Progress = ignore_progress,
     ) -> _Link:
         """Secure a connection and log in. `path` names the jump hosts whose connections wait for this one."""
         options = self._approach.resolve(node, destination)
@@ -238,7 +238,7 @@ class SshTransport:
         raise AssertionError("unreachable")
 
     def _secure(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> _Link:
-        chosen = {option: allowed(node, options, option, offered) for option, offered in _OFFERED.items()}
+        chosen = {option: filter_algorithms(node, options, option, offered) for option, offered in _OFFERED.items()}
         chosen["HostKeyAlgorithms"] = self._host_keys.algorithms(options, chosen["HostKeyAlgorithms"])
         wire = self._wire(node, options, deadline, path)
         with Watchdog(wire, deadline) as watchdog:
@@ -266,7 +266,7 @@ class SshTransport:
         security.kex = chosen["KexAlgorithms"]
         security.key_types = chosen["HostKeyAlgorithms"]
 
-    def _wire(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> Wire:
+    def _wire(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> BufferedStream:
         if not options.proxy_jump:
             return self._approach.wire(node, options, deadline)
         name, hop = last_hop(node, options, path)
@@ -280,7 +280,7 @@ class SshTransport:
         return _through(node, link, last, options, deadline)
 
 
-def _through(node: str, link: _Link, hop: str, options: SshOptions, deadline: float) -> Wire:
+def _through(node: str, link: _Link, hop: str, options: SshOptions, deadline: float) -> BufferedStream:
     left = max(0.1, deadline - time.monotonic())
     target = (options.hostname, options.port)
     try:
@@ -289,7 +289,7 @@ def _through(node: str, link: _Link, hop: str, options: SshOptions, deadline: fl
         raise _jump_error(node, hop, error) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise ConnectError(node, f"jump host `{hop}`: no answer from behind it") from error
-    return Wire(channel)
+    return BufferedStream(channel)
 
 
 def _shown_key(link: _Link) -> HostKey:
@@ -327,7 +327,7 @@ def _shell_error(node: str, error: Exception, *, expired: bool) -> ConnectError:
 def _of_jump(node: str, hop: str, error: NodeError) -> NodeError:
     """Return the trouble with a jump host as trouble of the node behind it."""
     text = f"jump host `{hop}`: {error}"
-    if isinstance(error, HostKeyRefusal):
+    if isinstance(error, UntrustedKeyError):
         return error
     kind = next((kind for kind in (AuthError, HostKeyError) if isinstance(error, kind)), ConnectError)
     return kind(node, text, hint=error.hint)

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import NodeError
-from clusterctl.transport.ssh.host_keys import HostKeyRefusal, file_key, refusal
-from clusterctl.transport.ssh.known_hosts import HostKey, Verdict
+from clusterctl.transport.ssh.host_keys import UntrustedKeyError, add_key, host_key_error
+from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from clusterctl.config.spec import HostSpec
-    from clusterctl.transport.ssh.host_keys import ShownKey
+    from clusterctl.transport.ssh.host_keys import PresentedKey
 
 
 class KeySource(Protocol):
     """What can ask a host for its key; the SSH transport does."""
 
-    def host_key(self, host: HostSpec) -> ShownKey:
+    def host_key(self, host: HostSpec) -> PresentedKey:
         """Return the key that `host` shows."""
 
 
@@ -41,7 +41,7 @@ class Candidate:
     nodes: tuple[str, ...]
     name: str
     key: HostKey
-    verdict: Verdict
+    verdict: HostKeyVerdict
     path: str
     hashed: bool
     hint: str | None = None
@@ -49,10 +49,10 @@ class Candidate:
     @property
     def acceptable(self) -> bool:
         """It may be filed: nothing speaks against it."""
-        return self.verdict in (Verdict.UNKNOWN, Verdict.AUTHORITY)
+        return self.verdict in (HostKeyVerdict.UNKNOWN, HostKeyVerdict.AUTHORITY)
 
 
-def look(
+def fetch_keys(
     source: KeySource, hosts: Iterable[HostSpec], *, parallel: int = 64
 ) -> tuple[list[Candidate], dict[str, NodeError]]:
     """Return the keys that the ssh hosts show, and why others showed none.
@@ -61,12 +61,12 @@ def look(
     """
     wanted = [host for host in hosts if host.transport is TransportKind.SSH]
     with ThreadPoolExecutor(max(1, min(parallel, len(wanted)))) as pool:
-        answers = list(pool.map(lambda host: _ask(source, host), wanted))
+        answers = list(pool.map(lambda host: _fetch_key(source, host), wanted))
     errors = {a.node: a for a in answers if isinstance(a, NodeError)}
     return _merge([a for a in answers if isinstance(a, Candidate)]), errors
 
 
-def accept(candidates: Sequence[Candidate]) -> None:
+def add_to_known_hosts(candidates: Sequence[Candidate]) -> None:
     """File the keys of `candidates` in their known-hosts files.
 
     Raises:
@@ -77,18 +77,18 @@ def accept(candidates: Sequence[Candidate]) -> None:
     if refused:
         raise ValueError(f"not to be accepted: {', '.join(refused)}")
     for candidate in candidates:
-        file_key(candidate.nodes[0], candidate.path, candidate.name, candidate.key, hashed=candidate.hashed)
+        add_key(candidate.nodes[0], candidate.path, candidate.name, candidate.key, hashed=candidate.hashed)
 
 
-def _ask(source: KeySource, host: HostSpec) -> Candidate | NodeError:
+def _fetch_key(source: KeySource, host: HostSpec) -> Candidate | NodeError:
     try:
         shown = source.host_key(host)
-    except HostKeyRefusal as error:
+    except UntrustedKeyError as error:
         nodes, key = (host.name,), error.key
         return Candidate(nodes, error.name, key, error.verdict, error.path, error.hashed, error.hint)
     except NodeError as error:
         return error
-    verdict, hint = shown.judgement.verdict, refusal(shown).hint
+    verdict, hint = shown.judgement.verdict, host_key_error(shown).hint
     return Candidate((host.name,), shown.name, shown.key, verdict, shown.path, shown.hashed, hint)
 
 

@@ -12,8 +12,7 @@ import zipfile
 from pathlib import Path
 
 import clusterctl.agent
-from clusterctl.transport.delivery.bundle import agent_bundle
-from clusterctl.transport.delivery.trim_nvml import cut
+from clusterctl.transport.delivery.agent_archive import load_agent_archive, trim_bindings
 from tests import fake_nvml
 
 AGENT = Path(clusterctl.agent.__path__[0])
@@ -43,7 +42,7 @@ def nvmlNever() -> None:
 
 
 def test_what_is_called_is_kept_with_all_that_it_needs_as_it_was_written() -> None:
-    kept = cut(WHOLE.encode(), [b"n.nvmlAsk(handle)"]).decode()
+    kept = trim_bindings(WHOLE.encode(), [b"n.nvmlAsk(handle)"]).decode()
 
     gone = ("UNUSED", "c_nvmlOther", "nvmlNever")
     assert not any(name in kept for name in gone)
@@ -58,7 +57,7 @@ def test_the_bindings_cut_down_say_what_the_whole_ones_say(tmp_path: Path) -> No
     assert spec is not None
     assert spec.origin is not None
     whole = Path(spec.origin).read_bytes()
-    small = cut(whole, [path.read_bytes() for path in AGENT.rglob("*.py")])
+    small = trim_bindings(whole, [path.read_bytes() for path in AGENT.rglob("*.py")])
     (tmp_path / "pynvml.py").write_bytes(small)
     scene = fake_nvml.Scenario(tmp_path / "scene.json", 2)
     scene.gpu(1, errors={"nvmlDeviceGetEccMode": 3}, compute_procs=[{"pid": 1, "used": 5}])
@@ -67,7 +66,7 @@ def test_the_bindings_cut_down_say_what_the_whole_ones_say(tmp_path: Path) -> No
     for path in (str(tmp_path), str(Path(spec.origin).parent)):
         code = (
             "import sys, json; sys.path.insert(0, sys.argv[1]); from clusterctl.agent.facts import nvml; "
-            "s = nvml.Session(); seen = s.looks(); devices = [one.told() for one in seen]; "
+            "s = nvml.NvmlSession(); seen = s.looks(); devices = [one.told() for one in seen]; "
             "print(json.dumps([s.system()['driver'], devices, s.sample(), s.p2p(seen)]))"
         )
         env = {**os.environ, **scene.environment()}
@@ -79,5 +78,5 @@ def test_the_bindings_cut_down_say_what_the_whole_ones_say(tmp_path: Path) -> No
 
 
 def test_the_bundle_carries_the_small_ones() -> None:
-    with zipfile.ZipFile(io.BytesIO(agent_bundle().data)) as archive:
+    with zipfile.ZipFile(io.BytesIO(load_agent_archive().data)) as archive:
         assert archive.getinfo("pynvml.py").file_size < 60_000

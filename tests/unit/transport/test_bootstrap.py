@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.transport.delivery import first_words
+from clusterctl.transport.delivery import bootstrap_script
+from clusterctl.transport.delivery.agent_archive import load_agent_archive, pack_files
 from clusterctl.transport.delivery.bootstrap import NOISE_BYTES, PreambleParser
-from clusterctl.transport.delivery.bundle import agent_bundle, pack
-from clusterctl.transport.delivery.first_words import script
+from clusterctl.transport.delivery.bootstrap_script import make_script
 
-BUNDLE = pack({"__main__.py": b""})
+BUNDLE = pack_files({"__main__.py": b""})
 noise = st.binary(max_size=200).filter(lambda data: b"clusterctl:" not in data)
 
 
@@ -49,35 +49,35 @@ def test_noise_is_bounded() -> None:
 
 
 def test_an_echo_of_the_script_is_not_a_preamble() -> None:
-    assert b"clusterctl:nonce:" not in script("nonce", BUNDLE, ())
+    assert b"clusterctl:nonce:" not in make_script("nonce", BUNDLE, ())
 
 
 def test_what_a_user_wrote_is_quoted() -> None:
-    text = script("n", BUNDLE, ["/a'; reboot #"], first=["$(id)"]).decode()
+    text = make_script("n", BUNDLE, ["/a'; reboot #"], first=["$(id)"]).decode()
     assert "'/a'\\''; reboot #'" in text
     assert "'$(id)'" in text
 
 
 def test_the_script_fits_into_one_packet() -> None:
-    assert len(script("n" * 16, BUNDLE, ())) < 8192
+    assert len(make_script("n" * 16, BUNDLE, ())) < 8192
 
 
 def test_what_is_sent_of_the_first_python_means_what_was_written() -> None:
-    sent = script("n", BUNDLE, ()).decode().partition("stage='")[2].partition("'\n")[0]
-    assert ast.dump(ast.parse(sent)) == ast.dump(ast.parse(first_words._STAGE))
+    sent = make_script("n", BUNDLE, ()).decode().partition("stage='")[2].partition("'\n")[0]
+    assert ast.dump(ast.parse(sent)) == ast.dump(ast.parse(bootstrap_script._STAGE))
 
 
 def test_the_same_files_make_the_same_bundle_in_any_order() -> None:
-    one = pack({"a.py": b"1", "b.py": b"2"})
-    assert one == pack({"b.py": b"2", "a.py": b"1"})
-    assert one.sha256 != pack({"a.py": b"1", "b.py": b"3"}).sha256
+    one = pack_files({"a.py": b"1", "b.py": b"2"})
+    assert one == pack_files({"b.py": b"2", "a.py": b"1"})
+    assert one.sha256 != pack_files({"a.py": b"1", "b.py": b"3"}).sha256
 
 
 def test_the_agent_travels_with_all_that_it_imports() -> None:
     import io
     import zipfile
 
-    names = set(zipfile.ZipFile(io.BytesIO(agent_bundle().data)).namelist())
+    names = set(zipfile.ZipFile(io.BytesIO(load_agent_archive().data)).namelist())
     assert {"__main__.py", "clusterctl/__init__.py", "clusterctl/agent/protocol/commands.py", "pynvml.py"} <= names
     assert {"clusterctl/agent/__init__.py", "clusterctl/agent/facts/__init__.py"} <= names
     assert not any(name.startswith(("clusterctl/run", "clusterctl/transport")) for name in names)

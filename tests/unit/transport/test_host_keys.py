@@ -12,12 +12,12 @@ import pytest
 
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import HostKeyError, NodeError
-from clusterctl.transport.ssh.approach import Approach
 from clusterctl.transport.ssh.config import Destination
-from clusterctl.transport.ssh.host_keys import HostKeyRefusal, HostKeys
-from clusterctl.transport.ssh.known_hosts import HostKey, Verdict
+from clusterctl.transport.ssh.host_keys import HostKeys, UntrustedKeyError
+from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyVerdict
+from clusterctl.transport.ssh.predial import PreDialer
 from clusterctl.transport.ssh.ssh import SshTransport
-from clusterctl.transport.ssh.trust import accept, look
+from clusterctl.transport.ssh.trust import add_to_known_hosts, fetch_keys
 from tests.lab.waiting import wait_for
 from tests.unit.transport.hostile import HostileServer
 
@@ -44,17 +44,17 @@ def check(tmp_path: Path) -> Check:
     ) -> str | None:
         path = tmp_path / "ssh_config"
         path.write_text(f"{config}\nUserKnownHostsFile {files if files.startswith('/') else tmp_path / files}\n")
-        approach = Approach(str(path))
+        approach = PreDialer(str(path))
         keys = HostKeys(SshSpec(**spec), approach.own_known_hosts)  # type: ignore[arg-type]
         return keys.check("n", destination, approach.resolve("n", destination), key)
 
     return make
 
 
-def refused(check: Check, config: str, **spec: object) -> HostKeyRefusal | None:
+def refused(check: Check, config: str, **spec: object) -> UntrustedKeyError | None:
     try:
         check(config, **spec)
-    except HostKeyRefusal as error:
+    except UntrustedKeyError as error:
         return error
     return None
 
@@ -94,9 +94,9 @@ def test_known_hosts_of_a_file_are_read_beside_the_users_own_and_never_written(c
     of_file.write_text(f"10.0.0.1 {public(KEY)}\n")
     before = of_file.read_text()
     assert check("StrictHostKeyChecking yes", known_hosts=(str(of_file),)) is None
-    with pytest.raises(HostKeyRefusal) as changed:
+    with pytest.raises(UntrustedKeyError) as changed:
         check("StrictHostKeyChecking accept-new", OTHER, known_hosts=(str(of_file),))
-    assert changed.value.verdict is Verdict.CHANGED
+    assert changed.value.verdict is HostKeyVerdict.CHANGED
     elsewhere = Destination(host="gpu02")
     assert check("StrictHostKeyChecking accept-new", destination=elsewhere, known_hosts=(str(of_file),)) is None
     assert of_file.read_text() == before
@@ -106,14 +106,14 @@ def test_known_hosts_of_a_file_are_read_beside_the_users_own_and_never_written(c
 def test_known_hosts_of_a_file_change_nothing_about_a_host_that_the_user_knows(check: Check, tmp_path: Path) -> None:
     (tmp_path / "known").write_text(f"10.0.0.1 {public(OTHER)}\n")
     (tmp_path / "of_file").write_text(f"10.0.0.1 {public(KEY)}\n")
-    with pytest.raises(HostKeyRefusal, match=f"changed.*{tmp_path}/known:1 has another"):
+    with pytest.raises(UntrustedKeyError, match=f"changed.*{tmp_path}/known:1 has another"):
         check("", known_hosts=(str(tmp_path / "of_file"),))
 
 
 def test_known_hosts_of_a_file_may_revoke_what_the_user_trusts(check: Check, tmp_path: Path) -> None:
     (tmp_path / "known").write_text(f"10.0.0.1 {public(KEY)}\n")
     (tmp_path / "of_file").write_text(f"@revoked * {public(KEY)}\n")
-    with pytest.raises(HostKeyRefusal, match="marked @revoked"):
+    with pytest.raises(UntrustedKeyError, match="marked @revoked"):
         check("", known_hosts=(str(tmp_path / "of_file"),))
 
 
@@ -132,9 +132,9 @@ def test_a_revoked_key_is_refused_however_well_it_is_known(check: Check, tmp_pat
         subprocess.run(["ssh-keygen", "-q", "-k", "-f", revoked, tmp_path / "key.pub"], check=True)
     else:
         revoked.write_text((tmp_path / "key.pub").read_text())
-    with pytest.raises(HostKeyRefusal, match=f"is revoked by {revoked}") as caught:
+    with pytest.raises(UntrustedKeyError, match=f"is revoked by {revoked}") as caught:
         check(f"RevokedHostKeys {revoked}")
-    assert caught.value.verdict is Verdict.REVOKED
+    assert caught.value.verdict is HostKeyVerdict.REVOKED
     assert check(f"RevokedHostKeys {revoked}", OTHER) is None
 
 
@@ -194,9 +194,9 @@ def test_a_hostile_file_and_server_get_no_key_into_a_file_of_logins(
     careless = transport(f"UserKnownHostsFile {logins}", host_keys="accept-new")
     with pytest.raises(HostKeyError, match="is not a file of known hosts"):
         careless.open(host)
-    found, _ = look(careless, [HostSpec(name="gate", host="127.0.0.1", port=server.port)])
+    found, _ = fetch_keys(careless, [HostSpec(name="gate", host="127.0.0.1", port=server.port)])
     with pytest.raises(HostKeyError, match="is not a file of known hosts"):
-        accept(found)
+        add_to_known_hosts(found)
     assert logins.read_text() == f"{public(OTHER)} me@home\n"
 
 
@@ -208,9 +208,9 @@ def test_the_remedy_for_a_changed_key_names_the_file_that_holds_the_old_one(
     other.write_text(f"[127.0.0.1]:{server.port} {(tmp_path / 'old.pub').read_text()}")
     config = f"UserKnownHostsFile {own} {other}"
 
-    (found,), _ = look(transport(config), [HostSpec(name="gate", host="127.0.0.1", port=server.port)])
+    (found,), _ = fetch_keys(transport(config), [HostSpec(name="gate", host="127.0.0.1", port=server.port)])
 
-    assert found.verdict is Verdict.CHANGED
+    assert found.verdict is HostKeyVerdict.CHANGED
     assert f"`ssh-keygen -R '[127.0.0.1]:{server.port}' -f {other}`" in (found.hint or "")
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from clusterctl.transport.ssh.jump import Shared
+from clusterctl.transport.ssh.connection_pool import ConnectionPool
 
 
 class Connection:
@@ -22,7 +22,7 @@ def soon() -> float:
 
 
 def test_many_who_ask_at_once_share_one_connection() -> None:
-    shared: Shared[Connection] = Shared()
+    shared: ConnectionPool[Connection] = ConnectionPool()
     together = threading.Barrier(8)
     made: list[Connection] = []
 
@@ -41,14 +41,14 @@ def test_many_who_ask_at_once_share_one_connection() -> None:
 
 
 def test_a_broken_connection_is_made_anew() -> None:
-    shared: Shared[Connection] = Shared()
+    shared: ConnectionPool[Connection] = ConnectionPool()
     first = shared.get("gate", Connection, soon())
     first.close()
     assert shared.get("gate", Connection, soon()) is not first
 
 
 def test_a_failure_is_everybodys_and_not_remembered() -> None:
-    shared: Shared[Connection] = Shared()
+    shared: ConnectionPool[Connection] = ConnectionPool()
 
     def fail() -> Connection:
         raise OSError("refused")
@@ -59,7 +59,7 @@ def test_a_failure_is_everybodys_and_not_remembered() -> None:
 
 
 def test_waiting_for_somebody_elses_attempt_is_bounded() -> None:
-    shared: Shared[Connection] = Shared()
+    shared: ConnectionPool[Connection] = ConnectionPool()
     hold, started = threading.Event(), threading.Event()
 
     def slow() -> Connection:
@@ -77,7 +77,7 @@ def test_waiting_for_somebody_elses_attempt_is_bounded() -> None:
 
 
 def test_closing_closes_all_and_makes_no_more() -> None:
-    shared: Shared[Connection] = Shared()
+    shared: ConnectionPool[Connection] = ConnectionPool()
     first = shared.get("gate", Connection, soon())
     shared.close()
     assert not first.alive

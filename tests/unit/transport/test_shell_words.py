@@ -12,7 +12,7 @@ import pytest
 from clusterctl.cli.main import run
 from clusterctl.errors import ConnectError, ExitCode
 from clusterctl.transport.ssh.config import Destination, parse, resolve
-from clusterctl.transport.ssh.wire import open_wire
+from clusterctl.transport.ssh.stream import open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +89,7 @@ def test_no_command_hands_a_value_of_the_file_to_a_shell(
 def test_nor_is_one_that_came_past_the_file(place: Path, key: str, payload: str) -> None:
     hostile = Destination(**{"host": "gpu01", key: PAYLOADS[payload]})
     with pytest.raises(ConnectError, match="` is not an? "):
-        open_wire("n", resolve("n", hostile, config_file=os.environ["CLUSTERCTL_SSH_CONFIG"]), 0.0)
+        open_stream("n", resolve("n", hostile, config_file=os.environ["CLUSTERCTL_SSH_CONFIG"]), 0.0)
     assert not (place / "pwned").exists()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.errors import ConnectError
 from clusterctl.transport.ssh.config import SshOptions
-from clusterctl.transport.ssh.wire import open_wire
+from clusterctl.transport.ssh.stream import open_stream
 
 DEADLINE = 10.0
 
@@ -28,7 +28,7 @@ def listening(address: str) -> Iterator[socket.socket]:
 def dial(server: socket.socket, hostname: str, **options: Any) -> str:
     """Connect to a server; return the address that it is dialed from."""
     wanted = SshOptions(hostname=hostname, port=server.getsockname()[1], user="u", **options)
-    with closing(open_wire("n1", wanted, time.monotonic() + DEADLINE)):
+    with closing(open_stream("n1", wanted, time.monotonic() + DEADLINE)):
         peer, address = server.accept()
         peer.close()
         return str(address[0])
@@ -66,5 +66,5 @@ def test_what_ssh_config_asks_for_and_cannot_be_is_one_line_with_a_remedy(
     options: dict[str, Any], message: str, hint: str
 ) -> None:
     with pytest.raises(ConnectError, match=message) as caught:
-        open_wire("n1", SshOptions(port=1, user="u", **options), time.monotonic() + DEADLINE)
+        open_stream("n1", SshOptions(port=1, user="u", **options), time.monotonic() + DEADLINE)
     assert hint in (caught.value.hint or "")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AgentError
-from clusterctl.transport.either import EitherTransport
+from clusterctl.transport.fallback import FallbackTransport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.ssh.approach import Approach
+from clusterctl.transport.ssh.predial import PreDialer
 
 
 def test_every_session_that_met_a_restricted_shell_goes_by_ssh_whoever_met_it_first() -> None:
-    approach = Approach()
-    either = EitherTransport(LocalTransport(), OpenSshTransport(SshSpec(), approach), approach)
+    approach = PreDialer()
+    either = FallbackTransport(LocalTransport(), OpenSshTransport(SshSpec(), approach), approach)
     host = HostSpec(name="n1", host="n1")
     error = AgentError("n1", "the connection broke; it said: 'rbash: /bin/sh: restricted'")
-    assert [either.turn(host, error), either.turn(host, error)] == [True, True]
-    assert not either.turn(host, AgentError("n1", "no Python found"))
+    assert [either.switch_to_openssh(host, error), either.switch_to_openssh(host, error)] == [True, True]
+    assert not either.switch_to_openssh(host, AgentError("n1", "no Python found"))

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import NodeError
 from clusterctl.transport.ssh.config import CONFIG_VARIABLE, Destination, SshOptions, destination_of, resolve
-from clusterctl.transport.ssh.wire import Wire, open_wire
+from clusterctl.transport.ssh.stream import BufferedStream, open_stream
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
 
 
-class Approach:
+class PreDialer:
     """Resolves and dials; what was found ahead, an error too, is given once, so that nothing grows old.
 
     Args:
@@ -30,10 +30,10 @@ class Approach:
         self.config_file = config_file or os.environ.get(CONFIG_VARIABLE) or None
         self._lock = threading.Lock()
         self._options: dict[tuple[str, Destination], SshOptions | NodeError] = {}
-        self._wires: dict[tuple[str, SshOptions], Wire | NodeError] = {}
+        self._wires: dict[tuple[str, SshOptions], BufferedStream | NodeError] = {}
         self._closed = False
 
-    def go_ahead(self, host: HostSpec, timeout: float) -> None:
+    def prefetch(self, host: HostSpec, timeout: float) -> None:
         """Ask for `host`, and connect to it where nothing lies between; what goes wrong is raised when it is needed.
 
         Args:
@@ -51,7 +51,7 @@ class Approach:
         if not options.proxy_jump and not options.proxy_command:
             self._keep(host.name, options, _dial(host.name, options, deadline))
 
-    def _keep(self, node: str, options: SshOptions, found: Wire | NodeError) -> None:
+    def _keep(self, node: str, options: SshOptions, found: BufferedStream | NodeError) -> None:
         with self._lock:
             if not self._closed:
                 self._wires[node, options] = found
@@ -78,13 +78,13 @@ class Approach:
         alone = Destination(host=destination.host)
         return resolve(node, alone, config_file=self.config_file).user_known_hosts
 
-    def wire(self, node: str, options: SshOptions, deadline: float) -> Wire:
+    def wire(self, node: str, options: SshOptions, deadline: float) -> BufferedStream:
         """Return a stream to the SSH port that `options` name (see `open_wire`)."""
         with self._lock:
             held = self._wires.pop((node, options), None)
         if isinstance(held, NodeError):
             raise held
-        return held or open_wire(node, options, deadline)
+        return held or open_stream(node, options, deadline)
 
     def close(self) -> None:
         """Close connections that nobody asked for."""
@@ -96,13 +96,13 @@ class Approach:
             _close(held)
 
 
-def _dial(node: str, options: SshOptions, deadline: float) -> Wire | NodeError:
+def _dial(node: str, options: SshOptions, deadline: float) -> BufferedStream | NodeError:
     try:
-        return open_wire(node, options, deadline)
+        return open_stream(node, options, deadline)
     except NodeError as error:
         return error
 
 
-def _close(found: Wire | NodeError) -> None:
-    if isinstance(found, Wire):
+def _close(found: BufferedStream | NodeError) -> None:
+    if isinstance(found, BufferedStream):
         found.close()

@@ -30,7 +30,7 @@ class Closable(Protocol):
 C = TypeVar("C", bound=Closable)
 
 
-class Shared(Generic[C]):
+class ConnectionPool(Generic[C]):
     """Connections by name. The first who asks connects, whoever else asks meanwhile waits for that."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Shared(Generic[C]):
             if self._closed:
                 raise ConnectionError("closed")
             future = self._found.get(name)
-            mine = future is None or (future.done() and not _usable(future))
+            mine = future is None or (future.done() and not _live_connection(future))
             if mine:
                 future = self._found[name] = Future()
         assert future is not None
@@ -70,7 +70,7 @@ class Shared(Generic[C]):
             self._closed = True
             hops = list(self._found.values())
         for future in hops:
-            if future.done() and _usable(future):
+            if future.done() and _live_connection(future):
                 future.result().close()
 
     @staticmethod
@@ -81,5 +81,5 @@ class Shared(Generic[C]):
             future.set_exception(error)
 
 
-def _usable(future: Future[C]) -> bool:
+def _live_connection(future: Future[C]) -> bool:
     return future.exception() is None and future.result().alive

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 _PIDFD_GETFD = 438
 """Number of the call, equal on all machines (asm-generic/unistd.h); since Linux 5.6."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_DISCARD = struct.pack("ii", 1, 0)
+_LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
-def sever(leader: int) -> None:
+def kill_and_drop_unsent(leader: int) -> None:
     """Kill the process group of a child and what it has started, and reset their connections.
 
     A process that is killed leaves to the kernel what it had sent and nobody has taken, which goes on sending it for
@@ -28,18 +28,18 @@ def sever(leader: int) -> None:
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGSTOP)
-    for pid in _family(leader):
+    for pid in _list_process_tree(leader):
         with contextlib.suppress(OSError, AttributeError):
             _discard_unsent(pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
 
-def _family(leader: int) -> Iterator[int]:
+def _list_process_tree(leader: int) -> Iterator[int]:
     yield leader
     with contextlib.suppress(OSError):
         for child in Path(f"/proc/{leader}/task/{leader}/children").read_text().split():
-            yield from _family(int(child))
+            yield from _list_process_tree(int(child))
 
 
 def _discard_unsent(pid: int) -> None:
@@ -57,4 +57,4 @@ def _reset_when_closed(process: int, descriptor: int) -> None:
     if copied >= 0:
         with socket.socket(fileno=copied) as copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6):
-                copy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
+                copy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)

@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ConnectError, NodeError
-from clusterctl.transport.ssh.auth import ENCRYPTED
-from clusterctl.transport.ssh.host_keys import HostKeyRefusal
-from clusterctl.transport.ssh.known_hosts import Verdict
-from clusterctl.transport.ssh.refused import LoginRefusal
+from clusterctl.transport.ssh.host_keys import UntrustedKeyError
+from clusterctl.transport.ssh.keys import ENCRYPTED
+from clusterctl.transport.ssh.known_hosts import HostKeyVerdict
+from clusterctl.transport.ssh.login_errors import LoginRefusedError
 
 if TYPE_CHECKING:
     from clusterctl.transport.ssh.config import SshOptions
-    from clusterctl.transport.ssh.refused import Tried
+    from clusterctl.transport.ssh.login_errors import LoginAttempt
 
-_TYPED = ("keyboard-interactive", "password")
+_INTERACTIVE_METHODS = ("keyboard-interactive", "password")
 
 
 class NoCommonAlgorithmError(ConnectError):
     """Client and server have no algorithm in common."""
 
 
-def beyond(error: NodeError, options: SshOptions, *, answers: bool, shared: bool) -> str | None:
+def why_openssh(error: NodeError, options: SshOptions, *, answers: bool, shared: bool) -> str | None:
     """Return what stands between the built-in client and a host, in words; `None` where `ssh` could do no more.
 
     Args:
@@ -32,10 +32,10 @@ def beyond(error: NodeError, options: SshOptions, *, answers: bool, shared: bool
     """
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, HostKeyRefusal):
-            return _trust(cause.verdict, options)
-        if isinstance(cause, LoginRefusal):
-            return _login(cause.tried, options, answers=answers, shared=shared)
+        if isinstance(cause, UntrustedKeyError):
+            return _why_for_host_key(cause.verdict, options)
+        if isinstance(cause, LoginRefusedError):
+            return _why_for_login(cause.tried, options, answers=answers, shared=shared)
         if isinstance(cause, NoCommonAlgorithmError):
             return "speak an algorithm that the server asks for"
         cause = cause.__cause__
@@ -43,17 +43,17 @@ def beyond(error: NodeError, options: SshOptions, *, answers: bool, shared: bool
     return "follow `BindInterface` or `ProxyUseFdpass` of ssh_config" if way else None
 
 
-def _trust(verdict: Verdict, options: SshOptions) -> str | None:
-    if verdict is Verdict.AUTHORITY:
+def _why_for_host_key(verdict: HostKeyVerdict, options: SshOptions) -> str | None:
+    if verdict is HostKeyVerdict.AUTHORITY:
         return "check a host certificate (@cert-authority)"
-    if verdict is Verdict.UNKNOWN and options.other("knownhostscommand"):
+    if verdict is HostKeyVerdict.UNKNOWN and options.other("knownhostscommand"):
         return "ask the `KnownHostsCommand` of ssh_config"
-    if verdict is Verdict.UNKNOWN and options.other("verifyhostkeydns"):
+    if verdict is HostKeyVerdict.UNKNOWN and options.other("verifyhostkeydns"):
         return "look host keys up in the DNS (`VerifyHostKeyDNS`)"
     return None
 
 
-def _login(tried: Tried, options: SshOptions, *, answers: bool, shared: bool) -> str | None:
+def _why_for_login(tried: LoginAttempt, options: SshOptions, *, answers: bool, shared: bool) -> str | None:
     offered = {*tried.methods, *tried.wants_more}
     if shared:
         return "share the connection that is open already (ControlPath)"
@@ -65,6 +65,6 @@ def _login(tried: Tried, options: SshOptions, *, answers: bool, shared: bool) ->
         return "log in by GSSAPI (Kerberos)"
     if "hostbased" in offered and options.other("hostbasedauthentication"):
         return "log in by the key of this machine (HostbasedAuthentication)"
-    if answers and (offered & set(_TYPED) or tried.unusable):
+    if answers and (offered & set(_INTERACTIVE_METHODS) or tried.unusable):
         return "answer questions (SSH_ASKPASS does)"
     return None

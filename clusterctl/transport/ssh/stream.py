@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _READ_BYTES = 256 << 10
 _TICK_SECONDS = 1.0
 _USER_TIMEOUT_MS = 20_000
-_FASTEST_SECONDS = 2.0
+_MIN_ATTEMPT_S = 2.0
 _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 
-class Wire:
+class BufferedStream:
     """The stream that an SSH library works on, read in large pieces: the library asks for a few bytes at a time.
 
     It also waits longer than the library would, so that an idle connection costs one wake-up a second rather than ten.
@@ -86,7 +86,7 @@ def _discard_unsent(stream: socket.socket) -> None:
 class Watchdog:
     """Closes a wire at a deadline (monotonic clock), whatever is being waited for then. Use as a context."""
 
-    def __init__(self, wire: Wire, deadline: float) -> None:
+    def __init__(self, wire: BufferedStream, deadline: float) -> None:
         self.expired = False
         self._wire = wire
         self._timer = threading.Timer(max(0.0, deadline - time.monotonic()), self._expire)
@@ -104,37 +104,37 @@ class Watchdog:
         self._wire.close()
 
 
-def open_wire(node: str, options: SshOptions, deadline: float) -> Wire:
+def open_stream(node: str, options: SshOptions, deadline: float) -> BufferedStream:
     """Return a stream to the SSH port that `options` name: through the proxy command, or straight.
 
     Raises:
         ConnectError: There is none by `deadline`.
     """
     if options.proxy_command:
-        return _command_wire(node, options.proxy_command)
-    return Wire(_connect(node, options, deadline))
+        return _open_proxy_command(node, options.proxy_command)
+    return BufferedStream(_connect(node, options, deadline))
 
 
-class _OwnEndError(OSError):
+class _BindError(OSError):
     """Our end cannot have the address that ssh_config names."""
 
 
 def _connect(node: str, options: SshOptions, deadline: float) -> socket.socket:
-    addresses = _addresses(node, options, deadline)
+    addresses = _resolve_addresses(node, options, deadline)
     for index, (family, address) in enumerate(addresses):
         left = deadline - time.monotonic()
         is_last = index == len(addresses) - 1
         try:
-            timeout = left if is_last else min(left, max(_FASTEST_SECONDS, left / 2))
+            timeout = left if is_last else min(left, max(_MIN_ATTEMPT_S, left / 2))
             return _open(family, address, timeout, options.bind_address)
         except OSError as error:
             if is_last:
-                raise _unconnected(node, error, options) from error
+                raise _explain_failed_connection(node, error, options) from error
     raise AssertionError("no addresses")
 
 
-def _unconnected(node: str, error: OSError, options: SshOptions) -> ConnectError:
-    if isinstance(error, _OwnEndError):
+def _explain_failed_connection(node: str, error: OSError, options: SshOptions) -> ConnectError:
+    if isinstance(error, _BindError):
         text = f"`BindAddress {options.bind_address}` is not an address of this machine that could reach it"
         return ConnectError(node, text, hint="mend it in ssh_config")
     return connect_error(node, error, options.port)
@@ -162,15 +162,15 @@ def _bind(sock: socket.socket, family: int, address: str) -> None:
     try:
         sock.bind(socket.getaddrinfo(address, 0, family, socket.SOCK_STREAM)[0][4])
     except OSError as error:
-        raise _OwnEndError(address) from error
+        raise _BindError(address) from error
 
 
-def _addresses(node: str, options: SshOptions, deadline: float) -> list[tuple[int, Any]]:
+def _resolve_addresses(node: str, options: SshOptions, deadline: float) -> list[tuple[int, Any]]:
     look_up = functools.partial(
         socket.getaddrinfo, options.hostname, options.port, _FAMILIES[options.address_family], socket.SOCK_STREAM
     )
     with contextlib.suppress(OSError, UnicodeError):
-        return _places(look_up(flags=socket.AI_NUMERICHOST))
+        return _parse_addresses(look_up(flags=socket.AI_NUMERICHOST))
     # The resolver knows no time limit, so it is asked on a thread that may be left behind.
     answers: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
 
@@ -191,10 +191,10 @@ def _addresses(node: str, options: SshOptions, deadline: float) -> list[tuple[in
     if isinstance(answer, OSError):
         hint = "check the spelling, or set `address:` in the cluster file or `HostName` in ~/.ssh/config"
         raise ConnectError(node, "host name cannot be resolved", hint=hint) from answer
-    return _places(answer)
+    return _parse_addresses(answer)
 
 
-def _places(answer: list[Any]) -> list[tuple[int, Any]]:
+def _parse_addresses(answer: list[Any]) -> list[tuple[int, Any]]:
     return [(family, address) for family, _, _, _, address in answer]
 
 
@@ -211,7 +211,7 @@ def connect_error(node: str, error: OSError, port: int) -> ConnectError:
     return ConnectError(node, f"cannot connect: {error.strerror or error}", hint=rlimits.open_files_hint(error))
 
 
-def _command_wire(node: str, command: str) -> Wire:
+def _open_proxy_command(node: str, command: str) -> BufferedStream:
     """Run a proxy command as ssh does: by the user's shell words, its standard streams one socket."""
     ours, theirs = socket.socketpair()
     with tempfile.TemporaryFile() as stderr:
@@ -233,4 +233,4 @@ def _command_wire(node: str, command: str) -> Wire:
         process.terminate()
         threading.Thread(target=process.wait, name="clusterctl-proxy-end", daemon=True).start()
 
-    return Wire(ours, end)
+    return BufferedStream(ours, end)

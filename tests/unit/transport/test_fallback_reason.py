@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
-from clusterctl.transport.ssh.auth import ENCRYPTED, HARDWARE
-from clusterctl.transport.ssh.beyond import NoCommonAlgorithmError, beyond
 from clusterctl.transport.ssh.config import SshOptions
-from clusterctl.transport.ssh.host_keys import HostKeyRefusal
-from clusterctl.transport.ssh.known_hosts import HostKey, Verdict
-from clusterctl.transport.ssh.refused import Tried, failure
-from clusterctl.transport.ssh.said import failure as failure_of_ssh
+from clusterctl.transport.ssh.fallback_reason import NoCommonAlgorithmError, why_openssh
+from clusterctl.transport.ssh.host_keys import UntrustedKeyError
+from clusterctl.transport.ssh.keys import ENCRYPTED, HARDWARE
+from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyVerdict
+from clusterctl.transport.ssh.login_errors import LoginAttempt, explain_login_failure
+from clusterctl.transport.ssh.login_errors import explain_ssh_log as failure_of_ssh
 
 
-def untrusted(verdict: Verdict) -> HostKeyRefusal:
+def untrusted(verdict: HostKeyVerdict) -> UntrustedKeyError:
     key = HostKey("ssh-ed25519", b"x")
-    return HostKeyRefusal("n", "no", hint="", name="n", key=key, verdict=verdict, path="/k", hashed=False)
+    return UntrustedKeyError("n", "no", hint="", name="n", key=key, verdict=verdict, path="/k", hashed=False)
 
 
 def refused(**tried: object) -> AuthError:
-    return failure("n", Tried("u", **tried))  # type: ignore[arg-type]
+    return explain_login_failure("n", LoginAttempt("u", **tried))  # type: ignore[arg-type]
 
 
 def behind_a_jump(error: NodeError) -> NodeError:
@@ -35,11 +35,13 @@ KEYS = ("publickey",)
 @pytest.mark.parametrize(
     ("error", "options", "reason"),
     [
-        pytest.param(untrusted(Verdict.AUTHORITY), {}, "check a host certificate", id="certificate"),
-        pytest.param(untrusted(Verdict.UNKNOWN), {}, None, id="unknown"),
-        pytest.param(untrusted(Verdict.UNKNOWN), {"knownhostscommand": "/x"}, "KnownHostsCommand", id="known-command"),
-        pytest.param(untrusted(Verdict.CHANGED), {"knownhostscommand": "/x"}, None, id="changed"),
-        pytest.param(untrusted(Verdict.REVOKED), {"verifyhostkeydns": "yes"}, None, id="revoked"),
+        pytest.param(untrusted(HostKeyVerdict.AUTHORITY), {}, "check a host certificate", id="certificate"),
+        pytest.param(untrusted(HostKeyVerdict.UNKNOWN), {}, None, id="unknown"),
+        pytest.param(
+            untrusted(HostKeyVerdict.UNKNOWN), {"knownhostscommand": "/x"}, "KnownHostsCommand", id="known-command"
+        ),
+        pytest.param(untrusted(HostKeyVerdict.CHANGED), {"knownhostscommand": "/x"}, None, id="changed"),
+        pytest.param(untrusted(HostKeyVerdict.REVOKED), {"verifyhostkeydns": "yes"}, None, id="revoked"),
         pytest.param(refused(refused=["k"], methods=KEYS), {"gssapiauthentication": "yes"}, None, id="no-more-methods"),
         pytest.param(refused(methods=("gssapi-with-mic",)), {"gssapiauthentication": "yes"}, "by GSSAPI", id="gssapi"),
         pytest.param(refused(methods=("gssapi-with-mic",)), {"gssapiauthentication": "no"}, None, id="gssapi-off"),
@@ -60,7 +62,7 @@ KEYS = ("publickey",)
 )
 def test_ssh_is_tried_where_it_could_do_more(error: NodeError, options: dict[str, str], reason: str | None) -> None:
     asked = SshOptions(hostname="n", port=22, user="u", others=tuple(options.items()))
-    found = beyond(error, asked, answers=False, shared=False)
+    found = why_openssh(error, asked, answers=False, shared=False)
     assert (found is None) == (reason is None)
     assert (reason or "") in (found or "")
 
@@ -68,8 +70,8 @@ def test_ssh_is_tried_where_it_could_do_more(error: NodeError, options: dict[str
 def test_who_answers_questions_or_shares_a_connection_makes_a_difference() -> None:
     options = SshOptions(hostname="n", port=22, user="u")
     error = refused(methods=("keyboard-interactive",))
-    assert "answer questions" in (beyond(error, options, answers=True, shared=False) or "")
-    assert "share the connection" in (beyond(error, options, answers=False, shared=True) or "")
+    assert "answer questions" in (why_openssh(error, options, answers=True, shared=False) or "")
+    assert "share the connection" in (why_openssh(error, options, answers=False, shared=True) or "")
 
 
 LOGIN = """OpenSSH_9.2p1 Debian

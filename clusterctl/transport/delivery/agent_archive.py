@@ -1,23 +1,88 @@
-"""The agent as one archive: what every node runs, named by its content.
+"""NVIDIA's bindings, cut down to what our agent calls: a twelfth of their text.
+
+They define every structure and function there is, and a node pays for each at every look. What is kept is kept as it
+was written, and whatever it needs is kept with it.
+
+The agent as one archive: what every node runs, named by its content.
 
 The same sources give the same bytes, wherever and whenever they are packed: entries are sorted and carry no times.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.util
 import io
 import os
+import re
 import threading
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
 from clusterctl.agent.linux.syscalls import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+_NAME = re.compile(rb"\b(?:nvml[A-Z]\w*|NVML\w+|c_nvml\w+)\b")
+_ERRORS = "NVML_ERROR_"
+"""Names that the bindings look up among their own when they are imported, to make a class of each."""
+
+
+def trim_bindings(bindings: bytes, users: Iterable[bytes]) -> bytes:
+    """Return the source of `pynvml` with the definitions that other sources name, and those that these need.
+
+    Args:
+        bindings: The whole source.
+        users: Sources that call it; any name of NVML's in them counts.
+    """
+    text = bindings.decode()
+    tree = ast.parse(text)
+    defined: dict[str, list[ast.stmt]] = {}
+    for statement in tree.body:
+        for name in _defines(statement):
+            defined.setdefault(name, []).append(statement)
+    wanted = {found.decode() for source in users for found in _NAME.findall(source)}
+    wanted |= {name for name in defined if name.startswith(_ERRORS)}
+    always = [statement for statement in tree.body if not _defines(statement)]
+    wanted |= {name for statement in always for name in _uses(statement)}
+    kept = {id(statement) for statement in always}
+    while wanted:
+        for statement in defined.get(wanted.pop(), ()):
+            if id(statement) not in kept:
+                kept.add(id(statement))
+                wanted |= _uses(statement)
+    lines = text.splitlines(keepends=True)
+    licence = lines[: _first_line(tree.body[0]) - 1]
+    pieces = ["".join(lines[_first_line(s) - 1 : s.end_lineno]) for s in tree.body if id(s) in kept]
+    return "".join([*licence, *(piece if piece.endswith("\n") else piece + "\n" for piece in pieces)]).encode()
+
+
+def _defines(statement: ast.stmt) -> list[str]:
+    match statement:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Assign(targets=targets) if all(isinstance(target, ast.Name) for target in targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+        case _:
+            return []
+
+
+def _uses(statement: ast.stmt) -> set[str]:
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+
+
+def _first_line(statement: ast.stmt) -> int:
+    decorators = statement.decorator_list if isinstance(statement, (ast.FunctionDef, ast.ClassDef)) else []
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -30,7 +95,7 @@ _MAIN = b"import sys\n\nfrom clusterctl.agent.__main__ import main\n\nsys.exit(m
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class AgentArchive:
     """The archive and its name.
 
     Attributes:
@@ -41,7 +106,7 @@ class Bundle:
     sha256: str
 
 
-def pack(files: dict[str, bytes]) -> Bundle:
+def pack_files(files: dict[str, bytes]) -> AgentArchive:
     """Return the archive of `files` (name in the archive to content)."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
@@ -50,31 +115,31 @@ def pack(files: dict[str, bytes]) -> Bundle:
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = 0o644 << 16
             archive.writestr(info, files[name])
-    return _named(stream.getvalue())
+    return _make_archive(stream.getvalue())
 
 
-def agent_bundle() -> Bundle:
+def load_agent_archive() -> AgentArchive:
     """Return the archive of this installation's agent, from the user's cache where the sources have not changed."""
     # Nodes are dialed in threads; two parsers at once break each other in Python 3.11, and one archive is enough.
     with _PACKING:
-        return _agent_bundle()
+        return _load_or_pack()
 
 
 @functools.cache
-def _agent_bundle() -> Bundle:
+def _load_or_pack() -> AgentArchive:
     sources = _sources()
     cached = _cache_file(sources)
     try:
-        return _checked(cached.read_bytes())
+        return _verify(cached.read_bytes())
     except (OSError, ValueError):
         pass
-    bundle = pack(_read(sources))
-    _keep(cached, bundle.data)
+    bundle = pack_files(_read(sources))
+    _store(cached, bundle.data)
     return bundle
 
 
-def _named(data: bytes) -> Bundle:
-    return Bundle(data, hashlib.sha256(data).hexdigest())
+def _make_archive(data: bytes) -> AgentArchive:
+    return AgentArchive(data, hashlib.sha256(data).hexdigest())
 
 
 def _sources() -> dict[str, Path]:
@@ -100,11 +165,10 @@ def _module_file(name: str) -> Path:
 
 
 def _read(sources: dict[str, Path]) -> dict[str, bytes]:
-    from clusterctl.transport.delivery.trim_nvml import cut
 
     files = {name: path.read_bytes() for name, path in sources.items()}
     ours = [content for name, content in files.items() if name != _BINDINGS]
-    files[_BINDINGS] = cut(files[_BINDINGS], ours)
+    files[_BINDINGS] = trim_bindings(files[_BINDINGS], ours)
     # zipimport knows no namespace packages: each folder needs to be one in full.
     folders = {name.rpartition("/")[0] for name in files if "/" in name}
     return {**{f"{folder}/__init__.py": b"" for folder in folders}, **files, "__main__.py": _MAIN}
@@ -116,14 +180,14 @@ def _cache_file(sources: dict[str, Path]) -> Path:
     return platformdirs.user_cache_path("clusterctl") / "bundles" / f"{key}.pyz"
 
 
-def _checked(stored: bytes) -> Bundle:
+def _verify(stored: bytes) -> AgentArchive:
     digest, data = stored[:32], stored[32:]
     if hashlib.sha256(data).digest() != digest:
         raise ValueError("torn")
-    return _named(data)
+    return _make_archive(data)
 
 
-def _keep(path: Path, data: bytes) -> None:
+def _store(path: Path, data: bytes) -> None:
     """Store for the next command; where that is not possible, it packs again."""
     try:
         # Agents of this machine as a node lie beside it, and are not taken from where others can write.

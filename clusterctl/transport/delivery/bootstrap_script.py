@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.transport.delivery.bundle import Bundle
+    from clusterctl.transport.delivery.agent_archive import AgentArchive
 
 
 _CANDIDATES = (
@@ -253,7 +253,7 @@ try() {
 """
 
 
-def script(nonce: str, bundle: Bundle, pythons: Sequence[str], *, first: Sequence[str] = ()) -> bytes:
+def make_script(nonce: str, bundle: AgentArchive, pythons: Sequence[str], *, first: Sequence[str] = ()) -> bytes:
     """Return what goes to the shell's standard input.
 
     Args:
@@ -266,7 +266,7 @@ def script(nonce: str, bundle: Bundle, pythons: Sequence[str], *, first: Sequenc
         "nonce": nonce,
         "digest": bundle.sha256,
         "size": str(len(bundle.data)),
-        "stage": _terse(_STAGE),
+        "stage": _minify(_STAGE),
     }
     assignments = "".join(f"{name}={_quote(value)}\n" for name, value in values.items())
     candidates = dict.fromkeys((*first, *_CANDIDATES, *pythons, *_CANDIDATES_OF_CONDA))
@@ -274,7 +274,7 @@ def script(nonce: str, bundle: Bundle, pythons: Sequence[str], *, first: Sequenc
     return f"{assignments}{_SCRIPT}main {call}; exit\n".encode("utf-8", "surrogateescape")
 
 
-def _terse(source: str) -> str:
+def _minify(source: str) -> str:
     """Return Python without comments, each step of its indentation one blank: every node is sent it."""
     lines = [line for line in source.split("\n") if line.strip() and not line.lstrip().startswith("#")]
     return "\n".join(" " * ((len(line) - len(line.lstrip())) // 4) + line.lstrip() for line in lines)

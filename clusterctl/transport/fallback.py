@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import NodeError
-from clusterctl.transport.base import Progress, silent
-from clusterctl.transport.openssh import answers
-from clusterctl.transport.ssh.beyond import beyond
+from clusterctl.transport.base import Progress, ignore_progress
+from clusterctl.transport.openssh import has_askpass
 from clusterctl.transport.ssh.config import destination_of
+from clusterctl.transport.ssh.fallback_reason import why_openssh
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
     from clusterctl.transport.base import Channel, Transport
     from clusterctl.transport.openssh import OpenSshTransport
-    from clusterctl.transport.ssh.approach import Approach
+    from clusterctl.transport.ssh.predial import PreDialer
 
-_RESTRICTED = re.compile(r"\brestricted\b")
+_RESTRICTED_SHELL = re.compile(r"\brestricted\b")
 
 
-class EitherTransport:
+class FallbackTransport:
     """Nodes reached by SSH, whichever client can.
 
     Args:
@@ -32,19 +32,19 @@ class EitherTransport:
         approach: Asks `ssh` for its configuration.
     """
 
-    def __init__(self, builtin: Transport, openssh: OpenSshTransport, approach: Approach) -> None:
+    def __init__(self, builtin: Transport, openssh: OpenSshTransport, approach: PreDialer) -> None:
         self._builtin = builtin
         self._openssh = openssh
         self._approach = approach
         self._reasons: dict[str, str] = {}
 
-    def open(self, host: HostSpec, *, progress: Progress = silent) -> Channel:
+    def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> Channel:
         """Return a stream to a shell on `host` (see `Transport.open`)."""
         if host.name not in self._reasons:
             try:
                 return self._builtin.open(host, progress=progress)
             except NodeError as error:
-                reason = self._beyond(host, error)
+                reason = self._fallback_reason(host, error)
                 if reason is None:
                     raise
                 self._reasons[host.name] = reason
@@ -53,9 +53,9 @@ class EitherTransport:
         channel.warnings = (*channel.warnings, notice)
         return channel
 
-    def turn(self, host: HostSpec, error: NodeError) -> bool:
+    def switch_to_openssh(self, host: HostSpec, error: NodeError) -> bool:
         """Tell whether a shell that was of no use may be entered by `ssh` instead, which is tried from now on."""
-        if not _RESTRICTED.search(str(error)):
+        if not _RESTRICTED_SHELL.search(str(error)):
             return False
         # Another session with the host may have found the same out while this one was opened.
         self._reasons.setdefault(host.name, "enter a restricted shell")
@@ -66,11 +66,11 @@ class EitherTransport:
         self._builtin.close()
         self._openssh.close()
 
-    def _beyond(self, host: HostSpec, error: NodeError) -> str | None:
+    def _fallback_reason(self, host: HostSpec, error: NodeError) -> str | None:
         options = self._approach.resolve(host.name, destination_of(host))
         path = options.other("controlpath")
         shared = _is_socket(path) if path is not None else self._openssh.is_shared(host, options)
-        return beyond(error, options, answers=answers(os.environ), shared=shared)
+        return why_openssh(error, options, answers=has_askpass(os.environ), shared=shared)
 
 
 def _is_socket(path: str) -> bool:

@@ -161,7 +161,7 @@ class Offer:
         return self.certificate or self.path or ""
 
 
-def offers(
+def list_offers(
     files: Sequence[str],
     certificates: Sequence[str],
     identities: Sequence[AgentIdentity],
@@ -176,7 +176,7 @@ def offers(
         identities: What the agent holds.
         identities_only: Leave out keys of the agent that no file stands for.
     """
-    public = {path: public_blob(path) for path in files}
+    public = {path: read_public_key(path) for path in files}
     held = {identity.blob: identity for identity in identities}
     certified = [
         Offer(path=path, certificate=name)
@@ -191,16 +191,16 @@ def offers(
     return [*certified, *known, *others, *plain]
 
 
-def public_blob(path: str) -> bytes | None:
+def read_public_key(path: str) -> bytes | None:
     """Return the public key that belongs to a private one: from the file beside it, or from its own head."""
     try:
         fields = Path(path if path.endswith(".pub") else f"{path}.pub").read_text("utf-8", "replace").split()
         return base64.b64decode(fields[1], validate=True)
     except (OSError, IndexError, ValueError):
-        return _embedded_blob(path)
+        return _read_embedded_public_key(path)
 
 
-def _embedded_blob(path: str) -> bytes | None:
+def _read_embedded_public_key(path: str) -> bytes | None:
     """Read the public key that OpenSSH's own format has in clear even where the private part is encrypted."""
     try:
         body = "".join(line for line in Path(path).read_text("ascii").splitlines() if not line.startswith("-----"))
@@ -217,10 +217,10 @@ def _embedded_blob(path: str) -> bytes | None:
 
 def is_security_key(path: str) -> bool:
     """Tell whether a private key is one whose other half is in a piece of hardware (FIDO)."""
-    return blob_type(public_blob(path) or b"").startswith("sk-")
+    return parse_key_type(read_public_key(path) or b"").startswith("sk-")
 
 
-def blob_type(blob: bytes) -> str:
+def parse_key_type(blob: bytes) -> str:
     """Return the type that a key or certificate in wire form begins with."""
     try:
         return _Reader(blob).string().decode("ascii", "replace")
@@ -232,7 +232,7 @@ def _identities(reader: _Reader) -> list[AgentIdentity]:
     identities = []
     for _ in range(reader.number()):
         blob, comment = reader.string(), reader.string()
-        identities.append(AgentIdentity(blob_type(blob), blob, comment.decode("utf-8", "replace")))
+        identities.append(AgentIdentity(parse_key_type(blob), blob, comment.decode("utf-8", "replace")))
     return identities
 
 

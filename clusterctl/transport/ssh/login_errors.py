@@ -1,0 +1,202 @@
+"""Why a login by the built-in client failed: what was tried, the likeliest reason, and its remedy.
+
+What `ssh -v` said of a login that failed, as an error with what was tried and a remedy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
+from clusterctl.transport.ssh.keys import ENCRYPTED, HARDWARE, UNSUPPORTED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+@dataclass
+class LoginAttempt:
+    """What came of trying to log in.
+
+    Attributes:
+        unusable: Files to why their key could not be used.
+        refused: Names of the keys that were turned down, in order.
+        methods: What the server allows in place of what was tried.
+        wants_more: What the server asks for beyond a key that it accepted.
+        lost: The server hung up without an answer to the last offer.
+        closed: The server hung up.
+        sha1_only: The server cannot check RSA signatures other than with SHA-1.
+        agent: Why an ssh-agent was of no help, or `None`.
+        missing: Keys that somebody named and that are not there.
+        address: What ssh would have to be given to come here, `-p PORT` included; "" where the node's name does.
+    """
+
+    user: str
+    unusable: dict[str, str] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+    methods: tuple[str, ...] = ()
+    wants_more: tuple[str, ...] = ()
+    lost: bool = False
+    closed: bool = False
+    sha1_only: bool = False
+    agent: str | None = None
+    missing: tuple[str, ...] = ()
+    address: str = ""
+
+
+class LoginRefusedError(AuthError):
+    """A login that failed, with what came of each attempt."""
+
+    def __init__(self, node: str, message: str, *, hint: str, tried: LoginAttempt) -> None:
+        super().__init__(node, message, hint=hint)
+        self.tried = tried
+
+
+def explain_login_failure(node: str, tried: LoginAttempt) -> AuthError:
+    """Return the error for a login that failed: the likeliest reason and its remedy."""
+    text, hint = _reason(node, tried)
+    gone = next((path for path in tried.missing if path not in text), None)
+    if gone is not None:
+        # ssh, too, passes it over without an error, and then it is the last thing that one thinks of.
+        hint = f"{gone} does not exist: name another by `identity_file:`; or {hint}"
+    return LoginRefusedError(node, f"{text}, and {tried.agent}" if tried.agent else text, hint=hint, tried=tried)
+
+
+def _reason(node: str, tried: LoginAttempt) -> tuple[str, str]:
+    encrypted = [path for path, reason in tried.unusable.items() if reason == ENCRYPTED]
+    if tried.wants_more and "publickey" not in tried.wants_more:
+        text = f"accepted the key, but also asks for {' or '.join(tried.wants_more)} (two factors)"
+        alone = "(`Match` with `AuthenticationMethods publickey`)"
+        return (
+            text,
+            f"type what it asks for once, by `clusterctl trust --login`; or let sshd accept a key alone {alone}",
+        )
+    if tried.methods and "publickey" not in tried.methods:
+        text = f"sshd allows no login by key, only by {' or '.join(tried.methods)}"
+        once = "type what it asks for once, by `clusterctl trust --login`"
+        return text, f"{once}; or set `PubkeyAuthentication yes` in its sshd_config and add your public key"
+    if encrypted:
+        text = f"the key {encrypted[0]} {ENCRYPTED} and no ssh-agent holds it"
+        return text, f"run `ssh-add {encrypted[0]}`"
+    if tried.sha1_only and tried.refused:
+        hint = "log in with an ed25519 key, or update its sshd"
+        return "its sshd is too old to accept RSA keys other than with SHA-1", hint
+    if tried.closed and tried.refused:
+        hint = "name the right one by `identity_file:`, with `IdentitiesOnly yes` in ~/.ssh/config"
+        offered = "1 key was" if len(tried.refused) == 1 else f"{len(tried.refused)} keys were"
+        return f"sshd hung up after {offered} offered", hint
+    if tried.refused:
+        takes = f"; sshd takes: {', '.join(tried.methods)}" if tried.methods else ""
+        text = f"no key was accepted for user `{tried.user}` (offered: {', '.join(tried.refused)}{takes})"
+        to = tried.address or f"{tried.user}@{node}"
+        return text, f"add one to the machine: `ssh-copy-id {_key_argument(tried.refused)}{to}`"
+    if tried.unusable:
+        path, reason = next(iter(tried.unusable.items()))
+        if reason in (HARDWARE, UNSUPPORTED):
+            return f"the key {path} {reason}", "set `client: openssh` below `ssh:`, or name another by `identity_file:`"
+        return f"the key {path} {reason}", "name another by `identity_file:`"
+    if tried.missing:
+        return f"the key {tried.missing[0]} does not exist", "name another by `identity_file:`"
+    text = f"there is no key to log in with as user `{tried.user}`"
+    return text, "make one with `ssh-keygen`, load one with `ssh-add`, or name yours by `identity_file:`"
+
+
+_DEFAULT_KEY = re.compile(r"id_(rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk|xmss)")
+
+
+def _key_argument(keys: Sequence[str]) -> str:
+    """Return how `ssh-copy-id` is told which key, where all that were offered are files that it does not think of."""
+    others = [key for key in keys if os.path.isabs(key) and not _DEFAULT_KEY.fullmatch(Path(key).name)]
+    return f"-i {shlex.quote(others[0])} " if others and len(others) == len(keys) else ""
+
+
+def list_missing_keys(files: Sequence[str], named: str | None = None) -> tuple[str, ...]:
+    """Return the keys that somebody named and that are not there: not those that ssh tries unasked.
+
+    Args:
+        files: What ssh would try.
+        named: The key of the cluster file, which is meant whatever it is called.
+    """
+    meant = [named] if named is not None else []
+    meant += [path for path in files if path != named and not _DEFAULT_KEY.fullmatch(Path(path).name)]
+    return tuple(path for path in meant if not os.path.exists(path))
+
+
+_METHOD = re.compile(r"^debug1: Next authentication method: (\S+)")
+_KEY = re.compile(r"^debug1: (?:Offering public key|Trying private key): (\S+)(?: (\S+) SHA256:\S+)?")
+_OFFERS = re.compile(r"^debug1: Authentications that can continue: (\S+)")
+_DEBUG = re.compile(r"^(debug[123]: |OpenSSH_|Warning: Permanently added )")
+_OUTER = re.compile("UNKNOWN port|^kex_exchange_identification: ")
+"""What `ssh` says of a connection that its jump host closed, after that host's own `ssh` has said why."""
+_QUOTED_TEXT = 300
+
+
+def explain_ssh_log(node: str, log: str, address: str) -> NodeError:
+    """Return the error for a login that `ssh` could not do.
+
+    Args:
+        node: For the message.
+        log: What `ssh -v` wrote.
+        address: What `ssh` is given to get there by hand.
+    """
+    lines = [line.strip("\r") for line in log.split("\n")]
+    lines_said = [" ".join(line.split()) for line in lines if line.strip() and not _DEBUG.match(line)]
+    own = [line for line in lines_said if not _OUTER.search(line)] or lines_said
+    last = (own[-1] if own else "it gave no reason")[-_QUOTED_TEXT:]
+    if "Host key verification failed" in last:
+        return _explain_host_key(
+            node, lines_said, address, "its host key" if own == lines_said else "the key of a jump host"
+        )
+    if "Permission denied" in last or "Too many authentication failures" in log:
+        return _explain_refusal(node, lines, last, address)
+    text = re.sub(r"^ssh: (connect to host \S+ port \d+: )?", "", last)
+    return ConnectError(node, f"`ssh` cannot connect: {text}", hint=f"`ssh -v {address} true` shows more")
+
+
+def _explain_host_key(node: str, said: Iterable[str], address: str, key: str) -> HostKeyError:
+    text = " ".join(said)
+    if "HOST IDENTIFICATION HAS CHANGED" in text:
+        hint = "someone may be in between; if the machine was reinstalled, `ssh-keygen -R` its name, then connect again"
+        return HostKeyError(node, f"`ssh` says that {key} has changed", hint=hint)
+    if "is not a listed principal" in text or "Certificate invalid" in text:
+        reason = re.search(r"(Certificate invalid: [^.\n]*?)(?= No | Host key|$)", text)
+        shown = reason[1] if reason else "it is not for this host"
+        hint = "have the authority sign it again, for the name that ssh_config has for the host"
+        return HostKeyError(node, f"`ssh` does not accept the certificate of {key}: {shown}", hint=hint)
+    hint = f"compare the key that `ssh {address}` shows with the machine's own, then accept it by `clusterctl trust`"
+    return HostKeyError(node, f"`ssh` does not know {key}", hint=hint)
+
+
+def _explain_refusal(node: str, lines: Iterable[str], last: str, address: str) -> AuthError:
+    tried: dict[str, list[str]] = {}
+    offers: tuple[str, ...] = ()
+    for line in lines:
+        if match := _METHOD.match(line):
+            tried.setdefault(match[1], [])
+        elif match := _KEY.match(line):
+            tried.setdefault("publickey", []).append(f"{match[1]} ({match[2]})" if match[2] else match[1])
+        elif match := _OFFERS.match(line):
+            offers = tuple(match[1].split(","))
+    shown = ", ".join(f"{name} {' and '.join(keys)}" if keys else name for name, keys in tried.items()) or "nothing"
+    takes = ", ".join(offers) or "nothing more"
+    text = f"`ssh` could not log in (tried: {shown}; sshd takes: {takes})"
+    if "Too many" in last:
+        text = f"`ssh` could not log in: sshd hung up after too many keys (tried: {shown})"
+    return AuthError(node, text, hint=_remedy(offers, tried, address))
+
+
+def _remedy(offers: tuple[str, ...], tried: dict[str, list[str]], address: str) -> str:
+    if {"keyboard-interactive", "password"} & set(offers):
+        return (
+            "it asks for something: `clusterctl trust --login` lets `ssh` ask once, at a terminal; "
+            "or answer by SSH_ASKPASS with SSH_ASKPASS_REQUIRE=force"
+        )
+    if "gssapi-with-mic" in offers:
+        remedy = "get a ticket with `kinit`"
+        return remedy if "gssapi-with-mic" in tried else f"{remedy}, and set `GSSAPIAuthentication yes` in ssh_config"
+    return f"`ssh -v {address} true` shows the same; add a key to the machine: `ssh-copy-id {address}`"
