@@ -19,7 +19,7 @@ import yaml
 from benchmarks.lab import BenchLab, lab
 from benchmarks.measures import Measure, spread, timed
 from clusterctl.agent.facts.sampler import INTERVAL
-from clusterctl.agent.linux.relaunch import START
+from clusterctl.agent.linux.helper_process import START_SCRIPT
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.config.load import load
 from clusterctl.run.nodes.preflight import probe_all
@@ -61,7 +61,7 @@ class _Machine:
 
     def agent(self, *arguments: str) -> list[str]:
         """Return the argv of a command of the agent."""
-        return [sys.executable, "-c", START, str(self.archive), *arguments]
+        return [sys.executable, "-c", START_SCRIPT, str(self.archive), *arguments]
 
 
 def _machine(folder: Path, node: Node) -> _Machine:

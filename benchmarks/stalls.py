@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from benchmarks.lab import lab
 from benchmarks.measures import Measure
 from clusterctl.agent.watch import evidence
-from clusterctl.agent.watch.activity import Sampler
+from clusterctl.agent.watch.activity import ActivitySampler
 from tests.agent.stalls.conftest import Bench, Worker
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
@@ -175,7 +175,7 @@ def _gathered(rounds: int) -> Iterable[Measure]:
 def _collect(workers: _Workers, ranks: list[Worker]) -> float:
     deadline = time.monotonic() + 4.0
     facts = [worker.facts for worker in ranks]
-    found = evidence.collect(facts, str(workers.status_dir), str(workers.tmp_path / "stall-1"), deadline)
+    found = evidence.collect_evidence(facts, str(workers.status_dir), str(workers.tmp_path / "stall-1"), deadline)
     return float(found["took_s"])
 
 
@@ -235,7 +235,7 @@ def _loop(workers: _Workers, *arguments: str) -> list[Worker]:
 
 def _sample_until_done(workers: _Workers, ranks: list[Worker]) -> float:
     """Sample as a supervisor does; return the share of a core that it and the shim's thread took, per rank."""
-    sampler = Sampler([worker.id for worker in ranks], str(workers.status_dir))
+    sampler = ActivitySampler([worker.id for worker in ranks], str(workers.status_dir))
     begun, ours, theirs = time.monotonic(), time.process_time(), 0.0
     while all(worker.process.poll() is None for worker in ranks):
         sampler.sample()

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.worker.scaling import MARK
+from clusterctl.agent.worker.bench_model import MARK
 from clusterctl.bench.series import SINGLE
 
 if TYPE_CHECKING:

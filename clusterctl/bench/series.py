@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import HostSpec
 
-MODULE = "clusterctl.agent.worker.scaling"
+MODULE = "clusterctl.agent.worker.bench_model"
 """The built-in model, which travels with the agent."""
 SINGLE, PARALLEL, DISTRIBUTED = "single", "dp", "ddp"
 JOB = "job"

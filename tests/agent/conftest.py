@@ -78,7 +78,7 @@ class Node:
     def stop(self, talk: Talk, grace: float = 1.0, reason: str = "cancelled") -> None:
         talk.ask(Command.STOP, **self.where, grace=grace, reason=reason)
 
-    def _guardian(self) -> proc.Identity | None:
+    def _guardian(self) -> proc.ProcessIdentity | None:
         return supervisor_lookup.find_supervisor(RunDir(str(self.home / "state/clusterctl"), self.run, self.node))
 
     def supervised(self) -> bool:
@@ -145,5 +145,5 @@ def small_disk(tmp_path: Path) -> Iterator[Node]:
 
 
 def gone(pid: int) -> bool:
-    found = proc.stat(pid)
+    found = proc.read_stat(pid)
     return found is None or found.gone

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.linux.spawn import PYTHON
+from clusterctl.agent.linux.spawn import PYTHON_PLACEHOLDER
 from clusterctl.agent.protocol.commands import Command
 from tests.agent.talk import REPOSITORY, SECONDS
 
@@ -39,7 +39,7 @@ class Job:
         preload: list[str] | None = PRELOAD,
         **options: Any,
     ) -> None:
-        self.node, self.method, self.argv = node, method, [PYTHON, *argv]
+        self.node, self.method, self.argv = node, method, [PYTHON_PLACEHOLDER, *argv]
         self.python = sys.executable
         self.env = {"PYTHONUNBUFFERED": "1", **(env or {})}
         self.options = options

@@ -9,49 +9,49 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.linux import aside, proc, relaunch
+from clusterctl.agent.linux import helper_process, proc
 from clusterctl.agent.protocol import request_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.linux.helper_process import HelperOutput
 
 
-def stay(_out: Out) -> dict[str, Any]:
+def stay(_out: HelperOutput) -> dict[str, Any]:
     time.sleep(1000)
     return {}
 
 
 def sampler() -> tuple[int, int]:
-    return relaunch.piped("sampler", "1000")
+    return helper_process.start_agent_command("sampler", "1000")
 
 
-@pytest.mark.parametrize("start", [lambda: aside.fork(stay), sampler], ids=["a task", "a command"])
+@pytest.mark.parametrize("start", [lambda: helper_process.start_helper(stay), sampler], ids=["a task", "a command"])
 def test_a_fork_has_let_go_of_the_output_of_ranks_and_of_our_group_when_it_is_there(
     tmp_path: Path, start: Callable[[], tuple[int, int]]
 ) -> None:
     log = tmp_path / "attempt-0/rank-0.log"
     log.parent.mkdir()
     with log.open("w"):
-        assert proc.writes_output(os.getpid(), str(tmp_path))
+        assert proc.has_output_open(os.getpid(), str(tmp_path))
         pid, fd = start()
         try:
-            found = proc.stat(pid)
+            found = proc.read_stat(pid)
             assert found is not None
             assert (found.sid, found.pgid) == (pid, pid)
-            assert not proc.writes_output(pid, str(tmp_path))
+            assert not proc.has_output_open(pid, str(tmp_path))
         finally:
-            aside.kill(pid)
+            helper_process.kill_helper(pid)
             os.close(fd)
             os.waitpid(pid, 0)
 
 
-def refuse(_out: Out) -> dict[str, Any]:
+def refuse(_out: HelperOutput) -> dict[str, Any]:
     raise request_errors.make_refused_error("no", "try another")
 
 
-def hang(out: Out) -> dict[str, Any]:
+def hang(out: HelperOutput) -> dict[str, Any]:
     out.message({"at": "/mnt/data"})
     return stay(out)
 
@@ -68,17 +68,17 @@ def hang(out: Out) -> dict[str, Any]:
         pytest.param(lambda _out: os._exit(3), "the process that did it was killed", id="it dies"),
     ],
 )
-def test_what_comes_of_a_task(task: aside.Task, said: object) -> None:
-    outcome = aside.outcome(aside.ask(task, 0.5))
+def test_what_comes_of_a_task(task: helper_process.Task, said: object) -> None:
+    outcome = helper_process.parse_result(helper_process.run_in_helper(task, 0.5))
     assert (str(outcome) if isinstance(outcome, Exception) else outcome) == said
 
 
 def children() -> set[int]:
     """Return our children, those that have ended and that nobody has waited for included."""
-    return {pid for pid in proc.pids() if (found := proc.stat(pid)) is not None and found.ppid == os.getpid()}
+    return {pid for pid in proc.list_pids() if (found := proc.read_stat(pid)) is not None and found.ppid == os.getpid()}
 
 
 def test_no_descriptor_and_no_process_is_left_of_a_task() -> None:
     before = os.listdir("/proc/self/fd"), children()
-    aside.ask(lambda _out: {}, 5.0)
+    helper_process.run_in_helper(lambda _out: {}, 5.0)
     assert (os.listdir("/proc/self/fd"), children()) == before

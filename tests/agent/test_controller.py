@@ -240,7 +240,7 @@ def test_a_node_that_comes_back_without_a_trace_of_the_run_is_lost_and_nothing_i
     run = make_run()
     run.start()
     run.reaches(all_running)
-    supervisor = proc.stat(spawned(run, "b", 1)["waiter_pid"])
+    supervisor = proc.read_stat(spawned(run, "b", 1)["waiter_pid"])
     assert supervisor is not None
     for pid in (supervisor.ppid, supervisor.pid, pid_of(run, 1)):
         os.kill(pid, signal.SIGKILL)
@@ -307,7 +307,7 @@ def test_a_machine_that_was_rebooted_is_told_from_one_whose_link_broke(make_run:
     run = make_run()
     run.start()
     run.reaches(all_running)
-    now = proc.boot_id()
+    now = proc.read_boot_id()
     run.nodes.wires["b"] = {"replace": (now.encode(), now[::-1].encode())}
     run.nodes.cut("b")
 

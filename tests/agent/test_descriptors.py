@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.linux import spawn
-from clusterctl.agent.linux.loop import Loop
-from clusterctl.agent.linux.notify import Notifier
+from clusterctl.agent.linux.event_loop import EventLoop, FolderWatcher
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.events import Event, Exited, Prepared, Stamp, Started, Swept, encode_event
 from clusterctl.agent.protocol.requests import Follow
@@ -64,7 +63,7 @@ def test_a_run_with_many_attempts_is_sent_whole_with_few_descriptors(node: Node)
 def test_agent_and_supervisor_and_all_that_they_start_may_open_many_files(node: Node) -> None:
     talk = node.talk(main=limited("-S -n 256"))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    most = f"{min(hard, spawn.MOST_FILES)}\n".encode()
+    most = f"{min(hard, spawn.MAX_OPEN_FILES)}\n".encode()
     node.launch(["/bin/sh", "-c", "ulimit -n; while [ ! -e go ]; do sleep 0.05; done"], talk=talk)
     talk.until(lambda: talk.files.get("attempt-0/rank-0.log") == most)
     for pid in (talk.process.pid, node.supervisor()):
@@ -87,7 +86,7 @@ def test_output_that_cannot_be_opened_for_want_of_descriptors_is_not_taken_for_n
         send=lambda _: None,
         send_data=lambda stream, offset, data: sent.update({stream: data}),
         new_stream=lambda: next(streams),
-        notifier=Notifier(Loop(), lambda: None),
+        notifier=FolderWatcher(EventLoop(), lambda: None),
     )
     follower.send_events()
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)

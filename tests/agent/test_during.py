@@ -88,7 +88,9 @@ def test_the_death_of_the_sampler_is_an_alarm(node: Node, talk: Talk) -> None:
     # On a busy machine the first look may come before the driver is open.
     (seen, *_) = talk.until(lambda: [sample for sample in samples(talk) if sample["gpus"]])
     assert [gpu["gpu"] for gpu in seen["gpus"]] == list(range(8))
-    children = [pid for pid in proc.pids() if _parent(pid) == node.supervisor() and b"\0sampler\0" in _command(pid)]
+    children = [
+        pid for pid in proc.list_pids() if _parent(pid) == node.supervisor() and b"\0sampler\0" in _command(pid)
+    ]
     os.kill(children[0], signal.SIGKILL)
     talk.wait_for("alarm")
     words = "the sampler of GPUs and machine has ended; it is started again"

@@ -33,10 +33,10 @@ def job_of(node: Node, text: str, *arguments: str, **options: Any) -> Job:
 def forkservers(node: Node) -> list[int]:
     """The forkservers of a run, by their name and the marks of the run."""
     found = []
-    for pid in proc.pids():
+    for pid in proc.list_pids():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/comm") as file:
             if file.read() == "clusterctl-fork\n":
-                environ = proc.environ(pid) or {}
+                environ = proc.read_environment(pid) or {}
                 if environ.get(b"CLUSTERCTL_RUN_ID") == node.run.encode():
                     found.append(pid)
     return found
@@ -352,10 +352,10 @@ def test_the_supervisor_sees_the_exit_of_a_worker_whose_waiter_is_gone(node: Nod
 def test_a_waiter_is_a_small_process_of_the_agent_with_the_supervisor_for_a_parent(node: Node) -> None:
     running(node)
     for rank in (0, 1):
-        found = proc.stat(node.waiter(rank))
+        found = proc.read_stat(node.waiter(rank))
         assert found is not None
         assert (found.ppid, found.comm, found.sid) == (node.supervisor(), "clusterctl-wait", found.pid)
-        environ = proc.environ(found.pid) or {}
+        environ = proc.read_environment(found.pid) or {}
         # Its Python may need variables of the login to start, such as LD_LIBRARY_PATH.
         assert b"PATH" in environ
         assert b"CLUSTERCTL_RUN_ID" not in environ

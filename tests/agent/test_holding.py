@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.linux.ports import PortWatch
+from clusterctl.agent.linux.ports import IntruderCheck
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.supervisor.claims import PREFIX, ClaimError, Claims
 from tests.agent.talk import Refused
@@ -79,7 +79,7 @@ def test_a_worker_that_became_another_user_may_listen_on_its_port(node: Node) ->
     node.start(talk, ["{python}", "-c", LISTEN_AS_NOBODY, str(port)])
     talk.until(lambda: talk.files.get("attempt-0/rank-0.log") == b"listening\n")
     # Whoever does not ask whose processes are of the run takes it for an intruder.
-    assert PortWatch([port], set).look(0.0) is not None
+    assert IntruderCheck([port], set).look(0.0) is not None
     # The looks of the supervisor are more frequent than its samples.
     seen = samples(talk)
     talk.until(lambda: samples(talk) >= seen + 3)
@@ -89,7 +89,7 @@ def test_a_worker_that_became_another_user_may_listen_on_its_port(node: Node) ->
 
 
 def test_the_looks_at_a_port_that_nobody_uses_become_rare() -> None:
-    watch, looks, now = PortWatch([1], set), 0, 0.0
+    watch, looks, now = IntruderCheck([1], set), 0, 0.0
     while now < 86400.0:
         if watch.due(now):
             watch.look(now)
@@ -221,7 +221,7 @@ def planted(folder: Path) -> Path:
     theirs = folder / f"{PREFIX}planted"
     theirs.mkdir(mode=0o777)
     os.chown(theirs, 65534, 65534)
-    return theirs / f"gpu-990-{proc.boot_id()}"
+    return theirs / f"gpu-990-{proc.read_boot_id()}"
 
 
 def file_of(uid: int, mode: int) -> Callable[[Path], object]:
@@ -370,7 +370,7 @@ def test_locks_that_others_put_on_a_file_of_ours_are_no_claim() -> None:
         Path(name).chmod(0o1777)
         folder = Path(name, f"{PREFIX}earlier")
         folder.mkdir(mode=0o711)
-        file = folder / f"gpu-990-{proc.boot_id()}"
+        file = folder / f"gpu-990-{proc.read_boot_id()}"
         file.touch(mode=0o644)
         pipe = subprocess.PIPE
         argv = [sys.executable, "-c", READ_LOCK, str(file)]

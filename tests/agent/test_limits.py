@@ -26,7 +26,7 @@ def open_files(soft: int) -> Iterator[int]:
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     try:
-        yield min(hard, spawn.MOST_FILES)
+        yield min(hard, spawn.MAX_OPEN_FILES)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
 

@@ -90,7 +90,7 @@ def test_after_a_reboot_the_attempt_is_closed_once(node: Node) -> None:
         os.kill(pid, signal.SIGKILL)
     # As if all of it had been written before the machine was started anew, early in its life.
     for path in (node.folder / "journal.jsonl", node.folder / "attempt-0/rank-0.spawn"):
-        text = path.read_text().replace(proc.boot_id(), "another-boot")
+        text = path.read_text().replace(proc.read_boot_id(), "another-boot")
         path.write_text(text.replace(f'"start_time": {talk.of("started")[0]["start_time"]}', '"start_time": 1'))
     again = node.talk(epoch=2)
     node.follow(again)

@@ -39,11 +39,11 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def test_no_name_of_a_process_steers_a_terminal(stranger: int) -> None:
-    found = proc.stat(stranger)
+    found = proc.read_stat(stranger)
     assert found is not None
     who = gpu_processes.describe_process("/", stranger)
     (told,) = [run for run in processes.collect_processes("/")["runs"] if run["pid"] == stranger]
-    said = [found.comm, proc.command(stranger), who["comm"], who["run"], told["comm"], told["run"]]
+    said = [found.comm, proc.read_command(stranger), who["comm"], who["run"], told["comm"], told["run"]]
 
     assert all(said)
     assert [text for text in said if not text.isprintable() or len(text) > 200] == []

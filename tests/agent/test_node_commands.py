@@ -65,7 +65,7 @@ def test_a_cancelled_program_ends_with_all_that_came_of_it(node: Node) -> None:
     number = talk.post(Command.EXEC, command="sleep 1000 & setsid sleep 1000 & echo $$; wait", stream=1)
     talk.until(lambda: talk.data.get(1))
     leader = int(talk.data[1])
-    members = [pid for pid in proc.pids() if (s := proc.stat(pid)) and leader in (s.sid, s.ppid)]
+    members = [pid for pid in proc.list_pids() if (s := proc.read_stat(pid)) and leader in (s.sid, s.ppid)]
     talk.post(Command.CANCEL, id=number)
     assert talk.answer(number)["signal"] == signal.SIGTERM
     assert len(members) == 3

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.linux import aside
-from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.linux import helper_process
+from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.protocol import commands, frames, request_errors
 from clusterctl.agent.serve.session import Session
 from clusterctl.agent.supervisor.listening import Peers
@@ -47,14 +47,14 @@ def aside_of_serve(error: Exception, _place: Path) -> dict[str, Any]:
     def fail(_out: object) -> dict[str, Any]:
         raise error
 
-    outcome = aside.outcome(aside.ask(fail, 10.0))
+    outcome = helper_process.parse_result(helper_process.run_in_helper(fail, 10.0))
     assert isinstance(outcome, request_errors.RequestError)
     answer: dict[str, Any] = outcome.answer(1)["error"]
     return answer
 
 
 def in_the_supervisor(error: Exception, place: Path) -> dict[str, Any]:
-    loop = Loop()
+    loop = EventLoop()
 
     def fail(_frame: dict[str, Any]) -> dict[str, Any]:
         loop.after(0.05, loop.stop)

@@ -71,7 +71,7 @@ def test_what_was_stuck_is_told_to_be_gone_when_it_is(node: Node, hung: Hung) ->
     node.stop(talk, grace=0.2)
     (swept,) = talk.wait_for("swept")
     assert [one["pid"] for one in swept["remaining"]] == [worker]
-    assert proc.identify(worker)
+    assert proc.read_identity(worker)
 
     hung.end()
 

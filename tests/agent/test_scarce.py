@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from clusterctl.agent.linux import proc, spawn
-from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.serve import child_processes
 from clusterctl.agent.supervisor import gpu_memory, starting
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from clusterctl.agent.linux.channel import Channel
+    from clusterctl.agent.linux.event_loop import FrameChannel
     from tests.agent.conftest import Node
 
 
@@ -48,7 +48,7 @@ def without_descriptors(work: Callable[[], object]) -> None:
 
 
 def test_a_look_at_gpu_memory_that_cannot_be_made_is_told_and_the_attempt_ends() -> None:
-    loop, said = Loop(), []
+    loop, said = EventLoop(), []
     without_descriptors(
         lambda: gpu_memory.Drain(
             loop, [0], "run", lambda text, gpu: said.append((text, gpu)), lambda: said.append("done")
@@ -58,19 +58,19 @@ def test_a_look_at_gpu_memory_that_cannot_be_made_is_told_and_the_attempt_ends()
 
 
 def test_who_has_no_descriptor_to_look_with_does_not_take_a_process_for_gone() -> None:
-    us = proc.identify(os.getpid())
+    us = proc.read_identity(os.getpid())
     assert us is not None
 
     def look() -> None:
         with pytest.raises(OSError, match="Too many open files"):
-            proc.alive(us)
+            proc.is_alive(us)
 
     without_descriptors(look)
 
 
 def test_a_loop_goes_on_after_an_action_that_failed() -> None:
     failed: list[str] = []
-    loop = Loop(lambda: failed.append("said"))
+    loop = EventLoop(lambda: failed.append("said"))
     calls: list[int] = []
 
     def often() -> None:
@@ -89,7 +89,7 @@ def test_what_stays_ready_after_its_action_failed_is_not_asked_again_at_once() -
     os.write(write, b"x")
     failed: list[str] = []
     calls: list[int] = []
-    loop = Loop(lambda: failed.append("said"))
+    loop = EventLoop(lambda: failed.append("said"))
 
     def fails() -> None:
         calls.append(1)
@@ -104,7 +104,7 @@ def test_what_stays_ready_after_its_action_failed_is_not_asked_again_at_once() -
 
 
 def test_a_loop_whose_failures_nobody_wants_ends_with_the_first() -> None:
-    loop = Loop()
+    loop = EventLoop()
 
     def fails() -> None:
         raise KeyError
@@ -119,7 +119,7 @@ def refuse_to_fork() -> int:
 
 
 def start_program(given: bytes) -> object:
-    running = child_processes.ChildProcesses(Loop(), cast("Channel", SimpleNamespace(queued=0)))
+    running = child_processes.ChildProcesses(EventLoop(), cast("FrameChannel", SimpleNamespace(queued=0)))
     return running.start_program(
         spawn.Program(argv=[b"true"], env={}, cwd=b"/"), given, lambda *_: None, lambda _: None
     )

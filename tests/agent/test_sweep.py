@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from clusterctl.agent.linux import proc, spawn
-from clusterctl.agent.linux.proc import Identity
+from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.processes import run_processes
 from clusterctl.agent.processes.run_markers import RunMarkers
 from tests.agent.conftest import BIN, Node, gone
@@ -113,13 +113,13 @@ def test_decoys_are_not_touched(nodes: Callable[[], Node]) -> None:
 def test_a_pid_that_is_used_again_is_not_the_worker() -> None:
     decoy = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     try:
-        found = proc.stat(decoy.pid)
+        found = proc.read_stat(decoy.pid)
         assert found is not None
-        earlier = Identity(decoy.pid, found.start_time - 100)
+        earlier = ProcessIdentity(decoy.pid, found.start_time - 100)
         known_processes = run_processes.KnownProcesses(workers={earlier: found.start_time - 10})
         markers = RunMarkers(b"run", b"node", TAG, "/no/such/folder", os.getuid())
         assert run_processes.find_run_processes(markers, known_processes) == []
-        assert not proc.alive(earlier)
+        assert not proc.is_alive(earlier)
     finally:
         decoy.kill()
         decoy.wait()
@@ -157,13 +157,13 @@ time.sleep(1000)
 
 
 @pytest.fixture
-def marked(tmp_path: Path) -> Iterator[Callable[[str], Identity]]:
+def marked(tmp_path: Path) -> Iterator[Callable[[str], ProcessIdentity]]:
     """Starts a process that carries one of the marks of a run, and no other."""
     log = tmp_path / "attempt-0/rank-0.log"
     log.parent.mkdir()
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(kind: str) -> Identity:
+    def start(kind: str) -> ProcessIdentity:
         env = {"PYTHONPATH": str(REPOSITORY), "PATH": os.environ["PATH"]}
         env |= {"CLUSTERCTL_RUN_ID": "run", "CLUSTERCTL_NODE": "node"} if kind == "environment" else {}
         argv = [sys.executable, "-c", MARKED, kind, str(TAG), str(log)]
@@ -171,7 +171,7 @@ def marked(tmp_path: Path) -> Iterator[Callable[[str], Identity]]:
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        found = proc.identify(process.pid)
+        found = proc.read_identity(process.pid)
         assert found is not None
         return found
 
@@ -183,11 +183,11 @@ def marked(tmp_path: Path) -> Iterator[Callable[[str], Identity]]:
 
 @pytest.mark.parametrize("kind", ["tag", "environment", "output", "session", "known", "none"])
 def test_each_mark_alone_makes_a_process_one_of_the_run(
-    marked: Callable[[str], Identity], tmp_path: Path, kind: str
+    marked: Callable[[str], ProcessIdentity], tmp_path: Path, kind: str
 ) -> None:
     who = marked(kind)
     markers = RunMarkers(b"run", b"node", TAG, str(tmp_path), os.getuid())
-    session = proc.stat(os.getsid(0))
+    session = proc.read_stat(os.getsid(0))
     assert session is not None
     known_processes = run_processes.KnownProcesses()
     if kind == "session":
@@ -202,10 +202,10 @@ def test_each_mark_alone_makes_a_process_one_of_the_run(
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 @pytest.mark.parametrize("comes_of", ["a process that is known", "a tagged one of our user", "nobody"])
 def test_a_tag_of_another_user_counts_only_where_he_comes_of_the_run(
-    marked: Callable[[str], Identity], comes_of: str
+    marked: Callable[[str], ProcessIdentity], comes_of: str
 ) -> None:
     who = marked("tag of another user")
-    known_processes, us = run_processes.KnownProcesses(), proc.identify(os.getpid())
+    known_processes, us = run_processes.KnownProcesses(), proc.read_identity(os.getpid())
     assert us is not None
     before = resource.getrlimit(10)
     if comes_of == "a process that is known":
@@ -234,7 +234,7 @@ def test_a_tag_of_another_user_counts_where_its_parent_is_in_the_session_of_a_wo
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
-            leader = proc.identify(process.pid)
+            leader = proc.read_identity(process.pid)
             assert leader is not None
             known_processes = run_processes.KnownProcesses()
             known_processes.workers[leader] = None
@@ -244,7 +244,9 @@ def test_a_tag_of_another_user_counts_where_its_parent_is_in_the_session_of_a_wo
                     RunMarkers(b"run", b"node", TAG, "/none", os.getuid()), known_processes
                 )
             }
-            others = [who for who in (proc.stat(pid) for pid in found) if who is not None and who.sid != process.pid]
+            others = [
+                who for who in (proc.read_stat(pid) for pid in found) if who is not None and who.sid != process.pid
+            ]
             assert len(others) == 1
             assert others[0].identity not in known_processes.foreign_tagged
         finally:
@@ -253,18 +255,18 @@ def test_a_tag_of_another_user_counts_where_its_parent_is_in_the_session_of_a_wo
 
 
 def test_who_is_killed_at_last_is_killed_with_the_cgroup(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.kill").write_text("")
+    (tmp_path / "cgroup.kill_members").write_text("")
     known_processes = run_processes.KnownProcesses()
     known_processes.cgroup = str(tmp_path)
 
     run_processes.kill_processes([], known_processes)
 
-    assert (tmp_path / "cgroup.kill").read_text() == "1"
+    assert (tmp_path / "cgroup.kill_members").read_text() == "1"
 
 
 def test_workers_of_another_boot_claim_no_process_of_this_one() -> None:
     # Kernel threads, and whatever init started without a session of its own, are in session 0.
-    known_processes = run_processes.KnownProcesses(workers={Identity(0, 0): sys.maxsize})
+    known_processes = run_processes.KnownProcesses(workers={ProcessIdentity(0, 0): sys.maxsize})
     assert (
         run_processes.find_run_processes(
             RunMarkers(b"run", b"node", TAG, "/no/such/folder", os.getuid()), known_processes
@@ -275,7 +277,7 @@ def test_workers_of_another_boot_claim_no_process_of_this_one() -> None:
 
 def test_a_zombie_is_no_remaining_process() -> None:
     child = subprocess.Popen(["true"], start_new_session=True)
-    who = proc.identify(child.pid)
+    who = proc.read_identity(child.pid)
     assert who is not None
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert (
@@ -304,9 +306,9 @@ def test_a_stray_in_a_group_of_ours_is_signalled_alone(how: str) -> None:
         import os, subprocess
         from clusterctl.agent.linux import proc, spawn
         from clusterctl.agent.processes import run_processes
-        known = run_processes.KnownProcesses(protected={{proc.identify(os.getpid())}})
+        known = run_processes.KnownProcesses(protected={{proc.read_identity(os.getpid())}})
         stray = subprocess.Popen(["sleep", "1000"])
-        found = proc.stat(stray.pid)
+        found = proc.read_stat(stray.pid)
         run_processes.{how}
         print(stray.wait() < 0)
     """)
@@ -315,7 +317,7 @@ def test_a_stray_in_a_group_of_ours_is_signalled_alone(how: str) -> None:
 
 WATCHED_LADDER = """
     import os, subprocess, sys, time
-    from clusterctl.agent.linux import loop, proc
+    from clusterctl.agent.linux import event_loop, proc
     from clusterctl.agent.processes import run_markers, run_processes
     from clusterctl.agent.supervisor import ladder
     stubborn = ["sh", "-c", "trap '' TERM; echo; while :; do sleep 0.1; done"]
@@ -323,8 +325,8 @@ WATCHED_LADDER = """
     worker.stdout.readline()
     seen = []
     sys.addaudithook(lambda event, values: seen.append(f"{event} {values[0] if values else ''}"))
-    events, began = loop.Loop(), time.monotonic()
-    known = run_processes.KnownProcesses(workers={proc.identify(worker.pid): None}, protected={proc.identify(os.getpid())})
+    events, began = event_loop.EventLoop(), time.monotonic()
+    known = run_processes.KnownProcesses(workers={proc.read_identity(worker.pid): None}, protected={proc.read_identity(os.getpid())})
     steps = ladder.Ladder(
         events, run_markers.RunMarkers(b"run", b"node", 1 << 60, "/none", os.getuid()), known, began + 2.0,
         lambda left: events.stop() or True, lambda left: None,
@@ -338,14 +340,14 @@ WATCHED_LADDER = """
 def test_who_has_a_grace_is_asked_first_however_late_the_first_look_is_over() -> None:
     said = script("""
     import os, subprocess, time
-    from clusterctl.agent.linux import loop, proc
+    from clusterctl.agent.linux import event_loop, proc
     from clusterctl.agent.processes import run_markers, run_processes
     from clusterctl.agent.supervisor import ladder
     polite = ["sh", "-c", "trap 'echo asked; exit' TERM; echo; while :; do sleep 0.1; done"]
     worker = subprocess.Popen(polite, stdout=subprocess.PIPE, text=True, start_new_session=True)
     worker.stdout.readline()
-    events, began = loop.Loop(), time.monotonic()
-    known = run_processes.KnownProcesses(workers={proc.identify(worker.pid): None}, protected={proc.identify(os.getpid())})
+    events, began = event_loop.EventLoop(), time.monotonic()
+    known = run_processes.KnownProcesses(workers={proc.read_identity(worker.pid): None}, protected={proc.read_identity(os.getpid())})
     ladder.Ladder(
         events, run_markers.RunMarkers(b"run", b"node", 1 << 60, "/none", os.getuid()), known, began + 0.5,
         lambda left: events.stop() or True, lambda left: None,
@@ -386,8 +388,8 @@ def test_of_a_kernel_thread_and_of_what_was_there_before_the_attempt_next_to_not
     said = script(
         LOOKS
         + """
-    us = proc.identify(os.getpid())
-    kernel = [pid for pid in proc.pids() if (found := proc.stat(pid)) and found.kernel][:1]
+    us = proc.read_identity(os.getpid())
+    kernel = [pid for pid in proc.list_pids() if (found := proc.read_stat(pid)) and found.kernel][:1]
     for pid in (*kernel, os.getppid()):
         seen.clear()
         run_processes.classify_process(who, run_processes.KnownProcesses(workers={us: None}), set(), pid)
@@ -403,7 +405,7 @@ def test_a_stranger_is_looked_at_once() -> None:
         LOOKS
         + """
     known = run_processes.KnownProcesses()
-    stranger = proc.identify(os.getppid())
+    stranger = proc.read_identity(os.getppid())
     print(run_processes.classify_process(who, known, set(), stranger.pid) == {"unrelated": stranger.start_time})
     known.unrelated.add(stranger)
     seen.clear()
@@ -442,7 +444,7 @@ def test_a_survivor_is_named_with_the_reason(how: str, why: str) -> None:
         left = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL)
         if os.fork() == 0:
             {how or "pass"}
-            (told,) = run_processes.describe_survivors([proc.stat(left.pid)])
+            (told,) = run_processes.describe_survivors([proc.read_stat(left.pid)])
             print(told["pid"] == left.pid, told["command"], told["why"], sep="; ", flush=True)
             os._exit(0)
         os.wait()
@@ -485,8 +487,8 @@ def test_a_survivor_in_the_hands_of_the_kernel_is_named_with_the_reason(hung: Hu
     try:
         wait_for(hung.asked, what="a process that waits in the kernel")
         left.kill()
-        found = wait_for(lambda: (s := proc.stat(left.pid)) and s.state in "DZ" and s, what="its way out")
-        assert not proc.being_taken_apart(found)
+        found = wait_for(lambda: (s := proc.read_stat(left.pid)) and s.state in "DZ" and s, what="its way out")
+        assert not proc.is_exiting_unblocked(found)
         assert run_processes.describe_survivors([found])[0]["why"].startswith(why)
     finally:
         hung.end()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.record.durable import Syncer
 from tests.agent.hung import mounted
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
 def test_a_disk_that_does_not_answer_holds_up_neither_the_loop_nor_the_end(tmp_path: Path) -> None:
-    loop = Loop()
+    loop = EventLoop()
     syncer = Syncer(loop)
     with mounted(tmp_path / "hung") as hung:
 
@@ -36,7 +36,7 @@ def test_a_disk_that_does_not_answer_holds_up_neither_the_loop_nor_the_end(tmp_p
 
 
 def test_what_was_named_meanwhile_is_written_through_before_the_end(tmp_path: Path) -> None:
-    loop = Loop()
+    loop = EventLoop()
     syncer = Syncer(loop)
     for name in ("first", "second"):
         (tmp_path / name).write_text(name)

@@ -50,7 +50,7 @@ def parent(pid: int) -> int:
 
 def children(pid: int) -> list[int]:
     found = []
-    for other in proc.pids():
+    for other in proc.list_pids():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found += [other] if parent(other) == pid else []
     return found

@@ -26,7 +26,7 @@ def test_a_run_says_that_events_are_missing_and_takes_every_event_behind_them(he
     with open(node.journal, "rb+", buffering=0) as journal:
         last = json.loads(journal.read().splitlines()[-1])["seq"]
         for seq in (last + 2, last + 3, last + 5):
-            stamp = Stamp(seq, time.time(), time.monotonic(), proc.boot_id())
+            stamp = Stamp(seq, time.time(), time.monotonic(), proc.read_boot_id())
             journal.write(encode_event(stamp, Alarm(0, "test", f"event {seq}")).encode() + b"\n")
     supervisor = supervisor_lookup.find_supervisor(node)
     assert supervisor is not None

@@ -159,7 +159,7 @@ def test_what_is_started_beside_a_rank_is_no_part_of_its_run(make_head: MakeHead
         assert screen.wait() == 0
 
     assert head.run("down", run).returncode == 0
-    found = proc.stat(pid)
+    found = proc.read_stat(pid)
     assert found is not None
     assert not found.gone
     os.kill(pid, signal.SIGKILL)

@@ -106,7 +106,7 @@ class Shims:
 
     @staticmethod
     def _first(rank: int, pid: int) -> dict[str, Any]:
-        process = proc.stat(pid)
+        process = proc.read_stat(pid)
         assert process is not None, f"rank {rank} is gone"
         return {
             "pid": pid,

@@ -16,7 +16,7 @@ import time
 from clusterctl.agent.facts import driver, error_words, gpu_processes, processes
 from clusterctl.agent.facts.child_tasks import AbsentError
 from clusterctl.agent.facts.kernel_log import BOGUS
-from clusterctl.agent.linux import kfd, paths
+from clusterctl.agent.linux import gpus, sysfs
 
 TYPE_CHECKING = False
 
@@ -105,14 +105,14 @@ class GpuFiles:
     """
 
     def __init__(self, root: str, address: str) -> None:
-        self.place = paths.under(root, f"/sys/bus/pci/devices/{address}")
+        self.place = sysfs.join_root(root, f"/sys/bus/pci/devices/{address}")
         names = _list_names(f"{self.place}/hwmon")
         self._hwmon = f"{self.place}/hwmon/{names[0]}" if names else None
         self._sensors = self._labels()
 
     def asleep(self) -> bool:
         """Tell whether the GPU is suspended: to look at it would wake it up, or read nonsense."""
-        return paths.content(f"{self.place}/power/runtime_status") == b"suspended\n"
+        return sysfs.read_bytes_or_none(f"{self.place}/power/runtime_status") == b"suspended\n"
 
     def gone(self) -> bool:
         """Tell whether the device answers no more on the bus."""
@@ -128,7 +128,7 @@ class GpuFiles:
         Raises:
             OSError: There is none.
         """
-        return paths.read(f"{self.place}/gpu_metrics")
+        return sysfs.read_bytes(f"{self.place}/gpu_metrics")
 
     def sampled(self) -> Calls:
         """Return the calls for the few values that a running job is watched by."""
@@ -168,7 +168,7 @@ class GpuFiles:
         }
 
     def _text(self, name: str) -> str:
-        text: str = _value_or_none(paths.read(f"{self.place}/{name}").decode("utf-8", "replace").strip())
+        text: str = _value_or_none(sysfs.read_bytes(f"{self.place}/{name}").decode("utf-8", "replace").strip())
         return text
 
     def _number(self, name: str) -> int:
@@ -186,7 +186,7 @@ class GpuFiles:
         labels = {}
         for name in _list_names(self._hwmon) if self._hwmon else []:
             if name.startswith("temp") and name.endswith("_label"):
-                label = (paths.content(f"{self._hwmon}/{name}") or b"").decode().strip()
+                label = (sysfs.read_bytes_or_none(f"{self._hwmon}/{name}") or b"").decode().strip()
                 labels[label] = name[: -len("_label")]
         return labels
 
@@ -197,7 +197,7 @@ class GpuFiles:
     def _sensor(self, name: str) -> int:
         if self._hwmon is None:
             raise OSError(errno.ENOENT, "no sensors")
-        return int(paths.read(f"{self._hwmon}/{name}"))
+        return int(sysfs.read_bytes(f"{self._hwmon}/{name}"))
 
     def _degrees(self, label: str, what: str) -> float:
         return self._sensor(f"{self._sensors.get(label, label)}_{what}") / 1000
@@ -215,7 +215,7 @@ class GpuFiles:
         names = [
             name for name in _list_names(f"{self.place}/ras") if name.endswith("_err_count") or name.startswith("aca_")
         ]
-        texts = {name: paths.read(f"{self.place}/ras/{name}").decode() for name in names}
+        texts = {name: sysfs.read_bytes(f"{self.place}/ras/{name}").decode() for name in names}
         counts = {
             name.replace("_err_count", "").replace("aca_", ""): _parse_counts(text) for name, text in texts.items()
         }
@@ -226,7 +226,7 @@ class GpuFiles:
 
     def _bad_pages(self) -> dict[str, int]:
         """Return pages of memory: out of use, about to be, and those that could not be taken out of use."""
-        lines = paths.read(f"{self.place}/ras/gpu_vram_bad_pages").decode().splitlines()
+        lines = sysfs.read_bytes(f"{self.place}/ras/gpu_vram_bad_pages").decode().splitlines()
         flags = [line.rpartition(":")[2].strip() for line in lines]
         return {name: flags.count(flag) for flag, name in (("R", "retired"), ("P", "pending"), ("F", "failed"))}
 
@@ -256,7 +256,7 @@ def _value_or_none(value: Any) -> Any:
 
 
 def _list_names(place: str | None) -> list[str]:
-    return paths.names("/", place) if place else []
+    return sysfs.list_names("/", place) if place else []
 
 
 MORE_READINGS = 2
@@ -278,11 +278,11 @@ def collect_amdgpu(root: str, wanted: bool) -> facts_types.AmdgpuFacts:
     looks = session.looks()
     nodes = [_KFD, *(f"/dev/dri/renderD{gpu['render']}" for gpu in session.gpus)]
     return {
-        "driver": paths.text(root, "/sys/module/amdgpu/version"),
+        "driver": sysfs.read_text(root, "/sys/module/amdgpu/version"),
         "count": len(looks),
         "hidden": session.hidden,
-        "dev": [{"path": path, "access": paths.access(root, path)} for path in nodes],
-        "numa_balancing": paths.number(root, "/proc/sys/kernel/numa_balancing"),
+        "dev": [{"path": path, "access": sysfs.check_access(root, path)} for path in nodes],
+        "numa_balancing": sysfs.read_int(root, "/proc/sys/kernel/numa_balancing"),
         "devices": [look.told() for look in looks],
     }
 
@@ -299,7 +299,7 @@ class AmdgpuSession:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self.gpus, self.hidden = kfd.gpus(root)
+        self.gpus, self.hidden = gpus.list_amd_gpus(root)
         self._contained = processes.has_own_pid_namespace(root)
         self._metrics: dict[int, FirmwareMetrics | None] = {}
         self._links: dict[int, int] = {}
@@ -314,7 +314,7 @@ class AmdgpuSession:
         by_node = {gpu["node"]: gpu["index"] for gpu in self.gpus}
         looks = [AmdgpuReading(self._root, gpu).at_all(self.holders_of(gpu)) for gpu in self.gpus]
         for look, gpu in zip(looks, self.gpus):
-            look.values["xgmi"] = kfd.links(self._root, gpu, by_node)
+            look.values["xgmi"] = gpus.list_xgmi_links(self._root, gpu, by_node)
         for _ in range(MORE_READINGS):
             doubtful = [look for look in looks if look.doubtful()]
             if not doubtful:
@@ -354,7 +354,7 @@ class AmdgpuSession:
         """Return who has memory of a GPU."""
         return [
             {"pid": pid, "used": used, "kind": "compute", **self._identity(pid)}
-            for pid, used in kfd.holders(self._root, gpu["gpu_id"]).items()
+            for pid, used in gpus.list_gpu_memory_holders(self._root, gpu["gpu_id"]).items()
         ]
 
     def _identity(self, pid: int) -> dict[str, Any]:

@@ -218,8 +218,8 @@ def read_state(pid: int) -> tuple[str | None, str | None]:
     # It imports `signal`; most looks come to their end without a child that hangs.
     from clusterctl.agent.linux import proc
 
-    stat = proc.stat(pid)
-    return (None, None) if stat is None else (stat.state, proc.wchan(pid) or None)
+    stat = proc.read_stat(pid)
+    return (None, None) if stat is None else (stat.state, proc.read_wait_channel(pid) or None)
 
 
 def count_wakeups(root: str, pid: int) -> int | None:

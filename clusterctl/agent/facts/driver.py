@@ -13,7 +13,7 @@ import stat
 
 from clusterctl.agent.facts import child_tasks
 from clusterctl.agent.facts.child_tasks import AbsentError
-from clusterctl.agent.linux import paths
+from clusterctl.agent.linux import sysfs
 
 TYPE_CHECKING = False
 
@@ -37,8 +37,8 @@ def read_pcie_link(place: str) -> facts_types.PcieLinkWidth:
     while (above := os.path.dirname(place)) and is_pci_device(above) and _read_vendor(above) == _INSIDE:
         place = above
     return {
-        "width": paths.number("/", f"{place}/current_link_width"),
-        "max_width": paths.number("/", f"{place}/max_link_width"),
+        "width": sysfs.read_int("/", f"{place}/current_link_width"),
+        "max_width": sysfs.read_int("/", f"{place}/max_link_width"),
         "slot_width": _slot_width(above),
     }
 
@@ -46,7 +46,7 @@ def read_pcie_link(place: str) -> facts_types.PcieLinkWidth:
 def _slot_width(port: str) -> int | None:
     if not is_pci_device(port) or _read_vendor(port) == _EMULATED:
         return None
-    return paths.number("/", f"{port}/max_link_width") or None
+    return sysfs.read_int("/", f"{port}/max_link_width") or None
 
 
 def is_pci_device(place: str) -> bool:
@@ -55,7 +55,7 @@ def is_pci_device(place: str) -> bool:
 
 
 def _read_vendor(place: str) -> str | None:
-    return paths.text("/", f"{place}/vendor")
+    return sysfs.read_text("/", f"{place}/vendor")
 
 
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x19e5": "ascend", "0x8086": "intel"}
@@ -78,31 +78,31 @@ _IMEX = "/dev/nvidia-caps-imex-channels"
 
 def collect_driver(root: str) -> facts_types.DriverFacts:
     """Return the group `driver`."""
-    modules = [line.split()[0] for line in (paths.text(root, "/proc/modules") or "").splitlines() if line]
+    modules = [line.split()[0] for line in (sysfs.read_text(root, "/proc/modules") or "").splitlines() if line]
     gpus, switches = _pci(root)
-    proc = paths.text(root, "/proc/driver/nvidia/version")
+    proc = sysfs.read_text(root, "/proc/driver/nvidia/version")
     match = re.search(r"Module\s+(\S+)\s", (proc or "") + " ")
     return {
-        "module": paths.text(root, "/sys/module/nvidia/version") or (match.group(1) if match else None),
+        "module": sysfs.read_text(root, "/sys/module/nvidia/version") or (match.group(1) if match else None),
         "proc_version": proc.splitlines()[0] if proc else None,
         "nouveau": "nouveau" in modules,
         "modules": [name for name in modules if name.startswith(("nvidia", "amdgpu"))],
         "nvswitches": switches,
         "pci": gpus,
-        "dev": [_can_open(root, f"/dev/{name}") for name in paths.names(root, "/dev") if _is_node(name)],
-        "imex": [_can_open(root, f"{_IMEX}/{name}") for name in paths.names(root, _IMEX)],
-        "helper": any(_is_setuid(paths.under(root, path)) for path in _HELPERS),
+        "dev": [_can_open(root, f"/dev/{name}") for name in sysfs.list_names(root, "/dev") if _is_node(name)],
+        "imex": [_can_open(root, f"{_IMEX}/{name}") for name in sysfs.list_names(root, _IMEX)],
+        "helper": any(_is_setuid(sysfs.join_root(root, path)) for path in _HELPERS),
     }
 
 
 def _pci(root: str) -> tuple[list[facts_types.PciGpu], int]:
     gpus: list[facts_types.PciGpu] = []
     switches = 0
-    for address in paths.names(root, _BUS):
-        vendor = _VENDORS.get(paths.text(root, f"{_BUS}/{address}/vendor") or "")
+    for address in sysfs.list_names(root, _BUS):
+        vendor = _VENDORS.get(sysfs.read_text(root, f"{_BUS}/{address}/vendor") or "")
         if vendor is None or (vendor == "intel" and address.startswith(_BUILT_IN)):
             continue
-        kind = (paths.text(root, f"{_BUS}/{address}/class") or "")[:6]
+        kind = (sysfs.read_text(root, f"{_BUS}/{address}/class") or "")[:6]
         switches += vendor == "nvidia" and kind == _BRIDGE_CLASS
         if kind in _CLASSES[vendor]:
             gpus.append({"address": address, "vendor": vendor, "class": kind, **_device(root, address)})
@@ -110,13 +110,13 @@ def _pci(root: str) -> tuple[list[facts_types.PciGpu], int]:
 
 
 def _device(root: str, address: str) -> facts_types.PcieCard:
-    place = os.path.realpath(paths.under(root, f"{_BUS}/{address}"))
+    place = os.path.realpath(sysfs.join_root(root, f"{_BUS}/{address}"))
     return {"driver": _link_name(f"{place}/driver"), "minor": _minor(root, address), **read_pcie_link(place)}
 
 
 def _minor(root: str, address: str) -> int | None:
     """Return the number of a GPU's device node, as the driver tells it where it has taken the card."""
-    for line in (paths.text(root, f"{_PROC}/{address}/information") or "").splitlines():
+    for line in (sysfs.read_text(root, f"{_PROC}/{address}/information") or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "Device Minor" and value.strip().isdecimal():
             return int(value)
@@ -136,7 +136,7 @@ def _is_node(name: str) -> bool:
 
 def _can_open(root: str, path: str) -> facts_types.DeviceNode:
     """Tell whether this user may open a device node (nothing is opened: that would wake the driver)."""
-    return {"path": path, "readable": os.access(paths.under(root, path), os.R_OK | os.W_OK)}
+    return {"path": path, "readable": os.access(sysfs.join_root(root, path), os.R_OK | os.W_OK)}
 
 
 def _is_setuid(path: str) -> bool:
@@ -174,7 +174,7 @@ def _try_open(root: str, entry: facts_types.PciGpu) -> str | None:
     """Tell how opening the GPU's device node ends; `None` where the driver has none for it."""
     if entry["driver"] != "nvidia" or entry["minor"] is None:
         return None
-    return paths.opened(root, f"/dev/nvidia{entry['minor']}")
+    return sysfs.check_open(root, f"/dev/nvidia{entry['minor']}")
 
 
 _QUERY = "index,uuid,name,pci.bus_id,driver_version"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.agent.facts import nvml
-from clusterctl.agent.linux import kfd
+from clusterctl.agent.linux import gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ def open_gpus(root: str = "/") -> Any:
     session = nvml.open_nvml()
     if not isinstance(session, str) and session.init_error is None and session.handles:
         return session
-    if kfd.is_there(root):
+    if gpus.has_amd_driver(root):
         from clusterctl.agent.facts.amdgpu import AmdgpuSession
 
         other = AmdgpuSession(root)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from clusterctl.agent.facts.processes import get_run
-from clusterctl.agent.linux import paths
-from clusterctl.agent.linux.proc import shown
+from clusterctl.agent.linux import sysfs
+from clusterctl.agent.linux.proc import sanitize_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ UNKNOWN_PROCESS: dict[str, Any] = {"comm": None, "user": None, "run": None, "vis
 
 def describe_process(root: str, pid: int) -> dict[str, Any]:
     """Name a process that the driver lists. One of another container, or hidden by the kernel, is not visible here."""
-    comm = paths.text(root, f"/proc/{pid}/comm")
+    comm = sysfs.read_text(root, f"/proc/{pid}/comm")
     try:
-        owner: int | None = os.stat(paths.under(root, f"/proc/{pid}")).st_uid
+        owner: int | None = os.stat(sysfs.join_root(root, f"/proc/{pid}")).st_uid
     except OSError:
         owner = None
     run = get_run(root, pid) if comm else None
-    comm = None if comm is None else shown(comm)
+    comm = None if comm is None else sanitize_name(comm)
     return {"comm": comm, "user": owner, "run": run, "visible": comm is not None, "agent": comm in _AGENTS}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from clusterctl.agent.facts import driver
-from clusterctl.agent.linux import paths
+from clusterctl.agent.linux import sysfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ def collect_hardware_errors(root: str) -> facts_types.HardwareErrorFacts:
 
 def _gpus(root: str) -> list[tuple[str, str]]:
     bases = [f"/sys/bus/pci/drivers/{driver}" for driver in _DRIVERS]
-    cards = [(base, name) for base in bases for name in paths.names(root, base) if driver.is_pci_device(name)]
-    return [(os.path.realpath(paths.under(root, f"{base}/{name}")), f"GPU {name}") for base, name in cards]
+    cards = [(base, name) for base in bases for name in sysfs.list_names(root, base) if driver.is_pci_device(name)]
+    return [(os.path.realpath(sysfs.join_root(root, f"{base}/{name}")), f"GPU {name}") for base, name in cards]
 
 
 def _network(root: str) -> list[tuple[str, str]]:
     versions: dict[str, str] = {}
     for base in _CARDS:
-        for name in paths.names(root, base):
-            place = os.path.realpath(paths.under(root, f"{base}/{name}/device"))
+        for name in sysfs.list_names(root, base):
+            place = os.path.realpath(sysfs.join_root(root, f"{base}/{name}/device"))
             if driver.is_pci_device(place):
                 versions.setdefault(place, name)
     return list(versions.items())
@@ -61,7 +61,7 @@ def _port_path(place: str) -> list[str]:
 
 def _errors(place: str) -> facts_types.PcieErrorCounts | None:
     """Return `{correctable, nonfatal, fatal}`, each kind of error to how often; `None` where nobody counts."""
-    texts = {grade: paths.text("/", f"{place}/aer_dev_{grade}") for grade in ("correctable", "nonfatal", "fatal")}
+    texts = {grade: sysfs.read_text("/", f"{place}/aer_dev_{grade}") for grade in ("correctable", "nonfatal", "fatal")}
     if all(text is None for text in texts.values()):
         return None
     correctable, nonfatal, fatal = (_kinds(text or "") for text in texts.values())
@@ -81,10 +81,10 @@ def _memory(root: str) -> list[facts_types.MemoryErrorCount]:
     return [
         {
             "controller": name,
-            "corrected": paths.number(root, f"{_MEMORY}/{name}/ce_count"),
-            "uncorrected": paths.number(root, f"{_MEMORY}/{name}/ue_count"),
-            "seconds": paths.number(root, f"{_MEMORY}/{name}/seconds_since_reset"),
+            "corrected": sysfs.read_int(root, f"{_MEMORY}/{name}/ce_count"),
+            "uncorrected": sysfs.read_int(root, f"{_MEMORY}/{name}/ue_count"),
+            "seconds": sysfs.read_int(root, f"{_MEMORY}/{name}/seconds_since_reset"),
         }
-        for name in paths.names(root, _MEMORY)
+        for name in sysfs.list_names(root, _MEMORY)
         if name.startswith("mc")
     ]

@@ -10,7 +10,7 @@ import os
 import resource
 import time
 
-from clusterctl.agent.linux import cgroup, paths, proc, syscalls
+from clusterctl.agent.linux import cgroup, proc, syscalls, sysfs
 
 TYPE_CHECKING = False
 
@@ -25,7 +25,7 @@ _CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 14, 21, 24
 def collect_limits(root: str) -> facts_types.WorkerLimits:
     """Return the limits' part of the group `host`."""
     groups = "" if root == "/" else root.rstrip("/")
-    memory, processes = cgroup.memory(groups), cgroup.pids(groups)
+    memory, processes = cgroup.read_memory_limit(groups), cgroup.read_process_limit(groups)
     may = _capabilities(root)
     return {
         # The kernel asks neither limit of who has these (`ib_umem_get`, `copy_process`).
@@ -36,7 +36,7 @@ def collect_limits(root: str) -> facts_types.WorkerLimits:
         "cgroup_mem_free": memory[1] if memory else None,
         "pids_max": processes[0] if processes else None,
         "pids_free": processes[1] if processes else None,
-        "cpu_quota": cgroup.cpu_limit(groups),
+        "cpu_quota": cgroup.read_cpu_limit(groups),
         "cpus": os.cpu_count(),
         "cpus_allowed": len(os.sched_getaffinity(0)),
         "shm": _shm(root),
@@ -50,9 +50,9 @@ def _get_rlimit(which: int) -> int | None:
 
 def _capabilities(root: str) -> int:
     """Return the capabilities that count on this machine; those of a user namespace do not."""
-    if (paths.text(root, "/proc/self/uid_map") or "").split() != ["0", "0", "4294967295"]:
+    if (sysfs.read_text(root, "/proc/self/uid_map") or "").split() != ["0", "0", "4294967295"]:
         return 0
-    for line in (paths.text(root, "/proc/self/status") or "").splitlines():
+    for line in (sysfs.read_text(root, "/proc/self/status") or "").splitlines():
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
     return 0
@@ -60,7 +60,7 @@ def _capabilities(root: str) -> int:
 
 def _shm(root: str) -> facts_types.SharedMemorySpace | None:
     try:
-        statvfs = os.statvfs(paths.under(root, "/dev/shm"))  # noqa: S108, RUF100
+        statvfs = os.statvfs(sysfs.join_root(root, "/dev/shm"))  # noqa: S108, RUF100
     except OSError:
         return None
     return {"total": statvfs.f_blocks * statvfs.f_frsize, "free": statvfs.f_bavail * statvfs.f_frsize}
@@ -72,7 +72,7 @@ _SWAP_INTERVAL_S = 0.2
 
 def collect_memory(root: str) -> facts_types.MemoryFacts:
     """Return the memory's part of the group `host`."""
-    sizes = proc.meminfo(root)
+    sizes = proc.read_meminfo(root)
     total, free = sizes.get("SwapTotal"), sizes.get("SwapFree")
     used = None if total is None or free is None else total - free
     return {
@@ -87,7 +87,7 @@ def collect_memory(root: str) -> facts_types.MemoryFacts:
 def _swapping(root: str) -> float | None:
     """Return the bytes a second that go to the swap space and come from it."""
     began, before = time.monotonic(), _swapped(root)
-    syscalls.pause(_SWAP_INTERVAL_S)
+    syscalls.sleep_interval(_SWAP_INTERVAL_S)
     after = _swapped(root)
     if before is None or after is None:
         return None
@@ -96,7 +96,7 @@ def _swapping(root: str) -> float | None:
 
 def _swapped(root: str) -> int | None:
     pages = None
-    for line in (paths.text(root, "/proc/vmstat") or "").splitlines():
+    for line in (sysfs.read_text(root, "/proc/vmstat") or "").splitlines():
         if line.startswith(("pswpin ", "pswpout ")):
             pages = (pages or 0) + int(line.split()[1])
     return None if pages is None else pages * os.sysconf("SC_PAGE_SIZE")
@@ -109,22 +109,22 @@ _PREFERENCES = 16
 
 def collect_processors(root: str) -> facts_types.ProcessorFacts:
     """Return the processors' part of the group `host`."""
-    processors = [name for name in paths.names(root, _CPU_FOLDER) if name.startswith("cpu") and name[3:].isdigit()]
+    processors = [name for name in sysfs.list_names(root, _CPU_FOLDER) if name.startswith("cpu") and name[3:].isdigit()]
     first = f"{_CPU_FOLDER}/{processors[0]}/cpufreq" if processors else ""
     return {
-        "load1": read_first_number(paths.text(root, "/proc/loadavg")),
+        "load1": read_first_number(sysfs.read_text(root, "/proc/loadavg")),
         "governors": _count_values(root, processors, "scaling_governor"),
-        "frequency_driver": paths.text(root, f"{first}/scaling_driver") if first else None,
+        "frequency_driver": sysfs.read_text(root, f"{first}/scaling_driver") if first else None,
         "preferences": _count_values(root, processors[:_PREFERENCES], "energy_performance_preference"),
-        "clocksource": paths.text(root, "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
-        "clock_error": syscalls.clock_error() if root == "/" else None,
+        "clocksource": sysfs.read_text(root, "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "clock_error": syscalls.read_clock_error() if root == "/" else None,
     }
 
 
 def _count_values(root: str, names: list[str], file: str) -> dict[str, int]:
     count: dict[str, int] = {}
     for name in names:
-        value = paths.text(root, f"{_CPU_FOLDER}/{name}/cpufreq/{file}")
+        value = sysfs.read_text(root, f"{_CPU_FOLDER}/{name}/cpufreq/{file}")
         if value:
             count[value] = count.get(value, 0) + 1
     return count
@@ -175,7 +175,7 @@ def collect_environment(root: str, salt: str = "") -> facts_types.EnvironmentFac
     """
     own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     variables = {
-        **read_nccl_conf([paths.under(root, "/etc/nccl.conf"), own]),
+        **read_nccl_conf([sysfs.join_root(root, "/etc/nccl.conf"), own]),
         **{k: v for k, v in os.environ.items() if k.startswith(_PREFIXES) or k in _LOADER},
     }
     return {
@@ -192,7 +192,7 @@ def read_nccl_conf(files: list[str]) -> dict[str, str]:
     """Return what files of NCCL's settings say; later ones win."""
     values: dict[str, str] = {}
     for path in files:
-        for line in (paths.content(path) or b"").decode("utf-8", "replace").splitlines():
+        for line in (sysfs.read_bytes_or_none(path) or b"").decode("utf-8", "replace").splitlines():
             name, equals, value = line.strip().partition("=")
             if equals and name.startswith("NCCL_"):
                 values[name] = value.strip()
@@ -210,14 +210,14 @@ def _hash(salt: str, name: str, value: str) -> str:
 def collect_host(root: str, salt: str = "") -> facts_types.HostFacts:
     """Return the group `host`. `salt` goes into the hashes of the environment."""
     return {
-        "boot_id": paths.text(root, "/proc/sys/kernel/random/boot_id"),
-        "machine_id": paths.text(root, "/etc/machine-id"),
+        "boot_id": sysfs.read_text(root, "/proc/sys/kernel/random/boot_id"),
+        "machine_id": sysfs.read_text(root, "/etc/machine-id"),
         "netns": _link("/proc/self/ns/net"),
         "kernel": os.uname().release,
         "arch": os.uname().machine,
         "distro": _distro(root),
         "user": os.environ.get("USER") or str(os.getuid()),
-        "uptime": read_first_number(paths.text(root, "/proc/uptime")),
+        "uptime": read_first_number(sysfs.read_text(root, "/proc/uptime")),
         **collect_memory(root),
         **collect_processors(root),
         **collect_limits(root),
@@ -233,7 +233,7 @@ def _link(path: str) -> str | None:
 
 
 def _distro(root: str) -> str | None:
-    for line in (paths.text(root, "/etc/os-release") or "").splitlines():
+    for line in (sysfs.read_text(root, "/etc/os-release") or "").splitlines():
         if line.startswith("PRETTY_NAME="):
             return line.partition("=")[2].strip('"')
     return None

@@ -24,7 +24,7 @@ import time
 
 from clusterctl.agent.facts import child_tasks
 from clusterctl.agent.facts.child_tasks import AbsentError, DeniedError
-from clusterctl.agent.linux import paths
+from clusterctl.agent.linux import sysfs
 
 TYPE_CHECKING = False
 
@@ -208,7 +208,7 @@ def collect_kernel_log(root: str) -> facts_types.KernelLogFacts:
         DeniedError: None may be read by this user.
         AbsentError: Neither program is there.
     """
-    uptime = float((paths.text(root, "/proc/uptime") or str(time.monotonic())).split()[0])
+    uptime = float((sysfs.read_text(root, "/proc/uptime") or str(time.monotonic())).split()[0])
     best: facts_types.KernelLogFacts | None = None
     reasons: list[str] = []
     for source, argv, pattern in _PROGRAMS:
@@ -259,7 +259,7 @@ def _this_boot(root: str, name: str, uptime: float) -> str | None:
     Stamps since boot only rise; where one falls, a new boot began.
     """
     try:
-        fd = os.open(paths.under(root, name), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(sysfs.join_root(root, name), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:

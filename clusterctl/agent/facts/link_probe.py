@@ -46,7 +46,7 @@ class Listener:
     def __init__(self, port: int, nonce: str, payload: int = 0) -> None:
         self._nonce, self._payload = nonce.encode(), payload
         self._peers: dict[int, _Peer] = {}
-        self._sock = ports_module.bind(port)
+        self._sock = ports_module.bind_port(port)
         try:
             self._sock.listen(_BACKLOG)
         except OSError:

@@ -12,8 +12,8 @@ import os
 import struct
 
 from clusterctl.agent.facts import driver
-from clusterctl.agent.linux import paths
-from clusterctl.agent.linux.ports import bind, owner
+from clusterctl.agent.linux import sysfs
+from clusterctl.agent.linux.ports import bind_port, describe_port_owner
 
 TYPE_CHECKING = False
 
@@ -62,9 +62,9 @@ def collect_ports(wanted: list[int], root: str = "/") -> facts_types.PortFacts:
 
 def _is_free_port(port: int, root: str) -> facts_types.PortCheck:
     try:
-        bind(port).close()
+        bind_port(port).close()
     except OSError as error:
-        return {"port": port, "free": False, "error": error.strerror, "owner": owner(root, port)}
+        return {"port": port, "free": False, "error": error.strerror, "owner": describe_port_owner(root, port)}
     return {"port": port, "free": True, "error": None, "owner": None}
 
 
@@ -75,20 +75,20 @@ _MOST_GIDS = 16
 def list_rdma_ports(root: str) -> list[facts_types.RdmaPort]:
     """Return every port of every RDMA device."""
     every: list[facts_types.RdmaPort] = []
-    for device in paths.names(root, RDMA_FOLDER):
+    for device in sysfs.list_names(root, RDMA_FOLDER):
         shared = _list_device_ports(root, f"{RDMA_FOLDER}/{device}")
         every += [
             {"device": device, **_read_rdma_port(root, f"{RDMA_FOLDER}/{device}/ports/{port}", port), **shared}
-            for port in paths.names(root, f"{RDMA_FOLDER}/{device}/ports")
+            for port in sysfs.list_names(root, f"{RDMA_FOLDER}/{device}/ports")
         ]
     return every
 
 
 def _list_device_ports(root: str, base: str) -> facts_types.RdmaDevice:
-    place = os.path.realpath(paths.under(root, f"{base}/device"))
+    place = os.path.realpath(sysfs.join_root(root, f"{base}/device"))
     return {
-        "firmware": paths.text(root, f"{base}/fw_ver"),
-        "board": paths.text(root, f"{base}/board_id"),
+        "firmware": sysfs.read_text(root, f"{base}/fw_ver"),
+        "board": sysfs.read_text(root, f"{base}/board_id"),
         "driver": os.path.basename(os.path.realpath(f"{place}/driver")) if os.path.exists(f"{place}/driver") else None,
         "pci": os.path.basename(place) if driver.is_pci_device(place) else None,
         **driver.read_pcie_link(place),
@@ -97,13 +97,13 @@ def _list_device_ports(root: str, base: str) -> facts_types.RdmaDevice:
 
 def _read_rdma_port(root: str, where: str, port: str) -> facts_types.RdmaPortState:
     used = [index for index, gid in _gids(root, where) if gid.replace(":", "").strip("0")]
-    kinds = [paths.text(root, f"{where}/gid_attrs/types/{index}") or "" for index in used]
+    kinds = [sysfs.read_text(root, f"{where}/gid_attrs/types/{index}") or "" for index in used]
     return {
         "port": int(port) if port.isdigit() else port,
-        "state": _state_name(paths.text(root, f"{where}/state")),
-        "phys": _state_name(paths.text(root, f"{where}/phys_state")),
-        "rate": paths.text(root, f"{where}/rate"),
-        "link_layer": paths.text(root, f"{where}/link_layer"),
+        "state": _state_name(sysfs.read_text(root, f"{where}/state")),
+        "phys": _state_name(sysfs.read_text(root, f"{where}/phys_state")),
+        "rate": sysfs.read_text(root, f"{where}/rate"),
+        "link_layer": sysfs.read_text(root, f"{where}/link_layer"),
         "gids": len(used),
         "roce_v2": sum("v2" in kind for kind in kinds),
     }
@@ -111,8 +111,8 @@ def _read_rdma_port(root: str, where: str, port: str) -> facts_types.RdmaPortSta
 
 def _gids(root: str, where: str) -> list[tuple[str, str]]:
     """Return the first entries of the address table of a port, by number."""
-    indices = sorted(paths.names(root, f"{where}/gids"), key=lambda index: (len(index), index))[:_MOST_GIDS]
-    return [(index, paths.text(root, f"{where}/gids/{index}") or "") for index in indices]
+    indices = sorted(sysfs.list_names(root, f"{where}/gids"), key=lambda index: (len(index), index))[:_MOST_GIDS]
+    return [(index, sysfs.read_text(root, f"{where}/gids/{index}") or "") for index in indices]
 
 
 def _state_name(state: str | None) -> str | None:
@@ -126,7 +126,7 @@ _NET_FOLDER = "/sys/class/net"
 
 def collect_network(root: str, peers: dict[str, str]) -> facts_types.NetworkFacts:
     """Return the group `net`. `peers` is node to address or name."""
-    interfaces = [_interface(root, name) for name in paths.names(root, _NET_FOLDER)]
+    interfaces = [_interface(root, name) for name in sysfs.list_names(root, _NET_FOLDER)]
     by_address = {entry["address"]: entry["name"] for entry in interfaces if entry["address"]}
     routes = {node: _route(name, by_address) for node, name in peers.items()}
     return {"interfaces": interfaces, "routes": routes, "ib": list_rdma_ports(root)}
@@ -136,10 +136,10 @@ def _interface(root: str, name: str) -> facts_types.NetworkInterface:
     where = f"{_NET_FOLDER}/{name}"
     return {
         "name": name,
-        "operstate": paths.text(root, f"{where}/operstate"),
-        "mtu": paths.number(root, f"{where}/mtu"),
-        "speed": paths.number(root, f"{where}/speed"),
-        "virtual": not paths.names(root, f"{where}/device"),
+        "operstate": sysfs.read_text(root, f"{where}/operstate"),
+        "mtu": sysfs.read_int(root, f"{where}/mtu"),
+        "speed": sysfs.read_int(root, f"{where}/speed"),
+        "virtual": not sysfs.list_names(root, f"{where}/device"),
         "address": _address(name),
     }
 

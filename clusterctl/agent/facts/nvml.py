@@ -11,7 +11,7 @@ import time
 
 from clusterctl.agent.facts import error_words, gpu_processes, nvml_bindings
 from clusterctl.agent.facts.child_tasks import AbsentError
-from clusterctl.agent.linux import paths
+from clusterctl.agent.linux import sysfs
 
 TYPE_CHECKING = False
 
@@ -454,7 +454,7 @@ def collect_nvml(root: str, wanted: bool) -> facts_types.NvmlFacts:
         **session.system(),
         "devices": devices,
         "p2p": session.p2p(looks),
-        "uvm": paths.opened(root, "/dev/nvidia-uvm"),
+        "uvm": sysfs.check_open(root, "/dev/nvidia-uvm"),
     }
 
 

@@ -6,7 +6,7 @@ import os
 import time
 
 from clusterctl.agent.facts import child_tasks
-from clusterctl.agent.linux import paths, proc
+from clusterctl.agent.linux import proc, sysfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> 
     """
     names, zombies = set(), 0
     runs: list[facts_types.RunProcess] = []
-    stuck: list[proc.Stat] = []
-    for name in paths.names(root, "/proc"):
+    stuck: list[proc.ProcessStat] = []
+    for name in sysfs.list_names(root, "/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        stat = proc.stat(int(name), root)
+        stat = proc.read_stat(int(name), root)
         if stat is None:
             continue
         names.add(stat.comm)
@@ -58,7 +58,7 @@ def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> 
     }
 
 
-def _list_stuck(root: str, sleepers: list[proc.Stat], certain: float) -> list[facts_types.SleepingProcess]:
+def _list_stuck(root: str, sleepers: list[proc.ProcessStat], certain: float) -> list[facts_types.SleepingProcess]:
     """Describe who stays in state D: for a moment any process is that reads a disk or gets memory."""
     began = time.monotonic()
     for _ in range(_LOOKS if sleepers else 0):
@@ -80,29 +80,29 @@ def _lasted(began: float) -> float:
     return time.monotonic() - began
 
 
-def _still_asleep(root: str, process: proc.Stat) -> bool:
-    now = proc.stat(process.pid, root)
+def _still_asleep(root: str, process: proc.ProcessStat) -> bool:
+    now = proc.read_stat(process.pid, root)
     return now is not None and now.identity == process.identity and now.state == "D"
 
 
-def _described(root: str, process: proc.Stat) -> facts_types.SleepingProcess:
-    wchan, gpu = proc.wchan(process.pid, root) or None, _holds_gpu(root, process.pid)
+def _described(root: str, process: proc.ProcessStat) -> facts_types.SleepingProcess:
+    wchan, gpu = proc.read_wait_channel(process.pid, root) or None, _holds_gpu(root, process.pid)
     return {"pid": process.pid, "comm": process.comm, "wchan": wchan, "gpu": gpu, "stuck_s": None}
 
 
 def has_own_pid_namespace(root: str) -> bool:
     """Tell whether this is a container that sees its own processes only."""
     try:
-        return os.readlink(paths.under(root, "/proc/self/ns/pid")) != _INIT_NAMESPACE
+        return os.readlink(sysfs.join_root(root, "/proc/self/ns/pid")) != _INIT_NAMESPACE
     except OSError:
         return False
 
 
 def get_run(root: str, pid: str | int) -> str | None:
     """Return the run that a process carries in its environment, or `None` (also where we may not look)."""
-    environ = paths.content(paths.under(root, f"/proc/{pid}/environ")) or b""
+    environ = sysfs.read_bytes_or_none(sysfs.join_root(root, f"/proc/{pid}/environ")) or b""
     _, marker, rest = (b"\0" + environ).partition(b"\0" + MARKER)
-    return proc.shown(rest.partition(b"\0")[0].decode(errors="replace")) if marker else None
+    return proc.sanitize_name(rest.partition(b"\0")[0].decode(errors="replace")) if marker else None
 
 
 def _is_ancestor(root: str, pid: int) -> bool:
@@ -110,13 +110,13 @@ def _is_ancestor(root: str, pid: int) -> bool:
     while above > 1:
         if above == pid:
             return True
-        stat = proc.stat(above, root)
+        stat = proc.read_stat(above, root)
         above = 0 if stat is None else stat.ppid
     return False
 
 
 def _holds_gpu(root: str, pid: int) -> bool:
-    base = paths.under(root, f"/proc/{pid}/fd")
+    base = sysfs.join_root(root, f"/proc/{pid}/fd")
     try:
         return any(os.readlink(f"{base}/{fd}").startswith(("/dev/nvidia", "/dev/kfd")) for fd in os.listdir(base))
     except OSError:

@@ -33,7 +33,7 @@ import time
 from clusterctl.agent import facts
 from clusterctl.agent.facts import child_tasks, nvml_bindings
 from clusterctl.agent.facts.error_words import TROUBLE
-from clusterctl.agent.linux import paths, proc, syscalls
+from clusterctl.agent.linux import proc, syscalls, sysfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ class _Machine:
         self._before: tuple[float, float] | None = None
 
     def read(self) -> sample_types.MachineSample:
-        sizes = proc.meminfo()
+        sizes = proc.read_meminfo()
         total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
-        load = (paths.text("/", "/proc/loadavg") or "").split()
+        load = (sysfs.read_text("/", "/proc/loadavg") or "").split()
         return {
             "cpu": self._cpu(),
             "mem": round(100 * (1 - available / total), 1) if total else None,
@@ -112,7 +112,7 @@ class _Machine:
         }
 
     def _cpu(self) -> float | None:
-        words = (paths.text("/", "/proc/stat") or "").split("\n", 1)[0].split()[1:9]
+        words = (sysfs.read_text("/", "/proc/stat") or "").split("\n", 1)[0].split()[1:9]
         if len(words) < 5:
             return None
         ticks = [float(word) for word in words]
@@ -224,7 +224,7 @@ class _DriverChild:
 def _serve(requests: int, answers: int) -> None:
     """Run in the fork: one line of answer for each byte asked; never returns."""
     try:
-        syscalls.die_with_parent(signal.SIGKILL)
+        syscalls.set_parent_death_signal(signal.SIGKILL)
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)

@@ -103,7 +103,7 @@ MAX_MOUNTS = 32
 
 def collect_mounts(root: str, wanted: list[str], deadline: float) -> facts_types.MountFacts:
     """Return the group `mounts`."""
-    table = filesystems.mounts(root)
+    table = filesystems.list_mounts(root)
     # Of two at one place the later one is seen.
     kinds = {mount.point: mount.kind for mount in table}
     folders = [os.path.expanduser(path) for path in wanted]
@@ -112,7 +112,7 @@ def collect_mounts(root: str, wanted: list[str], deadline: float) -> facts_types
     results = child_tasks.run_tasks(tasks, deadline - 0.4 if deadline - time.monotonic() > 0.8 else deadline - 0.15)
     entries: list[facts_types.MountCheck] = []
     for path, result in results.items():
-        mount = filesystems.holder(path, table)
+        mount = filesystems.find_mount(path, table)
         kind, device = (None, None) if mount is None else (mount.kind, mount.device)
         entries.append(
             {"path": path, "fs": kind, "device": device, "status": result.get("status"), "reason": result.get("reason"),

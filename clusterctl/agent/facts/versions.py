@@ -12,7 +12,7 @@ import re
 import sys
 import zlib
 
-from clusterctl.agent.linux import paths
+from clusterctl.agent.linux import sysfs
 
 TYPE_CHECKING = False
 
@@ -28,21 +28,21 @@ def find_library(name: str, root: str = "/", *, prefix: str | None = None) -> st
     listed = [place for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
     own = os.path.join(sys.prefix if prefix is None else prefix, "lib")
     for place in [*listed, own]:
-        if os.path.exists(paths.under(root, f"{place}/{name}")):
+        if os.path.exists(sysfs.join_root(root, f"{place}/{name}")):
             return f"{place.rstrip('/')}/{name}"
     return _cached(name, root) or next(
-        (f"{place}/{name}" for place in _USUAL if os.path.exists(paths.under(root, f"{place}/{name}"))), None
+        (f"{place}/{name}" for place in _USUAL if os.path.exists(sysfs.join_root(root, f"{place}/{name}"))), None
     )
 
 
 def _cached(name: str, root: str) -> str | None:
     """Return the path that `/etc/ld.so.cache` has for a name; its strings end in a zero byte (ldconfig(8))."""
-    data = paths.content(paths.under(root, "/etc/ld.so.cache")) or b""
+    data = sysfs.read_bytes_or_none(sysfs.join_root(root, "/etc/ld.so.cache")) or b""
     end = data.find(f"/{name}\0".encode())
     if end < 0:
         return None
     path = data[data.rfind(b"\0", 0, end) + 1 : data.index(b"\0", end)].decode("utf-8", "surrogateescape")
-    return path if os.path.exists(paths.under(root, path)) else None
+    return path if os.path.exists(sysfs.join_root(root, path)) else None
 
 
 _TOLD = (
@@ -99,7 +99,7 @@ def _nccl(packages: dict[str, str], root: str) -> facts_types.NcclVersion:
     path = preloaded[0] if preloaded else find_library("libnccl.so.2", root)
     if path is None:
         return {"nccl": None, "nccl_from": None}
-    named = _NCCL_FILE.search(os.path.realpath(paths.under(root, path)))
+    named = _NCCL_FILE.search(os.path.realpath(sysfs.join_root(root, path)))
     return {"nccl": named.group(1) if named else None, "nccl_from": path}
 
 
@@ -107,7 +107,7 @@ def _net_plugin(root: str) -> str | None:
     """Return the library by which NCCL would reach other nodes in place of its own code, such as aws-ofi-nccl."""
     name = os.environ.get("NCCL_NET_PLUGIN", "")
     if "/" in name or name == "none":
-        return name if name != "none" and os.path.exists(paths.under(root, name)) else None
+        return name if name != "none" and os.path.exists(sysfs.join_root(root, name)) else None
     return find_library(f"libnccl-net-{name}.so" if name else "libnccl-net.so", root)
 
 

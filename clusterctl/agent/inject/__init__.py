@@ -30,7 +30,7 @@ from typing import Optional
 
 _SHIM = ("__init__", "beat", "claim", "collectives", "dump", "encode", "exit_record", "hooks", "stamp", "state")
 _FORKSERVER = ("__init__", "errors", "installed", "rank", "server", "watch")
-# Source package and module -> path below TARGET. `sync` and what it needs travel where they exist.
+# Source package and module -> path below TARGET. `weight_check` and what it needs travel where they exist.
 _FILES = (
     ("clusterctl.agent.inject", "sitecustomize.py", "sitecustomize.py"),
     *(("clusterctl.agent.inject.shim", f"{name}.py", f"_clusterctl_shim/{name}.py") for name in _SHIM),
@@ -41,8 +41,8 @@ _FILES = (
     ("clusterctl", "__init__.py", "lib/clusterctl/__init__.py"),
     ("clusterctl.agent", "__init__.py", "lib/clusterctl/agent/__init__.py"),
     ("clusterctl.agent.worker", "__init__.py", "lib/clusterctl/agent/worker/__init__.py"),
-    ("clusterctl.agent.worker", "sync.py", "lib/clusterctl/agent/worker/sync.py"),
-    ("clusterctl.agent.worker", "scaling.py", "lib/clusterctl/agent/worker/scaling.py"),
+    ("clusterctl.agent.worker", "weight_check.py", "lib/clusterctl/agent/worker/weight_check.py"),
+    ("clusterctl.agent.worker", "bench_model.py", "lib/clusterctl/agent/worker/bench_model.py"),
 )
 
 

@@ -33,7 +33,7 @@ def inside(status_dir: str, rank: int, now: float) -> WorkerStatusSample | None:
         told = worker_status.sanitize_status(json.loads(data)) if data else None
     except (ValueError, RecursionError):  # user code may write anything anywhere; a bad file is no file
         return None
-    process = proc.stat(told["pid"]) if told else None
+    process = proc.read_stat(told["pid"]) if told else None
     if told is None or process is None or process.start_time != told["start_time"]:
         return None
     found = _with_ages(told, now)
@@ -97,7 +97,7 @@ def ready(status_dir: str, rank: int) -> StackDumpOffer | None:
         }
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
         return None
-    return numbers if proc.alive(proc.Identity(numbers["pid"], numbers["start_time"])) else None
+    return numbers if proc.is_alive(proc.ProcessIdentity(numbers["pid"], numbers["start_time"])) else None
 
 
 def group_places(status_dir: str) -> dict[int, int]:
@@ -120,12 +120,12 @@ def swallowed_failure(status_dir: str, rank: int, leader: int) -> dict[str, Any]
     """
     try:
         said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.python.json")) or b"null")
-        who = proc.Identity(int(said["pid"]), int(said["start_time"]))
+        who = proc.ProcessIdentity(int(said["pid"]), int(said["start_time"]))
         end, program, message = str(said["end"]), str(said["program"])[:_NAME], str(said["message"])[:_MOST_MESSAGE]
         trace = str(said["traceback"])[-_MOST_TRACEBACK:] or None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
         return None
-    if who.pid == leader or (end == "running" and proc.alive(who)):
+    if who.pid == leader or (end == "running" and proc.is_alive(who)):
         return None
     if end == "running":
         return {"message": f"`{program}` (pid {who.pid}) ended without a word, as by a signal", "traceback": None}
@@ -136,7 +136,7 @@ def recorded(status_dir: str, rank: int) -> list[FlightRecorderEntry] | None:
     """What the shim of a rank wrote of the flight recorder when its collectives stood still; `None` without it."""
     try:
         told = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.recorded.json")) or b"null")
-        if not proc.alive(proc.Identity(int(told["pid"]), int(told["start_time"]))):
+        if not proc.is_alive(proc.ProcessIdentity(int(told["pid"]), int(told["start_time"]))):
             return None
         return [_entry(entry) for entry in told["entries"][:_MOST_RECORDED]]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import struct
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_types import NetworkAddress, Route
@@ -14,7 +13,7 @@ _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _DISCARD_PORT = 9
 # Linux's own numbers: the module `socket`, needed only for routes, takes longer to import than all this to run.
 _AF_INET, _AF_INET6 = 2, 10
-_ADDRESS_TEXT = 46
+_MAX_ADDRESS_CHARS = 46
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -33,25 +32,25 @@ _Ifaddrs._fields_ = [
 ]
 
 
-def _text(pointer: int | None) -> tuple[str, str] | None:
+def _parse_sockaddr(pointer: int | None) -> tuple[str, str] | None:
     """Return family and text of a `struct sockaddr`, for the internet families."""
     if not pointer:
         return None
     family = struct.unpack("H", ctypes.string_at(pointer, 2))[0]
     if family == _AF_INET:
-        return "inet", _shown(family, pointer + 4)
+        return "inet", _format_address(family, pointer + 4)
     if family == _AF_INET6:
-        return "inet6", _shown(family, pointer + 8)
+        return "inet6", _format_address(family, pointer + 8)
     return None
 
 
-def _shown(family: int, place: int) -> str:
-    text = ctypes.create_string_buffer(_ADDRESS_TEXT)
-    _LIBC.inet_ntop(family, ctypes.c_void_p(place), text, _ADDRESS_TEXT)
+def _format_address(family: int, place: int) -> str:
+    text = ctypes.create_string_buffer(_MAX_ADDRESS_CHARS)
+    _LIBC.inet_ntop(family, ctypes.c_void_p(place), text, _MAX_ADDRESS_CHARS)
     return text.value.decode()
 
 
-def addresses() -> list[NetworkAddress]:
+def list_addresses() -> list[NetworkAddress]:
     """Return `[{interface, address, family, up, loopback}]` of this network namespace."""
     first = ctypes.POINTER(_Ifaddrs)()
     if _LIBC.getifaddrs(ctypes.byref(first)) != 0:
@@ -61,7 +60,7 @@ def addresses() -> list[NetworkAddress]:
         entry = first
         while ctypes.cast(entry, ctypes.c_void_p).value is not None:
             one = entry.contents
-            address = _text(one.address)
+            address = _parse_sockaddr(one.address)
             if address is not None:
                 flags = int(one.flags)
                 up, loopback = bool(flags & _IFF_UP), bool(flags & _IFF_LOOPBACK)
@@ -75,7 +74,7 @@ def addresses() -> list[NetworkAddress]:
     return every
 
 
-def route(target: str, known: list[NetworkAddress]) -> Route | None:
+def find_route(target: str, known: list[NetworkAddress]) -> Route | None:
     """Return `{source, interface}` of the way to a target, or `None` where there is no way. No packet is sent."""
     import socket
 
@@ -90,18 +89,18 @@ def route(target: str, known: list[NetworkAddress]) -> Route | None:
                 source = str(sock.getsockname()[0]).partition("%")[0]
         except OSError:
             continue
-        return {"source": source, "interface": _holder(source, known)}
+        return {"source": source, "interface": _find_interface(source, known)}
     return None
 
 
-def _holder(source: str, known: list[NetworkAddress]) -> str | None:
+def _find_interface(source: str, known: list[NetworkAddress]) -> str | None:
     for one in known:
         if one["address"] == source:
             return str(one["interface"])
     return "lo" if source.startswith("127.") else None
 
 
-def is_literal(target: str) -> bool:
+def is_ip_address(target: str) -> bool:
     """Whether a target needs no look-up of names."""
     import socket
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 
-from clusterctl.agent.linux.filesystems import mounts
+from clusterctl.agent.linux.filesystems import list_mounts
 from clusterctl.agent.linux.syscalls import read_bytes
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,16 +19,16 @@ if TYPE_CHECKING:
 _UNLIMITED = 1 << 60
 
 
-def _mounted(hierarchy: str, root: str = "") -> str | None:
+def _find_mount(hierarchy: str, root: str = "") -> str | None:
     """Return where a hierarchy is mounted, by the name of its controller (empty: version 2)."""
-    for mount in mounts(root):
+    for mount in list_mounts(root):
         inside = mount.kind == "cgroup" and hierarchy in mount.options.split(",")
         if inside if hierarchy else mount.kind == "cgroup2":
             return root + mount.point
     return None
 
 
-def _own(hierarchy: str, root: str = "") -> str | None:
+def _read_own_path(hierarchy: str, root: str = "") -> str | None:
     """Return the path of our own cgroup in a hierarchy, by the name of its controller (empty: version 2)."""
     for line in read_bytes(f"{root}/proc/self/cgroup").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -38,13 +37,13 @@ def _own(hierarchy: str, root: str = "") -> str | None:
     return None
 
 
-def _upwards(hierarchy: str, root: str = "") -> Iterator[str]:
+def _list_own_folders(hierarchy: str, root: str = "") -> Iterator[str]:
     """Yield the folder of our own cgroup and of those above it.
 
     A container may see its own as the root of what is mounted, by a path that is the machine's: such folders are not
     there.
     """
-    top, own = _mounted(hierarchy, root), _own(hierarchy, root)
+    top, own = _find_mount(hierarchy, root), _read_own_path(hierarchy, root)
     while top is not None and own is not None:
         yield top + own.rstrip("/")
         if own in ("/", ""):
@@ -52,38 +51,40 @@ def _upwards(hierarchy: str, root: str = "") -> Iterator[str]:
         own = os.path.dirname(own)
 
 
-def cpu_limit(root: str = "") -> float | None:
+def read_cpu_limit(root: str = "") -> float | None:
     """Return how many cores' time our cgroup and those above it may use, or `None` where none of them is limited."""
     limits = []
-    for folder in _upwards("", root):
+    for folder in _list_own_folders("", root):
         quota, _, period = read_bytes(f"{folder}/cpu.max").decode().strip().partition(" ")
         limits.append((quota, period))
-    for folder in _upwards("cpu", root):
+    for folder in _list_own_folders("cpu", root):
         quota, period = (read_bytes(f"{folder}/cpu.cfs_{name}_us").decode().strip() for name in ("quota", "period"))
         limits.append((quota, period))
     # Unlimited is `max` in version 2 and -1 in version 1.
     return min((int(q) / int(p) for q, p in limits if q.isdigit() and p.isdigit() and int(p)), default=None)
 
 
-def memory(root: str = "") -> tuple[int, int] | None:
+def read_memory_limit(root: str = "") -> tuple[int, int] | None:
     """Return the least limit of memory of our cgroup and those above it, and the least that any of them leaves.
 
     Both in bytes; file pages that nobody has used lately count as free, as they do for the whole machine. `None` where
     none of them is limited.
     """
-    return _room(
+    return _read_limit_and_free(
         (("", "memory.max", "memory.current", "inactive_file"),
          ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
         root,
     )  # fmt: skip
 
 
-def pids(root: str = "") -> tuple[int, int] | None:
+def read_process_limit(root: str = "") -> tuple[int, int] | None:
     """Return the least limit of processes and threads, and how many more may be made; `None` where there is none."""
-    return _room((("", "pids.max", "pids.current", None), ("pids", "pids.max", "pids.current", None)), root)
+    return _read_limit_and_free(
+        (("", "pids.max", "pids.current", None), ("pids", "pids.max", "pids.current", None)), root
+    )
 
 
-def _room(files: Iterable[tuple[str, str, str, str | None]], root: str) -> tuple[int, int] | None:
+def _read_limit_and_free(files: Iterable[tuple[str, str, str, str | None]], root: str) -> tuple[int, int] | None:
     """Return the least limit and the least room below one.
 
     Args:
@@ -92,33 +93,33 @@ def _room(files: Iterable[tuple[str, str, str, str | None]], root: str) -> tuple
     """
     limits, left = [], []
     for hierarchy, of_limit, of_use, idle in files:
-        for folder in _upwards(hierarchy, root):
-            limit = _number(f"{folder}/{of_limit}")
+        for folder in _list_own_folders(hierarchy, root):
+            limit = _read_limit(f"{folder}/{of_limit}")
             if limit is not None:
                 limits.append(limit)
-                left.append(limit - (_number(f"{folder}/{of_use}") or 0) + (_counter(folder, idle) if idle else 0))
+                left.append(limit - (_read_limit(f"{folder}/{of_use}") or 0) + (_counter(folder, idle) if idle else 0))
     return (min(limits), max(0, min(left))) if limits else None
 
 
-def _number(path: str) -> int | None:
+def _read_limit(path: str) -> int | None:
     """Return a limit or a use; unlimited is `max` in version 2 and a number that no machine has in version 1."""
     text = read_bytes(path).strip()
     return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
 
 
 def _counter(folder: str, name: str) -> int:
-    return _told(f"{folder}/memory.stat", name) or 0
+    return _read_counter(f"{folder}/memory.stat", name) or 0
 
 
-def _told(path: str, name: str) -> int | None:
+def _read_counter(path: str, name: str) -> int | None:
     """Return what a file says of a name: lines of a name, a blank and a number."""
     pairs = (line.split(b" ") for line in read_bytes(path).splitlines())
     return next((int(pair[1]) for pair in pairs if pair[0] == name.encode() and pair[1:] and pair[1].isdigit()), None)
 
 
-def make(name: str) -> str | None:
+def create_cgroup(name: str) -> str | None:
     """Return the folder of a new cgroup below our own, or `None` where that is not possible."""
-    top, own = _mounted(""), _own("")
+    top, own = _find_mount(""), _read_own_path("")
     if top is None or own is None:
         return None
     folder = os.path.join(top + own.rstrip("/"), f"clusterctl-{name}")
@@ -132,12 +133,12 @@ def make(name: str) -> str | None:
     return folder if os.access(os.path.join(folder, "cgroup.procs"), os.W_OK) else None
 
 
-def procs(folder: str | None) -> str | None:
+def find_procs_file(folder: str | None) -> str | None:
     """Return the file that a process writes itself into to join."""
     return None if folder is None else os.path.join(folder, "cgroup.procs")
 
 
-def members(folder: str | None) -> set[int]:
+def list_members(folder: str | None) -> set[int]:
     """Return the pids in a cgroup and below it."""
     pids: set[int] = set()
     if folder is not None:
@@ -146,14 +147,14 @@ def members(folder: str | None) -> set[int]:
     return pids - {0}
 
 
-def kill(folder: str | None) -> None:
+def kill_members(folder: str | None) -> None:
     """Kill everything in a cgroup at once, where the kernel can (5.14)."""
     if folder is not None:
         with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.kill"), "w") as file:
             file.write("1")
 
 
-def remove(folder: str | None) -> None:
+def remove_cgroup(folder: str | None) -> None:
     """Remove an empty cgroup and those below it."""
     if folder is not None:
         for place, _, _ in os.walk(folder, topdown=False):
@@ -161,18 +162,18 @@ def remove(folder: str | None) -> None:
                 os.rmdir(place)
 
 
-def oom_kills() -> int | None:
+def count_oom_kills() -> int | None:
     """Return how many processes the kernel killed for memory in our memory cgroup; `None` where that is not told."""
-    for path in _oom_files():
-        killed = _told(path, "oom_kill")
+    for path in _list_oom_files():
+        killed = _read_counter(path, "oom_kill")
         if killed is not None:
             return killed
     return None
 
 
-def _oom_files() -> list[str]:
+def _list_oom_files() -> list[str]:
     files = []
-    first = _own("memory")
+    first = _read_own_path("memory")
     if first is not None:
         files.append(f"/sys/fs/cgroup/memory{first.rstrip('/')}/memory.oom_control")
-    return [*files, *(f"{folder}/memory.events" for folder in _upwards(""))]
+    return [*files, *(f"{folder}/memory.events" for folder in _list_own_folders(""))]

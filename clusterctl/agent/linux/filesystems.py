@@ -7,12 +7,11 @@ import functools
 from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_MOST_BYTES = 4 << 20
+_MAX_TABLE_BYTES = 4 << 20
 _OCTAL = rb"\\([0-3][0-7]{2})"
 
 
@@ -33,25 +32,27 @@ class Mount:
     options: str
 
 
-def mounts(root: str = "") -> tuple[Mount, ...]:
+def list_mounts(root: str = "") -> tuple[Mount, ...]:
     """Return what is mounted, in the order in which that was done; nothing where it cannot be read.
 
     Args:
         root: Prefix of /proc.
     """
     base = root.rstrip("/")
-    table = read_bytes(f"{base}/proc/self/mounts", _MOST_BYTES) or read_bytes(f"{base}/proc/mounts", _MOST_BYTES)
-    return _parsed(table)
+    table = read_bytes(f"{base}/proc/self/mounts", _MAX_TABLE_BYTES) or read_bytes(
+        f"{base}/proc/mounts", _MAX_TABLE_BYTES
+    )
+    return _parse_mounts(table)
 
 
 @functools.lru_cache(maxsize=1)
-def _parsed(table: bytes) -> tuple[Mount, ...]:
+def _parse_mounts(table: bytes) -> tuple[Mount, ...]:
     # Several ask for it one after the other, and it seldom changes.
     lines = (line.split(b" ") for line in table.split(b"\n"))
-    return tuple(Mount(*map(_plain, fields[:4])) for fields in lines if len(fields) >= 4)
+    return tuple(Mount(*map(_decode_word, fields[:4])) for fields in lines if len(fields) >= 4)
 
 
-def _plain(word: bytes) -> str:
+def _decode_word(word: bytes) -> str:
     """Return a word of the table as text; the kernel writes blanks, line ends and backslashes as octal numbers."""
     if b"\\" in word:
         import re
@@ -60,7 +61,7 @@ def _plain(word: bytes) -> str:
     return word.decode("utf-8", "surrogateescape")
 
 
-def holder(path: str, table: Iterable[Mount]) -> Mount | None:
+def find_mount(path: str, table: Iterable[Mount]) -> Mount | None:
     """Return the mount that holds an absolute path without links, or `None` where none is known."""
     best = None
     for mount in table:
@@ -71,7 +72,7 @@ def holder(path: str, table: Iterable[Mount]) -> Mount | None:
     return best
 
 
-_KERNEL = {
+_KERNEL_NETWORK_FSTYPES = {
     "nfs",
     "nfs4",
     "cifs",
@@ -86,8 +87,8 @@ _KERNEL = {
     "9p",
     "panfs",
 }
-_KERNEL |= {"pvfs2", "orangefs", "wekafs", "vastnfs", "quobyte", "ocfs2", "gfs2", "virtiofs", "vboxsf"}
-_FUSE = {
+_KERNEL_NETWORK_FSTYPES |= {"pvfs2", "orangefs", "wekafs", "vastnfs", "quobyte", "ocfs2", "gfs2", "virtiofs", "vboxsf"}
+_FUSE_NETWORK_NAMES = {
     "ceph",
     "glusterfs",
     "sshfs",
@@ -100,13 +101,13 @@ _FUSE = {
     "mfs",
     "dfuse",
 }
-_FUSE |= {"daos", "vmhgfs-fuse"}
+_FUSE_NETWORK_NAMES |= {"daos", "vmhgfs-fuse"}
 
-NETWORK = frozenset(_KERNEL | {f"fuse.{name}" for name in _FUSE})
+NETWORK_FSTYPES = frozenset(_KERNEL_NETWORK_FSTYPES | {f"fuse.{name}" for name in _FUSE_NETWORK_NAMES})
 """Those that other machines may see, too."""
-_LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse"})
+_LOCAL_FUSE_FSTYPES = frozenset({"fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse"})
 
 
 def may_hang(kind: str) -> bool:
     """Whether a file system is served by something that may be dead: another machine, or a program."""
-    return kind in NETWORK or kind == "fuse" or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
+    return kind in NETWORK_FSTYPES or kind == "fuse" or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE_FSTYPES)

@@ -1,79 +1,171 @@
-"""Which GPUs a machine has, without loading a driver library: from what the kernel shows."""
+"""GPUs of this machine, counted without a driver library: from files that the kernel and the drivers show.
+
+AMD's files and their names are those of `kfd_topology.c` and `kfd_process.c` in the kernel's amdkfd. Every user may
+read them.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 
-from clusterctl.agent.linux import paths
+from clusterctl.agent.linux import sysfs
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from typing import Any
 
     from clusterctl.agent.protocol.command_types import GpuCount
 
-_DRIVER = "/proc/driver/nvidia/gpus"
-_KFD = "/sys/class/kfd/kfd/topology/nodes"
+
+_NVIDIA_DRIVER = "/proc/driver/nvidia/gpus"
 
 
-def _slots(root: str) -> list[str]:
+def _list_pci_slots(root: str) -> list[str]:
     """Return where the driver has devices on the PCI bus, in its order, which is the order of their indices."""
-    return paths.names(root, _DRIVER)
+    return sysfs.list_names(root, _NVIDIA_DRIVER)
 
 
-def _minors(root: str) -> list[int]:
+def _list_device_minors(root: str) -> list[int]:
     """Return the numbers of NVIDIA's device files."""
-    names = (name[len("nvidia") :] for name in paths.names(root, "/dev") if name.startswith("nvidia"))
+    names = (name[len("nvidia") :] for name in sysfs.list_names(root, "/dev") if name.startswith("nvidia"))
     return [int(number) for number in names if number.isascii() and number.isdecimal()]
 
 
-def _given(root: str, minors: list[int]) -> list[str]:
+def _list_usable_slots(root: str, minors: list[int]) -> list[str]:
     """Return the slots of those devices whose files are here: a container may see the slots of all."""
-    slots = _slots(root)
-    given = [slot for slot in slots if _minor(root, slot) in minors]
+    slots = _list_pci_slots(root)
+    given = [slot for slot in slots if _read_device_minor(root, slot) in minors]
     return given or slots
 
 
-def _minor(root: str, slot: str) -> int | None:
+def _read_device_minor(root: str, slot: str) -> int | None:
     """Return the number of a device's file, as the driver tells it."""
-    text = paths.text(root, f"{_DRIVER}/{slot}/information") or ""
+    text = sysfs.read_text(root, f"{_NVIDIA_DRIVER}/{slot}/information") or ""
     pairs = (line.partition(":") for line in text.splitlines())
     number = next((value.strip() for key, _, value in pairs if key.strip() == "Device Minor"), "")
     return int(number) if number.isascii() and number.isdecimal() else None
 
 
-def _of_amd(root: str) -> list[dict[str, Any]]:
-    """Return AMD's GPUs as the kernel's compute driver has them, in the order in which HIP counts them."""
-    if not os.path.isdir(root + _KFD):
-        return []
-    from clusterctl.agent.linux import kfd
-
-    return kfd.gpus(root or "/")[0]
-
-
-def count(root: str = "") -> GpuCount:
+def count_gpus(root: str = "") -> GpuCount:
     """Return `{count, indices, source, vendor}` of the GPUs of this machine: NVIDIA's, else AMD's.
 
     Args:
         root: Prefix of /dev, /proc and /sys.
     """
-    devices, listed = len(_minors(root)), len(_slots(root))
+    devices, listed = len(_list_device_minors(root)), len(_list_pci_slots(root))
     # A container sees all devices in /proc but only its own in /dev.
     number = min(listed, devices) if listed and devices else listed or devices
     if number:
         source = "proc" if number == listed else "dev"
         return {"count": number, "indices": list(range(number)), "source": source, "vendor": "nvidia"}
-    others = [gpu["index"] for gpu in _of_amd(root)]
+    others = [gpu["index"] for gpu in list_amd_gpus(root or "/")[0]]
     source, vendor = ("kfd", "amd") if others else ("none", None)
     return {"count": len(others), "indices": others, "source": source, "vendor": vendor}
 
 
-def lock_names(root: str = "") -> dict[int, str]:
+def list_lock_names(root: str = "") -> dict[int, str]:
     """Return by index where each device is in the machine: every container and namespace sees it there.
 
     Its number (UUID) would not do: NVIDIA's driver tells it only once the device was used.
     """
-    minors = sorted(_minors(root))
-    names = [f"pci-{slot}" for slot in _given(root, minors)] or [f"nvidia{minor}" for minor in minors]
-    return dict(enumerate(names)) or {gpu["index"]: f"pci-{gpu['pci']}-{gpu['partition']}" for gpu in _of_amd(root)}
+    minors = sorted(_list_device_minors(root))
+    names = [f"pci-{slot}" for slot in _list_usable_slots(root, minors)] or [f"nvidia{minor}" for minor in minors]
+    return dict(enumerate(names)) or {
+        gpu["index"]: f"pci-{gpu['pci']}-{gpu['partition']}" for gpu in list_amd_gpus(root or "/")[0]
+    }
+
+
+_NODES = "/sys/class/kfd/kfd/topology/nodes"
+_PROCESSES = "/sys/class/kfd/kfd/proc"
+_XGMI_LINK_TYPE = 11
+_GPU_HEAP_TYPES = (1, 2)
+"""Kinds of memory banks that are a GPU's own: public and private frame buffer."""
+_MIN_GPU_MEMORY_BYTES = 3 << 30
+"""Bytes of memory below which a GPU is the graphics part of a processor, on which nobody trains."""
+
+
+def has_amd_driver(root: str) -> bool:
+    """Tell whether the kernel has the compute driver at all."""
+    return os.path.isdir(sysfs.join_root(root, _NODES))
+
+
+def list_amd_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
+    """Return the GPUs, and how many more there are that the device cgroup keeps from us.
+
+    Each is `{index, node, gpu_id, uuid, pci, partition, render, device, gfx, hive}`; the index is HIP's, which counts
+    the nodes of the topology in their order (`rocminfo` shows it), not addresses of the PCI bus.
+    """
+    devices: list[dict[str, Any]] = []
+    hidden = index = 0
+    for node in sorted(int(name) for name in sysfs.list_names(root, _NODES) if name.isdigit()):
+        try:
+            gpu_id = int(sysfs.read_bytes(sysfs.join_root(root, f"{_NODES}/{node}/gpu_id")))
+            properties = _read_properties(root, f"{_NODES}/{node}") if gpu_id else {}
+        except (OSError, ValueError) as error:
+            hidden += getattr(error, "errno", None) == errno.EPERM
+            continue
+        if gpu_id:
+            if not 0 < _read_gpu_memory(root, node, properties) < _MIN_GPU_MEMORY_BYTES:
+                devices.append({"index": index, "node": node, "gpu_id": gpu_id, **_describe_gpu(properties)})
+            index += 1
+    return devices, hidden
+
+
+def list_xgmi_links(root: str, gpu: dict[str, Any], by_node: dict[int, int]) -> dict[str, list[int]]:
+    """Return the GPUs that one reaches over XGMI: index to `[weight, most MB/s]`; 15 of weight are one hop."""
+    by_gpu = {}
+    base = f"{_NODES}/{gpu['node']}/io_links"
+    for name in sysfs.list_names(root, base):
+        try:
+            told = _read_properties(root, f"{base}/{name}")
+        except OSError:
+            continue
+        peer = by_node.get(told.get("node_to", -1))
+        if told.get("type") == _XGMI_LINK_TYPE and peer is not None:
+            by_gpu[str(peer)] = [told.get("weight", 0), told.get("max_bandwidth", 0)]
+    return by_gpu
+
+
+def list_gpu_memory_holders(root: str, gpu_id: int) -> dict[int, int]:
+    """Return who has memory of a GPU: process to bytes. A process is numbered as the machine does it."""
+    holding = {}
+    for name in sysfs.list_names(root, _PROCESSES):
+        used = sysfs.read_int(root, f"{_PROCESSES}/{name}/vram_{gpu_id}") if name.isdigit() else None
+        if used:
+            holding[int(name)] = used
+    return holding
+
+
+def _read_properties(root: str, place: str) -> dict[str, int]:
+    words = (
+        line.split() for line in sysfs.read_bytes(sysfs.join_root(root, f"{place}/properties")).decode().splitlines()
+    )
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2}
+
+
+def _read_gpu_memory(root: str, node: int, properties: dict[str, int]) -> int:
+    """Return the bytes of memory that a node has as a GPU; 0 where that is not told."""
+    try:
+        banks = [_read_properties(root, f"{_NODES}/{node}/mem_banks/{i}") for i in range(properties["mem_banks_count"])]
+    except (OSError, KeyError):
+        return 0
+    return sum(bank.get("size_in_bytes", 0) for bank in banks if bank.get("heap_type") in _GPU_HEAP_TYPES)
+
+
+def _describe_gpu(properties: dict[str, int]) -> dict[str, Any]:
+    place, gfx, unique = (properties.get(name, 0) for name in ("location_id", "gfx_target_version", "unique_id"))
+    partition = place >> 28
+    address = f"{properties.get('domain', 0):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7:x}"
+    # Partitions of one GPU are devices of their own, and have its number.
+    uuid = f"GPU-{unique:016x}" + (f"-{partition}" if partition else "")
+    return {
+        "uuid": uuid if unique else None,
+        "pci": address,
+        "partition": partition,
+        "render": properties.get("drm_render_minor"),
+        "device": f"0x{properties.get('device_id', 0):04x}",
+        "gfx": f"gfx{gfx // 10000}{gfx // 100 % 100:x}{gfx % 100:x}" if gfx else None,
+        "hive": f"{properties['hive_id']:016x}" if properties.get("hive_id") else None,
+    }

@@ -6,7 +6,6 @@ import os
 
 from clusterctl.agent.linux.syscalls import read_bytes
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_types import LogindSettings
@@ -21,7 +20,7 @@ _LOGIND_FILES = (
 )
 
 
-def logind(user: str, root: str = "/") -> LogindSettings | None:
+def read_logind_settings(user: str, root: str = "/") -> LogindSettings | None:
     """Return `{linger, kill_user_processes}` for a user, or `None` where no logind runs.
 
     Distributions ship KillUserProcesses=no, and logind spares root unless told otherwise (logind.conf(5)).

@@ -11,9 +11,8 @@ import errno
 import os
 import socket
 
-from clusterctl.agent.linux import paths
+from clusterctl.agent.linux import sysfs
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
 
 
 _TIME_WAIT = "06"
-_LISTENS = "0A"
-_ROOT = 0
-_SHARE = 20
+_LISTEN = "0A"
+_ROOT_UID = 0
+_PAUSE_DIVISOR = 20
 """The time since the start is this many times the pause before the next look: soon there are few."""
 
 
@@ -31,7 +30,7 @@ class PortError(Exception):
     """A port cannot be held; one line that says which and why."""
 
 
-class Ports:
+class ReservedPorts:
     """The ports that a run holds on this node.
 
     Attributes:
@@ -52,12 +51,12 @@ class Ports:
         numbers = []
         try:
             for port in wanted:
-                number, sockets = (port, []) if port in self._held else _hold(port)
+                number, sockets = (port, []) if port in self._held else _reserve_port(port)
                 numbers.append(number)
                 if sockets:
                     new[number] = sockets
         except BaseException:
-            _close(new)
+            _close_sockets(new)
             raise
         self._held.update(new)
         self.numbers = numbers
@@ -65,26 +64,26 @@ class Ports:
 
     def release(self, numbers: Iterable[int] | None = None) -> None:
         """Let those ports go; without a word, all of them."""
-        _close({number: self._held.pop(number) for number in set(self._held if numbers is None else numbers)})
+        _close_sockets({number: self._held.pop(number) for number in set(self._held if numbers is None else numbers)})
 
     def release_others(self) -> None:
         """Let those go that the present attempt has no use for."""
         self.release(self._held.keys() - set(self.numbers))
 
 
-def _close(held: dict[int, list[socket.socket]]) -> None:
+def _close_sockets(held: dict[int, list[socket.socket]]) -> None:
     for sockets in held.values():
         for sock in sockets:
             sock.close()
 
 
-def _hold(port: int) -> tuple[int, list[socket.socket]]:
-    held = _bind(port)
+def _reserve_port(port: int) -> tuple[int, list[socket.socket]]:
+    held = _bind_reserved(port)
     held[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return int(held[0].getsockname()[1]), held
 
 
-def _name(port: int) -> socket.socket:
+def _bind_name(port: int) -> socket.socket:
     """Hold the name of a port in this network namespace: what `_bind` may have to give up to a worn-out connection.
 
     Anybody can take such a name, so it counts only where there is no better way.
@@ -98,7 +97,7 @@ def _name(port: int) -> socket.socket:
     return sock
 
 
-def _socket() -> tuple[socket.socket, str]:
+def _open_socket() -> tuple[socket.socket, str]:
     try:
         sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -107,9 +106,9 @@ def _socket() -> tuple[socket.socket, str]:
     return sock, "::"
 
 
-def _bind(port: int) -> list[socket.socket]:
+def _bind_reserved(port: int) -> list[socket.socket]:
     """Return a socket that is bound to the port, and what holds its name."""
-    sock, address = _socket()
+    sock, address = _open_socket()
     names: list[socket.socket] = []
     try:
         try:
@@ -119,7 +118,7 @@ def _bind(port: int) -> list[socket.socket]:
                 raise
             # Without its name the port is another run's. With it, a connection of the attempt before may be on its way
             # out still: that does not keep a worker from listening.
-            names.append(_name(port))
+            names.append(_bind_name(port))
             if not _only_time_wait(port):
                 raise
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -127,22 +126,22 @@ def _bind(port: int) -> list[socket.socket]:
         else:
             # Whoever can bind like this holds the port, whether he gets the name or somebody else has taken it.
             with contextlib.suppress(PortError):
-                names += [_name(port)] if port else []
+                names += [_bind_name(port)] if port else []
     except (OSError, PortError) as error:
-        _close({port: [sock, *names]})
+        _close_sockets({port: [sock, *names]})
         if isinstance(error, PortError):
             raise
-        holder = owner("/", port) if error.errno == errno.EADDRINUSE else None
+        holder = describe_port_owner("/", port) if error.errno == errno.EADDRINUSE else None
         by = f" by {holder}" if holder else ""
         raise PortError(f"port {port} cannot be held: {os.strerror(error.errno or 0)}{by}") from error
     return [sock, *names]
 
 
 def _only_time_wait(port: int) -> bool:
-    return {state for number, state, _ in sockets() if number == port} == {_TIME_WAIT}
+    return {state for number, state, _ in list_tcp_sockets() if number == port} == {_TIME_WAIT}
 
 
-def bind(port: int) -> socket.socket:
+def bind_port(port: int) -> socket.socket:
     """Bind on every address, IPv6 too where the kernel has it.
 
     A port that a supervisor merely holds is refused, as it would be to the run.
@@ -151,14 +150,14 @@ def bind(port: int) -> socket.socket:
         OSError: It is taken.
     """
     try:
-        return _bound(socket.AF_INET6, "::", port)
+        return _bind_address(socket.AF_INET6, "::", port)
     except OSError as error:
         if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
             raise
-    return _bound(socket.AF_INET, "", port)
+    return _bind_address(socket.AF_INET, "", port)
 
 
-def _bound(family: int, address: str, port: int) -> socket.socket:
+def _bind_address(family: int, address: str, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:
@@ -170,18 +169,18 @@ def _bound(family: int, address: str, port: int) -> socket.socket:
     return sock
 
 
-def owner(root: str, port: int) -> str | None:
+def describe_port_owner(root: str, port: int) -> str | None:
     """Name the user who holds `port`, from the kernel's socket table, which everybody may read."""
     seen = None
-    for number, state, uid in sockets(root):
+    for number, state, uid in list_tcp_sockets(root):
         if number == port:
-            if state == _LISTENS:
+            if state == _LISTEN:
                 return f"a listener of uid {uid}"
             seen = "connections that are still closing"
     return seen
 
 
-def sockets(root: str = "/", *, listening: bool = False) -> Iterator[tuple[int, str, int]]:
+def list_tcp_sockets(root: str = "/", *, listening: bool = False) -> Iterator[tuple[int, str, int]]:
     """Yield local port, state (`06` is TIME_WAIT) and user of each TCP socket of this network namespace.
 
     Args:
@@ -190,23 +189,23 @@ def sockets(root: str = "/", *, listening: bool = False) -> Iterator[tuple[int, 
     """
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
-            with open(paths.under(root, table)) as file:
+            with open(sysfs.join_root(root, table)) as file:
                 next(file, None)
                 for line in file:
                     words = line.split()
-                    if listening and words[3] != _LISTENS:
+                    if listening and words[3] != _LISTEN:
                         break
                     yield int(words[1].rpartition(":")[2], 16), words[3], int(words[7])
         except (OSError, IndexError, ValueError):
             continue
 
 
-def listeners(root: str = "/") -> Iterator[tuple[int, int]]:
+def list_listeners(root: str = "/") -> Iterator[tuple[int, int]]:
     """Yield port and user of each TCP socket that listens."""
-    return ((port, uid) for port, _, uid in sockets(root, listening=True))
+    return ((port, uid) for port, _, uid in list_tcp_sockets(root, listening=True))
 
 
-class PortWatch:
+class IntruderCheck:
     """The ports of one attempt on which no worker listens yet.
 
     Args:
@@ -231,16 +230,16 @@ class PortWatch:
 
         Root is nobody's intruder: it may do as it likes anyway, and starts containers for others.
         """
-        self._next = now + (now - (now if self._since is None else self._since)) / _SHARE
-        listening = [(port, uid) for port, uid in listeners(self._root) if port in self._open]
+        self._next = now + (now - (now if self._since is None else self._since)) / _PAUSE_DIVISOR
+        listening = [(port, uid) for port, uid in list_listeners(self._root) if port in self._open]
         self._open -= {port for port, uid in listening if uid == os.getuid()}
-        others = [(port, uid) for port, uid in listening if uid not in (os.getuid(), _ROOT)]
+        others = [(port, uid) for port, uid in listening if uid not in (os.getuid(), _ROOT_UID)]
         if not others:
             return None
         ours = self._ours()
         self._open -= {port for port, uid in others if uid in ours}
-        return next((_say(port, uid) for port, uid in others if uid not in ours), None)
+        return next((_describe_intruder(port, uid) for port, uid in others if uid not in ours), None)
 
 
-def _say(port: int, uid: int) -> str:
+def _describe_intruder(port: int, uid: int) -> str:
     return f"uid {uid} listens on port {port}, which is held for the workers; no process of the run is of that user"

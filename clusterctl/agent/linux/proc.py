@@ -9,32 +9,31 @@ import os
 import signal
 import time
 
-from clusterctl.agent.linux.syscalls import boottime, read_bytes
+from clusterctl.agent.linux.syscalls import read_boot_time, read_bytes
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PF_EXITING = 0x4
 _PF_KTHREAD = 0x200000
-TICKS = os.sysconf("SC_CLK_TCK")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @functools.lru_cache(maxsize=1)
-def boot_id() -> str:
+def read_boot_id() -> str:
     """Return the id of this boot of the machine."""
     return read_bytes("/proc/sys/kernel/random/boot_id").decode().strip()
 
 
 @functools.lru_cache(maxsize=1)
-def pid_namespace() -> str:
+def read_pid_namespace() -> str:
     """Return what tells this PID namespace from others, `pid:[…]`."""
-    return namespace("pid")
+    return read_namespace("pid")
 
 
-def namespace(kind: str) -> str:
+def read_namespace(kind: str) -> str:
     """Return the id of one of this process's namespaces, or nothing where it cannot be read."""
     try:
         return os.readlink(f"/proc/self/ns/{kind}")
@@ -43,7 +42,7 @@ def namespace(kind: str) -> str:
 
 
 @frozen_dataclass(frozen=True)
-class Identity:
+class ProcessIdentity:
     """A process that cannot be mistaken for a later one with the same pid.
 
     Attributes:
@@ -56,7 +55,7 @@ class Identity:
 
 
 @frozen_dataclass(frozen=True)
-class Stat:
+class ProcessStat:
     """What `/proc/PID/stat` says; see proc_pid_stat(5)."""
 
     pid: int
@@ -72,9 +71,9 @@ class Stat:
     faults: int = 0
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> ProcessIdentity:
         """Who it is."""
-        return Identity(self.pid, self.start_time)
+        return ProcessIdentity(self.pid, self.start_time)
 
     @property
     def gone(self) -> bool:
@@ -87,7 +86,7 @@ class Stat:
         return bool(self.flags & _PF_KTHREAD)
 
 
-def parse_stat(data: bytes) -> Stat | None:
+def parse_stat(data: bytes) -> ProcessStat | None:
     """Return the fields of a `/proc/PID/stat`; the name may hold any byte, so the last bracket counts."""
     head, bracket, tail = data.rpartition(b")")
     fields = tail.split()
@@ -95,9 +94,9 @@ def parse_stat(data: bytes) -> Stat | None:
         return None
     pid, _, comm = head.partition(b" (")
     numbers = [int(field) for field in fields[1:20]]
-    return Stat(
+    return ProcessStat(
         pid=int(pid),
-        comm=shown(comm.decode("utf-8", "replace")),
+        comm=sanitize_name(comm.decode("utf-8", "replace")),
         state=fields[0].decode(),
         ppid=numbers[0],
         pgid=numbers[1],
@@ -110,7 +109,7 @@ def parse_stat(data: bytes) -> Stat | None:
     )
 
 
-def shown(text: str) -> str:
+def sanitize_name(text: str) -> str:
     """Return at most 200 characters of what a process calls itself, none of which steers or fools a terminal.
 
     Whoever runs something on the node, as whichever user, chooses these names, and people read them on the head.
@@ -119,7 +118,7 @@ def shown(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
-def stat(pid: int, root: str = "") -> Stat | None:
+def read_stat(pid: int, root: str = "") -> ProcessStat | None:
     """Return what a process is like now, or `None` where there is none of that pid; `root` is the prefix of /proc.
 
     Raises:
@@ -134,26 +133,26 @@ def stat(pid: int, root: str = "") -> Stat | None:
         return None
 
 
-def identify(pid: int) -> Identity | None:
+def read_identity(pid: int) -> ProcessIdentity | None:
     """Return who has that pid now."""
-    process = stat(pid)
+    process = read_stat(pid)
     return None if process is None else process.identity
 
 
-def alive(who: Identity) -> bool:
+def is_alive(who: ProcessIdentity) -> bool:
     """Whether that very process still runs."""
-    process = stat(who.pid)
+    process = read_stat(who.pid)
     return process is not None and process.start_time == who.start_time and not process.gone
 
 
-def pids() -> Iterator[int]:
+def list_pids() -> Iterator[int]:
     """Yield every pid of this namespace."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             yield int(name)
 
 
-def owner(pid: int) -> int | None:
+def read_uid(pid: int) -> int | None:
     """Return the effective uid of a process."""
     for line in read_bytes(f"/proc/{pid}/status").splitlines():
         if line.startswith(b"Uid:"):
@@ -161,7 +160,7 @@ def owner(pid: int) -> int | None:
     return None
 
 
-def user_name(uid: int) -> str:
+def find_user_name(uid: int) -> str:
     """Return who a user is: the name that this machine itself gives it, else `uid 1000`.
 
     Names that a directory service gives are not asked for: it may take for ever to answer.
@@ -173,13 +172,13 @@ def user_name(uid: int) -> str:
     return f"uid {uid}"
 
 
-def environ(pid: int) -> dict[bytes, bytes]:
+def read_environment(pid: int) -> dict[bytes, bytes]:
     """Return the environment that a process was started with, as far as it may be read and was not overwritten."""
     pairs = (entry.partition(b"=") for entry in read_bytes(f"/proc/{pid}/environ", 4 << 20).split(b"\0"))
     return {name: value for name, equals, value in pairs if equals}
 
 
-def meminfo(root: str = "") -> dict[str, int]:
+def read_meminfo(root: str = "") -> dict[str, int]:
     """Return the sizes of /proc/meminfo in bytes, by their names; `root` is the prefix of /proc."""
     lines = (
         line.split() for line in read_bytes(f"{root.rstrip('/')}/proc/meminfo").decode("ascii", "replace").splitlines()
@@ -192,22 +191,22 @@ def has_limit(pid: int, value: int) -> bool:
     return b"%d" % value in read_bytes(f"/proc/{pid}/limits").split()
 
 
-def command(pid: int) -> str:
+def read_command(pid: int) -> str:
     """Return the command line for a person to read, at most 200 characters."""
     line = read_bytes(f"/proc/{pid}/cmdline", 4096).rstrip(b"\0").replace(b"\0", b" ")
     if not line:
-        process = stat(pid)
+        process = read_stat(pid)
         return "" if process is None else f"[{process.comm}]"
-    return shown(line.decode("utf-8", "replace"))
+    return sanitize_name(line.decode("utf-8", "replace"))
 
 
-def wchan(pid: int, root: str = "") -> str:
+def read_wait_channel(pid: int, root: str = "") -> str:
     """Return where in the kernel a process waits, or nothing where that is not shown; `root` is the prefix of /proc."""
     place = read_bytes(f"{root.rstrip('/')}/proc/{pid}/wchan").decode("ascii", "replace").strip()
     return "" if place == "0" else place
 
 
-def open_files(pid: int) -> set[str]:
+def list_open_files(pid: int) -> set[str]:
     """Return what a process has open, as `/proc/PID/fd` names it; nothing where that may not be seen."""
     base = f"/proc/{pid}/fd"
     files = set()
@@ -218,17 +217,17 @@ def open_files(pid: int) -> set[str]:
     return files
 
 
-def writes_output(pid: int, folder: str) -> bool:
+def has_output_open(pid: int, folder: str) -> bool:
     """Whether a process has an output file of an attempt (`*.log`) under `folder` open for writing."""
     base = f"/proc/{pid}/fd"
     try:
         names = os.listdir(base)
     except OSError:
         return False
-    return any(_writes(pid, name, base, folder + "/attempt-") for name in names)
+    return any(_is_output_open(pid, name, base, folder + "/attempt-") for name in names)
 
 
-def _writes(pid: int, name: str, base: str, prefix: str) -> bool:
+def _is_output_open(pid: int, name: str, base: str, prefix: str) -> bool:
     try:
         path = os.readlink(f"{base}/{name}")
         if not path.startswith(prefix) or not path.endswith(".log"):
@@ -241,46 +240,46 @@ def _writes(pid: int, name: str, base: str, prefix: str) -> bool:
     return False
 
 
-def exiting(found: Stat) -> bool:
+def is_exiting(found: ProcessStat) -> bool:
     """Whether the kernel is already taking the process apart."""
     return bool(found.flags & _PF_EXITING)
 
 
-def being_taken_apart(found: Stat) -> bool:
+def is_exiting_unblocked(found: ProcessStat) -> bool:
     """Whether the kernel is taking the process apart and nothing holds that up: it will be gone, late or soon."""
-    return all(one.state in "ZX" or (exiting(one) and one.state != "D") for one in _threads(found))
+    return all(one.state in "ZX" or (is_exiting(one) and one.state != "D") for one in _read_threads(found))
 
 
-def _threads(found: Stat) -> list[Stat]:
+def _read_threads(found: ProcessStat) -> list[ProcessStat]:
     """Return what the threads of that very process are like now; none where it has ended."""
     base = f"/proc/{found.pid}/task"
     try:
-        names = os.listdir(base) if alive(found.identity) else []
+        names = os.listdir(base) if is_alive(found.identity) else []
     except OSError:
         names = []
     threads = (parse_stat(read_bytes(f"{base}/{name}/stat")) for name in names)
     return [one for one in threads if one is not None]
 
 
-def leaving(who: Identity) -> bool:
+def is_dying(who: ProcessIdentity) -> bool:
     """Whether that process has ended or is on its way out without a word of ours: it exits, or was sent SIGKILL.
 
     The way can be long: before anybody is told, the kernel takes its memory apart, closes its devices and sockets
     (which is what its peers notice), and waits for its other threads, which have SIGKILL pending meanwhile.
     """
-    if not alive(who):
+    if not is_alive(who):
         return True
     try:
         tasks = os.listdir(f"/proc/{who.pid}/task")
     except OSError:
         return True
     # The main thread decides for nearly every process, so it is looked at first.
-    return all(_thread_leaves(f"/proc/{who.pid}/task/{task}") for task in sorted(tasks, key=int))
+    return all(_is_thread_dying(f"/proc/{who.pid}/task/{task}") for task in sorted(tasks, key=int))
 
 
-def _thread_leaves(path: str) -> bool:
+def _is_thread_dying(path: str) -> bool:
     thread = parse_stat(read_bytes(f"{path}/stat"))
-    if thread is None or thread.state in "ZX" or exiting(thread):
+    if thread is None or thread.state in "ZX" or is_exiting(thread):
         return True
     for line in read_bytes(f"{path}/status").splitlines():
         if line.startswith(b"SigPnd:"):
@@ -288,25 +287,25 @@ def _thread_leaves(path: str) -> bool:
     return False
 
 
-def ticks_at(moment: float) -> int:
+def convert_to_ticks(moment: float) -> int:
     """Return a monotonic time in clock ticks since boot, as start times are told: suspended time counts."""
-    return int((boottime() - time.monotonic() + moment) * TICKS)
+    return int((read_boot_time() - time.monotonic() + moment) * TICKS_PER_SECOND)
 
 
-def run_delay() -> float | None:
+def read_run_delay() -> float | None:
     """Return how long this process has waited for a processor so far, in seconds (`/proc/self/schedstat`)."""
     fields = read_bytes("/proc/self/schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) >= 2 else None
 
 
-def tree(root: int, processes: dict[int, Stat]) -> list[Stat]:
+def list_process_tree(root: int, processes: dict[int, ProcessStat]) -> list[ProcessStat]:
     """A process, its descendants and everything in its POSIX session; the root first, ancestors before children."""
-    children: dict[int, list[Stat]] = {}
+    children: dict[int, list[ProcessStat]] = {}
     for process in processes.values():
         children.setdefault(process.ppid, []).append(process)
     starts = [processes[root]] if root in processes else []
     starts += [process for process in processes.values() if process.sid == root and process.pid != root]
-    members: dict[int, Stat] = {}
+    members: dict[int, ProcessStat] = {}
     while starts:
         process = starts.pop(0)
         if process.pid not in members:
@@ -315,7 +314,7 @@ def tree(root: int, processes: dict[int, Stat]) -> list[Stat]:
     return list(members.values())
 
 
-def all_processes() -> dict[int, Stat]:
+def read_all_processes() -> dict[int, ProcessStat]:
     """Every process that `/proc` shows now."""
-    processes = (stat(pid) for pid in pids())
+    processes = (read_stat(pid) for pid in list_pids())
     return {process.pid: process for process in processes if process is not None}

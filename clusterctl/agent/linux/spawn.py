@@ -10,38 +10,37 @@ import signal
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import NoReturn
 
-NOT_FOUND = 127
-NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND = 127
+EXIT_NOT_EXECUTABLE = 126
 # Linux has not enforced this limit since 2.4.25, shows it in /proc/PID/limits, and hands it on through fork and exec.
 _RLIMIT_LOCKS = 10
 
-MOST_FILES = 524288
+MAX_OPEN_FILES = 524288
 """Open files that a program may have: no more than systemd allows by default, since some go over all that they may."""
 
-PYTHON = "{python}"
+PYTHON_PLACEHOLDER = "{python}"
 """As `argv[0]`, the interpreter that `Prepare` found."""
 
-_SETTINGS_OF_OURS = (b"CLUSTERCTL_",)
+_OWN_VARIABLE_PREFIXES = (b"CLUSTERCTL_",)
 _SYSTEM_FOLDERS = (b"/usr/local/sbin", b"/usr/local/bin", b"/usr/sbin", b"/usr/bin", b"/sbin", b"/bin")
 
 
-def encode(text: str) -> bytes:
+def encode_peer_text(text: str) -> bytes:
     """Return text of a peer as the bytes that it stood for."""
     return text.encode("utf-8", "surrogateescape")
 
 
-def base_environment() -> dict[bytes, bytes]:
+def build_base_environment() -> dict[bytes, bytes]:
     """Return what every program of a user starts from: our own environment, less what is ours."""
-    return {k: v for k, v in os.environb.items() if not k.startswith(_SETTINGS_OF_OURS)}
+    return {k: v for k, v in os.environb.items() if not k.startswith(_OWN_VARIABLE_PREFIXES)}
 
 
-def with_programs_of(python: bytes, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
+def prepend_program_folder(python: bytes, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """Return an environment that finds the programs beside an interpreter first, as if its `venv` was activated."""
     folder = os.path.dirname(python)
     path = env.get(b"PATH", os.defpath.encode())
@@ -70,21 +69,21 @@ class Program:
     tag: int | None = None
 
 
-_WATCHED = (
+_PROLOGUE_TRAP = (
     b"trap 'status=$?; echo \"the prologue failed with status $status\" >&2; exit $status' EXIT; set -eo pipefail; "
 )
 """Stands before a prologue, in its first line: no program may run in half of the environment that was asked for."""
 
 
-def command_line(program: Program) -> list[bytes]:
+def build_command_line(program: Program) -> list[bytes]:
     """Return what is executed: the argv itself, or bash that runs the prologue and then becomes the argv."""
     if program.prologue is None:
         return program.argv
-    text = _WATCHED + program.prologue + b'\ntrap - EXIT\nexec "$@"'
+    text = _PROLOGUE_TRAP + program.prologue + b'\ntrap - EXIT\nexec "$@"'
     return [b"bash", b"-c", text, b"bash", *program.argv]
 
 
-def find(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
+def find_program(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
     """Return the path of a program as `execvp` would find it, or `None`; a path stays as it is."""
     if b"/" in name:
         return name
@@ -96,47 +95,47 @@ def find(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
     return None
 
 
-_USUAL_FILES: list[tuple[int, int]] = []
+_ORIGINAL_FILE_LIMITS: list[tuple[int, int]] = []
 """The limits for open files that we were started with, where we have changed them."""
 
 
-def allow_many_files() -> None:
+def raise_file_limit() -> None:
     """Let this process and its forks have as many files open as may be; a program gets back what it would have had."""
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     if usual[0] != usual[1]:
-        _USUAL_FILES[:] = [usual]
+        _ORIGINAL_FILE_LIMITS[:] = [usual]
         resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1], usual[1]))
 
 
-_USUAL_CORES: list[tuple[int, int]] = []
+_ORIGINAL_CORE_LIMITS: list[tuple[int, int]] = []
 """The limits for core dumps that we were started with, where we have changed them."""
 
 
-def no_core() -> None:
+def disable_core_dumps() -> None:
     """Leave no core dump of this process and its forks, which see secrets; a program may leave one as before."""
     usual = resource.getrlimit(resource.RLIMIT_CORE)
     if usual[0]:
-        _USUAL_CORES[:] = [usual]
+        _ORIGINAL_CORE_LIMITS[:] = [usual]
         resource.setrlimit(resource.RLIMIT_CORE, (0, usual[1]))
 
 
-def _usual_limits() -> None:
-    for usual in _USUAL_FILES:
+def _restore_limits() -> None:
+    for usual in _ORIGINAL_FILE_LIMITS:
         resource.setrlimit(resource.RLIMIT_NOFILE, usual)
-    for usual in _USUAL_CORES:
+    for usual in _ORIGINAL_CORE_LIMITS:
         resource.setrlimit(resource.RLIMIT_CORE, usual)
 
 
-def _worker_files() -> None:
+def _raise_worker_file_limit() -> None:
     """Let this process open as many files as its hard limit allows: the soft one is 1024 for the sake of `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def close_all(keep: Iterable[int]) -> None:
+def close_descriptors(keep: Iterable[int]) -> None:
     """Close every descriptor above 2 but those."""
     kept = set(keep)
     for name in os.listdir("/proc/self/fd"):
@@ -148,7 +147,7 @@ def close_all(keep: Iterable[int]) -> None:
                 continue
 
 
-def normal_signals() -> None:
+def reset_signals() -> None:
     """Undo what Python and our loop did to signals: dispositions are default, nothing is blocked."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
@@ -171,40 +170,40 @@ def set_tag(value: int) -> None:
         return
 
 
-def become(program: Program) -> NoReturn:
+def exec_program(program: Program) -> NoReturn:
     """Turn this process into the program; if that fails, say so on descriptor 2 and end with 127 or 126."""
-    argv = command_line(program)
+    argv = build_command_line(program)
     try:
         if program.tag is not None:
             set_tag(program.tag)
-        normal_signals()
-        _usual_limits()
+        reset_signals()
+        _restore_limits()
         if program.tag is not None:
             # What a launcher of the user starts has the limits that it was given.
-            _worker_files()
-        _enter(program.cwd)
-        path = find(argv[0], program.env)
+            _raise_worker_file_limit()
+        _change_directory(program.cwd)
+        path = find_program(argv[0], program.env)
         if path is None:
-            _fail(NOT_FOUND, argv[0], "no such program on PATH")
+            _exit_with_error(EXIT_NOT_FOUND, argv[0], "no such program on PATH")
         os.execve(path, argv, program.env)
     except OSError as error:
-        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        code = EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_EXECUTABLE
         path = argv[0] if argv else b""
         missing = isinstance(error, FileNotFoundError) and b"/" in path and os.path.exists(path)
-        _fail(code, path, "its interpreter is missing" if missing else error.strerror or str(error))
+        _exit_with_error(code, path, "its interpreter is missing" if missing else error.strerror or str(error))
     except BaseException as error:
-        _fail(NOT_EXECUTABLE, argv[0] if argv else b"", repr(error))
+        _exit_with_error(EXIT_NOT_EXECUTABLE, argv[0] if argv else b"", repr(error))
 
 
-def _enter(folder: bytes) -> None:
+def _change_directory(folder: bytes) -> None:
     try:
         os.chdir(folder)
     except OSError as error:
-        _fail(NOT_EXECUTABLE, folder, f"cannot work there: {error.strerror}")
+        _exit_with_error(EXIT_NOT_EXECUTABLE, folder, f"cannot work there: {error.strerror}")
 
 
-def _fail(code: int, what: bytes | str, why: str) -> NoReturn:
-    name = what if isinstance(what, bytes) else encode(what)
+def _exit_with_error(code: int, what: bytes | str, why: str) -> NoReturn:
+    name = what if isinstance(what, bytes) else encode_peer_text(what)
     try:
         syscalls.write_all(2, b"clusterctl: cannot run `" + name + b"`: " + why.encode() + b"\n")
     finally:

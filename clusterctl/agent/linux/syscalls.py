@@ -12,7 +12,6 @@ import time
 
 from clusterctl.agent.protocol import quick
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
@@ -37,12 +36,12 @@ def become_subreaper() -> None:
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with_parent(signum: int) -> None:
+def set_parent_death_signal(signum: int) -> None:
     """Ask the kernel for `signum` when the parent of this process ends. For our own helpers only, never for workers."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
 
 
-def _call(number: int, *arguments: int) -> int:
+def _call_kernel(number: int, *arguments: int) -> int:
     result: int = _LIBC.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments))
     if result < 0:
         code = ctypes.get_errno()
@@ -56,7 +55,7 @@ def pidfd_open(pid: int) -> int:
     Raises:
         OSError: There is no such process, or the kernel is older than 5.3 (ENOSYS).
     """
-    return _call(_PIDFD_OPEN, pid, 0)
+    return _call_kernel(_PIDFD_OPEN, pid, 0)
 
 
 def pidfd_send_signal(pidfd: int, signum: int) -> None:
@@ -65,10 +64,10 @@ def pidfd_send_signal(pidfd: int, signum: int) -> None:
     Raises:
         OSError: It is gone, or may not be signalled.
     """
-    _call(_PIDFD_SEND_SIGNAL, pidfd, signum, 0, 0)
+    _call_kernel(_PIDFD_SEND_SIGNAL, pidfd, signum, 0, 0)
 
 
-def boottime() -> float:
+def read_boot_time() -> float:
     """Return the seconds since boot, those in which the machine slept too; without them where a libc does not tell."""
     try:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -76,12 +75,12 @@ def boottime() -> float:
         return time.monotonic()
 
 
-def pause(seconds: float) -> None:
+def sleep_interval(seconds: float) -> None:
     """Do nothing for a while: not `time.sleep`, which sleeps until a moment, and fails where the clocks are faked."""
     select.select([], [], [], seconds)
 
 
-def clock_error() -> float | None:
+def read_clock_error() -> float | None:
     """Return by how much the wall clock may be wrong, in seconds, as the kernel has it; `None` where it does not say.
 
     It grows by 500 ppm up to 16 s, which means that nobody keeps the clock. systemd goes by this number too: chronyd
@@ -95,7 +94,7 @@ def clock_error() -> float | None:
     return microseconds / 1e6
 
 
-def peer(connection: socket.socket) -> tuple[int, int]:
+def read_peer_credentials(connection: socket.socket) -> tuple[int, int]:
     """Return pid (as it is called here) and uid of the process at the other end of a unix socket.
 
     Raises:
@@ -108,7 +107,7 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def memory_file(name: str) -> int:
+def create_memory_file(name: str) -> int:
     """Return a descriptor of a new file that has no place and is closed on exec."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
@@ -136,12 +135,12 @@ def fork_with_pipes(count: int = 1) -> tuple[int, ...]:
         raise
 
 
-def set_name(name: str) -> None:
+def set_process_name(name: str) -> None:
     """Set what `ps -o comm` shows (15 bytes)."""
     _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def set_title(title: str) -> None:
+def set_process_title(title: str) -> None:
     """Set what `ps` shows as command line: the memory that held our arguments is overwritten, as far as it goes."""
     fields = read_bytes("/proc/self/stat").rpartition(b")")[2].split()
     start, end = (int(fields[45]), int(fields[46])) if len(fields) > 46 else (0, 0)
@@ -152,7 +151,7 @@ def set_title(title: str) -> None:
 
 
 @contextlib.contextmanager
-def short_path(folder: str, name: str) -> Iterator[str]:
+def short_socket_path(folder: str, name: str) -> Iterator[str]:
     """Yield a short name of a socket in a folder: an address has room for 107 bytes, whatever a path has.
 
     Raises:
@@ -172,7 +171,7 @@ def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def reserve(fd: int, offset: int, length: int) -> bool:
+def reserve_blocks(fd: int, offset: int, length: int) -> bool:
     """Reserve disk blocks for `length` bytes from `offset` on, without changing the size of the file.
 
     Returns:
@@ -190,7 +189,7 @@ def reserve(fd: int, offset: int, length: int) -> bool:
     return True
 
 
-def punch(fd: int, offset: int, length: int) -> bool:
+def punch_hole(fd: int, offset: int, length: int) -> bool:
     """Give the blocks of a range back to the filesystem; it then reads as zeros. False where that is not possible."""
     try:
         _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length)
@@ -201,7 +200,7 @@ def punch(fd: int, offset: int, length: int) -> bool:
     return True
 
 
-def is_full(error: OSError) -> bool:
+def is_disk_full(error: OSError) -> bool:
     """Whether an error means that no space is left."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
@@ -213,7 +212,7 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def write_whole(path: str, data: bytes, mode: int = 0o600, *, durable: bool = False) -> None:
+def write_atomically(path: str, data: bytes, mode: int = 0o600, *, durable: bool = False) -> None:
     """Put a file in place so that a reader sees all of it or what was there before; `durable`: after a crash too."""
     import tempfile  # which imports half of the standard library
 
@@ -235,7 +234,7 @@ def write_whole(path: str, data: bytes, mode: int = 0o600, *, durable: bool = Fa
 
 def write_json(path: str, value: Any) -> None:
     """Put a JSON file in place as a whole."""
-    write_whole(path, (quick.dumps(value) + "\n").encode())
+    write_atomically(path, (quick.dumps(value) + "\n").encode())
 
 
 def read_json(path: str, limit: int = 16 << 20) -> dict[str, Any] | None:

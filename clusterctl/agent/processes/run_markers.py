@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.linux.spawn import encode
+from clusterctl.agent.linux.spawn import encode_peer_text
 
 if TYPE_CHECKING:
     from clusterctl.agent.record.rundir import RunDir
@@ -45,7 +45,7 @@ class RunMarkers:
 
         To be asked aside: where a process is stuck with its memory locked, this hangs.
         """
-        environ = proc.environ(pid)
+        environ = proc.read_environment(pid)
         return (
             None
             if not environ
@@ -58,4 +58,4 @@ def make_run_markers(run: RunDir) -> RunMarkers:
     digest = hashlib.sha256(b"tag" + run.key.encode()).digest()
     # Bit 60 keeps it far above any limit that a person would set; the value stays below RLIM_INFINITY.
     tag = int.from_bytes(digest[:7], "big") | 1 << 60
-    return RunMarkers(encode(run.run), encode(run.node), tag, run.path, os.getuid())
+    return RunMarkers(encode_peer_text(run.run), encode_peer_text(run.node), tag, run.path, os.getuid())

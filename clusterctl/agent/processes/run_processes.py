@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
-from clusterctl.agent.linux import aside, cgroup, proc
-from clusterctl.agent.linux.proc import Identity, Stat
+from clusterctl.agent.linux import cgroup, helper_process, proc
+from clusterctl.agent.linux.proc import ProcessIdentity, ProcessStat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.protocol.process_types import LeftoverProcess, SurvivingProcess
 
@@ -48,11 +48,11 @@ class KnownProcesses:
         cgroup: Folder of the run's own cgroup, or `None`.
     """
 
-    workers: dict[Identity, int | None] = field(default_factory=dict)
-    processes: set[Identity] = field(default_factory=set)
-    protected: set[Identity] = field(default_factory=set)
-    unrelated: set[Identity] = field(default_factory=set)
-    foreign_tagged: set[Identity] = field(default_factory=set)
+    workers: dict[ProcessIdentity, int | None] = field(default_factory=dict)
+    processes: set[ProcessIdentity] = field(default_factory=set)
+    protected: set[ProcessIdentity] = field(default_factory=set)
+    unrelated: set[ProcessIdentity] = field(default_factory=set)
+    foreign_tagged: set[ProcessIdentity] = field(default_factory=set)
     unreadable: set[int] = field(default_factory=set)
     is_scan_incomplete: bool = False
     stop_signal: int = signal.SIGTERM
@@ -64,32 +64,32 @@ class KnownProcesses:
         return min((worker.start_time for worker in self.workers), default=0)
 
 
-def find_run_processes(markers: RunMarkers, known_processes: KnownProcesses) -> list[Stat]:
+def find_run_processes(markers: RunMarkers, known_processes: KnownProcesses) -> list[ProcessStat]:
     """Return every process of the run on this node that has not ended, and remember it in the ledger.
 
     One that changed its user may be beyond our signals; it is of the run nevertheless, and has to be named.
     """
-    pids = [pid for pid in proc.pids() if pid not in known_processes.unreadable and pid != os.getpid()]
+    pids = [pid for pid in proc.list_pids() if pid not in known_processes.unreadable and pid != os.getpid()]
     answers, stuck = _query_processes(
-        pids, functools.partial(classify_process, markers, known_processes, cgroup.members(known_processes.cgroup))
+        pids, functools.partial(classify_process, markers, known_processes, cgroup.list_members(known_processes.cgroup))
     )
     known_processes.unreadable |= stuck
     known_processes.is_scan_incomplete = len(answers) + len(stuck) < len(pids)
-    result = [Stat(**answer["member"]) for answer in answers.values() if "member" in answer]
+    result = [ProcessStat(**answer["member"]) for answer in answers.values() if "member" in answer]
     known_processes.unrelated.update(
-        Identity(pid, answer["unrelated"]) for pid, answer in answers.items() if "unrelated" in answer
+        ProcessIdentity(pid, answer["unrelated"]) for pid, answer in answers.items() if "unrelated" in answer
     )
     known_processes.foreign_tagged.update(
-        Identity(pid, answer["foreign"]) for pid, answer in answers.items() if "foreign" in answer
+        ProcessIdentity(pid, answer["foreign"]) for pid, answer in answers.items() if "foreign" in answer
     )
     known_processes.processes.update(process.identity for process in result)
     return result
 
 
-def list_known_processes(known_processes: KnownProcesses) -> list[Stat]:
+def list_known_processes(known_processes: KnownProcesses) -> list[ProcessStat]:
     """Return the processes that are known already and have not ended, without looking at any other."""
     stats = (
-        proc.stat(who.pid)
+        proc.read_stat(who.pid)
         for who in (*known_processes.workers, *(known_processes.processes - known_processes.workers.keys()))
     )
     return [
@@ -101,7 +101,7 @@ def classify_process(
     markers: RunMarkers, known_processes: KnownProcesses, inside: set[int], pid: int
 ) -> dict[str, Any]:
     """Say whether a process is a `member` of the run, a `stranger` for good, `forged`, or nothing in particular."""
-    process = proc.stat(pid)
+    process = proc.read_stat(pid)
     if (
         process is None
         or process.gone
@@ -114,26 +114,26 @@ def classify_process(
         return {"member": vars(process)}
     if markers.has_tag(pid):
         # Anybody can copy the tag, but nobody of another user can come of a process of ours without being of the run.
-        ours = proc.owner(pid) == markers.uid or _descends_from_run(markers, known_processes, process)
+        ours = proc.read_uid(pid) == markers.uid or _descends_from_run(markers, known_processes, process)
         return {"member": vars(process)} if ours else {"foreign": process.start_time}
     # What follows can be copied by a process of somebody else, so its user must be ours, and its time.
     if (
         process.start_time < known_processes.earliest_start_ticks
         or process.identity in known_processes.unrelated
-        or proc.owner(pid) != markers.uid
+        or proc.read_uid(pid) != markers.uid
     ):
         return {}
     named = markers.has_run_environment(pid)
-    if named or proc.writes_output(pid, markers.run_dir):
+    if named or proc.has_output_open(pid, markers.run_dir):
         return {"member": vars(process)}
     return {} if named is None else {"unrelated": process.start_time}
 
 
-def _is_known(process: Stat, known_processes: KnownProcesses) -> bool:
+def _is_known(process: ProcessStat, known_processes: KnownProcesses) -> bool:
     return process.identity in known_processes.workers or process.identity in known_processes.processes
 
 
-def _in_session(process: Stat, known_processes: KnownProcesses) -> bool:
+def _in_session(process: ProcessStat, known_processes: KnownProcesses) -> bool:
     """Whether a process is in the POSIX session of one of the workers.
 
     The pid of a worker that has ended may be used again, by a new session too: so only who was there before its end
@@ -142,11 +142,11 @@ def _in_session(process: Stat, known_processes: KnownProcesses) -> bool:
     for worker, ended in known_processes.workers.items():
         # A worker of another boot has the pid 0, and 0 is the session of whoever never was given one.
         if worker.pid and process.sid == worker.pid and process.start_time >= worker.start_time:
-            return process.start_time <= ended if ended is not None else proc.alive(worker)
+            return process.start_time <= ended if ended is not None else proc.is_alive(worker)
     return False
 
 
-def _descends_from_run(markers: RunMarkers, known_processes: KnownProcesses, process: Stat) -> bool:
+def _descends_from_run(markers: RunMarkers, known_processes: KnownProcesses, process: ProcessStat) -> bool:
     """Whether a process descends from one that is known, or from one of our user that carries the tag.
 
     Sessions and parents are handed on by the kernel, so they cannot be copied. Orphans of the run are children of its
@@ -160,9 +160,9 @@ def _descends_from_run(markers: RunMarkers, known_processes: KnownProcesses, pro
             or _is_known(one, known_processes)
             or _in_session(one, known_processes)
         )
-        if of_us or (markers.has_tag(one.pid) and proc.owner(one.pid) == markers.uid):
+        if of_us or (markers.has_tag(one.pid) and proc.read_uid(one.pid) == markers.uid):
             return True
-        before = (proc.stat(pid) for pid in {one.ppid, one.sid} - seen - {0, 1})
+        before = (proc.read_stat(pid) for pid in {one.ppid, one.sid} - seen - {0, 1})
         seen |= {one.ppid, one.sid}
         # A pid that was given out again is nobody's parent.
         todo += [each for each in before if each is not None and each.start_time <= one.start_time]
@@ -179,7 +179,7 @@ def _query_processes(pids: list[int], question: Callable[[int], T]) -> tuple[dic
     deadline = time.monotonic() + _ALL_QUERIES_TIMEOUT_S
     while pids and time.monotonic() < deadline:
         try:
-            answers = aside.ask(functools.partial(_query_each, pids, question), _QUERY_TIMEOUT_S)
+            answers = helper_process.run_in_helper(functools.partial(_query_each, pids, question), _QUERY_TIMEOUT_S)
         except OSError:
             # Not even a process is to be had: better to look here than not at all.
             return {**looks, **{pid: question(pid) for pid in pids}}, stuck
@@ -190,7 +190,7 @@ def _query_processes(pids: list[int], question: Callable[[int], T]) -> tuple[dic
     return looks, stuck
 
 
-def _query_each(pids: list[int], question: Callable[[int], Any], out: Out) -> dict[str, Any]:
+def _query_each(pids: list[int], question: Callable[[int], Any], out: HelperOutput) -> dict[str, Any]:
     for pid in pids:
         out.message({"seen": question(pid)})
     return {}
@@ -199,7 +199,7 @@ def _query_each(pids: list[int], question: Callable[[int], Any], out: Out) -> di
 # --- ending
 
 
-def terminate_groups(processes: list[Stat], signalled: set[int], known_processes: KnownProcesses) -> None:
+def terminate_groups(processes: list[ProcessStat], signalled: set[int], known_processes: KnownProcesses) -> None:
     """Send the stop signal and SIGCONT to the processes and their groups, to each group once.
 
     A stopped process acts on it only once it is continued. Groups whose leader has ended are reached as well.
@@ -212,19 +212,19 @@ def terminate_groups(processes: list[Stat], signalled: set[int], known_processes
             _send_signal(target, number)
 
 
-def kill_processes(processes: list[Stat], known_processes: KnownProcesses) -> None:
+def kill_processes(processes: list[ProcessStat], known_processes: KnownProcesses) -> None:
     """Send SIGKILL to the processes, their groups and their cgroup."""
-    cgroup.kill(known_processes.cgroup)
+    cgroup.kill_members(known_processes.cgroup)
     for group in {process.pgid for process in processes} - _list_protected_groups(known_processes):
         _send_signal(group, signal.SIGKILL)
     for process in processes:
-        if proc.identify(process.pid) == process.identity:
+        if proc.read_identity(process.pid) == process.identity:
             _send_signal(-process.pid, signal.SIGKILL)
 
 
 def _list_protected_groups(known_processes: KnownProcesses) -> set[int]:
     """Return the process groups that hold one of us, and those that are none: 0 would be our own, 1 everybody."""
-    guardians = (proc.stat(who.pid) for who in known_processes.protected)
+    guardians = (proc.read_stat(who.pid) for who in known_processes.protected)
     return {
         0,
         1,
@@ -246,12 +246,12 @@ def _send_signal(target: int, number: int) -> None:
             os.killpg(target, number)
 
 
-def describe_survivors(survivors: list[Stat]) -> list[SurvivingProcess]:
+def describe_survivors(survivors: list[ProcessStat]) -> list[SurvivingProcess]:
     """Return survivors and why they are still there: `{pid, start_time, command, why}` of each.
 
     Behind the first few hundred the name of the process stands for its command.
     """
-    commands, _ = _query_processes([process.pid for process in survivors[:_MAX_COMMANDS]], proc.command)
+    commands, _ = _query_processes([process.pid for process in survivors[:_MAX_COMMANDS]], proc.read_command)
     return [
         {
             "pid": process.pid,
@@ -271,16 +271,16 @@ _HELPER_COMMANDS = re.compile(
 _MAX_LEFTOVERS = 64
 
 
-def describe_leftovers(processes: list[Stat], ranks: Mapping[int, int]) -> list[LeftoverProcess]:
+def describe_leftovers(processes: list[ProcessStat], ranks: Mapping[int, int]) -> list[LeftoverProcess]:
     """Return what is still there and no helper of a library; `ranks` by the POSIX session of their first process."""
-    now = proc.ticks_at(time.monotonic())
+    now = proc.convert_to_ticks(time.monotonic())
     seen, _ = _query_processes([process.pid for process in processes[:_MAX_LEFTOVERS]], _read_command_and_rank)
     return [
         {
             "pid": process.pid,
             "rank": ranks.get(process.sid, rank),
             "command": command,
-            "age_s": round(max(0.0, (now - process.start_time) / proc.TICKS), 1),
+            "age_s": round(max(0.0, (now - process.start_time) / proc.TICKS_PER_SECOND), 1),
         }
         for process in processes[:_MAX_LEFTOVERS]
         for command, rank in [seen.get(process.pid) or (f"[{process.comm}]", None)]
@@ -289,17 +289,17 @@ def describe_leftovers(processes: list[Stat], ranks: Mapping[int, int]) -> list[
 
 
 def _read_command_and_rank(pid: int) -> tuple[str, int | None]:
-    rank = proc.environ(pid).get(b"RANK", b"")
-    return proc.command(pid), int(rank) if rank.isdigit() and len(rank) < 8 else None
+    rank = proc.read_environment(pid).get(b"RANK", b"")
+    return proc.read_command(pid), int(rank) if rank.isdigit() and len(rank) < 8 else None
 
 
-def _explain_survival(process: Stat) -> str:
-    now = proc.stat(process.pid) or process
+def _explain_survival(process: ProcessStat) -> str:
+    now = proc.read_stat(process.pid) or process
     if now.state == "D":
-        place = proc.wchan(process.pid)
+        place = proc.read_wait_channel(process.pid)
         return "in an uninterruptible wait" + (f" in {place}" if place else "")
-    if proc.owner(process.pid) not in (os.getuid(), None) and os.getuid() != _ROOT:
+    if proc.read_uid(process.pid) not in (os.getuid(), None) and os.getuid() != _ROOT:
         return "belongs to another user"
-    if proc.exiting(now):
+    if proc.is_exiting(now):
         return "killed, the kernel has not finished ending it"
     return f"still there after SIGKILL, state {now.state}"

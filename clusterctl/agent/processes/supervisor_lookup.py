@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import proc, syscalls
-from clusterctl.agent.linux.proc import Identity
+from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.record import rank_files, seat
 
 if TYPE_CHECKING:
@@ -31,32 +31,32 @@ def connect_to_supervisor(run: RunDir) -> socket.socket | None:
         return None
 
 
-def find_supervisor(run: RunDir) -> Identity | None:
+def find_supervisor(run: RunDir) -> ProcessIdentity | None:
     """Return the supervisor of a run, or `None` where there is none."""
     try:
         sock = connect_to_supervisor(run)
     except BlockingIOError:
         pid = seat.holder(run)
-        return None if pid is None else proc.identify(pid)
+        return None if pid is None else proc.read_identity(pid)
     if sock is None:
         return None
     with sock:
-        pid, uid = syscalls.peer(sock)
-    return proc.identify(pid) if uid == os.getuid() else None
+        pid, uid = syscalls.read_peer_credentials(sock)
+    return proc.read_identity(pid) if uid == os.getuid() else None
 
 
-def list_waiters(run: RunDir) -> set[Identity]:
+def list_waiters(run: RunDir) -> set[ProcessIdentity]:
     """Return every waiter of a run, of all attempts."""
     identities = set()
     for path in glob.glob(os.path.join(glob.escape(run.path), "attempt-*", "rank-*.spawn")):
         spawned = rank_files.read_spawn(path)
         if spawned is not None:
             with contextlib.suppress(KeyError):
-                identities.add(Identity(spawned["waiter_pid"], spawned["waiter_start_time"]))
+                identities.add(ProcessIdentity(spawned["waiter_pid"], spawned["waiter_start_time"]))
     return identities
 
 
-def list_supervisor_and_waiters(run: RunDir) -> set[Identity]:
+def list_supervisor_and_waiters(run: RunDir) -> set[ProcessIdentity]:
     """Return the supervisor and every waiter of a run, of all attempts."""
     who = find_supervisor(run)
     return list_waiters(run) | ({who} if who is not None else set())

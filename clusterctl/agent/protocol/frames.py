@@ -11,7 +11,6 @@ import struct
 from clusterctl.agent.protocol import quick
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

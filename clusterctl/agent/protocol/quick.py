@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

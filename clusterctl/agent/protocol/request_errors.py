@@ -5,7 +5,6 @@ from __future__ import annotations
 from clusterctl.agent.protocol.commands import ErrorKind, make_error_answer
 from clusterctl.agent.protocol.frames import FrameTooLargeError
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.frames import Message

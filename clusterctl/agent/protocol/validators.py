@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from clusterctl.agent.protocol.frames import FrameError
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping

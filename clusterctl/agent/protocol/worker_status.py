@@ -15,7 +15,6 @@ from clusterctl.agent.protocol.validators import (
     tuple_of,
 )
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

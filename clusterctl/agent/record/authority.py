@@ -46,7 +46,7 @@ def stale(epoch: int, seen: int) -> RequestError:
 
 def clock() -> float:
     """Return the time of leases and fences, in seconds. While the machine sleeps it goes on, as the head does."""
-    return syscalls.boottime()
+    return syscalls.read_boot_time()
 
 
 def lease(path: str) -> float | None:

@@ -8,11 +8,11 @@ import select
 import time
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.linux import aside
+from clusterctl.agent.linux import helper_process
 
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.aside import Out
-    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.linux.event_loop import EventLoop
+    from clusterctl.agent.linux.helper_process import HelperOutput
 
 _AGAIN_SECONDS = 1.0
 
@@ -20,7 +20,7 @@ _AGAIN_SECONDS = 1.0
 class Syncer:
     """Has files written through, one fork at a time, in the order in which they were named."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
         self._wanted: dict[str, None] = {}
         self._fd = -1
@@ -40,13 +40,13 @@ class Syncer:
         self._planned = False
         paths = list(self._wanted)
 
-        def work(_out: Out) -> dict[str, Any]:
+        def work(_out: HelperOutput) -> dict[str, Any]:
             for path in paths:
                 write_through(path)
             return {}
 
         try:
-            _, self._fd = aside.fork(work)
+            _, self._fd = helper_process.start_helper(work)
         except OSError:
             self._plan(_AGAIN_SECONDS)
             return

@@ -103,13 +103,13 @@ class Journal:
         if self._reserved - self._end >= _LOW:
             return
         with contextlib.suppress(OSError):
-            syscalls.reserve(self._fd, self._end, _RESERVE)
+            syscalls.reserve_blocks(self._fd, self._end, _RESERVE)
             self._reserved = self._end + _RESERVE
 
     def append(self, event: node_events.Event) -> node_events.Stamp:
         """Write one event down, behind those that wait; who follows sees it as soon as it is written."""
         self.seq += 1
-        stamp = node_events.Stamp(self.seq, time.time(), time.monotonic(), proc.boot_id())
+        stamp = node_events.Stamp(self.seq, time.time(), time.monotonic(), proc.read_boot_id())
         self._waiting.append(node_events.encode_event(stamp, event).encode() + b"\n")
         self.flush()
         return stamp

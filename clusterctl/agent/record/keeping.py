@@ -11,13 +11,13 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.linux import aside
+from clusterctl.agent.linux import helper_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.linux.helper_process import HelperOutput
 
 
 def hold(folder: str) -> list[int]:
@@ -45,12 +45,12 @@ def touch(paths: Iterable[str]) -> None:
 def touch_aside(paths: Iterable[str]) -> None:
     """Do so in a process of its own: it takes its time."""
 
-    def work(_out: Out) -> dict[str, Any]:
+    def work(_out: HelperOutput) -> dict[str, Any]:
         touch(paths)
         return {}
 
     with contextlib.suppress(OSError):
-        os.close(aside.fork(work)[1])
+        os.close(helper_process.start_helper(work)[1])
 
 
 def _touch(path: str) -> None:

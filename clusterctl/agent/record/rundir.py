@@ -19,7 +19,6 @@ from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 from clusterctl.agent.protocol.request_errors import StateRootError
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 def filesystem(path: str, root: str = "") -> str:
     """Return the type of the filesystem that holds `path`, or nothing; `root` is the prefix of /proc."""
-    mount = filesystems.holder(os.path.realpath(path), filesystems.mounts(root))
+    mount = filesystems.find_mount(os.path.realpath(path), filesystems.list_mounts(root))
     return "" if mount is None else mount.kind
 
 

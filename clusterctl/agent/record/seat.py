@@ -138,7 +138,7 @@ def _listen(run: RunDir) -> tuple[socket.socket, tuple[int, int] | None]:
 
 
 def _short(run: RunDir) -> AbstractContextManager[str]:
-    return syscalls.short_path(run.path, os.path.basename(run.socket))
+    return syscalls.short_socket_path(run.path, os.path.basename(run.socket))
 
 
 def _of(info: os.stat_result) -> tuple[int, int]:

@@ -80,7 +80,7 @@ class Tally:
 
 
 def _boot() -> int:
-    return int(proc.boot_id().replace("-", "")[:15] or "0", 16)
+    return int(proc.read_boot_id().replace("-", "")[:15] or "0", 16)
 
 
 def _sum(data: bytes) -> int:
@@ -149,7 +149,7 @@ class _InPlace:
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if ranks:
             size = self._form.size
-            syscalls.reserve(self._fd, min(ranks) * size, (max(ranks) + 1 - min(ranks)) * size)
+            syscalls.reserve_blocks(self._fd, min(ranks) * size, (max(ranks) + 1 - min(ranks)) * size)
 
     def get(self, rank: int) -> tuple[int, ...]:
         try:

@@ -10,21 +10,19 @@ import functools
 import os
 import signal
 
-from clusterctl.agent.linux import aside, proc, spawn, syscalls
+from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.protocol import frames
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Callable, NoReturn
 
-    from clusterctl.agent.linux.aside import Outcome, Task
-    from clusterctl.agent.linux.channel import Channel
-    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.linux.event_loop import EventLoop, FrameChannel
+    from clusterctl.agent.linux.helper_process import Task, TaskResult
     from clusterctl.agent.protocol.frames import Message
 
-    OnResult = Callable[[Outcome], None]
+    OnResult = Callable[[TaskResult], None]
     OnData = Callable[[int, bytes], None]
     PrepareProgram = Callable[[spawn.Program], spawn.Program]
 
@@ -55,7 +53,7 @@ class RunningProgram:
         """Send a signal to it and to everything that came of it."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
-        for pid in list(proc.pids()):
+        for pid in list(proc.list_pids()):
             if proc.has_limit(pid, self.tag):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
@@ -64,7 +62,7 @@ class RunningProgram:
 class ChildProcesses:
     """All processes that work for one controller."""
 
-    def __init__(self, loop: Loop, channel: Channel) -> None:
+    def __init__(self, loop: EventLoop, channel: FrameChannel) -> None:
         self._loop, self._channel = loop, channel
         self._programs: dict[int, RunningProgram] = {}
         self._tasks: dict[int, Callable[[], None]] = {}
@@ -198,7 +196,7 @@ class ChildProcesses:
             keep: Descriptors that the task needs.
             seconds: After so long it is ended, and left behind where it hangs.
         """
-        pid, read = aside.fork(task, keep)
+        pid, read = helper_process.start_helper(task, keep)
         os.set_blocking(read, False)
         decoder = frames.FrameDecoder()
         answer: list[Message] = []
@@ -207,7 +205,7 @@ class ChildProcesses:
             self._loop.forget(read)
             os.close(read)
             self._tasks.pop(pid, None)
-            on_result(aside.outcome(answer))
+            on_result(helper_process.parse_result(answer))
 
         def listen() -> None:
             if self._tasks.get(pid) is end:
@@ -227,7 +225,7 @@ class ChildProcesses:
 
     def _expire_task(self, pid: int, end: Callable[[], None]) -> None:
         if self._tasks.get(pid) is end:
-            aside.kill(pid)
+            helper_process.kill_helper(pid)
             end()
 
     def _forward_frames(self, read: int, decoder: frames.FrameDecoder, answer: list[Message]) -> bool:
@@ -246,7 +244,7 @@ class ChildProcesses:
     def kill_task(self, task: int) -> None:
         """Kill a task that is still at work; its `on_result` is called as for any that was killed."""
         if task in self._tasks:
-            aside.kill(task)
+            helper_process.kill_helper(task)
 
     # --- ends
 
@@ -269,14 +267,14 @@ class ChildProcesses:
         for running in self._programs.values():
             running.signal(signal.SIGKILL)
         for pid in self._tasks:
-            aside.kill(pid)
+            helper_process.kill_helper(pid)
 
 
 def _make_memory_file(data: bytes) -> int:
     """Return a descriptor from which exactly `data` can be read; nobody has to write while it is read."""
     if not data:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    fd = syscalls.memory_file("stdin")
+    fd = syscalls.create_memory_file("stdin")
     try:
         syscalls.write_all(fd, data)
         os.lseek(fd, 0, os.SEEK_SET)
@@ -297,7 +295,7 @@ def _exec_program(
 ) -> NoReturn:
     try:
         os.setsid()
-        syscalls.die_with_parent(signal.SIGKILL)
+        syscalls.set_parent_death_signal(signal.SIGKILL)
         if controlled:
             import fcntl
             import termios
@@ -305,10 +303,10 @@ def _exec_program(
             fcntl.ioctl(stdin, termios.TIOCSCTTY, 0)
         for stdin_fd, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
             os.dup2(stdin_fd, target)
-        spawn.close_all(())
-        spawn.become(program if prepare is None else prepare(program))
+        spawn.close_descriptors(())
+        spawn.exec_program(program if prepare is None else prepare(program))
     finally:
-        os._exit(spawn.NOT_EXECUTABLE)
+        os._exit(spawn.EXIT_NOT_EXECUTABLE)
 
 
 def generate_tag() -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, Callable
 
-    from clusterctl.agent.linux.aside import Out, Outcome
+    from clusterctl.agent.linux.helper_process import HelperOutput, TaskResult
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.serve.session import Handler, Session
 
@@ -230,13 +230,13 @@ class _FileCommands:
         """Answer a MANIFEST, whose listing came in `stream`."""
         lock = self._session.workdir_locks.get(place, run)
 
-        def look(_out: Out) -> command_types.ManifestAnswer:
+        def look(_out: HelperOutput) -> command_types.ManifestAnswer:
             starting = lock.wait_for_lock()
             entries = file_list.decode_file_list(data)
             user = _find_live_run(place.folder, place.root, run) or starting
             return _list_needed(entries, place.compare({path: entry for path, *entry in entries}, user, run))
 
-        def compared(outcome: Outcome) -> None:
+        def compared(outcome: TaskResult) -> None:
             if isinstance(outcome, Exception):
                 self._session.workdir_locks.release(place)
                 self._session.answer_error(request_id, outcome)
@@ -280,10 +280,10 @@ class _FileCommands:
         """Answer a COPY, whose listing came in `stream`."""
         root = self._session.root
 
-        def lacking(_out: Out) -> command_types.CopyAnswer:
+        def lacking(_out: HelperOutput) -> command_types.CopyAnswer:
             return list_missing_files(arguments, file_list.decode_file_list(data), root)
 
-        def looked(outcome: Outcome) -> None:
+        def looked(outcome: TaskResult) -> None:
             if isinstance(outcome, Exception):
                 self._session.answer_error(request_id, outcome)
                 return
@@ -331,7 +331,7 @@ class _FileCommands:
         of = arguments.get("of")
         began = None if of is None else self._session.journal_states.of(self._session.find_run(of)).began
 
-        def send(out: Out) -> command_types.FetchAnswer:
+        def send(out: HelperOutput) -> command_types.FetchAnswer:
             files: list[tuple[str, int, int]] = []
             offset = 0
             matching = folders.files_matching(folder, pattern, links=bool(arguments.get("links")))
@@ -350,7 +350,7 @@ class _FileCommands:
     def checkpoints(self, request_id: int, arguments: command_types.CheckpointsArguments, _epoch: int | None) -> None:
         folder, pattern = _resolve_workdir(arguments), str(arguments["pattern"])
 
-        def look(_out: Out) -> command_types.CheckpointsAnswer:
+        def look(_out: HelperOutput) -> command_types.CheckpointsAnswer:
             if "files" in arguments:
                 files = checkpoints.list_checkpoint_files(
                     folder, str(arguments["files"]), with_hashes=bool(arguments.get("hashes"))
@@ -388,7 +388,7 @@ def _refuse_too_many_files(names: list[str], pattern: str) -> None:
         ) from error
 
 
-def _send_file(out: Out, stream: int, offset: int, path: str) -> tuple[int, int] | None:
+def _send_file(out: HelperOutput, stream: int, offset: int, path: str) -> tuple[int, int] | None:
     """Send a file as far as it goes now; return how many bytes that were, and its mode; `None` where it is gone."""
     sent = 0
     try:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 
-from clusterctl.agent.linux.notify import Notifier
+from clusterctl.agent.linux.event_loop import FolderWatcher
 from clusterctl.agent.protocol import commands
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.channel import Channel
-    from clusterctl.agent.linux.loop import Loop, Timer
+    from clusterctl.agent.linux.event_loop import EventLoop, FrameChannel, Timer
     from clusterctl.agent.protocol.requests import Follow
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.serve.run_follower import RunFollower
@@ -26,10 +24,10 @@ _SMALL_BYTES = 16 * 1024
 class FollowSender:
     """The followers of one session, by run and node. It works before the loop waits, whenever something has changed."""
 
-    def __init__(self, loop: Loop, channel: Channel) -> None:
+    def __init__(self, loop: EventLoop, channel: FrameChannel) -> None:
         self._loop, self._channel = loop, channel
         self._followers: dict[tuple[str, str], RunFollower] = {}
-        self._notifier = Notifier(loop, self.mark_changed)
+        self._notifier = FolderWatcher(loop, self.mark_changed)
         self._credit = 0
         self._stream = commands.FIRST_AGENT_STREAM
         self._dirty = False

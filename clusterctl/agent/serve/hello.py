@@ -7,16 +7,15 @@ import pwd
 import sys
 import time
 
-from clusterctl.agent.linux import addresses, aside, cgroup, gpus, proc
-from clusterctl.agent.linux.logind import logind
+from clusterctl.agent.linux import addresses, cgroup, gpus, helper_process, proc
+from clusterctl.agent.linux.logind import read_logind_settings
 from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.protocol import commands
 from clusterctl.agent.record import rundir
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.protocol.command_types import HelloAnswer
 
 _LOOK_UP_TIMEOUT_S = 3.0
@@ -32,9 +31,9 @@ def collect_hello(root: str) -> HelloAnswer:
         "python": sys.executable,
         "python_version": sys.version.split()[0],
         "hostname": os.uname().nodename,
-        "boot_id": proc.boot_id(),
-        "pid_ns": proc.pid_namespace(),
-        "net_ns": proc.namespace("net"),
+        "boot_id": proc.read_boot_id(),
+        "pid_ns": proc.read_pid_namespace(),
+        "net_ns": proc.read_namespace("net"),
         "uid": os.getuid(),
         "user": user,
         "home": home,
@@ -43,14 +42,14 @@ def collect_hello(root: str) -> HelloAnswer:
         "mono": time.monotonic(),
         "wall": time.time(),
         "cores": _count_cores(),
-        "memory": proc.meminfo().get("MemTotal", 0),
+        "memory": proc.read_meminfo().get("MemTotal", 0),
         "machine": os.uname().machine,
         "kernel": os.uname().release,
-        "gpus": gpus.count(),
-        "addresses": addresses.addresses(),
+        "gpus": gpus.count_gpus(),
+        "addresses": addresses.list_addresses(),
         "reached_at": _read_ssh_address(),
         "rdma": _has_rdma(),
-        "logind": logind(user),
+        "logind": read_logind_settings(user),
         "home_is_network": network_home,
         "login": _read_login_variables(home, network_home),
     }
@@ -82,7 +81,7 @@ def read_account() -> tuple[str, str, str]:
         if len(words) == 7 and words[2] == str(uid):
             return words[0], env.get("HOME") or words[5], words[6]
     try:
-        found = aside.outcome(aside.ask(_look_up_account, _LOOK_UP_TIMEOUT_S))
+        found = helper_process.parse_result(helper_process.run_in_helper(_look_up_account, _LOOK_UP_TIMEOUT_S))
     except OSError as error:
         found = error
     if isinstance(found, Exception):
@@ -90,7 +89,7 @@ def read_account() -> tuple[str, str, str]:
     return found["name"], env.get("HOME") or found["home"], found["shell"]
 
 
-def _look_up_account(_out: Out) -> dict[str, str]:
+def _look_up_account(_out: HelperOutput) -> dict[str, str]:
     try:
         user = pwd.getpwuid(os.getuid())
     except KeyError:
@@ -109,7 +108,7 @@ def _read_version() -> str:
 
 def _count_cores() -> int:
     """Return how many threads of ours can run at once: the cores we may run on, but no more than we get time of."""
-    allowed, limit = len(os.sched_getaffinity(0)), cgroup.cpu_limit()
+    allowed, limit = len(os.sched_getaffinity(0)), cgroup.read_cpu_limit()
     return allowed if limit is None else max(1, min(allowed, int(limit)))
 
 

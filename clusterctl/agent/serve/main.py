@@ -11,7 +11,6 @@ from clusterctl.agent.protocol import commands
 from clusterctl.agent.serve import node_commands
 from clusterctl.agent.serve.session import Session
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -27,10 +26,10 @@ def main(arguments: list[str]) -> NoReturn:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
-    syscalls.set_name("clusterctl-agen")
-    syscalls.set_title("clusterctl-agent serve")
+    syscalls.set_process_name("clusterctl-agen")
+    syscalls.set_process_title("clusterctl-agent serve")
     # For the supervisors that are forked here, too.
-    spawn.allow_many_files()
+    spawn.raise_file_limit()
     session = Session(
         read, write, idle, (node_commands.make_node_handlers, _make_run_and_file_handlers, _make_stream_handlers)
     )

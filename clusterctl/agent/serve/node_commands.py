@@ -6,16 +6,15 @@ import contextlib
 import functools
 import os
 
-from clusterctl.agent.linux import addresses, relaunch, spawn
-from clusterctl.agent.linux.spawn import encode
+from clusterctl.agent.linux import addresses, helper_process, spawn
+from clusterctl.agent.linux.spawn import encode_peer_text
 from clusterctl.agent.protocol import quick, request_errors
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.serve import child_processes, hello
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.aside import Outcome
+    from clusterctl.agent.linux.helper_process import TaskResult
     from clusterctl.agent.protocol import command_types, facts_types
     from clusterctl.agent.serve.session import Handler, Session
 
@@ -58,10 +57,10 @@ class _NodeCommands:
         targets = [str(target) for target in arguments["targets"]]
 
         def find_routes() -> command_types.RoutesAnswer:
-            local = addresses.addresses()
-            return {"routes": {target: addresses.route(target, local) for target in targets}}
+            local = addresses.list_addresses()
+            return {"routes": {target: addresses.find_route(target, local) for target in targets}}
 
-        if all(addresses.is_literal(target) for target in targets):
+        if all(addresses.is_ip_address(target) for target in targets):
             return find_routes()
         # Looking a name up may take as long as a name server does not answer.
         self._session.run_task(request_id, lambda _out: find_routes())
@@ -78,7 +77,7 @@ class _NodeCommands:
         nonce = str(arguments["nonce"])
         waiting: list[int] = []
 
-        def finish(_outcome: Outcome) -> None:
+        def finish(_outcome: TaskResult) -> None:
             self._listening.pop(nonce, None)
             with contextlib.suppress(ChildProcessError):
                 # Of what an ending process has open the kernel may close the pipe to us before the port.
@@ -127,7 +126,7 @@ class _NodeCommands:
             workers.look_before_sync, workdir, arguments.get("python"), arguments.get("python_hint")
         )
 
-        def use_python(answer: Outcome) -> None:
+        def use_python(answer: TaskResult) -> None:
             if isinstance(answer, Exception):
                 self._session.answer_error(request_id, answer)
             else:
@@ -139,8 +138,10 @@ class _NodeCommands:
         from clusterctl.agent.supervisor import workers
 
         name = workers.name_of_python(python, arguments.get("python"), arguments.get("prologue"))
-        program = build_program(arguments, relaunch.command("facts", python=name, isolated=False), workdir)
-        program = replace_environment(program, spawn.with_programs_of(encode(python), program.env))
+        program = build_program(
+            arguments, helper_process.build_agent_command("facts", python=name, isolated=False), workdir
+        )
+        program = replace_environment(program, spawn.prepend_program_folder(encode_peer_text(python), program.env))
         output: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
 
         def take(number: int, data: bytes) -> None:
@@ -212,15 +213,17 @@ def build_program(
     arguments: command_types.ProgramArguments | command_types.ProbeArguments, argv: list[str], cwd: str
 ) -> spawn.Program:
     """Return a program with the environment of this user, and what was asked for."""
-    env = spawn.base_environment()
-    env[b"PWD"] = encode(cwd)
-    env.update((encode(name), encode(value)) for name, value in (arguments.get("env") or {}).items())
+    env = spawn.build_base_environment()
+    env[b"PWD"] = encode_peer_text(cwd)
+    env.update(
+        (encode_peer_text(name), encode_peer_text(value)) for name, value in (arguments.get("env") or {}).items()
+    )
     prologue = arguments.get("prologue")
     return spawn.Program(
-        argv=[encode(word) for word in argv],
+        argv=[encode_peer_text(word) for word in argv],
         env=env,
-        cwd=encode(cwd),
-        prologue=None if prologue is None else encode(prologue),
+        cwd=encode_peer_text(cwd),
+        prologue=None if prologue is None else encode_peer_text(prologue),
         tag=child_processes.generate_tag(),
     )
 
@@ -243,7 +246,7 @@ def make_python_setup(arguments: command_types.ProgramArguments) -> child_proces
         except (request_errors.RequestError, OSError):
             # What needs no Python may run all the same.
             return program
-        return replace_environment(program, spawn.with_programs_of(encode(python), program.env))
+        return replace_environment(program, spawn.prepend_program_folder(encode_peer_text(python), program.env))
 
     return prepare
 

@@ -29,7 +29,7 @@ from clusterctl.agent.serve.run_summary import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.process_types import RankProcess
     from clusterctl.agent.record.rundir import RunDir
@@ -133,12 +133,14 @@ class _RunCommands:
         folder = os.path.join(run.file("evidence"), name)
         seconds = float(arguments.get("deadline") or _EVIDENCE_DEADLINE_S)
 
-        def collect(_out: Out) -> Mapping[str, object]:
+        def collect(_out: HelperOutput) -> Mapping[str, object]:
             from clusterctl.agent.protocol import evidence_files as evidence_module
             from clusterctl.agent.watch import evidence
 
             end = time.monotonic() + seconds
-            collected = evidence.collect(workers, run.status_dir(state.attempt), folder, end, chosen=wanted is not None)
+            collected = evidence.collect_evidence(
+                workers, run.status_dir(state.attempt), folder, end, chosen=wanted is not None
+            )
             evidence_module.remove_middle_stalls(run.file("evidence"))
             return collected
 

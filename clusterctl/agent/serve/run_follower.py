@@ -13,7 +13,7 @@ from clusterctl.agent.record import journal, output_reader, state
 from clusterctl.agent.record.tally import Tallies
 
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.notify import Notifier
+    from clusterctl.agent.linux.event_loop import FolderWatcher
     from clusterctl.agent.record.rundir import RunDir
 
 
@@ -54,7 +54,7 @@ class RunFollower:
         send: Callable[[dict[str, Any]], None],
         send_data: Callable[[int, int, bytes], None],
         new_stream: Callable[[], int],
-        notifier: Notifier,
+        notifier: FolderWatcher,
     ) -> None:
         self.run = run
         self.state = state.NodeState()

@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import cgroup, proc, syscalls
-from clusterctl.agent.linux.proc import Identity
+from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.processes import run_markers, run_processes, supervisor_lookup
 from clusterctl.agent.record import authority, journal
 from clusterctl.agent.record.state import NodeState, fold
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 def list_survivors(state: NodeState) -> list[SurvivingProcess]:
     """Return what could not be ended and is still there: what the kernel held may have gone since."""
-    if state.swept is None or state.boot != proc.boot_id():
+    if state.swept is None or state.boot != proc.read_boot_id():
         return []
-    return [one for one in state.swept.remaining if proc.alive(Identity(one["pid"], one["start_time"]))]
+    return [one for one in state.swept.remaining if proc.is_alive(ProcessIdentity(one["pid"], one["start_time"]))]
 
 
 def has_supervisor(run: RunDir) -> bool:
@@ -44,15 +44,15 @@ def list_workers(run: RunDir, state: NodeState) -> list[WorkerState]:
                     "local_rank": local_rank,
                     "pid": who.pid,
                     "start_time": who.start_time,
-                    "alive": proc.alive(who),
+                    "alive": proc.is_alive(who),
                 }
             )
     return workers
 
 
-def find_remaining_processes(run: RunDir, state: NodeState) -> list[proc.Stat]:
+def find_remaining_processes(run: RunDir, state: NodeState) -> list[proc.ProcessStat]:
     """Return every process of the run on this node, its waiters apart."""
-    if state.seq and state.boot != proc.boot_id():
+    if state.seq and state.boot != proc.read_boot_id():
         return []
     return run_processes.find_run_processes(run_markers.make_run_markers(run), collect_known_processes(run, state))
 
@@ -62,13 +62,14 @@ def collect_known_processes(run: RunDir, state: NodeState) -> run_processes.Know
     begun = adoption.started(run, state)
     group = None if begun is None else begun.cgroup
     known_processes = run_processes.KnownProcesses(
-        protected=supervisor_lookup.list_supervisor_and_waiters(run), cgroup=group if cgroup.members(group) else None
+        protected=supervisor_lookup.list_supervisor_and_waiters(run),
+        cgroup=group if cgroup.list_members(group) else None,
     )
     known_processes.stop_signal = signal.Signals[(syscalls.read_json(run.prepare) or {}).get("stop_signal", "SIGTERM")]
     for worker in list_workers(run, state):
         # Of one that has ended nobody knows when: only who was there with it at its start counts as of its session.
         ended = None if worker["alive"] else worker["start_time"]
-        known_processes.workers[Identity(worker["pid"], worker["start_time"])] = ended
+        known_processes.workers[ProcessIdentity(worker["pid"], worker["start_time"])] = ended
     return known_processes
 
 

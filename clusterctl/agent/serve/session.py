@@ -6,8 +6,7 @@ import os
 import time
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.linux.channel import Channel
-from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.linux.event_loop import EventLoop, FrameChannel
 from clusterctl.agent.protocol import commands, frames, request_errors
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.record import authority, rundir
@@ -15,13 +14,12 @@ from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.serve.child_processes import ChildProcesses
 from clusterctl.agent.serve.follow_sender import FollowSender
 
-# Not from `typing`; it, and what only runs need, would be most of an agent's start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, Callable, Optional
 
-    from clusterctl.agent.linux.aside import Outcome, Task
+    from clusterctl.agent.linux.helper_process import Task, TaskResult
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.frames import Message
     from clusterctl.agent.record.states import States
@@ -46,9 +44,9 @@ class Session:
     """
 
     def __init__(self, read: int, write: int, idle_s: float, tables: Sequence[Callable[[Session], Handlers]]) -> None:
-        self.loop = Loop()
+        self.loop = EventLoop()
         self._root: str | None = None
-        self.channel = Channel(self.loop, read, write, self._receive_frame, lambda _why: self.end())
+        self.channel = FrameChannel(self.loop, read, write, self._receive_frame, lambda _why: self.end())
         self.children = ChildProcesses(self.loop, self.channel)
         self.data_handlers: dict[int, Callable[[frames.StreamData], None]] = {}
         self._workdir_locks: WorkdirLocks | None = None
@@ -92,7 +90,7 @@ class Session:
             self._handle_request(frame)
         elif "beat" in frame:
             self.channel.send(
-                commands.make_heartbeat_answer(frame["beat"], time.time(), time.monotonic(), proc.boot_id())
+                commands.make_heartbeat_answer(frame["beat"], time.time(), time.monotonic(), proc.read_boot_id())
             )
 
     def _handle_request(self, frame: Message) -> None:
@@ -125,7 +123,7 @@ class Session:
     def run_task(self, request_id: int, task: Task) -> None:
         """Do something in a fork and answer the request with what comes of it."""
 
-        def answer_request(outcome: Outcome) -> None:
+        def answer_request(outcome: TaskResult) -> None:
             if isinstance(outcome, Exception):
                 self.answer_error(request_id, outcome)
             else:

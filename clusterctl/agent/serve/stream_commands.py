@@ -24,8 +24,7 @@ from clusterctl.agent.serve.node_commands import build_program, make_python_setu
 if TYPE_CHECKING:
     from typing import Callable
 
-    from clusterctl.agent.linux.channel import Channel
-    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.linux.event_loop import EventLoop, FrameChannel
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.frames import StreamData
     from clusterctl.agent.serve.session import Handler, Session
@@ -46,8 +45,8 @@ class DuplexStream:
 
     def __init__(
         self,
-        loop: Loop,
-        channel: Channel,
+        loop: EventLoop,
+        channel: FrameChannel,
         number: int,
         fd: int,
         on_input_end: Callable[[], None],
@@ -179,7 +178,7 @@ class _StreamCommands:
             if beside
             else build_program(arguments, _terminal_argv(arguments), resolve_folder(arguments.get("cwd")))
         )
-        program.env[b"TERM"] = spawn.encode(str(arguments["term"]))
+        program.env[b"TERM"] = spawn.encode_peer_text(str(arguments["term"]))
         number = int(arguments["stream"])
         controller_fd, program_fd = os.openpty()
         ended: list[int] = []
@@ -230,10 +229,10 @@ class _StreamCommands:
         """Return a program that finds what a rank found: its folder and its environment."""
         run, rank = self._session.find_run(rank_arguments), int(rank_arguments["rank"])
         started = self._session.journal_states.of(run).started.get(rank)
-        process = None if started is None else proc.identify(started.pid)
+        process = None if started is None else proc.read_identity(started.pid)
         if started is None or process is None or process.start_time != started.start_time:
             raise RequestError(ErrorKind.NOT_FOUND, f"rank {rank} of run {run.run} is not running here")
-        environment = proc.environ(process.pid)
+        environment = proc.read_environment(process.pid)
         env = {name: value for name, value in environment.items() if name not in _RUN_VARIABLES}
         python_path = [entry for entry in environment.get(b"PYTHONPATH", b"").split(b":") if not inject.is_ours(entry)]
         if any(python_path):
@@ -242,7 +241,7 @@ class _StreamCommands:
             cwd = os.readlink(f"/proc/{process.pid}/cwd")
         except OSError as error:
             raise RequestError(ErrorKind.REFUSED, f"rank {rank} cannot be looked into: {error.strerror}") from error
-        argv = [spawn.encode(word) for word in _terminal_argv(arguments)]
+        argv = [spawn.encode_peer_text(word) for word in _terminal_argv(arguments)]
         return spawn.Program(argv=argv, env=env, cwd=os.fsencode(cwd), tag=child_processes.generate_tag())
 
     def resize(self, _identity: int, arguments: command_types.ResizeArguments, _epoch: int | None) -> None:
@@ -261,7 +260,7 @@ class _StreamCommands:
             RequestError: The host is no address.
         """
         host, port, number = str(arguments["host"]), int(arguments["port"]), int(arguments["stream"])
-        if not addresses.is_literal(host):
+        if not addresses.is_ip_address(host):
             raise RequestError(ErrorKind.BAD_REQUEST, f"`{host}` is no address")
         connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         connection.setblocking(False)
@@ -336,7 +335,7 @@ def _make_login_shell_setup(prepare: child_processes.PrepareProgram | None) -> c
     def prepare_login_shell(program: spawn.Program) -> spawn.Program:
         program = program if prepare is None else prepare(program)
         with contextlib.suppress(KeyError):
-            program.argv[:] = [spawn.encode(pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh")]
+            program.argv[:] = [spawn.encode_peer_text(pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh")]
         return program
 
     return prepare_login_shell

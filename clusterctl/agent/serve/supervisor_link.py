@@ -11,8 +11,8 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.linux import aside, proc, spawn, syscalls
-from clusterctl.agent.linux.channel import Channel
+from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
+from clusterctl.agent.linux.event_loop import FrameChannel
 from clusterctl.agent.processes import run_markers, supervisor_lookup
 from clusterctl.agent.protocol import commands, frames, request_errors
 from clusterctl.agent.record import journal
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from clusterctl.agent.linux.aside import Out
-    from clusterctl.agent.linux.loop import Loop
-    from clusterctl.agent.linux.proc import Identity
+    from clusterctl.agent.linux.event_loop import EventLoop
+    from clusterctl.agent.linux.helper_process import HelperOutput
+    from clusterctl.agent.linux.proc import ProcessIdentity
     from clusterctl.agent.protocol.frames import Message
     from clusterctl.agent.record.rundir import RunDir
 
@@ -38,11 +38,11 @@ def end_run_without_supervisor(run: RunDir, grace: float) -> None:
         OSError: No process is to be had.
     """
 
-    def leave(_out: Out) -> dict[str, Any]:
+    def leave(_out: HelperOutput) -> dict[str, Any]:
         if os.fork() == 0:
             try:
                 os.setsid()
-                spawn.close_all(())
+                spawn.close_descriptors(())
                 state = fold(journal.read(run.journal))
                 ladder.end_all(
                     run_markers.make_run_markers(run), run_summary.collect_known_processes(run, state), grace
@@ -51,7 +51,7 @@ def end_run_without_supervisor(run: RunDir, grace: float) -> None:
                 os._exit(0)
         return {}
 
-    _, on_answer = aside.fork(leave)
+    _, on_answer = helper_process.start_helper(leave)
     try:
         # Until it has left, it would end with this process, whose controller may go at once when it hears of it.
         os.read(on_answer, 1)
@@ -90,7 +90,7 @@ class _Pending:
 class SupervisorLink:
     """One run's supervisor. Requests wait until it is there, and are repeated if it dies: all of them may be."""
 
-    def __init__(self, loop: Loop, run: RunDir, is_needed: Callable[[], bool]) -> None:
+    def __init__(self, loop: EventLoop, run: RunDir, is_needed: Callable[[], bool]) -> None:
         """Prepare a link; nothing is started before it is asked for.
 
         Args:
@@ -99,7 +99,7 @@ class SupervisorLink:
             is_needed: Whether a supervisor that ends has to be started again although nothing is asked of it now.
         """
         self._loop, self._run, self._is_needed = loop, run, is_needed
-        self._channel: Channel | None = None
+        self._channel: FrameChannel | None = None
         self._starting = False
         self._closed = False
         self._number = 0
@@ -144,13 +144,13 @@ class SupervisorLink:
             return True
         if sock is None:
             return False
-        uid = syscalls.peer(sock)[1]
+        uid = syscalls.read_peer_credentials(sock)[1]
         if uid != os.getuid():
             sock.close()
             self._fail(f"the socket of run {self._run.run} is taken by uid {uid}")
             return True
         fd = sock.detach()
-        self._channel = Channel(self._loop, fd, fd, self._receive_answer, self._handle_loss)
+        self._channel = FrameChannel(self._loop, fd, fd, self._receive_answer, self._handle_loss)
         self._failed_starts = 0
         self._flush()
         return True
@@ -209,13 +209,13 @@ class SupervisorLink:
                 os.kill(supervisor.pid, signal.SIGKILL)
         self._loop.after(_KILL_TIMEOUT_S, lambda: self._after_kill(pending, supervisor))
 
-    def _after_kill(self, pending: _Pending, supervisor: Identity | None) -> None:
+    def _after_kill(self, pending: _Pending, supervisor: ProcessIdentity | None) -> None:
         if pending.is_answered or self._closed:
             return
-        if supervisor is None or not proc.alive(supervisor):
+        if supervisor is None or not proc.is_alive(supervisor):
             self._loop.after(_ANSWER_TIMEOUT_S, lambda: self._kill_overdue(pending))
             return
-        kernel_function = proc.wchan(supervisor.pid)
+        kernel_function = proc.read_wait_channel(supervisor.pid)
         stuck = f"the supervisor of run {self._run.run} is stuck in the kernel" + (
             f" in {kernel_function}" if kernel_function else ""
         )

@@ -22,8 +22,8 @@ from clusterctl.agent.supervisor.output_space import Outputs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from clusterctl.agent.linux.aside import Out
-    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.linux.event_loop import EventLoop
+    from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.protocol.process_types import ExitRecord
     from clusterctl.agent.record.rundir import RunDir
@@ -43,13 +43,13 @@ class Attempt:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         run: RunDir,
         markers: RunMarkers,
         prepare: requests.Prepare,
         record: Record,
         claimed: claims.Claims,
-        held: ports.Ports,
+        held: ports.ReservedPorts,
         dropped: Mapping[tuple[int, int], tuple[int, int]],
     ) -> None:
         """Begin with nothing. What is claimed and held is the run's, and stays so between its attempts."""
@@ -67,9 +67,9 @@ class Attempt:
         self._has_failures = False
         self._groups: dict[int, int] = {}
         self._oom = ends.oom_counts()
-        self._watched_ports = ports.PortWatch([], self._users)
+        self._watched_ports = ports.IntruderCheck([], self._users)
         self.outputs = Outputs(run, prepare.attempt, prepare.reserve, prepare.max_size, record, dropped)
-        self.known_processes.protected |= {who for who in [proc.identify(os.getpid())] if who is not None}
+        self.known_processes.protected |= {who for who in [proc.read_identity(os.getpid())] if who is not None}
         parts = Parts(record, self._used_gpus, self.look, lambda: self.living, self.outputs.close, self._ranks)
         self.ending = Ending(loop, run.run, markers, self.number, self.known_processes, parts)
 
@@ -92,7 +92,7 @@ class Attempt:
             except (claims.ClaimError, ports.PortError) as error:
                 raise request_errors.make_refused_error(str(error)) from error
             except OSError as error:
-                if syscalls.is_full(error):
+                if syscalls.is_disk_full(error):
                     whose = "1 worker" if len(self.prepare.ranks) == 1 else f"{len(self.prepare.ranks)} workers"
                     raise request_errors.make_refused_error(f"no space left for the output of {whose}") from error
                 raise request_errors.convert_to_request_error(error) from error
@@ -136,7 +136,7 @@ class Attempt:
         self.started = True
         self.watch_ports(self.ports.numbers)
         if self.known_processes.cgroup is None:
-            self.known_processes.cgroup = cgroup.make(f"{self._run.key[:16]}-{self.number}")
+            self.known_processes.cgroup = cgroup.create_cgroup(f"{self._run.key[:16]}-{self.number}")
         ranks = [place for one in planned for place in torchrun.places(one)]
         launcher = next((one for one in planned if one.hosts), None)
         begun = {
@@ -165,12 +165,12 @@ class Attempt:
             stop_after=self.prepare.stop_after,
             lease=self._run.lease,
             enforce=self._enforce,
-            cgroup=cgroup.procs(self.known_processes.cgroup),
+            cgroup=cgroup.find_procs_file(self.known_processes.cgroup),
             title=f"{self._run.short} rank {one.rank}",
             told=forked_waiter.told(self._run, self.number, self.prepare.grace, self.known_processes),
         )
 
-    def _enforce(self, _out: Out) -> dict[str, Any]:
+    def _enforce(self, _out: HelperOutput) -> dict[str, Any]:
         return ladder.enforce(self._run, self._markers, self.number, self.known_processes, self.prepare.grace)
 
     def _record_started(self, worker: Worker) -> None:
@@ -192,7 +192,7 @@ class Attempt:
             self._record_started(worker)
         if worker.rank in state.exited:
             worker.exited = True
-            self.known_processes.workers[worker.identity] = proc.ticks_at(state.exited[worker.rank].latest)
+            self.known_processes.workers[worker.identity] = proc.convert_to_ticks(state.exited[worker.rank].latest)
 
     def _watch(self, worker: Worker) -> None:
         if worker.watch is not None:
@@ -205,7 +205,7 @@ class Attempt:
 
     def watch_ports(self, numbers: Iterable[int]) -> None:
         """See to it from now on that nobody else listens where the workers will."""
-        self._watched_ports = ports.PortWatch(numbers, self._users)
+        self._watched_ports = ports.IntruderCheck(numbers, self._users)
 
     def look_at_ports(self) -> None:
         """End the attempt where somebody else listens on a port of the workers': their peers may be talking to him."""
@@ -226,7 +226,7 @@ class Attempt:
 
     def _users(self) -> set[int | None]:
         seen = dataclasses.replace(self.known_processes, processes=set(self.known_processes.processes))
-        return {proc.owner(one.pid) for one in run_processes.find_run_processes(self._markers, seen)}
+        return {proc.read_uid(one.pid) for one in run_processes.find_run_processes(self._markers, seen)}
 
     # --- ends
 
@@ -267,7 +267,7 @@ class Attempt:
         """Return how a worker ended, or `None` while it lives."""
         path = self._run.of_rank(self.number, worker.rank, worker.files + "exit")
         end = ends.end_of(worker, path, lambda: self.outputs.make_way(worker.rank))
-        if end is None and worker.watched is not None and not proc.alive(worker.watched):
+        if end is None and worker.watched is not None and not proc.is_alive(worker.watched):
             self._watch(worker)
         return end
 
@@ -291,7 +291,7 @@ class Attempt:
         if worker.watch is not None:
             self._loop.forget(worker.watch)
         workers.unwatch(worker)
-        self.known_processes.workers[worker.identity] = proc.ticks_at(time.monotonic())
+        self.known_processes.workers[worker.identity] = proc.convert_to_ticks(time.monotonic())
 
     def _exit_event(self, worker: Worker, said: ExitRecord) -> events.Exited:
         latest = float(said["mono"])

@@ -78,11 +78,11 @@ class Claims:
             ClaimError: Another run, or another node of this one, holds one of them. Nothing new is then held.
         """
         before = set(self._held)
-        names = gpus.lock_names(self._root)
+        names = gpus.list_lock_names(self._root)
         try:
             for index in indices:
                 # A place says which GPU only together with the machine: others may see the same folder.
-                name = f"{names.get(index, f'gpu-{index}')}-{proc.boot_id()}"
+                name = f"{names.get(index, f'gpu-{index}')}-{proc.read_boot_id()}"
                 if name not in self._held:
                     self._claim(name, index)
         except OSError as error:
@@ -217,9 +217,10 @@ def _held_by(index: int, fd: int, path: str) -> str:
     """Say who holds a GPU: the user whose file is locked, and the run which that user names in it."""
     user, record = os.fstat(fd).st_uid, _read(fd)
     if not record.get("run"):
-        return f"GPU {index} is locked by {proc.user_name(user)}, who names no run: as root, `fuser -k {path}` frees it"
+        owner = proc.find_user_name(user)
+        return f"GPU {index} is locked by {owner}, who names no run: as root, `fuser -k {path}` frees it"
     node = f" (node {_shown(record['node'])})" if record.get("node") else ""
-    other = f" of {proc.user_name(user)}" if user != os.geteuid() else ""
+    other = f" of {proc.find_user_name(user)}" if user != os.geteuid() else ""
     return f"GPU {index} is held by run {_shown(record['run'])}{other}{node}"
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.linux import cgroup, proc
-from clusterctl.agent.linux.proc import Identity
+from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol import events
 from clusterctl.agent.supervisor import gpu_memory, ladder
 
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.linux.event_loop import EventLoop
     from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.processes.run_processes import KnownProcesses
     from clusterctl.agent.protocol.process_types import LeftoverProcess, SurvivingProcess
@@ -53,7 +53,13 @@ class Ending:
     """
 
     def __init__(
-        self, loop: Loop, run: str, markers: RunMarkers, attempt: int, known_processes: KnownProcesses, parts: Parts
+        self,
+        loop: EventLoop,
+        run: str,
+        markers: RunMarkers,
+        attempt: int,
+        known_processes: KnownProcesses,
+        parts: Parts,
     ) -> None:
         self._loop, self._run, self._markers, self._number, self._known_processes = (
             loop,
@@ -90,7 +96,7 @@ class Ending:
             self.swept, self._ladder, self._unsaid = False, None, 0
         if self.since is None:
             # A worker that is already exiting failed by itself: it does not count as stopped.
-            self._leaving = {worker.rank for worker in self._parts.living() if proc.leaving(worker.identity)}
+            self._leaving = {worker.rank for worker in self._parts.living() if proc.is_dying(worker.identity)}
             self.since = now
             self._parts.record(events.Stopping(self._number, reason, grace, sorted(self._leaving)))
         # Writing that down has taken its time, and the grace is whole.
@@ -128,12 +134,12 @@ class Ending:
         self._name_forgers()
         if not remaining:
             self._parts.close()
-            cgroup.remove(self._known_processes.cgroup)
+            cgroup.remove_cgroup(self._known_processes.cgroup)
         self.swept, self.remaining = True, remaining
         late = (self._leftovers, self._past_grace)
         self._parts.record(events.Swept(self._number, len(strays), remaining, *late))
 
-    def _name_late(self, found: list[proc.Stat], killed: bool) -> None:
+    def _name_late(self, found: list[proc.ProcessStat], killed: bool) -> None:
         named = run_processes.describe_leftovers(found, self._parts.ranks())
         if not killed:
             self._leftovers = named
@@ -142,7 +148,7 @@ class Ending:
 
     def look_at_remaining(self) -> None:
         """Say so once nothing is left any more of what could not be ended: the kernel, or a mount, has let it go."""
-        if not any(proc.alive(Identity(entry["pid"], entry["start_time"])) for entry in self.remaining):
+        if not any(proc.is_alive(ProcessIdentity(entry["pid"], entry["start_time"])) for entry in self.remaining):
             self.close([])
 
     def _empty(self, remaining: list[SurvivingProcess]) -> bool:
@@ -164,16 +170,16 @@ class Ending:
     def _held(self, message: str, gpu: int | None) -> None:
         self._parts.record(events.Alarm(self._number, events.GPU_MEMORY, message, gpu=gpu))
 
-    def _slow_to_go(self, found: list[proc.Stat]) -> None:
+    def _slow_to_go(self, found: list[proc.ProcessStat]) -> None:
         names = ", ".join(f"{process.pid} ({process.comm})" for process in found[:4])
         self._alarm("slow_end", f"the kernel is still taking apart what was killed, and is waited for: pid {names}")
 
     def _name_forgers(self) -> None:
         """Say who of another user carries the run's tag and is none of its processes: nobody touches it."""
         names = [
-            f"pid {who.pid} of uid {proc.owner(who.pid)}"
+            f"pid {who.pid} of uid {proc.read_uid(who.pid)}"
             for who in self._known_processes.foreign_tagged
-            if proc.alive(who)
+            if proc.is_alive(who)
         ]
         if names:
             text = f"marked as of this run, but none of its processes, and left alone: {', '.join(names[:4])}"

@@ -18,7 +18,7 @@ from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.record import rank_files
 
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.proc import Identity
+    from clusterctl.agent.linux.proc import ProcessIdentity
     from clusterctl.agent.protocol.process_types import ExitRecord
     from clusterctl.agent.supervisor.workers import Worker
 
@@ -37,14 +37,14 @@ def end_of(worker: Worker, path: str, make_way: Callable[[], None]) -> ExitRecor
         path: Its exit file.
         make_way: Called while its waiter has yet to write that, for which the disk may be too full.
     """
-    if proc.alive(worker.waiter):
+    if proc.is_alive(worker.waiter):
         # Between the file and the end of the waiter lies nothing that could go wrong.
         end = rank_files.read_exit(path)
-        if end is None and not proc.alive(worker.identity):
+        if end is None and not proc.is_alive(worker.identity):
             _wake(worker.waiter)
             make_way()
         return end
-    if worker.status is None and proc.alive(worker.identity):
+    if worker.status is None and proc.is_alive(worker.identity):
         worker.seen = time.monotonic()
         return None
     end = rank_files.read_exit(path)
@@ -54,7 +54,7 @@ def end_of(worker: Worker, path: str, make_way: Callable[[], None]) -> ExitRecor
     return end or _from_status(worker)
 
 
-def _wake(who: Identity) -> None:
+def _wake(who: ProcessIdentity) -> None:
     """Let a waiter go on that has something to write down and was stopped, by whomever."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(who.pid, signal.SIGCONT)
@@ -96,7 +96,7 @@ class OomCounts:
 
 def oom_counts() -> OomCounts:
     """Return the counts as they are now."""
-    return OomCounts(cgroup.oom_kills(), _host_kills(), time.monotonic())
+    return OomCounts(cgroup.count_oom_kills(), _host_kills(), time.monotonic())
 
 
 def oom_evidence(before: OomCounts, pid: int) -> tuple[str | None, OomCounts]:

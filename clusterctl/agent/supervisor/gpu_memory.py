@@ -8,10 +8,10 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.linux import proc, relaunch
+from clusterctl.agent.linux import helper_process, proc
 
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.loop import Loop, Timer
+    from clusterctl.agent.linux.event_loop import EventLoop, Timer
 
 SECONDS = 10.0
 """How long memory may take to come free."""
@@ -26,11 +26,13 @@ Tell = Callable[[str, "int | None"], None]
 class Drain:
     """One wait. Calls `tell` with a message and a GPU for each that is not free, then `done`, once and in time."""
 
-    def __init__(self, loop: Loop, gpus: list[int], run: str, tell: Tell, done: Callable[[], None]) -> None:
+    def __init__(self, loop: EventLoop, gpus: list[int], run: str, tell: Tell, done: Callable[[], None]) -> None:
         self._loop, self._tell, self._done = loop, tell, done
         self._said = b""
         try:
-            self._pid, self._fd = relaunch.piped("gpu-memory-wait", ",".join(map(str, gpus)), str(SECONDS), run)
+            self._pid, self._fd = helper_process.start_agent_command(
+                "gpu-memory-wait", ",".join(map(str, gpus)), str(SECONDS), run
+            )
         except OSError as error:
             tell(f"nobody knows whether GPU memory is free: {error.strerror}", None)
             done()
@@ -84,4 +86,4 @@ def _holder(process: dict[str, Any]) -> str:
     if not process["visible"]:
         return f"pid {process['pid']}, which cannot be seen from here (a container, or another user's)"
     run = f", run {process['run']}" if process["run"] else ""
-    return f"pid {process['pid']} ({process['comm']}, {proc.user_name(process['user'])}{run})"
+    return f"pid {process['pid']} ({process['comm']}, {proc.find_user_name(process['user'])}{run})"

@@ -6,13 +6,13 @@ import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.processes import run_processes, supervisor_lookup
 from clusterctl.agent.record import rank_files, secrets
 
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.loop import Timer
-    from clusterctl.agent.linux.proc import Stat
+    from clusterctl.agent.linux.event_loop import Timer
+    from clusterctl.agent.linux.proc import ProcessStat
     from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.protocol.process_types import SurvivingProcess
     from clusterctl.agent.record.rundir import RunDir
@@ -34,15 +34,15 @@ class Ladder:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         markers: RunMarkers,
         known_processes: run_processes.KnownProcesses,
         kill_at: float,
         done: Callable[[list[SurvivingProcess]], bool],
-        slow: Callable[[list[Stat]], None],
+        slow: Callable[[list[ProcessStat]], None],
         *,
         hold_s: float = 0.0,
-        late: Callable[[list[Stat], bool], None] = lambda _found, _killed: None,
+        late: Callable[[list[ProcessStat], bool], None] = lambda _found, _killed: None,
     ) -> None:
         """Begin.
 
@@ -134,7 +134,7 @@ class Ladder:
         )
         return self._pause if self._killing is not None else min(self._pause, max(self._kill_at - now, 0.0))
 
-    def _look(self) -> list[Stat]:
+    def _look(self) -> list[ProcessStat]:
         """Return what is left: of those that are known, and, where there are none or it is time, of all processes."""
         began = time.monotonic()
         living = run_processes.list_known_processes(self._known_processes)
@@ -148,11 +148,11 @@ class Ladder:
         self._empty = 0 if members or self._known_processes.is_scan_incomplete else self._empty + 1
         return members
 
-    def _given_up(self, found: list[Stat], now: float) -> bool:
+    def _given_up(self, found: list[ProcessStat], now: float) -> bool:
         """Whether what is left will not go: nothing has moved for long."""
         if self._killing is None:
             return False
-        if all(proc.being_taken_apart(one) for one in found):
+        if all(proc.is_exiting_unblocked(one) for one in found):
             self._moved = now
             if not self._said_slow and now - self._killing >= _BOUND:
                 self._said_slow = True
@@ -172,7 +172,7 @@ def enforce(
 
 def end_all(markers: RunMarkers, known_processes: run_processes.KnownProcesses, grace: float) -> list[SurvivingProcess]:
     """Do the whole ladder and wait for it, for who has nothing else to do; return what is left."""
-    loop = Loop()
+    loop = EventLoop()
     left: list[SurvivingProcess] = []
 
     def done(remaining: list[SurvivingProcess]) -> bool:

@@ -7,13 +7,13 @@ import traceback
 from typing import TYPE_CHECKING, Any, Callable, Union
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.linux.channel import Channel
+from clusterctl.agent.linux.event_loop import FrameChannel
 from clusterctl.agent.protocol import commands, frames, request_errors
 
 if TYPE_CHECKING:
     import socket
 
-    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.linux.event_loop import EventLoop
 
 
 class Later:
@@ -33,7 +33,7 @@ class Peers:
         count: How many there are.
     """
 
-    def __init__(self, loop: Loop, do: Callable[[dict[str, Any]], Answer], say: Callable[[str], None]) -> None:
+    def __init__(self, loop: EventLoop, do: Callable[[dict[str, Any]], Answer], say: Callable[[str], None]) -> None:
         self._loop, self._do, self._say = loop, do, say
         self.count = 0
 
@@ -47,23 +47,23 @@ class Peers:
             sock, _ = listener.accept()
         except OSError:
             return
-        if syscalls.peer(sock)[1] not in (os.getuid(), 0):
+        if syscalls.read_peer_credentials(sock)[1] not in (os.getuid(), 0):
             sock.close()
             return
         self.count += 1
         fd = sock.detach()
-        channel: list[Channel] = []
-        channel.append(Channel(self._loop, fd, fd, lambda frame: self._answer(channel[0], frame), self._gone))
+        channel: list[FrameChannel] = []
+        channel.append(FrameChannel(self._loop, fd, fd, lambda frame: self._answer(channel[0], frame), self._gone))
 
     def _gone(self, _why: str) -> None:
         self.count -= 1
 
-    def _answer(self, channel: Channel, frame: frames.Frame) -> None:
+    def _answer(self, channel: FrameChannel, frame: frames.Frame) -> None:
         if not isinstance(frame, dict):
             return
         self._give(channel, frame.get("id", 0), lambda: self._do(frame))
 
-    def _give(self, channel: Channel, identity: int, action: Callable[[], Answer]) -> None:
+    def _give(self, channel: FrameChannel, identity: int, action: Callable[[], Answer]) -> None:
         try:
             result = action()
         except Exception as error:

@@ -87,7 +87,7 @@ class Output:
             try:
                 useless = timeindex.useless(fd, os.fstat(fd).st_size, self.tally.first_valid)
                 if useless:
-                    syscalls.punch(fd, 0, min(safe, useless))
+                    syscalls.punch_hole(fd, 0, min(safe, useless))
             finally:
                 os.close(fd)
 
@@ -103,7 +103,7 @@ class Output:
         # Before it is done: whoever reads looks here again after the read.
         self.put()
         with contextlib.suppress(OSError), self._writable() as fd:
-            if syscalls.punch(fd, _down(before), after - _down(before)):
+            if syscalls.punch_hole(fd, _down(before), after - _down(before)):
                 return after - before
         return 0
 
@@ -214,7 +214,7 @@ class OpenOutput(Output):
 
     def _keep_index_reserve(self) -> None:
         if self._index_reserved - self._index_size < _INDEX_RESERVE // 2:
-            syscalls.reserve(self._index, self._index_size, _INDEX_RESERVE)
+            syscalls.reserve_blocks(self._index, self._index_size, _INDEX_RESERVE)
             self._index_reserved = self._index_size + _INDEX_RESERVE
 
     # --- space
@@ -234,7 +234,7 @@ class OpenOutput(Output):
             OSError: There is none.
         """
         size = os.fstat(self.fd).st_size
-        if self._reserve and syscalls.reserve(self.fd, size, self._reserve):
+        if self._reserve and syscalls.reserve_blocks(self.fd, size, self._reserve):
             self._reserved = size + self._reserve
             self._raise_floor(size)
         with contextlib.suppress(OSError):

@@ -9,15 +9,15 @@ import signal
 import time
 from typing import TYPE_CHECKING, Callable
 
-from clusterctl.agent.linux import aside, relaunch, syscalls
+from clusterctl.agent.linux import helper_process, syscalls
 from clusterctl.agent.protocol import frames, run_files
 from clusterctl.agent.watch import activity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.agent.linux.aside import Out
-    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.linux.event_loop import EventLoop
+    from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.protocol import sample_types
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.supervisor.attempt import Attempt
@@ -59,7 +59,7 @@ class Samples:
         first = run_files.find_first_kept_byte(before + len(line), self._most)
         if first != run_files.find_first_kept_byte(before, self._most):
             with contextlib.suppress(OSError):
-                syscalls.punch(self._fd, 0, first)
+                syscalls.punch_hole(self._fd, 0, first)
 
 
 class Steadiness:
@@ -99,7 +99,7 @@ def _moves(rank: sample_types.RankActivity) -> bool:
 class Activity:
     """Samples of the workers of one attempt, from a child: it looks at files of the user's, which may hang."""
 
-    def __init__(self, loop: Loop, run: RunDir, attempt: Attempt, samples: Samples) -> None:
+    def __init__(self, loop: EventLoop, run: RunDir, attempt: Attempt, samples: Samples) -> None:
         self._loop, self._run, self._attempt, self._samples = loop, run, attempt, samples
         self._steadiness = Steadiness()
         self._ranks: frozenset[int] = frozenset()
@@ -120,29 +120,31 @@ class Activity:
     def _start(self) -> None:
         self._not_before = time.monotonic() + _RESTART_SECONDS
         with contextlib.suppress(OSError):
-            self._child = aside.fork(self._task())
+            self._child = helper_process.start_helper(self._task())
             self._decoder = frames.FrameDecoder()
             os.set_blocking(self._child[1], False)
             self._loop.on_readable(self._child[1], self._readable)
 
-    def _task(self) -> aside.Task:
+    def _task(self) -> helper_process.Task:
         attempt, run = self._attempt, self._run
         prepare, status_dir = attempt.prepare, run.status_dir(attempt.number)
         ids = [
-            activity.WorkerId(w.rank, w.identity.pid, w.identity.start_time, run.of_rank(attempt.number, w.rank, "log"))
+            activity.WatchedWorker(
+                w.rank, w.identity.pid, w.identity.start_time, run.of_rank(attempt.number, w.rank, "log")
+            )
             for w in attempt.workers.values()
         ]
-        sampler = activity.Sampler(ids, status_dir, bool(prepare.gpus))
-        watch = activity.Watch(prepare.watch, prepare.workdir, prepare.sample_seconds)
+        sampler = activity.ActivitySampler(ids, status_dir, bool(prepare.gpus))
+        watch = activity.FileWatch(prepare.watch, prepare.workdir, prepare.sample_seconds)
 
-        def sample(out: Out) -> Mapping[str, object]:
+        def sample(out: HelperOutput) -> Mapping[str, object]:
             watch.start()
             while True:
                 with contextlib.suppress(OSError):
                     # logind may clean a tmpfs when the user's last session ends.
                     os.makedirs(status_dir, mode=0o700, exist_ok=True)
                 out.message({"sample": {**sampler.sample(), "watched": watch.found}})
-                syscalls.pause(prepare.sample_seconds)
+                syscalls.sleep_interval(prepare.sample_seconds)
 
         return sample
 
@@ -164,7 +166,7 @@ class Activity:
         """End the child."""
         child, self._child = self._child, None
         if child is not None:
-            aside.kill(child[0])
+            helper_process.kill_helper(child[0])
             self._loop.forget(child[1])
             os.close(child[1])
 
@@ -179,7 +181,7 @@ class Health:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         seconds: float,
         on_sample: Callable[[sample_types.HealthSample], None],
         died: Callable[[str], None],
@@ -195,7 +197,7 @@ class Health:
 
     def _start(self) -> None:
         try:
-            self._pid, self._fd = relaunch.piped("sampler", str(self._seconds))
+            self._pid, self._fd = helper_process.start_agent_command("sampler", str(self._seconds))
         except OSError as error:
             # A machine that has no process to spare may stay so for days: it is said once, and tried ever less often.
             if not self._refused:

@@ -70,17 +70,17 @@ def _detach(run: RunDir, keep: set[int]) -> None:
     """Depend on nothing of who started us: no terminal, no folder, no descriptor, no signal."""
     run.make()
     os.chdir("/")
-    spawn.normal_signals()
+    spawn.reset_signals()
     null = os.open(os.devnull, os.O_RDWR)
     for target in (0, 1):
         os.dup2(null, target)
     log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.dup2(log, 2)
-    spawn.close_all(keep)
+    spawn.close_descriptors(keep)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    spawn.no_core()
+    spawn.disable_core_dumps()
     syscalls.become_subreaper()
-    syscalls.set_name("clusterctl-supv")
+    syscalls.set_process_name("clusterctl-supv")
     # Others see it: by the names of run and node they would know the marks of its processes.
-    syscalls.set_title(f"clusterctl-agent supervise {run.short}")
+    syscalls.set_process_title(f"clusterctl-agent supervise {run.short}")

@@ -14,8 +14,8 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import inject
-from clusterctl.agent.linux import ports, proc, relaunch
-from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.linux import helper_process, ports, proc
+from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.processes import run_markers, supervisor_lookup
 from clusterctl.agent.protocol import commands, dataclass_json, events, request_errors, requests
 from clusterctl.agent.record import authority, durable, journal, keeping, rank_files, seat, secrets
@@ -45,16 +45,16 @@ class Supervisor:
     def __init__(self, run: RunDir, place: seat.Seat) -> None:
         """Go on from what the run directory says."""
         self._run, self._seat = run, place
-        self._loop = Loop(self._failed)
+        self._loop = EventLoop(self._failed)
         self._said = ("", 0.0)
         self._syncer = durable.Syncer(self._loop)
         # The folder of the archive, too: what is imported late comes from there.
-        self._kept = [*keeping.hold(run.path), *keeping.hold(os.path.dirname(relaunch.root()))]
+        self._kept = [*keeping.hold(run.path), *keeping.hold(os.path.dirname(helper_process.find_import_root()))]
         self._markers = run_markers.make_run_markers(run)
         self._journal, self._replaced = journal.Journal(run.journal), False
         self._state = fold(journal.read(run.journal))
         self._claims = claims.Claims(run.run, run.node, guards=self._waiters)
-        self._ports = ports.Ports()
+        self._ports = ports.ReservedPorts()
         self._samples = sampling.Samples(run.samples)
         self._attempt: Attempt | None = None
         self._activity: sampling.Activity | None = None
@@ -71,7 +71,7 @@ class Supervisor:
         self._adopt()
 
     def _waiters(self) -> list[int]:
-        return [who.pid for who in supervisor_lookup.list_waiters(self._run) if proc.alive(who)]
+        return [who.pid for who in supervisor_lookup.list_waiters(self._run) if proc.is_alive(who)]
 
     def serve(self) -> None:
         """Work until the run is finished."""
@@ -237,7 +237,7 @@ class Supervisor:
 
     def _touch(self) -> None:
         """Touch everything that the run will need, so that who tidies up does not take it for forgotten."""
-        archive = relaunch.root()
+        archive = helper_process.find_import_root()
         paths = [self._run.path, inject.folder(self._run.root), *self._claims.paths]
         keeping.touch_aside([*paths, archive] if os.path.isfile(archive) else paths)
 

@@ -13,7 +13,7 @@ import resource
 import signal
 from typing import TYPE_CHECKING, NoReturn
 
-from clusterctl.agent.linux import relaunch, spawn, syscalls
+from clusterctl.agent.linux import helper_process, spawn, syscalls
 from clusterctl.agent.supervisor import waiter
 
 if TYPE_CHECKING:
@@ -33,15 +33,20 @@ def places(one: requests.WorkerStart) -> list[list[int]]:
 
 def argv(run: RunDir, attempt: int, one: requests.WorkerStart, python: str) -> list[str]:
     """Return the command line of a launcher, which starts `hosted` once for each of its workers."""
-    inner = [python if word == spawn.PYTHON and not index else word for index, word in enumerate(one.hosted)]
-    return [*one.argv, *relaunch.command("hosted", os.path.join(run.attempt(attempt), "rank-"), *inner)]
+    inner = [
+        python if word == spawn.PYTHON_PLACEHOLDER and not index else word for index, word in enumerate(one.hosted)
+    ]
+    return [
+        *one.argv,
+        *helper_process.build_agent_command("hosted", os.path.join(run.attempt(attempt), "rank-"), *inner),
+    ]
 
 
 def environment(run: RunDir, attempt: int, one: requests.WorkerStart) -> dict[bytes, bytes]:
     """Return what a launcher is told beyond what a worker is: where its logs and the errors of its workers go."""
     return {
-        b"TORCHELASTIC_ERROR_FILE": spawn.encode(run.of_rank(attempt, one.rank, FILES + "error.json")),
-        b"PET_LOG_DIR": spawn.encode(os.path.join(run.attempt(attempt), "torchrun")),
+        b"TORCHELASTIC_ERROR_FILE": spawn.encode_peer_text(run.of_rank(attempt, one.rank, FILES + "error.json")),
+        b"PET_LOG_DIR": spawn.encode_peer_text(os.path.join(run.attempt(attempt), "torchrun")),
     }
 
 
@@ -53,9 +58,9 @@ def main(arguments: list[str]) -> NoReturn:
         # Written by the worker, read by the launcher for its own report and by the supervisor for ours.
         os.symlink(os.environ["TORCHELASTIC_ERROR_FILE"], files + "error.json")
     output = os.open(files + "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    program = spawn.Program([spawn.encode(word) for word in command], dict(os.environb), os.getcwdb())
+    program = spawn.Program([spawn.encode_peer_text(word) for word in command], dict(os.environb), os.getcwdb())
     post = waiter.Post(program=program, output=output, spawn_file=files + "spawn", exit_file=files + "exit")
-    spawn.no_core()
+    spawn.disable_core_dumps()
     # The launcher signals the whole group, so the worker hears it by itself.
     for number in _GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -14,14 +14,14 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from clusterctl.agent.linux import aside, proc, spawn, syscalls
+from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 from clusterctl.agent.record import authority, keeping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.linux.aside import Task
+    from clusterctl.agent.linux.helper_process import Task
     from clusterctl.agent.linux.spawn import Program
 
 _FENCE_SLACK = 2.0
@@ -89,12 +89,12 @@ def _stand(post: Post) -> None:
     """Be a waiter: small, deaf and called one."""
     gc.freeze()
     gc.disable()
-    spawn.normal_signals()
+    spawn.reset_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    syscalls.set_name("clusterctl-wait")
-    syscalls.set_title(f"clusterctl-agent wait {post.title}")
+    syscalls.set_process_name("clusterctl-wait")
+    syscalls.set_process_title(f"clusterctl-agent wait {post.title}")
 
 
 def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
@@ -180,16 +180,16 @@ def _work(post: Post, gate: int, go: int, *, new_session: bool = True) -> NoRetu
         os.dup2(null, 0)
         os.dup2(post.output, 1)
         os.dup2(post.output, 2)
-        spawn.close_all({gate, go})
+        spawn.close_descriptors({gate, go})
         os.close(go)
         if post.program.tag is not None:
             spawn.set_tag(post.program.tag)
         _join(post.cgroup)
         if os.read(gate, 1):
             os.close(gate)
-            spawn.become(post.program)
+            spawn.exec_program(post.program)
     finally:
-        os._exit(spawn.NOT_EXECUTABLE)
+        os._exit(spawn.EXIT_NOT_EXECUTABLE)
 
 
 def _join(procs: str | None) -> None:
@@ -205,7 +205,7 @@ class _Exit:
         self._path, self._temporary = path, f"{path}.{os.getpid()}"
         self.fd = self._open()
         with contextlib.suppress(OSError):
-            syscalls.reserve(self.fd, 0, 4096)
+            syscalls.reserve_blocks(self.fd, 0, 4096)
 
     def _open(self) -> int:
         return os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -223,7 +223,7 @@ class _Exit:
                     return
             except OSError:
                 pass
-            syscalls.pause(_RETRY_SECONDS)
+            syscalls.sleep_interval(_RETRY_SECONDS)
 
     def _put(self, line: bytes) -> None:
         if not os.fstat(self.fd).st_nlink:
@@ -242,7 +242,7 @@ class _Exit:
 
 def _claim(path: str, worker: int, report: int) -> str | None:
     """Write the identities down; return why the rank is not ours: another waiter may have it already."""
-    who, us = proc.identify(worker), proc.identify(os.getpid())
+    who, us = proc.read_identity(worker), proc.read_identity(os.getpid())
     if who is None or us is None:
         return "its process is not to be seen"
     record = {
@@ -250,8 +250,8 @@ def _claim(path: str, worker: int, report: int) -> str | None:
         "start_time": who.start_time,
         "waiter_pid": us.pid,
         "waiter_start_time": us.start_time,
-        "boot": proc.boot_id(),
-        "pid_ns": proc.pid_namespace(),
+        "boot": proc.read_boot_id(),
+        "pid_ns": proc.read_pid_namespace(),
     }
     line = json.dumps(record).encode() + b"\n"
     temporary = f"{path}.{us.pid}"  # `write_whole` would import much before the gate opens
@@ -275,7 +275,7 @@ def _forget_the_rest(keep: set[int]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    spawn.close_all(keep)
+    spawn.close_descriptors(keep)
 
 
 # --- waiting
@@ -303,11 +303,11 @@ class _Fence:
         if self._post.enforce is None:
             return
         try:
-            self._sweeper, _ = aside.fork(self._post.enforce)
+            self._sweeper, _ = helper_process.start_helper(self._post.enforce)
         except OSError:
             # Another way than to do it here, and to see the worker's end later, there is not.
             with open(os.devnull, "wb") as nobody:
-                self._post.enforce(aside.Out(nobody.fileno()))
+                self._post.enforce(helper_process.HelperOutput(nobody.fileno()))
 
     def close(self) -> None:
         """See it through, where it is being enforced."""
@@ -318,12 +318,12 @@ class _Fence:
 def _outcome(worker: int, fence: _Fence) -> dict[str, Any]:
     """Wait for the worker; return how it ended, and the monotonic times between which it did."""
     while True:
-        before = proc.run_delay()
+        before = proc.read_run_delay()
         end = _wait(worker, fence)
         latest = time.monotonic()
         if end is not None:
             break
-    after = proc.run_delay()
+    after = proc.read_run_delay()
     # Between the worker's end and our looking at the clock lies only the time that we waited for a processor.
     delay = after - before if before is not None and after is not None else _UNMEASURED_DELAY
     killed = end.si_code != os.CLD_EXITED

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from clusterctl.agent import inject
-from clusterctl.agent.linux import aside, proc, spawn, syscalls
-from clusterctl.agent.linux.proc import Identity
-from clusterctl.agent.linux.spawn import encode
+from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
+from clusterctl.agent.linux.proc import ProcessIdentity
+from clusterctl.agent.linux.spawn import encode_peer_text
 from clusterctl.agent.protocol import request_errors, requests
 from clusterctl.agent.record import folders, workspace
 from clusterctl.agent.supervisor import torchrun, waiter
 
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.aside import Out
+    from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.protocol.process_types import SpawnRecord
     from clusterctl.agent.record.rundir import RunDir
@@ -48,11 +48,11 @@ class Worker:
 
     rank: int
     local_rank: int
-    identity: Identity
-    waiter: Identity
+    identity: ProcessIdentity
+    waiter: ProcessIdentity
     seen: float = 0.0
     watch: int | None = None
-    watched: Identity | None = None
+    watched: ProcessIdentity | None = None
     status: int | None = None
     exited: bool = False
     files: str = ""
@@ -91,7 +91,7 @@ def name_of_python(python: str, named: str | None, prologue: str | None) -> str:
     return named or "python3"
 
 
-def make_ready(workdir: str, python: str | None, hint: str | None, out: Out) -> dict[str, Any]:
+def make_ready(workdir: str, python: str | None, hint: str | None, out: HelperOutput) -> dict[str, Any]:
     """Make the folder of the code and find the interpreter, where users keep both. To be done aside."""
     out.message({"at": workdir})
     folders.make_workdir(workdir)
@@ -99,7 +99,7 @@ def make_ready(workdir: str, python: str | None, hint: str | None, out: Out) -> 
     return {"python": resolve_python(workdir, python, hint)}
 
 
-def look_before_sync(workdir: str, python: str | None, hint: str | None, out: Out) -> dict[str, Any]:
+def look_before_sync(workdir: str, python: str | None, hint: str | None, out: HelperOutput) -> dict[str, Any]:
     """Find the interpreter, and where a worker would be as things are: in its folder, or at home where that is to come.
 
     To be done aside.
@@ -125,7 +125,7 @@ def look_at_files(run: RunDir, prepare: requests.Prepare) -> str:
     return str(python)
 
 
-def _check_script(path: str, out: Out) -> dict[str, Any]:
+def _check_script(path: str, out: HelperOutput) -> dict[str, Any]:
     out.message({"at": path})
     if not os.path.exists(path):
         raise request_errors.make_refused_error(
@@ -134,7 +134,7 @@ def _check_script(path: str, out: Out) -> dict[str, Any]:
     return {}
 
 
-def _check_code(run: RunDir, prepare: requests.Prepare, out: Out) -> dict[str, Any]:
+def _check_code(run: RunDir, prepare: requests.Prepare, out: HelperOutput) -> dict[str, Any]:
     out.message({"at": prepare.workdir})
     difference = workspace.Workspace(prepare.workdir, run.root).difference(prepare.code_hash or "")
     if difference is not None:
@@ -143,8 +143,8 @@ def _check_code(run: RunDir, prepare: requests.Prepare, out: Out) -> dict[str, A
     return {}
 
 
-def _aside(task: aside.Task, seconds: float) -> dict[str, Any]:
-    answer = aside.outcome(aside.ask(task, seconds))
+def _aside(task: helper_process.Task, seconds: float) -> dict[str, Any]:
+    answer = helper_process.parse_result(helper_process.run_in_helper(task, seconds))
     if isinstance(answer, Exception):
         raise answer
     return answer
@@ -167,18 +167,18 @@ def program(
 ) -> spawn.Program:
     """Return what a worker becomes."""
     env = _environment(run, markers, prepare, start, one)
-    env = spawn.with_programs_of(encode(python), env)
+    env = spawn.prepend_program_folder(encode_peer_text(python), env)
     python = name_of_python(python, prepare.python, one.prologue)
     words = torchrun.argv(run, start.attempt, one, python) if one.hosts else one.argv
-    argv = [encode(word) for word in words]
-    if argv and argv[0] == spawn.PYTHON.encode():
-        argv[0] = encode(python)
-    cwd = encode(prepare.workdir)
+    argv = [encode_peer_text(word) for word in words]
+    if argv and argv[0] == spawn.PYTHON_PLACEHOLDER.encode():
+        argv[0] = encode_peer_text(python)
+    cwd = encode_peer_text(prepare.workdir)
     return spawn.Program(
         argv=argv,
         env=env,
         cwd=cwd,
-        prologue=None if one.prologue is None else encode(one.prologue),
+        prologue=None if one.prologue is None else encode_peer_text(one.prologue),
         tag=markers.tag,
     )
 
@@ -186,17 +186,17 @@ def program(
 def _environment(
     run: RunDir, markers: RunMarkers, prepare: requests.Prepare, start: requests.Start, one: requests.WorkerStart
 ) -> dict[bytes, bytes]:
-    env = spawn.base_environment()
+    env = spawn.build_base_environment()
     env.pop(b"OLDPWD", None)
     env.pop(b"_", None)
-    env[b"PWD"] = encode(prepare.workdir)
-    env[b"TORCHELASTIC_ERROR_FILE"] = encode(run.of_rank(start.attempt, one.rank, "error.json"))
+    env[b"PWD"] = encode_peer_text(prepare.workdir)
+    env[b"TORCHELASTIC_ERROR_FILE"] = encode_peer_text(run.of_rank(start.attempt, one.rank, "error.json"))
     for source in (one.env, start.secrets):
-        env.update((encode(name), encode(value)) for name, value in source.items())
+        env.update((encode_peer_text(name), encode_peer_text(value)) for name, value in source.items())
     if one.hosts:
         env.update(torchrun.environment(run, start.attempt, one))
     status_dir = run.status_dir(start.attempt)
-    env[b"CLUSTERCTL_STATUS_DIR"] = encode(status_dir)
+    env[b"CLUSTERCTL_STATUS_DIR"] = encode_peer_text(status_dir)
     if start.inject:
         env.update(_injected(run, status_dir, env.get(b"PYTHONPATH")))
     env.update(markers.environment())
@@ -218,7 +218,7 @@ def install_shim(run: RunDir) -> bool:
 def _injected(run: RunDir, status_dir: str, pythonpath: bytes | None) -> dict[bytes, bytes]:
     existing = None if pythonpath is None else pythonpath.decode("utf-8", "surrogateescape")
     added = inject.environment(inject.folder(run.root), status_dir, existing)
-    return {encode(name): encode(value) for name, value in added.items()}
+    return {encode_peer_text(name): encode_peer_text(value) for name, value in added.items()}
 
 
 def begin(rank: int, post: waiter.Post) -> int:
@@ -284,10 +284,10 @@ def from_spawn(rank: int, local_rank: int, spawn_record: SpawnRecord) -> Worker:
 
     Its waiter, and its PID namespace, may not be known.
     """
-    here = proc.pid_namespace()
-    ours = spawn_record["boot"] == proc.boot_id() and spawn_record.get("pid_ns", here) == here
-    who = Identity(spawn_record["pid"] if ours else 0, spawn_record["start_time"])
-    guard = Identity(spawn_record.get("waiter_pid", 0) if ours else 0, spawn_record.get("waiter_start_time", 0))
+    here = proc.read_pid_namespace()
+    ours = spawn_record["boot"] == proc.read_boot_id() and spawn_record.get("pid_ns", here) == here
+    who = ProcessIdentity(spawn_record["pid"] if ours else 0, spawn_record["start_time"])
+    guard = ProcessIdentity(spawn_record.get("waiter_pid", 0) if ours else 0, spawn_record.get("waiter_start_time", 0))
     return Worker(rank, local_rank, who, guard)
 
 
@@ -295,7 +295,7 @@ def watch(worker: Worker) -> None:
     """Get a descriptor that tells when the waiter has ended, or the worker where the waiter is gone."""
     unwatch(worker)
     for who in (worker.waiter, worker.identity):
-        if proc.alive(who):
+        if proc.is_alive(who):
             worker.watched = who
             try:
                 worker.watch = syscalls.pidfd_open(who.pid)

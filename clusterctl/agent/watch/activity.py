@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.inject.status import claimed_elsewhere, inside
 from clusterctl.agent.linux import proc
-from clusterctl.agent.linux.proc import all_processes, tree
-from clusterctl.agent.linux.syscalls import pause, read_bytes
+from clusterctl.agent.linux.proc import list_process_tree, read_all_processes
+from clusterctl.agent.linux.syscalls import read_bytes, sleep_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from clusterctl.agent.protocol import sample_types
 
-_SCAN_EVERY_S = 15.0
+_SCAN_INTERVAL_S = 15.0
 _MAX_WATCHED = 200
 
 
 @dataclass(frozen=True)
-class WorkerId:
+class WatchedWorker:
     """One worker of this node.
 
     Attributes:
@@ -45,7 +45,7 @@ class WorkerId:
     output: str
 
 
-class Sampler:
+class ActivitySampler:
     """Samples all workers of one node and attempt.
 
     Args:
@@ -56,7 +56,7 @@ class Sampler:
 
     def __init__(
         self,
-        workers: Iterable[WorkerId],
+        workers: Iterable[WatchedWorker],
         status_dir: str,
         gpus: bool = False,
     ) -> None:
@@ -78,7 +78,7 @@ class Sampler:
             it cannot be read), starved_s, faults and `inside` (see there).
         """
         now = time.monotonic() if now is None else now
-        if self._scanned is None or now - self._scanned >= _SCAN_EVERY_S:
+        if self._scanned is None or now - self._scanned >= _SCAN_INTERVAL_S:
             self._scan()
             self._scanned = now
         ranks = {str(worker.rank): self._rank(worker, now) for worker in self._workers}
@@ -88,64 +88,64 @@ class Sampler:
 
     def _scan(self) -> None:
         """Looks up the whole trees; in between only their known members are read."""
-        processes = all_processes()
+        processes = read_all_processes()
         for worker in self._workers:
-            members = tree(worker.pid, processes)
+            members = list_process_tree(worker.pid, processes)
             self._trees[worker.rank] = [(process.pid, process.start_time) for process in members]
 
-    def _rank(self, worker: WorkerId, now: float) -> sample_types.RankActivity:
+    def _rank(self, worker: WatchedWorker, now: float) -> sample_types.RankActivity:
         members = self._members(worker)
         root = next((process for process in members if process.pid == worker.pid), None)
         alive = root is not None and root.start_time == worker.start_time and root.state not in "ZX"
         status = inside(self._status_dir, worker.rank, now)
-        subject = proc.stat(status["pid"]) if status else root
-        transfers = [_transfers(process.pid) for process in members]
+        subject = proc.read_stat(status["pid"]) if status else root
+        transfers = [_read_transfers(process.pid) for process in members]
         return {
             "alive": alive,
             "pid": subject.pid if subject else worker.pid,
             "state": subject.state if subject else None,
-            "wchan": (proc.wchan(subject.pid) or None) if subject else None,
+            "wchan": (proc.read_wait_channel(subject.pid) or None) if subject else None,
             "procs": len(members),
-            "cpu_s": round(sum(process.ticks for process in members) / proc.TICKS, 2),
-            "read": _total(transfer and transfer[0] for transfer in transfers),
-            "written": self._without_dumps(worker.rank, _total(transfer and transfer[1] for transfer in transfers)),
-            "output": _size(worker.output),
-            "starved_s": _starved(subject.pid) if subject else None,
+            "cpu_s": round(sum(process.ticks for process in members) / proc.TICKS_PER_SECOND, 2),
+            "read": _sum_known(transfer and transfer[0] for transfer in transfers),
+            "written": self._without_dumps(worker.rank, _sum_known(transfer and transfer[1] for transfer in transfers)),
+            "output": _read_size(worker.output),
+            "starved_s": _read_starved_seconds(subject.pid) if subject else None,
             "faults": subject.faults if subject else None,
             "inside": status,
         }
 
     def _without_dumps(self, rank: int, written: int | None) -> int | None:
         """Stacks that were dumped because somebody looked are no work of the worker."""
-        dumped = _size(os.path.join(self._status_dir, f"rank-{rank}.stacks")) or 0
+        dumped = _read_size(os.path.join(self._status_dir, f"rank-{rank}.stacks")) or 0
         return None if written is None else written - dumped
 
-    def _members(self, worker: WorkerId) -> list[proc.Stat]:
+    def _members(self, worker: WatchedWorker) -> list[proc.ProcessStat]:
         identities = self._trees.get(worker.rank) or [(worker.pid, worker.start_time)]
-        processes = [(proc.stat(pid), start_time) for pid, start_time in identities]
+        processes = [(proc.read_stat(pid), start_time) for pid, start_time in identities]
         return [process for process, start_time in processes if process and process.start_time == start_time]
 
     def _claimed(self, rank: int, now: float) -> sample_types.RankActivity:
         status = inside(self._status_dir, rank, now)
-        process = proc.stat(status["pid"]) if status else None
-        transfer = _transfers(process.pid) if process else None
+        process = proc.read_stat(status["pid"]) if status else None
+        transfer = _read_transfers(process.pid) if process else None
         return {
             "alive": process is not None and process.state not in "ZX",
             "pid": process.pid if process else None,
             "state": process.state if process else None,
-            "wchan": (proc.wchan(process.pid) or None) if process else None,
+            "wchan": (proc.read_wait_channel(process.pid) or None) if process else None,
             "procs": 1 if process else 0,
-            "cpu_s": round(process.ticks / proc.TICKS, 2) if process else 0.0,
+            "cpu_s": round(process.ticks / proc.TICKS_PER_SECOND, 2) if process else 0.0,
             "read": transfer and transfer[0],
             "written": self._without_dumps(rank, transfer and transfer[1]),
             "output": None,
-            "starved_s": _starved(process.pid) if process else None,
+            "starved_s": _read_starved_seconds(process.pid) if process else None,
             "faults": process.faults if process else None,
             "inside": status,
         }
 
 
-class Watch:
+class FileWatch:
     """Files whose growth means that work goes on, in a thread: where their mount hangs, all else is sampled still.
 
     Args:
@@ -172,7 +172,7 @@ class Watch:
     def _go_on(self) -> None:
         while True:
             self.look()
-            pause(self._seconds)
+            sleep_interval(self._seconds)
 
     def look(self) -> None:
         """Look once."""
@@ -186,12 +186,12 @@ class Watch:
                     yield path, [status.st_mtime_ns, status.st_size]
 
 
-def _total(values: Iterable[int | None]) -> int | None:
+def _sum_known(values: Iterable[int | None]) -> int | None:
     numbers = [value for value in values if value is not None]
     return sum(numbers) if numbers else None
 
 
-def _transfers(pid: int) -> tuple[int, int] | None:
+def _read_transfers(pid: int) -> tuple[int, int] | None:
     """Bytes a process (and the children it waited for) has read and written through system calls."""
     data = read_bytes(f"/proc/{pid}/io")
     if not data:
@@ -200,13 +200,13 @@ def _transfers(pid: int) -> tuple[int, int] | None:
     return int(fields[b"rchar"]), int(fields[b"wchar"])
 
 
-def _starved(pid: int) -> float | None:
+def _read_starved_seconds(pid: int) -> float | None:
     """Return for how many seconds the main thread of a process could run and had no CPU."""
     words = read_bytes(f"/proc/{pid}/schedstat", 256).split()
     return round(int(words[1]) / 1e9, 2) if len(words) == 3 else None
 
 
-def _size(path: str) -> int | None:
+def _read_size(path: str) -> int | None:
     try:
         return os.stat(path).st_size
     except OSError:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.inject import status
 from clusterctl.agent.inject.status import claimed_elsewhere, inside
 from clusterctl.agent.linux import proc
-from clusterctl.agent.linux.proc import all_processes, tree
+from clusterctl.agent.linux.proc import list_process_tree, read_all_processes
 from clusterctl.agent.protocol.evidence_files import format_rank_files
-from clusterctl.agent.watch import sockets, stacks
+from clusterctl.agent.watch import stacks, tcp_connections
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,12 +28,12 @@ _WINDOW_S = 0.25
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40
 _MAX_CHILDREN = 64
-_MOST_ANSWER_BYTES = 12 << 20
+_MAX_ANSWER_BYTES = 12 << 20
 """Of all ranks together: well below what a frame of the protocol holds."""
 _PYTHON = "python"
 
 
-def collect(
+def collect_evidence(
     ranks: Iterable[RankProcess], status_dir: str, out_dir: str, deadline: float, *, chosen: bool = False
 ) -> EvidenceAnswer:
     """Looks at all given ranks at once.
@@ -60,25 +60,25 @@ def collect(
     begun = time.monotonic()
     os.makedirs(out_dir, mode=0o700, exist_ok=True)
     workers = list(ranks)
-    workers += [] if chosen else _of_launchers(workers, status_dir)
-    complete = dict(sorted(_look_at(workers, status_dir, deadline).items(), key=_by_rank))
+    workers += [] if chosen else _list_launcher_ranks(workers, status_dir)
+    complete = dict(sorted(_collect_in_threads(workers, status_dir, deadline).items(), key=_by_rank))
     for rank, evidence in complete.items():
-        _keep(out_dir, rank, evidence)
-    limit = _MOST_ANSWER_BYTES // max(1, len(complete))
-    answer = {rank: _cut(evidence, limit, out_dir) for rank, evidence in complete.items()}
+        _write_files(out_dir, rank, evidence)
+    limit = _MAX_ANSWER_BYTES // max(1, len(complete))
+    answer = {rank: _shorten(evidence, limit, out_dir) for rank, evidence in complete.items()}
     return {"took_s": round(time.monotonic() - begun, 3), "ranks": answer}
 
 
-def _look_at(workers: list[RankProcess], status_dir: str, deadline: float) -> dict[str, RankEvidence]:
+def _collect_in_threads(workers: list[RankProcess], status_dir: str, deadline: float) -> dict[str, RankEvidence]:
     """Look at all workers at once, each in a thread that may hang; return the evidence of each by its rank."""
-    processes = all_processes()
+    processes = read_all_processes()
     evidence: dict[str, RankEvidence] = {}
 
     def look(worker: RankProcess) -> None:
         try:
-            evidence[str(worker["rank"])] = _rank(worker, processes, status_dir, deadline)
+            evidence[str(worker["rank"])] = _collect_rank(worker, processes, status_dir, deadline)
         except Exception as error:
-            evidence[str(worker["rank"])] = _nothing(worker, f"the look at it failed: {error!r}")
+            evidence[str(worker["rank"])] = _make_empty_evidence(worker, f"the look at it failed: {error!r}")
 
     threads = [threading.Thread(target=look, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:
@@ -86,37 +86,37 @@ def _look_at(workers: list[RankProcess], status_dir: str, deadline: float) -> di
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     for worker in workers:
-        evidence.setdefault(str(worker["rank"]), _nothing(worker, "no answer in time"))
+        evidence.setdefault(str(worker["rank"]), _make_empty_evidence(worker, "no answer in time"))
     return dict(evidence)
 
 
-def _cut(evidence: RankEvidence, limit: int, out_dir: str) -> RankEvidence:
+def _shorten(evidence: RankEvidence, limit: int, out_dir: str) -> RankEvidence:
     """Return what of a rank's evidence travels: where it is over `limit` bytes, the end of its stacks and its output.
 
     The stacks of the main thread come last.
     """
-    if _size(evidence) <= limit:
+    if _count_json_bytes(evidence) <= limit:
         return evidence
     why = [*evidence.get("why", []), f"answer: cut, all of it is in {out_dir}"]
     rest: RankEvidence = {**evidence, "why": why, "stacks": "", "tail": []}
-    left = max(0, limit - _size(rest))
-    rest["tail"] = _end(evidence["tail"], left // 4)
-    rest["stacks"] = _end(evidence["stacks"], left - _size(rest["tail"]))
+    left = max(0, limit - _count_json_bytes(rest))
+    rest["tail"] = _keep_end(evidence["tail"], left // 4)
+    rest["stacks"] = _keep_end(evidence["stacks"], left - _count_json_bytes(rest["tail"]))
     return rest
 
 
-def _end(value: Any, limit: int) -> Any:
+def _keep_end(value: Any, limit: int) -> Any:
     """Return as much of the end of a text or a list as takes at most `limit` bytes on its way."""
-    while value and (size := _size(value)) > limit:
+    while value and (size := _count_json_bytes(value)) > limit:
         value = value[len(value) - len(value) * max(0, limit) // size :] if len(value) > 1 else value[:0]
     return value
 
 
-def _size(value: object) -> int:
+def _count_json_bytes(value: object) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape"))
 
 
-def _of_launchers(workers: list[RankProcess], status_dir: str) -> list[RankProcess]:
+def _list_launcher_ranks(workers: list[RankProcess], status_dir: str) -> list[RankProcess]:
     subjects: list[RankProcess] = []
     for rank in claimed_elsewhere(status_dir, (worker["rank"] for worker in workers)):
         announced = status.ready(status_dir, rank)
@@ -131,7 +131,7 @@ def _by_rank(item: tuple[str, object]) -> int:
     return int(item[0])
 
 
-def _nothing(worker: RankProcess, why: str) -> RankEvidence:
+def _make_empty_evidence(worker: RankProcess, why: str) -> RankEvidence:
     return {
         "rank": worker["rank"],
         "pid": worker["pid"],
@@ -143,26 +143,28 @@ def _nothing(worker: RankProcess, why: str) -> RankEvidence:
         "main_thread": None,
         "inside": None,
         "children": [],
-        "tail": _tail(worker.get("output")),
+        "tail": _read_tail(worker.get("output")),
         "error": why,
     }
 
 
-def _rank(worker: RankProcess, processes: dict[int, proc.Stat], status_dir: str, deadline: float) -> RankEvidence:
+def _collect_rank(
+    worker: RankProcess, processes: dict[int, proc.ProcessStat], status_dir: str, deadline: float
+) -> RankEvidence:
     root = processes.get(worker["pid"])
     if root is None or root.start_time != worker["start_time"] or root.gone:
-        return _nothing(worker, "the worker is gone")
-    members = tree(root.pid, processes)
-    subject = _subject(members, status_dir, worker["rank"])
-    begun, before = time.monotonic(), _ticks(members)
-    taken = stacks.take(subject.pid, status_dir, worker["rank"], deadline)
+        return _make_empty_evidence(worker, "the worker is gone")
+    members = list_process_tree(root.pid, processes)
+    subject = _find_rank_process(members, status_dir, worker["rank"])
+    begun, before = time.monotonic(), _read_ticks(members)
+    taken = stacks.take_stacks(subject.pid, status_dir, worker["rank"], deadline)
     # Enough ticks of the kernel's clock to tell a spinning process from a waiting one.
     time.sleep(max(0.0, min(begun + _WINDOW_S, deadline) - time.monotonic()))
     elapsed = max(time.monotonic() - begun, 0.01)
-    after = _ticks(members)
-    shares = {pid: round((ticks - before[pid]) / proc.TICKS / elapsed, 2) for pid, ticks in after.items()}
+    after = _read_ticks(members)
+    shares = {pid: round((ticks - before[pid]) / proc.TICKS_PER_SECOND / elapsed, 2) for pid, ticks in after.items()}
     children = [process for process in members if process.pid != subject.pid][:_MAX_CHILDREN]
-    seen = _process(subject, shares)
+    seen = _describe_process(subject, shares)
     return {
         "rank": worker["rank"],
         "pid": seen["pid"],
@@ -177,14 +179,14 @@ def _rank(worker: RankProcess, processes: dict[int, proc.Stat], status_dir: str,
         "stacks": taken.text,
         "main_thread": taken.main_thread,
         "inside": inside(status_dir, worker["rank"], time.monotonic()),
-        "children": [_process(child, shares) for child in children],
-        "tail": _tail(worker.get("output")),
+        "children": [_describe_process(child, shares) for child in children],
+        "tail": _read_tail(worker.get("output")),
         "recorded": status.recorded(status_dir, worker["rank"]),
-        "sockets": sockets.of_process(subject.pid),
+        "sockets": tcp_connections.list_tcp_connections(subject.pid),
     }
 
 
-def _subject(members: list[proc.Stat], status_dir: str, rank: int) -> proc.Stat:
+def _find_rank_process(members: list[proc.ProcessStat], status_dir: str, rank: int) -> proc.ProcessStat:
     """The process that is the rank: the one that armed itself, else the first Python, else the worker as started."""
     announced = status.ready(status_dir, rank)
     armed = [process for process in members if announced and process.pid == announced["pid"]]
@@ -199,24 +201,24 @@ def _is_python(pid: int) -> bool:
         return False
 
 
-def _ticks(members: list[proc.Stat]) -> dict[int, int]:
-    looks = ((process, proc.stat(process.pid)) for process in members)
+def _read_ticks(members: list[proc.ProcessStat]) -> dict[int, int]:
+    looks = ((process, proc.read_stat(process.pid)) for process in members)
     return {was.pid: now.ticks if now and now.start_time == was.start_time else was.ticks for was, now in looks}
 
 
-def _process(process: proc.Stat, shares: dict[int, float]) -> ProcessState:
-    now = proc.stat(process.pid)
+def _describe_process(process: proc.ProcessStat, shares: dict[int, float]) -> ProcessState:
+    now = proc.read_stat(process.pid)
     return {
         "pid": process.pid,
         "name": process.comm,
         "state": now.state if now else None,
-        "wchan": proc.wchan(process.pid) or None,
+        "wchan": proc.read_wait_channel(process.pid) or None,
         "cpu": shares.get(process.pid, 0.0),
-        "command": proc.command(process.pid),
+        "command": proc.read_command(process.pid),
     }
 
 
-def _tail(path: str | None) -> list[str]:
+def _read_tail(path: str | None) -> list[str]:
     """The last lines of an output file."""
     try:
         with open(path or "", "rb") as file:
@@ -226,7 +228,7 @@ def _tail(path: str | None) -> list[str]:
         return []
 
 
-def _keep(out_dir: str, rank: str, evidence: RankEvidence) -> None:
+def _write_files(out_dir: str, rank: str, evidence: RankEvidence) -> None:
     for ending, text in format_rank_files(evidence).items():
         with open(os.path.join(out_dir, f"rank-{rank}{ending}"), "w", encoding="utf-8") as file:
             file.write(text)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.sample_types import StackDumpOffer
 
 _POLL_S = 0.02
-_QUIET_S = 0.06
+_DUMP_SETTLED_S = 0.06
 _DUMP_S = 1.0
 _PY_SPY_S = 2.0
 _MAX_BYTES = 4 << 20
@@ -32,7 +32,7 @@ _TGKILL = {"x86_64": 234, "aarch64": 131}
 
 
 @dataclass(frozen=True)
-class Stacks:
+class StackDump:
     """What one rung gave.
 
     Attributes:
@@ -48,7 +48,7 @@ class Stacks:
     why: tuple[str, ...] = ()
 
 
-def take(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
+def take_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
     """Takes the stacks of the process that is a rank.
 
     Args:
@@ -57,14 +57,14 @@ def take(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
         rank: Its global rank.
         deadline: Until when (`time.monotonic()`).
     """
-    by_signal = _by_signal(pid, status_dir, rank, deadline)
+    by_signal = _dump_by_signal(pid, status_dir, rank, deadline)
     if by_signal.source == "signal":
         return by_signal
-    by_py_spy = _by_py_spy(pid, deadline)
-    return Stacks(by_py_spy.source, by_py_spy.text, why=by_signal.why + by_py_spy.why)
+    by_py_spy = _dump_by_py_spy(pid, deadline)
+    return StackDump(by_py_spy.source, by_py_spy.text, why=by_signal.why + by_py_spy.why)
 
 
-def unarmed(announced: StackDumpOffer, stacks_path: str) -> str | None:
+def find_signal_obstacle(announced: StackDumpOffer, stacks_path: str) -> str | None:
     """Why the signal must not be sent, `None` if it may be.
 
     Args:
@@ -72,7 +72,7 @@ def unarmed(announced: StackDumpOffer, stacks_path: str) -> str | None:
         stacks_path: Our file for the dump.
     """
     pid, number = announced["pid"], announced["signal"]
-    if not _catches(pid, number):
+    if not _catches_signal(pid, number):
         return f"signal {number} is not caught"
     try:
         ours, theirs = os.stat(stacks_path), os.stat(f"/proc/{pid}/fd/{announced['fd']}")
@@ -81,40 +81,40 @@ def unarmed(announced: StackDumpOffer, stacks_path: str) -> str | None:
     names = {(status.st_dev, status.st_ino) for status in (ours, theirs)} | {(announced["dev"], announced["ino"])}
     if len(names) != 1:
         return f"descriptor {announced['fd']} is another file now"
-    process = proc.stat(pid)
+    process = proc.read_stat(pid)
     # Left pending, the signal would hit whatever the process executes next; a stopped one cannot answer anyway.
     if process is None or process.state in "TtDZX":
         return f"process is in state {process.state if process else 'gone'}"
     return None
 
 
-def _by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> Stacks:
+def _dump_by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
     announced = ready(status_dir, rank)
     if announced is None or announced["pid"] != pid:
-        return Stacks("proc", why=("signal: the process has not armed it",))
+        return StackDump("proc", why=("signal: the process has not armed it",))
     path = os.path.join(status_dir, f"rank-{rank}.stacks")
     try:
         handle = syscalls.pidfd_open(pid)
     except OSError as error:
-        return Stacks("proc", why=(f"signal: {error.strerror}",))
+        return StackDump("proc", why=(f"signal: {error.strerror}",))
     try:
         # Checked after the descriptor of the process is open: from here on the pid cannot become another's.
-        reason = unarmed(announced, path) if ready(status_dir, rank) == announced else "process is gone"
+        reason = find_signal_obstacle(announced, path) if ready(status_dir, rank) == announced else "process is gone"
         if reason is not None:
-            return Stacks("proc", why=(f"signal: {reason}",))
+            return StackDump("proc", why=(f"signal: {reason}",))
         before = os.stat(path).st_size
-        _send(handle, announced, thread_of(announced, status_dir, rank))
+        _send_signal(handle, announced, thread_of(announced, status_dir, rank))
         text = _wait_for_dump(path, before, min(deadline, time.monotonic() + _DUMP_S))
     except OSError as error:
-        return Stacks("proc", why=(f"signal: {error.strerror}",))
+        return StackDump("proc", why=(f"signal: {error.strerror}",))
     finally:
         os.close(handle)
     if not text:
-        return Stacks("proc", why=("signal: no answer",))
-    return Stacks("signal", text, main_thread=announced["main_thread"])
+        return StackDump("proc", why=("signal: no answer",))
+    return StackDump("signal", text, main_thread=announced["main_thread"])
 
 
-def _send(handle: int, announced: StackDumpOffer, tid: int) -> None:
+def _send_signal(handle: int, announced: StackDumpOffer, tid: int) -> None:
     """Sends the signal to one thread, or to the process where that thread is not there (it pauses around a fork)."""
     number = _TGKILL.get(os.uname().machine)
     if tid and number is not None:
@@ -135,27 +135,27 @@ def _wait_for_dump(path: str, before: int, deadline: float) -> str:
         grown = os.stat(path).st_size
         if grown != size:
             size, changed = grown, time.monotonic()
-        elif size > before and time.monotonic() - changed >= _QUIET_S:
+        elif size > before and time.monotonic() - changed >= _DUMP_SETTLED_S:
             break
     with open(path, "rb") as file:
         file.seek(before)
         return file.read(_MAX_BYTES).decode("utf-8", "replace")
 
 
-def _catches(pid: int, number: int) -> bool:
+def _catches_signal(pid: int, number: int) -> bool:
     for line in read_bytes(f"/proc/{pid}/status").splitlines():
         if line.startswith(b"SigCgt:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False
 
 
-def _by_py_spy(pid: int, deadline: float) -> Stacks:
-    program = _py_spy(pid)
+def _dump_by_py_spy(pid: int, deadline: float) -> StackDump:
+    program = _find_py_spy(pid)
     if program is None:
-        return Stacks("proc", why=("py-spy: not on this node",))
+        return StackDump("proc", why=("py-spy: not on this node",))
     patience = min(_PY_SPY_S, deadline - time.monotonic())
     if patience <= 0:
-        return Stacks("proc", why=("py-spy: no time left",))
+        return StackDump("proc", why=("py-spy: no time left",))
     try:
         # `--nonblocking`: it must neither stop the process nor fail on one that is stopped.
         done = subprocess.run(
@@ -166,16 +166,16 @@ def _by_py_spy(pid: int, deadline: float) -> Stacks:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Stacks("proc", why=("py-spy: no answer in time",))
+        return StackDump("proc", why=("py-spy: no answer in time",))
     except OSError as error:
-        return Stacks("proc", why=(f"py-spy: {error.strerror}",))
+        return StackDump("proc", why=(f"py-spy: {error.strerror}",))
     if done.returncode != 0 or not done.stdout:
         complaint = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        return Stacks("proc", why=(f"py-spy: {complaint[-1] if complaint else f'exit code {done.returncode}'}",))
-    return Stacks("py-spy", done.stdout[:_MAX_BYTES].decode("utf-8", "replace"))
+        return StackDump("proc", why=(f"py-spy: {complaint[-1] if complaint else f'exit code {done.returncode}'}",))
+    return StackDump("py-spy", done.stdout[:_MAX_BYTES].decode("utf-8", "replace"))
 
 
-def _py_spy(pid: int) -> str | None:
+def _find_py_spy(pid: int) -> str | None:
     """The py-spy of the node, or the one beside the interpreter that the process was started with."""
     interpreter = read_bytes(f"/proc/{pid}/cmdline", 4096).partition(b"\0")[0].decode("utf-8", "replace")
     beside = os.path.join(os.path.dirname(interpreter), "py-spy") if os.path.isabs(interpreter) else None

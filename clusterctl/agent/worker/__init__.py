@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import sys
 
-# Not from `typing`: that alone would cost a short script a few milliseconds.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-    from clusterctl.agent.worker.sync import verify_sync
+    from clusterctl.agent.worker.weight_check import verify_sync
 
 __all__ = ["phase", "progress", "verify_sync"]
 
@@ -70,6 +69,6 @@ def __getattr__(name: str) -> object:
     """Loads `verify_sync` on first use: it needs hashing and files, which most scripts never do."""
     if name != "verify_sync":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from clusterctl.agent.worker import sync
+    from clusterctl.agent.worker import weight_check
 
-    return sync.verify_sync
+    return weight_check.verify_sync

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from clusterctl.agent.linux import filesystems
-from clusterctl.agent.linux.logind import logind
-from clusterctl.agent.linux.syscalls import clock_error
+from clusterctl.agent.linux.logind import read_logind_settings
+from clusterctl.agent.linux.syscalls import read_clock_error
 from clusterctl.errors import ClusterctlError
 from clusterctl.health.head import ControllerFacts, HeadFacts, SshAgentFacts, StateFolderFacts
 from clusterctl.run.record import lock
@@ -39,9 +39,9 @@ def look() -> HeadFacts:
         ssh_agent=_ssh_agent(),
         folder=_state_folder(runs_root().parent),
         open_files=_open_files(),
-        ends_at_logout=ends_at_logout(logind(user)),
+        ends_at_logout=ends_at_logout(read_logind_settings(user)),
         user=user,
-        clock_error=clock_error(),
+        clock_error=read_clock_error(),
         controllers=tuple(_controllers()),
     )
 

@@ -97,7 +97,7 @@ class ControlServer:
                 # Nothing that a moment does not mend: a peer that has left, no descriptor for it.
                 self._closed.wait(_ACCEPT_AGAIN)
                 continue
-            if syscalls.peer(connection)[1] != os.getuid():
+            if syscalls.read_peer_credentials(connection)[1] != os.getuid():
                 connection.close()
                 continue
             threading.Thread(target=self._serve, args=(connection,), name="control-peer", daemon=True).start()
@@ -143,7 +143,7 @@ def connect(run: RunDir, timeout: float = 5.0) -> socket.socket:
     except OSError as error:
         connection.close()
         raise NoControllerError(f"{run.run} has no controller") from error
-    if syscalls.peer(connection)[1] != os.getuid():
+    if syscalls.read_peer_credentials(connection)[1] != os.getuid():
         connection.close()
         raise NoControllerError(f"{run.run} has no controller")
     return connection

@@ -80,14 +80,14 @@ def _told(run: RunDir, code: int) -> int:
 def _warnings_of_head() -> list[str]:
     import pwd
 
-    from clusterctl.agent.linux.logind import logind
+    from clusterctl.agent.linux.logind import read_logind_settings
     from clusterctl.run.rules.lingering import warning_of_head
 
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return []
-    warning = warning_of_head(logind(user), user)
+    warning = warning_of_head(read_logind_settings(user), user)
     return [warning] if warning else []
 
 

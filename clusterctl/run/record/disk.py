@@ -53,9 +53,9 @@ def room_not_needed() -> Iterator[None]:
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Put a whole file in place: readers see the old one or the new one, never a part; `durable`: after a crash too."""
-    from clusterctl.agent.linux.syscalls import write_whole
+    from clusterctl.agent.linux.syscalls import write_atomically
 
-    write_whole(str(path), data, durable=durable)
+    write_atomically(str(path), data, durable=durable)
 
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2

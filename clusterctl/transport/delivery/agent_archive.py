@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from clusterctl.agent.linux.syscalls import write_whole
+from clusterctl.agent.linux.syscalls import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -195,6 +195,6 @@ def _store(path: Path, data: bytes) -> None:
         path.parent.mkdir(exist_ok=True)
         for old in path.parent.glob("*.pyz"):
             old.unlink(missing_ok=True)
-        write_whole(str(path), hashlib.sha256(data).digest() + data)
+        write_atomically(str(path), hashlib.sha256(data).digest() + data)
     except OSError:
         pass

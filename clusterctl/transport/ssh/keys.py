@@ -107,7 +107,7 @@ class SshAgent:
             return False
         try:
             with self._connection(_LIST_SECONDS) as sock:
-                owner, _ = syscalls.peer(sock)
+                owner, _ = syscalls.read_peer_credentials(sock)
             return Path(f"/proc/{owner}/comm").read_text().startswith("sshd")
         except OSError:
             return False

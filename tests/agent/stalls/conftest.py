@@ -20,7 +20,7 @@ import pytest
 
 from clusterctl.agent import inject
 from clusterctl.agent.linux import proc
-from clusterctl.agent.watch.activity import WorkerId
+from clusterctl.agent.watch.activity import WatchedWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ class Worker:
 
     def __init__(self, bench: Bench, rank: int, process: subprocess.Popen[bytes], output: Path) -> None:
         self.bench, self.rank, self.process, self.output = bench, rank, process, output
-        found = proc.stat(process.pid)
+        found = proc.read_stat(process.pid)
         self.start_time = found.start_time if found else 0
 
     @property
@@ -63,8 +63,8 @@ class Worker:
         return self.process.pid
 
     @property
-    def id(self) -> WorkerId:
-        return WorkerId(self.rank, self.pid, self.start_time, str(self.output))
+    def id(self) -> WatchedWorker:
+        return WatchedWorker(self.rank, self.pid, self.start_time, str(self.output))
 
     @property
     def facts(self) -> RankProcess:

@@ -6,11 +6,11 @@ import signal
 import time
 
 from clusterctl.agent.watch import evidence
-from clusterctl.agent.watch.activity import Sampler, Watch, WorkerId
+from clusterctl.agent.watch.activity import ActivitySampler, FileWatch, WatchedWorker
 
 
 def sampler(bench, *workers, **options):
-    return Sampler([worker.id for worker in workers], str(bench.status_dir), **options)
+    return ActivitySampler([worker.id for worker in workers], str(bench.status_dir), **options)
 
 
 def test_a_sample_holds_what_the_worker_says_of_itself(bench, python, until):
@@ -58,7 +58,7 @@ def test_dumps_of_stacks_are_no_activity_of_the_worker(bench, until):
     look = sampler(bench, worker)
     before = look.sample()["ranks"]["0"]["written"]
     deadline = time.monotonic() + 4
-    found = evidence.collect([worker.facts], str(bench.status_dir), str(bench.tmp_path / "s"), deadline)
+    found = evidence.collect_evidence([worker.facts], str(bench.status_dir), str(bench.tmp_path / "s"), deadline)
     assert len(found["ranks"]["0"]["stacks"]) > 64 * 1024
     assert look.sample()["ranks"]["0"]["written"] - before < 16 * 1024
 
@@ -67,8 +67,8 @@ def test_a_worker_that_ended_is_not_alive_even_if_its_pid_is_used_again(bench):
     worker = bench.start("pass")
     worker.wait()
     assert not sampler(bench, worker).sample()["ranks"]["0"]["alive"]
-    other = WorkerId(0, os.getpid(), 1, "/dev/null")
-    assert not Sampler([other], str(bench.status_dir)).sample()["ranks"]["0"]["alive"]
+    other = WatchedWorker(0, os.getpid(), 1, "/dev/null")
+    assert not ActivitySampler([other], str(bench.status_dir)).sample()["ranks"]["0"]["alive"]
 
 
 def test_what_a_dead_process_said_is_not_repeated(bench):
@@ -87,7 +87,7 @@ def test_a_stopped_worker_shows_its_state_and_where_it_waits(bench, until):
 
 
 def test_watched_files_are_found_by_pattern_below_the_working_directory(bench):
-    watch = Watch(["ckpt/**/*.pt"], str(bench.tmp_path), 1.0)
+    watch = FileWatch(["ckpt/**/*.pt"], str(bench.tmp_path), 1.0)
     path = bench.tmp_path / "ckpt" / "a" / "x.pt"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"1")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from clusterctl.agent.watch import sockets
+from clusterctl.agent.watch import tcp_connections
 
 
 def _until(found: object, seconds: float = 20.0) -> object:
@@ -24,7 +24,7 @@ def test_a_connection_that_is_read_from_is_awaited_and_named_by_both_ends() -> N
         code = f"import socket; socket.create_connection(('127.0.0.1', {port})).recv(1)"
         with subprocess.Popen([sys.executable, "-c", code]) as child:
             accepted, (_, theirs) = listener.accept()
-            found = _until(lambda: [one for one in sockets.of_process(child.pid) if one["awaited"]])
+            found = _until(lambda: [one for one in tcp_connections.list_tcp_connections(child.pid) if one["awaited"]])
             accepted.sendall(b"x")
             accepted.close()
 
@@ -38,7 +38,7 @@ def test_what_was_sent_and_not_read_shows_at_its_reader() -> None:
         client = socket.create_connection(listener.getsockname()[:2])
         accepted, _ = listener.accept()
         client.sendall(b"12345")
-        found = _until(lambda: [one for one in sockets.of_process(os.getpid()) if one["unread"] == 5])
+        found = _until(lambda: [one for one in tcp_connections.list_tcp_connections(os.getpid()) if one["unread"] == 5])
         client.close()
         accepted.close()
 
@@ -49,4 +49,4 @@ def test_a_process_that_is_gone_has_no_connections() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
 
-    assert sockets.of_process(child.pid) == []
+    assert tcp_connections.list_tcp_connections(child.pid) == []

@@ -12,7 +12,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 import torch
 import torch.distributed as dist
 
-SYNC = Path(__file__).resolve().parents[3] / "clusterctl" / "agent" / "worker" / "sync.py"
+SYNC = Path(__file__).resolve().parents[3] / "clusterctl" / "agent" / "worker" / "weight_check.py"
 
 
 def load_sync():

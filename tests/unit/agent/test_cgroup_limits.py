@@ -74,7 +74,7 @@ def quota(folder: str, quota_us: int) -> list[tuple[str, str]]:
 )
 def test_the_limit_is(tmp_path: Path, files: list[tuple[str, str]], expected: float | None) -> None:
     write(tmp_path, files)
-    assert cgroup.cpu_limit(str(tmp_path)) == expected
+    assert cgroup.read_cpu_limit(str(tmp_path)) == expected
 
 
 def write(root: Path, files: list[tuple[str, str]]) -> None:
@@ -148,7 +148,7 @@ def memory1(folder: str, limit: int, used: int, idle: int = 0) -> list[tuple[str
 )
 def test_memory_is(tmp_path: Path, files: list[tuple[str, str]], expected: tuple[int, int] | None) -> None:
     write(tmp_path, files)
-    assert cgroup.memory(str(tmp_path)) == expected
+    assert cgroup.read_memory_limit(str(tmp_path)) == expected
 
 
 @pytest.mark.parametrize(
@@ -167,4 +167,4 @@ def test_memory_is(tmp_path: Path, files: list[tuple[str, str]], expected: tuple
 )
 def test_processes_are(tmp_path: Path, files: list[tuple[str, str]], expected: tuple[int, int] | None) -> None:
     write(tmp_path, files)
-    assert cgroup.pids(str(tmp_path)) == expected
+    assert cgroup.read_process_limit(str(tmp_path)) == expected

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.linux import proc
-from clusterctl.agent.linux.proc import user_name
+from clusterctl.agent.linux.proc import find_user_name
 from clusterctl.agent.supervisor.claims import PREFIX, ClaimError, Claims
 from tests.unit.agent.full import full_at
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> str:
 
 def file_of(claims: Claims, index: int) -> Path:
     """A GPU that no driver knows has the name of its index and the boot."""
-    (path,) = (Path(path) for path in claims.paths if path.endswith(f"/gpu-{index}-{proc.boot_id()}"))
+    (path,) = (Path(path) for path in claims.paths if path.endswith(f"/gpu-{index}-{proc.read_boot_id()}"))
     return path
 
 
@@ -94,7 +94,9 @@ def test_a_holder_is_named_by_the_file_that_is_locked(folder: str, text: str, wo
     with pytest.raises(ClaimError) as caught:
         Claims("run-2", "n1", folder).take([103])
 
-    assert str(caught.value) == "GPU 103 is " + words.format(user=user_name(os.getuid()), file=file_of(holder, 103))
+    assert str(caught.value) == "GPU 103 is " + words.format(
+        user=find_user_name(os.getuid()), file=file_of(holder, 103)
+    )
     holder.release()
 
 
@@ -188,5 +190,5 @@ def test_of_many_that_want_a_gpu_at_once_one_gets_it(folder: str) -> None:
 
 
 def test_a_user_that_this_machine_does_not_name_is_told_by_number() -> None:
-    assert user_name(0) == "root"
-    assert user_name(4_000_000_000) == "uid 4000000000"
+    assert find_user_name(0) == "root"
+    assert find_user_name(4_000_000_000) == "uid 4000000000"

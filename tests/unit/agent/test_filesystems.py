@@ -39,7 +39,7 @@ def test_the_table_names_folders_as_they_are(tmp_path: Path, name: bytes, escape
         tmp_path, b"/dev/sda / ext4 rw 0 0", b"filer:/" + escaped + b" /mnt/" + escaped + b" nfs4 ro,hard 0 0"
     )
 
-    assert filesystems.mounts(root)[1] == filesystems.Mount(
+    assert filesystems.list_mounts(root)[1] == filesystems.Mount(
         f"filer:/{text(name)}", f"/mnt/{text(name)}", "nfs4", "ro,hard"
     )
 
@@ -64,13 +64,13 @@ def test_control_groups_mounted_in_a_folder_of_any_name_are_found(tmp_path: Path
     root = write_table(tmp_path, b"cgroup2 /sys/" + escaped + b" cgroup2 rw 0 0")
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
 
-    assert cgroup.cpu_limit(root) == 1.5
+    assert cgroup.read_cpu_limit(root) == 1.5
 
 
 def test_of_two_mounts_at_one_place_the_later_one_is_seen() -> None:
     table = [filesystems.Mount("/dev/sda", "/data", "ext4", "rw"), filesystems.Mount("filer:/x", "/data", "nfs", "rw")]
 
-    holder = filesystems.holder("/data/run", table)
+    holder = filesystems.find_mount("/data/run", table)
 
     assert holder is not None
     assert holder.kind == "nfs"
@@ -78,4 +78,4 @@ def test_of_two_mounts_at_one_place_the_later_one_is_seen() -> None:
 
 @pytest.mark.parametrize("path", ["/database", "/", "/mnt/data"])
 def test_a_mount_holds_nothing_beside_it(path: str) -> None:
-    assert filesystems.holder(path, [filesystems.Mount("/dev/sda", "/data", "ext4", "rw")]) is None
+    assert filesystems.find_mount(path, [filesystems.Mount("/dev/sda", "/data", "ext4", "rw")]) is None

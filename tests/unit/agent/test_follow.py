@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.linux.loop import Loop
-from clusterctl.agent.linux.notify import Notifier
+from clusterctl.agent.linux.event_loop import EventLoop, FolderWatcher
 from clusterctl.agent.protocol import events, requests
 from clusterctl.agent.record import journal
 from clusterctl.agent.record.rundir import RunDir
@@ -35,7 +34,7 @@ class Followed:
             self.told.append,
             lambda _stream, offset, data: self.data.append((offset, data)),
             lambda: 1,
-            Notifier(Loop(), lambda: None),
+            FolderWatcher(EventLoop(), lambda: None),
         )
 
     def begin(self, attempt: int = 0) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.linux.loop import Loop
-from clusterctl.agent.linux.notify import Notifier
+from clusterctl.agent.linux.event_loop import EventLoop, FolderWatcher
 from clusterctl.agent.protocol import events, requests
 from clusterctl.agent.record import journal, state
 from clusterctl.agent.record.rundir import RunDir
@@ -62,7 +61,9 @@ def test_a_follower_tells_no_more_events_at_once_than_there_is_room_for(run: Run
     Path(run.journal).write_text("".join(map(line, range(1, 8))))
     told: list[dict[str, Any]] = []
     follow = requests.Follow(run="r", node="n", seq=0)
-    follower = RunFollower(run, follow, told.append, lambda *_: None, lambda: 1, Notifier(Loop(), lambda: None))
+    follower = RunFollower(
+        run, follow, told.append, lambda *_: None, lambda: 1, FolderWatcher(EventLoop(), lambda: None)
+    )
     counts = []
     for limit in (3, 6, 9):
         more = follower.send_events(lambda limit=limit: len(told) < limit)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.linux.proc import boot_id
+from clusterctl.agent.linux.proc import read_boot_id
 from clusterctl.agent.protocol.events import Alarm, Event, Finished, Prepared, Swept
 from clusterctl.agent.record.journal import Journal, Reader, read
 from tests.unit.agent.full import full_at
@@ -94,7 +94,7 @@ def test_an_event_has_the_time_on_both_clocks_and_the_boot_that_they_belong_to(p
 
     assert before <= (stamp.wall, stamp.mono) <= (time.time(), time.monotonic())
     assert before[1] <= stamp.mono <= time.monotonic()
-    assert stamp.boot == boot_id()
+    assert stamp.boot == read_boot_id()
     assert [one for one, _ in read(path)] == [stamp]
 
 

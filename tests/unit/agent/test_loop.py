@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from clusterctl.agent.linux.loop import Loop
+from clusterctl.agent.linux.event_loop import EventLoop
 
 
 def test_an_event_of_a_closed_descriptor_is_not_given_to_the_next_owner_of_its_number() -> None:
-    loop, received = Loop(), []
+    loop, received = EventLoop(), []
     first, first_end = os.pipe()
     closed, closed_end = os.pipe()
     fresh: list[int] = []

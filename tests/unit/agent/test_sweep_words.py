@@ -20,15 +20,15 @@ from tests.lab.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from clusterctl.agent.linux.proc import Stat
+    from clusterctl.agent.linux.proc import ProcessStat
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[], Stat]]:
+def start() -> Iterator[Callable[[], ProcessStat]]:
     """Starts a process that sleeps, as `sleep` or as what is named; returns what it is like."""
     made: list[subprocess.Popen[bytes]] = []
 
-    def begin(*command: str) -> Stat:
+    def begin(*command: str) -> ProcessStat:
         made.append(subprocess.Popen(command or ["sleep", "1000"]))
         return look(made[-1].pid)
 
@@ -38,8 +38,8 @@ def start() -> Iterator[Callable[[], Stat]]:
         one.wait()
 
 
-def look(pid: int) -> Stat:
-    found = proc.stat(pid)
+def look(pid: int) -> ProcessStat:
+    found = proc.read_stat(pid)
     assert found is not None
     return found
 
@@ -49,7 +49,7 @@ def until(pid: int, state: str) -> None:
 
 
 def test_a_process_that_is_still_there_is_named_by_its_command_and_what_it_is_doing_now(
-    start: Callable[[], Stat],
+    start: Callable[[], ProcessStat],
 ) -> None:
     found = start()
     os.kill(found.pid, signal.SIGSTOP)
@@ -63,7 +63,7 @@ def test_a_process_that_is_still_there_is_named_by_its_command_and_what_it_is_do
     }  # fmt: skip
 
 
-def test_a_process_that_has_gone_meanwhile_is_named_as_it_was(start: Callable[[], Stat]) -> None:
+def test_a_process_that_has_gone_meanwhile_is_named_as_it_was(start: Callable[[], ProcessStat]) -> None:
     found = start()
     os.kill(found.pid, signal.SIGKILL)
     os.waitid(os.P_PID, found.pid, os.WEXITED | os.WNOWAIT)
@@ -74,7 +74,7 @@ def test_a_process_that_has_gone_meanwhile_is_named_as_it_was(start: Callable[[]
 
 
 def test_thousands_that_cannot_be_ended_are_all_named_in_an_event_that_the_head_takes(
-    start: Callable[..., Stat],
+    start: Callable[..., ProcessStat],
 ) -> None:
     first, other = (start(sys.executable, "-c", f"import time; time.sleep(1000); {'x' * 300}") for _ in range(2))
 
@@ -86,7 +86,7 @@ def test_thousands_that_cannot_be_ended_are_all_named_in_an_event_that_the_head_
     assert parse_line(line.encode()) is not None
 
 
-def test_what_is_known_is_looked_at_without_a_look_at_any_other(start: Callable[[], Stat]) -> None:
+def test_what_is_known_is_looked_at_without_a_look_at_any_other(start: Callable[[], ProcessStat]) -> None:
     worker, stray, ended, other = (start() for _ in range(4))
     os.kill(ended.pid, signal.SIGKILL)
     until(ended.pid, "Z")
@@ -98,8 +98,8 @@ def test_what_is_known_is_looked_at_without_a_look_at_any_other(start: Callable[
     assert other.pid not in {one.pid for one in run_processes.list_known_processes(known_processes)}
 
 
-def test_nothing_of_an_attempt_is_older_than_its_first_worker(start: Callable[[], Stat]) -> None:
-    workers = [proc.Identity(pid, ticks) for pid, ticks in ((7, 300), (8, 200))]
+def test_nothing_of_an_attempt_is_older_than_its_first_worker(start: Callable[[], ProcessStat]) -> None:
+    workers = [proc.ProcessIdentity(pid, ticks) for pid, ticks in ((7, 300), (8, 200))]
 
     assert KnownProcesses(workers=dict.fromkeys(workers)).earliest_start_ticks == 200
     assert KnownProcesses().earliest_start_ticks == 0

@@ -13,7 +13,6 @@ import time
 from . import STARTED
 from .errors import CannotForkError
 
-# Not from `typing`: in a Python that is to be like a worker's, less is better.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -13,7 +13,6 @@ import types
 from .errors import CannotForkError
 from .watch import OLD_TORCH_SEED
 
-# Not from `typing`: in a Python that is to be like a worker's, less is better.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import random

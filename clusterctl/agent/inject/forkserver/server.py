@@ -23,7 +23,6 @@ from .errors import CannotForkError, reason
 from .installed import Imports
 from .watch import Watch
 
-# Not from `typing`: in a Python that is to be like a worker's, less is better.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn

@@ -12,7 +12,6 @@ import weakref
 from .errors import CannotForkError
 from .installed import is_standard
 
-# Not from `typing`: in a Python that is to be like a worker's, less is better.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable

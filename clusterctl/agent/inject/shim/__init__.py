@@ -11,7 +11,6 @@ import os
 from . import claim as claims
 from .state import State
 
-# Not from `typing`: importing that would cost more than all the rest at start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .beat import Beat

@@ -10,7 +10,6 @@ from time import monotonic
 
 from .encode import encode
 
-# Not from `typing`: importing that would cost more than all the rest at start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable

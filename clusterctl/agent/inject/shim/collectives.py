@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import sys
 
-# Not from `typing`: importing that would cost more than all the rest at start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

@@ -13,7 +13,6 @@ from time import monotonic
 from .claim import start_ticks
 from .encode import encode
 
-# Not from `typing`: importing that would cost more than all the rest at start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable

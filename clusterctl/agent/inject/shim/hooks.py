@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 
-# Not from `typing`: importing that would cost more than all the rest at start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable

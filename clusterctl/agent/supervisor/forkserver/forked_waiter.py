@@ -15,7 +15,7 @@ from clusterctl.agent.linux import spawn
 from clusterctl.agent.supervisor import waiter
 
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.aside import Out, Task
+    from clusterctl.agent.linux.helper_process import HelperOutput, Task
     from clusterctl.agent.processes.run_processes import KnownProcesses
     from clusterctl.agent.record.rundir import RunDir
 
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> NoReturn:
         for fd in (told, report, go, ready, *keep):
             os.set_inheritable(fd, False)
         value = json.loads(os.pread(told, os.fstat(told).st_size, 0))
-        spawn.no_core()
+        spawn.disable_core_dumps()
         if _is_ready(ready):
             waiter.attend(_post(value, keep), worker, (report, go), value["supervisor"])
     except OSError as error:
@@ -55,7 +55,7 @@ def _enforcing(value: dict[str, Any]) -> Task:
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.supervisor import ladder
 
-    def enforce(_out: Out) -> dict[str, Any]:
+    def enforce(_out: HelperOutput) -> dict[str, Any]:
         run = RunDir(value["root"], value["run"], value["node"])
         known_processes = run_processes.KnownProcesses(cgroup=value["folder"], stop_signal=value["stop_signal"])
         return ladder.enforce(run, run_markers.make_run_markers(run), value["attempt"], known_processes, value["grace"])

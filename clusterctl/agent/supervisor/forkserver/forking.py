@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from clusterctl.agent.linux import spawn
-    from clusterctl.agent.linux.loop import Loop
+    from clusterctl.agent.linux.event_loop import EventLoop
     from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.supervisor.attempt import Attempt
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 class Forking:
     """Has a forkserver where the head asks for one, and lets starts wait until it is ready."""
 
-    def __init__(self, loop: Loop, run: RunDir, markers: RunMarkers, record: Callable[[events.Event], object]) -> None:
+    def __init__(
+        self, loop: EventLoop, run: RunDir, markers: RunMarkers, record: Callable[[events.Event], object]
+    ) -> None:
         """Begin with none."""
         self._loop, self._run, self._markers, self._record = loop, run, markers, record
         self._server: ForkServer | None = None

@@ -16,11 +16,11 @@ import socket
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
-from clusterctl.agent.linux import proc, relaunch, spawn, syscalls
+from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.supervisor.forkserver import environments
 
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.loop import Loop, Timer
+    from clusterctl.agent.linux.event_loop import EventLoop, Timer
     from clusterctl.agent.protocol.requests import Forked
     from clusterctl.agent.supervisor.waiter import Post
 
@@ -51,7 +51,7 @@ class ForkServer:
     """
 
     def __init__(
-        self, loop: Loop, asked: Forked, program: spawn.Program, shim: str, settled: Callable[[], None]
+        self, loop: EventLoop, asked: Forked, program: spawn.Program, shim: str, settled: Callable[[], None]
     ) -> None:
         """Start it.
 
@@ -72,7 +72,7 @@ class ForkServer:
         self._pending = 1
         self._last_word_ms = _LAST_WORD_MS
         self._deadline: Timer | None = None
-        self._output = syscalls.memory_file("output")
+        self._output = syscalls.create_memory_file("output")
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.setblocking(False)
         with theirs:
@@ -89,7 +89,7 @@ class ForkServer:
         same = dataclasses.replace(asked, keep=self.asked.keep, demanded=self.asked.demanded)
         return same == self.asked and _lasting(program) == _lasting(self._program)
 
-    def _start(self, control: int, shim: str) -> proc.Identity:
+    def _start(self, control: int, shim: str) -> proc.ProcessIdentity:
         program, parent = self._program, os.getpid()
         env = environments.of_forkserver(program.env, control, shim)
         pid = os.fork()
@@ -98,7 +98,7 @@ class ForkServer:
             argv = [program.argv[0], b"-c", _PROBE.encode(), *program.argv]
             become = spawn.Program(argv, env, program.cwd, tag=program.tag)
             _become(become, parent, self._output, control)
-        return proc.identify(pid) or proc.Identity(pid, 0)
+        return proc.read_identity(pid) or proc.ProcessIdentity(pid, 0)
 
     def _wait(self, seconds: float = _PATIENCE_SECONDS) -> None:
         if self._deadline is not None:
@@ -197,9 +197,9 @@ class ForkServer:
         request = {
             "env": _as_text(post.program.env),
             "cgroup": post.cgroup,
-            "waiter": relaunch.command("wait"),
+            "waiter": helper_process.build_agent_command("wait"),
             # A Python of the agent may need variables of the login to start at all, such as LD_LIBRARY_PATH.
-            "waiter_env": _as_text(spawn.base_environment()),
+            "waiter_env": _as_text(spawn.build_base_environment()),
         }
         told = {**(post.told or {}), "supervisor": os.getpid(), "stop_after": post.stop_after, "lease": post.lease}
         told |= {"spawn_file": post.spawn_file, "exit_file": post.exit_file, "title": post.title}
@@ -218,7 +218,7 @@ class ForkServer:
         self._loop.forget(self._sock.fileno())
         self._sock.close()
         os.close(self._output)
-        if proc.alive(self.identity):
+        if proc.is_alive(self.identity):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.identity.pid, signal.SIGKILL)
         self._is(Stage.OVER)
@@ -227,17 +227,17 @@ class ForkServer:
 def _become(program: spawn.Program, parent: int, output: int, control: int) -> NoReturn:
     try:
         os.setsid()
-        syscalls.die_with_parent(signal.SIGKILL)
+        syscalls.set_parent_death_signal(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
-        spawn.close_all({control})
+        spawn.close_descriptors({control})
         os.set_inheritable(control, True)
-        spawn.become(program)
+        spawn.exec_program(program)
     finally:
-        os._exit(spawn.NOT_EXECUTABLE)
+        os._exit(spawn.EXIT_NOT_EXECUTABLE)
 
 
 def _lasting(program: spawn.Program) -> tuple[dict[bytes, bytes], list[bytes], bytes]:
@@ -245,7 +245,7 @@ def _lasting(program: spawn.Program) -> tuple[dict[bytes, bytes], list[bytes], b
 
 
 def _file(value: Any) -> int:
-    fd = syscalls.memory_file("request")
+    fd = syscalls.create_memory_file("request")
     syscalls.write_all(fd, json.dumps(value).encode())
     return fd
 

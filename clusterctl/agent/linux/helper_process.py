@@ -1,7 +1,7 @@
-"""What may hang or fail is done aside, in a fork: a user's files, the memory of other processes, a disk that is busy.
+"""Helper processes: forks that run one function which may hang or fail, and other processes of the agent itself.
 
-A fork that touches a hung mount sleeps in the kernel where no signal reaches it. It is then left behind, and ends when
-the mount answers or is taken away.
+Users' files, the memory of other processes and busy disks are read in such a fork. A fork that touches a hung mount
+sleeps in the kernel, where no signal reaches it. It is then left behind, and ends when the mount answers or goes away.
 """
 
 from __future__ import annotations
@@ -10,27 +10,30 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import time
 
+import clusterctl.agent
 from clusterctl.agent.linux import spawn, syscalls
 from clusterctl.agent.protocol import commands, frames, request_errors
 
-# Not from `typing`, whose import would be a good part of an agent's start.
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Callable, NoReturn, Union
 
     from clusterctl.agent.protocol.frames import Message
 
-    Task = Callable[["Out"], Mapping[str, object]]
-    Outcome = Union[Message, Exception]
+if TYPE_CHECKING:
+    Task = Callable[["HelperOutput"], Mapping[str, object]]
+    TaskResult = Union[Message, Exception]
 
-_END_SECONDS, _KILLED_SECONDS = 2.0, 0.1
+_EXIT_TIMEOUT_S, _KILL_TIMEOUT_S = 2.0, 0.1
 """How long a fork that is through may take to go, and one that was killed, before it is left behind."""
 
 
-class Out:
+class HelperOutput:
     """Where a task sends data of a stream, and messages before its answer.
 
     A message `{"at": place}` before something that may hang names the place, should no answer come.
@@ -48,7 +51,7 @@ class Out:
         syscalls.write_all(self.descriptor, frames.encode_message(value))
 
 
-def fork(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
+def start_helper(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
     """Call a function in a fork that ends with this process; to be called in a process with one thread.
 
     When this returns, the fork has a POSIX session of its own and holds none of our descriptors: whoever looks for
@@ -66,7 +69,7 @@ def fork(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
     """
     pid, read, write, free, held = syscalls.fork_with_pipes(2)
     if pid == 0:
-        _do(task, write, keep)
+        _run_task(task, write, keep)
     os.close(write)
     os.close(held)
     # The other end of this pipe goes with everything else that the fork lets go of, or with the fork.
@@ -75,13 +78,13 @@ def fork(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
     return pid, read
 
 
-def _do(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
+def _run_task(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
     try:
         os.setsid()
-        syscalls.die_with_parent(signal.SIGKILL)
-        spawn.normal_signals()
-        spawn.close_all({write, *keep})
-        out = Out(write)
+        syscalls.set_parent_death_signal(signal.SIGKILL)
+        spawn.reset_signals()
+        spawn.close_descriptors({write, *keep})
+        out = HelperOutput(write)
         try:
             out.message({"result": task(out)})
         except Exception as error:
@@ -90,7 +93,7 @@ def _do(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
         os._exit(0)
 
 
-def outcome(messages: list[Message]) -> Outcome:
+def parse_result(messages: list[Message]) -> TaskResult:
     """Return what a task answered, or what went wrong with it."""
     last = messages[-1] if messages else {}
     if "error" in last:
@@ -104,7 +107,7 @@ def outcome(messages: list[Message]) -> Outcome:
     return request_errors.make_failed_error("the process that did it was killed") if result is None else result
 
 
-def ask(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[Message]:
+def run_in_helper(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[Message]:
     """Call a function in a fork and wait for it; return its messages, the answer last.
 
     One that is silent for `seconds` is killed; what it has sent until then is returned, without an answer.
@@ -112,7 +115,7 @@ def ask(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[Message]:
     Raises:
         OSError: No process or no descriptor is to be had.
     """
-    pid, fd = fork(task, keep)
+    pid, fd = start_helper(task, keep)
     messages: list[Message] = []
     over = False
     decoder, poll = frames.FrameDecoder(), select.poll()
@@ -124,19 +127,71 @@ def ask(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[Message]:
             messages += [frame for frame in decoder.feed(data) if isinstance(frame, dict)]
     finally:
         os.close(fd)
-        kill(pid)
-        _reap(pid, _END_SECONDS if over else _KILLED_SECONDS)
+        kill_helper(pid)
+        _reap_helper(pid, _EXIT_TIMEOUT_S if over else _KILL_TIMEOUT_S)
     return messages
 
 
-def kill(pid: int) -> None:
+def kill_helper(pid: int) -> None:
     """Kill a fork and everything that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def _reap(pid: int, seconds: float) -> None:
+def _reap_helper(pid: int, seconds: float) -> None:
     until = time.monotonic() + seconds
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
-            syscalls.pause(0.002)
+            syscalls.sleep_interval(0.002)
+
+
+_PYTHON_FLAGS = ["-I", "-S", "-X", "utf8"]
+"""Isolated from the user's Python settings, without site packages, and in UTF-8 whatever the locale."""
+
+START_SCRIPT = (
+    "import sys; place = sys.argv.pop(1); sys.path[: sys.path[:1] == ['']] = [place]; "
+    "from clusterctl.agent.__main__ import main; sys.exit(main())"
+)
+"""Puts us in the place of the working directory, which `-c` may have put first: its modules are none of ours."""
+
+
+def find_import_root() -> str:
+    """Return what has to be on `sys.path` to import us: the archive, or the folder of the source tree."""
+    place = clusterctl.agent.__path__[0]
+    return os.path.dirname(os.path.dirname(os.path.abspath(place)))
+
+
+def build_agent_command(name: str, *arguments: str, python: str = sys.executable, isolated: bool = True) -> list[str]:
+    """Return the argv that runs a command of the agent.
+
+    Args:
+        name: See `clusterctl/agent/__main__.py`.
+        arguments: Of that command.
+        python: The interpreter.
+        isolated: False for what has to see the world as a worker does.
+    """
+    flags = _PYTHON_FLAGS if isolated else []
+    place = find_import_root()
+    if isolated and os.path.isfile(place):
+        return [python, *flags, place, name, *arguments]
+    # An archive could be run as it is, but Python would import a good deal to do so, at each look at a node.
+    return [python, *flags, "-c", START_SCRIPT, place, name, *arguments]
+
+
+def start_agent_command(name: str, *arguments: str) -> tuple[int, int]:
+    """Start a command of the agent that ends with this process; return its pid, and where to read what it says.
+
+    Raises:
+        OSError: No process or no descriptor is to be had.
+    """
+    argv = build_agent_command(name, *arguments)
+
+    def become(out: HelperOutput) -> NoReturn:
+        null = os.open(os.devnull, os.O_RDWR)
+        for source, target in ((null, 0), (out.descriptor, 1), (null, 2)):
+            os.dup2(source, target)
+        os.execv(argv[0], argv)
+
+    pid, read = start_helper(become)
+    os.set_blocking(read, False)
+    return pid, read

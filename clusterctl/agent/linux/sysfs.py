@@ -5,26 +5,26 @@ from __future__ import annotations
 import errno
 import os
 
-_PIECE = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
-def under(root: str, path: str) -> str:
+def join_root(root: str, path: str) -> str:
     """Return an absolute `path` as it lies below `root`."""
     return path if root == "/" else root.rstrip("/") + path
 
 
-def content(path: str) -> bytes | None:
+def read_bytes_or_none(path: str) -> bytes | None:
     """Return what a small file holds, or `None` where it cannot be read.
 
     A look opens hundreds: Python's own files, with their buffers and questions, would cost it most of its time.
     """
     try:
-        return read(path)
+        return read_bytes(path)
     except OSError:
         return None
 
 
-def read(path: str) -> bytes:
+def read_bytes(path: str) -> bytes:
     """Return what a small file holds.
 
     Raises:
@@ -32,24 +32,24 @@ def read(path: str) -> bytes:
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        parts = [os.read(fd, _PIECE)]
+        parts = [os.read(fd, _CHUNK_BYTES)]
         # Files of /proc end where a read says so, not where one was short.
         while parts[-1]:
-            parts.append(os.read(fd, _PIECE))
+            parts.append(os.read(fd, _CHUNK_BYTES))
     finally:
         os.close(fd)
     return b"".join(parts)
 
 
-def text(root: str, path: str) -> str | None:
+def read_text(root: str, path: str) -> str | None:
     """Return a file's text without the white space around it, or `None` where it cannot be read."""
-    data = content(under(root, path))
+    data = read_bytes_or_none(join_root(root, path))
     return None if data is None else data.decode("utf-8", "replace").strip()
 
 
-def number(root: str, path: str) -> int | None:
+def read_int(root: str, path: str) -> int | None:
     """Return a file's leading integer (decimal or 0x), or `None`."""
-    digits = text(root, path)
+    digits = read_text(root, path)
     if not digits:
         return None
     try:
@@ -58,26 +58,26 @@ def number(root: str, path: str) -> int | None:
         return None
 
 
-def names(root: str, path: str) -> list[str]:
+def list_names(root: str, path: str) -> list[str]:
     """Return the names in a directory, sorted; none where it cannot be read."""
     try:
-        return sorted(os.listdir(under(root, path)))
+        return sorted(os.listdir(join_root(root, path)))
     except OSError:
         return []
 
 
-def access(root: str, path: str) -> str:
+def check_access(root: str, path: str) -> str:
     """Tell whether this user may read and write a device node: `ok`, `absent`, `denied`. Nothing is opened."""
-    place = under(root, path)
+    place = join_root(root, path)
     if os.access(place, os.R_OK | os.W_OK):
         return "ok"
     return "denied" if os.path.exists(place) else "absent"
 
 
-def opened(root: str, path: str) -> str:
+def check_open(root: str, path: str) -> str:
     """Tell how opening a device node ends: `ok`, `absent`, or the name of the error (`EPERM`: by the device cgroup)."""
     try:
-        os.close(os.open(under(root, path), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+        os.close(os.open(join_root(root, path), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except FileNotFoundError:
         return "absent"
     except OSError as error:

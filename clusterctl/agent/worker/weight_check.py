@@ -53,7 +53,7 @@ def verify_sync(model: torch.nn.Module, buffers: bool = False, step: int | None 
         raise TypeError(f"verify_sync needs a torch.nn.Module (or a Keras model on torch), not {type(model).__name__}")
     if not (dist.is_available() and dist.is_initialized()):
         return
-    own = {name: _digest(tensor) for name, tensor in _compared(model, buffers)}
+    own = {name: _hash_tensor(tensor) for name, tensor in _list_compared_tensors(model, buffers)}
     size = dist.get_world_size(group)
     # First one short digest per rank; the long list travels only where there is something to tell.
     summaries: list[str] = [""] * size
@@ -63,11 +63,11 @@ def verify_sync(model: torch.nn.Module, buffers: bool = False, step: int | None 
     everyone: list[Digests] = [{} for _ in range(size)]
     dist.all_gather_object(everyone, own, group=group)
     ranks = [dist.get_global_rank(group, index) if group is not None else index for index in range(size)]
-    odd, tensor = _odd_ranks(dict(zip(ranks, everyone)))
-    raise OutOfSyncError(_message(odd, tensor, step, size), odd, tensor, step)
+    odd, tensor = _find_odd_ranks(dict(zip(ranks, everyone)))
+    raise OutOfSyncError(_format_message(odd, tensor, step, size), odd, tensor, step)
 
 
-def _compared(model: torch.nn.Module, buffers: bool) -> Iterator[tuple[str, torch.Tensor]]:
+def _list_compared_tensors(model: torch.nn.Module, buffers: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors to compare, in the model's order."""
     for name, parameter in model.named_parameters():
         if (parameter.requires_grad or buffers) and not _is_sharded(parameter):
@@ -83,7 +83,7 @@ def _is_sharded(tensor: torch.Tensor) -> bool:
     return any(not placement.is_replicate() for placement in getattr(tensor, "placements", ()))
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def _hash_tensor(tensor: torch.Tensor) -> str:
     """Return a short digest of a tensor's type, shape and bits (so NaN equals NaN, and 0.0 differs from -0.0)."""
     import torch
 
@@ -95,7 +95,7 @@ def _digest(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(label + octets.tobytes(), digest_size=16).hexdigest()
 
 
-def _odd_ranks(digests: dict[int, Digests]) -> tuple[list[int], str]:
+def _find_odd_ranks(digests: dict[int, Digests]) -> tuple[list[int], str]:
     """Return the ranks outside the largest group that agrees (in a tie, the lowest rank's) and the first odd tensor."""
     whole = {rank: repr(list(own.items())) for rank, own in digests.items()}
     # Counter keeps first-seen order among equals, and ranks are ascending.
@@ -107,7 +107,7 @@ def _odd_ranks(digests: dict[int, Digests]) -> tuple[list[int], str]:
     return odd, first
 
 
-def _message(odd: list[int], tensor: str, step: int | None, size: int) -> str:
+def _format_message(odd: list[int], tensor: str, step: int | None, size: int) -> str:
     """Say it in one line."""
     who = f"rank {odd[0]} differs" if len(odd) == 1 else f"ranks {','.join(map(str, odd))} differ"
     when = "" if step is None else f" at step {step}"

@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.process_types import TcpConnection
 
 _STATES = {1: "established", 2: "syn-sent", 3: "syn-recv", 4: "fin-wait", 5: "fin-wait", 8: "close-wait", 9: "last-ack"}
-_MOST_FDS, _MOST_LINES, _MOST = 4096, 65536, 128
-_SOCKET = re.compile(r"socket:\[(\d+)\]")
-_READS = {"x86_64": frozenset({0, 19, 45, 47}), "aarch64": frozenset({63, 65, 207, 212})}
+_MAX_DESCRIPTORS, _MAX_TABLE_LINES, _MAX_CONNECTIONS = 4096, 65536, 128
+_SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
+_READ_SYSCALLS = {"x86_64": frozenset({0, 19, 45, 47}), "aarch64": frozenset({63, 65, 207, 212})}
 """read, readv, recvfrom, recvmsg: calls whose first argument is the descriptor that they wait for."""
 
 
-def of_process(pid: int) -> list[TcpConnection]:
+def list_tcp_connections(pid: int) -> list[TcpConnection]:
     """Return the connections of a process that are not closed and not to itself, the troubled ones first.
 
     What the kernel does not show (descriptors of a process that we must not trace) is left out.
     """
-    inodes = _inodes(pid)
+    inodes = _list_socket_inodes(pid)
     if not inodes:
         return []
-    waits = _reads(pid)
+    waits = _find_awaited_descriptor(pid)
     sockets: list[TcpConnection] = []
-    for line in _lines(pid):
+    for line in _read_tcp_lines(pid):
         words = line.split()
         fd, state = inodes.get(words[9]), _STATES.get(int(words[3], 16))
         if fd is None or state is None:
             continue
-        (address, port), (peer, peer_port) = _place(words[1]), _place(words[2])
+        (address, port), (peer, peer_port) = _parse_address(words[1]), _parse_address(words[2])
         unacked, unread = (int(part, 16) for part in words[4].split(":"))
         sockets.append(
             {
@@ -53,29 +53,29 @@ def of_process(pid: int) -> list[TcpConnection]:
                 "awaited": fd == waits,
             }
         )
-    return sorted(sockets, key=lambda one: (not one["awaited"], -one["lost"], -one["unacked"]))[:_MOST]
+    return sorted(sockets, key=lambda one: (not one["awaited"], -one["lost"], -one["unacked"]))[:_MAX_CONNECTIONS]
 
 
-def _inodes(pid: int) -> dict[str, int]:
+def _list_socket_inodes(pid: int) -> dict[str, int]:
     inodes: dict[str, int] = {}
     with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_FDS]:
+        for name in os.listdir(f"/proc/{pid}/fd")[:_MAX_DESCRIPTORS]:
             with contextlib.suppress(OSError):
-                match = _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{name}"))
+                match = _SOCKET_LINK.fullmatch(os.readlink(f"/proc/{pid}/fd/{name}"))
                 if match:
                     inodes[match[1]] = int(name)
     return inodes
 
 
-def _lines(pid: int) -> Iterator[str]:
+def _read_tcp_lines(pid: int) -> Iterator[str]:
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/net/{table}") as file:
             next(file, None)
-            for _, line in zip(range(_MOST_LINES), file):
+            for _, line in zip(range(_MAX_TABLE_LINES), file):
                 yield line
 
 
-def _place(text: str) -> tuple[str, int]:
+def _parse_address(text: str) -> tuple[str, int]:
     """Return address and port as the kernel's table has them: words of four bytes in the machine's order."""
     address, _, port = text.partition(":")
     words = bytes.fromhex(address)
@@ -84,10 +84,10 @@ def _place(text: str) -> tuple[str, int]:
     return found[found.rfind(":") + 1 :] if found.startswith("::ffff:") and "." in found else found, int(port, 16)
 
 
-def _reads(pid: int) -> int | None:
+def _find_awaited_descriptor(pid: int) -> int | None:
     """Return the descriptor that the main thread waits to read from; `None` where it is in no such call."""
     words = read_bytes(f"/proc/{pid}/syscall", 256).split()
     with contextlib.suppress(ValueError, IndexError):
-        if int(words[0]) in _READS.get(os.uname().machine, ()):
+        if int(words[0]) in _READ_SYSCALLS.get(os.uname().machine, ()):
             return int(words[1], 16)
     return None

@@ -1,8 +1,8 @@
 """The built-in model of `clusterctl bench`: a small convnet that measures where its own time goes.
 
-Started as `python -m clusterctl.agent.worker.scaling` by every worker; rank 0 prints one line for each mode, `MARK` and
-JSON. The data set and the global batch are the same for any number of workers (strong scaling), so that an epoch is the
-same work everywhere. Imports torch when run, never when imported.
+Every worker runs `python -m clusterctl.agent.worker.bench_model`. Rank 0 prints a line for each mode: `MARK` and JSON.
+The data set and the global batch are the same for any number of workers (strong scaling), so an epoch is the same work
+everywhere. The module imports torch when it runs, never when it is imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARK = "clusterctl-bench "
 _WARM_UP_STEPS = 2
 
 
-def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The built-in model of clusterctl bench.")
     parser.add_argument("--modes", default="ddp", help="of single, dp, ddp, separated by commas")
     parser.add_argument("--epochs", type=int, default=3, help="measured ones; their median counts")
@@ -53,7 +53,7 @@ class _Timer:
         self._since = now
 
 
-class _Bench:
+class _Benchmark:
     """Model, data and clock of one worker."""
 
     def __init__(self, torch: Any, options: argparse.Namespace) -> None:
@@ -152,7 +152,7 @@ class _Bench:
                 mode.run(self, steps if number else min(steps, _WARM_UP_STEPS), kept=number > 0)
         return [mode.result(self) for mode in modes]
 
-    def _mode(self, name: str) -> _Mode:
+    def _mode(self, name: str) -> _TrainingMode:
         model, share, used = self.model(), 1, 1
         if name == "dp":
             used = max(1, min(self.options.gpus, self.torch.cuda.device_count()))
@@ -163,7 +163,7 @@ class _Bench:
             share = used = self.world
             self._join()
             model = self.torch.nn.parallel.DistributedDataParallel(model)
-        return _Mode(name, model, self.torch.optim.SGD(model.parameters(), lr=0.01), share, used)
+        return _TrainingMode(name, model, self.torch.optim.SGD(model.parameters(), lr=0.01), share, used)
 
     def _join(self) -> None:
         import torch.distributed as dist
@@ -172,7 +172,7 @@ class _Bench:
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
 
 
-class _Mode:
+class _TrainingMode:
     """One way to train, and what was measured of it."""
 
     def __init__(self, name: str, model: Any, optimizer: Any, share: int, used: int) -> None:
@@ -180,7 +180,7 @@ class _Mode:
         self.epochs: list[float] = []
         self.parts: list[dict[str, float]] = []
 
-    def run(self, bench: _Bench, steps: int, *, kept: bool) -> None:
+    def run(self, bench: _Benchmark, steps: int, *, kept: bool) -> None:
         """Train an epoch as a script does, then one in parts."""
         if self.share > 1:
             import torch.distributed as dist
@@ -192,7 +192,7 @@ class _Mode:
             self.epochs.append(epoch)
             self.parts.append(parts)
 
-    def result(self, bench: _Bench) -> dict[str, Any]:
+    def result(self, bench: _Benchmark) -> dict[str, Any]:
         """Return what rank 0 prints."""
         own = {name: _median([p[name] for p in self.parts]) for name in self.parts[0]}
         everybody: list[Any] = [(own, self.epochs)]
@@ -217,14 +217,14 @@ def _median(values: list[float]) -> float:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure each mode; rank 0 prints the results."""
-    options = _arguments(words)
+    options = _parse_arguments(words)
     try:
         import torch
     except ImportError:
         sys.exit(f"error: {sys.executable} has no torch; name one that has in `python:` of the cluster file")
     if options.batch % int(os.environ.get("WORLD_SIZE", "1")):
         sys.exit(f"error: a batch of {options.batch} cannot be split over {os.environ['WORLD_SIZE']} workers")
-    bench = _Bench(torch, options)
+    bench = _Benchmark(torch, options)
     for measured in bench.measure(options.modes.split(",")):
         if bench.rank == 0:
             print(MARK + json.dumps(measured), flush=True)  # noqa: T201  (this is what the head reads)

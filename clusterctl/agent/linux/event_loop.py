@@ -1,8 +1,9 @@
-"""A small event loop: descriptors, timers and children, in one thread."""
+"""An event loop for one thread: descriptors, timers and children; frames over descriptors; changes of folders."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import heapq
 import itertools
 import math
@@ -11,15 +12,19 @@ import select
 import signal
 import time
 
-# Not from `typing`, whose import would be a good part of an agent's start.
+from clusterctl.agent.protocol import frames
+
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Callable
 
     Action = Callable[[], None]
 
-_REST_SECONDS = 1.0
-_GONE = select.EPOLLHUP | select.EPOLLERR
+
+_PAUSE_AFTER_ERROR_S = 1.0
+_HANG_UP_EVENTS = select.EPOLLHUP | select.EPOLLERR
 
 
 class Timer:
@@ -33,7 +38,7 @@ class Timer:
         self.action = None
 
 
-class Loop:
+class EventLoop:
     """Runs actions when their descriptor is ready or their time has come, until `stop`."""
 
     def __init__(self, failed: Callable[[], None] | None = None) -> None:
@@ -163,7 +168,7 @@ class Loop:
         # A hang-up wakes readers and writers alike; their next read or write finds out what happened.
         for bit, side in ((select.EPOLLIN, 0), (select.EPOLLOUT, 1)):
             action = self._interest.get(fd, (None, None))[side]
-            if mask & (bit | _GONE) and action is not None and not self._do(action):
+            if mask & (bit | _HANG_UP_EVENTS) and action is not None and not self._do(action):
                 self._rest(fd)
 
     def _do(self, action: Action) -> bool:
@@ -189,4 +194,164 @@ class Loop:
             if fd in self._resting:
                 self._set(fd, *self._resting[fd])
 
-        self.after(_REST_SECONDS, again)
+        self.after(_PAUSE_AFTER_ERROR_S, again)
+
+
+_MAX_READ_BYTES = 256 * 1024
+
+
+class FrameChannel:
+    """Reads frames from one descriptor, writes frames to another (which may be the same), closes both at the end.
+
+    Attributes:
+        queued: Bytes that wait to be written.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        read: int,
+        write: int,
+        on_frame: Callable[[frames.Frame], None],
+        on_close: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._read, self._write = read, write
+        self._on_frame, self._on_close = on_frame, on_close
+        self._decoder = frames.FrameDecoder()
+        self._out: list[bytes] = []
+        self.queued = 0
+        self._open = True
+        for fd in {read, write}:
+            os.set_blocking(fd, False)
+        loop.on_readable(read, self._readable)
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Send a message; it never waits."""
+        self._push(frames.encode_message(message))
+
+    def send_data(self, stream: int, offset: int, payload: bytes) -> None:
+        """Send bytes of a stream."""
+        self._push(frames.encode_data(stream, offset, payload))
+
+    def _push(self, frame: bytes) -> None:
+        if not self._open:
+            return
+        self._out.append(frame)
+        self.queued += len(frame)
+        if len(self._out) == 1:
+            self._writable()
+
+    def _writable(self) -> None:
+        try:
+            while self._out:
+                sent = os.write(self._write, self._out[0])
+                self.queued -= sent
+                if sent < len(self._out[0]):
+                    self._out[0] = self._out[0][sent:]
+                else:
+                    self._out.pop(0)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.close(str(error))
+            return
+        self._loop.on_writable(self._write, self._writable if self._out else None)
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._read, _MAX_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(str(error))
+            return
+        if not data:
+            self.close("")
+            return
+        try:
+            for frame in self._decoder.feed(data):
+                self._on_frame(frame)
+                if not self._open:
+                    return
+        except frames.FrameError as error:
+            self.close(str(error))
+
+    def flush(self) -> None:
+        """Write what is queued, waiting for the peer where it is slow; for the last words before an end."""
+        with contextlib.suppress(OSError):
+            os.set_blocking(self._write, True)
+            while self._out:
+                frame = self._out.pop(0)
+                while frame:
+                    frame = frame[os.write(self._write, frame) :]
+
+    def close(self, why: str) -> None:
+        """Close both descriptors and say why, once."""
+        if not self._open:
+            return
+        self._open = False
+        self._out.clear()
+        for fd in {self._read, self._write}:
+            self._loop.forget(fd)
+            os.close(fd)
+        self._on_close(why)
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_MODIFY, _MOVED_TO, _CREATE = 0x2, 0x80, 0x100
+_NONBLOCK, _CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
+_POLL_INTERVAL_S = 0.1
+_PAUSE_AFTER_CHANGE_S = 0.02
+"""After a change nothing is heard for so long: a flood must not cost more than the looking."""
+
+
+class FolderWatcher:
+    """Calls `changed` soon after anything in a watched folder has changed."""
+
+    def __init__(self, loop: EventLoop, changed: Callable[[], None]) -> None:
+        self._loop, self._changed = loop, changed
+        self._watched: dict[str, int] = {}
+        self._fd = int(_LIBC.inotify_init1(_NONBLOCK | _CLOEXEC))
+        self._polling = False
+        if self._fd >= 0:
+            loop.on_readable(self._fd, self._heard)
+        else:
+            self._poll()
+
+    def watch(self, folder: str) -> None:
+        """Watch the files of a folder."""
+        if folder in self._watched:
+            return
+        mask = _MODIFY | _MOVED_TO | _CREATE
+        number = _LIBC.inotify_add_watch(self._fd, os.fsencode(folder), mask) if self._fd >= 0 else -1
+        self._watched[folder] = number
+        if number < 0:
+            self._poll()
+
+    def forget(self, folder: str) -> None:
+        """Watch a folder no more."""
+        number = self._watched.pop(folder, -1)
+        if number >= 0:
+            _LIBC.inotify_rm_watch(self._fd, number)
+
+    def _poll(self) -> None:
+        if not self._polling:
+            self._polling = True
+            self._loop.every(_POLL_INTERVAL_S, self._changed)
+
+    def _heard(self) -> None:
+        self._drain()
+        self._loop.on_readable(self._fd, None)
+        self._changed()
+        self._loop.after(_PAUSE_AFTER_CHANGE_S, self._listen)
+
+    def _listen(self) -> None:
+        self._loop.on_readable(self._fd, self._heard)
+
+    def _drain(self) -> None:
+        try:
+            while len(os.read(self._fd, 65536)) > 32768:
+                pass
+        except BlockingIOError:
+            pass
