@@ -255,13 +255,13 @@ def test_a_tag_of_another_user_counts_where_its_parent_is_in_the_session_of_a_wo
 
 
 def test_who_is_killed_at_last_is_killed_with_the_cgroup(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.kill_members").write_text("")
+    (tmp_path / "cgroup.kill").write_text("")
     known_processes = run_processes.KnownProcesses()
     known_processes.cgroup = str(tmp_path)
 
     run_processes.kill_processes([], known_processes)
 
-    assert (tmp_path / "cgroup.kill_members").read_text() == "1"
+    assert (tmp_path / "cgroup.kill").read_text() == "1"
 
 
 def test_workers_of_another_boot_claim_no_process_of_this_one() -> None:
