@@ -41,13 +41,13 @@ def measure(rounds: int) -> Iterable[Measure]:
         )
     ratio = statistics.median(samples["ours"]) / statistics.median(samples["peer"])
     detail = f"{spread(samples['ours'])}; click {spread(samples['peer'])}"
-    yield Measure(name="clusterctl --help / import click", value=ratio, goal=1.2, detail=detail)
+    yield Measure(name="clusterctl --help / import click", value=ratio, goal=1.5, detail=detail)
     for command, used in cpu.items():
         yield Measure(
             name=f"{command} of {NODES} nodes x {RANKS} ranks",
             value=statistics.median(samples[command]),
             unit="s",
-            goal=0.25,
+            goal=0.30,
             detail=f"{spread(samples[command])}; CPU {spread(used)}",
         )
 

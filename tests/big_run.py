@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol import events as of_node
 from clusterctl.agent.protocol import run_files
 from clusterctl.config.load import load
-from clusterctl.config.stored import dump
+from clusterctl.config.stored import dump_spec
 from clusterctl.run.nodes.evidence import Evidence, keep
 from clusterctl.run.record import origin
 from clusterctl.run.record.rundir import RunDir, create
@@ -102,7 +102,7 @@ class _Story:
             f"version: 1\nname: {name}\nhosts: {{{hosts}}}\njob: {{command: [python, train.py, --lr, '3e-4']}}\n"
         )
         spec = load([file], environ={}).spec
-        self._run.spec.write_text(dump(spec))
+        self._run.spec.write_text(dump_spec(spec))
         origin.remember(self._run, spec)
         self._begin(name, file)
         for number in range(self._shape.nodes):

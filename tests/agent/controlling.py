@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role, TransportKind
-from clusterctl.config.stored import dump, load_stored
+from clusterctl.config.stored import dump_spec, load_spec
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.nodes.ending import end_on_node
 from clusterctl.run.record import rundir
@@ -173,7 +173,7 @@ class Run:
         job = JobSpec(command=command, **{"grace": 1.0, "inject": False, **more.pop("job", {})})
         self.spec = ClusterSpec(name="r", path=str(folder / "cluster.yaml"), hosts=tuple(hosts), job=job, **more)
         self.dir = rundir.create("r", self.home / "clusterctl" / "runs")
-        self.dir.spec.write_text(dump(self.spec))
+        self.dir.spec.write_text(dump_spec(self.spec))
         self.nodes = Nodes(self.home)
         self.code: int | None = None
         self._controller: Controller | None = None
@@ -285,7 +285,7 @@ def main(path: str, *swallowed: str) -> int:
     for one in swallowed:
         node, _, command = one.partition(":")
         nodes.wires[node]["swallow"] = command
-    return Controller(folder, load_stored(folder.spec.read_text()), nodes.for_inbox).start()
+    return Controller(folder, load_spec(folder.spec.read_text()), nodes.for_inbox).start()
 
 
 if __name__ == "__main__":

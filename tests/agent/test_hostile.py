@@ -21,7 +21,7 @@ import pytest
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.run_files import JOURNAL_FILE
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, TransportKind
-from clusterctl.config.stored import dump
+from clusterctl.config.stored import dump_spec
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.record import rundir
 from clusterctl.run.record.reader import load_state
@@ -85,7 +85,7 @@ class Played:
         job = JobSpec(command="true", grace=GRACE, inject=False)
         self.spec = ClusterSpec(name="r", path=str(root / "cluster.yaml"), hosts=tuple(hosts), job=job)
         self.dir = rundir.create(name, root)
-        self.dir.spec.write_text(dump(self.spec))
+        self.dir.spec.write_text(dump_spec(self.spec))
         self.lie = lie
         self.dialed = {LIAR: 0, HONEST: 0}
         self.agents: dict[str, Agent] = {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.agent.record.rundir import RunDir as NodeDir
 from clusterctl.config.spec import HealthSpec, LogsSpec
-from clusterctl.config.stored import dump
+from clusterctl.config.stored import dump_spec
 from clusterctl.run.record.writer import SAMPLES_KEPT
 from clusterctl.run.rules.state import WorkerPhase
 from tests.agent.controlling import REPOSITORY, Run
@@ -111,7 +111,7 @@ class FollowedRun:
         spec = replace(self._run.spec, hosts=hosts, logs=LogsSpec(reserve=RESERVE), health=quiet)
         self._run.spec = spec
         self.dir = self._run.dir
-        self.dir.spec.write_text(dump(spec))
+        self.dir.spec.write_text(dump_spec(spec))
         self._controller = self._start()
         self.files = Files(self._run.on(NODE), ranks)
         workers = self._begun(ranks)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.stored import load_stored
+from clusterctl.config.stored import load_spec
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.session.connect import open_session
@@ -93,7 +93,7 @@ def main(path: str) -> int:
     """Start a run, and see it to its end."""
     run = RunDir(Path(path))
     way = _Way(run.path.with_name(f"{run.run}.{CONNECTIONS}"))
-    return Controller(run, load_stored(run.spec.read_text()), way.for_inbox).start()
+    return Controller(run, load_spec(run.spec.read_text()), way.for_inbox).start()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
-from clusterctl.config.stored import load_stored
+from clusterctl.config.stored import load_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.render.ranks import fold_nodes
@@ -201,7 +201,7 @@ def _way_of(host: HostSpec) -> tuple[object, ...]:
 
 def _spec_of(run: RunDir) -> ClusterSpec | None:
     try:
-        return load_stored(run.spec.read_text())
+        return load_spec(run.spec.read_text())
     except (OSError, ValueError):
         return None
 

@@ -19,7 +19,7 @@ from clusterctl.cli.lookup.controllers import ask_or_adopt
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import tell_unread
 from clusterctl.cli.main import WithExamples
-from clusterctl.config.stored import load_stored
+from clusterctl.config.stored import load_spec
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodesError, RefusedError, TeardownError
 from clusterctl.render.errors import print_error, remaining_lines
 from clusterctl.render.ranks import count
@@ -222,7 +222,7 @@ def _end_on_nodes(run: RunDir, state: RunState, tell: Terminal | None, *, kill: 
         TeardownError: What the run was started with cannot be read.
     """
     try:
-        spec = load_stored(run.spec.read_text())
+        spec = load_spec(run.spec.read_text())
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise TeardownError(

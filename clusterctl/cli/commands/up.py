@@ -12,7 +12,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.main import WithJobArguments
-from clusterctl.config.stored import dump
+from clusterctl.config.stored import dump_spec
 from clusterctl.config.text.override import Overrides
 from clusterctl.config.workdir import renamed
 from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
@@ -181,7 +181,7 @@ def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
     process.hold_back_signals()
     try:
         run = rundir.create(spec.name)
-        disk.write_atomically(run.spec, dump(spec).encode(), durable=True)
+        disk.write_atomically(run.spec, dump_spec(spec).encode(), durable=True)
         origin.remember(run, spec)
     except OSError as error:
         hint = "set XDG_STATE_HOME to a folder that can be written to"

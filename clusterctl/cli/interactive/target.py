@@ -88,7 +88,7 @@ def _host(spec: ClusterSpec, node: str | None) -> HostSpec:
 
 
 def _of_rank(reference: str | None, rank: int) -> Target:
-    from clusterctl.config.stored import load_stored
+    from clusterctl.config.stored import load_spec
     from clusterctl.run.record import find
 
     run = find.find(reference)
@@ -96,6 +96,6 @@ def _of_rank(reference: str | None, rank: int) -> Target:
     if state.over or rank not in state.workers:
         what = "is over" if state.over else f"has no rank {rank}" if state.workers else "has not started"
         raise NotFoundError(f"{run.run} {what}", hint="`clusterctl ps` lists the runs that go on")
-    spec = load_stored(run.spec.read_text())
+    spec = load_spec(run.spec.read_text())
     node = state.workers[rank].node
     return Target(spec, _host(spec, node), {"run": run.run, "node": node, "rank": rank})

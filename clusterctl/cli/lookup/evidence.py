@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.lookup.reach import reachable
-from clusterctl.config.stored import load_stored
+from clusterctl.config.stored import load_spec
 from clusterctl.run.controller import control
 from clusterctl.run.nodes.evidence import Evidence, ask
 
@@ -26,7 +26,7 @@ def look(run: RunDir, state: RunState, ranks: Collection[int] | None = None) -> 
 
 
 def _without_controller(run: RunDir, state: RunState, ranks: Collection[int] | None) -> Evidence:
-    spec = load_stored(run.spec.read_text())
+    spec = load_spec(run.spec.read_text())
     hosts = [host for host in spec.hosts if host.name in state.nodes]
     with reachable(spec, hosts, of_run=True) as (sessions, errors):
         evidence = ask(run.run, "stacks", sessions, ranks)

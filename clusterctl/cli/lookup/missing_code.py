@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.config.stored import load_stored
+from clusterctl.config.stored import load_spec
 from clusterctl.run.nodes import code
 from clusterctl.run.nodes.files import absent
 from clusterctl.why.verdict import Class
@@ -20,7 +20,7 @@ def with_code_folder(run: RunDir, verdict: Verdict) -> Verdict:
     if verdict.cls not in (Class.MISSING_MODULE, Class.MISSING_FILE):
         return verdict
     try:
-        spec, manifest = load_stored(run.spec.read_text()), code.load(run)
+        spec, manifest = load_spec(run.spec.read_text()), code.load(run)
     except (OSError, ValueError):
         return verdict
     if spec.sync is None:

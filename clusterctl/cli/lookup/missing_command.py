@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.remote import Remote
-from clusterctl.config.stored import load_stored
+from clusterctl.config.stored import load_spec
 from clusterctl.errors import ClusterctlError
 from clusterctl.render.waiting import Waiting
 from clusterctl.why.headline import parse_missing_command
@@ -44,7 +44,7 @@ def with_login_path(run: RunDir, verdict: Verdict) -> Verdict:
 
 def _path_of(run: RunDir, node: str, name: str) -> str | None:
     """Return where a login shell finds a program, "" where it does not; `None` where the node does not answer."""
-    spec = load_stored(run.spec.read_text())
+    spec = load_spec(run.spec.read_text())
     hosts = [host for host in spec.hosts if host.name == node]
     remote = Remote({"argv": ["bash", "-lc", 'type -P -- "$0"', name]}, _LIMIT_S, 1, None)
     with (

@@ -1,15 +1,14 @@
-"""Validation of one section: pydantic's findings in our words, at the place where each was written.
-
-Pydantic is only asked about a section that may be wrong (`clusterctl.config.sections.certain`).
-"""
+"""Validation of one section: the errors of pydantic in our words, each at its mark in the file."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from clusterctl.config.sections import normal
-from clusterctl.config.sections.certain import certain
 from clusterctl.config.sections.declared import CLUSTER_FILE, HOST, RESULTS, SECTIONS, SYNC, Section
+from clusterctl.config.sections.models import model_of
 from clusterctl.config.text.tree import Node, Path, Report, label
 from clusterctl.config.wrong import shown
 
@@ -52,18 +51,8 @@ _ALIASES = {
 def validate(section: Section, node: Node, path: Path, report: Report) -> dict[str, Any] | None:
     """Give what a section says, as the spec holds it; problems go to `report`, and then it is `None`."""
     shaped = normal.section(node, section)
-    plain = shaped.plain()
-    mistakes = certain(section, plain)
-    return _asked(section, shaped, plain, path, report) if mistakes is None else mistakes
-
-
-def _asked(section: Section, shaped: Node, plain: Any, path: Path, report: Report) -> dict[str, Any] | None:
-    from pydantic import ValidationError
-
-    from clusterctl.config.sections.models import model_of
-
     try:
-        return model_of(section).validate_python(plain)
+        return model_of(section).validate_python(shaped.plain())
     except ValidationError as error:
         details = error.errors(include_url=False)
         meant = _meant_keys(details, section)

@@ -175,10 +175,10 @@ class Beginning:
 
     def _settle(self, spec: ClusterSpec) -> None:
         """Keep with the run who takes part: whoever adopts it goes on with these."""
-        from clusterctl.config.stored import dump
+        from clusterctl.config.stored import dump_spec
 
         run = self._run
-        write_atomically(run.folder.spec, dump(spec).encode(), durable=True)
+        write_atomically(run.folder.spec, dump_spec(spec).encode(), durable=True)
         run.spec, run.hosts = spec, {host.name: host for host in spec.hosts}
         run.launch.settle(spec)
         if self._preflight is not None:

@@ -93,9 +93,9 @@ def _warnings_of_head() -> list[str]:
 
 def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:
     """Go on with a run that has no controller, or end it; return its exit code."""
-    from clusterctl.config.stored import load_stored
+    from clusterctl.config.stored import load_spec
 
-    spec = load_stored(run.spec.read_text())
+    spec = load_spec(run.spec.read_text())
     sys.setswitchinterval(turn_of(len(spec.hosts)))
     controller = Controller(run, spec, dialer(spec))
     if cancel:

@@ -13,7 +13,7 @@ from clusterctl.config.kinds import Launcher, StallAction
 from clusterctl.config.resolve import resolved, to_yaml
 from clusterctl.config.schema import schema, schema_text
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, Role, TransportKind
-from clusterctl.config.stored import dump, load_stored
+from clusterctl.config.stored import dump_spec, load_spec
 from clusterctl.config.text.tree import Document, Report
 from clusterctl.config.text.yaml_text import parse_text as read_tree
 
@@ -304,8 +304,8 @@ def test_a_good_file_satisfies_the_schema(good: tuple[str, Loaded, Any]) -> None
 
 def test_a_spec_survives_being_stored_without_its_secrets(good: tuple[str, Loaded, Any]) -> None:
     spec = good[1].spec
-    text = dump(spec)
-    again = load_stored(text)
+    text = dump_spec(spec)
+    again = load_spec(text)
     assert "s3cret" not in text
     assert {**vars_of(again), "secrets": None} == {**vars_of(spec), "secrets": None}
     assert again.secrets == dict.fromkeys(spec.secrets, "")

@@ -14,7 +14,7 @@ from clusterctl.config import docs, spec
 from clusterctl.config.resolve import resolved, to_yaml
 from clusterctl.config.sections.declared import section_of
 from clusterctl.config.sections.models import model_of
-from clusterctl.config.stored import dump
+from clusterctl.config.stored import dump_spec
 from clusterctl.config.units import format_duration
 
 if TYPE_CHECKING:
@@ -157,4 +157,4 @@ def test_a_file_that_says_little_is_printed_and_stored_with_every_default(parse_
     said = parse_text("version: 1\nhosts: gpu01\njob: {script: train.py}\n").spec
 
     assert re.sub("llm-[0-9a-f]{8}", "llm-HASH", to_yaml(resolved(said))) == DEFAULTS
-    assert re.sub("llm-[0-9a-f]{8}", "llm-HASH", dump(said)) == STORED
+    assert re.sub("llm-[0-9a-f]{8}", "llm-HASH", dump_spec(said)) == STORED

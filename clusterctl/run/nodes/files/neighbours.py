@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.hosts import fold
 from clusterctl.config.spec import TransportKind
-from clusterctl.config.stored import load_stored
+from clusterctl.config.stored import load_spec
 from clusterctl.config.workdir import renamed
 from clusterctl.run.record import find
 
@@ -27,7 +27,7 @@ def in_the_same_folder(spec: ClusterSpec, root: Path | None = None) -> Iterator[
         if not mine or find.listed(run).over:
             continue
         try:
-            theirs = _folders(load_stored(run.spec.read_text()))
+            theirs = _folders(load_spec(run.spec.read_text()))
         except (OSError, ValueError):
             continue
         if shared := [node for node, place in mine.items() if place in theirs.values()]:
