@@ -110,6 +110,20 @@ class Loaded:
 
         return origins(self.spec, self._built)
 
+    @cached_property
+    def written_keys(self) -> tuple[str, ...]:
+        """The keys that were written, also by `--set`: `env`, `job.args`, `defaults.python`, `hosts[].gpus`."""
+        keys: list[str] = []
+        for key, node in self._built.root.value.items():
+            if key == "hosts":
+                entries = (machine.entry.node.value for machine in self._built.machines)
+                keys += [f"hosts[].{inner}" for inner in dict.fromkeys(inner for entry in entries for inner in entry)]
+            elif isinstance(node.value, dict) and key not in ("env", "secrets"):
+                keys += [f"{key}.{inner}" for inner in node.value]
+            elif node.value is not None:
+                keys.append(key)
+        return tuple(keys)
+
 
 def load(
     paths: Sequence[str | os.PathLike[str]],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
@@ -20,11 +20,15 @@ class ExportChoices(FileChoices):
 
     kind: str
     image: str | None
+    nodes: str | None
+    exclude: str | None
 
 
 @click.command("export", cls=WithExamples)
 @click.argument("kind", metavar="KIND", type=click.Choice(["slurm", "k8s"]))
 @options.cluster_file
+@options.nodes_option
+@options.exclude_option("Without these nodes.")
 @click.option("--image", metavar="IMAGE", help="Container image for the pods (k8s only).")
 @options.output_options
 @together(ExportChoices)
@@ -32,20 +36,27 @@ def command(choices: ExportChoices) -> int:
     """Print the cluster file as what another program takes: `slurm`, a script for sbatch, or `k8s`, an Indexed Job.
 
     The script starts `up` on the nodes of the allocation; scancel ends the run in order (103), and so does the time
-    limit (106). The Job runs the workers in pods, with the same variables, and without clusterctl.
+    limit (106). The Job runs the workers in pods, with the same variables, and without clusterctl. What of the file
+    does not hold there is named, on stderr and at the head of the output.
     """
     from clusterctl.render.exports import kubernetes, slurm
 
     if choices.image is not None and choices.kind != "k8s":
         raise click.UsageError("`--image` needs `k8s`")
     console = choices.console()
-    spec = options.load_file(choices.path, choices.files, choices.sets, require_job=True, console=console).spec
+    loaded = options.load_file(choices.path, choices.files, choices.sets, require_job=True, console=console)
+    spec = replace(loaded.spec, hosts=options.chosen_hosts(loaded.spec, choices.nodes, choices.exclude))
+    if not spec.workers:
+        raise click.UsageError("no host is left that would be a worker")
+    lost = (kubernetes if choices.kind == "k8s" else slurm).lost(spec, loaded.written_keys)
     if choices.kind == "k8s":
         assert spec.job is not None, "it was required"
-        console.document(kubernetes.manifest(spec, spec.job, image=choices.image or "IMAGE"))
-        return 0
-    paths = [os.path.abspath(path) for path in paths_of(choices.path, choices.files)]
-    text = slurm.script(spec, program=_program(), folder=os.path.dirname(paths[0]), files=paths, sets=choices.sets)
+        text = kubernetes.manifest(spec, spec.job, image=choices.image or "IMAGE", lost=lost)
+    else:
+        paths = [os.path.abspath(path) for path in paths_of(choices.path, choices.files)]
+        folder = os.path.dirname(paths[0])
+        text = slurm.script(spec, program=_program(), folder=folder, files=paths, sets=choices.sets, lost=lost)
+    console.narrate(*(f"warning: {line}" for line in lost))
     console.document(text)
     return 0
 

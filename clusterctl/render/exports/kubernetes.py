@@ -6,13 +6,15 @@ import json
 import math
 import re
 import shlex
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import RefusedError
 from clusterctl.plan.launch import STRICT_BASH
+from clusterctl.render.ranks import fold_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
 
@@ -47,7 +49,7 @@ exit $code"""
 _MANIFEST = """\
 # Made by `clusterctl export k8s`. Put in an image that has the code, with its folder as `workingDir`.
 # All pods end when one fails, and none is started again: a JobSet can restart all of them together.
-apiVersion: v1
+{lost}apiVersion: v1
 kind: Service
 metadata:
   name: {name}
@@ -86,7 +88,57 @@ spec:
 """
 
 
-def manifest(spec: ClusterSpec, job: JobSpec, *, image: str, workdir: str = "/workspace") -> str:
+_CARRIED = {
+    *("version", "name", "env", "sync", "hosts[].host", "hosts[].gpus", "hosts[].workers", "hosts[].env"),
+    *("defaults.gpus", "defaults.workers", "defaults.env", "network.master_port"),
+    *(f"job.{key}" for key in ("script", "module", "command", "args", "grace", "max_duration")),
+}
+"""Keys that hold in pods; of variables of hosts `_unlike_variables` tells more."""
+_OTHERWISE = {
+    "defaults.python": "pods run the `python` of the image",
+    "hosts[].python": "pods run the `python` of the image",
+    "defaults.workdir": "pods run in `workingDir`",
+    "hosts[].workdir": "pods run in `workingDir`",
+    "hosts[].role": "spares get no pods",
+    "job.prologue": "runs in the image, which needs what it loads or activates",
+    "job.stop_signal": "workers get SIGTERM",
+    "job.framework": "workers get the variables of torch",
+    "job.launcher": "a shell starts each worker",
+    "env_file": "its values stand in the job, as they are now",
+}
+"""Keys that hold in pods in another way."""
+
+
+def lost(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
+    """Return what of the written keys does not hold in pods, or holds otherwise, in lines."""
+    names = _unlike_variables(spec)
+    dropped = [key for key in keys if key not in _CARRIED and key not in _OTHERWISE and key != "secrets"]
+    literals = " ".join(f"--from-literal={key}=VALUE" for key in spec.secrets)
+    return [
+        *([f"not carried over: {', '.join(f'`{key}`' for key in dropped)}"] if dropped else []),
+        *([f"not carried over: variables that hosts have of their own: {', '.join(names)}"] if names else []),
+        *(f"`{key}`: {_OTHERWISE[key]}" for key in keys if key in _OTHERWISE),
+        *([f"`secrets`: `kubectl create secret generic {_name(spec)} {literals}` makes them"] if literals else []),
+    ]
+
+
+def _unlike_variables(spec: ClusterSpec) -> list[str]:
+    """Return the variables that some worker has of its own, or with another value: pods are alike."""
+    return sorted({key for host in spec.workers for key in host.env} - {*_alike_variables(spec)})
+
+
+def _alike_variables(spec: ClusterSpec) -> dict[str, str]:
+    first, *others = spec.workers
+    return {k: value for k, value in first.env.items() if all(host.env.get(k) == value for host in others)}
+
+
+def _name(spec: ClusterSpec) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:_MOST_OF_A_NAME].rstrip("-") or "job"
+
+
+def manifest(
+    spec: ClusterSpec, job: JobSpec, *, image: str, workdir: str = "/workspace", lost: Iterable[str] = ()
+) -> str:
     """Return a service and a job, as YAML.
 
     Args:
@@ -94,17 +146,19 @@ def manifest(spec: ClusterSpec, job: JobSpec, *, image: str, workdir: str = "/wo
         job: Its job.
         image: Of the pods.
         workdir: Where the code lies in the image.
+        lost: What the reader is to know of the file (see `lost`).
 
     Raises:
         RefusedError: The hosts are not alike, which the pods of a job have to be; or something is no text.
     """
-    name = re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:_MOST_OF_A_NAME].rstrip("-") or "job"
+    name = _name(spec)
     gpus, workers = _alike(spec)
     nodes = len(spec.workers)
     script = _SCRIPT.format(world=nodes * workers, workers=workers, nodes=nodes, command=_command(job))
     deadline = f"\n  activeDeadlineSeconds: {math.ceil(job.max_duration)}" if job.max_duration is not None else ""
     limits = f"\n          resources:\n            limits: {{nvidia.com/gpu: {gpus}}}" if gpus else ""
     return _MANIFEST.format(
+        lost="".join(f"# {line}\n" for line in lost),
         name=_quoted(name),
         nodes=nodes,
         deadline=deadline,
@@ -119,14 +173,27 @@ def manifest(spec: ClusterSpec, job: JobSpec, *, image: str, workdir: str = "/wo
 
 def _alike(spec: ClusterSpec) -> tuple[int, int]:
     """Return GPUs and workers of every pod."""
-    kinds = {(_gpus(host), host.workers) for host in spec.workers}
-    gpus, workers = kinds.pop()
-    if kinds:
-        raise RefusedError("the pods of a job are alike, and the hosts of the file are not", hint="export a part of it")
+    for key, counts in (
+        ("gpus", {host.name: _gpus(host) for host in spec.workers}),
+        ("workers", {host.name: host.workers for host in spec.workers}),
+    ):
+        if len({*counts.values()}) > 1:
+            raise _unlike(key, counts)
+    gpus, workers = _gpus(spec.workers[0]), spec.workers[0].workers
     if gpus is None:
         hint = "write `gpus: 8` below `defaults`, or add `--set defaults.gpus=8`"
         raise RefusedError("the file leaves the GPUs open, and a pod has to ask for them", hint=hint)
     return gpus, workers or gpus or 1
+
+
+def _unlike(key: str, counts: Mapping[str, int | None]) -> RefusedError:
+    """Refuse hosts of which a key says different things; most of them may be alike."""
+    most = Counter(counts.values()).most_common(1)[0][0]
+    like = next(name for name, count in counts.items() if count == most)
+    others = [name for name, count in counts.items() if count != most]
+    shown = {name: "auto" if counts[name] is None else counts[name] for name in (like, others[0])}
+    text = f"the pods of a job are alike: `{key}` of {others[0]} is {shown[others[0]]}, and of {like} {shown[like]}"
+    return RefusedError(text, hint=f"`--exclude {fold_nodes(others)}` exports the job of the other hosts")
 
 
 def _gpus(host: HostSpec) -> int | None:
@@ -159,8 +226,9 @@ def _command(job: JobSpec) -> str:
 def _env(spec: ClusterSpec, name: str) -> Iterator[str]:
     port = spec.network.master_port or _PORT
     own = {"MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": str(port), "PYTHONUNBUFFERED": "1"}
-    # A host's own variables are those of one machine, and pods have no fixed one.
-    for key, value in (own | spec.env | {"MASTER_ADDR": own["MASTER_ADDR"]}).items():
+    # What one host has of its own is left out: pods have no fixed machine.
+    alike = _alike_variables(spec)
+    for key, value in (own | spec.env | alike | {"MASTER_ADDR": own["MASTER_ADDR"]}).items():
         yield f"{{name: {_quoted(key)}, value: {_quoted(_literal(value), f'`env.{key}`')}}}"
     for key in spec.secrets:
         source = f"{{secretKeyRef: {{name: {_quoted(name)}, key: {_quoted(key)}}}}}"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from clusterctl.config.load import Loaded, load
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role
 from clusterctl.errors import RefusedError
 from clusterctl.render.exports import kubernetes, slurm
@@ -123,6 +124,90 @@ def test_a_worker_that_fails_ends_its_pod_with_its_code(tmp_path: Path) -> None:
     job = JobSpec(command="if [ $LOCAL_RANK = 1 ]; then exit 7; fi; exec sleep 50")
     spec = replace(spec_of(host("a", gpus=0, workers=2)), job=job)
     assert run_pod(spec, tmp_path).returncode == 7
+
+
+RICH = """\
+version: 1
+name: llm
+hosts:
+  - {host: gpu01, gpus: 4, env: {NCCL_IB_HCA: mlx5_0, A: 1}}
+  - {host: gpu02, gpus: 4, env: {NCCL_IB_HCA: mlx5_1, A: 1}, user: ann}
+  - {host: gpu03, gpus: 4, role: spare}
+defaults: {python: /opt/venv/bin/python}
+env: {HF_HOME: /data/hf}
+env_file: train.env
+secrets: {HF_TOKEN: {env: HF_TOKEN}}
+job:
+  command: echo
+  prologue: module load cuda/12.4
+  grace: 2m
+  stop_signal: SIGINT
+  checkpoint: {pattern: "ckpt/*.pt"}
+restart: {max_restarts: 3, never_codes: [2]}
+results: [ckpt/best*]
+stall: {action: restart}
+on_controller_loss: {stop_after: 10m}
+"""
+
+
+@pytest.fixture
+def rich(tmp_path: Path) -> Loaded:
+    (tmp_path / "cluster.yaml").write_text(RICH)
+    (tmp_path / "train.env").write_text("WANDB_PROJECT=llm\n")
+    return load([tmp_path / "cluster.yaml"], environ={"HF_TOKEN": "s3cret"}, sets=["sync.exclude=[data/]"])
+
+
+def test_keys_that_do_not_hold_in_pods_are_named(rich: Loaded) -> None:
+    lost = kubernetes.lost(rich.spec, rich.written_keys)
+
+    dropped, variables, *others = lost
+    assert dropped == "not carried over: " + ", ".join(
+        f"`{key}`"
+        for key in (
+            *("hosts[].user", "job.checkpoint", "restart.max_restarts", "restart.never_codes", "results"),
+            *("stall.action", "on_controller_loss.stop_after", "sync.exclude"),
+        )
+    )
+    assert variables.endswith(": NCCL_IB_HCA")
+    assert [line.partition("`:")[0].strip("`") for line in others] == [
+        *("hosts[].role", "defaults.python", "env_file", "job.prologue", "job.stop_signal", "secrets")
+    ]
+    assert "kubectl create secret generic llm --from-literal=HF_TOKEN=VALUE" in others[-1]
+    assert rich.spec.job is not None
+    text = kubernetes.manifest(rich.spec, rich.spec.job, image="i", lost=lost)
+    assert [line.removeprefix("# ") for line in text.splitlines()[2 : 2 + len(lost)]] == lost
+    assert [*yaml.safe_load_all(text)]
+
+
+def test_variables_that_all_hosts_have_alike_hold_in_pods(rich: Loaded) -> None:
+    names = {entry["name"]: entry.get("value") for entry in pods(rich.spec)[2]["env"]}
+    assert (names["A"], names["HF_HOME"], names["WANDB_PROJECT"]) == ("1", "/data/hf", "llm")
+    assert "NCCL_IB_HCA" not in names
+
+
+def test_keys_of_hosts_that_do_not_hold_in_an_allocation_are_named(rich: Loaded) -> None:
+    lost = slurm.lost(rich.spec, rich.written_keys)
+
+    assert lost == [
+        "not carried over: `hosts[].env`, `hosts[].user`, `hosts[].role`: the nodes are those of the allocation",
+        "`secrets`: `HF_TOKEN` must be found where the script runs, as here",
+    ]
+    text = slurm.script(rich.spec, program=("x",), folder="/p", files=[], sets=[], lost=lost)
+    assert {f"# {line}" for line in lost} <= {*text.splitlines()}
+
+
+def test_a_file_that_holds_in_whole_has_nothing_to_name() -> None:
+    keys = ("version", "hosts[].host", "hosts[].gpus", "defaults.env", "env", "job.script", "job.args", "job.grace")
+    assert kubernetes.lost(spec_of(), keys) == slurm.lost(spec_of(), keys) == []
+
+
+def test_unlike_hosts_are_refused_with_the_key_and_how_to_export_the_others() -> None:
+    hosts = (host("a", gpus=8), host("b", gpus=4), host("c", gpus=8), host("d", gpus=8, workers=1))
+    with pytest.raises(RefusedError, match="`gpus` of b is 4, and of a 8") as refused:
+        pods(spec_of(*hosts))
+    assert "`--exclude b`" in str(refused.value.hint)
+    with pytest.raises(RefusedError, match="`workers` of d is 1, and of a auto"):
+        pods(spec_of(*hosts[::2], hosts[3]))
 
 
 @pytest.mark.parametrize(
