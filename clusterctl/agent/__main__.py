@@ -29,14 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         from clusterctl.agent.supervisor.forkserver import forked_waiter
 
         forked_waiter.main(arguments)
-    if command == "hosted":
-        from clusterctl.agent.supervisor import torchrun
-
-        torchrun.main(arguments)
-    sys.stderr.write(
-        "usage: serve | facts | sampler SECONDS | gpu-memory-wait GPUS SECONDS RUN"
-        " | hosted PREFIX ARGV... | wait NUMBERS\n"
-    )
+    sys.stderr.write("usage: serve | facts | sampler SECONDS | gpu-memory-wait GPUS SECONDS RUN | wait NUMBERS\n")
     return 2
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.config.kinds import Launcher
 from clusterctl.config.spec import ClusterSpec, JobSpec, RestartSpec, TransportKind
 from clusterctl.config.workdir import renamed
 from clusterctl.errors import RefusedError
@@ -155,7 +154,6 @@ def _with_model(spec: ClusterSpec, modes: tuple[str, ...], most: int, options: S
         command=None,
         module=MODULE,
         args=("--modes", ",".join(modes), "--most", str(most), *options),
-        launcher=Launcher.DIRECT,
         inject=True,
     )
     return replace(spec, job=job)

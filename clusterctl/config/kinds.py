@@ -44,13 +44,6 @@ class Kind:
     as_written: bool = False
 
 
-class Launcher(str, Enum):
-    """Who starts the workers on a node."""
-
-    DIRECT = "direct"
-    TORCHRUN = "torchrun"
-
-
 class StartMethod(str, Enum):
     """How the workers of a node come to be."""
 

@@ -24,7 +24,6 @@ from clusterctl.config.kinds import (
     Interface,
     Interpreter,
     Key,
-    Launcher,
     Port,
     PortOrAuto,
     PositiveDuration,
@@ -216,7 +215,6 @@ class JobSpec:
         ),
     ] = None
     framework: Annotated[Framework, Key("Whose environment variables workers get.", "torch")] = Framework.AUTO
-    launcher: Annotated[Launcher, Key("Who starts the workers of a node.", "direct")] = Launcher.DIRECT
     start_method: Annotated[
         StartMethod,
         Key("How workers begin: each anew, by a `fork` of one process per node that has imported, or `auto`.", "fork"),

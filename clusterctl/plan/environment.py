@@ -80,21 +80,6 @@ def _format_endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-TORCHRUN_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "ROLE_NAME",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_USE_AGENT_STORE",
-)
-
-
 def build_worker_environment(
     settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None, rank: int, local_rank: int
 ) -> Mapping[str, str]:

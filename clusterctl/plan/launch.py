@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.agent.protocol import requests
-from clusterctl.config.kinds import Launcher, StartMethod
+from clusterctl.config.kinds import StartMethod
 from clusterctl.config.spec import ClusterSpec, Framework, JobSpec
 from clusterctl.plan.environment import (
-    TORCHRUN_VARIABLES,
     AttemptSettings,
     RunIdentity,
     build_shared_environment,
@@ -47,19 +46,12 @@ STRICT_BASH = ("bash", "-eo", "pipefail", "-c")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
-    """One worker; `env` holds what the launcher adds to the node's own environment.
-
-    Attributes:
-        child_ranks: If `argv` is torchrun, the ranks that it starts; else empty.
-        child_argv: The arguments of each of these ranks.
-    """
+    """One worker; `env` holds what the launcher adds to the node's own environment."""
 
     rank: int
     local_rank: int
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    child_ranks: tuple[int, ...] = ()
-    child_argv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +72,8 @@ class NodePlan:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks of the node; torchrun or clusterctl starts them."""
-        return tuple(rank for worker in self.workers for rank in (worker.child_ranks or (worker.rank,)))
+        """The ranks of the node."""
+        return tuple(worker.rank for worker in self.workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,18 +160,15 @@ def explain_environment(
 
 
 def _plan_node(settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None) -> NodePlan:
-    if get_job(settings.spec).launcher is Launcher.TORCHRUN:
-        workers: tuple[WorkerPlan, ...] = (_plan_torchrun(settings, layout, info),)
-    else:
-        workers = tuple(
-            WorkerPlan(
-                rank=rank,
-                local_rank=local_rank,
-                argv=build_job_argv(get_job(settings.spec)),
-                env=build_worker_environment(settings, layout, info, rank, local_rank),
-            )
-            for local_rank, rank in enumerate(layout.ranks)
+    workers = tuple(
+        WorkerPlan(
+            rank=rank,
+            local_rank=local_rank,
+            argv=build_job_argv(get_job(settings.spec)),
+            env=build_worker_environment(settings, layout, info, rank, local_rank),
         )
+        for local_rank, rank in enumerate(layout.ranks)
+    )
     name = layout.host.name
     address = settings.rendezvous.addresses[name] if settings.rendezvous else layout.host.internal_ip
     return NodePlan(
@@ -207,32 +196,6 @@ def build_job_argv(job: JobSpec) -> tuple[str, ...]:
             raise AssertionError("a job has one of script, module, command")
 
 
-def _plan_torchrun(settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None) -> WorkerPlan:
-    """Return the one process of a node that runs torchrun, which gives its workers their ranks."""
-    master = settings.rendezvous.master_addr if settings.rendezvous else ""
-    argv = [
-        PYTHON_PLACEHOLDER,
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={settings.node_count}",
-        f"--node-rank={layout.node_rank}",
-    ]
-    argv += [f"--nproc-per-node={len(layout.ranks)}", "--rdzv-backend=static", "--max-restarts=0"]
-    argv += [f"--master-addr={master}", f"--master-port={settings.master_port or 0}"]
-    argv += ["--signals-to-handle=SIGTERM,SIGINT,SIGQUIT", "--no-python"]
-    env = dict(build_worker_environment(settings, layout, info, layout.ranks[0], 0))
-    for name in TORCHRUN_VARIABLES:
-        env.pop(name, None)
-    return WorkerPlan(
-        rank=layout.ranks[0],
-        local_rank=0,
-        argv=tuple(argv),
-        env=env,
-        child_ranks=layout.ranks,
-        child_argv=build_job_argv(get_job(settings.spec)),
-    )
-
-
 def plan_to_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]:
     """Return a plan as the JSON of `--json`; secrets are redacted, and values that only a node knows are `None`."""
     hidden = dict.fromkeys(secrets, _REDACTED)
@@ -250,7 +213,7 @@ def plan_to_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]
                     {
                         "rank": w.rank,
                         "local_rank": w.local_rank,
-                        "argv": [node.python if a == PYTHON_PLACEHOLDER else a for a in (*w.argv, *w.child_argv)],
+                        "argv": [node.python if a == PYTHON_PLACEHOLDER else a for a in w.argv],
                         "env": {**w.env, **hidden},
                     }
                     for w in node.workers
@@ -309,8 +272,6 @@ def find_fork_obstacle(job: JobSpec) -> str | None:
         return "a `job.command` may be any program"
     if job.prologue is not None:
         return "a `job.prologue` makes the environment of each worker, which would come too late"
-    if job.launcher is not Launcher.DIRECT:
-        return f"`job.launcher: {job.launcher.value}` starts them by itself"
     if job.framework in (Framework.JAX, Framework.TENSORFLOW):
         return f"{job.framework.value} is not known to work in a fork"
     return None

@@ -95,20 +95,13 @@ class Forked:
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """One worker of an attempt. `argv` is executed as it is, after `prologue` (run by bash) where there is one.
-
-    Attributes:
-        hosts: Where `argv` is not a worker but a launcher: the ranks that it starts, by local rank.
-        hosted: What such a launcher starts as each of them; put behind `argv`.
-    """
+    """One worker of an attempt. `argv` is executed as it is, after `prologue` (run by bash) where there is one."""
 
     rank: int
     local_rank: int
     argv: list[str]
     env: dict[str, str]
     prologue: str | None = None
-    hosts: list[int] = field(default_factory=list)
-    hosted: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,10 @@ class Started:
 
     Attributes:
         places: Rank and local rank of each worker.
-        launcher: The rank whose process starts the others, or `None`.
         cgroup: The folder of the run's own cgroup, or `None`.
     """
 
     places: list[list[int]]
-    launcher: int | None = None
     cgroup: str | None = None
 
 
@@ -52,7 +50,7 @@ def started(run: RunDir, state: NodeState) -> Started | None:
     """Return what the newest attempt started, or `None` where it did not come so far."""
     stored = syscalls.read_json(run.start(state.attempt))
     if stored is not None:
-        return Started(stored["workers"], stored.get("launcher"), stored.get("cgroup"))
+        return Started(stored["workers"], stored.get("cgroup"))
     places = [[event.rank, event.local_rank] for event in state.started.values()]
     return Started(places) if places else None
 

@@ -14,7 +14,7 @@ from clusterctl.agent.linux import cgroup, ports, proc, syscalls
 from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol import dataclass_json, events, request_errors, requests
 from clusterctl.agent.record import rank_files
-from clusterctl.agent.supervisor import adoption, claims, ends, ladder, torchrun, waiter, workers
+from clusterctl.agent.supervisor import adoption, claims, ends, ladder, waiter, workers
 from clusterctl.agent.supervisor.ending import Ending, Parts
 from clusterctl.agent.supervisor.forkserver import forked_waiter, starts
 from clusterctl.agent.supervisor.output_space import Outputs
@@ -62,8 +62,6 @@ class Attempt:
         self.known_processes = run_processes.KnownProcesses(stop_signal=signal.Signals[prepare.stop_signal])
         self.started = False
         self.begin_all: starts.BeginAll = starts.anew
-        self.launcher: Worker | None = None
-        self._places: list[list[int]] = []
         self._has_failures = False
         self._groups: dict[int, int] = {}
         self._oom = ends.oom_counts()
@@ -137,30 +135,21 @@ class Attempt:
         self.watch_ports(self.ports.numbers)
         if self.known_processes.cgroup is None:
             self.known_processes.cgroup = cgroup.create_cgroup(f"{self._run.key[:16]}-{self.number}")
-        ranks = [place for one in planned for place in torchrun.places(one)]
-        launcher = next((one for one in planned if one.hosts), None)
-        begun = {
-            "workers": ranks,
-            "cgroup": self.known_processes.cgroup,
-            "launcher": launcher.rank if launcher else None,
-        }
-        syscalls.write_json(self._run.start(self.number), begun)
-        if launcher is not None and self.launcher is None:
-            report = workers.begin(launcher.rank, self._post(start, launcher, torchrun.FILES))
-            self.attend(workers.begun(launcher.rank, launcher.local_rank, report), ranks)
-        wanted = [one for one in planned if one.rank not in self.workers and not one.hosts]
+        ranks = [[one.rank, one.local_rank] for one in planned]
+        syscalls.write_json(self._run.start(self.number), {"workers": ranks, "cgroup": self.known_processes.cgroup})
+        wanted = [one for one in planned if one.rank not in self.workers]
         for worker in self.begin_all([(one, self._post(start, one)) for one in wanted]):
             self.take_in(worker)
             self._record_started(worker)
 
-    def _post(self, start: requests.Start, one: requests.WorkerStart, files: str = "") -> waiter.Post:
+    def _post(self, start: requests.Start, one: requests.WorkerStart) -> waiter.Post:
         if one.rank not in self.outputs:
             self.outputs.open(one.rank)
         return waiter.Post(
             program=workers.program(self._run, self._markers, self.prepare, start, one, self.python),
             output=self.outputs.descriptor(one.rank),
-            spawn_file=self._run.of_rank(self.number, one.rank, files + "spawn"),
-            exit_file=self._run.of_rank(self.number, one.rank, files + "exit"),
+            spawn_file=self._run.of_rank(self.number, one.rank, "spawn"),
+            exit_file=self._run.of_rank(self.number, one.rank, "exit"),
             keep=self.claims.descriptors,
             stop_after=self.prepare.stop_after,
             lease=self._run.lease,
@@ -237,7 +226,7 @@ class Attempt:
 
     def reaped(self, ended: dict[int, int]) -> None:
         """Take note of children of ours that have ended: wait statuses by pid."""
-        for worker in [*self.living, *([self.launcher] if self.launcher else [])]:
+        for worker in self.living:
             if worker.identity.pid in ended:
                 worker.status = ended[worker.identity.pid]
         if ended:
@@ -246,7 +235,6 @@ class Attempt:
 
     def look(self) -> None:
         """See which workers have ended, and do what follows from that."""
-        self._look_at_launcher()
         before = len(self.living)
         for worker in self.living:
             end = self._end_of(worker)
@@ -255,7 +243,7 @@ class Attempt:
         if self.ending.begun:
             if len(self.living) < before:
                 self.ending.poke()
-        elif self.started and not self.ending.swept and not self.living and (not self.launcher or self.launcher.exited):
+        elif self.started and not self.ending.swept and not self.living:
             self.look_at_groups()
             hold_s = 0.0 if self._has_failures else _HOLD_S
             self.ending.sweep(time.monotonic() + self.prepare.grace, hold_s)
@@ -265,7 +253,7 @@ class Attempt:
 
     def _end_of(self, worker: Worker) -> ExitRecord | None:
         """Return how a worker ended, or `None` while it lives."""
-        path = self._run.of_rank(self.number, worker.rank, worker.files + "exit")
+        path = self._run.of_rank(self.number, worker.rank, "exit")
         end = ends.end_of(worker, path, lambda: self.outputs.make_way(worker.rank))
         if end is None and worker.watched is not None and not proc.is_alive(worker.watched):
             self._watch(worker)
@@ -320,46 +308,6 @@ class Attempt:
     def _killed_for_memory(self, worker: Worker) -> str | None:
         evidence, self._oom = ends.oom_evidence(self._oom, worker.identity.pid)
         return evidence
-
-    # --- a launcher of the node, and the workers that it starts
-
-    def attend(self, launcher: Worker, places: list[list[int]]) -> None:
-        """Watch over a launcher, and take in the workers that it starts: rank and local rank of each."""
-        launcher.files = torchrun.FILES
-        self.launcher, self._places = launcher, places
-        self.known_processes.workers[launcher.identity] = None
-        self.known_processes.protected.add(launcher.waiter)
-        launcher.seen = time.monotonic()
-        self._watch(launcher)
-
-    def _look_at_launcher(self) -> None:
-        launcher = self.launcher
-        if launcher is None or self.ending.swept:
-            return
-        # Asked first: what it had started when it ended is then seen for certain.
-        end = None if launcher.exited else self._end_of(launcher)
-        for rank, local_rank in self._places:
-            path = self._run.of_rank(self.number, rank, "spawn")
-            spawned = None if rank in self.workers else rank_files.read_spawn(path)
-            if spawned is not None:
-                worker = workers.from_spawn(rank, local_rank, spawned)
-                self.take_in(worker)
-                self._record_started(worker)
-        if end is not None:
-            self._launcher_ended(launcher, end)
-
-    def _launcher_ended(self, launcher: Worker, said: ExitRecord) -> None:
-        self._let_go(launcher)
-        for rank, local_rank in self._places:
-            if rank not in self.workers:
-                # It never came to be: how the launcher ended, and what it wrote, is all that can be said of it.
-                self.workers[rank] = dataclasses.replace(launcher, rank=rank, local_rank=local_rank)
-                self._record_started(self.workers[rank])
-                event = self._exit_event(launcher, said)
-                self._record(dataclasses.replace(event, rank=rank, stopped=event.stopped or rank != launcher.rank))
-        if self.living and self.ending.since is None:
-            self._alarm("launcher", "the launcher of this node has ended before its workers")
-            self.ending.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
 
     # --- the end
 

@@ -18,9 +18,9 @@ from clusterctl.agent.linux import helper_process, ports, proc
 from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.processes import run_markers, supervisor_lookup
 from clusterctl.agent.protocol import commands, dataclass_json, events, request_errors, requests
-from clusterctl.agent.record import authority, durable, journal, keeping, rank_files, seat, secrets
+from clusterctl.agent.record import authority, durable, journal, keeping, seat, secrets
 from clusterctl.agent.record.state import apply, fold
-from clusterctl.agent.supervisor import adoption, claims, listening, sampling, torchrun, workers
+from clusterctl.agent.supervisor import adoption, claims, listening, sampling
 from clusterctl.agent.supervisor.attempt import Attempt
 from clusterctl.agent.supervisor.forkserver import forking
 
@@ -156,10 +156,6 @@ class Supervisor:
         attempt.started = True
         attempt.watch_ports(self._state.ports)
         attempt.known_processes.cgroup = begun.cgroup
-        if begun.launcher is not None:
-            spawned = rank_files.read_spawn(self._run.of_rank(attempt.number, begun.launcher, torchrun.FILES + "spawn"))
-            if spawned is not None:
-                attempt.attend(workers.from_spawn(begun.launcher, 0, spawned), begun.places)
         for rank, local_rank in begun.places:
             worker = adoption.worker(self._run, self._state, rank, local_rank)
             if worker is not None:

@@ -145,37 +145,9 @@ def _see_through(post: Post, worker: int, ends: tuple[int, int], parent: int, ke
     os._exit(0)
 
 
-def stand_in(post: Post) -> int:
-    """Be the waiter of a worker that another launcher starts; return the worker's wait status.
-
-    The worker stays in the group of this process, which is the one that the launcher knows and signals.
-    """
-    keeping.hold_above(post.exit_file)
-    end = _Exit(post.exit_file)
-    gate, go = os.pipe2(os.O_CLOEXEC)
-    worker = os.fork()
-    if worker == 0:
-        _work(post, gate, go, new_session=False)
-    os.close(gate)
-    report = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    claimed = _claim(post.spawn_file, worker, report) is None
-    if claimed:
-        os.write(go, b"g")
-    os.close(go)
-    outcome = _outcome(worker, _Fence(post))
-    if claimed:
-        end.write(outcome)
-    else:
-        end.forget()
-    os.waitpid(worker, 0)
-    number = outcome["signal"]
-    return int(outcome["exit_code"]) << 8 if number is None else int(number)
-
-
-def _work(post: Post, gate: int, go: int, *, new_session: bool = True) -> NoReturn:
+def _work(post: Post, gate: int, go: int) -> NoReturn:
     try:
-        if new_session:
-            os.setsid()
+        os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(post.output, 1)

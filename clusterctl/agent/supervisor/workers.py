@@ -17,7 +17,7 @@ from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.linux.spawn import encode_peer_text
 from clusterctl.agent.protocol import request_errors, requests
 from clusterctl.agent.record import folders, workspace
-from clusterctl.agent.supervisor import torchrun, waiter
+from clusterctl.agent.supervisor import waiter
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import HelperOutput
@@ -43,7 +43,6 @@ class Worker:
         seen: Monotonic time when it was last seen alive.
         watch: A pidfd that tells when `watched` ends, or `None` where it has to be looked at.
         status: Its wait status, where it became our own child because its waiter is gone.
-        files: What stands before the kind in the names of its files; empty for a worker.
     """
 
     rank: int
@@ -55,7 +54,6 @@ class Worker:
     watched: ProcessIdentity | None = None
     status: int | None = None
     exited: bool = False
-    files: str = ""
 
 
 def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
@@ -169,8 +167,7 @@ def program(
     env = _environment(run, markers, prepare, start, one)
     env = spawn.prepend_program_folder(encode_peer_text(python), env)
     python = name_of_python(python, prepare.python, one.prologue)
-    words = torchrun.argv(run, start.attempt, one, python) if one.hosts else one.argv
-    argv = [encode_peer_text(word) for word in words]
+    argv = [encode_peer_text(word) for word in one.argv]
     if argv and argv[0] == spawn.PYTHON_PLACEHOLDER.encode():
         argv[0] = encode_peer_text(python)
     cwd = encode_peer_text(prepare.workdir)
@@ -193,8 +190,6 @@ def _environment(
     env[b"TORCHELASTIC_ERROR_FILE"] = encode_peer_text(run.of_rank(start.attempt, one.rank, "error.json"))
     for source in (one.env, start.secrets):
         env.update((encode_peer_text(name), encode_peer_text(value)) for name, value in source.items())
-    if one.hosts:
-        env.update(torchrun.environment(run, start.attempt, one))
     status_dir = run.status_dir(start.attempt)
     env[b"CLUSTERCTL_STATUS_DIR"] = encode_peer_text(status_dir)
     if start.inject:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.config import words
 from clusterctl.config.activation import is_of, last_activation
 from clusterctl.config.homes import REMEDY
-from clusterctl.config.kinds import Launcher, Resume, StallAction
+from clusterctl.config.kinds import Resume, StallAction
 from clusterctl.config.sections.environment import check_names
 from clusterctl.config.sections.machines import suggestion
-from clusterctl.config.spec import CheckpointSpec, Framework, Role, TransportKind
+from clusterctl.config.spec import CheckpointSpec, Role, TransportKind
 from clusterctl.config.text.tree import label
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from clusterctl.config.sections.context import Context
     from clusterctl.config.sections.machines import Machine
-    from clusterctl.config.spec import HealthSpec, HostSpec, JobSpec, SyncSpec
+    from clusterctl.config.spec import HealthSpec, JobSpec, SyncSpec
     from clusterctl.config.text.tree import Mark, Node, Report
 
     Values = Mapping[str, Any]
@@ -28,23 +28,10 @@ if TYPE_CHECKING:
 def check(root: Node, machines: Sequence[Machine], sections: Mapping[str, Values], context: Context) -> None:
     """Check what spans several sections."""
     _host_environments(root, machines, context.report)
-    job = sections.get("job", {})
-    if job.get("launcher") is Launcher.TORCHRUN:
-        _equal_workers(root, [machine.spec for machine in machines], context.report)
-        _torch_alone(root, job.get("framework"), context.report)
     _restarts(root, sections.get("restart", {}), sections.get("stall", {}), context.report)
     spares = [machine for machine in machines if machine.spec.role is Role.SPARE]
     if spares and sections.get("restart", {}).get("max_restarts"):
         _spares(root, spares, sections, context.report)
-
-
-def _torch_alone(root: Node, framework: Framework | None, report: Report) -> None:
-    """Refuse torchrun for frameworks that are told each worker's place in variables that torchrun does not know."""
-    if framework in (Framework.TENSORFLOW, Framework.JAX):
-        text = (
-            f"job.launcher: torchrun starts no {framework.value} job: all workers of a node would have the same place"
-        )
-        report.add(_at(root, "job", "launcher"), text, "`launcher: direct` tells each worker its own")
 
 
 def check_health(root: Node, health: HealthSpec, machines: Sequence[Machine], context: Context) -> None:
@@ -83,22 +70,6 @@ def _host_environments(root: Node, machines: Sequence[Machine], report: Report) 
     check_names(defaults.child("env") if defaults is not None else None, ("defaults", "env"), report)
     for entry in {id(machine.entry): machine.entry for machine in machines}.values():
         check_names(entry.node.child("env"), (*entry.path, "env"), report)
-
-
-def _workers(host: HostSpec) -> int | None:
-    if host.workers is not None or host.gpus is None:
-        return host.workers
-    return max(1, host.gpus if isinstance(host.gpus, int) else len(host.gpus))
-
-
-def _equal_workers(root: Node, hosts: Sequence[HostSpec], report: Report) -> None:
-    """Refuse unequal nodes under torchrun, which takes every node's count for its own."""
-    counts = [(host.name, count) for host in hosts if (count := _workers(host)) is not None]
-    other = next((pair for pair in counts if pair[1] != counts[0][1]), None)
-    if other is not None:
-        text = f"job.launcher: torchrun needs as many workers on each node; {counts[0][0]} has {counts[0][1]}"
-        hint = "`launcher: direct` runs nodes that differ"
-        report.add(_at(root, "job", "launcher"), f"{text}, {other[0]} has {other[1]}", hint)
 
 
 def _at(root: Node, section: str, key: str) -> Mark:

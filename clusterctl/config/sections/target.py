@@ -188,5 +188,5 @@ def _check_command(
 def _warn_of_worlds(found: Shortfall, hosts: int, mark: Mark, context: Context) -> None:
     where = f"on each of the {hosts} hosts" if hosts > 1 else "in each rank"
     text = f"job.command: `{found.launcher}` {found.why} makes a world of its own {where}"
-    hint = "`script:` with the Python file alone makes one world of all; so does `launcher: torchrun` beside it"
+    hint = "`script:` with the Python file alone makes one world of all"
     context.report.warn(mark, text, hint)

@@ -322,7 +322,7 @@ class Launch:
 
 
 def _wire(w: planning.WorkerPlan, prologue: str | None) -> dict[str, object]:
-    given = (w.rank, w.local_rank, list(w.argv), dict(w.env), prologue, list(w.child_ranks), list(w.child_argv))
+    given = (w.rank, w.local_rank, list(w.argv), dict(w.env), prologue)
     return asdict(requests.WorkerStart(*given))
 
 

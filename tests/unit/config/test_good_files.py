@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from clusterctl.config.kinds import Launcher, StallAction
+from clusterctl.config.kinds import StallAction
 from clusterctl.config.resolve import resolved, to_yaml
 from clusterctl.config.schema import schema, schema_text
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, Role, TransportKind
@@ -168,18 +168,17 @@ GOOD: list[Any] = [
     ),
     pytest.param(
         H
-        + "job:\n  script: train.py\n  prologue: |\n    module load cuda\n    ulimit -c 0\n  framework: keras\n  launcher: torchrun\n  inject: false\n  grace: 0\n  finish_grace: 90\n  max_duration: 1h30m\n  checkpoint: {pattern: 'c/*', shared: true}\n",
+        + "job:\n  script: train.py\n  prologue: |\n    module load cuda\n    ulimit -c 0\n  framework: keras\n  inject: false\n  grace: 0\n  finish_grace: 90\n  max_duration: 1h30m\n  checkpoint: {pattern: 'c/*', shared: true}\n",
         lambda s: (
             (
                 s.job.prologue,
                 s.job.framework,
-                s.job.launcher,
                 s.job.grace,
                 s.job.finish_grace,
                 s.job.max_duration,
                 s.job.checkpoint.shared,
             )
-            == ("module load cuda\nulimit -c 0\n", Framework.KERAS, Launcher.TORCHRUN, 0.0, 90.0, 5400.0, True)
+            == ("module load cuda\nulimit -c 0\n", Framework.KERAS, 0.0, 90.0, 5400.0, True)
         ),
         id="every_key_of_job",
     ),

@@ -100,7 +100,6 @@ job:
   script: train.py
   args: []
   framework: auto
-  launcher: direct
   start_method: spawn
   inject: true
   grace: 10s
@@ -141,7 +140,7 @@ STORED = (
     '"internal_ip":null,"user":null,"port":null,"identity_file":null,"proxy_jump":null,"gpus":null,"workers":null,'
     '"python":null,"workdir":"~/.local/share/clusterctl/work/llm-HASH","env":{},"role":"worker","transport":"ssh"}],'
     '"job":{"script":"train.py","module":null,"command":null,"args":[],"prologue":null,"framework":"auto",'
-    '"launcher":"direct","start_method":"spawn","preload":null,"inject":true,"grace":10.0,"stop_signal":"SIGTERM","finish_grace":300.0,"max_duration":null,'
+    '"start_method":"spawn","preload":null,"inject":true,"grace":10.0,"stop_signal":"SIGTERM","finish_grace":300.0,"max_duration":null,'
     '"checkpoint":{"pattern":null,"shared":false,"resume":"this run"}},'
     '"ssh":{"client":"auto","host_keys":null,"known_hosts":[],"connect_timeout":10.0,"parallel":64},'
     '"network":{"interface":null,"master_port":null,"node_lost_after":120.0},'

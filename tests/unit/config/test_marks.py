@@ -104,8 +104,6 @@ LONGER_THAN_A_CHARACTER = {
     "severity_unknown": "bad",
     "name_with_blank": "a b",
     "name_is_a_number": "2024",
-    "torchrun_on_unequal_nodes": "torchrun",
-    "torchrun_for_jax": "torchrun",
 }
 """Of the files in `test_wrong_files.py`; of all others one character is marked."""
 

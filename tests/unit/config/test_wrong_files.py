@@ -1051,22 +1051,6 @@ WRONG = [
         'put it in quotes: "2024"',
         id="name_is_a_number",
     ),
-    pytest.param(
-        "version: 1\nhosts: {a: 8, b: 4}\njob: {script: train.py, launcher: torchrun}\n",
-        3,
-        35,
-        "job.launcher: torchrun needs as many workers on each node; a has 8, b has 4",
-        "`launcher: direct` runs nodes that differ",
-        id="torchrun_on_unequal_nodes",
-    ),
-    pytest.param(
-        "version: 1\nhosts: {a: 2}\njob: {script: train.py, framework: jax, launcher: torchrun}\n",
-        3,
-        51,
-        "job.launcher: torchrun starts no jax job: all workers of a node would have the same place",
-        "`launcher: direct` tells each worker its own",
-        id="torchrun_for_jax",
-    ),
 ]
 
 

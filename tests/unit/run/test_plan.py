@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.config.kinds import Launcher
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, NetworkSpec
 from clusterctl.errors import RefusedError
 from clusterctl.plan import environment, layout, rendezvous
@@ -334,18 +333,6 @@ def test_jax_gets_a_coordinator_on_a_port_of_its_own() -> None:
     )
 
 
-def test_torchrun_gets_one_process_a_node() -> None:
-    job = JobSpec(script="t.py", args=("--x",), launcher=Launcher.TORCHRUN)
-    plan = plan_of(spec_of(HostSpec(name="a", host="a", gpus=2), HostSpec(name="b", host="b", gpus=2), job=job))
-
-    (launcher,) = plan.nodes[1].workers
-
-    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=2", "--max-restarts=0"} <= set(launcher.argv)
-    assert launcher.child_argv == (layout.PYTHON_PLACEHOLDER, "t.py", "--x")
-    assert (launcher.child_ranks, plan.nodes[1].ranks) == ((2, 3), (2, 3))
-    assert "RANK" not in launcher.env
-
-
 def test_the_printed_plan_hides_secrets() -> None:
     spec = spec_of(HostSpec(name="a", host="a", gpus=1), secrets={"TOKEN": "s3cr3t"})
 
@@ -368,15 +355,14 @@ def test_a_dry_run_leaves_open_what_only_a_node_can_tell() -> None:
 
 def test_a_dry_run_shows_the_interpreter_that_the_file_names() -> None:
     named = HostSpec(name="a", host="a", gpus=1, python=".venv/bin/python")
-    spec = spec_of(named, HostSpec(name="b", host="b", gpus=1), job=JobSpec(module="t", launcher=Launcher.TORCHRUN))
+    spec = spec_of(named, HostSpec(name="b", host="b", gpus=1), job=JobSpec(module="t"))
     entries = layout.assign_ranks_if_known(spec)
     assert entries is not None
 
     shown = planning.plan_to_json(planning.plan_launch(spec, IDENTITY, entries, {}, None, {}), {})
 
     first, second = (node["workers"][0]["argv"] for node in shown["nodes"])
-    assert (first[0], first[-3:]) == (".venv/bin/python", [".venv/bin/python", "-m", "t"])
-    assert (second[0], second[-3:]) == (None, [None, "-m", "t"])
+    assert (first, second) == ([".venv/bin/python", "-m", "t"], [None, "-m", "t"])
 
 
 def test_the_restart_count_is_the_same_on_all_ranks() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from clusterctl.config.kinds import Launcher
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, NetworkSpec
 from clusterctl.errors import RefusedError
 from clusterctl.plan import environment, layout, rendezvous
@@ -79,11 +78,7 @@ def test_a_worker_gets_what_torchrun_gives_and_where_to_meet() -> None:
         ("a", 0, "10.0.0.1", (0, 1)),
         ("b", 1, "10.0.0.2", (2,)),
     ]
-    assert [(w.rank, w.local_rank, w.child_ranks, w.child_argv) for n in plan.nodes for w in n.workers] == [
-        (0, 0, (), ()),
-        (1, 1, (), ()),
-        (2, 0, (), ()),
-    ]
+    assert [(w.rank, w.local_rank) for n in plan.nodes for w in n.workers] == [(0, 0), (1, 1), (2, 0)]
 
 
 def test_what_differs_on_another_rank() -> None:
@@ -337,43 +332,6 @@ def test_a_dry_run_leaves_frameworks_without_addresses(framework: Framework) -> 
     assert not {name for name in env if "JAX" in name or name == "TF_CONFIG"}
 
 
-# --- torchrun
-
-
-def test_real_torchrun_is_started_once_a_node_and_gives_ranks_itself() -> None:
-    plan = plan_of(spec_of(job={"launcher": Launcher.TORCHRUN, "args": ("--lr", "1")}))
-
-    assert [node.workers[0].argv for node in plan.nodes] == [
-        (
-            layout.PYTHON_PLACEHOLDER,
-            "-m",
-            "torch.distributed.run",
-            "--nnodes=2",
-            f"--node-rank={rank}",
-            f"--nproc-per-node={count}",
-            "--rdzv-backend=static",
-            "--max-restarts=0",
-            "--master-addr=10.0.0.1",
-            "--master-port=41000",
-            "--signals-to-handle=SIGTERM,SIGINT,SIGQUIT",
-            "--no-python",
-        )
-        for rank, count in ((0, 2), (1, 1))
-    ]
-    (worker,) = plan.nodes[1].workers
-    assert (worker.rank, worker.local_rank, worker.child_ranks) == (2, 0, (2,))
-    assert worker.child_argv == (layout.PYTHON_PLACEHOLDER, "t.py", "--lr", "1")
-    given = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}
-    given |= {"GROUP_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
-    assert worker.env == {name: value for name, value in OF_THE_LAST_RANK.items() if name not in given}
-
-
-def test_a_dry_run_of_torchrun_names_no_place() -> None:
-    plan = plan_of(spec_of(job={"launcher": Launcher.TORCHRUN}), where=None, ports={})
-
-    assert {"--master-addr=", "--master-port=0"} <= set(plan.nodes[0].workers[0].argv)
-
-
 # --- addresses
 
 
@@ -488,9 +446,8 @@ def test_the_gpus_that_a_run_claims(gpus: Any, found: int | None, claimed: tuple
 
 
 def test_a_printed_plan_has_its_published_shape() -> None:
-    spec = spec_of(HOSTS[0], job={"launcher": Launcher.TORCHRUN}, secrets={"TOKEN": "s3cr3t"})
+    spec = spec_of(HOSTS[0], secrets={"TOKEN": "s3cr3t"})
     plan = plan_of(spec)
-    (worker,) = plan.nodes[0].workers
 
     assert planning.plan_to_json(plan, spec.secrets) == {
         "run": "digits-ab12",
@@ -503,12 +460,8 @@ def test_a_printed_plan_has_its_published_shape() -> None:
                 "node_rank": 0,
                 "address": "10.0.0.1",
                 "workers": [
-                    {
-                        "rank": 0,
-                        "local_rank": 0,
-                        "argv": [None, *worker.argv[1:], None, "t.py"],
-                        "env": {**worker.env, "TOKEN": "***"},
-                    }
+                    {"rank": rank, "local_rank": rank, "argv": [None, "t.py"], "env": {**env, "TOKEN": "***"}}
+                    for rank, env in enumerate(envs(plan))
                 ],
             }
         ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.supervisor.forkserver import environments
-from clusterctl.config.kinds import Launcher, StartMethod
+from clusterctl.config.kinds import StartMethod
 from clusterctl.config.spec import Framework, HostSpec, JobSpec, RestartSpec
 from clusterctl.plan import launch, layout
 from tests.unit.run.test_plan_environment import ANSWERS, RUN, envs, plan_of, spec_of
@@ -45,7 +45,6 @@ def encoded(env: dict[str, str]) -> dict[bytes, bytes]:
     [
         ({"script": None, "command": "./run.sh"}, "any program"),
         ({"prologue": "module load cuda"}, "come too late"),
-        ({"launcher": Launcher.TORCHRUN}, "`job.launcher: torchrun`"),
         ({"framework": Framework.JAX}, "jax is not known"),
         ({"framework": Framework.TENSORFLOW}, "tensorflow is not known"),
     ],
