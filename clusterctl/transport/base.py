@@ -1,4 +1,4 @@
-"""What every way to reach a node has in common: it opens a byte stream to `/bin/sh` there."""
+"""The interface of all transports: each opens a byte stream to `/bin/sh` on a node."""
 
 from __future__ import annotations
 
@@ -9,67 +9,68 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
 
 EXEC_COMMAND = "/bin/sh"
-"""All that is ever executed through a login shell. What a user wrote travels as data, over the stream."""
+"""The only command that ever runs in a login shell. User input is sent as data over the stream."""
 
 STDERR_TAIL_BYTES = 4096
 SEND_DEADLINE_FACTOR = 10
-"""How many times its limit a sending may take in all, however steadily the peer takes a little."""
+"""Total time limit of one `send`, as a multiple of its timeout, even if the peer takes data slowly but steadily."""
 
 Progress = Callable[[str], None]
-"""Called with a stage in words ("connecting", "logged in"), so that whoever waits can say what for."""
+"""Called with the current stage ("connecting", "logged in"), so that the caller can show it."""
 
 
 def ignore_progress(_stage: str) -> None:
-    """Be told of progress and do nothing with it."""
+    """Ignore the progress of a connection."""
 
 
 class Channel(Protocol):
     """A stream to `/bin/sh` on a node. One thread may receive while others send."""
 
     auth_note: str | None
-    """What a person should know of how the login was done (only a forwarded ssh-agent helped), or `None`."""
+    """A note about the login for the user (only a forwarded ssh-agent had the key), or `None`."""
 
     warnings: tuple[str, ...]
-    """What was done otherwise than asked for, a sentence each."""
+    """Requests that were carried out differently, one sentence each."""
 
     @property
     def acknowledged_bytes(self) -> int:
-        """Bytes that the peer is known to have made room for; it grows only when the peer itself takes something.
+        """Bytes for which the peer has made room so far. The number grows only when the peer itself takes data.
 
-        What the kernel here or the network has in its buffers does not count. Zero where nothing can be known.
+        Data in buffers of this kernel or of the network does not count. Always 0 if the transport cannot know.
         """
 
     def send(self, data: bytes, *, timeout: float | None = None) -> None:
         """Send all of `data`.
 
         Raises:
-            OSError: The stream is closed, or the peer took nothing for `timeout` seconds, or not all
-                within `IN_ALL` times as long (`TimeoutError`).
+            OSError: The stream is closed, the peer took nothing for `timeout` seconds, or it did not take everything
+                within
+                `SEND_DEADLINE_FACTOR` times as long (`TimeoutError`).
         """
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
-        """Return up to `limit` bytes as soon as there are any; `b""` at the end of the stream.
+        """Return up to `limit` bytes as soon as any are available; `b""` at the end of the stream.
 
         Raises:
             TimeoutError: Nothing came for `timeout` seconds.
         """
 
     def close(self) -> None:
-        """End the stream. Wakes who receives, waits for nobody, may be repeated."""
+        """Close the stream. Wakes a receiver, does not wait, may be called again."""
 
     def stderr_tail(self) -> str:
-        """Return the end of what came on standard error (at most `STDERR_TAIL_BYTES`)."""
+        """Return the end of standard error (at most `STDERR_TAIL_BYTES`)."""
 
 
 class Transport(Protocol):
-    """A way to reach nodes. `open` may be called from many threads at once."""
+    """A way to connect to nodes. Many threads may call `open` at once."""
 
     def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> Channel:
-        """Return a stream to `/bin/sh` on `host`, within the transport's time limit.
+        """Return a stream to `/bin/sh` on `host`, within the time limit of the transport.
 
         Raises:
-            NodeError: It cannot be reached, trusted or logged in to.
+            NodeError: The host cannot be reached, trusted or logged in to.
         """
 
     def close(self) -> None:
-        """Close what is shared between channels, such as connections to jump hosts."""
+        """Close what the channels share, such as connections to jump hosts."""

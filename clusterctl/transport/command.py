@@ -1,4 +1,4 @@
-"""Nodes behind a command of the user's: it runs here, and its standard streams are those of a shell on the node."""
+"""Reaches nodes by a command of the user: its standard streams are those of a shell on the node."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 
 class CommandTransport:
-    """Nodes that a command of the cluster file leads to."""
+    """Reaches nodes by the command in the cluster file."""
 
     def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> LocalChannel:
         """Start the command of `host` (see `Transport.open`)."""
         progress("starting")
-        # The same from whatever folder clusterctl is started, and for a controller that outlives it.
+        # The command must work from any folder, and for a controller that outlives the folder.
         process, ours, stderr = spawn(host.name, command_argv(host), folder="/")
         rlimits.restore_rlimits(process.pid)
         return LocalChannel(process, ours, stderr, relays=True)
 
     def close(self) -> None:
-        """Nothing is shared between channels."""
+        """Channels share nothing."""
 
 
 def command_argv(host: HostSpec) -> list[str]:
-    """Return the command of a host with everything filled in.
+    """Return the command of a host with its placeholders filled in.
 
     Raises:
-        ConnectError: What it names is not known of this host.
+        ConnectError: A placeholder has no value for this host.
     """
     assert isinstance(host.transport, tuple), host.transport
     known = {"host": host.address or host.host, "user": host.user, "port": host.port}
@@ -42,7 +42,7 @@ def command_argv(host: HostSpec) -> list[str]:
     if missing:
         text = f"its command names `{{{missing[0]}}}`, and the file does not say it"
         raise ConnectError(host.name, text, hint=f"add `{missing[0]}:` to the host")
-    # Checked where the file is read; asked again here, because what it leads to is executed.
+    # The cluster file was checked when it was read. Check again, because the result is executed.
     if not words.is_host(values["host"]) or not words.is_user(values.get("user", "x")):
         raise ConnectError(host.name, "its name, address or user cannot be put into a command")
     return [words.filled(word, values) for word in host.transport]

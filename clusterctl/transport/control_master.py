@@ -1,4 +1,4 @@
-"""Connections of our own that several `ssh` share for a while, so that what a node asks for is asked once."""
+"""SSH connections that several `ssh` processes share for a while, so that the user logs in once (ControlMaster)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import stat
 from pathlib import Path
 
 IDLE_TIMEOUT_S = 3600
-"""How long such a connection stays after its last use; a run uses it for as long as it goes on."""
+"""How long a connection stays open after its last use. A run uses it as long as it goes on."""
 
 
 def control_folder() -> Path:
-    """Return where such connections are found, however this user has logged in: on this machine, short enough."""
+    """Return the folder of the sockets. It is the same for every login of this user, local, and its path is short."""
     return Path("/tmp", f"clusterctl-ssh-{os.geteuid()}")
 
 
@@ -20,13 +20,13 @@ def control_path(way: object) -> Path:
     """Return the socket of a connection (ControlPath).
 
     Args:
-        way: What was resolved of the way to the host and of whom to trust on it: if ssh_config changes, it is another.
+        way: The resolved route to the host and the trusted keys: a change of ssh_config changes the path.
     """
     return control_folder() / hashlib.sha256(repr(way).encode()).hexdigest()[:32]
 
 
 def has_shared_connection(path: Path) -> bool:
-    """Tell whether there is a connection to share: one that nobody else can have put there."""
+    """Return whether there is a connection to share that no other user can have created."""
     try:
         private, made = control_folder().lstat(), path.lstat()
     except OSError:
@@ -35,5 +35,5 @@ def has_shared_connection(path: Path) -> bool:
 
 
 def is_private_folder(status: os.stat_result) -> bool:
-    """Tell whether a folder is this user's alone."""
+    """Return whether a folder belongs to this user alone."""
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077

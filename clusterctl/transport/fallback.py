@@ -1,4 +1,4 @@
-"""The built-in client first; where it cannot log in as the user's own `ssh` can, that one from then on."""
+"""Uses the built-in client, and switches a host to the user's `ssh` if only `ssh` can log in."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _RESTRICTED_SHELL = re.compile(r"\brestricted\b")
 
 
 class FallbackTransport:
-    """Nodes reached by SSH, whichever client can.
+    """Reaches nodes by SSH with whichever client can log in.
 
     Args:
-        builtin: Tried first.
+        builtin: The client that is tried first.
         openssh: The user's own `ssh`.
         approach: Asks `ssh` for its configuration.
     """
@@ -54,15 +54,15 @@ class FallbackTransport:
         return channel
 
     def switch_to_openssh(self, host: HostSpec, error: NodeError) -> bool:
-        """Tell whether a shell that was of no use may be entered by `ssh` instead, which is tried from now on."""
+        """Switch this host to OpenSSH if its login shell is restricted; return whether it was switched."""
         if not _RESTRICTED_SHELL.search(str(error)):
             return False
-        # Another session with the host may have found the same out while this one was opened.
+        # Another session may have switched this host while this one was being opened.
         self._reasons.setdefault(host.name, "enter a restricted shell")
         return True
 
     def close(self) -> None:
-        """Close what is shared between channels."""
+        """Close what the channels share."""
         self._builtin.close()
         self._openssh.close()
 

@@ -1,4 +1,4 @@
-"""Ending a client so that what it has not sent never arrives: its process, and what the kernel still holds for it."""
+"""Kills an `ssh` process so that its unsent data never arrives: the process and the send buffers of the kernel."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PIDFD_GETFD = 438
-"""Number of the call, equal on all machines (asm-generic/unistd.h); since Linux 5.6."""
+"""System call number, the same on all architectures (asm-generic/unistd.h); since Linux 5.6."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
 
 def kill_and_drop_unsent(leader: int) -> None:
-    """Kill the process group of a child and what it has started, and reset their connections.
+    """Kill the process group of a child and its descendants, and reset their connections.
 
-    A process that is killed leaves to the kernel what it had sent and nobody has taken, which goes on sending it for
-    minutes once a link that was cut is back. Where the kernel does not let us at the sockets, it stays so.
+    After a plain kill the kernel still holds sent but unacknowledged data, and delivers it minutes later if a broken
+    link
+    recovers. If the kernel denies access to the sockets, that remains possible.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""This machine as a node: `/bin/sh` as a child of its own session, its standard streams one socket, as under sshd."""
+"""This machine as a node: `/bin/sh` as a child in its own session, connected by one socket as under sshd."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _MAX_TIMEOUT_S = 1e6
 
 
 class LocalChannel:
-    """The stream to a child process. The agent ends by itself when the stream does; a child that does not is killed.
+    """The stream to a child process. The agent ends with the stream; a child that does not end is killed.
 
     Args:
-        relays: Whether the child only hands on: what it has not taken when the stream is closed dies with it.
+        relays: Whether the child only forwards: data that it has not read when the stream is closed is lost.
     """
 
     def __init__(
@@ -43,19 +43,19 @@ class LocalChannel:
         self.warnings: tuple[str, ...] = ()
         self._process = process
         self._sock = sock
-        # A sender has its own time limit. Both stay non-blocking underneath: they are one open file.
+        # A sender has a time limit of its own. Both objects stay non-blocking, because they are one open file.
         self._sender = sock.dup()
         self._stderr = stderr
         self._tail = ""
         self._reading = threading.Lock()
-        # A descriptor that is closed while somebody is about to wait for it may be another file's by then.
+        # A closed descriptor number may belong to another file by the time a thread starts to wait for it.
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._closing = threading.Lock()
 
     @property
     def acknowledged_bytes(self) -> int:
-        """Nothing that can be known (see `Channel.taken`); so little waits here that signs of life do."""
+        """Always 0: unknown for a pipe. Little data waits here, so heartbeats suffice."""
         return 0
 
     def send(self, data: bytes, *, timeout: float | None = None) -> None:
@@ -65,7 +65,7 @@ class LocalChannel:
             self._sender.sendall(data)
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
-        """Return what has come (see `Channel.recv`)."""
+        """Return received data (see `Channel.recv`)."""
         with self._receiving:
             try:
                 self._sock.settimeout(_MAX_TIMEOUT_S if timeout is None else timeout)
@@ -76,12 +76,12 @@ class LocalChannel:
                 return b""
 
     def close(self) -> None:
-        """End the stream; see to the child in the background."""
+        """Close the stream; reap the child in the background."""
         if not self._closing.acquire(blocking=False):
             return
         if self._relays and self._process.poll() is None and _has_unsent_data(self._sock):
-            # A command outlives its stream for a moment, and could hand on what still waits for it: a fence counts
-            # from what the node heard last.
+            # A command may outlive its stream for a moment and forward waiting data, but a fence counts from the last
+            # data that the node received.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ class LocalChannel:
 
 
 def _has_unsent_data(sock: socket.socket) -> bool:
-    """Tell whether something that was sent has not been taken; where that cannot be known, it may be so."""
+    """Return whether the child has not read everything; True if that is unknown."""
     try:
         return bool(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
     except OSError:
@@ -127,10 +127,10 @@ def _has_unsent_data(sock: socket.socket) -> bool:
 
 
 class LocalTransport:
-    """Nodes that are this machine.
+    """Reaches nodes that are this machine.
 
     Args:
-        env: The environment of the agent; `None` for this process's own.
+        env: The environment of the agent; `None` for that of this process.
     """
 
     def __init__(self, env: dict[str, str] | None = None) -> None:
@@ -140,21 +140,21 @@ class LocalTransport:
         """Start `/bin/sh` for `host` (see `Transport.open`)."""
         progress("starting")
         process, ours, stderr = spawn(host.name, [EXEC_COMMAND], env=self._env)
-        # It waits for its first words from us, and has started nothing yet.
+        # The shell waits for our script and has started nothing yet.
         rlimits.restore_rlimits(process.pid)
         return LocalChannel(process, ours, stderr)
 
     def close(self) -> None:
-        """Nothing is shared between channels."""
+        """Channels share nothing."""
 
 
 def spawn(
     node: str, argv: Sequence[str], *, env: dict[str, str] | None = None, folder: str | None = None
 ) -> tuple[subprocess.Popen[bytes], socket.socket, IO[bytes]]:
-    """Start a program in a session of its own; return it, our end of its standard streams, and its errors.
+    """Start a program in its own session; return the process, our end of its standard streams, and its standard error.
 
     Raises:
-        ConnectError: It cannot be started.
+        ConnectError: The program cannot be started.
     """
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the channel
     ours, theirs = socket.socketpair()

@@ -1,4 +1,4 @@
-"""Nodes reached by the user's own `ssh`, which runs here: its standard streams are those of a shell on the node."""
+"""Reaches nodes by the user's own `ssh`: its standard streams are those of a shell on the node."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from clusterctl.transport.ssh.predial import PreDialer
 
 _SHELL = "sh"
-"""Not its path: a restricted shell runs nothing that has a `/` in it."""
+"""Without a path: a restricted shell runs nothing that contains a `/`."""
 _NOISE_BYTES = 64 << 10
 _LAST_OUTPUT_TIMEOUT_S = 1.0
 _INTERACTIVE_LOGIN_TIMEOUT_S = 120.0
@@ -47,34 +47,34 @@ _NEUTRAL_OPTIONS = {
     "stdinnull": "no",
     "forkafterauthentication": "no",
 }
-"""Habits that would keep a byte stream from being one, and that not every `ssh` knows: undone where it does."""
+"""Settings of ssh_config that would corrupt a byte stream and that some `ssh` do not know: reset if known."""
 
 
 class _Hop(NamedTuple):
-    """A jump host, and what ssh_config says of it."""
+    """A jump host and its ssh_config."""
 
     destination: Destination
     options: SshOptions
 
 
 class OpenSshChannel(LocalChannel):
-    """The stream through an `ssh` process of ours."""
+    """The stream through an `ssh` process."""
 
     @override
     def close(self) -> None:
-        """End the stream, and with it what `ssh` and the kernel have not sent: a fence counts from here."""
+        """Close the stream and drop what `ssh` and the kernel have not sent: a fence counts from here."""
         if self._process.poll() is None:
             kill_and_drop_unsent(self._process.pid)
         super().close()
 
 
 class OpenSshTransport:
-    """Nodes reached by `ssh`, with the user's ssh_config, ssh-agent, certificates, tickets and shared connections.
+    """Reaches nodes by `ssh`, with the user's ssh_config, ssh-agent, certificates, tickets and shared connections.
 
     Args:
-        spec: Time limit and trust, where the cluster file says so.
+        spec: Time limit and host key policy of the cluster file.
         approach: Asks `ssh` for its configuration.
-        environment: In which `ssh` runs; default: this process's own.
+        environment: The environment of `ssh`; default: that of this process.
     """
 
     def __init__(self, spec: SshSpec, approach: PreDialer, environment: Mapping[str, str] | None = None) -> None:
@@ -84,22 +84,22 @@ class OpenSshTransport:
         self._asking = threading.Lock()
 
     def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> OpenSshChannel:
-        """Have `ssh` log in to `host` and run a shell there (see `Transport.open`)."""
+        """Log in to `host` with `ssh` and run a shell there (see `Transport.open`)."""
         progress("connecting")
         options = self._approach.resolve(host.name, destination_of(host))
         if not has_askpass(self._environment):
             return self._logged_in(host, options, self._spec.connect_timeout)
-        # Questions of many nodes at once cannot be told from each other.
+        # A user could not tell the questions of several nodes apart.
         with self._asking:
             return self._logged_in(host, options, max(self._spec.connect_timeout, _INTERACTIVE_LOGIN_TIMEOUT_S))
 
     def close(self) -> None:
-        """Nothing is shared between channels; connections that the user shares are the user's."""
+        """Channels share nothing; shared connections belong to the user."""
 
     def _logged_in(self, host: HostSpec, options: SshOptions, seconds: float) -> OpenSshChannel:
         environment = self._environment
         if not has_askpass(environment):
-            # Jump hosts are not told of BatchMode, and would have a window opened.
+            # `ssh` does not pass BatchMode to jump hosts, which would open a window.
             environment = environment | {"SSH_ASKPASS_REQUIRE": "never"}
         with tempfile.NamedTemporaryFile(prefix="clusterctl-ssh-") as log:
             argv = self.argv_of(host, options, log.name)
@@ -117,16 +117,16 @@ class OpenSshTransport:
         return channel
 
     def argv_of(self, host: HostSpec, options: SshOptions, log: str) -> list[str]:
-        """Return the command that leads to `host`.
+        """Return the command that connects to `host`.
 
         Args:
-            host: Where to.
-            options: What ssh_config says of it.
-            log: File for what `ssh` has to say of itself.
+            host: The target.
+            options: Its ssh_config.
+            log: File for the messages of `ssh`.
         """
         batch = [] if has_askpass(self._environment) else ["BatchMode=yes"]
         hops = self._hops(host.name, options)
-        # One connection a node, which ends with its process; one that is shared already is used.
+        # One connection per node that ends with its process; an existing shared connection is used.
         shared = ["ControlMaster=no", "ControlPersist=no"]
         path = control_master.control_path(self._way(options, hops))
         if not options.other("controlpath") and control_master.has_shared_connection(path):
@@ -136,16 +136,16 @@ class OpenSshTransport:
         return ["ssh", "-T", *logged, *_join_words([*batch, *shared, *self._settings(options)]), *to, _SHELL]
 
     def is_shared(self, host: HostSpec, options: SshOptions) -> bool:
-        """Tell whether `trust --login` has left a connection to `host`, as ssh_config leads there now."""
+        """Return whether `trust --login` left a connection to `host` that still matches ssh_config."""
         return control_master.has_shared_connection(
             control_master.control_path(self._way(options, self._hops(host.name, options)))
         )
 
     def _hops(self, node: str, options: SshOptions) -> list[_Hop]:
-        """Return the jump hosts to a host with what ssh_config says of each, the nearest to the host first.
+        """Return the jump hosts to a host with their ssh_config, the nearest to the host first.
 
         Raises:
-            ConnectError: They go in a circle, or the config is broken.
+            ConnectError: The jump hosts form a cycle, or ssh_config is invalid.
         """
         hops: list[_Hop] = []
         chains: tuple[str, ...] = ()
@@ -157,7 +157,7 @@ class OpenSshTransport:
         return hops
 
     def _way(self, options: SshOptions, hops: Iterable[_Hop]) -> object:
-        """Return what identifies a connection: where it leads, by which hosts, and whom it trusts on the way."""
+        """Return what identifies a connection: target, jump hosts, and the trusted keys of each."""
         on_the_way = [options, *(hop.options for hop in hops)]
         files = [(o.user_known_hosts, o.global_known_hosts, o.revoked_host_keys) for o in on_the_way]
         places = [(o.hostname, o.port, o.user, o.known_name, o.proxy_command) for o in on_the_way]
@@ -168,12 +168,12 @@ class OpenSshTransport:
         )
 
     def _arguments(self, destination: Destination, hops: Sequence[_Hop], habits: Sequence[str] = ()) -> list[str]:
-        """Return the arguments that lead to a host; jump hosts get our settings, which `ssh -J` would not hand on."""
+        """Return the arguments that lead to a host; jump hosts get our settings, which `ssh -J` would not pass on."""
         if not hops:
             return arguments(destination, self._approach.config_file)[1:]
         (hop, options), *before = hops
         words = ["ssh", *habits, *_join_words(self._settings(options)), *self._arguments(hop, before, habits)]
-        # `--` and the host stand last; what is filled in by the outer `ssh` is the host behind the jump host.
+        # `--` and the host come last; the outer `ssh` fills in the host behind the jump host.
         command = shlex.join(words[:-2]).replace("%", "%%") + " -W '[%h]:%p' " + shlex.join(words[-2:])
         to = arguments(dataclasses.replace(destination, proxy_jump=None), self._approach.config_file)[1:]
         return [*_join_words([f"ProxyCommand={command}"]), *to]
@@ -189,10 +189,10 @@ class OpenSshTransport:
         ]
 
     def log_in(self, host: HostSpec) -> None:
-        """Have `ssh` log in at this terminal, and keep the connection for others to share.
+        """Log in with `ssh` at this terminal and keep the connection for others to share.
 
         Raises:
-            NodeError: It did not.
+            NodeError: The login failed.
         """
         options = self._approach.resolve(host.name, destination_of(host))
         hops = self._hops(host.name, options)
@@ -214,8 +214,8 @@ class OpenSshTransport:
         environment = self._environment | {"SSH_ASKPASS_REQUIRE": "never"}
         if subprocess.run(argv, env=environment, check=False).returncode != 0:
             raise AuthError(host.name, "`ssh` could not log in", hint=f"`ssh -v {options.address} true` shows why")
-        # It leaves this terminal only after it has told us so, and would end with a terminal that is closed before; it
-        # answers once it has.
+        # `ssh` detaches from this terminal only after it has reported success, and ends if the terminal is closed
+        # earlier. It answers once it has detached.
         argv = ["ssh", "-O", "check", *_join_words([f"ControlPath={path}"]), *to]
         if subprocess.run(argv, env=environment, check=False, capture_output=True).returncode != 0:
             text = "`ssh` logged in, but keeps no connection that others could share"
@@ -227,13 +227,13 @@ def _join_words(options: Iterable[str]) -> list[str]:
 
 
 def has_askpass(environment: Mapping[str, str]) -> bool:
-    """Tell whether a program answers what `ssh` asks; there is no terminal to ask at."""
+    """Return whether a program answers the questions of `ssh`: there is no terminal to ask at."""
     required = environment.get("SSH_ASKPASS_REQUIRE") in ("force", "prefer")
     return required and bool(environment.get("SSH_ASKPASS"))
 
 
 def _strictest_policy(spec: SshSpec, options: SshOptions) -> str:
-    """Return the stricter of cluster file and ssh_config; nobody is asked, so what would ask refuses."""
+    """Return the stricter policy of cluster file and ssh_config. A policy that would ask the user refuses instead."""
     if spec.host_keys == "strict" or options.strict_host_keys in ("yes", "true"):
         return "yes"
     opened = spec.host_keys == "accept-new" or options.strict_host_keys != "ask"
@@ -241,7 +241,7 @@ def _strictest_policy(spec: SshSpec, options: SshOptions) -> str:
 
 
 def _known_hosts_options(spec: SshSpec, options: SshOptions) -> list[str]:
-    """Let the files of the cluster file speak of hosts that the user's own do not know, and of no others."""
+    """Use the known-hosts files of the cluster file for hosts that the user's own files do not contain."""
     own = known_hosts.load_known_hosts([*options.user_known_hosts, *options.global_known_hosts])
     if not spec.known_hosts or any(entry.matches(options.known_name) for entry in own):
         return []
@@ -253,11 +253,11 @@ def _wait_for_shell(channel: OpenSshChannel, deadline: float) -> None:
     """Wait until a shell answers.
 
     Raises:
-        OSError: The stream ended, with what was heard; or nothing came in time.
-        ValueError: Something else talks there.
+        OSError: The stream ended (with its output), or there was no answer in time.
+        ValueError: The output is not that of a shell.
     """
     word = secrets.token_hex(8)
-    # In two parts, so that no echo of the line is taken for the answer.
+    # In two parts, so that an echo of the line does not look like the answer.
     channel.send(f"printf '%s%s\\n' clusterctl- {word}\n".encode())
     heard = b""
     while f"clusterctl-{word}\n".encode() not in heard:
@@ -275,7 +275,7 @@ def _describe_missing_shell(
     options: SshOptions,
     error: Exception,
 ) -> NodeError:
-    """Say why no shell answered: `ssh` did not get there, or what it started is none."""
+    """Explain why no shell answered: `ssh` failed, or it started something else."""
     with contextlib.suppress(Exception):
         process.wait(_LAST_OUTPUT_TIMEOUT_S)
     output, address = log.read_text("utf-8", "replace"), options.address

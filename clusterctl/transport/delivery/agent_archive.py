@@ -1,11 +1,7 @@
-"""NVIDIA's bindings, cut down to what our agent calls: a twelfth of their text.
+"""The agent as one archive, which every node runs; its name is the hash of its content.
 
-They define every structure and function there is, and a node pays for each at every look. What is kept is kept as it
-was written, and whatever it needs is kept with it.
-
-The agent as one archive: what every node runs, named by its content.
-
-The same sources give the same bytes, wherever and whenever they are packed: entries are sorted and carry no times.
+The same sources always give the same bytes: entries are sorted and carry no times. NVIDIA's bindings are trimmed to the
+functions that the agent calls, a twelfth of their text, because a node compiles all of it at each probe.
 """
 
 from __future__ import annotations
@@ -33,15 +29,15 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(rb"\b(?:nvml[A-Z]\w*|NVML\w+|c_nvml\w+)\b")
 _ERRORS = "NVML_ERROR_"
-"""Names that the bindings look up among their own when they are imported, to make a class of each."""
+"""Names that the bindings look up in themselves at import to create a class for each."""
 
 
 def trim_bindings(bindings: bytes, users: Iterable[bytes]) -> bytes:
-    """Return the source of `pynvml` with the definitions that other sources name, and those that these need.
+    """Return the source of `pynvml` with only the definitions that other sources use, and those that these need.
 
     Args:
         bindings: The whole source.
-        users: Sources that call it; any name of NVML's in them counts.
+        users: Sources that call it; every NVML name in them counts.
     """
     text = bindings.decode()
     tree = ast.parse(text)
@@ -89,7 +85,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _FORMAT = 2
 _BINDINGS = "pynvml.py"
 _TYPES_SUFFIX = "_types.py"
-"""Ending of the modules that only the type checker reads: the archive leaves them out."""
+"""Suffix of modules that only the type checker reads. The archive does not contain them."""
 _PACKING = threading.Lock()
 _MAIN = b"import sys\n\nfrom clusterctl.agent.__main__ import main\n\nsys.exit(main())\n"
 
@@ -99,7 +95,7 @@ class AgentArchive:
     """The archive and its name.
 
     Attributes:
-        sha256: Of `data`, in hexadecimal: the name under which nodes cache it, and what they check it by.
+        sha256: Hash of `data` in hexadecimal: its name in the cache of a node, and its checksum.
     """
 
     data: bytes
@@ -119,8 +115,8 @@ def pack_files(files: dict[str, bytes]) -> AgentArchive:
 
 
 def load_agent_archive() -> AgentArchive:
-    """Return the archive of this installation's agent, from the user's cache where the sources have not changed."""
-    # Nodes are dialed in threads; two parsers at once break each other in Python 3.11, and one archive is enough.
+    """Return the agent archive of this installation, from the user's cache if the sources have not changed."""
+    # Nodes are connected in threads; two parsers at once break each other in Python 3.11, and one archive is enough.
     with _PACKING:
         return _load_or_pack()
 
@@ -143,7 +139,7 @@ def _make_archive(data: bytes) -> AgentArchive:
 
 
 def _sources() -> dict[str, Path]:
-    # Every command that reaches a node looks at all of them: by names, since a `Path` of each would take longer.
+    # Every command that reaches a node checks all sources. Names are faster than `Path` objects.
     agent: dict[str, Path] = {}
     for folder, _, files in os.walk(_PACKAGE / "agent"):
         inside = folder[len(str(_PACKAGE.parent)) + 1 :].replace(os.sep, "/")
@@ -169,7 +165,7 @@ def _read(sources: dict[str, Path]) -> dict[str, bytes]:
     files = {name: path.read_bytes() for name, path in sources.items()}
     ours = [content for name, content in files.items() if name != _BINDINGS]
     files[_BINDINGS] = trim_bindings(files[_BINDINGS], ours)
-    # zipimport knows no namespace packages: each folder needs to be one in full.
+    # zipimport does not support namespace packages: each folder must be a package.
     folders = {name.rpartition("/")[0] for name in files if "/" in name}
     return {**{f"{folder}/__init__.py": b"" for folder in folders}, **files, "__main__.py": _MAIN}
 
@@ -188,9 +184,10 @@ def _verify(stored: bytes) -> AgentArchive:
 
 
 def _store(path: Path, data: bytes) -> None:
-    """Store for the next command; where that is not possible, it packs again."""
+    """Store the archive for the next command; if that fails, the next command packs it again."""
     try:
-        # Agents of this machine as a node lie beside it, and are not taken from where others can write.
+        # Agents of this machine as a node are stored beside it. They are not loaded from a folder that others can
+        # write.
         path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.mkdir(exist_ok=True)
         for old in path.parent.glob("*.pyz"):

@@ -1,15 +1,15 @@
-"""The first words with a node: a script for `/bin/sh` that finds a Python, has the agent there, and becomes it.
+"""Starts the agent on a node: a script for `/bin/sh` finds a Python, installs the agent and executes it.
 
-The script is fixed; what differs goes into quoted assignments before it. It says one line, the preamble, which begins
-with a marker that no echo of the script itself can contain. Nothing may be sent after the script before that line has
-come: some shells read their standard input in blocks and would swallow it.
+The script is constant; variable parts are quoted assignments before it. It prints one line, the preamble, which begins
+with a marker that an echo of the script cannot contain. Nothing may be sent after the script before that line: some
+shells read standard input in blocks and would swallow it.
 
-The bundle lies in `$XDG_CACHE_HOME/clusterctl/agents` on the node, else in `~/.cache/clusterctl/agents`, or, where
-that cannot be written, in `/var/tmp/clusterctl-UID/agents` or `/dev/shm/clusterctl-UID/agents`. A home without a
-block device of its own comes last: most such homes are on a server, and an agent that imports from there hangs with
-it. Beside the bundle lies the same with compiled modules, one for each kind of Python, because importing sources from
-an archive would compile them at each start. What is whole is never replaced: where machines share the place others
-import from it, and a file that is replaced is stale to them (NFS).
+The archive is stored on the node in `$XDG_CACHE_HOME/clusterctl/agents`, else in `~/.cache/clusterctl/agents`, or, if
+that is not writable, in `/var/tmp/clusterctl-UID/agents` or `/dev/shm/clusterctl-UID/agents`. A home without a block
+device of its own comes last: most such homes are on a file server, and an agent that imports from there hangs with it.
+Beside the archive there is a copy with compiled modules for each Python version, because importing sources from an
+archive would compile them at each start. A complete file is never replaced: other machines may be importing from it,
+and a replaced file is stale for them (NFS).
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ NOISE_BYTES = 64 * 1024
 MINIMUM_PYTHON = "3.9"
 _QUOTED_BYTES = 300
 _SEND_TIMEOUT_S = 30.0
-# How long a broken stream may still hand over what the other end had said.
+# How long to read the rest of the output of a broken stream.
 _LAST_OUTPUT_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """What the node said before frames begin.
+    """What the node reported before the first frame.
 
     Attributes:
         python: Path of the interpreter that runs the agent.
         version: Its version.
-        sent: The bundle was not there and has been sent.
+        sent: The archive was missing and has been sent.
     """
 
     python: str
@@ -56,24 +56,24 @@ class Preamble:
 
 
 class PreambleParser:
-    """Finds the preamble in what a node sends, whatever surrounds it."""
+    """Finds the preamble in the output of a node, whatever surrounds it."""
 
     def __init__(self, nonce: str) -> None:
         self._marker = f"clusterctl:{nonce}:".encode()
         self._buffer = b""
         self.rejected: list[str] = []
-        """Interpreters that were found and could not be used, in words."""
+        """Interpreters that were found but unusable, in words."""
 
     @property
     def noise(self) -> str:
-        """What came before the preamble."""
+        """Output before the preamble."""
         return self._buffer.decode("utf-8", "replace").strip()
 
     def feed(self, data: bytes) -> tuple[str, str, bytes] | None:
-        """Take in `data`; return the word and text of the deciding line and what came after it, once it is complete.
+        """Add `data`; return keyword and text of the preamble and the bytes after it, once it is complete.
 
         Raises:
-            ValueError: More than `NOISE_BYTES` came without a preamble.
+            ValueError: `NOISE_BYTES` came without a preamble.
         """
         self._buffer += data
         while (start := self._buffer.find(self._marker)) >= 0:
@@ -110,19 +110,20 @@ def start_agent(
     first: Sequence[str] = (),
     progress: Progress = ignore_progress,
 ) -> tuple[Preamble, bytes]:
-    """Turn the shell at the other end into an agent; return what it said and the first bytes that are frames.
+    """Turn the shell at the other end into an agent; return the preamble and the first bytes of frames.
 
     Args:
-        node: For messages.
-        channel: A fresh stream to `/bin/sh`.
+        node: Name of the node, for messages.
+        channel: A new stream to `/bin/sh`.
         bundle: The agent.
         timeout: Seconds within which the node has to answer.
-        pythons: As in `script`.
-        first: As in `script`.
-        progress: Told what is being waited for.
+        pythons: See `make_script`.
+        first: See `make_script`.
+        progress: Called with the current stage.
 
     Raises:
-        AgentError: No Python, too old a one, no answer in time, or an answer that is not ours.
+        AgentError: There is no Python, it is too old, there was no answer in time, or the answer is not that of our
+            script.
     """
     nonce = secrets.token_hex(8)
     parser = PreambleParser(nonce)
@@ -146,7 +147,7 @@ def start_agent(
 
 @contextlib.contextmanager
 def _translate_errors(node: str, channel: Channel, parser: PreambleParser, timeout: float) -> Iterator[None]:
-    """Say what it means that a node does not answer, or not with what is ours."""
+    """Explain a missing or foreign answer of the node."""
     try:
         yield
     except TimeoutError as error:
@@ -177,7 +178,7 @@ def _wait_for_preamble(channel: Channel, parser: PreambleParser, timeout: float)
 
 
 def _drain_output(channel: Channel, parser: PreambleParser) -> None:
-    """Take in what the other end said before it went: a shell that is none ends before our script is sent."""
+    """Read the remaining output of the other end: a program that is no shell ends before it gets our script."""
     deadline = time.monotonic() + _LAST_OUTPUT_TIMEOUT_S
     with contextlib.suppress(OSError, ValueError):
         while data := channel.recv(65536, timeout=max(0.001, deadline - time.monotonic())):

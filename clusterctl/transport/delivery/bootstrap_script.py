@@ -1,4 +1,4 @@
-"""The script for `/bin/sh` of a node, and the first Python that it starts: they find, fetch and become the agent."""
+"""The script for `/bin/sh` of a node and the first Python program it runs: they find, fetch and become the agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CANDIDATES_OF_CONDA = (
     "python",
 )
 
-# Runs under whatever was found, so it has to be valid in every Python there ever was; no single quotes.
+# Must be valid in every Python version, since it runs in any interpreter that is found; no single quotes.
 _STAGE = r"""
 import sys
 sys.path[:] = [p for p in sys.path if p]
@@ -226,8 +226,8 @@ sys.argv[:] = [path, "serve"]
 exec(code, {"__name__": "__main__"})
 """
 
-# `main` is read whole before it runs, so nothing it starts can eat the rest of the script. USR1 tells that a Python
-# took over: from then on its exit status is the end, and no other may be tried.
+# The shell reads `main` completely before it runs, so nothing it starts can consume the rest of the script. USR1 means
+# that a Python took over: its exit status is then final, and no other Python may be tried.
 _SCRIPT = r"""
 main() {
   taken= tried=
@@ -254,13 +254,13 @@ try() {
 
 
 def make_script(nonce: str, bundle: AgentArchive, pythons: Sequence[str], *, first: Sequence[str] = ()) -> bytes:
-    """Return what goes to the shell's standard input.
+    """Return the input for the shell.
 
     Args:
-        nonce: Unguessable by whatever else writes to the stream.
+        nonce: A value that other writers to the stream cannot guess.
         bundle: The agent; only its names go into the script.
-        pythons: Interpreters that the user named, tried after the system's own.
-        first: Interpreters tried before any other.
+        pythons: Interpreters that the user named, tried after those of the system.
+        first: Interpreters to try before all others.
     """
     values = {
         "nonce": nonce,
@@ -275,7 +275,7 @@ def make_script(nonce: str, bundle: AgentArchive, pythons: Sequence[str], *, fir
 
 
 def _minify(source: str) -> str:
-    """Return Python without comments, each step of its indentation one blank: every node is sent it."""
+    """Return Python without comments and with one blank per indentation level: it is sent to every node."""
     lines = [line for line in source.split("\n") if line.strip() and not line.lstrip().startswith("#")]
     return "\n".join(" " * ((len(line) - len(line.lstrip())) // 4) + line.lstrip() for line in lines)
 

@@ -1,4 +1,4 @@
-"""Which algorithms ssh_config leaves: a list there may take away from what the SSH library offers, never add to it."""
+"""Applies the algorithm lists of ssh_config: a list may remove algorithms that paramiko offers, never add any."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 _SECONDS = 10.0
 _ONE_ASKS = threading.Lock()
-"""Nodes are reached side by side, and the answer is the same for all of them."""
+"""Many nodes are connected at once, and the answer is the same for all."""
 
 
 def filter_algorithms(node: str, options: SshOptions, option: str, offered: Sequence[str]) -> tuple[str, ...]:
-    """Return those of `offered` that `option` of ssh_config allows; all, where it says what ssh was built with.
+    """Return those of `offered` that `option` of ssh_config allows; all of them if ssh_config has the built-in list.
 
     Raises:
         ConnectError: None is left.
     """
     key = option.lower()
     listed = dict(options.algorithms).get(key, "")
-    # An ssh from before 8.5 may print what is added or taken away rather than what is left.
+    # An ssh before 8.5 may print additions and removals rather than the result.
     if listed[:1] in ("", *"+-^"):
         return tuple(offered)
     with _ONE_ASKS:
@@ -46,7 +46,7 @@ def filter_algorithms(node: str, options: SshOptions, option: str, offered: Sequ
 
 @functools.cache
 def _list_defaults() -> dict[str, str]:
-    """Return the lists of an ssh without configuration: what is too new for it is not forbidden by it."""
+    """Return the lists of an ssh without configuration. It does not forbid algorithms that it does not know."""
     program = shutil.which("ssh")
     if program is None:
         return {}

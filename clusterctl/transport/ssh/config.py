@@ -1,8 +1,8 @@
-"""What `ssh HOST` would do, as plain values: `ssh -G` knows Include, Match, tokens and the system's file; we only ask.
+"""The ssh_config of a host as plain values, evaluated by `ssh -G` (Include, Match, tokens, the system file).
 
-Facts about the output of `ssh -G` (OpenSSH 7.2 to 10): one `key value` a line, keys in lower case; `identityfile` and
-`certificatefile` repeat and keep their `~` and tokens; the known-hosts files are expanded and stand on one line;
-`proxycommand` keeps its tokens; what is not set is absent or `none`.
+Facts about the output of `ssh -G` (OpenSSH 7.2 to 10): one `key value` per line, keys in lower case; `identityfile` and
+`certificatefile` repeat and keep their `~` and tokens; the known-hosts files are expanded and on one line;
+`proxycommand` keeps its tokens; an unset key is absent or `none`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
 
 CONFIG_VARIABLE = "CLUSTERCTL_SSH_CONFIG"
-"""Environment variable that names a file to use in place of the user's ssh_config, as `ssh -F` does."""
+"""Environment variable that names a file to use in place of the user's ssh_config, like `ssh -F`."""
 
 _RESOLVE_SECONDS = 10.0
 _NAMES = {
@@ -36,7 +36,7 @@ _NAMES = {
     "n": ("a host name", words.is_host),
     "r": ("a user name", words.is_user),
 }
-"""What may be filled into a proxy command, by its token: checked once more, whoever said it."""
+"""Values that may be filled into a proxy command, by token. They are validated again, whatever their origin."""
 ALGORITHMS = ("ciphers", "macs", "kexalgorithms", "hostkeyalgorithms")
 _KEYS = {
     *("hostname", "port", "user", "proxyjump", "proxycommand", "addressfamily", "bindaddress"),
@@ -55,28 +55,28 @@ _DEFAULT_KNOWN_HOSTS = ("known_hosts", "known_hosts2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshOptions:
-    """How one host is reached and trusted.
+    """How to reach and trust one host.
 
     Attributes:
         hostname: Address to connect to.
-        identity_files: Private keys in the order in which they are tried; some may not exist.
-        named_key: The private key that the cluster file names, which `ssh -G` leaves out where it does not exist.
-        certificate_files: User certificates beside those named `<key>-cert.pub`.
-        identities_only: Offer no key of the ssh-agent that is not one of the files.
+        identity_files: Private keys in the order of attempts; some may not exist.
+        named_key: The private key in the cluster file, which `ssh -G` omits if it does not exist.
+        certificate_files: User certificates besides those named `<key>-cert.pub`.
+        identities_only: Offer only those keys of the ssh-agent that match one of the files.
         identity_agent: Socket of the ssh-agent, or `None` for no agent.
-        proxy_jump: Hops from here to there, `[user@]host[:port]` each, or empty.
+        proxy_jump: Jump hosts, `[user@]host[:port]` each, or empty.
         proxy_command: Command with its tokens expanded, or `None`.
         address_family: `any`, `inet` or `inet6`.
-        bind_address: Own address to connect from, or `None` for any.
+        bind_address: Local address to connect from, or `None` for any.
         host_key_alias: Name to look up in the known-hosts files, or `None`.
-        user_known_hosts: Files of the user; the first is written to.
+        user_known_hosts: Files of the user; new keys are added to the first.
         global_known_hosts: Files of the machine.
-        strict_host_keys: As ssh prints it: `ask`, `yes`, `true`, `accept-new`, `no`, `off`, `false`.
-        hash_known_hosts: New entries hide the name of their host.
+        strict_host_keys: As printed by ssh: `ask`, `yes`, `true`, `accept-new`, `no`, `off`, `false`.
+        hash_known_hosts: New entries hash the name of their host.
         revoked_host_keys: File of host keys that must not be trusted, or `None`.
-        environment: Variables that `SendEnv` and `SetEnv` hand to the server, which takes what its `AcceptEnv` names.
-        algorithms: Lists of algorithms as ssh prints them, by the name of the option.
-        others: What only `ssh` itself can do, by the name of the option, as ssh prints it.
+        environment: Variables of `SendEnv` and `SetEnv`; the server accepts those that its `AcceptEnv` names.
+        algorithms: Lists of algorithms as printed by ssh, by the name of the option.
+        others: Options that only `ssh` supports, by name, as printed by ssh.
     """
 
     hostname: str
@@ -102,18 +102,18 @@ class SshOptions:
     others: tuple[tuple[str, str], ...] = ()
 
     def other(self, key: str) -> str | None:
-        """Return what ssh says of an option that only it can follow; `None` where that is nothing."""
+        """Return the value of an option that only `ssh` supports; `None` if it is not set."""
         value = dict(self.others).get(key)
         return None if value in (None, "none", "no", "false") else value
 
     @property
     def address(self) -> str:
-        """What a person gives to ssh: the name of a node may be known in the cluster file alone."""
+        """The argument of `ssh` that reaches this host. The name of a node may exist in the cluster file only."""
         return f"-p {self.port} " * (self.port != 22) + f"{self.user}@{self.hostname}"
 
     @property
     def known_name(self) -> str:
-        """The name under which the host key is filed."""
+        """The name of the host in the known-hosts files."""
         if self.host_key_alias:
             return self.host_key_alias
         name = self.hostname.lower()
@@ -122,7 +122,7 @@ class SshOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """A host as it was asked for; what is `None` is left to the config."""
+    """A requested host. ssh_config decides about fields that are `None`."""
 
     host: str
     address: str | None = None
@@ -133,7 +133,7 @@ class Destination:
 
 
 def names_of_one_host(options: Mapping[str, SshOptions]) -> list[list[str]]:
-    """Return the names, by what ssh makes of each, that lead to one address and port by one way."""
+    """Return groups of names that ssh_config maps to one address and port by the same jump hosts."""
     places: dict[tuple[object, ...], list[str]] = {}
     for name, one in options.items():
         way = (one.hostname.lower(), one.port, one.proxy_jump, one.proxy_command)
@@ -146,7 +146,7 @@ def parse_hop(text: str, proxy_jump: str | None = None) -> Destination:
 
     Args:
         text: The hop.
-        proxy_jump: The hops before it, or `None` for what the config says.
+        proxy_jump: The hops before it, or `None` to use ssh_config.
     """
     user, host, port = words.split_hop(text)
     return Destination(host=host, user=user or None, port=port, proxy_jump=proxy_jump)
@@ -156,12 +156,12 @@ def last_hop(node: str, options: SshOptions, chains: tuple[str, ...]) -> tuple[s
     """Return the chain of jump hosts to a host, and the last of them.
 
     Args:
-        node: For the message.
-        options: What ssh_config says of the host.
-        chains: The chains that were followed to get here, from the node on.
+        node: Name of the node, for messages.
+        options: ssh_config of the host.
+        chains: The chains followed so far, from the node on.
 
     Raises:
-        ConnectError: They go in a circle.
+        ConnectError: The jump hosts form a cycle.
     """
     chain = ",".join(options.proxy_jump)
     if chain in chains:
@@ -172,10 +172,10 @@ def last_hop(node: str, options: SshOptions, chains: tuple[str, ...]) -> tuple[s
 
 
 def arguments(destination: Destination, config_file: str | None) -> list[str]:
-    """Return the arguments of `ssh` that make it print its options for `destination`."""
+    """Return the arguments of `ssh` that print the options for `destination`."""
     options = ["-G"]
     options += ["-F", config_file] if config_file else []
-    # Tokens are filled in there: the `%` of a scoped address is one of its own.
+    # ssh expands tokens here: the `%` of a scoped address must be doubled.
     options += ["-o", f"HostName={destination.address.replace('%', '%%')}"] if destination.address else []
     options += ["-l", destination.user] if destination.user else []
     options += ["-p", str(destination.port)] if destination.port else []
@@ -185,16 +185,16 @@ def arguments(destination: Destination, config_file: str | None) -> list[str]:
 
 
 def _hop(text: str) -> str:
-    """Return a hop as ssh takes it, which wants an IPv6 address in brackets even where there is no port."""
+    """Return a hop in the form that ssh accepts: an IPv6 address needs brackets even without a port."""
     user, at, place = text.strip().rpartition("@")
     return f"{user}{at}[{place}]" if place.count(":") > 1 and not set(place) & set("[/") else text.strip()
 
 
 def resolve(node: str, destination: Destination, *, config_file: str | None = None) -> SshOptions:
-    """Ask `ssh` how it would reach `destination`; where there is no `ssh`, take OpenSSH's own defaults.
+    """Ask `ssh` how it would reach `destination`; without `ssh`, use the defaults of OpenSSH.
 
     Raises:
-        ConnectError: The config is broken, or something is no name that may reach a shell.
+        ConnectError: ssh_config is invalid, or a name is not safe for a shell.
     """
     _check_asked(node, destination)
     program = _program()
@@ -216,7 +216,7 @@ def resolve(node: str, destination: Destination, *, config_file: str | None = No
 
 
 def _check_asked(node: str, destination: Destination) -> None:
-    """Refuse what `ssh` would hand to a shell of `Match exec`, or take for an option or a second line."""
+    """Reject names that `ssh` would pass to a shell of `Match exec` or take for an option or a second line."""
     hops = (destination.proxy_jump or "").split(",") if destination.proxy_jump else []
     _check(node, "a host name", words.is_host, destination.host)
     _check(node, "an address", words.is_host, destination.address)
@@ -233,7 +233,7 @@ def _check(node: str, what: str, is_one: Callable[[str], bool], text: str | None
 
 
 def destination_of(host: HostSpec) -> Destination:
-    """Return what the cluster file says of the way to a host."""
+    """Return the destination that the cluster file describes."""
     return Destination(
         host=host.host,
         address=host.address,
@@ -262,10 +262,10 @@ def _first(values: dict[str, list[str]], key: str) -> str | None:
 
 
 def parse(node: str, text: str, destination: Destination) -> SshOptions:
-    """Return the options that `ssh -G` printed as `text`.
+    """Return the options in `text`, the output of `ssh -G`.
 
     Raises:
-        ConnectError: A name among them is none that may be filled into a command.
+        ConnectError: A name is not safe to be filled into a command.
     """
     values = _values(text)
     tokens = _tokens(destination, values)
@@ -302,7 +302,7 @@ def parse(node: str, text: str, destination: Destination) -> SshOptions:
 
 
 def _environment(patterns: Iterable[str], settings: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return what `ssh` sends: variables of this process whose name matches, and what is set, which wins."""
+    """Return the variables that `ssh` sends: matching variables of this process, and `SetEnv`, which wins."""
     wanted = [re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".") for pattern in patterns]
     sent = {name: value for name, value in os.environ.items() if any(re.fullmatch(w, name) for w in wanted)}
     chosen = dict(setting.partition("=")[::2] for setting in settings)

@@ -1,7 +1,7 @@
-"""Jump hosts: each is connected once and shared.
+"""Connections to jump hosts: each is opened once and shared.
 
-It opens any number of connections at once: a bound would let those to dead machines, which take until the time limit,
-keep others waiting.
+Any number of connections may be opened at once: with a limit, dead machines that run into their timeout would delay the
+others.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class Closable(Protocol):
 
     @property
     def alive(self) -> bool:
-        """It can still be used."""
+        """Whether the connection is usable."""
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
 
 
 C = TypeVar("C", bound=Closable)
 
 
 class ConnectionPool(Generic[C]):
-    """Connections by name. The first who asks connects, whoever else asks meanwhile waits for that."""
+    """Connections by name. The first caller connects; later callers wait for the result."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,12 +42,12 @@ class ConnectionPool(Generic[C]):
         """Return the live connection called `name`.
 
         Args:
-            name: Of the whole chain up to the host.
-            connect: Makes it; what it raises is raised to all who wait, and the next who asks tries again.
+            name: Name of the whole chain up to the host.
+            connect: Opens the connection. Its exception is raised in all waiting callers; the next caller tries again.
             deadline: On the monotonic clock.
 
         Raises:
-            TimeoutError: Someone else's attempt did not end before `deadline`.
+            TimeoutError: The attempt of another caller did not end before `deadline`.
         """
         with self._lock:
             if self._closed:
@@ -65,7 +65,7 @@ class ConnectionPool(Generic[C]):
             raise TimeoutError from error
 
     def close(self) -> None:
-        """Close every connection; no more can be made."""
+        """Close all connections and refuse new ones."""
         with self._lock:
             self._closed = True
             hops = list(self._found.values())
@@ -77,7 +77,7 @@ class ConnectionPool(Generic[C]):
     def _run(future: Future[C], connect: Callable[[], C]) -> None:
         try:
             future.set_result(connect())
-        except BaseException as error:  # handed to whoever waits
+        except BaseException as error:  # All waiting callers get this exception.
             future.set_exception(error)
 
 

@@ -1,4 +1,4 @@
-"""What the built-in client cannot do and the user's own `ssh` may: decided from how a login failed."""
+"""Decides from a failed login whether the user's `ssh` could do what the built-in client cannot."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _INTERACTIVE_METHODS = ("keyboard-interactive", "password")
 
 
 class NoCommonAlgorithmError(ConnectError):
-    """Client and server have no algorithm in common."""
+    """Client and server have no common algorithm."""
 
 
 def why_openssh(error: NodeError, options: SshOptions, *, answers: bool, shared: bool) -> str | None:
-    """Return what stands between the built-in client and a host, in words; `None` where `ssh` could do no more.
+    """Return why the built-in client cannot reach a host that `ssh` may reach; `None` if `ssh` could do no more.
 
     Args:
-        error: How the login failed.
-        options: What ssh_config says of the host.
+        error: The failure of the login.
+        options: ssh_config of the host.
         answers: Whether a program answers the questions of `ssh` (SSH_ASKPASS).
-        shared: Whether a connection is open already that `ssh` would share.
+        shared: Whether an open connection exists that `ssh` would share.
     """
     cause: BaseException | None = error
     while cause is not None:

@@ -1,4 +1,4 @@
-"""Whether a host key is accepted: the known-hosts files, the policy, and the words of a refusal."""
+"""Decides whether a host key is accepted, by known-hosts files and policy, and explains a refusal."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _OPEN = (*_NO_CHECKING, "accept-new")
 
 @dataclass(frozen=True, slots=True)
 class PresentedKey:
-    """The host key that a server showed, and what the known-hosts files say of it.
+    """The host key that a server presented, and the judgement of the known-hosts files.
 
     Attributes:
-        name: What it is filed under.
-        path: The file that it would be added to: the first that the user's own ssh_config names.
-        hashed: New entries of that file hide their names.
+        name: Name of the host in the files.
+        path: The file to which the key would be added: the first one in the user's ssh_config.
+        hashed: New entries of that file hash their names.
     """
 
     node: str
@@ -50,14 +50,14 @@ class PresentedKey:
 
 
 class HostKeys:
-    """The known-hosts files, read again when they change, and the stricter policy of cluster file and ssh_config.
+    """The known-hosts files, reloaded when they change, and the stricter policy of cluster file and ssh_config.
 
-    The files of a cluster file are read beside the user's own, and decide about hosts alone that those do not know.
-    None of them is written: a file from elsewhere must not choose what is added to which file of the user.
+    The files of a cluster file are read in addition to the user's own, and only for hosts that the user's files do not
+    contain. They are never written: a file from elsewhere must not choose what is added to the user's files.
 
     Args:
-        spec: What the cluster file says.
-        own_files: Gives the files that ssh_config names for a host, whatever the cluster file says of it.
+        spec: The `ssh` section of the cluster file.
+        own_files: Returns the files that ssh_config names for a host, whatever the cluster file says.
     """
 
     def __init__(self, spec: SshSpec, own_files: _OwnFiles) -> None:
@@ -67,16 +67,16 @@ class HostKeys:
         self._files: dict[str, tuple[_Version, list[known_hosts.Entry]]] = {}
 
     def algorithms(self, options: SshOptions, supported: Sequence[str]) -> tuple[str, ...]:
-        """Return `supported` in the order in which a server should choose, so that it shows a key that is filed."""
+        """Return `supported` in an order of preference that makes a server present a known key."""
         entries = [*self._of_user(options), *self._of_file()]
         return known_hosts.preferred_algorithms(entries, options.known_name, supported)
 
     def inspect(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> PresentedKey:
-        """Return what the files say of `key`; change nothing.
+        """Return the judgement of the files about `key`; change nothing.
 
         Raises:
             HostKeyError: The list of revoked keys cannot be read.
-            ConnectError: ssh_config cannot be.
+            ConnectError: ssh_config cannot be read.
         """
         judgement = _revoked(node, options, key) or self._judged(options, key)
         trusted = judgement.verdict is HostKeyVerdict.TRUSTED
@@ -85,11 +85,11 @@ class HostKeys:
         return PresentedKey(node, options.known_name, key, judgement, path, options.hash_known_hosts)
 
     def check(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> str | None:
-        """Return if `key` is trusted, filing it first where the policy says so; the answer is a warning or `None`.
+        """Return if `key` is trusted, after adding it if the policy says so. The result is a warning or `None`.
 
         Raises:
-            HostKeyRefusal: It is not.
-            UntrustedKeyError: It cannot be filed, or the list of revoked keys cannot be read.
+            UntrustedKeyError: The key is not trusted.
+            HostKeyError: The key cannot be added, or the list of revoked keys cannot be read.
         """
         shown = self.inspect(node, destination, options, key)
         if shown.judgement.verdict is HostKeyVerdict.TRUSTED:
@@ -106,7 +106,7 @@ class HostKeys:
         return None
 
     def _accepts_new(self, options: SshOptions) -> bool:
-        """Tell whether the stricter of the two accepts new keys; `ask`, with nobody to ask, leaves it to the file."""
+        """Return whether the stricter policy accepts new keys; `ask` leaves it to the cluster file."""
         if self._spec.host_keys == "strict" or options.strict_host_keys in _STRICT:
             return False
         return self._spec.host_keys == "accept-new" or options.strict_host_keys in _OPEN
@@ -142,10 +142,10 @@ class HostKeys:
 
 
 def add_key(node: str, path: str, name: str, key: HostKey, *, hashed: bool) -> None:
-    """File `key` for `name` in a known-hosts file of the user.
+    """Add `key` for `name` to a known-hosts file of the user.
 
     Raises:
-        HostKeyError: It cannot be.
+        HostKeyError: The file cannot be changed.
     """
     try:
         known_hosts.append_key(path, name, key, hashed=hashed)
@@ -173,11 +173,11 @@ def _revoked(node: str, options: SshOptions, key: HostKey) -> HostKeyJudgement |
 
 
 def host_key_error(shown: PresentedKey, *, strict: bool = False) -> HostKeyError:
-    """Return the error that says why a key is not trusted and what would change that.
+    """Return the error that says why a key is not trusted and how to change that.
 
     Args:
         shown: The key.
-        strict: ssh_config is stricter than the cluster file would be.
+        strict: ssh_config is stricter than the cluster file.
     """
     key, entry = shown.key, shown.judgement.entry
     place = f"{entry.path}:{entry.line}" if entry and entry.line else entry.path if entry else ""
@@ -216,12 +216,12 @@ def host_key_error(shown: PresentedKey, *, strict: bool = False) -> HostKeyError
 
 
 class UntrustedKeyError(HostKeyError):
-    """A host key that is not trusted, with what is needed to accept it.
+    """A host key that is not trusted, with everything needed to accept it.
 
     Attributes:
-        name: What the key would be filed under.
-        path: The known-hosts file that it would be filed in.
-        hashed: New entries of that file hide their names.
+        name: Name of the host in the files.
+        path: The known-hosts file to which the key would be added.
+        hashed: New entries of that file hash their names.
     """
 
     def __init__(

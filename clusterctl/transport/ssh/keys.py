@@ -1,6 +1,6 @@
-"""Whom we log in as: the keys of an ssh-agent and of files, in the order in which OpenSSH would offer them.
+"""The keys for a login: keys of an ssh-agent and of files, in the order in which OpenSSH offers them.
 
-The ssh-agent protocol is draft-ietf-sshm-ssh-agent: a length, a type, and strings with lengths before them.
+The ssh-agent protocol is draft-ietf-sshm-ssh-agent: a length, a type, and length-prefixed strings.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _OPENSSH_KEY = b"openssh-key-v1\0"
 _LIST_SECONDS = 3.0
 _SIGN_SECONDS = 5.0
 _FRESH_SECONDS = 3.0
-"""Logins at the same time share what the agent said it holds; a later one asks anew."""
+"""Cache the agent's key list for so long, so that concurrent logins share it."""
 _REST_SECONDS = 30.0
-"""An agent that did not answer in time is left alone for so long: every node would wait for it anew."""
+"""Do not ask an agent that timed out again for so long: otherwise every node would wait for it."""
 _AT_ONCE = 8
 _MAX_MESSAGE = 1 << 20
 
@@ -42,12 +42,12 @@ AGENT_ONLY = "only the ssh-agent holds the key that was accepted: reconnecting b
 
 
 class SshAgentError(OSError):
-    """The ssh-agent cannot be spoken to, or would not sign."""
+    """The ssh-agent does not answer, or refused to sign."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """A public key (or certificate) whose private part an ssh-agent holds."""
+    """A public key (or certificate) whose private key an ssh-agent holds."""
 
     type: str
     blob: bytes
@@ -55,7 +55,7 @@ class AgentIdentity:
 
 
 class SshAgent:
-    """A running ssh-agent. Each request has a connection of its own, and is bounded: a forwarded agent may hang."""
+    """A running ssh-agent. Each request has its own connection and a timeout: a forwarded agent may hang."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -65,10 +65,10 @@ class SshAgent:
         self._rests_until = -math.inf
 
     def identities(self) -> list[AgentIdentity]:
-        """Return what the agent holds.
+        """Return the keys that the agent holds.
 
         Raises:
-            SshAgentError: It does not answer.
+            SshAgentError: The agent does not answer.
         """
         with self._listing:
             if self._listed is None or time.monotonic() >= self._listed[0]:
@@ -86,10 +86,10 @@ class SshAgent:
             raise SshAgentError("the ssh-agent's answer makes no sense") from error
 
     def sign(self, blob: bytes, data: bytes, algorithm: str) -> bytes:
-        """Return the signature of `data` by the key of `blob`, in the wire form of `algorithm`.
+        """Return the signature of `data` with the key of `blob`, in the wire format of `algorithm`.
 
         Raises:
-            SshAgentError: The agent would not sign (locked, or its user declined).
+            SshAgentError: The agent refused to sign (it is locked, or its user declined).
         """
         flags = _SIGN_FLAGS.get(algorithm.removesuffix("-cert-v01@openssh.com"), 0)
         request = bytes([_SIGN_REQUEST]) + _string(blob) + _string(data) + struct.pack(">I", flags)
@@ -102,7 +102,7 @@ class SshAgent:
             raise SshAgentError("the ssh-agent's answer makes no sense") from error
 
     def is_forwarded(self, environment: Mapping[str, str]) -> bool:
-        """Tell whether sshd made this agent's socket, so that it goes when its login session does."""
+        """Return whether sshd created this agent's socket, which then disappears with its login session."""
         if "SSH_CONNECTION" not in environment:
             return False
         try:
@@ -123,7 +123,7 @@ class SshAgent:
 
     @contextlib.contextmanager
     def _connection(self, seconds: float) -> Iterator[socket.socket]:
-        """Connect for one request; what goes wrong becomes a SshAgentError, and an agent that hangs is remembered."""
+        """Connect for one request. Failures become a SshAgentError, and an agent that hangs is remembered."""
         with self._slots:
             if time.monotonic() < self._rests_until:
                 raise SshAgentError(f"the ssh-agent at {self.path} did not answer a moment ago")
@@ -143,10 +143,10 @@ class SshAgent:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One attempt to log in: by the agent's `identity`, or by the private key in the file `path`.
+    """One attempt to log in: with the agent's `identity`, or with the private key in the file `path`.
 
     Attributes:
-        certificate: File of a user certificate that goes with the private key of `path`.
+        certificate: File of a user certificate for the private key in `path`.
     """
 
     path: str | None = None
@@ -155,7 +155,7 @@ class Offer:
 
     @property
     def name(self) -> str:
-        """What a message calls it."""
+        """The name of the key in messages."""
         if self.identity is not None:
             return f"{self.identity.comment or self.identity.type} (ssh-agent)"
         return self.certificate or self.path or ""
@@ -168,13 +168,13 @@ def list_offers(
     *,
     identities_only: bool,
 ) -> list[Offer]:
-    """Return the attempts in order: certificates, keys of files that the agent holds, its other keys, files themselves.
+    """Return the attempts in order: certificates, file keys that the agent holds, its other keys, the files.
 
     Args:
-        files: Private keys, as configured; those that are not there are passed over.
-        certificates: Certificates that were configured beside `<key>-cert.pub`.
-        identities: What the agent holds.
-        identities_only: Leave out keys of the agent that no file stands for.
+        files: Configured private keys; missing files are skipped.
+        certificates: Configured certificates besides `<key>-cert.pub`.
+        identities: Keys of the agent.
+        identities_only: Exclude keys of the agent that match no file.
     """
     public = {path: read_public_key(path) for path in files}
     held = {identity.blob: identity for identity in identities}
@@ -192,7 +192,7 @@ def list_offers(
 
 
 def read_public_key(path: str) -> bytes | None:
-    """Return the public key that belongs to a private one: from the file beside it, or from its own head."""
+    """Return the public key of a private key: from the `.pub` file, or from its own header."""
     try:
         fields = Path(path if path.endswith(".pub") else f"{path}.pub").read_text("utf-8", "replace").split()
         return base64.b64decode(fields[1], validate=True)
@@ -201,7 +201,7 @@ def read_public_key(path: str) -> bytes | None:
 
 
 def _read_embedded_public_key(path: str) -> bytes | None:
-    """Read the public key that OpenSSH's own format has in clear even where the private part is encrypted."""
+    """Read the public key in OpenSSH's own format, where it is not encrypted even if the private key is."""
     try:
         body = "".join(line for line in Path(path).read_text("ascii").splitlines() if not line.startswith("-----"))
         data = base64.b64decode(body, validate=True)
@@ -216,12 +216,12 @@ def _read_embedded_public_key(path: str) -> bytes | None:
 
 
 def is_security_key(path: str) -> bool:
-    """Tell whether a private key is one whose other half is in a piece of hardware (FIDO)."""
+    """Return whether a private key needs a security key (FIDO)."""
     return parse_key_type(read_public_key(path) or b"").startswith("sk-")
 
 
 def parse_key_type(blob: bytes) -> str:
-    """Return the type that a key or certificate in wire form begins with."""
+    """Return the type at the start of a key or certificate in wire format."""
     try:
         return _Reader(blob).string().decode("ascii", "replace")
     except ValueError:

@@ -1,9 +1,8 @@
-"""The known-hosts files of OpenSSH: which keys are filed for a host, and what a key that it shows is worth.
+"""OpenSSH's known-hosts files: which keys they contain for a host, and whether a presented key is trusted.
 
 The format is that of sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT": an optional marker, patterns separated by commas (or one
-name hidden by HMAC-SHA1 with its salt), the type of the key, and the key in base64.
-
-Host keys that ssh_config revokes (`RevokedHostKeys`): a list of public keys, or a KRL of `ssh-keygen -k`.
+name hashed by HMAC-SHA1 with its salt), the type of the key, and the key in base64. Revoked keys (`RevokedHostKeys` of
+ssh_config) are a list of public keys, or a KRL of `ssh-keygen -k`.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ if TYPE_CHECKING:
 
 
 _TYPES = ("ssh-", "ecdsa-", "sk-", "rsa-sha2-")
-# How a line of authorized_keys may begin, and none of known hosts: with an option that has a value.
+# How a line of authorized_keys may begin, but no line of known_hosts: with an option that has a value.
 _OPTION = re.compile(r"""^[\w-]+=|["'$`;\\]""")
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    """A public key as it is filed: its type (`ssh-ed25519`) and its wire form."""
+    """A public key: its type (`ssh-ed25519`) and its wire format."""
 
     type: str
     blob: bytes
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 in the form that `ssh` and `ssh-keygen -l` show."""
+        """SHA-256 in the form of `ssh` and `ssh-keygen -l`."""
         return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode().rstrip("=")
 
 
@@ -59,7 +58,7 @@ class Entry:
     key: HostKey
 
     def matches(self, name: str) -> bool:
-        """Tell whether this line is about `name` (`host`, `[host]:port` or an alias)."""
+        """Return whether this line is about `name` (`host`, `[host]:port` or an alias)."""
         if self.names[0].startswith("|"):
             return _matches_hashed(self.names[0], name)
         lowered, matched = name.lower(), False
@@ -73,25 +72,25 @@ class Entry:
 
 
 class HostKeyVerdict(Enum):
-    """What a host key is worth."""
+    """How far a host key is trusted."""
 
     TRUSTED = "trusted"
     UNKNOWN = "unknown"
     CHANGED = "changed"
     REVOKED = "revoked"
-    AUTHORITY = "authority"  # only a host certificate would be trusted, and we cannot check one
+    AUTHORITY = "authority"  # Only a host certificate would be trusted, and we cannot check one.
 
 
 @dataclass(frozen=True, slots=True)
 class HostKeyJudgement:
-    """A verdict and the line that led to it, if one did."""
+    """A verdict and the line that led to it, if there is one."""
 
     verdict: HostKeyVerdict
     entry: Entry | None = None
 
 
 def parse_known_hosts(text: str, path: str = "") -> list[Entry]:
-    """Return the lines of a known-hosts file that can be read; OpenSSH passes over the others too."""
+    """Return the valid lines of a known-hosts file; like OpenSSH, ignore the others."""
     entries = []
     for number, line in enumerate(text.splitlines(), 1):
         fields = line.split()
@@ -107,7 +106,7 @@ def parse_known_hosts(text: str, path: str = "") -> list[Entry]:
 
 
 def load_known_hosts(paths: Iterable[str]) -> list[Entry]:
-    """Return the entries of the files that are there and can be read."""
+    """Return the entries of the files that exist and are readable."""
     entries = []
     for path in paths:
         try:
@@ -119,7 +118,7 @@ def load_known_hosts(paths: Iterable[str]) -> list[Entry]:
 
 
 def judge_host_key(entries: Sequence[Entry], name: str, key: HostKey) -> HostKeyJudgement:
-    """Return what `key`, shown by the host filed as `name`, is worth."""
+    """Return how far `key`, presented by the host `name`, is trusted."""
     about = [entry for entry in entries if entry.matches(name)]
     for entry in entries:
         if entry.marker == "@revoked" and entry.key.blob == key.blob and entry.matches(name):
@@ -138,22 +137,22 @@ def judge_host_key(entries: Sequence[Entry], name: str, key: HostKey) -> HostKey
 
 
 def preferred_algorithms(entries: Sequence[Entry], name: str, all_algorithms: Sequence[str]) -> tuple[str, ...]:
-    """Return `all_algorithms` with those first for which a key of `name` is filed, so that a server shows that key."""
+    """Return `all_algorithms` with the types of known keys of `name` first, so that a server presents a known key."""
     types = {entry.key.type for entry in entries if not entry.marker and entry.matches(name)}
     filed = {a for a in all_algorithms if a in types or (a in _RSA_SIGNATURES and "ssh-rsa" in types)}
     return (*(a for a in all_algorithms if a in filed), *(a for a in all_algorithms if a not in filed))
 
 
 class KeyNotAddedError(Exception):
-    """A key that is not filed: its file is none that a key may be added to, or has another key for the name."""
+    """A key was not added: the file must not be changed, or it has another key for the name."""
 
 
 def append_key(path: str, name: str, key: HostKey, *, hashed: bool = False) -> None:
-    """File `key` for `name` at the end of the file, unless it is there by now; both are made as ssh makes them.
+    """Add `key` for `name` to the end of the file, unless it is there; file and line are created as ssh creates them.
 
     Raises:
-        UnfiledError: `path` is no file, or none of known hosts; `name` is none of a host, or has another key meanwhile.
-        OSError: It cannot be written.
+        KeyNotAddedError: `path` is no known-hosts file; `name` is no host name, or has another key meanwhile.
+        OSError: The file cannot be written.
     """
     if not words.is_known_name(name):
         raise KeyNotAddedError(f"`{name}` is not the name of a host")
@@ -172,7 +171,7 @@ def append_key(path: str, name: str, key: HostKey, *, hashed: bool = False) -> N
 
 
 def _may_be_added(held: str, path: str, name: str, key: HostKey) -> bool:
-    """Tell whether `key` has to be added to a file that holds `held`, once nobody else can write to it."""
+    """Return whether `key` has to be added to a file with the content `held`. The file is locked."""
     foreign = next((n for n, line in enumerate(held.splitlines(), 1) if not _is_known_hosts_line(line)), None)
     if foreign is not None:
         raise KeyNotAddedError(f"{path} is not a file of known hosts: line {foreign} is none")
@@ -183,7 +182,7 @@ def _may_be_added(held: str, path: str, name: str, key: HostKey) -> bool:
 
 
 def _is_known_hosts_line(line: str) -> bool:
-    """Tell whether a line may stand in a known-hosts file: a key's, one of SSH 1, a comment, or one that was torn."""
+    """Return whether a line may be in a known-hosts file: a key, a key of SSH 1, a comment, or a torn line."""
     fields = line.split()
     if fields and fields[0].startswith("@"):
         del fields[0]
@@ -193,12 +192,12 @@ def _is_known_hosts_line(line: str) -> bool:
         return False
     if len(fields) == 1 or fields[1].startswith(_TYPES) or all(field.isdigit() for field in fields[1:4]):
         return True
-    # A key to log in with begins with its type; a host may be called `ssh-gw` all the same.
+    # A public key for logins begins with its type; a host may be called `ssh-gw` all the same.
     return len(fields) == 2 and not fields[0].startswith(_TYPES)
 
 
 def hash_name(name: str, salt: bytes) -> str:
-    """Return `name` hidden as `HashKnownHosts` does."""
+    """Return `name` hashed as `HashKnownHosts` does."""
     digest = hmac.new(salt, name.encode("utf-8", "surrogateescape"), hashlib.sha1).digest()
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 
@@ -215,10 +214,10 @@ def _matches_hashed(hidden: str, name: str) -> bool:
 
 
 def _matches_pattern(pattern: str, name: str) -> bool:
-    # Each node is held against every line: most are plain names.
+    # Each node is compared with every line: most are plain names.
     if "*" not in pattern and "?" not in pattern:
         return pattern.lower() == name
-    # Only these two are special in OpenSSH; brackets stand for themselves.
+    # Only these two are special in OpenSSH; brackets are literal.
     return fnmatch.fnmatchcase(name, pattern.lower().replace("[", "[[]"))
 
 
@@ -227,11 +226,11 @@ _QUERY_SECONDS = 10.0
 
 
 def find_revocation(path: str, key: HostKey) -> int | None:
-    """Return the line that revokes `key` (0: a KRL has none), or `None` where the file does not.
+    """Return the line that revokes `key` (0: a KRL has no lines), or `None` if the file does not revoke it.
 
     Raises:
         OSError: The file cannot be read, or there is no `ssh-keygen` to read a KRL.
-        ValueError: It is neither a list of keys nor a KRL that `ssh-keygen` understands.
+        ValueError: The file is neither a list of keys nor a KRL that `ssh-keygen` understands.
     """
     content = Path(path).read_bytes()
     if content.startswith(_KRL):

@@ -1,4 +1,4 @@
-"""Logging in to a connection that is secured: keys of ssh-agents and of files are offered until one is accepted."""
+"""Logs in to a secured connection: offers keys of ssh-agents and of files until the server accepts one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Version = tuple[int, int]
 
 
 class _AgentKey:
-    """A key that an ssh-agent signs with: as much of the library's `PKey` as logging in needs."""
+    """A key that an ssh-agent signs with: the part of paramiko's `PKey` that a login needs."""
 
     public_blob = None
 
@@ -45,14 +45,14 @@ class _AgentKey:
         try:
             signature = self._agent.sign(self._identity.blob, data, algorithm or self._identity.type)
         except keys.SshAgentError:
-            # Called on the library's thread, which an exception would end: an empty signature is merely turned down.
+            # Called on paramiko's thread, which an exception would end. The server rejects an empty signature.
             self.declined = True
             signature = b""
         return Message(signature)
 
 
 class Keys:
-    """Private keys of files, read once for all nodes, and the ssh-agents that hold others."""
+    """Private keys of files, loaded once for all nodes, and the ssh-agents."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class Keys:
             return self._agents.setdefault(path, keys.SshAgent(path))
 
     def of_file(self, offer: keys.Offer) -> paramiko.PKey | str:
-        """Return the private key that an offer names, as it is on disk now, or why it cannot be used."""
+        """Return the private key of an offer, as it is on disk now, or why it is unusable."""
         with self._lock:
             version = _version(offer.path or "")
             loaded = self._loaded.get(offer)
@@ -98,20 +98,20 @@ def _load(offer: keys.Offer) -> paramiko.PKey | str:
     except paramiko.PasswordRequiredException:
         return keys.ENCRYPTED
     except (TypeError, ValueError, OSError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
-        # The library lets those of the cryptography package through, which ask for a password by a TypeError.
+        # paramiko passes on the errors of the cryptography package, which asks for a password by a TypeError.
         return keys.ENCRYPTED if "password" in str(error).lower() else f"cannot be read: {error}"
     except UnsupportedAlgorithm:
-        # None of the errors above, and said of keys that OpenSSH itself may well read.
+        # Not one of the errors above. OpenSSH itself may be able to read such a key.
         return keys.UNSUPPORTED
     return key
 
 
 def log_in(node: str, transport: paramiko.Transport, options: SshOptions, keys: Keys, watchdog: Watchdog) -> str | None:
-    """Try keys until one is accepted; return what a person should know of how.
+    """Try keys until one is accepted; return a note about the login, or `None`.
 
     Raises:
-        AuthError: None was.
-        ConnectError: The server did not answer in time, or hung up.
+        AuthError: No key was accepted.
+        ConnectError: The server did not answer in time, or closed the connection.
     """
     login = _Login(transport, options, keys)
     if login.try_keys():
@@ -122,7 +122,7 @@ def log_in(node: str, transport: paramiko.Transport, options: SshOptions, keys: 
     tried.closed = not transport.is_active()
     login.query_methods()
     if watchdog.expired:
-        # Not an AuthError: a server that is slow has refused nobody, and may be quick again in a second.
+        # Not an AuthError: a slow server has rejected nobody, and may be fast again in a second.
         hint = "the machine may be overloaded, or its directory service down (LDAP, SSSD)"
         raise ConnectError(node, "no answer to the login in time", hint=hint)
     if tried.lost and not tried.refused:
@@ -133,11 +133,11 @@ def log_in(node: str, transport: paramiko.Transport, options: SshOptions, keys: 
 
 
 class _Login:
-    """One attempt to log in.
+    """One login.
 
     Attributes:
-        tried: What came of it.
-        note: What a person should know of the login that was accepted, or `None`.
+        tried: The results of the attempts.
+        note: A note for the user about the accepted login, or `None`.
     """
 
     def __init__(self, transport: paramiko.Transport, options: SshOptions, keys: Keys) -> None:
@@ -154,7 +154,7 @@ class _Login:
         self._forwarded = self._agent is not None and self._agent.is_forwarded(os.environ)
 
     def try_keys(self) -> bool:
-        """Return whether a key was accepted; no more are offered to a server that hung up."""
+        """Return whether a key was accepted. Stops if the server closes the connection."""
         for offer in self._offers():
             if self._by(offer):
                 return True
@@ -163,17 +163,17 @@ class _Login:
         return False
 
     def try_without_key(self) -> bool:
-        """Return whether the server wants no key at all; if it wants one, it tells what else it would take."""
+        """Return whether the server needs no key at all. Otherwise it lists its other methods."""
         return self._offer(None, "none")
 
     def query_methods(self) -> None:
-        """Find out what a server that refused keys would take, if it still talks: it says so to whoever has none."""
+        """Ask a server that rejected all keys for its other methods: it lists them for a login without a key."""
         if self.tried.refused and not self.tried.methods and not self.tried.closed:
             self._offer(None, "none")
             self.tried.lost = False
 
     def _offers(self) -> Iterator[keys.Offer]:
-        """Yield what to try. An agent that goes away with this login is asked only where no file is accepted."""
+        """Yield the attempts. An agent that ends with this login session is used only if no file is accepted."""
         if self._forwarded:
             yield from self._planned(())
             yield from (offer for offer in self._planned(self._held()) if offer.identity is not None)
@@ -235,7 +235,8 @@ class _Login:
             tried.wants_more = tuple(error.allowed_types)
         elif isinstance(error, paramiko.BadAuthenticationType):
             tried.methods = tuple(error.allowed_types)
-        # A server that has had enough of us says so before it hangs up; one that only goes has answered nothing.
+        # A server with a limit of attempts says so before it closes the connection; one that just closes has not
+        # answered.
         tried.lost = isinstance(error, EOFError | OSError) and not transport.is_active()
         if key is not None and not tried.lost:
             tried.refused.append(name)
@@ -243,6 +244,6 @@ class _Login:
 
 
 def _takes_sha1_only(transport: paramiko.Transport) -> bool:
-    """Tell whether the server is an OpenSSH from before RSA keys could sign with SHA-2."""
+    """Return whether the server is an OpenSSH that supports RSA signatures with SHA-1 only."""
     version = re.search(r"OpenSSH_(\d+)\.(\d+)", transport.remote_version or "")
     return version is not None and (int(version[1]), int(version[2])) < _RSA_SHA2_SINCE

@@ -1,7 +1,4 @@
-"""Why a login by the built-in client failed: what was tried, the likeliest reason, and its remedy.
-
-What `ssh -v` said of a login that failed, as an error with what was tried and a remedy.
-"""
+"""Explains a failed login of either client: what was tried, the likeliest reason, and the remedy."""
 
 from __future__ import annotations
 
@@ -21,19 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class LoginAttempt:
-    """What came of trying to log in.
+    """The results of a login.
 
     Attributes:
-        unusable: Files to why their key could not be used.
-        refused: Names of the keys that were turned down, in order.
-        methods: What the server allows in place of what was tried.
-        wants_more: What the server asks for beyond a key that it accepted.
-        lost: The server hung up without an answer to the last offer.
-        closed: The server hung up.
-        sha1_only: The server cannot check RSA signatures other than with SHA-1.
-        agent: Why an ssh-agent was of no help, or `None`.
-        missing: Keys that somebody named and that are not there.
-        address: What ssh would have to be given to come here, `-p PORT` included; "" where the node's name does.
+        unusable: Key files and why they are unusable.
+        refused: Names of the rejected keys, in order.
+        methods: Other methods that the server allows.
+        wants_more: Methods that the server asks for after accepting a key.
+        lost: The server closed the connection without an answer to the last offer.
+        closed: The server closed the connection.
+        sha1_only: The server can verify RSA signatures with SHA-1 only.
+        agent: Why an ssh-agent did not help, or `None`.
+        missing: Configured keys that do not exist.
+        address: The argument of ssh for this host, `-p PORT` included; "" if the node's name works.
     """
 
     user: str
@@ -50,7 +47,7 @@ class LoginAttempt:
 
 
 class LoginRefusedError(AuthError):
-    """A login that failed, with what came of each attempt."""
+    """A failed login with the result of each attempt."""
 
     def __init__(self, node: str, message: str, *, hint: str, tried: LoginAttempt) -> None:
         super().__init__(node, message, hint=hint)
@@ -58,11 +55,11 @@ class LoginRefusedError(AuthError):
 
 
 def explain_login_failure(node: str, tried: LoginAttempt) -> AuthError:
-    """Return the error for a login that failed: the likeliest reason and its remedy."""
+    """Return the error for a failed login: the likeliest reason and its remedy."""
     text, hint = _reason(node, tried)
     gone = next((path for path in tried.missing if path not in text), None)
     if gone is not None:
-        # ssh, too, passes it over without an error, and then it is the last thing that one thinks of.
+        # ssh, too, ignores it without an error, and then nobody thinks of it.
         hint = f"{gone} does not exist: name another by `identity_file:`; or {hint}"
     return LoginRefusedError(node, f"{text}, and {tried.agent}" if tried.agent else text, hint=hint, tried=tried)
 
@@ -110,17 +107,17 @@ _DEFAULT_KEY = re.compile(r"id_(rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk|xmss)"
 
 
 def _key_argument(keys: Sequence[str]) -> str:
-    """Return how `ssh-copy-id` is told which key, where all that were offered are files that it does not think of."""
+    """Return the `-i FILE` argument of `ssh-copy-id` if it would not find any of the offered keys by itself."""
     others = [key for key in keys if os.path.isabs(key) and not _DEFAULT_KEY.fullmatch(Path(key).name)]
     return f"-i {shlex.quote(others[0])} " if others and len(others) == len(keys) else ""
 
 
 def list_missing_keys(files: Sequence[str], named: str | None = None) -> tuple[str, ...]:
-    """Return the keys that somebody named and that are not there: not those that ssh tries unasked.
+    """Return the configured keys that do not exist, except those that ssh tries by default.
 
     Args:
-        files: What ssh would try.
-        named: The key of the cluster file, which is meant whatever it is called.
+        files: The keys that ssh would try.
+        named: The key in the cluster file, which counts whatever its name is.
     """
     meant = [named] if named is not None else []
     meant += [path for path in files if path != named and not _DEFAULT_KEY.fullmatch(Path(path).name)]
@@ -132,7 +129,7 @@ _KEY = re.compile(r"^debug1: (?:Offering public key|Trying private key): (\S+)(?
 _OFFERS = re.compile(r"^debug1: Authentications that can continue: (\S+)")
 _DEBUG = re.compile(r"^(debug[123]: |OpenSSH_|Warning: Permanently added )")
 _OUTER = re.compile("UNKNOWN port|^kex_exchange_identification: ")
-"""What `ssh` says of a connection that its jump host closed, after that host's own `ssh` has said why."""
+"""Messages of `ssh` about a connection that its jump host closed, after the `ssh` of that host has given the reason."""
 _QUOTED_TEXT = 300
 
 
@@ -140,9 +137,9 @@ def explain_ssh_log(node: str, log: str, address: str) -> NodeError:
     """Return the error for a login that `ssh` could not do.
 
     Args:
-        node: For the message.
-        log: What `ssh -v` wrote.
-        address: What `ssh` is given to get there by hand.
+        node: Name of the node, for the message.
+        log: Output of `ssh -v`.
+        address: The argument of `ssh` for this host.
     """
     lines = [line.strip("\r") for line in log.split("\n")]
     lines_said = [" ".join(line.split()) for line in lines if line.strip() and not _DEBUG.match(line)]

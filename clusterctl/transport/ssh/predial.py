@@ -1,7 +1,6 @@
-"""The way to a host as far as it can be gone before the SSH library is there: `ssh` is asked, and its port is dialed.
+"""Resolves hosts and dials their SSH port while paramiko is still being imported.
 
-Importing the library takes a few tenths of a second, in which the machines themselves can do something already: start
-the process of sshd that serves the connection.
+The import takes a few tenths of a second. The machines can use that time to start the sshd process for the connection.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class PreDialer:
-    """Resolves and dials; what was found ahead, an error too, is given once, so that nothing grows old.
+    """Resolves and dials. Each result, also an error, is used once, so that none grows old.
 
     Args:
-        config_file: In place of the user's ssh_config; default: the environment's `CLUSTERCTL_SSH_CONFIG`.
+        config_file: Replaces the user's ssh_config; default: the variable `CLUSTERCTL_SSH_CONFIG`.
     """
 
     def __init__(self, config_file: str | None = None) -> None:
@@ -34,11 +33,11 @@ class PreDialer:
         self._closed = False
 
     def prefetch(self, host: HostSpec, timeout: float) -> None:
-        """Ask for `host`, and connect to it where nothing lies between; what goes wrong is raised when it is needed.
+        """Resolve `host` and connect to it if there is no jump host. Errors are raised when the result is used.
 
         Args:
-            host: Where to.
-            timeout: Seconds within which there has to be a connection.
+            host: The target.
+            timeout: Time limit of the connection in seconds.
         """
         deadline = time.monotonic() + timeout
         destination = destination_of(host)
@@ -59,10 +58,10 @@ class PreDialer:
         _close(found)
 
     def resolve(self, node: str, destination: Destination) -> SshOptions:
-        """Return how `destination` is reached.
+        """Return the ssh_config of `destination`.
 
         Raises:
-            ConnectError: The config is broken, or the host's name cannot be one.
+            ConnectError: ssh_config is invalid, or the name of the host is not allowed.
         """
         options = self._options.pop((node, destination), None)
         if isinstance(options, NodeError):
@@ -70,16 +69,16 @@ class PreDialer:
         return options or resolve(node, destination, config_file=self.config_file)
 
     def own_known_hosts(self, node: str, destination: Destination) -> tuple[str, ...]:
-        """Return the known-hosts files that ssh_config names for a host, whatever the cluster file says of it.
+        """Return the known-hosts files that ssh_config names for a host, whatever the cluster file says.
 
         Raises:
-            ConnectError: The config is broken.
+            ConnectError: ssh_config is invalid.
         """
         alone = Destination(host=destination.host)
         return resolve(node, alone, config_file=self.config_file).user_known_hosts
 
     def wire(self, node: str, options: SshOptions, deadline: float) -> BufferedStream:
-        """Return a stream to the SSH port that `options` name (see `open_wire`)."""
+        """Return a stream to the SSH port in `options` (see `open_stream`)."""
         with self._lock:
             held = self._wires.pop((node, options), None)
         if isinstance(held, NodeError):
@@ -87,7 +86,7 @@ class PreDialer:
         return held or open_stream(node, options, deadline)
 
     def close(self) -> None:
-        """Close connections that nobody asked for."""
+        """Close unused connections."""
         with self._lock:
             self._closed = True
             left = list(self._wires.values())

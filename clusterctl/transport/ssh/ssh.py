@@ -1,6 +1,6 @@
-"""Nodes reached by SSH. It and `login` alone know paramiko; here its exceptions become ours.
+"""The built-in SSH client. Only this module and `login` use paramiko; its exceptions are translated here.
 
-Each wait ends with the time limit of the connection: a watchdog closes the socket, whatever is being waited for then.
+Each wait ends at the time limit of the connection: a watchdog then closes the socket.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec, SshSpec
 
 _OFFERED = {
-    # GCM first: one pass of the hardware encrypts and authenticates, at half the cost of a cipher with a digest.
+    # GCM first: the hardware encrypts and authenticates in one pass, at half the cost of a cipher with a digest.
     "Ciphers": ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr", "aes192-ctr"),
     "MACs": ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-512"),
     "KexAlgorithms": (
@@ -60,12 +60,12 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
 
 
 class _DroppedError(Exception):
-    """The server closed the connection before it was secured, as one does that is too busy: worth another attempt."""
+    """The server closed the connection before it was secured, as a busy server does: try again."""
 
 
 @dataclass
 class _Link:
-    """A secured connection; after `_log_in`, one that channels can be opened on."""
+    """A secured connection; after `_log_in`, channels can be opened on it."""
 
     transport: paramiko.Transport
     wire: BufferedStream
@@ -95,7 +95,7 @@ class SshChannel:
 
     @property
     def acknowledged_bytes(self) -> int:
-        """What the peer's window has been opened by (see `Channel.taken`): all that was sent, and what still may be."""
+        """How far the peer has opened its window: bytes sent plus bytes that may be sent."""
         return self._sent + self._channel.out_window_size
 
     def send(self, data: bytes, *, timeout: float | None = None) -> None:
@@ -115,16 +115,16 @@ class SshChannel:
             if sent == 0:
                 raise ConnectionError("connection lost")
             position += sent
-            # Counted only now: while it is on its way out, `taken` may be less than it was, never more.
+            # Counted after sending: meanwhile the number may be too low, never too high.
             self._sent += sent
             if timeout is not None:
-                # Each byte that is taken grants more time, but not for ever.
+                # Each accepted byte extends the time limit, up to a maximum.
                 deadline = min(time.monotonic() + timeout, began + SEND_DEADLINE_FACTOR * timeout)
                 if time.monotonic() >= began + SEND_DEADLINE_FACTOR * timeout:
                     raise TimeoutError(f"not all was taken within {SEND_DEADLINE_FACTOR * timeout:g}s")
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:
-        """Return what has come (see `Channel.recv`)."""
+        """Return received data (see `Channel.recv`)."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._drain_stderr()
@@ -135,27 +135,27 @@ class SshChannel:
                     raise
 
     def close(self) -> None:
-        """End the connection; the library's thread sees that and ends too."""
+        """Close the connection; paramiko's thread notices and ends, too."""
         self._link.close()
 
     def stderr_tail(self) -> str:
-        """Return the end of what came on standard error."""
+        """Return the end of standard error."""
         self._drain_stderr()
         return b"".join(self._stderr)[-STDERR_TAIL_BYTES:].decode("utf-8", "replace")
 
     def _drain_stderr(self) -> None:
-        # What is not taken counts against the window, and would in the end hold back standard output.
+        # Unread data counts against the window, and would finally hold back standard output.
         while self._channel.recv_stderr_ready():
             self._stderr.append(self._channel.recv_stderr(_PACKET)[-STDERR_TAIL_BYTES:])
 
 
 class SshTransport:
-    """Nodes reached by SSH, as `ssh` with the user's configuration would reach them.
+    """Reaches nodes by SSH as `ssh` with the user's configuration would.
 
     Args:
-        spec: Time limit, trust and known-hosts files, where the cluster file says so.
-        config_file: In place of the user's ssh_config; default: the environment's `CLUSTERCTL_SSH_CONFIG`.
-        approach: How far the way to hosts was gone already.
+        spec: The `ssh` section of the cluster file: time limit, policy and known-hosts files.
+        config_file: Replaces the user's ssh_config; default: the variable `CLUSTERCTL_SSH_CONFIG`.
+        approach: Holds hosts that are already resolved and dialed.
     """
 
     def __init__(self, spec: SshSpec, *, config_file: str | None = None, approach: PreDialer | None = None) -> None:
@@ -182,10 +182,10 @@ class SshTransport:
         return SshChannel(link, channel)
 
     def host_key(self, host: HostSpec) -> PresentedKey:
-        """Return the key that `host` shows, without logging in to it (its jump hosts have to be trusted already).
+        """Return the key that `host` presents, without a login on it (its jump hosts must be trusted already).
 
         Raises:
-            NodeError: It cannot be reached.
+            NodeError: The host cannot be reached.
         """
         deadline = time.monotonic() + self._spec.connect_timeout
         destination = destination_of(host)
@@ -225,7 +225,7 @@ class SshTransport:
         return link
 
     def _secure_with_retries(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> _Link:
-        """Secure a connection, again after a pause where the server is too busy (MaxStartups, PerSourcePenalties)."""
+        """Secure a connection; try again after a pause if the server is too busy (MaxStartups, PerSourcePenalties)."""
         for attempt in range(_ATTEMPTS):
             try:
                 return self._secure(node, options, deadline, path)
@@ -297,7 +297,7 @@ def _shown_key(link: _Link) -> HostKey:
     return HostKey(key.get_name(), key.asbytes())
 
 
-# --- foreign exceptions
+# --- exceptions of paramiko
 
 
 def _handshake_error(node: str, error: Exception) -> NodeError | _DroppedError:
@@ -325,7 +325,7 @@ def _shell_error(node: str, error: Exception, *, expired: bool) -> ConnectError:
 
 
 def _of_jump(node: str, hop: str, error: NodeError) -> NodeError:
-    """Return the trouble with a jump host as trouble of the node behind it."""
+    """Return an error of a jump host as an error of the node behind it."""
     text = f"jump host `{hop}`: {error}"
     if isinstance(error, UntrustedKeyError):
         return error

@@ -1,4 +1,4 @@
-"""The stream under SSH: a socket to an address, or a proxy command's standard streams, with every wait bounded."""
+"""The byte stream below SSH: a socket or the standard streams of a proxy command, with a limit on every wait."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF
 
 
 class BufferedStream:
-    """The stream that an SSH library works on, read in large pieces: the library asks for a few bytes at a time.
+    """The stream for paramiko, read in large pieces: paramiko asks for a few bytes at a time.
 
-    It also waits longer than the library would, so that an idle connection costs one wake-up a second rather than ten.
+    It also waits longer than paramiko would, so that an idle connection wakes up once a second rather than ten times.
     """
 
     def __init__(self, stream: Any, ended: Callable[[], None] | None = None) -> None:
@@ -42,7 +42,7 @@ class BufferedStream:
         self._ended = ended
         self._buffer = b""
         self._position = 0
-        self._closed = False  # paramiko looks at this name when the process ends
+        self._closed = False  # paramiko reads this attribute when the process ends.
         stream.settimeout(_TICK_SECONDS)
 
     def recv(self, limit: int) -> bytes:
@@ -59,12 +59,12 @@ class BufferedStream:
         return int(self._stream.send(data))
 
     def settimeout(self, _seconds: float) -> None:
-        """Keep our own."""
+        """Ignored: the stream has its own timeout."""
 
     def close(self) -> None:
-        """End the stream and wake whoever waits on it."""
+        """Close the stream and wake its waiting threads."""
         self._closed = True
-        # A stream that is closed already has no descriptor: ValueError.
+        # A closed stream has no descriptor: ValueError.
         with contextlib.suppress(OSError, EOFError, AttributeError, ValueError):
             _discard_unsent(self._stream)
         with contextlib.suppress(OSError, EOFError):
@@ -77,14 +77,14 @@ class BufferedStream:
 
 
 def _discard_unsent(stream: socket.socket) -> None:
-    """Let what has not arrived yet never arrive: the peer would take it for a sign of life, long after our end."""
+    """Drop unsent data: if it arrived later, the peer would take it for a heartbeat, long after our end."""
     waiting = struct.unpack("i", fcntl.ioctl(stream.fileno(), termios.TIOCOUTQ, struct.pack("i", 0)))[0]
     if waiting:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class Watchdog:
-    """Closes a wire at a deadline (monotonic clock), whatever is being waited for then. Use as a context."""
+    """Context manager that closes a stream at a deadline (monotonic clock), whatever the thread waits for."""
 
     def __init__(self, wire: BufferedStream, deadline: float) -> None:
         self.expired = False
@@ -105,10 +105,10 @@ class Watchdog:
 
 
 def open_stream(node: str, options: SshOptions, deadline: float) -> BufferedStream:
-    """Return a stream to the SSH port that `options` name: through the proxy command, or straight.
+    """Return a stream to the SSH port in `options`: through the proxy command, or directly.
 
     Raises:
-        ConnectError: There is none by `deadline`.
+        ConnectError: There was no connection by `deadline`.
     """
     if options.proxy_command:
         return _open_proxy_command(node, options.proxy_command)
@@ -116,7 +116,7 @@ def open_stream(node: str, options: SshOptions, deadline: float) -> BufferedStre
 
 
 class _BindError(OSError):
-    """Our end cannot have the address that ssh_config names."""
+    """The local address in ssh_config cannot be used."""
 
 
 def _connect(node: str, options: SshOptions, deadline: float) -> socket.socket:
@@ -171,7 +171,7 @@ def _resolve_addresses(node: str, options: SshOptions, deadline: float) -> list[
     )
     with contextlib.suppress(OSError, UnicodeError):
         return _parse_addresses(look_up(flags=socket.AI_NUMERICHOST))
-    # The resolver knows no time limit, so it is asked on a thread that may be left behind.
+    # The resolver has no timeout, so it runs on a thread that may be abandoned.
     answers: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -199,7 +199,7 @@ def _parse_addresses(answer: list[Any]) -> list[tuple[int, Any]]:
 
 
 def connect_error(node: str, error: OSError, port: int) -> ConnectError:
-    """Return what a person can do about a connection that was not made."""
+    """Return the error for a failed connection, with the remedy."""
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         return ConnectError(node, f"no answer on port {port}", hint="is the machine up, and does a firewall drop SSH?")
     if isinstance(error, ConnectionRefusedError):
@@ -212,7 +212,7 @@ def connect_error(node: str, error: OSError, port: int) -> ConnectError:
 
 
 def _open_proxy_command(node: str, command: str) -> BufferedStream:
-    """Run a proxy command as ssh does: by the user's shell words, its standard streams one socket."""
+    """Run a proxy command as ssh does: in the user's shell, with one socket for its standard streams."""
     ours, theirs = socket.socketpair()
     with tempfile.TemporaryFile() as stderr:
         try:

@@ -1,4 +1,4 @@
-"""Accepting host keys: look at what each host shows, then file what a person has agreed to."""
+"""Accepts host keys: fetches the key of each host, then adds those that the user agreed to."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class KeySource(Protocol):
-    """What can ask a host for its key; the SSH transport does."""
+    """Fetches the key of a host; implemented by the SSH transport."""
 
     def host_key(self, host: HostSpec) -> PresentedKey:
-        """Return the key that `host` shows."""
+        """Return the key that `host` presents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Candidate:
     """A key that one or more nodes depend on.
 
     Attributes:
-        nodes: The nodes, in order; several where the key is a jump host's.
-        name: What it is (or would be) filed under: `host`, `[host]:port` or an alias.
+        nodes: The nodes, in order; several if the key is that of a jump host.
+        name: Name of the host in the files: `host`, `[host]:port` or an alias.
         verdict: `TRUSTED` needs nothing, `UNKNOWN` and `AUTHORITY` can be accepted, the others must not be.
-        path: The known-hosts file that it would be added to.
-        hashed: New entries of that file hide their names.
-        hint: What to do about one that must not be accepted.
+        path: The known-hosts file to which the key would be added.
+        hashed: New entries of that file hash their names.
+        hint: The remedy for a key that must not be accepted.
     """
 
     nodes: tuple[str, ...]
@@ -48,16 +48,16 @@ class Candidate:
 
     @property
     def acceptable(self) -> bool:
-        """It may be filed: nothing speaks against it."""
+        """Whether the key may be added: nothing speaks against it."""
         return self.verdict in (HostKeyVerdict.UNKNOWN, HostKeyVerdict.AUTHORITY)
 
 
 def fetch_keys(
     source: KeySource, hosts: Iterable[HostSpec], *, parallel: int = 64
 ) -> tuple[list[Candidate], dict[str, NodeError]]:
-    """Return the keys that the ssh hosts show, and why others showed none.
+    """Return the keys of the ssh hosts, and the errors of the others.
 
-    A node behind a jump host that is not trusted yet yields the jump host's key: accept it, and look again.
+    A node behind an untrusted jump host yields the key of the jump host: accept it, and fetch again.
     """
     wanted = [host for host in hosts if host.transport is TransportKind.SSH]
     with ThreadPoolExecutor(max(1, min(parallel, len(wanted)))) as pool:
@@ -67,11 +67,11 @@ def fetch_keys(
 
 
 def add_to_known_hosts(candidates: Sequence[Candidate]) -> None:
-    """File the keys of `candidates` in their known-hosts files.
+    """Add the keys of `candidates` to their known-hosts files.
 
     Raises:
-        ValueError: One of them must not be.
-        HostKeyError: It cannot be.
+        ValueError: One of them must not be added.
+        HostKeyError: A file cannot be changed.
     """
     refused = [c.name for c in candidates if not c.acceptable]
     if refused:
