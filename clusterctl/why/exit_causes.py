@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_TEXT = 160
 _OUT_OF_MEMORY = "a kernel that lacked memory has `oom-kill` or `Out of memory: Killed process` in its log of that time"
 _TRACEBACK_FRAME = re.compile(
-    r'^\s*(?:\[?rank\d+\]?:?\s*)?File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.M
+    r'^(?:> )?\s*(?:\[?rank\d+\]?:?\s*)?File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.M
 )
 
 
@@ -41,9 +41,9 @@ def is_certain_cause(end: RankExit) -> bool:
     return bool(end.oom or end.signal or end.is_recognised)
 
 
-def innermost_user_line(end: RankExit) -> tuple[str | None, str | None]:
-    """Return the innermost line of the user's code in the traceback of a rank, and the function there."""
-    frames = list(_TRACEBACK_FRAME.finditer(end.traceback or ""))
+def innermost_user_line(traceback: str | None) -> tuple[str | None, str | None]:
+    """Return the innermost line of the user's code in a traceback, and the function there."""
+    frames = list(_TRACEBACK_FRAME.finditer(traceback or ""))
     own = [frame for frame in frames if is_user_code(frame["file"])] or frames
     if not own:
         return None, None
@@ -59,7 +59,8 @@ def describe_exit(end: RankExit) -> str:
     if end.exit_code is None:
         return "it ended, and nobody saw how"
     if end.well:
-        return "it ended with 0 while others went on"
+        swallowed = f", and its last output is a traceback: {shorten(end.message)}" if end.message else ""
+        return f"it ended with 0 while others went on{swallowed}"
     if end.failed_inside:
         return f"{shorten(end.message)}, although its command ended with 0"
     return shorten(end.message) or f"exit {end.exit_code} without a word"
@@ -118,7 +119,7 @@ def make_culprits(named: Sequence[tuple[Rank, RankExit]]) -> tuple[Culprit, ...]
     """Return ranks as those that began it, each with its line and its words."""
     found = []
     for rank, end in sorted(named, key=lambda each: each[0].rank)[:MAX_NAMED_RANKS]:
-        line, function = innermost_user_line(end)
+        line, function = innermost_user_line(end.traceback)
         found.append(Culprit(rank=rank.rank, node=rank.node, where=line, op=function, evidence=describe_exit(end)))
     return tuple(found)
 

@@ -28,6 +28,8 @@ _MOST_BEHIND, _MOST_BEHIND_TRACEBACK = 5, 11
 _MOST_LINES, _MOST_NEAR = 400, 40
 _LONGEST_TEXT, _LONGEST_PROMPT = 600, 120
 _LONGEST_BLOCK = 16
+_MOST_BARS = 2
+"""A bar of progress is drawn once more where a loop is left."""
 
 
 _TABLE = re.compile(
@@ -112,6 +114,53 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
         words=found.words if near else "",
         traceback=found.traceback,
     )
+
+
+def find_closing_traceback(output: str) -> Headline | None:
+    """Return what was raised where an output ends with its traceback; `None` where the program has gone on since."""
+    lines = _lines(output)
+    causes = _causes(lines)
+    last = next((one for one in reversed(causes) if one.traceback is not None and one.weight == 3), None)
+    if last is None or last.traceback is None:
+        return None
+    part_of = {at for cause in causes for at in range(cause.start, cause.at + 1) if cause.traceback is not None}
+    behind = _without_ignored([line.text for at, line in enumerate(lines) if at > last.at and at not in part_of])
+    bars = [text for text in behind if headline_patterns.BAR.match(text)]
+    if len(bars) > _MOST_BARS or not all(map(_may_follow_the_last_words, behind)):
+        return None
+    return Headline(
+        text=_shortened(last.text),
+        cls=_class_of(last, None, None),
+        confidence=Confidence.CERTAIN,
+        words=last.words,
+        traceback=last.traceback,
+    )
+
+
+def _without_ignored(texts: Sequence[str]) -> list[str]:
+    """Return lines without the exceptions of which Python says that it ignores them."""
+    rest, is_ignored = [], False
+    for text in texts:
+        if headline_patterns.IGNORED.match(text):
+            is_ignored = True
+        elif not is_ignored:
+            rest.append(text)
+        elif not (_is_indented(text) or headline_patterns.HEADER.match(text)):
+            is_ignored = False
+    return rest
+
+
+def _may_follow_the_last_words(text: str) -> bool:
+    """Return whether a line behind a traceback is one that comes with the end of a program."""
+    if not text.strip() or _is_border(text) or _is_indented(text):
+        return True
+    of_an_end = (
+        headline_patterns.GOODBYE,
+        headline_patterns.BAR,
+        headline_patterns.LOGGED,
+        headline_patterns.SAID,
+    )
+    return any(pattern.match(text) for pattern in of_an_end) and not headline_patterns.PROGRESS.match(text)
 
 
 def parse_missing_command(text: str) -> str | None:

@@ -302,6 +302,16 @@ ADVICE = re.compile(
     r"|[Ss]uggestion|Documentation|[Ll]earn|Tip|Usage|Options|Call arguments|Bug|[Rr]eport)\b"
 )
 PROGRESS = re.compile(r"\W*(?:epoch|step|iter|iteration|batch|train|val|eval|loss)\b.*\d", re.IGNORECASE)
+BAR = re.compile(r"(?!.*\b100%).*(?:\d+%\|.*\||\bit/s\b|\bs/it\b)")
+"""A bar of progress that has not come to its end."""
+GOODBYE = _any(
+    r"\S*?:\d+: \w*Warning\b|\w*Warning: |(?:WARNING|WARN|warning)\b|\[?[IW]\d{4} |\[[IW] \S*\.cpp|wandb:(?: |$)",
+    r"(?:real|user|sys)\s+\d+m|CUDA kernel errors|For debugging consider|Compile with|Device-side assert",
+    r"\W*(?:\w+ ){0,3}(?:failed|aborted|crashed)\b",
+    r"\W*(?:[Cc]lean|[Ee]xit|[Ss]hut|[Aa]bort|[Cc]los|[Tt]erminat|[Ss]topp|[Qq]uit|[Rr]eleas|[Dd]estroy|[Dd]isconnect)\w*\b",
+    r"\W*(?:[Gg]ood)?[Bb]ye\b",
+)
+"""What a program may say behind its last traceback."""
 COMPLAINT = _any(
     r"\b(?:error|fail|cannot|can't|could ?n[o']t|unable|no such|missing|must|illegal|invalid|unsupported|unknown"
     r"|unexpected|refus|denied|expected|required|abort|broken|corrupt|does not|do not|don't|doesn't|exceed|empty|wrong"

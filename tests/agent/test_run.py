@@ -99,6 +99,27 @@ def test_the_end_of_a_failed_workers_output_comes_with_its_exit(node: Node) -> N
     assert talk.exits()[0]["tail"] == "dying\n"
 
 
+@pytest.mark.parametrize(
+    ("script", "last"),
+    [
+        pytest.param(
+            "try: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()",
+            "ZeroDivisionError: division by zero",
+            id="traceback",
+        ),
+        pytest.param("print('well')", "", id="none"),
+    ],
+)
+def test_of_a_worker_that_ended_with_0_the_end_of_its_output_is_told_where_it_holds_a_traceback(
+    node: Node, script: str, last: str
+) -> None:
+    talk = node.launch([sys.executable, "-c", f"import traceback\n{script}"])
+    talk.wait_for("swept")
+    assert talk.exits()[0]["exit_code"] == 0
+    assert talk.exits()[0]["tail"].strip().endswith(last)
+    assert bool(talk.exits()[0]["tail"]) is bool(last)
+
+
 def test_what_torch_elastic_wrote_about_an_error_comes_with_the_exit(node: Node) -> None:
     inner = {"message": "ValueError: no", "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "1"}}
     script = f"printf '%s' '{json.dumps({'message': inner})}' > $TORCHELASTIC_ERROR_FILE; exit 1"

@@ -66,7 +66,8 @@ class Exited:
         oom: How we know that the kernel killed it for memory: `cgroup`, `kernel log`, `probably`, or `None`.
         error: What it wrote to `TORCHELASTIC_ERROR_FILE`, `{message, traceback}`, or `None`. With exit code 0: how its
             Python failed below a shell that ended with 0 all the same.
-        tail: The end of its output (at most 8 KiB), given when it did not end well and was not stopped.
+        tail: The end of its output (at most 8 KiB), given when it was not stopped, and did not end well or holds
+            a traceback.
     """
 
     KIND: ClassVar[str] = "exited"

@@ -297,7 +297,7 @@ class Attempt:
             latest=latest,
             oom=self._killed_for_memory(worker) if number == signal.SIGKILL and not stopped else None,
             error=self._error_of(worker, bad=bad),
-            tail=workers.tail_of(of_rank(self.number, worker.rank, "log")) if bad and not stopped else "",
+            tail="" if stopped else workers.last_words(of_rank(self.number, worker.rank, "log"), has_failed=bad),
         )
 
     def _error_of(self, worker: Worker, *, bad: bool) -> dict[str, Any] | None:

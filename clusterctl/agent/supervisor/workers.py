@@ -307,6 +307,7 @@ def unwatch(worker: Worker) -> None:
         worker.watch = None
 
 
+_OF_A_TRACEBACK = ("Traceback (most recent call last)", '  File "')
 _FRAMES = 8
 """So many times as much is read as is told, to find the cause above frames."""
 
@@ -325,6 +326,12 @@ def error_of(path: str) -> dict[str, Any] | None:
     extra = message.get("extraInfo")
     stack = extra.get("py_callstack") if isinstance(extra, dict) else None
     return {"message": str(message.get("message"))[:8192], "traceback": None if stack is None else str(stack)[-32768:]}
+
+
+def last_words(path: str, *, has_failed: bool) -> str:
+    """Return the end of the output of a worker that ended by itself; of one that ended with 0 only with a traceback."""
+    end = tail_of(path)
+    return end if has_failed or any(word in end for word in _OF_A_TRACEBACK) else ""
 
 
 def tail_of(path: str, limit: int = 8192) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.formatting import signal_name
 from clusterctl.why import headline
+from clusterctl.why.exit_causes import innermost_user_line
 from clusterctl.why.verdict import Class, Confidence
 
 if TYPE_CHECKING:
@@ -187,6 +188,15 @@ def said_before_its_stop(rank: int, node: str, output: str) -> Cause | None:
         latest=0.0,
     )
     return _cause(exit_, _headline(exit_))
+
+
+def swallowed_exception(output: str) -> str:
+    """Return the exception with whose traceback an output ends, and its line; "" where it ends otherwise."""
+    told = headline.find_closing_traceback(output) if output else None
+    if told is None:
+        return ""
+    line, _ = innermost_user_line(told.traceback)
+    return told.text + (f" ({line})" if line is not None else "")
 
 
 def _goes_with(line: str, prefix: str) -> bool:

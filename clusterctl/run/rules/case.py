@@ -96,7 +96,7 @@ def _end(worker: WorkerState, output: str) -> RankExit:
         latest=verdict.latest if verdict is not None else 0.0,
         on_node_clock=verdict.on_node_clock if verdict is not None else None,
         oom=worker.oom,
-        message=cause.message if cause is not None else "",
+        message=worker.swallowed or (cause.message if cause is not None else ""),
         traceback=cause.traceback if cause is not None else None,
         tail=worker.tail or output,
         secondary=cause is not None and cause.secondary,

@@ -9,7 +9,7 @@ from typing_extensions import assert_never
 
 from clusterctl.agent.protocol import events
 from clusterctl.run.rules import events as head
-from clusterctl.run.rules.blame import Cause, Exit, verdict
+from clusterctl.run.rules.blame import Cause, Exit, swallowed_exception, verdict
 from clusterctl.run.rules.ended_attempts import PastAttempt, cause_of
 from clusterctl.run.rules.state import (
     NodeState,
@@ -147,6 +147,7 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
         stopped=event.stopped,
         oom=event.oom,
         tail=event.tail,
+        swallowed=swallowed_exception(event.tail) if event.exit_code == 0 and event.error is None else "",
         lasted_s=None if worker.began_s is None else max(0.0, event.latest - worker.began_s),
         has_failed_inside=event.exit_code == 0 and event.error is not None,
         verdict=None if event.stopped else verdict(_exit_of(node, event)),
@@ -163,7 +164,7 @@ def _exit_of(node: NodeState, event: events.Exited) -> Exit:
         signal=event.signal,
         oom=event.oom,
         error=event.error,
-        tail=event.tail,
+        tail="" if event.exit_code == 0 else event.tail,
         earliest=event.earliest + offset - error,
         latest=event.latest + offset + error,
         on_node_clock=(event.earliest, event.latest),

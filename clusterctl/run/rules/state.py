@@ -76,7 +76,8 @@ class WorkerState:
     Attributes:
         start_time: In clock ticks since the boot of its node.
         stopped: We asked for its end.
-        tail: The end of its output, where it did not end well.
+        tail: The end of its output, where it did not end well or that holds a traceback.
+        swallowed: The exception with whose traceback its output ends, and its line, although it ended with 0; else "".
         began_s: When it was started, by the monotonic clock of its node.
         lasted_s: How long its first process lived, once it has ended.
         has_failed_inside: Its Python failed, although its first process ended with 0.
@@ -94,6 +95,7 @@ class WorkerState:
     stopped: bool = False
     oom: str | None = None
     tail: str = ""
+    swallowed: str = ""
     began_s: float | None = None
     lasted_s: float | None = None
     has_failed_inside: bool = False

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from clusterctl.formatting import duration_text, fold_ranks, plural
 from clusterctl.run.rules.leftovers import describe
+from clusterctl.why.exit_causes import normalize_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from clusterctl.agent.protocol.process_types import LeftoverProcess
-    from clusterctl.run.rules.state import NodeState, RunState
+    from clusterctl.run.rules.state import NodeState, RunState, WorkerState
 
 _MOST_LINES = _MOST_NAMED = 4
 
@@ -20,7 +21,8 @@ def warnings(state: RunState) -> list[str]:
     """Return what a person shall know of an end that looks as it should: a line for each kind of process."""
     nodes = list(state.nodes.values())
     lines = [] if state.has_left_work else [*_left_behind(nodes)]
-    return [*_own_groups(nodes, state.world_size), *lines, *_killed(nodes)]
+    swallowed = _swallowed(state.workers.values())
+    return [*_own_groups(nodes, state.world_size), *swallowed, *lines, *_killed(nodes)]
 
 
 def _own_groups(nodes: Sequence[NodeState], world_size: int) -> Iterator[str]:
@@ -36,6 +38,20 @@ def _own_groups(nodes: Sequence[NodeState], world_size: int) -> Iterator[str]:
     count = {1: "", 2: ", twice"}.get(len(grouped), f", {len(grouped)} times")
     size = f"world {min(sizes)}{count}" if len(sizes) == 1 else f"worlds of {min(sizes)} to {max(sizes)}"
     yield f"ranks {whose} formed {'a group' if len(grouped) == 1 else 'groups'} of their own ({size})"
+
+
+def _swallowed(workers: Iterable[WorkerState]) -> Iterator[str]:
+    """Tell of ranks that ended with 0 behind a traceback: a handler has caught what should have ended the run."""
+    alike: dict[str, list[WorkerState]] = {}
+    for worker in workers:
+        if worker.swallowed and worker.ended_well:
+            alike.setdefault(normalize_message(worker.swallowed), []).append(worker)
+    for found in list(alike.values())[:_MOST_LINES]:
+        who = f"rank{'s' if len(found) > 1 else ''} {fold_ranks(one.rank for one in found)}"
+        whose = "their" if len(found) > 1 else "its"
+        yield f"{who} ended with 0, but {whose} last output is a traceback: {found[0].swallowed}"
+    if len(alike) > _MOST_LINES:
+        yield f"and {len(alike) - _MOST_LINES} other tracebacks of ranks that ended with 0"
 
 
 def _left_behind(nodes: Iterable[NodeState]) -> Iterator[str]:

@@ -102,6 +102,53 @@ def test_status_report_and_why_name_what_was_ended(state: RunState, words: str) 
     assert [words in "\n".join(lines) for lines in shown] == [True] * 4
 
 
+# --- exceptions that a handler has caught
+
+SWALLOWED = (
+    'step 4\nTraceback (most recent call last):\n  File "/w/train.py", line 15, in main\n    x[80]\nIndexError: no {}\n'
+)
+
+
+def all_ended(*tails: str) -> RunState:
+    """All four ranks ended with 0, and what their nodes gave of their output."""
+    ends = [exited(rank, exit_code=0, tail=tail) for rank, tail in enumerate(tails)]
+    return wrote(wrote(RUNNING, "n0", *ends[:2]), "n1", *ends[2:])
+
+
+@pytest.mark.parametrize(
+    ("tails", "words"),
+    [
+        pytest.param(
+            ["", SWALLOWED.format(1), "", ""],
+            ["rank 1 ended with 0, but its last output is a traceback: IndexError: no 1 (train.py:15)"],
+            id="one",
+        ),
+        pytest.param(
+            [SWALLOWED.format(rank) for rank in range(4)],
+            ["ranks 0-3 ended with 0, but their last output is a traceback: IndexError: no 0 (train.py:15)"],
+            id="all_alike",
+        ),
+        pytest.param(["", "", SWALLOWED.format(1) + "saved\n", ""], [], id="went_on"),
+    ],
+)
+def test_a_rank_that_ended_with_0_behind_a_traceback_is_warned_of_and_has_not_failed(
+    tails: list[str], words: list[str]
+) -> None:
+    state = all_ended(*tails)
+    assert outcome(state) == (RunPhase.SUCCEEDED, ExitCode.OK)
+    over = told(state, events.Ended(state="succeeded", exit_code=0))
+    terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
+    shown = [render_status(RunView(state=over, attended=True), 200.0, terminal), render_report(over, terminal)]
+    shown += [[judge_run(case_of(over, {})).summary], status_json(RunView(state=over, attended=True))["warnings"]]
+    assert [all(word in "\n".join(lines) for word in words) for lines in shown] == [True] * 4
+    assert len(shown[3]) == len(words)
+
+
+def test_a_rank_that_left_its_peers_behind_a_traceback_is_named_with_it() -> None:
+    state = wrote(RUNNING, "n0", exited(1, exit_code=0, tail=SWALLOWED.format(1)))
+    assert [rank.end.message for rank in case_of(state, {}).ranks if rank.end] == ["IndexError: no 1 (train.py:15)"]
+
+
 # --- groups of their own
 
 
