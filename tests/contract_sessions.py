@@ -51,7 +51,6 @@ def standin_bundle(salt: bytes = b"") -> AgentArchive:
                     "protocol/__init__",
                     "protocol/commands",
                     "protocol/frames",
-                    "protocol/quick",
                     "protocol/frozen_dataclass",
                 )
             },

@@ -289,7 +289,7 @@ class Session(Requests):
             decoded = journal.parse_record(push["event"])
             if decoded is not None:
                 self._inbox.put(EventReceived(self.node, push["run"], *decoded, push["event"]))
-        elif push["push"] == "whole":
+        elif push["push"] == "complete":
             answers.ATTEMPTS_REPLICATED_PUSH(push)
             self._streams.end_before(push["run"], push["before"])
             self._inbox.put(AttemptsReplicated(self.node, push["run"], push["before"]))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, get_args
 
-from clusterctl.agent.protocol import events, frames, quick
+from clusterctl.agent.protocol import events, frames
 from clusterctl.agent.protocol.dataclass_json import parse_dataclass
 from clusterctl.agent.protocol.validators import (
     ValidationError,
@@ -64,7 +65,7 @@ EVENT_SHAPES: dict[str, Validator] = {
         },
     ),
     "grouped": _event({"attempt": ATTEMPT, "ranks": list_of(RANK, 4096), "size": RANK}),
-    "stopping": _event({"attempt": ATTEMPT, "reason": _WORD, "grace": number(0.0)}, {"leaving": list_of(RANK, 4096)}),
+    "stopping": _event({"attempt": ATTEMPT, "reason": _WORD, "grace": number(0.0)}, {"exiting_ranks": list_of(RANK, 4096)}),
     "swept": _event(
         {"attempt": ATTEMPT},
         {"killed": integer(), "remaining": REMAINING, "leftovers": LEFTOVERS, "past_grace": LEFTOVERS},
@@ -90,7 +91,7 @@ def parse_line(line: bytes) -> tuple[events.Stamp, events.Event] | None:
     if len(line) > MAX_LINE_BYTES:
         raise frames.FrameError(f"a line of {len(line)} bytes; the maximum is {MAX_LINE_BYTES}")
     try:
-        value = quick.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise frames.FrameError(f"not an event: {line[:80]!r}") from error
     return parse_record(value)
@@ -120,6 +121,6 @@ def list_event_ranks(event: events.Event) -> tuple[int, ...]:
         case events.Started() | events.Exited() | events.Dropped():
             return (event.rank,)
         case events.Stopping():
-            return tuple(event.leaving)
+            return tuple(event.exiting_ranks)
         case _:
             return ()

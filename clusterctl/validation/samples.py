@@ -7,10 +7,10 @@ search it for the steps.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from clusterctl.agent.protocol import quick
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.validators import (
     any_json,
@@ -121,7 +121,7 @@ def parse_sample(line: bytes) -> dict[str, Any]:
     if len(line) > MAX_LINE_BYTES:
         raise FrameError(f"a sample of {len(line)} bytes; the maximum is {MAX_LINE_BYTES}")
     try:
-        value = quick.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise FrameError(f"not a sample: {line[:80]!r}") from error
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
@@ -215,7 +215,7 @@ def parse_host_usage(line: bytes) -> tuple[float, Mapping[str, float]] | None:
     if len(line) > MAX_LINE_BYTES:
         return None
     try:
-        sample = quick.loads(line)
+        sample = json.loads(line)
         if sample["kind"] != "health" or not -_MAX_TIME_S <= sample["t"] <= _MAX_TIME_S:
             return None
         return sample["t"], dict(_measure_host(sample))

@@ -146,4 +146,4 @@ def small_disk(tmp_path: Path) -> Iterator[Node]:
 
 def gone(pid: int) -> bool:
     found = proc.read_stat(pid)
-    return found is None or found.gone
+    return found is None or found.is_gone

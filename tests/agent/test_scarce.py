@@ -119,7 +119,7 @@ def refuse_to_fork() -> int:
 
 
 def start_program(given: bytes) -> object:
-    running = child_processes.ChildProcesses(EventLoop(), cast("FrameChannel", SimpleNamespace(queued=0)))
+    running = child_processes.ChildProcesses(EventLoop(), cast("FrameChannel", SimpleNamespace(queued_bytes=0)))
     return running.start_program(
         spawn.Program(argv=[b"true"], env={}, cwd=b"/"), given, lambda *_: None, lambda _: None
     )

@@ -170,5 +170,5 @@ class _Head:
     def request(self) -> bytes:
         """Return what the node is asked for when it is there again."""
         cursors = self.writer.cursors(NODE, self._whole)
-        follow = requests.Follow(run="r", node=NODE, seq=self._seq, cursors=cursors, whole=self._whole)
+        follow = requests.Follow(run="r", node=NODE, seq=self._seq, cursors=cursors, complete_before=self._whole)
         return frames.encode_message(wire.make_request(1, Command.FOLLOW, asdict(follow), 1))

@@ -44,7 +44,7 @@ def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> 
         if stat.state == "D" and stat.ppid != os.getppid():
             stuck.append(stat)
         # Threads of the kernel have no environment.
-        run = None if stat.state == "Z" or stat.kernel else get_run(root, name)
+        run = None if stat.state == "Z" or stat.is_kernel_thread else get_run(root, name)
         # The probe and what started it carry the marker of the run on whose behalf they look.
         if run is not None and not _is_ancestor(root, stat.pid):
             runs.append({"run": run, "pid": stat.pid, "comm": stat.comm})

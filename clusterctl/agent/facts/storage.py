@@ -105,15 +105,15 @@ def collect_mounts(root: str, wanted: list[str], deadline: float) -> facts_types
     """Return the group `mounts`."""
     table = filesystems.list_mounts(root)
     # Of two at one place the later one is seen.
-    kinds = {mount.point: mount.kind for mount in table}
+    fstypes = {mount.mount_point: mount.fstype for mount in table}
     folders = [os.path.expanduser(path) for path in wanted]
-    folders += [place for place, kind in kinds.items() if filesystems.may_hang(kind) and place not in folders]
+    folders += [place for place, kind in fstypes.items() if filesystems.may_hang(kind) and place not in folders]
     tasks = {path: _listing(path) for path in folders[:MAX_MOUNTS]}
     results = child_tasks.run_tasks(tasks, deadline - 0.4 if deadline - time.monotonic() > 0.8 else deadline - 0.15)
     entries: list[facts_types.MountCheck] = []
     for path, result in results.items():
         mount = filesystems.find_mount(path, table)
-        kind, device = (None, None) if mount is None else (mount.kind, mount.device)
+        kind, device = (None, None) if mount is None else (mount.fstype, mount.device)
         entries.append(
             {"path": path, "fs": kind, "device": device, "status": result.get("status"), "reason": result.get("reason"),
              "ms": result.get("ms"), "state": result.get("state"), "wchan": result.get("wchan")}

@@ -22,9 +22,9 @@ _UNLIMITED = 1 << 60
 def _find_mount(hierarchy: str, root: str = "") -> str | None:
     """Return where a hierarchy is mounted, by the name of its controller (empty: version 2)."""
     for mount in list_mounts(root):
-        inside = mount.kind == "cgroup" and hierarchy in mount.options.split(",")
-        if inside if hierarchy else mount.kind == "cgroup2":
-            return root + mount.point
+        inside = mount.fstype == "cgroup" and hierarchy in mount.options.split(",")
+        if inside if hierarchy else mount.fstype == "cgroup2":
+            return root + mount.mount_point
     return None
 
 
@@ -91,14 +91,16 @@ def _read_limit_and_free(files: Iterable[tuple[str, str, str, str | None]], root
         files: Of each hierarchy its name, the files of limit and use, and what `memory.stat` calls use that can go.
         root: Prefix of all paths.
     """
-    limits, left = [], []
+    limits, available = [], []
     for hierarchy, of_limit, of_use, idle in files:
         for folder in _list_own_folders(hierarchy, root):
             limit = _read_limit(f"{folder}/{of_limit}")
             if limit is not None:
                 limits.append(limit)
-                left.append(limit - (_read_limit(f"{folder}/{of_use}") or 0) + (_counter(folder, idle) if idle else 0))
-    return (min(limits), max(0, min(left))) if limits else None
+                available.append(
+                    limit - (_read_limit(f"{folder}/{of_use}") or 0) + (_counter(folder, idle) if idle else 0)
+                )
+    return (min(limits), max(0, min(available))) if limits else None
 
 
 def _read_limit(path: str) -> int | None:

@@ -51,7 +51,7 @@ class EventLoop:
         # Not `selectors`, which would import a good deal to come to the same.
         self._poll = select.epoll()
         self._interest: dict[int, tuple[Action | None, Action | None]] = {}
-        self._resting: dict[int, tuple[Action | None, Action | None]] = {}
+        self._paused: dict[int, tuple[Action | None, Action | None]] = {}
         self._registered: set[int] = set()
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
@@ -62,23 +62,23 @@ class EventLoop:
 
     def on_readable(self, fd: int, action: Action | None) -> None:
         """Call `action` whenever `fd` can be read; `None` ends that."""
-        self._set(fd, action, self._sides(fd)[1])
+        self._set(fd, action, self._find_actions(fd)[1])
 
     def on_writable(self, fd: int, action: Action | None) -> None:
         """Call `action` whenever `fd` can be written; `None` ends that."""
-        self._set(fd, self._sides(fd)[0], action)
+        self._set(fd, self._find_actions(fd)[0], action)
 
     def forget(self, fd: int) -> None:
         """End all interest in `fd`; to be called before it is closed."""
         self._set(fd, None, None)
 
-    def _sides(self, fd: int) -> tuple[Action | None, Action | None]:
-        return self._interest.get(fd) or self._resting.get(fd, (None, None))
+    def _find_actions(self, fd: int) -> tuple[Action | None, Action | None]:
+        return self._interest.get(fd) or self._paused.get(fd, (None, None))
 
     def _set(self, fd: int, read: Action | None, write: Action | None) -> None:
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         registered = fd in self._interest
-        self._resting.pop(fd, None)
+        self._paused.pop(fd, None)
         if not events:
             if registered:
                 del self._interest[fd]
@@ -119,12 +119,12 @@ class EventLoop:
             heapq.heappop(self._timers)
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
 
-    def _due(self) -> None:
+    def _run_due_timers(self) -> None:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             action = heapq.heappop(self._timers)[2].action
             if action is not None:
-                self._do(action)
+                self._run_action(action)
 
     # --- children
 
@@ -161,17 +161,17 @@ class EventLoop:
                 # If an action of this round has registered the number, the event is of its owner before.
                 if fd not in self._registered:
                     self._dispatch(fd, mask)
-            self._due()
+            self._run_due_timers()
 
     def _dispatch(self, fd: int, mask: int) -> None:
         # An earlier action of the same round may have ended the interest, or closed the descriptor.
         # A hang-up wakes readers and writers alike; their next read or write finds out what happened.
         for bit, side in ((select.EPOLLIN, 0), (select.EPOLLOUT, 1)):
             action = self._interest.get(fd, (None, None))[side]
-            if mask & (bit | _HANG_UP_EVENTS) and action is not None and not self._do(action):
-                self._rest(fd)
+            if mask & (bit | _HANG_UP_EVENTS) and action is not None and not self._run_action(action):
+                self._pause_descriptor(fd)
 
-    def _do(self, action: Action) -> bool:
+    def _run_action(self, action: Action) -> bool:
         """Call an action; false where it failed and the loop is to go on."""
         try:
             action()
@@ -182,17 +182,17 @@ class EventLoop:
             return False
         return True
 
-    def _rest(self, fd: int) -> None:
+    def _pause_descriptor(self, fd: int) -> None:
         """Leave a descriptor alone for a while whose action has failed: what made it ready may still be there."""
-        sides = self._sides(fd)
+        sides = self._find_actions(fd)
         if sides == (None, None):
             return
         self._set(fd, None, None)
-        self._resting[fd] = sides
+        self._paused[fd] = sides
 
         def again() -> None:
-            if fd in self._resting:
-                self._set(fd, *self._resting[fd])
+            if fd in self._paused:
+                self._set(fd, *self._paused[fd])
 
         self.after(_PAUSE_AFTER_ERROR_S, again)
 
@@ -220,7 +220,7 @@ class FrameChannel:
         self._on_frame, self._on_close = on_frame, on_close
         self._decoder = frames.FrameDecoder()
         self._out: list[bytes] = []
-        self.queued = 0
+        self.queued_bytes = 0
         self._open = True
         for fd in {read, write}:
             os.set_blocking(fd, False)
@@ -228,17 +228,17 @@ class FrameChannel:
 
     def send(self, message: Mapping[str, object]) -> None:
         """Send a message; it never waits."""
-        self._push(frames.encode_message(message))
+        self._enqueue(frames.encode_message(message))
 
     def send_data(self, stream: int, offset: int, payload: bytes) -> None:
         """Send bytes of a stream."""
-        self._push(frames.encode_data(stream, offset, payload))
+        self._enqueue(frames.encode_data(stream, offset, payload))
 
-    def _push(self, frame: bytes) -> None:
+    def _enqueue(self, frame: bytes) -> None:
         if not self._open:
             return
         self._out.append(frame)
-        self.queued += len(frame)
+        self.queued_bytes += len(frame)
         if len(self._out) == 1:
             self._writable()
 
@@ -246,7 +246,7 @@ class FrameChannel:
         try:
             while self._out:
                 sent = os.write(self._write, self._out[0])
-                self.queued -= sent
+                self.queued_bytes -= sent
                 if sent < len(self._out[0]):
                     self._out[0] = self._out[0][sent:]
                 else:
@@ -315,7 +315,7 @@ class FolderWatcher:
         self._fd = int(_LIBC.inotify_init1(_NONBLOCK | _CLOEXEC))
         self._polling = False
         if self._fd >= 0:
-            loop.on_readable(self._fd, self._heard)
+            loop.on_readable(self._fd, self._receive_changes)
         else:
             self._poll()
 
@@ -340,14 +340,14 @@ class FolderWatcher:
             self._polling = True
             self._loop.every(_POLL_INTERVAL_S, self._changed)
 
-    def _heard(self) -> None:
+    def _receive_changes(self) -> None:
         self._drain()
         self._loop.on_readable(self._fd, None)
         self._changed()
         self._loop.after(_PAUSE_AFTER_CHANGE_S, self._listen)
 
     def _listen(self) -> None:
-        self._loop.on_readable(self._fd, self._heard)
+        self._loop.on_readable(self._fd, self._receive_changes)
 
     def _drain(self) -> None:
         try:

@@ -27,8 +27,8 @@ class Mount:
     """
 
     device: str
-    point: str
-    kind: str
+    mount_point: str
+    fstype: str
     options: str
 
 
@@ -65,9 +65,9 @@ def find_mount(path: str, table: Iterable[Mount]) -> Mount | None:
     """Return the mount that holds an absolute path without links, or `None` where none is known."""
     best = None
     for mount in table:
-        inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
+        inside = path == mount.mount_point or path.startswith(mount.mount_point.rstrip("/") + "/")
         # Of two at one place the later one is seen.
-        if inside and (best is None or len(mount.point) >= len(best.point)):
+        if inside and (best is None or len(mount.mount_point) >= len(best.mount_point)):
             best = mount
     return best
 
@@ -108,6 +108,10 @@ NETWORK_FSTYPES = frozenset(_KERNEL_NETWORK_FSTYPES | {f"fuse.{name}" for name i
 _LOCAL_FUSE_FSTYPES = frozenset({"fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse"})
 
 
-def may_hang(kind: str) -> bool:
+def may_hang(fstype: str) -> bool:
     """Whether a file system is served by something that may be dead: another machine, or a program."""
-    return kind in NETWORK_FSTYPES or kind == "fuse" or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE_FSTYPES)
+    return (
+        fstype in NETWORK_FSTYPES
+        or fstype == "fuse"
+        or (fstype.startswith("fuse.") and fstype not in _LOCAL_FUSE_FSTYPES)
+    )

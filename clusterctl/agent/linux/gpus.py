@@ -36,8 +36,8 @@ def _list_device_minors(root: str) -> list[int]:
 def _list_usable_slots(root: str, minors: list[int]) -> list[str]:
     """Return the slots of those devices whose files are here: a container may see the slots of all."""
     slots = _list_pci_slots(root)
-    given = [slot for slot in slots if _read_device_minor(root, slot) in minors]
-    return given or slots
+    usable = [slot for slot in slots if _read_device_minor(root, slot) in minors]
+    return usable or slots
 
 
 def _read_device_minor(root: str, slot: str) -> int | None:
@@ -119,12 +119,12 @@ def list_xgmi_links(root: str, gpu: dict[str, Any], by_node: dict[int, int]) -> 
     base = f"{_NODES}/{gpu['node']}/io_links"
     for name in sysfs.list_names(root, base):
         try:
-            told = _read_properties(root, f"{base}/{name}")
+            properties = _read_properties(root, f"{base}/{name}")
         except OSError:
             continue
-        peer = by_node.get(told.get("node_to", -1))
-        if told.get("type") == _XGMI_LINK_TYPE and peer is not None:
-            by_gpu[str(peer)] = [told.get("weight", 0), told.get("max_bandwidth", 0)]
+        peer = by_node.get(properties.get("node_to", -1))
+        if properties.get("type") == _XGMI_LINK_TYPE and peer is not None:
+            by_gpu[str(peer)] = [properties.get("weight", 0), properties.get("max_bandwidth", 0)]
     return by_gpu
 
 

@@ -67,14 +67,14 @@ def start_helper(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
     Raises:
         OSError: No process or no descriptor is to be had.
     """
-    pid, read, write, free, held = syscalls.fork_with_pipes(2)
+    pid, read, write, wait_end, release_end = syscalls.fork_with_pipes(2)
     if pid == 0:
         _run_task(task, write, keep)
     os.close(write)
-    os.close(held)
+    os.close(release_end)
     # The other end of this pipe goes with everything else that the fork lets go of, or with the fork.
-    os.read(free, 1)
-    os.close(free)
+    os.read(wait_end, 1)
+    os.close(wait_end)
     return pid, read
 
 
@@ -117,18 +117,18 @@ def run_in_helper(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[
     """
     pid, fd = start_helper(task, keep)
     messages: list[Message] = []
-    over = False
+    is_finished = False
     decoder, poll = frames.FrameDecoder(), select.poll()
     poll.register(fd, select.POLLIN)
     try:
-        while not over and poll.poll(seconds * 1000):
+        while not is_finished and poll.poll(seconds * 1000):
             data = os.read(fd, 1 << 16)
-            over = not data
+            is_finished = not data
             messages += [frame for frame in decoder.feed(data) if isinstance(frame, dict)]
     finally:
         os.close(fd)
         kill_helper(pid)
-        _reap_helper(pid, _EXIT_TIMEOUT_S if over else _KILL_TIMEOUT_S)
+        _reap_helper(pid, _EXIT_TIMEOUT_S if is_finished else _KILL_TIMEOUT_S)
     return messages
 
 

@@ -38,10 +38,10 @@ class ReservedPorts:
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, list[socket.socket]] = {}
+        self._sockets: dict[int, list[socket.socket]] = {}
         self.numbers: list[int] = []
 
-    def hold(self, wanted: list[int]) -> set[int]:
+    def reserve(self, ports: list[int]) -> set[int]:
         """Hold those ports (0: a free one that was not held before), in that order; return those that are new.
 
         Raises:
@@ -50,37 +50,39 @@ class ReservedPorts:
         new: dict[int, list[socket.socket]] = {}
         numbers = []
         try:
-            for port in wanted:
-                number, sockets = (port, []) if port in self._held else _reserve_port(port)
+            for port in ports:
+                number, sockets = (port, []) if port in self._sockets else _reserve_port(port)
                 numbers.append(number)
                 if sockets:
                     new[number] = sockets
         except BaseException:
             _close_sockets(new)
             raise
-        self._held.update(new)
+        self._sockets.update(new)
         self.numbers = numbers
         return set(new)
 
     def release(self, numbers: Iterable[int] | None = None) -> None:
         """Let those ports go; without a word, all of them."""
-        _close_sockets({number: self._held.pop(number) for number in set(self._held if numbers is None else numbers)})
+        _close_sockets(
+            {number: self._sockets.pop(number) for number in set(self._sockets if numbers is None else numbers)}
+        )
 
-    def release_others(self) -> None:
+    def release_unused(self) -> None:
         """Let those go that the present attempt has no use for."""
-        self.release(self._held.keys() - set(self.numbers))
+        self.release(self._sockets.keys() - set(self.numbers))
 
 
-def _close_sockets(held: dict[int, list[socket.socket]]) -> None:
-    for sockets in held.values():
-        for sock in sockets:
+def _close_sockets(sockets: dict[int, list[socket.socket]]) -> None:
+    for group in sockets.values():
+        for sock in group:
             sock.close()
 
 
 def _reserve_port(port: int) -> tuple[int, list[socket.socket]]:
-    held = _bind_reserved(port)
-    held[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return int(held[0].getsockname()[1]), held
+    sockets = _bind_reserved(port)
+    sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return int(sockets[0].getsockname()[1]), sockets
 
 
 def _bind_name(port: int) -> socket.socket:
@@ -171,13 +173,13 @@ def _bind_address(family: int, address: str, port: int) -> socket.socket:
 
 def describe_port_owner(root: str, port: int) -> str | None:
     """Name the user who holds `port`, from the kernel's socket table, which everybody may read."""
-    seen = None
+    description = None
     for number, state, uid in list_tcp_sockets(root):
         if number == port:
             if state == _LISTEN:
                 return f"a listener of uid {uid}"
-            seen = "connections that are still closing"
-    return seen
+            description = "connections that are still closing"
+    return description
 
 
 def list_tcp_sockets(root: str = "/", *, listening: bool = False) -> Iterator[tuple[int, str, int]]:
@@ -214,18 +216,18 @@ class IntruderCheck:
         root: Prefix of /proc.
     """
 
-    def __init__(self, numbers: Iterable[int], ours: Callable[[], set[int | None]], root: str = "/") -> None:
+    def __init__(self, numbers: Iterable[int], list_run_uids: Callable[[], set[int | None]], root: str = "/") -> None:
         self._open = set(numbers)
-        self._ours, self._root = ours, root
+        self._list_run_uids, self._root = list_run_uids, root
         self._since: float | None = None
         self._next = 0.0
 
-    def due(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         """Whether it is time for a look; the first call is the start."""
         self._since = now if self._since is None else self._since
         return bool(self._open) and now >= self._next
 
-    def look(self, now: float) -> str | None:
+    def find_intruder(self, now: float) -> str | None:
         """Return who listens on one of the ports and is not of the run, or `None`.
 
         Root is nobody's intruder: it may do as it likes anyway, and starts containers for others.
@@ -236,9 +238,9 @@ class IntruderCheck:
         others = [(port, uid) for port, uid in listening if uid not in (os.getuid(), _ROOT_UID)]
         if not others:
             return None
-        ours = self._ours()
-        self._open -= {port for port, uid in others if uid in ours}
-        return next((_describe_intruder(port, uid) for port, uid in others if uid not in ours), None)
+        list_run_uids = self._list_run_uids()
+        self._open -= {port for port, uid in others if uid in list_run_uids}
+        return next((_describe_intruder(port, uid) for port, uid in others if uid not in list_run_uids), None)
 
 
 def _describe_intruder(port: int, uid: int) -> str:

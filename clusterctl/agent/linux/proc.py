@@ -76,12 +76,12 @@ class ProcessStat:
         return ProcessIdentity(self.pid, self.start_time)
 
     @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """A zombie is gone, except a leader whose other threads still run."""
         return self.state in "ZX" and self.threads <= 1
 
     @property
-    def kernel(self) -> bool:
+    def is_kernel_thread(self) -> bool:
         """A thread of the kernel is no process of anybody."""
         return bool(self.flags & _PF_KTHREAD)
 
@@ -142,7 +142,7 @@ def read_identity(pid: int) -> ProcessIdentity | None:
 def is_alive(who: ProcessIdentity) -> bool:
     """Whether that very process still runs."""
     process = read_stat(who.pid)
-    return process is not None and process.start_time == who.start_time and not process.gone
+    return process is not None and process.start_time == who.start_time and not process.is_gone
 
 
 def list_pids() -> Iterator[int]:
@@ -154,10 +154,14 @@ def list_pids() -> Iterator[int]:
 
 def read_uid(pid: int) -> int | None:
     """Return the effective uid of a process."""
-    for line in read_bytes(f"/proc/{pid}/status").splitlines():
-        if line.startswith(b"Uid:"):
-            return int(line.split()[2])
-    return None
+    words = read_status_field(f"/proc/{pid}", "Uid")
+    return int(words[1]) if words else None
+
+
+def read_status_field(folder: str, name: str) -> list[bytes]:
+    """Return the words after `name` in the file `status` of a process or thread; none if that cannot be read."""
+    lines = (line.split() for line in read_bytes(f"{folder}/status").splitlines())
+    return next((words[1:] for words in lines if words and words[0] == name.encode() + b":"), [])
 
 
 def find_user_name(uid: int) -> str:
@@ -281,10 +285,8 @@ def _is_thread_dying(path: str) -> bool:
     thread = parse_stat(read_bytes(f"{path}/stat"))
     if thread is None or thread.state in "ZX" or is_exiting(thread):
         return True
-    for line in read_bytes(f"{path}/status").splitlines():
-        if line.startswith(b"SigPnd:"):
-            return bool(int(line.split()[1], 16) & 1 << (signal.SIGKILL - 1))
-    return False
+    pending = read_status_field(path, "SigPnd")
+    return bool(pending) and bool(int(pending[0], 16) & 1 << (signal.SIGKILL - 1))
 
 
 def convert_to_ticks(moment: float) -> int:

@@ -137,10 +137,10 @@ def _raise_worker_file_limit() -> None:
 
 def close_descriptors(keep: Iterable[int]) -> None:
     """Close every descriptor above 2 but those."""
-    kept = set(keep)
+    keep_fds = set(keep)
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
-        if fd > 2 and fd not in kept:
+        if fd > 2 and fd not in keep_fds:
             try:
                 os.close(fd)
             except OSError:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import select
 import struct
 import time
-
-from clusterctl.agent.protocol import quick
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -234,14 +233,14 @@ def write_atomically(path: str, data: bytes, mode: int = 0o600, *, durable: bool
 
 def write_json(path: str, value: Any) -> None:
     """Put a JSON file in place as a whole."""
-    write_atomically(path, (quick.dumps(value) + "\n").encode())
+    write_atomically(path, (json.dumps(value, separators=(",", ":")) + "\n").encode())
 
 
 def read_json(path: str, limit: int = 16 << 20) -> dict[str, Any] | None:
     """Return the object in a file, or `None` where there is none that can be read, or it has over `limit` bytes."""
     try:
         with open(path, "rb") as file:
-            value = quick.loads(file.read(limit))
+            value = json.loads(file.read(limit))
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -93,7 +93,9 @@ def list_known_processes(known_processes: KnownProcesses) -> list[ProcessStat]:
         for who in (*known_processes.workers, *(known_processes.processes - known_processes.workers.keys()))
     )
     return [
-        process for process in stats if process is not None and not process.gone and _is_known(process, known_processes)
+        process
+        for process in stats
+        if process is not None and not process.is_gone and _is_known(process, known_processes)
     ]
 
 
@@ -104,8 +106,8 @@ def classify_process(
     process = proc.read_stat(pid)
     if (
         process is None
-        or process.gone
-        or process.kernel
+        or process.is_gone
+        or process.is_kernel_thread
         or process.identity in known_processes.protected
         or pid == os.getpid()
     ):

@@ -72,7 +72,7 @@ class Command(str, Enum):
 #   {"push": "event", "run": r, "node": d, "event": {…}}   one line of the journal (as `encode_event` wrote it)
 #   {"push": "stream", "stream": n, "run": r, "node": d, "file": f}   Data of stream n is that file's; `offset`
 #                                            of a Data frame is the offset in the file
-#   {"push": "whole", "run": r, "node": d, "before": a}   all data of attempts before that one was sent
+#   {"push": "complete", "run": r, "node": d, "before": a}   all data of attempts before that one was sent
 #   {"push": "taken", "stream": n, "bytes": k}   so many more may be sent in that stream
 #   {"push": "stale", "run": r, "node": d}   another controller holds the run now
 # Streams that the agent announces have numbers >= AGENT_STREAMS; those below belong to the controller (EXEC, FETCH,

@@ -106,7 +106,7 @@ class Stopping:
     attempt: int
     reason: str
     grace: float
-    leaving: list[int] = field(default_factory=list)
+    exiting_ranks: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

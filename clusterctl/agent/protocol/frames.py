@@ -6,9 +6,9 @@ number, an offset and raw bytes.
 
 from __future__ import annotations
 
+import json
 import struct
 
-from clusterctl.agent.protocol import quick
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
 TYPE_CHECKING = False
@@ -62,7 +62,7 @@ def encode_message(message: Mapping[str, object]) -> bytes:
     Raises:
         TooLargeError: Its body would be over `MAX_FRAME`.
     """
-    body = quick.dumps(message, ascii_only=False).encode("utf-8", "surrogateescape")
+    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape")
     if len(body) > MAX_FRAME_BYTES:
         raise FrameTooLargeError(
             f"the message has {len(body) / 2**20:.1f} MiB and may have at most {MAX_FRAME_BYTES >> 20} MiB"
@@ -123,7 +123,7 @@ def _decode(kind: int, body: bytes) -> Frame:
     if len(body) > MAX_MESSAGE_VALUES and sum(body.count(mark) for mark in (b",", b"[", b"{")) > MAX_MESSAGE_VALUES:
         raise FrameError(f"a message with over {MAX_MESSAGE_VALUES} values")
     try:
-        message = quick.loads(body.decode("utf-8", "surrogateescape"))
+        message = json.loads(body.decode("utf-8", "surrogateescape"))
     except (ValueError, RecursionError) as error:
         raise FrameError(f"not a message: {body[:80]!r}") from error
     if not isinstance(message, dict):

@@ -150,5 +150,5 @@ class Follow:
     seq: int
     cursors: dict[str, int] = field(default_factory=dict)
     credit: int = INITIAL_CREDIT_BYTES
-    whole: int = 0
+    complete_before: int = 0
     pace: float = 0.0

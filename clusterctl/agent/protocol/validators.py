@@ -29,18 +29,18 @@ class ValidationError(FrameError):
         place: Of the value in what holds it, such as `ranks.3.pid`; "" for the whole.
     """
 
-    def __init__(self, wanted: str, value: object, place: str = "") -> None:
-        super().__init__(wanted, value, place)
-        self.place, self._wanted, self._value = place, wanted, value
+    def __init__(self, expected: str, value: object, place: str = "") -> None:
+        super().__init__(expected, value, place)
+        self.place, self._expected, self._value = place, expected, value
 
     def __str__(self) -> str:  # type: ignore[explicit-override]  # the mark would have to be imported
         # Where one of several shapes may fit, most are raised for nothing.
-        return f"{self.place or 'it'} is {_describe_value(self._value)}, and must be {self._wanted}"
+        return f"{self.place or 'it'} is {_describe_value(self._value)}, and must be {self._expected}"
 
-    def below(self, name: object) -> ValidationError:
+    def add_place(self, name: object) -> ValidationError:
         """Return the same for what holds the value under `name`."""
         place = f"{str(name)[:_MAX_SHOWN_CHARS]}.{self.place}" if self.place else str(name)[:_MAX_SHOWN_CHARS]
-        return ValidationError(self._wanted, self._value, place)
+        return ValidationError(self._expected, self._value, place)
 
 
 def _describe_value(value: object) -> str:
@@ -55,33 +55,33 @@ def _describe_value(value: object) -> str:
 
 def integer(low: int = 0, high: int = FIRST_INEXACT_INTEGER - 1) -> Validator:
     """A whole number from `low` to `high`."""
-    wanted = f"a whole number from {low} to {high}"
+    expected = f"a whole number from {low} to {high}"
 
     def check(value: Any) -> None:
         if type(value) is not int or not low <= value <= high:
-            raise ValidationError(wanted, value)
+            raise ValidationError(expected, value)
 
     return check
 
 
 def number(low: float = -1e15, high: float = 1e15) -> Validator:
     """A finite number from `low` to `high`."""
-    wanted = f"a number from {low:g} to {high:g}"
+    expected = f"a number from {low:g} to {high:g}"
 
     def check(value: Any) -> None:
         if type(value) not in (int, float) or not low <= value <= high:
-            raise ValidationError(wanted, value)
+            raise ValidationError(expected, value)
 
     return check
 
 
-def string(most: int) -> Validator:
+def string(max_items: int) -> Validator:
     """Text of at most so many characters."""
-    wanted = f"text of at most {most} characters"
+    expected = f"text of at most {max_items} characters"
 
     def check(value: Any) -> None:
-        if not isinstance(value, str) or len(value) > most:
-            raise ValidationError(wanted, value)
+        if not isinstance(value, str) or len(value) > max_items:
+            raise ValidationError(expected, value)
 
     return check
 
@@ -118,51 +118,51 @@ def any_of(*shapes: Validator) -> Validator:
     return check
 
 
-def list_of(shape: Validator, most: int) -> Validator:
+def list_of(shape: Validator, max_items: int) -> Validator:
     """A list of at most so many."""
-    wanted = f"a list of at most {most}"
+    expected = f"a list of at most {max_items}"
 
     def check(value: Any) -> None:
-        if not isinstance(value, list) or len(value) > most:
-            raise ValidationError(wanted, value)
+        if not isinstance(value, list) or len(value) > max_items:
+            raise ValidationError(expected, value)
         for place, item in enumerate(value):
             try:
                 shape(item)
             except ValidationError as error:
-                raise error.below(place) from None
+                raise error.add_place(place) from None
 
     return check
 
 
 def tuple_of(*shapes: Validator) -> Validator:
     """A list with one value of each shape, in this order."""
-    wanted = f"a list of {len(shapes)}"
+    expected = f"a list of {len(shapes)}"
 
     def check(value: Any) -> None:
         if not isinstance(value, list) or len(value) != len(shapes):
-            raise ValidationError(wanted, value)
+            raise ValidationError(expected, value)
         for place, (shape, item) in enumerate(zip(shapes, value)):
             try:
                 shape(item)
             except ValidationError as error:
-                raise error.below(place) from None
+                raise error.add_place(place) from None
 
     return check
 
 
-def mapping_of(key: Validator, shape: Validator, most: int) -> Validator:
+def mapping_of(key: Validator, shape: Validator, max_items: int) -> Validator:
     """An object with at most so many names, all of one shape."""
-    wanted = f"an object with at most {most} names"
+    expected = f"an object with at most {max_items} names"
 
     def check(value: Any) -> None:
-        if not isinstance(value, dict) or len(value) > most:
-            raise ValidationError(wanted, value)
+        if not isinstance(value, dict) or len(value) > max_items:
+            raise ValidationError(expected, value)
         for name, item in value.items():
             try:
                 key(name)
                 shape(item)
             except ValidationError as error:
-                raise error.below(name) from None
+                raise error.add_place(name) from None
 
     return check
 
@@ -186,12 +186,12 @@ def object_of(needed: Mapping[str, Validator], optional: Mapping[str, Validator]
             try:
                 shape(item)
             except ValidationError as error:
-                raise error.below(name) from None
+                raise error.add_place(name) from None
 
     return check
 
 
-def any_json(depth: int, most: int, longest: int) -> Validator:
+def any_json(depth: int, max_items: int, longest: int) -> Validator:
     """Anything of JSON with finite numbers: so many levels, names or items a level, characters a text."""
     scalar = any_of(boolean, integer(-(1 << 64), 1 << 64), number(-1e300, 1e300))
     words = string(longest)
@@ -200,7 +200,7 @@ def any_json(depth: int, most: int, longest: int) -> Validator:
         if level == 0:
             return optional(any_of(scalar, words))
         inner = at(level - 1)
-        lists, objects = list_of(inner, most), mapping_of(string(longest), inner, most)
+        lists, objects = list_of(inner, max_items), mapping_of(string(longest), inner, max_items)
 
         def check(value: Any) -> None:
             if isinstance(value, str):
@@ -219,10 +219,10 @@ def any_json(depth: int, most: int, longest: int) -> Validator:
 
 def digits(most_digits: int = 9) -> Validator:
     """Text that is a whole number in decimal digits, as JSON's names of ranks are."""
-    wanted = f"a number of at most {most_digits} digits"
+    expected = f"a number of at most {most_digits} digits"
 
     def check(value: Any) -> None:
         if not isinstance(value, str) or not 0 < len(value) <= most_digits or not (value.isascii() and value.isdigit()):
-            raise ValidationError(wanted, value)
+            raise ValidationError(expected, value)
 
     return check

@@ -68,14 +68,14 @@ validate_status_sample = object_of(
 """What becomes of it in a sample."""
 
 
-def sanitize_status(told: WorkerStatus) -> WorkerStatus:
+def sanitize_status(report: WorkerStatus) -> WorkerStatus:
     """Return a status file that fits; what only people read of it is left out where it does not.
 
     Raises:
         FrameError: It does not fit.
     """
-    validate_status(told)
-    return {**told, **{name: _sanitize_field(name, told.get(name)) for name in _DISPLAY_FIELDS}}  # type: ignore[typeddict-item]
+    validate_status(report)
+    return {**report, **{name: _sanitize_field(name, report.get(name)) for name in _DISPLAY_FIELDS}}  # type: ignore[typeddict-item]
 
 
 def _sanitize_field(name: str, value: Any) -> Any:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def filesystem(path: str, root: str = "") -> str:
     """Return the type of the filesystem that holds `path`, or nothing; `root` is the prefix of /proc."""
     mount = filesystems.find_mount(os.path.realpath(path), filesystems.list_mounts(root))
-    return "" if mount is None else mount.kind
+    return "" if mount is None else mount.fstype
 
 
 def is_network(path: str, root: str = "") -> bool:

@@ -73,13 +73,13 @@ class ChildProcesses:
 
     def _pause_if_slow(self, resume: Callable[[], None]) -> bool:
         """Whether the connection has enough to do; `resume` is then called later."""
-        if self._channel.queued <= _MAX_QUEUED_BYTES:
+        if self._channel.queued_bytes <= _MAX_QUEUED_BYTES:
             return False
         self._paused.append(resume)
         return True
 
     def _resume(self) -> None:
-        if self._paused and self._channel.queued <= _MAX_QUEUED_BYTES // 2:
+        if self._paused and self._channel.queued_bytes <= _MAX_QUEUED_BYTES // 2:
             paused, self._paused = self._paused, []
             for resume in paused:
                 resume()

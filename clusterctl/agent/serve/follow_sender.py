@@ -70,7 +70,7 @@ class FollowSender:
         return self._stream
 
     def _has_room(self) -> bool:
-        return self._channel.queued < _MAX_QUEUED_BYTES
+        return self._channel.queued_bytes < _MAX_QUEUED_BYTES
 
     def _send_pending(self) -> None:
         """Send what is new: all events, and bytes as far as credit and connection let us."""
@@ -103,12 +103,12 @@ class FollowSender:
 
     def _is_rate_limited(self) -> bool:
         """Whether what is new has to wait for the pace; it is looked for again then."""
-        left = self._next_send_at - time.monotonic()
-        if left <= 0.0:
+        remaining_s = self._next_send_at - time.monotonic()
+        if remaining_s <= 0.0:
             return False
         self._dirty = False
         if self._timer is None:
-            self._timer = self._loop.after(left, self._send_now)
+            self._timer = self._loop.after(remaining_s, self._send_now)
         return True
 
     def _send_now(self) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 
 from clusterctl.agent.linux import addresses, helper_process, spawn
 from clusterctl.agent.linux.spawn import encode_peer_text
-from clusterctl.agent.protocol import quick, request_errors
+from clusterctl.agent.protocol import request_errors
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.serve import child_processes, hello
 
@@ -154,7 +155,7 @@ class _NodeCommands:
                 self._session.answer_error(request_id, error)
 
         request: facts_types.FactsRequest = arguments.get("request") or {}
-        running = self._session.children.start_program(program, quick.dumps(request).encode(), take, end)
+        running = self._session.children.start_program(program, json.dumps(request).encode(), take, end)
         deadlines = [float(request.get("deadline") or _PROBE_DEADLINE_S), *(request.get("deadlines") or {}).values()]
         limit = max(deadlines) + _PROBE_MARGIN_S
         self._session.loop.after(limit, lambda: None if running.ended else self._session.children.terminate(running))
@@ -255,7 +256,7 @@ def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> fact
     """Return what the probe said: its last line, since a prologue may have written before."""
     lines = [line for line in output.splitlines() if line.strip()]
     with contextlib.suppress(ValueError, IndexError):
-        value = quick.loads(lines[-1])
+        value = json.loads(lines[-1])
         if isinstance(value, dict):
             facts: facts_types.Facts = value  # type: ignore[assignment]
             return facts

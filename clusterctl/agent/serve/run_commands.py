@@ -118,7 +118,7 @@ class _RunCommands:
     def evidence(self, request_id: int, arguments: command_types.EvidenceArguments, _epoch: int | None) -> None:
         run = self._session.find_run(arguments)
         state = self._session.journal_states.of(run)
-        wanted = arguments.get("ranks")
+        wanted_ranks = arguments.get("ranks")
         workers: list[RankProcess] = [
             {
                 "rank": worker["rank"],
@@ -127,7 +127,7 @@ class _RunCommands:
                 "output": run.of_rank(state.attempt, worker["rank"], "log"),
             }
             for worker in list_workers(run, state)
-            if worker["alive"] and (wanted is None or worker["rank"] in wanted)
+            if worker["alive"] and (wanted_ranks is None or worker["rank"] in wanted_ranks)
         ]
         name = re.sub(r"[^A-Za-z0-9._-]", "_", str(arguments.get("name") or "evidence")).lstrip(".") or "evidence"
         folder = os.path.join(run.file("evidence"), name)
@@ -139,7 +139,7 @@ class _RunCommands:
 
             end = time.monotonic() + seconds
             collected = evidence.collect_evidence(
-                workers, run.status_dir(state.attempt), folder, end, chosen=wanted is not None
+                workers, run.status_dir(state.attempt), folder, end, chosen=wanted_ranks is not None
             )
             evidence_module.remove_middle_stalls(run.file("evidence"))
             return collected
@@ -185,9 +185,9 @@ def _remove_run(run: RunDir, state: NodeState) -> int:
         raise request_errors.make_refused_error(
             f"run {run.run} still has a supervisor on this node", "`clusterctl down` ends it"
         )
-    left = find_remaining_processes(run, state)
-    if left:
-        names = ", ".join(str(one.pid) for one in left[:5])
+    running = find_remaining_processes(run, state)
+    if running:
+        names = ", ".join(str(one.pid) for one in running[:5])
         raise request_errors.make_refused_error(
             f"processes of run {run.run} still live on this node: {names}", "`clusterctl down` ends them"
         )

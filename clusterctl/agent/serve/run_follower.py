@@ -60,7 +60,7 @@ class RunFollower:
         self.state = state.NodeState()
         self._request = request
         self._send, self._send_data, self._new_stream, self._notifier = send, send_data, new_stream, notifier
-        self._complete_before = request.whole
+        self._complete_before = request.complete_before
         self._journal = journal.Reader(run.journal)
         self._files: dict[str, _FollowedFile] = {}
         self._tallies: dict[int, Tallies] = {}
@@ -81,8 +81,8 @@ class RunFollower:
 
     def _send_event_line(self, line: bytes) -> None:
         try:
-            entry = events.decode_event(line)
             record = json.loads(line)
+            entry = events.decode_record(record)
         except ValueError:
             return
         if entry is not None:
@@ -92,7 +92,7 @@ class RunFollower:
             self._send({"push": "event", "run": self.run.run, "node": self.run.node, "event": record})
 
     def _apply_event(self, event: events.Event) -> None:
-        if getattr(event, "attempt", self._request.whole) < self._request.whole:
+        if getattr(event, "attempt", self._request.complete_before) < self._request.complete_before:
             return
         if isinstance(event, events.Prepared):
             self._notifier.watch(self.run.attempt(event.attempt))
@@ -188,7 +188,7 @@ class RunFollower:
         complete_before = min(self._tallies, default=self.state.attempt + 1)
         if complete_before > self._complete_before:
             self._complete_before = complete_before
-            self._send({"push": "whole", "run": self.run.run, "node": self.run.node, "before": complete_before})
+            self._send({"push": "complete", "run": self.run.run, "node": self.run.node, "before": complete_before})
 
     def close(self) -> None:
         """Stop following."""

@@ -32,9 +32,9 @@ def has_supervisor(run: RunDir) -> bool:
 
 def list_workers(run: RunDir, state: NodeState) -> list[WorkerState]:
     """Return the workers of the newest attempt, those too that nobody wrote down in the journal."""
-    begun = adoption.started(run, state)
+    started = adoption.started(run, state)
     workers: list[WorkerState] = []
-    for rank, local_rank in begun.places if begun is not None else []:
+    for rank, local_rank in started.places if started is not None else []:
         worker = adoption.worker(run, state, rank, local_rank)
         if worker is not None:
             who = worker.identity
@@ -59,8 +59,8 @@ def find_remaining_processes(run: RunDir, state: NodeState) -> list[proc.Process
 
 def collect_known_processes(run: RunDir, state: NodeState) -> run_processes.KnownProcesses:
     """Return who is known to belong to the newest attempt of a run, and who guards it."""
-    begun = adoption.started(run, state)
-    group = None if begun is None else begun.cgroup
+    started = adoption.started(run, state)
+    group = None if started is None else started.cgroup
     known_processes = run_processes.KnownProcesses(
         protected=supervisor_lookup.list_supervisor_and_waiters(run),
         cgroup=group if cgroup.list_members(group) else None,
@@ -77,15 +77,15 @@ def summarize_run(run: RunDir, state: NodeState | None = None) -> RunSummary:
     """Return what there is to know of a run for a list; `state` is what its journal says, read here by default."""
     state = state or fold(journal.read(run.journal))
     prepared = syscalls.read_json(run.prepare) or {}
-    over = state.state in ("new", "swept", "finished")
-    live = has_supervisor(run) or any(worker["alive"] for worker in list_workers(run, state))
+    is_over = state.state in ("new", "swept", "finished")
+    is_live = has_supervisor(run) or any(worker["alive"] for worker in list_workers(run, state))
     # What a worker left behind lives on where supervisor, waiters and workers were all killed.
-    live = live or (not over and bool(find_remaining_processes(run, state)))
+    is_live = is_live or (not is_over and bool(find_remaining_processes(run, state)))
     return {
         "run": run.run,
         "node": run.node,
         "name": prepared.get("name", ""),
-        "live": live and not over,
+        "live": is_live and not is_over,
         "supervisor": has_supervisor(run),
         "state": state.state,
         "epoch": authority.current(run.epoch),

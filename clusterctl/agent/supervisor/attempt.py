@@ -83,7 +83,7 @@ class Attempt:
         with contextlib.ExitStack() as undo:
             try:
                 undo.callback(self.claims.release, self.claims.take(self.prepare.gpus))
-                undo.callback(self.ports.release, self.ports.hold(self.prepare.ports))
+                undo.callback(self.ports.release, self.ports.reserve(self.prepare.ports))
                 undo.callback(self.outputs.close)
                 self._make_folders()
                 adoption.store(self._run, self.prepare, self.python)
@@ -95,7 +95,7 @@ class Attempt:
                     raise request_errors.make_refused_error(f"no space left for the output of {whose}") from error
                 raise request_errors.convert_to_request_error(error) from error
             undo.pop_all()
-        self.ports.release_others()
+        self.ports.release_unused()
 
     def _make_folders(self) -> None:
         os.makedirs(self._run.attempt(self.number), mode=0o700, exist_ok=True)
@@ -199,9 +199,9 @@ class Attempt:
     def look_at_ports(self) -> None:
         """End the attempt where somebody else listens on a port of the workers': their peers may be talking to him."""
         now = time.monotonic()
-        if self.ending.since is not None or not self._watched_ports.due(now):
+        if self.ending.since is not None or not self._watched_ports.is_due(now):
             return
-        intruder = self._watched_ports.look(now)
+        intruder = self._watched_ports.find_intruder(now)
         if intruder is not None:
             self._alarm(events.PORT_TAKEN, intruder)
             self.ending.stop(self.prepare.grace, requests.StopReason.PORT_TAKEN.value)

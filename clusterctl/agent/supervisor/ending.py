@@ -70,7 +70,7 @@ class Ending:
         )
         self._parts = parts
         self._ladder: ladder.Ladder | None = None
-        self._leaving: set[int] = set()
+        self._exiting_ranks: set[int] = set()
         self._unsaid = 0
         self.since: float | None = None
         self.swept = False
@@ -85,7 +85,7 @@ class Ending:
 
     def caused(self, rank: int, latest: float) -> bool:
         """Return whether a worker that was gone at `latest` (monotonic) ended because it was told to."""
-        return self.since is not None and latest >= self.since and rank not in self._leaving
+        return self.since is not None and latest >= self.since and rank not in self._exiting_ranks
 
     def stop(self, grace: float, reason: str) -> None:
         """Stop everything of the attempt here; again, to shorten the grace."""
@@ -96,9 +96,9 @@ class Ending:
             self.swept, self._ladder, self._unsaid = False, None, 0
         if self.since is None:
             # A worker that is already exiting failed by itself: it does not count as stopped.
-            self._leaving = {worker.rank for worker in self._parts.living() if proc.is_dying(worker.identity)}
+            self._exiting_ranks = {worker.rank for worker in self._parts.living() if proc.is_dying(worker.identity)}
             self.since = now
-            self._parts.record(events.Stopping(self._number, reason, grace, sorted(self._leaving)))
+            self._parts.record(events.Stopping(self._number, reason, grace, sorted(self._exiting_ranks)))
         # Writing that down has taken its time, and the grace is whole.
         self.sweep(time.monotonic() + grace)
 
@@ -110,7 +110,7 @@ class Ending:
 
     def resume(self, since: float, event: events.Stopping) -> None:
         """Go on with a stop that an earlier supervisor began."""
-        self.since, self._leaving = since, set(event.leaving)
+        self.since, self._exiting_ranks = since, set(event.exiting_ranks)
         self.sweep(since + event.grace)
 
     def sweep(self, kill_at: float, hold_s: float = 0.0) -> None:

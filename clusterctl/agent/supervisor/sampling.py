@@ -143,7 +143,7 @@ class Activity:
                 with contextlib.suppress(OSError):
                     # logind may clean a tmpfs when the user's last session ends.
                     os.makedirs(status_dir, mode=0o700, exist_ok=True)
-                out.message({"sample": {**sampler.sample(), "watched": watch.found}})
+                out.message({"sample": {**sampler.sample(), "watched": watch.files}})
                 syscalls.sleep_interval(prepare.sample_seconds)
 
         return sample

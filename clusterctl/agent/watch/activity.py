@@ -81,9 +81,9 @@ class ActivitySampler:
         if self._scanned is None or now - self._scanned >= _SCAN_INTERVAL_S:
             self._scan()
             self._scanned = now
-        ranks = {str(worker.rank): self._rank(worker, now) for worker in self._workers}
+        ranks = {str(worker.rank): self._sample_rank(worker, now) for worker in self._workers}
         for rank in claimed_elsewhere(self._status_dir, (worker.rank for worker in self._workers)):
-            ranks[str(rank)] = self._claimed(rank, now)
+            ranks[str(rank)] = self._sample_launcher_rank(rank, now)
         return {"m": round(now, 3), "gpus": self._gpus, "ranks": ranks}
 
     def _scan(self) -> None:
@@ -93,8 +93,8 @@ class ActivitySampler:
             members = list_process_tree(worker.pid, processes)
             self._trees[worker.rank] = [(process.pid, process.start_time) for process in members]
 
-    def _rank(self, worker: WatchedWorker, now: float) -> sample_types.RankActivity:
-        members = self._members(worker)
+    def _sample_rank(self, worker: WatchedWorker, now: float) -> sample_types.RankActivity:
+        members = self._read_members(worker)
         root = next((process for process in members if process.pid == worker.pid), None)
         alive = root is not None and root.start_time == worker.start_time and root.state not in "ZX"
         status = inside(self._status_dir, worker.rank, now)
@@ -120,12 +120,12 @@ class ActivitySampler:
         dumped = _read_size(os.path.join(self._status_dir, f"rank-{rank}.stacks")) or 0
         return None if written is None else written - dumped
 
-    def _members(self, worker: WatchedWorker) -> list[proc.ProcessStat]:
+    def _read_members(self, worker: WatchedWorker) -> list[proc.ProcessStat]:
         identities = self._trees.get(worker.rank) or [(worker.pid, worker.start_time)]
         processes = [(proc.read_stat(pid), start_time) for pid, start_time in identities]
         return [process for process, start_time in processes if process and process.start_time == start_time]
 
-    def _claimed(self, rank: int, now: float) -> sample_types.RankActivity:
+    def _sample_launcher_rank(self, rank: int, now: float) -> sample_types.RankActivity:
         status = inside(self._status_dir, rank, now)
         process = proc.read_stat(status["pid"]) if status else None
         transfer = _read_transfers(process.pid) if process else None
@@ -160,25 +160,25 @@ class FileWatch:
     def __init__(self, patterns: Sequence[str], workdir: str, seconds: float) -> None:
         self._patterns = [os.path.join(workdir, os.path.expanduser(pattern)) for pattern in patterns]
         self._seconds = seconds
-        self.found: dict[str, list[int]] | None = None
+        self.files: dict[str, list[int]] | None = None
 
     def start(self) -> None:
         """Look again and again, if there is anything to look for."""
         if not self._patterns:
-            self.look()
+            self.scan()
         else:
-            threading.Thread(target=self._go_on, daemon=True).start()
+            threading.Thread(target=self._scan_repeatedly, daemon=True).start()
 
-    def _go_on(self) -> None:
+    def _scan_repeatedly(self) -> None:
         while True:
-            self.look()
+            self.scan()
             sleep_interval(self._seconds)
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Look once."""
-        self.found = dict(itertools.islice(self._files(), _MAX_WATCHED))
+        self.files = dict(itertools.islice(self._list_files(), _MAX_WATCHED))
 
-    def _files(self) -> Iterator[tuple[str, list[int]]]:
+    def _list_files(self) -> Iterator[tuple[str, list[int]]]:
         for pattern in self._patterns:
             for path in glob.iglob(pattern, recursive=True):
                 with contextlib.suppress(OSError):

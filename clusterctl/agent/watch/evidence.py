@@ -57,7 +57,7 @@ def collect_evidence(
     Raises:
         OSError: If `out_dir` cannot be written.
     """
-    begun = time.monotonic()
+    began = time.monotonic()
     os.makedirs(out_dir, mode=0o700, exist_ok=True)
     workers = list(ranks)
     workers += [] if chosen else _list_launcher_ranks(workers, status_dir)
@@ -66,7 +66,7 @@ def collect_evidence(
         _write_files(out_dir, rank, evidence)
     limit = _MAX_ANSWER_BYTES // max(1, len(complete))
     answer = {rank: _shorten(evidence, limit, out_dir) for rank, evidence in complete.items()}
-    return {"took_s": round(time.monotonic() - begun, 3), "ranks": answer}
+    return {"took_s": round(time.monotonic() - began, 3), "ranks": answer}
 
 
 def _collect_in_threads(workers: list[RankProcess], status_dir: str, deadline: float) -> dict[str, RankEvidence]:
@@ -99,9 +99,9 @@ def _shorten(evidence: RankEvidence, limit: int, out_dir: str) -> RankEvidence:
         return evidence
     why = [*evidence.get("why", []), f"answer: cut, all of it is in {out_dir}"]
     rest: RankEvidence = {**evidence, "why": why, "stacks": "", "tail": []}
-    left = max(0, limit - _count_json_bytes(rest))
-    rest["tail"] = _keep_end(evidence["tail"], left // 4)
-    rest["stacks"] = _keep_end(evidence["stacks"], left - _count_json_bytes(rest["tail"]))
+    remaining_bytes = max(0, limit - _count_json_bytes(rest))
+    rest["tail"] = _keep_end(evidence["tail"], remaining_bytes // 4)
+    rest["stacks"] = _keep_end(evidence["stacks"], remaining_bytes - _count_json_bytes(rest["tail"]))
     return rest
 
 
@@ -152,32 +152,32 @@ def _collect_rank(
     worker: RankProcess, processes: dict[int, proc.ProcessStat], status_dir: str, deadline: float
 ) -> RankEvidence:
     root = processes.get(worker["pid"])
-    if root is None or root.start_time != worker["start_time"] or root.gone:
+    if root is None or root.start_time != worker["start_time"] or root.is_gone:
         return _make_empty_evidence(worker, "the worker is gone")
     members = list_process_tree(root.pid, processes)
     subject = _find_rank_process(members, status_dir, worker["rank"])
-    begun, before = time.monotonic(), _read_ticks(members)
-    taken = stacks.take_stacks(subject.pid, status_dir, worker["rank"], deadline)
+    began, before = time.monotonic(), _read_ticks(members)
+    dump = stacks.take_stacks(subject.pid, status_dir, worker["rank"], deadline)
     # Enough ticks of the kernel's clock to tell a spinning process from a waiting one.
-    time.sleep(max(0.0, min(begun + _WINDOW_S, deadline) - time.monotonic()))
-    elapsed = max(time.monotonic() - begun, 0.01)
+    time.sleep(max(0.0, min(began + _WINDOW_S, deadline) - time.monotonic()))
+    elapsed = max(time.monotonic() - began, 0.01)
     after = _read_ticks(members)
     shares = {pid: round((ticks - before[pid]) / proc.TICKS_PER_SECOND / elapsed, 2) for pid, ticks in after.items()}
     children = [process for process in members if process.pid != subject.pid][:_MAX_CHILDREN]
-    seen = _describe_process(subject, shares)
+    rank_process = _describe_process(subject, shares)
     return {
         "rank": worker["rank"],
-        "pid": seen["pid"],
-        "name": seen["name"],
-        "state": seen["state"],
-        "wchan": seen["wchan"],
-        "cpu": seen["cpu"],
-        "command": seen["command"],
+        "pid": rank_process["pid"],
+        "name": rank_process["name"],
+        "state": rank_process["state"],
+        "wchan": rank_process["wchan"],
+        "cpu": rank_process["cpu"],
+        "command": rank_process["command"],
         "threads": subject.threads,
-        "source": taken.source,
-        "why": list(taken.why),
-        "stacks": taken.text,
-        "main_thread": taken.main_thread,
+        "source": dump.source,
+        "why": list(dump.why),
+        "stacks": dump.text,
+        "main_thread": dump.main_thread,
         "inside": inside(status_dir, worker["rank"], time.monotonic()),
         "children": [_describe_process(child, shares) for child in children],
         "tail": _read_tail(worker.get("output")),

@@ -143,10 +143,8 @@ def _wait_for_dump(path: str, before: int, deadline: float) -> str:
 
 
 def _catches_signal(pid: int, number: int) -> bool:
-    for line in read_bytes(f"/proc/{pid}/status").splitlines():
-        if line.startswith(b"SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
+    caught = proc.read_status_field(f"/proc/{pid}", "SigCgt")
+    return bool(caught) and bool(int(caught[0], 16) >> (number - 1) & 1)
 
 
 def _dump_by_py_spy(pid: int, deadline: float) -> StackDump:

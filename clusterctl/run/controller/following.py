@@ -61,7 +61,7 @@ class Following:
         whole = self._whole.get(node, 0)
         known, cursors = self._known(node), self._writer.cursors(node, whole)
         seq = known.seq if known else 0
-        return Follow(run=self._run, node=node, seq=seq, cursors=cursors, whole=whole, pace=self.pace)
+        return Follow(run=self._run, node=node, seq=seq, cursors=cursors, complete_before=whole, pace=self.pace)
 
     def follow(self, nodes: Iterable[str]) -> None:
         """Ask nodes for everything after the cursors, all at once, unless their sessions tell it already.

@@ -91,11 +91,11 @@ def test_watched_files_are_found_by_pattern_below_the_working_directory(bench):
     path = bench.tmp_path / "ckpt" / "a" / "x.pt"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"1")
-    watch.look()
-    assert [size for _, size in watch.found.values()] == [1]
+    watch.scan()
+    assert [size for _, size in watch.files.values()] == [1]
     path.write_bytes(b"12")
-    watch.look()
-    assert watch.found[str(path)][1] == 2
+    watch.scan()
+    assert watch.files[str(path)][1] == 2
 
 
 def test_ranks_below_a_launcher_of_the_user_are_sampled_too(bench, until):

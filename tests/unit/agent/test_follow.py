@@ -30,7 +30,7 @@ class Followed:
     def followed(self, whole: int = 0) -> RunFollower:
         return RunFollower(
             self.dir,
-            requests.Follow(run="r", node="n", seq=0, whole=whole),
+            requests.Follow(run="r", node="n", seq=0, complete_before=whole),
             self.told.append,
             lambda _stream, offset, data: self.data.append((offset, data)),
             lambda: 1,
@@ -74,7 +74,7 @@ def test_once_all_of_an_attempt_is_sent_that_is_said_and_it_is_asked_for_no_more
     followed.follower.send_events()
     while followed.follower.send_next_data(1 << 20):
         pass
-    assert [push["before"] for push in followed.told if push["push"] == "whole"] == [2]
+    assert [push["before"] for push in followed.told if push["push"] == "complete"] == [2]
 
     followed.data.clear()
     again = followed.followed(whole=2)

@@ -14,8 +14,6 @@ from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 _COSTLY = {
     "dataclasses",
     "inspect",
-    "json",
-    "re",
     "selectors",
     "shutil",
     "socket",
