@@ -65,7 +65,9 @@ EVENT_SHAPES: dict[str, Validator] = {
         },
     ),
     "grouped": _event({"attempt": ATTEMPT, "ranks": list_of(RANK, 4096), "size": RANK}),
-    "stopping": _event({"attempt": ATTEMPT, "reason": _WORD, "grace": number(0.0)}, {"exiting_ranks": list_of(RANK, 4096)}),
+    "stopping": _event(
+        {"attempt": ATTEMPT, "reason": _WORD, "grace": number(0.0)}, {"exiting_ranks": list_of(RANK, 4096)}
+    ),
     "swept": _event(
         {"attempt": ATTEMPT},
         {"killed": integer(), "remaining": REMAINING, "leftovers": LEFTOVERS, "past_grace": LEFTOVERS},

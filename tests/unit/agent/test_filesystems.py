@@ -73,7 +73,7 @@ def test_of_two_mounts_at_one_place_the_later_one_is_seen() -> None:
     holder = filesystems.find_mount("/data/run", table)
 
     assert holder is not None
-    assert holder.kind == "nfs"
+    assert holder.fstype == "nfs"
 
 
 @pytest.mark.parametrize("path", ["/database", "/", "/mnt/data"])
