@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.sections import cross, environment, listed, machines, target
+from clusterctl.config.sections import cross, environment, ineffective, listed, machines, target
 from clusterctl.config.sections.check import meant_key, unknown_key_hint, validate
 from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, RESULTS, SECTIONS, SYNC
 from clusterctl.config.spec import (
@@ -62,6 +62,7 @@ def build(root: Node, context: Context) -> Built | None:
     job = _job(root, sections.get("job"), context)
     cross.check(root, hosts, sections, context)
     cross.check_keys(root, hosts, context)
+    ineffective.check(root, hosts, sections, report)
     if "health" in sections:
         cross.check_health(root, HealthSpec(**sections["health"]), hosts, context)
     if job is not None:

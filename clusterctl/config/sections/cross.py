@@ -82,7 +82,7 @@ def _restarts(root: Node, restart: Values, stall: Values, report: Report) -> Non
     if stall.get("action") is StallAction.RESTART and not restart.get("max_restarts"):
         hint = "set `restart: {max_restarts: 3}`"
         report.warn(_at(root, "stall", "action"), "stall.action: `restart` without a budget acts as `stop`", hint)
-    if "node_lost" in restart.get("on", ()):
+    if "node_lost" in restart.get("on", ()) and restart.get("max_restarts"):
         loss = root.child("on_controller_loss")
         if loss is None or not isinstance(loss.value, dict):
             hint = "set `on_controller_loss: {stop_after: 10m}`, so that a lost node is known to have stopped"
