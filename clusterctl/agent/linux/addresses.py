@@ -1,4 +1,4 @@
-"""The network addresses of this machine, and which of them a packet to a peer would carry."""
+"""The network addresses of this machine, and the source address of packets to a peer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _DISCARD_PORT = 9
-# Linux's own numbers: the module `socket`, needed only for routes, takes longer to import than all this to run.
+# Linux's own numbers. Importing `socket`, which only routes need, takes longer than all of this.
 _AF_INET, _AF_INET6 = 2, 10
 _MAX_ADDRESS_CHARS = 46
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -33,7 +33,7 @@ _Ifaddrs._fields_ = [
 
 
 def _parse_sockaddr(pointer: int | None) -> tuple[str, str] | None:
-    """Return family and text of a `struct sockaddr`, for the internet families."""
+    """Return family and text of a `struct sockaddr`, or `None` for other families than IPv4 and IPv6."""
     if not pointer:
         return None
     family = struct.unpack("H", ctypes.string_at(pointer, 2))[0]
@@ -75,7 +75,7 @@ def list_addresses() -> list[NetworkAddress]:
 
 
 def find_route(target: str, known: list[NetworkAddress]) -> Route | None:
-    """Return `{source, interface}` of the way to a target, or `None` where there is no way. No packet is sent."""
+    """Return source address and interface of packets to a target, or `None` if there is no route. No packet is sent."""
     import socket
 
     try:
@@ -101,7 +101,7 @@ def _find_interface(source: str, known: list[NetworkAddress]) -> str | None:
 
 
 def is_ip_address(target: str) -> bool:
-    """Whether a target needs no look-up of names."""
+    """Return whether a target is an IP address, so that no name is looked up."""
     import socket
 
     for family in (socket.AF_INET, socket.AF_INET6):

@@ -1,7 +1,7 @@
-"""A cgroup of its own for each run, where the machine lets us make one: it holds whatever a worker starts.
+"""A cgroup for each run, if this user may create one: it contains every process that a worker starts.
 
-Only version 2 is used for that, and only below our own cgroup, without turning on any controller: nothing is limited.
-What others have limited is read in both versions.
+We create cgroups of version 2 only, below our own, and turn on no controller, so we limit nothing. Limits that others
+set are read in both versions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNLIMITED = 1 << 60
 
 
 def _find_mount(hierarchy: str, root: str = "") -> str | None:
-    """Return where a hierarchy is mounted, by the name of its controller (empty: version 2)."""
+    """Return the mount of a hierarchy, named by its controller (version 2: an empty name)."""
     for mount in list_mounts(root):
         inside = mount.fstype == "cgroup" and hierarchy in mount.options.split(",")
         if inside if hierarchy else mount.fstype == "cgroup2":
@@ -29,7 +29,7 @@ def _find_mount(hierarchy: str, root: str = "") -> str | None:
 
 
 def _read_own_path(hierarchy: str, root: str = "") -> str | None:
-    """Return the path of our own cgroup in a hierarchy, by the name of its controller (empty: version 2)."""
+    """Return the path of our own cgroup in a hierarchy, named by its controller (version 2: an empty name)."""
     for line in read_bytes(f"{root}/proc/self/cgroup").decode("utf-8", "replace").splitlines():
         _, controllers, path = line.split(":", 2)
         if hierarchy in controllers.split(","):
@@ -38,10 +38,11 @@ def _read_own_path(hierarchy: str, root: str = "") -> str | None:
 
 
 def _list_own_folders(hierarchy: str, root: str = "") -> Iterator[str]:
-    """Yield the folder of our own cgroup and of those above it.
+    """Yield the folder of our own cgroup and those above it.
 
-    A container may see its own as the root of what is mounted, by a path that is the machine's: such folders are not
-    there.
+    A container may see its own cgroup as the root of the mount, while the path is that of the machine. Such folders do
+    not
+    exist.
     """
     top, own = _find_mount(hierarchy, root), _read_own_path(hierarchy, root)
     while top is not None and own is not None:
@@ -52,7 +53,7 @@ def _list_own_folders(hierarchy: str, root: str = "") -> Iterator[str]:
 
 
 def read_cpu_limit(root: str = "") -> float | None:
-    """Return how many cores' time our cgroup and those above it may use, or `None` where none of them is limited."""
+    """Return the cores' worth of time that our cgroup and those above it allow, or `None` if none is limited."""
     limits = []
     for folder in _list_own_folders("", root):
         quota, _, period = read_bytes(f"{folder}/cpu.max").decode().strip().partition(" ")
@@ -65,10 +66,12 @@ def read_cpu_limit(root: str = "") -> float | None:
 
 
 def read_memory_limit(root: str = "") -> tuple[int, int] | None:
-    """Return the least limit of memory of our cgroup and those above it, and the least that any of them leaves.
+    """Return the lowest memory limit of our cgroup and those above it, and the lowest free amount of any, in bytes.
 
-    Both in bytes; file pages that nobody has used lately count as free, as they do for the whole machine. `None` where
-    none of them is limited.
+    File pages that were not used lately count as free, as they do for the whole machine.
+
+    Returns:
+        `None` if no cgroup is limited.
     """
     return _read_limit_and_free(
         (("", "memory.max", "memory.current", "inactive_file"),
@@ -78,17 +81,17 @@ def read_memory_limit(root: str = "") -> tuple[int, int] | None:
 
 
 def read_process_limit(root: str = "") -> tuple[int, int] | None:
-    """Return the least limit of processes and threads, and how many more may be made; `None` where there is none."""
+    """Return the lowest limit of processes and threads, and how many more may start; `None` if there is no limit."""
     return _read_limit_and_free(
         (("", "pids.max", "pids.current", None), ("pids", "pids.max", "pids.current", None)), root
     )
 
 
 def _read_limit_and_free(files: Iterable[tuple[str, str, str, str | None]], root: str) -> tuple[int, int] | None:
-    """Return the least limit and the least room below one.
+    """Return the lowest limit and the lowest free amount.
 
     Args:
-        files: Of each hierarchy its name, the files of limit and use, and what `memory.stat` calls use that can go.
+        files: For each hierarchy: its name, the files of limit and use, and the reclaimable entry of `memory.stat`.
         root: Prefix of all paths.
     """
     limits, available = [], []
@@ -104,7 +107,7 @@ def _read_limit_and_free(files: Iterable[tuple[str, str, str, str | None]], root
 
 
 def _read_limit(path: str) -> int | None:
-    """Return a limit or a use; unlimited is `max` in version 2 and a number that no machine has in version 1."""
+    """Return a limit or a use. Unlimited is `max` in version 2, and a number that no machine reaches in version 1."""
     text = read_bytes(path).strip()
     return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
 
@@ -114,13 +117,13 @@ def _counter(folder: str, name: str) -> int:
 
 
 def _read_counter(path: str, name: str) -> int | None:
-    """Return what a file says of a name: lines of a name, a blank and a number."""
+    """Return the number behind a name, in a file with one name and number per line."""
     pairs = (line.split(b" ") for line in read_bytes(path).splitlines())
     return next((int(pair[1]) for pair in pairs if pair[0] == name.encode() and pair[1:] and pair[1].isdigit()), None)
 
 
 def create_cgroup(name: str) -> str | None:
-    """Return the folder of a new cgroup below our own, or `None` where that is not possible."""
+    """Create a cgroup below our own; return its folder, or `None` if that is not possible."""
     top, own = _find_mount(""), _read_own_path("")
     if top is None or own is None:
         return None
@@ -136,7 +139,7 @@ def create_cgroup(name: str) -> str | None:
 
 
 def find_procs_file(folder: str | None) -> str | None:
-    """Return the file that a process writes itself into to join."""
+    """Return the file into which a process writes its pid to join."""
     return None if folder is None else os.path.join(folder, "cgroup.procs")
 
 
@@ -150,7 +153,7 @@ def list_members(folder: str | None) -> set[int]:
 
 
 def kill_members(folder: str | None) -> None:
-    """Kill everything in a cgroup at once, where the kernel can (5.14)."""
+    """Kill every process in a cgroup at once, if the kernel can (5.14)."""
     if folder is not None:
         with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.kill"), "w") as file:
             file.write("1")
@@ -165,7 +168,7 @@ def remove_cgroup(folder: str | None) -> None:
 
 
 def count_oom_kills() -> int | None:
-    """Return how many processes the kernel killed for memory in our memory cgroup; `None` where that is not told."""
+    """Return how many processes the kernel killed for memory in our cgroup; `None` if it does not count them."""
     for path in _list_oom_files():
         killed = _read_counter(path, "oom_kill")
         if killed is not None:

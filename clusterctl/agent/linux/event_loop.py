@@ -28,13 +28,13 @@ _HANG_UP_EVENTS = select.EPOLLHUP | select.EPOLLERR
 
 
 class Timer:
-    """Something that is to happen; `cancel` makes it not happen."""
+    """An action that will run; `cancel` prevents it."""
 
     def __init__(self, action: Action) -> None:
         self.action: Action | None = action
 
     def cancel(self) -> None:
-        """Forget it."""
+        """Prevent the action."""
         self.action = None
 
 
@@ -45,10 +45,12 @@ class EventLoop:
         """Make a loop.
 
         Args:
-            failed: Called while an exception of an action is handled; the loop then goes on. Without it, it ends.
+            failed: Called inside the exception handler of an action that failed; the loop then goes on. Without it the
+                exception
+                ends the loop.
         """
         self._failed = failed
-        # Not `selectors`, which would import a good deal to come to the same.
+        # `selectors` would add many imports and no function.
         self._poll = select.epoll()
         self._interest: dict[int, tuple[Action | None, Action | None]] = {}
         self._paused: dict[int, tuple[Action | None, Action | None]] = {}
@@ -61,15 +63,15 @@ class EventLoop:
     # --- descriptors
 
     def on_readable(self, fd: int, action: Action | None) -> None:
-        """Call `action` whenever `fd` can be read; `None` ends that."""
+        """Call `action` whenever `fd` can be read; `None` removes the action."""
         self._set(fd, action, self._find_actions(fd)[1])
 
     def on_writable(self, fd: int, action: Action | None) -> None:
-        """Call `action` whenever `fd` can be written; `None` ends that."""
+        """Call `action` whenever `fd` can be written; `None` removes the action."""
         self._set(fd, self._find_actions(fd)[0], action)
 
     def forget(self, fd: int) -> None:
-        """End all interest in `fd`; to be called before it is closed."""
+        """Remove all actions of `fd`; call it before `fd` is closed."""
         self._set(fd, None, None)
 
     def _find_actions(self, fd: int) -> tuple[Action | None, Action | None]:
@@ -100,7 +102,7 @@ class EventLoop:
         return timer
 
     def every(self, seconds: float, action: Action) -> None:
-        """Call `action` again and again, `seconds` between the end of one call and the next."""
+        """Call `action` repeatedly, `seconds` between the end of one call and the next."""
 
         def again() -> None:
             try:
@@ -149,30 +151,31 @@ class EventLoop:
         self._running = False
 
     def run(self) -> None:
-        """Work until `stop`."""
+        """Run actions until `stop`."""
         while self._running:
             for action in self._idle:
                 action()
             wait = self._wait()
-            # Rounded up: a timer must not be looked at again and again in its last millisecond.
+            # Rounded up, because a timer in its last millisecond must not make the loop spin.
             events = self._poll.poll(-1 if wait is None else math.ceil(wait * 1e3) / 1e3)
             self._registered.clear()
             for fd, mask in events:
-                # If an action of this round has registered the number, the event is of its owner before.
+                # If an action of this round registered the number, the event belongs to the closed descriptor before
+                # it.
                 if fd not in self._registered:
                     self._dispatch(fd, mask)
             self._run_due_timers()
 
     def _dispatch(self, fd: int, mask: int) -> None:
-        # An earlier action of the same round may have ended the interest, or closed the descriptor.
-        # A hang-up wakes readers and writers alike; their next read or write finds out what happened.
+        # An earlier action of the same round may have removed the action or closed the descriptor. A hang-up wakes
+        # readers and writers alike; their next read or write shows the reason.
         for bit, side in ((select.EPOLLIN, 0), (select.EPOLLOUT, 1)):
             action = self._interest.get(fd, (None, None))[side]
             if mask & (bit | _HANG_UP_EVENTS) and action is not None and not self._run_action(action):
                 self._pause_descriptor(fd)
 
     def _run_action(self, action: Action) -> bool:
-        """Call an action; false where it failed and the loop is to go on."""
+        """Run an action; return false if it failed and the loop goes on."""
         try:
             action()
         except Exception:
@@ -183,7 +186,7 @@ class EventLoop:
         return True
 
     def _pause_descriptor(self, fd: int) -> None:
-        """Leave a descriptor alone for a while whose action has failed: what made it ready may still be there."""
+        """Ignore a descriptor for a second because its action failed: the cause may still be there."""
         sides = self._find_actions(fd)
         if sides == (None, None):
             return
@@ -201,10 +204,10 @@ _MAX_READ_BYTES = 256 * 1024
 
 
 class FrameChannel:
-    """Reads frames from one descriptor, writes frames to another (which may be the same), closes both at the end.
+    """Reads frames from one descriptor and writes frames to another (or the same); closes both at the end.
 
     Attributes:
-        queued: Bytes that wait to be written.
+        queued_bytes: The bytes that wait to be written.
     """
 
     def __init__(
@@ -227,11 +230,11 @@ class FrameChannel:
         loop.on_readable(read, self._readable)
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Send a message; it never waits."""
+        """Send a message without blocking."""
         self._enqueue(frames.encode_message(message))
 
     def send_data(self, stream: int, offset: int, payload: bytes) -> None:
-        """Send bytes of a stream."""
+        """Send bytes of a stream without blocking."""
         self._enqueue(frames.encode_data(stream, offset, payload))
 
     def _enqueue(self, frame: bytes) -> None:
@@ -278,7 +281,7 @@ class FrameChannel:
             self.close(str(error))
 
     def flush(self) -> None:
-        """Write what is queued, waiting for the peer where it is slow; for the last words before an end."""
+        """Write all queued frames and block until the peer takes them; for the last frames before the end."""
         with contextlib.suppress(OSError):
             os.set_blocking(self._write, True)
             while self._out:
@@ -287,7 +290,7 @@ class FrameChannel:
                     frame = frame[os.write(self._write, frame) :]
 
     def close(self, why: str) -> None:
-        """Close both descriptors and say why, once."""
+        """Close both descriptors and report the reason, once."""
         if not self._open:
             return
         self._open = False
@@ -303,11 +306,11 @@ _MODIFY, _MOVED_TO, _CREATE = 0x2, 0x80, 0x100
 _NONBLOCK, _CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
 _POLL_INTERVAL_S = 0.1
 _PAUSE_AFTER_CHANGE_S = 0.02
-"""After a change nothing is heard for so long: a flood must not cost more than the looking."""
+"""Seconds without further reports after a change, so that many changes do not cost more than reading the files."""
 
 
 class FolderWatcher:
-    """Calls `changed` soon after anything in a watched folder has changed."""
+    """Calls `changed` soon after a file in a watched folder has changed. Without inotify it calls it every 100 ms."""
 
     def __init__(self, loop: EventLoop, changed: Callable[[], None]) -> None:
         self._loop, self._changed = loop, changed
@@ -330,7 +333,7 @@ class FolderWatcher:
             self._poll()
 
     def forget(self, folder: str) -> None:
-        """Watch a folder no more."""
+        """Stop watching a folder."""
         number = self._watched.pop(folder, -1)
         if number >= 0:
             _LIBC.inotify_rm_watch(self._fd, number)

@@ -1,4 +1,4 @@
-"""What is mounted where, by the kernel's mount table, and what kinds of file systems there are."""
+"""The mount table of the kernel, and the file system types that other machines or programs serve."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Mount:
     """A line of the mount table; see fstab(5).
 
     Attributes:
-        device: What is mounted.
-        point: The folder where it is seen, without `root` before it.
-        kind: Of the file system.
-        options: As the kernel names them, with commas between.
+        device: The device or remote path.
+        mount_point: The folder, without the prefix `root`.
+        fstype: The type of the file system.
+        options: The kernel's option names, separated by commas.
     """
 
     device: str
@@ -33,7 +33,7 @@ class Mount:
 
 
 def list_mounts(root: str = "") -> tuple[Mount, ...]:
-    """Return what is mounted, in the order in which that was done; nothing where it cannot be read.
+    """Return all mounts in the order in which they were made; nothing if the table cannot be read.
 
     Args:
         root: Prefix of /proc.
@@ -47,13 +47,13 @@ def list_mounts(root: str = "") -> tuple[Mount, ...]:
 
 @functools.lru_cache(maxsize=1)
 def _parse_mounts(table: bytes) -> tuple[Mount, ...]:
-    # Several ask for it one after the other, and it seldom changes.
+    # Several callers ask in a row, and the table seldom changes.
     lines = (line.split(b" ") for line in table.split(b"\n"))
     return tuple(Mount(*map(_decode_word, fields[:4])) for fields in lines if len(fields) >= 4)
 
 
 def _decode_word(word: bytes) -> str:
-    """Return a word of the table as text; the kernel writes blanks, line ends and backslashes as octal numbers."""
+    """Return a word of the table as text; the kernel writes blanks, newlines and backslashes as octal numbers."""
     if b"\\" in word:
         import re
 
@@ -62,11 +62,11 @@ def _decode_word(word: bytes) -> str:
 
 
 def find_mount(path: str, table: Iterable[Mount]) -> Mount | None:
-    """Return the mount that holds an absolute path without links, or `None` where none is known."""
+    """Return the mount of an absolute path without links, or `None` if no mount is known."""
     best = None
     for mount in table:
         inside = path == mount.mount_point or path.startswith(mount.mount_point.rstrip("/") + "/")
-        # Of two at one place the later one is seen.
+        # Of two mounts at one place, the later one is visible.
         if inside and (best is None or len(mount.mount_point) >= len(best.mount_point)):
             best = mount
     return best
@@ -104,12 +104,12 @@ _FUSE_NETWORK_NAMES = {
 _FUSE_NETWORK_NAMES |= {"daos", "vmhgfs-fuse"}
 
 NETWORK_FSTYPES = frozenset(_KERNEL_NETWORK_FSTYPES | {f"fuse.{name}" for name in _FUSE_NETWORK_NAMES})
-"""Those that other machines may see, too."""
+"""File systems that other machines may share."""
 _LOCAL_FUSE_FSTYPES = frozenset({"fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse"})
 
 
 def may_hang(fstype: str) -> bool:
-    """Whether a file system is served by something that may be dead: another machine, or a program."""
+    """Return whether a file system is served by another machine or a program, which may be dead."""
     return (
         fstype in NETWORK_FSTYPES
         or fstype == "fuse"

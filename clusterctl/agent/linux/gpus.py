@@ -23,7 +23,7 @@ _NVIDIA_DRIVER = "/proc/driver/nvidia/gpus"
 
 
 def _list_pci_slots(root: str) -> list[str]:
-    """Return where the driver has devices on the PCI bus, in its order, which is the order of their indices."""
+    """Return the PCI addresses of the driver's devices. Their order is that of the device indices."""
     return sysfs.list_names(root, _NVIDIA_DRIVER)
 
 
@@ -34,14 +34,14 @@ def _list_device_minors(root: str) -> list[int]:
 
 
 def _list_usable_slots(root: str, minors: list[int]) -> list[str]:
-    """Return the slots of those devices whose files are here: a container may see the slots of all."""
+    """Return the PCI addresses of devices whose files exist here; a container may see the addresses of all."""
     slots = _list_pci_slots(root)
     usable = [slot for slot in slots if _read_device_minor(root, slot) in minors]
     return usable or slots
 
 
 def _read_device_minor(root: str, slot: str) -> int | None:
-    """Return the number of a device's file, as the driver tells it."""
+    """Return the number of the device file, as the driver reports it."""
     text = sysfs.read_text(root, f"{_NVIDIA_DRIVER}/{slot}/information") or ""
     pairs = (line.partition(":") for line in text.splitlines())
     number = next((value.strip() for key, _, value in pairs if key.strip() == "Device Minor"), "")
@@ -66,9 +66,9 @@ def count_gpus(root: str = "") -> GpuCount:
 
 
 def list_lock_names(root: str = "") -> dict[int, str]:
-    """Return by index where each device is in the machine: every container and namespace sees it there.
+    """Return a name for each GPU index that is the same in every container and namespace: its PCI address.
 
-    Its number (UUID) would not do: NVIDIA's driver tells it only once the device was used.
+    The UUID is not usable: NVIDIA's driver reports it only after the device was used.
     """
     minors = sorted(_list_device_minors(root))
     names = [f"pci-{slot}" for slot in _list_usable_slots(root, minors)] or [f"nvidia{minor}" for minor in minors]
@@ -81,21 +81,22 @@ _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _PROCESSES = "/sys/class/kfd/kfd/proc"
 _XGMI_LINK_TYPE = 11
 _GPU_HEAP_TYPES = (1, 2)
-"""Kinds of memory banks that are a GPU's own: public and private frame buffer."""
+"""Types of memory banks that belong to a GPU: public and private frame buffer."""
 _MIN_GPU_MEMORY_BYTES = 3 << 30
-"""Bytes of memory below which a GPU is the graphics part of a processor, on which nobody trains."""
+"""A GPU with fewer bytes of memory is the graphics part of a processor, on which nobody trains."""
 
 
 def has_amd_driver(root: str) -> bool:
-    """Tell whether the kernel has the compute driver at all."""
+    """Return whether the kernel has AMD's compute driver."""
     return os.path.isdir(sysfs.join_root(root, _NODES))
 
 
 def list_amd_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
-    """Return the GPUs, and how many more there are that the device cgroup keeps from us.
+    """Return the GPUs, and the number of further GPUs that the device cgroup hides from us.
 
-    Each is `{index, node, gpu_id, uuid, pci, partition, render, device, gfx, hive}`; the index is HIP's, which counts
-    the nodes of the topology in their order (`rocminfo` shows it), not addresses of the PCI bus.
+    Each is `{index, node, gpu_id, uuid, pci, partition, render, device, gfx, hive}`. The index is that of HIP: it
+    counts
+    the nodes of the topology in their order, as `rocminfo` shows them, not the PCI addresses.
     """
     devices: list[dict[str, Any]] = []
     hidden = index = 0
@@ -114,7 +115,7 @@ def list_amd_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
 
 
 def list_xgmi_links(root: str, gpu: dict[str, Any], by_node: dict[int, int]) -> dict[str, list[int]]:
-    """Return the GPUs that one reaches over XGMI: index to `[weight, most MB/s]`; 15 of weight are one hop."""
+    """Return the GPUs that are linked over XGMI, by index: `[weight, max MB/s]`. A weight of 15 is one hop."""
     by_gpu = {}
     base = f"{_NODES}/{gpu['node']}/io_links"
     for name in sysfs.list_names(root, base):
@@ -129,7 +130,7 @@ def list_xgmi_links(root: str, gpu: dict[str, Any], by_node: dict[int, int]) -> 
 
 
 def list_gpu_memory_holders(root: str, gpu_id: int) -> dict[int, int]:
-    """Return who has memory of a GPU: process to bytes. A process is numbered as the machine does it."""
+    """Return the processes that hold memory of a GPU, with bytes. The pids are those of the machine's own namespace."""
     holding = {}
     for name in sysfs.list_names(root, _PROCESSES):
         used = sysfs.read_int(root, f"{_PROCESSES}/{name}/vram_{gpu_id}") if name.isdigit() else None
@@ -146,7 +147,7 @@ def _read_properties(root: str, place: str) -> dict[str, int]:
 
 
 def _read_gpu_memory(root: str, node: int, properties: dict[str, int]) -> int:
-    """Return the bytes of memory that a node has as a GPU; 0 where that is not told."""
+    """Return the GPU memory of a node in bytes; 0 if the kernel does not report it."""
     try:
         banks = [_read_properties(root, f"{_NODES}/{node}/mem_banks/{i}") for i in range(properties["mem_banks_count"])]
     except (OSError, KeyError):
@@ -158,7 +159,7 @@ def _describe_gpu(properties: dict[str, int]) -> dict[str, Any]:
     place, gfx, unique = (properties.get(name, 0) for name in ("location_id", "gfx_target_version", "unique_id"))
     partition = place >> 28
     address = f"{properties.get('domain', 0):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7:x}"
-    # Partitions of one GPU are devices of their own, and have its number.
+    # The partitions of one GPU are separate devices with the same unique id.
     uuid = f"GPU-{unique:016x}" + (f"-{partition}" if partition else "")
     return {
         "uuid": uuid if unique else None,

@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     TaskResult = Union[Message, Exception]
 
 _EXIT_TIMEOUT_S, _KILL_TIMEOUT_S = 2.0, 0.1
-"""How long a fork that is through may take to go, and one that was killed, before it is left behind."""
+"""Seconds for a finished fork, and for a killed one, to exit before it is left behind."""
 
 
 class HelperOutput:
-    """Where a task sends data of a stream, and messages before its answer.
+    """The pipe of a task to the process that started it.
 
-    A message `{"at": place}` before something that may hang names the place, should no answer come.
+    Before a task touches what may hang, it sends `{"at": place}`. If no answer comes, the error names that place.
     """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def data(self, stream: int, offset: int, payload: bytes) -> None:
-        """Send bytes; waits where the connection is slow."""
+        """Send bytes of a stream; blocks while the connection is slow."""
         syscalls.write_all(self.descriptor, frames.encode_data(stream, offset, payload))
 
     def message(self, value: Mapping[str, object]) -> None:
@@ -52,27 +52,28 @@ class HelperOutput:
 
 
 def start_helper(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
-    """Call a function in a fork that ends with this process; to be called in a process with one thread.
+    """Call a function in a fork that ends with this process. The calling process must have one thread.
 
-    When this returns, the fork has a POSIX session of its own and holds none of our descriptors: whoever looks for
-    processes of a run from now on does not take it for one.
+    When this returns, the fork has its own POSIX session and holds none of our descriptors, so a search for processes
+    of a
+    run does not take it for one.
 
     Args:
-        task: What to do.
-        keep: Descriptors that the task needs.
+        task: The function.
+        keep: Descriptors that stay open in the fork.
 
     Returns:
-        Its pid, and a descriptor from which its frames can be read: what the task sends, then its answer.
+        The pid, and a descriptor with the frames of the task: what it sends, then its result.
 
     Raises:
-        OSError: No process or no descriptor is to be had.
+        OSError: The machine has no free process or descriptor.
     """
     pid, read, write, wait_end, release_end = syscalls.fork_with_pipes(2)
     if pid == 0:
         _run_task(task, write, keep)
     os.close(write)
     os.close(release_end)
-    # The other end of this pipe goes with everything else that the fork lets go of, or with the fork.
+    # The fork closes the other end of this pipe together with all other descriptors, or when it ends.
     os.read(wait_end, 1)
     os.close(wait_end)
     return pid, read
@@ -94,7 +95,7 @@ def _run_task(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
 
 
 def parse_result(messages: list[Message]) -> TaskResult:
-    """Return what a task answered, or what went wrong with it."""
+    """Return the result of a task, or its error."""
     last = messages[-1] if messages else {}
     if "error" in last:
         error = last["error"]
@@ -108,12 +109,12 @@ def parse_result(messages: list[Message]) -> TaskResult:
 
 
 def run_in_helper(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[Message]:
-    """Call a function in a fork and wait for it; return its messages, the answer last.
+    """Call a function in a fork and wait for it; return its messages, the result last.
 
-    One that is silent for `seconds` is killed; what it has sent until then is returned, without an answer.
+    If the fork sends nothing for `seconds`, it is killed and the messages end without a result.
 
     Raises:
-        OSError: No process or no descriptor is to be had.
+        OSError: The machine has no free process or descriptor.
     """
     pid, fd = start_helper(task, keep)
     messages: list[Message] = []
@@ -133,7 +134,7 @@ def run_in_helper(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[
 
 
 def kill_helper(pid: int) -> None:
-    """Kill a fork and everything that it started."""
+    """Kill a fork and all processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -146,17 +147,17 @@ def _reap_helper(pid: int, seconds: float) -> None:
 
 
 _PYTHON_FLAGS = ["-I", "-S", "-X", "utf8"]
-"""Isolated from the user's Python settings, without site packages, and in UTF-8 whatever the locale."""
+"""Ignore the user's Python settings and site packages, and use UTF-8 in every locale."""
 
 START_SCRIPT = (
     "import sys; place = sys.argv.pop(1); sys.path[: sys.path[:1] == ['']] = [place]; "
     "from clusterctl.agent.__main__ import main; sys.exit(main())"
 )
-"""Puts us in the place of the working directory, which `-c` may have put first: its modules are none of ours."""
+"""Replaces the working directory, which `-c` may put first on `sys.path`: its modules are not ours."""
 
 
 def find_import_root() -> str:
-    """Return what has to be on `sys.path` to import us: the archive, or the folder of the source tree."""
+    """Return the entry of `sys.path` from which the agent is imported: the archive, or the source tree."""
     place = clusterctl.agent.__path__[0]
     return os.path.dirname(os.path.dirname(os.path.abspath(place)))
 
@@ -165,24 +166,24 @@ def build_agent_command(name: str, *arguments: str, python: str = sys.executable
     """Return the argv that runs a command of the agent.
 
     Args:
-        name: See `clusterctl/agent/__main__.py`.
-        arguments: Of that command.
+        name: A command of `clusterctl/agent/__main__.py`.
+        arguments: Its arguments.
         python: The interpreter.
-        isolated: False for what has to see the world as a worker does.
+        isolated: False if the command must see the environment of a worker.
     """
     flags = _PYTHON_FLAGS if isolated else []
     place = find_import_root()
     if isolated and os.path.isfile(place):
         return [python, *flags, place, name, *arguments]
-    # An archive could be run as it is, but Python would import a good deal to do so, at each look at a node.
+    # Python could run the archive directly, but that imports many more modules at each start.
     return [python, *flags, "-c", START_SCRIPT, place, name, *arguments]
 
 
 def start_agent_command(name: str, *arguments: str) -> tuple[int, int]:
-    """Start a command of the agent that ends with this process; return its pid, and where to read what it says.
+    """Start a command of the agent that ends with this process; return its pid and a descriptor with its output.
 
     Raises:
-        OSError: No process or no descriptor is to be had.
+        OSError: The machine has no free process or descriptor.
     """
     argv = build_agent_command(name, *arguments)
 

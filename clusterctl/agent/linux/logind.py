@@ -1,4 +1,4 @@
-"""What logind does with the processes of a user who logs out."""
+"""Whether logind ends the processes of a user who logs out."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LOGIND_FILES = (
 
 
 def read_logind_settings(user: str, root: str = "/") -> LogindSettings | None:
-    """Return `{linger, kill_user_processes}` for a user, or `None` where no logind runs.
+    """Return `{linger, kill_user_processes}` for a user, or `None` if logind does not run.
 
-    Distributions ship KillUserProcesses=no, and logind spares root unless told otherwise (logind.conf(5)).
+    Distributions ship KillUserProcesses=no, and logind spares root by default (logind.conf(5)).
     """
     running = ("run/systemd/system", "run/systemd/sessions")
     if not all(os.path.isdir(os.path.join(root, place)) for place in running):

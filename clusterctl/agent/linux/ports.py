@@ -1,7 +1,7 @@
-"""Ports that are kept free for the workers: bound, never listening, from prepare to the end of the run.
+"""Ports that a run reserves for its workers: bound but never listening, from prepare to the end of the run.
 
-They are bound without SO_REUSEADDR, so that a second holder is refused, and get it right after, so that a worker (whose
-listening socket sets it too) can bind beside us.
+They are bound without SO_REUSEADDR, so that another run cannot bind them too. They get it right afterwards, so that a
+worker, whose listening socket sets it as well, can bind beside us.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _TIME_WAIT = "06"
 _LISTEN = "0A"
 _ROOT_UID = 0
 _PAUSE_DIVISOR = 20
-"""The time since the start is this many times the pause before the next look: soon there are few."""
+"""The pause between two checks is the time since the start, divided by this: checks soon become rare."""
 
 
 class PortError(Exception):
-    """A port cannot be held; one line that says which and why."""
+    """A port cannot be reserved; one line with the port and the reason."""
 
 
 class ReservedPorts:
-    """The ports that a run holds on this node.
+    """The ports that a run reserves on this node.
 
     Attributes:
-        numbers: Those of the present attempt, in the order in which they were asked for.
+        numbers: The ports of the present attempt, in the order of the request.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class ReservedPorts:
         self.numbers: list[int] = []
 
     def reserve(self, ports: list[int]) -> set[int]:
-        """Hold those ports (0: a free one that was not held before), in that order; return those that are new.
+        """Reserve ports (0: any free one that was not reserved before), in this order; return the new ones.
 
         Raises:
-            PortError: One of them is in use. Nothing new is then held.
+            PortError: A port is in use. No new port is reserved then.
         """
         new: dict[int, list[socket.socket]] = {}
         numbers = []
@@ -63,13 +63,13 @@ class ReservedPorts:
         return set(new)
 
     def release(self, numbers: Iterable[int] | None = None) -> None:
-        """Let those ports go; without a word, all of them."""
+        """Release these ports; without an argument, all of them."""
         _close_sockets(
             {number: self._sockets.pop(number) for number in set(self._sockets if numbers is None else numbers)}
         )
 
     def release_unused(self) -> None:
-        """Let those go that the present attempt has no use for."""
+        """Release the ports that the present attempt does not need."""
         self.release(self._sockets.keys() - set(self.numbers))
 
 
@@ -86,9 +86,11 @@ def _reserve_port(port: int) -> tuple[int, list[socket.socket]]:
 
 
 def _bind_name(port: int) -> socket.socket:
-    """Hold the name of a port in this network namespace: what `_bind` may have to give up to a worn-out connection.
+    """Bind an abstract socket name for a port in this network namespace.
 
-    Anybody can take such a name, so it counts only where there is no better way.
+    It decides between runs when `_bind_reserved` must share a port with a closing connection. Any user can bind the
+    name,
+    so it counts in that case only.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -109,7 +111,7 @@ def _open_socket() -> tuple[socket.socket, str]:
 
 
 def _bind_reserved(port: int) -> list[socket.socket]:
-    """Return a socket that is bound to the port, and what holds its name."""
+    """Return the socket that is bound to the port, and the socket that is bound to its name."""
     sock, address = _open_socket()
     names: list[socket.socket] = []
     try:
@@ -118,15 +120,15 @@ def _bind_reserved(port: int) -> list[socket.socket]:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            # Without its name the port is another run's. With it, a connection of the attempt before may be on its way
-            # out still: that does not keep a worker from listening.
+            # If the name is taken, the port is another run's. If not, connections of the last attempt may still be
+            # closing, and these do not keep a worker from listening.
             names.append(_bind_name(port))
             if not _only_time_wait(port):
                 raise
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((address, port))
         else:
-            # Whoever can bind like this holds the port, whether he gets the name or somebody else has taken it.
+            # A plain bind reserves the port, whether or not the name is free.
             with contextlib.suppress(PortError):
                 names += [_bind_name(port)] if port else []
     except (OSError, PortError) as error:
@@ -144,12 +146,12 @@ def _only_time_wait(port: int) -> bool:
 
 
 def bind_port(port: int) -> socket.socket:
-    """Bind on every address, IPv6 too where the kernel has it.
+    """Bind a port on every address, including IPv6 if the kernel has it.
 
-    A port that a supervisor merely holds is refused, as it would be to the run.
+    A port that a supervisor has reserved is refused, as it would be for a run.
 
     Raises:
-        OSError: It is taken.
+        OSError: The port is taken.
     """
     try:
         return _bind_address(socket.AF_INET6, "::", port)
@@ -172,7 +174,7 @@ def _bind_address(family: int, address: str, port: int) -> socket.socket:
 
 
 def describe_port_owner(root: str, port: int) -> str | None:
-    """Name the user who holds `port`, from the kernel's socket table, which everybody may read."""
+    """Return the user of a port, from the kernel's socket table, or `None` if the port is free."""
     description = None
     for number, state, uid in list_tcp_sockets(root):
         if number == port:
@@ -183,11 +185,11 @@ def describe_port_owner(root: str, port: int) -> str | None:
 
 
 def list_tcp_sockets(root: str = "/", *, listening: bool = False) -> Iterator[tuple[int, str, int]]:
-    """Yield local port, state (`06` is TIME_WAIT) and user of each TCP socket of this network namespace.
+    """Yield local port, state (`06` is TIME_WAIT) and uid of each TCP socket in this network namespace.
 
     Args:
         root: Prefix of /proc.
-        listening: Only those that listen. The kernel has them first, so that is quick however many there are.
+        listening: Only sockets that listen. The kernel lists them first, so this is fast even with many connections.
     """
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -203,16 +205,16 @@ def list_tcp_sockets(root: str = "/", *, listening: bool = False) -> Iterator[tu
 
 
 def list_listeners(root: str = "/") -> Iterator[tuple[int, int]]:
-    """Yield port and user of each TCP socket that listens."""
+    """Yield port and uid of each TCP socket that listens."""
     return ((port, uid) for port, _, uid in list_tcp_sockets(root, listening=True))
 
 
 class IntruderCheck:
-    """The ports of one attempt on which no worker listens yet.
+    """Looks for other users who listen on the ports of an attempt.
 
     Args:
-        numbers: Which ports.
-        ours: Return the users of all processes of the run; asked only where somebody else listens.
+        numbers: The ports.
+        list_run_uids: Returns the uids of all processes of the run; called only if another user listens.
         root: Prefix of /proc.
     """
 
@@ -223,14 +225,14 @@ class IntruderCheck:
         self._next = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time for a look; the first call is the start."""
+        """Return whether it is time for a check; the first call is the start."""
         self._since = now if self._since is None else self._since
         return bool(self._open) and now >= self._next
 
     def find_intruder(self, now: float) -> str | None:
-        """Return who listens on one of the ports and is not of the run, or `None`.
+        """Return a line about a user outside the run who listens on one of the ports, or `None`.
 
-        Root is nobody's intruder: it may do as it likes anyway, and starts containers for others.
+        Root is never an intruder: it may do everything anyway, and it starts containers for others.
         """
         self._next = now + (now - (now if self._since is None else self._since)) / _PAUSE_DIVISOR
         listening = [(port, uid) for port, uid in list_listeners(self._root) if port in self._open]

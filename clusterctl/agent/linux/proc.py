@@ -1,4 +1,4 @@
-"""Reading `/proc`: who a process is, whether it still lives, and what it carries with it."""
+"""Facts about processes from `/proc`: identity, state, user, environment and open files."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def read_boot_id() -> str:
 
 @functools.lru_cache(maxsize=1)
 def read_pid_namespace() -> str:
-    """Return what tells this PID namespace from others, `pid:[…]`."""
+    """Return the id of our PID namespace, `pid:[…]`."""
     return read_namespace("pid")
 
 
 def read_namespace(kind: str) -> str:
-    """Return the id of one of this process's namespaces, or nothing where it cannot be read."""
+    """Return the id of one of our namespaces, or "" if it cannot be read."""
     try:
         return os.readlink(f"/proc/self/ns/{kind}")
     except OSError:
@@ -43,10 +43,10 @@ def read_namespace(kind: str) -> str:
 
 @frozen_dataclass(frozen=True)
 class ProcessIdentity:
-    """A process that cannot be mistaken for a later one with the same pid.
+    """A process, distinguished from any later one with the same pid.
 
     Attributes:
-        pid: Its pid in our namespace.
+        pid: The pid in our namespace.
         start_time: Clock ticks from boot to its start (`/proc/PID/stat`, field 22).
     """
 
@@ -56,7 +56,7 @@ class ProcessIdentity:
 
 @frozen_dataclass(frozen=True)
 class ProcessStat:
-    """What `/proc/PID/stat` says; see proc_pid_stat(5)."""
+    """The fields of `/proc/PID/stat`; see proc_pid_stat(5)."""
 
     pid: int
     comm: str
@@ -72,22 +72,22 @@ class ProcessStat:
 
     @property
     def identity(self) -> ProcessIdentity:
-        """Who it is."""
+        """The identity of the process."""
         return ProcessIdentity(self.pid, self.start_time)
 
     @property
     def is_gone(self) -> bool:
-        """A zombie is gone, except a leader whose other threads still run."""
+        """Whether it has ended. A zombie whose other threads still run has not."""
         return self.state in "ZX" and self.threads <= 1
 
     @property
     def is_kernel_thread(self) -> bool:
-        """A thread of the kernel is no process of anybody."""
+        """Whether it is a thread of the kernel."""
         return bool(self.flags & _PF_KTHREAD)
 
 
 def parse_stat(data: bytes) -> ProcessStat | None:
-    """Return the fields of a `/proc/PID/stat`; the name may hold any byte, so the last bracket counts."""
+    """Parse a `/proc/PID/stat`. The process name may contain brackets, so the last one ends it."""
     head, bracket, tail = data.rpartition(b")")
     fields = tail.split()
     if not bracket or len(fields) < 20:
@@ -110,19 +110,19 @@ def parse_stat(data: bytes) -> ProcessStat | None:
 
 
 def sanitize_name(text: str) -> str:
-    """Return at most 200 characters of what a process calls itself, none of which steers or fools a terminal.
+    """Return at most 200 characters of a process name, without any that could control or deceive a terminal.
 
-    Whoever runs something on the node, as whichever user, chooses these names, and people read them on the head.
+    Any user of the node chooses such names, and people read them on the head.
     """
     text = text[:200]
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def read_stat(pid: int, root: str = "") -> ProcessStat | None:
-    """Return what a process is like now, or `None` where there is none of that pid; `root` is the prefix of /proc.
+    """Return the present state of a process, or `None` if there is none; `root` is the prefix of /proc.
 
     Raises:
-        OSError: No descriptor is to be had to look with, which says nothing of the process.
+        OSError: No descriptor is free to read it, which says nothing about the process.
     """
     try:
         with open(f"{root.rstrip('/')}/proc/{pid}/stat", "rb", buffering=0) as file:
@@ -134,19 +134,19 @@ def read_stat(pid: int, root: str = "") -> ProcessStat | None:
 
 
 def read_identity(pid: int) -> ProcessIdentity | None:
-    """Return who has that pid now."""
+    """Return the identity of the process that has the pid now."""
     process = read_stat(pid)
     return None if process is None else process.identity
 
 
 def is_alive(who: ProcessIdentity) -> bool:
-    """Whether that very process still runs."""
+    """Return whether this very process still runs."""
     process = read_stat(who.pid)
     return process is not None and process.start_time == who.start_time and not process.is_gone
 
 
 def list_pids() -> Iterator[int]:
-    """Yield every pid of this namespace."""
+    """Yield every pid of our namespace."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             yield int(name)
@@ -165,9 +165,9 @@ def read_status_field(folder: str, name: str) -> list[bytes]:
 
 
 def find_user_name(uid: int) -> str:
-    """Return who a user is: the name that this machine itself gives it, else `uid 1000`.
+    """Return the name of a user from /etc/passwd, else `uid 1000`.
 
-    Names that a directory service gives are not asked for: it may take for ever to answer.
+    A directory service is not asked, because it may never answer.
     """
     for line in read_bytes("/etc/passwd", 4 << 20).decode("utf-8", "replace").splitlines():
         name, _, rest = line.partition(":")
@@ -177,13 +177,13 @@ def find_user_name(uid: int) -> str:
 
 
 def read_environment(pid: int) -> dict[bytes, bytes]:
-    """Return the environment that a process was started with, as far as it may be read and was not overwritten."""
+    """Return the environment at the start of a process, as far as it is readable and was not overwritten."""
     pairs = (entry.partition(b"=") for entry in read_bytes(f"/proc/{pid}/environ", 4 << 20).split(b"\0"))
     return {name: value for name, equals, value in pairs if equals}
 
 
 def read_meminfo(root: str = "") -> dict[str, int]:
-    """Return the sizes of /proc/meminfo in bytes, by their names; `root` is the prefix of /proc."""
+    """Return the sizes of /proc/meminfo in bytes, by name; `root` is the prefix of /proc."""
     lines = (
         line.split() for line in read_bytes(f"{root.rstrip('/')}/proc/meminfo").decode("ascii", "replace").splitlines()
     )
@@ -191,12 +191,12 @@ def read_meminfo(root: str = "") -> dict[str, int]:
 
 
 def has_limit(pid: int, value: int) -> bool:
-    """Whether one of the resource limits of a process is that very value."""
+    """Return whether a resource limit of a process has exactly this value."""
     return b"%d" % value in read_bytes(f"/proc/{pid}/limits").split()
 
 
 def read_command(pid: int) -> str:
-    """Return the command line for a person to read, at most 200 characters."""
+    """Return the command line for people, at most 200 characters."""
     line = read_bytes(f"/proc/{pid}/cmdline", 4096).rstrip(b"\0").replace(b"\0", b" ")
     if not line:
         process = read_stat(pid)
@@ -205,13 +205,13 @@ def read_command(pid: int) -> str:
 
 
 def read_wait_channel(pid: int, root: str = "") -> str:
-    """Return where in the kernel a process waits, or nothing where that is not shown; `root` is the prefix of /proc."""
+    """Return the kernel function in which a process waits, or "" if it is not shown; `root` is the prefix of /proc."""
     place = read_bytes(f"{root.rstrip('/')}/proc/{pid}/wchan").decode("ascii", "replace").strip()
     return "" if place == "0" else place
 
 
 def list_open_files(pid: int) -> set[str]:
-    """Return what a process has open, as `/proc/PID/fd` names it; nothing where that may not be seen."""
+    """Return the open files of a process, as `/proc/PID/fd` names them; none if we may not see them."""
     base = f"/proc/{pid}/fd"
     files = set()
     with contextlib.suppress(OSError):
@@ -222,7 +222,7 @@ def list_open_files(pid: int) -> set[str]:
 
 
 def has_output_open(pid: int, folder: str) -> bool:
-    """Whether a process has an output file of an attempt (`*.log`) under `folder` open for writing."""
+    """Return whether a process has an output file (`*.log`) of an attempt in `folder` open for writing."""
     base = f"/proc/{pid}/fd"
     try:
         names = os.listdir(base)
@@ -245,17 +245,17 @@ def _is_output_open(pid: int, name: str, base: str, prefix: str) -> bool:
 
 
 def is_exiting(found: ProcessStat) -> bool:
-    """Whether the kernel is already taking the process apart."""
+    """Return whether the kernel is already tearing the process down."""
     return bool(found.flags & _PF_EXITING)
 
 
 def is_exiting_unblocked(found: ProcessStat) -> bool:
-    """Whether the kernel is taking the process apart and nothing holds that up: it will be gone, late or soon."""
+    """Return whether the kernel is tearing the process down and no thread is blocked, so that it will end."""
     return all(one.state in "ZX" or (is_exiting(one) and one.state != "D") for one in _read_threads(found))
 
 
 def _read_threads(found: ProcessStat) -> list[ProcessStat]:
-    """Return what the threads of that very process are like now; none where it has ended."""
+    """Return the present state of each thread of this very process; none if it has ended."""
     base = f"/proc/{found.pid}/task"
     try:
         names = os.listdir(base) if is_alive(found.identity) else []
@@ -266,10 +266,11 @@ def _read_threads(found: ProcessStat) -> list[ProcessStat]:
 
 
 def is_dying(who: ProcessIdentity) -> bool:
-    """Whether that process has ended or is on its way out without a word of ours: it exits, or was sent SIGKILL.
+    """Return whether a process has ended or is ending without our doing: it exits, or SIGKILL is pending.
 
-    The way can be long: before anybody is told, the kernel takes its memory apart, closes its devices and sockets
-    (which is what its peers notice), and waits for its other threads, which have SIGKILL pending meanwhile.
+    This can take long. Before its parent hears of it, the kernel frees its memory, closes its devices and sockets
+    (which
+    its peers notice) and waits for its other threads, whose SIGKILL is pending meanwhile.
     """
     if not is_alive(who):
         return True
@@ -277,7 +278,7 @@ def is_dying(who: ProcessIdentity) -> bool:
         tasks = os.listdir(f"/proc/{who.pid}/task")
     except OSError:
         return True
-    # The main thread decides for nearly every process, so it is looked at first.
+    # The main thread decides for nearly every process, so it comes first.
     return all(_is_thread_dying(f"/proc/{who.pid}/task/{task}") for task in sorted(tasks, key=int))
 
 
@@ -290,18 +291,18 @@ def _is_thread_dying(path: str) -> bool:
 
 
 def convert_to_ticks(moment: float) -> int:
-    """Return a monotonic time in clock ticks since boot, as start times are told: suspended time counts."""
+    """Convert a monotonic time to clock ticks since boot, the unit of start times, which include suspended time."""
     return int((read_boot_time() - time.monotonic() + moment) * TICKS_PER_SECOND)
 
 
 def read_run_delay() -> float | None:
-    """Return how long this process has waited for a processor so far, in seconds (`/proc/self/schedstat`)."""
+    """Return the seconds for which this process has waited for a processor so far (`/proc/self/schedstat`)."""
     fields = read_bytes("/proc/self/schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) >= 2 else None
 
 
 def list_process_tree(root: int, processes: dict[int, ProcessStat]) -> list[ProcessStat]:
-    """A process, its descendants and everything in its POSIX session; the root first, ancestors before children."""
+    """Return a process, its descendants and its POSIX session: the root first, parents before children."""
     children: dict[int, list[ProcessStat]] = {}
     for process in processes.values():
         children.setdefault(process.ppid, []).append(process)
@@ -317,6 +318,6 @@ def list_process_tree(root: int, processes: dict[int, ProcessStat]) -> list[Proc
 
 
 def read_all_processes() -> dict[int, ProcessStat]:
-    """Every process that `/proc` shows now."""
+    """Return every process that `/proc` shows now, by pid."""
     processes = (read_stat(pid) for pid in list_pids())
     return {process.pid: process for process in processes if process is not None}

@@ -1,4 +1,4 @@
-"""What a forked child does to become a program: everything that a user wrote travels as data, never as shell text."""
+"""The last steps of a forked child before it executes a program. A user's text travels as data, never as shell text."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
 
 EXIT_NOT_FOUND = 127
 EXIT_NOT_EXECUTABLE = 126
-# Linux has not enforced this limit since 2.4.25, shows it in /proc/PID/limits, and hands it on through fork and exec.
+# Linux has not enforced this limit since 2.4.25. It shows it in /proc/PID/limits and keeps it over fork and exec.
 _RLIMIT_LOCKS = 10
 
 MAX_OPEN_FILES = 524288
-"""Open files that a program may have: no more than systemd allows by default, since some go over all that they may."""
+"""Open files that a program may have: as many as systemd allows by default. Some programs visit every number."""
 
 PYTHON_PLACEHOLDER = "{python}"
-"""As `argv[0]`, the interpreter that `Prepare` found."""
+"""As `argv[0]`: the interpreter that `Prepare` found."""
 
 _OWN_VARIABLE_PREFIXES = (b"CLUSTERCTL_",)
 _SYSTEM_FOLDERS = (b"/usr/local/sbin", b"/usr/local/bin", b"/usr/sbin", b"/usr/bin", b"/sbin", b"/bin")
 
 
 def encode_peer_text(text: str) -> bytes:
-    """Return text of a peer as the bytes that it stood for."""
+    """Return the bytes that the text of a peer stands for."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def build_base_environment() -> dict[bytes, bytes]:
-    """Return what every program of a user starts from: our own environment, less what is ours."""
+    """Return the environment in which a user's program starts: our own without our variables."""
     return {k: v for k, v in os.environb.items() if not k.startswith(_OWN_VARIABLE_PREFIXES)}
 
 
 def prepend_program_folder(python: bytes, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return an environment that finds the programs beside an interpreter first, as if its `venv` was activated."""
+    """Return an environment with the folder of an interpreter first on PATH, as if its `venv` were active."""
     folder = os.path.dirname(python)
     path = env.get(b"PATH", os.defpath.encode())
     places = path.split(b":") if path else []
@@ -55,11 +55,11 @@ class Program:
     """A program to run.
 
     Attributes:
-        argv: Executed as it is.
+        argv: The words to execute.
         env: The whole environment.
-        cwd: Where; it must be there.
-        prologue: Text for bash that runs first, in the same process; where a command of it fails, nothing else runs.
-        tag: Value of the surviving marker, or `None`.
+        cwd: The working directory; it must exist.
+        prologue: A bash text that runs first in the same process. If a command of it fails, nothing else runs.
+        tag: The limit value that marks its processes, or `None`.
     """
 
     argv: list[bytes]
@@ -72,11 +72,11 @@ class Program:
 _PROLOGUE_TRAP = (
     b"trap 'status=$?; echo \"the prologue failed with status $status\" >&2; exit $status' EXIT; set -eo pipefail; "
 )
-"""Stands before a prologue, in its first line: no program may run in half of the environment that was asked for."""
+"""Precedes a prologue on its first line, so that no program runs with half of the requested environment."""
 
 
 def build_command_line(program: Program) -> list[bytes]:
-    """Return what is executed: the argv itself, or bash that runs the prologue and then becomes the argv."""
+    """Return the words to execute: the argv, or a bash that runs the prologue and then becomes the argv."""
     if program.prologue is None:
         return program.argv
     text = _PROLOGUE_TRAP + program.prologue + b'\ntrap - EXIT\nexec "$@"'
@@ -84,7 +84,7 @@ def build_command_line(program: Program) -> list[bytes]:
 
 
 def find_program(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
-    """Return the path of a program as `execvp` would find it, or `None`; a path stays as it is."""
+    """Return the path of a program as `execvp` finds it, or `None`; a name with a slash is returned as it is."""
     if b"/" in name:
         return name
     places = env.get(b"PATH", os.defpath.encode())
@@ -96,11 +96,11 @@ def find_program(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
 
 
 _ORIGINAL_FILE_LIMITS: list[tuple[int, int]] = []
-"""The limits for open files that we were started with, where we have changed them."""
+"""The file limits that we were started with, if we have changed them."""
 
 
 def raise_file_limit() -> None:
-    """Let this process and its forks have as many files open as may be; a program gets back what it would have had."""
+    """Raise the file limit of this process and its forks; `exec_program` restores it for programs."""
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     if usual[0] != usual[1]:
         _ORIGINAL_FILE_LIMITS[:] = [usual]
@@ -108,11 +108,11 @@ def raise_file_limit() -> None:
 
 
 _ORIGINAL_CORE_LIMITS: list[tuple[int, int]] = []
-"""The limits for core dumps that we were started with, where we have changed them."""
+"""The core limits that we were started with, if we have changed them."""
 
 
 def disable_core_dumps() -> None:
-    """Leave no core dump of this process and its forks, which see secrets; a program may leave one as before."""
+    """Turn off core dumps of this process and its forks, which hold secrets; `exec_program` restores them."""
     usual = resource.getrlimit(resource.RLIMIT_CORE)
     if usual[0]:
         _ORIGINAL_CORE_LIMITS[:] = [usual]
@@ -127,7 +127,7 @@ def _restore_limits() -> None:
 
 
 def _raise_worker_file_limit() -> None:
-    """Let this process open as many files as its hard limit allows: the soft one is 1024 for the sake of `select`."""
+    """Raise the soft file limit to the hard one: the soft default of 1024 exists for `select` only."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -136,7 +136,7 @@ def _raise_worker_file_limit() -> None:
 
 
 def close_descriptors(keep: Iterable[int]) -> None:
-    """Close every descriptor above 2 but those."""
+    """Close all descriptors above 2 except `keep`."""
     keep_fds = set(keep)
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
@@ -148,7 +148,7 @@ def close_descriptors(keep: Iterable[int]) -> None:
 
 
 def reset_signals() -> None:
-    """Undo what Python and our loop did to signals: dispositions are default, nothing is blocked."""
+    """Restore default signal handling, which Python and our event loop have changed; block no signal."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if number not in (signal.SIGKILL, signal.SIGSTOP) and signal.getsignal(number) is not signal.SIG_DFL:
@@ -160,7 +160,7 @@ def reset_signals() -> None:
 
 
 def set_tag(value: int) -> None:
-    """Put the surviving marker on this process and all that will come of it."""
+    """Mark this process and all its descendants, by the value of a resource limit."""
     for limit in (_RLIMIT_LOCKS, resource.RLIMIT_RSS):
         try:
             hard = resource.getrlimit(limit)[1]
@@ -171,7 +171,7 @@ def set_tag(value: int) -> None:
 
 
 def exec_program(program: Program) -> NoReturn:
-    """Turn this process into the program; if that fails, say so on descriptor 2 and end with 127 or 126."""
+    """Replace this process by the program; on failure write the error to descriptor 2 and exit with 127 or 126."""
     argv = build_command_line(program)
     try:
         if program.tag is not None:
@@ -179,7 +179,7 @@ def exec_program(program: Program) -> NoReturn:
         reset_signals()
         _restore_limits()
         if program.tag is not None:
-            # What a launcher of the user starts has the limits that it was given.
+            # The processes of a user's launcher inherit the limits of the launcher.
             _raise_worker_file_limit()
         _change_directory(program.cwd)
         path = find_program(argv[0], program.env)

@@ -1,4 +1,4 @@
-"""System calls that Python 3.9 does not wrap, or not on every build, and small files written whole or not at all."""
+"""System calls that Python 3.9 lacks on some builds, and small files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
-"""Numbers of calls, equal on all machines (asm-generic/unistd.h): Pythons built for an old libc do not wrap them."""
+"""Numbers of system calls, equal on all machines (asm-generic/unistd.h). Pythons built for an old libc lack them."""
 _TIMEX_BYTES = 256
-"""More than any `struct timex` (adjtimex(2)); `modes` 0 only reads, for which nobody needs a right."""
+"""Larger than any `struct timex` (adjtimex(2)). With `modes` 0 the call only reads, which needs no privilege."""
 _KEEP_SIZE = 1
 _PUNCH_HOLE = 2
 
 
 def become_subreaper() -> None:
-    """Make orphaned descendants children of this process, so that it sees how they end."""
+    """Make orphaned descendants children of this process, so that it gets their exit status."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def set_parent_death_signal(signum: int) -> None:
-    """Ask the kernel for `signum` when the parent of this process ends. For our own helpers only, never for workers."""
+    """Have the kernel send `signum` when our parent ends. For helpers of the agent only, never for workers."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
 
 
@@ -49,7 +49,7 @@ def _call_kernel(number: int, *arguments: int) -> int:
 
 
 def pidfd_open(pid: int) -> int:
-    """Return a descriptor of a process, closed on exec; readable once it has ended.
+    """Return a descriptor of a process, closed on exec. It becomes readable when the process ends.
 
     Raises:
         OSError: There is no such process, or the kernel is older than 5.3 (ENOSYS).
@@ -61,13 +61,13 @@ def pidfd_send_signal(pidfd: int, signum: int) -> None:
     """Send a signal to the process of a descriptor.
 
     Raises:
-        OSError: It is gone, or may not be signalled.
+        OSError: The process has ended, or we may not signal it.
     """
     _call_kernel(_PIDFD_SEND_SIGNAL, pidfd, signum, 0, 0)
 
 
 def read_boot_time() -> float:
-    """Return the seconds since boot, those in which the machine slept too; without them where a libc does not tell."""
+    """Return the seconds since boot, including suspended time if the libc reports it."""
     try:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     except OSError:
@@ -75,15 +75,16 @@ def read_boot_time() -> float:
 
 
 def sleep_interval(seconds: float) -> None:
-    """Do nothing for a while: not `time.sleep`, which sleeps until a moment, and fails where the clocks are faked."""
+    """Sleep for an interval. `time.sleep` sleeps until a moment, which fails if the clocks are faked."""
     select.select([], [], [], seconds)
 
 
 def read_clock_error() -> float | None:
-    """Return by how much the wall clock may be wrong, in seconds, as the kernel has it; `None` where it does not say.
+    """Return the kernel's estimate of the error of the wall clock in seconds; `None` if it gives none.
 
-    It grows by 500 ppm up to 16 s, which means that nobody keeps the clock. systemd goes by this number too: chronyd
-    without `rtcsync` keeps a clock that has the flag of an unsynchronised one (systemd, commit bca5a0eacc).
+    The estimate grows by 500 ppm up to 16 s, which means that no daemon keeps the clock. systemd uses the same number,
+    because chronyd without `rtcsync` leaves the flag "unsynchronised" on a clock that it keeps (systemd, commit
+    bca5a0eacc).
     """
     timex = ctypes.create_string_buffer(_TIMEX_BYTES)
     if _LIBC.adjtimex(timex) < 0:
@@ -94,12 +95,12 @@ def read_clock_error() -> float | None:
 
 
 def read_peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """Return pid (as it is called here) and uid of the process at the other end of a unix socket.
+    """Return pid (in our namespace) and uid of the process at the other end of a unix socket.
 
     Raises:
-        OSError: It is no unix socket.
+        OSError: It is not a unix socket.
     """
-    import socket  # whoever holds one has imported it; a start of an agent need not
+    import socket  # the caller has imported it already; an agent without sockets need not
 
     form = struct.Struct("3i")
     pid, uid, _ = form.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size))
@@ -107,10 +108,10 @@ def read_peer_credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def create_memory_file(name: str) -> int:
-    """Return a descriptor of a new file that has no place and is closed on exec."""
+    """Return a descriptor of a new file without a path, closed on exec."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
-    # A Python that was built for a libc older than 2.27, whatever runs here.
+    # This Python was built for a libc older than 2.27.
     import tempfile
 
     with tempfile.TemporaryFile() as file:
@@ -118,10 +119,10 @@ def create_memory_file(name: str) -> int:
 
 
 def fork_with_pipes(count: int = 1) -> tuple[int, ...]:
-    """Fork, with pipes to the child; return the pid (0 in the child), and each pipe's end to read and end to write.
+    """Fork with pipes; return the pid (0 in the child), then for each pipe its read end and its write end.
 
     Raises:
-        OSError: No process or no descriptor is to be had. Nothing then stays open.
+        OSError: The machine has no free process or descriptor. No descriptor stays open then.
     """
     ends: list[int] = []
     try:
@@ -140,7 +141,7 @@ def set_process_name(name: str) -> None:
 
 
 def set_process_title(title: str) -> None:
-    """Set what `ps` shows as command line: the memory that held our arguments is overwritten, as far as it goes."""
+    """Set the command line that `ps` shows, by overwriting the memory of our arguments as far as it reaches."""
     fields = read_bytes("/proc/self/stat").rpartition(b")")[2].split()
     start, end = (int(fields[45]), int(fields[46])) if len(fields) > 46 else (0, 0)
     if 0 < start < end:
@@ -151,10 +152,10 @@ def set_process_title(title: str) -> None:
 
 @contextlib.contextmanager
 def short_socket_path(folder: str, name: str) -> Iterator[str]:
-    """Yield a short name of a socket in a folder: an address has room for 107 bytes, whatever a path has.
+    """Yield a short path of a socket in a folder: the address of a socket has room for 107 bytes only.
 
     Raises:
-        OSError: There is no such folder.
+        OSError: The folder does not exist.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -174,7 +175,7 @@ def reserve_blocks(fd: int, offset: int, length: int) -> bool:
     """Reserve disk blocks for `length` bytes from `offset` on, without changing the size of the file.
 
     Returns:
-        False where the filesystem cannot do that.
+        False if the file system cannot do that.
 
     Raises:
         OSError: The disk is full (ENOSPC, EDQUOT) or the file is not writable.
@@ -189,7 +190,7 @@ def reserve_blocks(fd: int, offset: int, length: int) -> bool:
 
 
 def punch_hole(fd: int, offset: int, length: int) -> bool:
-    """Give the blocks of a range back to the filesystem; it then reads as zeros. False where that is not possible."""
+    """Return the blocks of a range to the file system; the range then reads as zeros. False if that is impossible."""
     try:
         _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length)
     except OSError as error:
@@ -200,7 +201,7 @@ def punch_hole(fd: int, offset: int, length: int) -> bool:
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether an error means that no space is left."""
+    """Return whether an error means that the disk or the quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -212,8 +213,8 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def write_atomically(path: str, data: bytes, mode: int = 0o600, *, durable: bool = False) -> None:
-    """Put a file in place so that a reader sees all of it or what was there before; `durable`: after a crash too."""
-    import tempfile  # which imports half of the standard library
+    """Replace a file so that readers see the old or the new content, never a part; `durable`: also after a crash."""
+    import tempfile  # it imports half of the standard library
 
     fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path))
     try:
@@ -232,12 +233,12 @@ def write_atomically(path: str, data: bytes, mode: int = 0o600, *, durable: bool
 
 
 def write_json(path: str, value: Any) -> None:
-    """Put a JSON file in place as a whole."""
+    """Replace a JSON file, see `write_atomically`."""
     write_atomically(path, (json.dumps(value, separators=(",", ":")) + "\n").encode())
 
 
 def read_json(path: str, limit: int = 16 << 20) -> dict[str, Any] | None:
-    """Return the object in a file, or `None` where there is none that can be read, or it has over `limit` bytes."""
+    """Return the JSON object in a file, or `None` if there is none, it is unreadable, or it has over `limit` bytes."""
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read(limit))
@@ -247,7 +248,7 @@ def read_json(path: str, limit: int = 16 << 20) -> dict[str, Any] | None:
 
 
 def read_bytes(path: str, limit: int = 1 << 20) -> bytes:
-    """Return the start of a file, or nothing where it cannot be read."""
+    """Return the first `limit` bytes of a file, or nothing if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(limit)

@@ -1,4 +1,4 @@
-"""Reading small files of the kernel below a root prefix."""
+"""Readers of the kernel's small files in /proc, /sys and /dev, below a root prefix."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _CHUNK_BYTES = 1 << 16
 
 
 def join_root(root: str, path: str) -> str:
-    """Return an absolute `path` as it lies below `root`."""
+    """Return an absolute `path` below `root`."""
     return path if root == "/" else root.rstrip("/") + path
 
 
 def read_bytes_or_none(path: str) -> bytes | None:
-    """Return what a small file holds, or `None` where it cannot be read.
+    """Return the content of a small file, or `None` if it cannot be read.
 
-    A look opens hundreds: Python's own files, with their buffers and questions, would cost it most of its time.
+    One collection of facts opens hundreds of files. Python's buffered files would take most of its time.
     """
     try:
         return read_bytes(path)
@@ -25,15 +25,15 @@ def read_bytes_or_none(path: str) -> bytes | None:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return what a small file holds.
+    """Return the content of a small file.
 
     Raises:
-        OSError: It cannot be read; files of a driver tell by the number what is wrong with the device.
+        OSError: It cannot be read; the error number of a driver's file shows what is wrong with the device.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = [os.read(fd, _CHUNK_BYTES)]
-        # Files of /proc end where a read says so, not where one was short.
+        # A file of /proc ends at an empty read, not at a short one.
         while parts[-1]:
             parts.append(os.read(fd, _CHUNK_BYTES))
     finally:
@@ -42,13 +42,13 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_text(root: str, path: str) -> str | None:
-    """Return a file's text without the white space around it, or `None` where it cannot be read."""
+    """Return the stripped text of a file, or `None` if it cannot be read."""
     data = read_bytes_or_none(join_root(root, path))
     return None if data is None else data.decode("utf-8", "replace").strip()
 
 
 def read_int(root: str, path: str) -> int | None:
-    """Return a file's leading integer (decimal or 0x), or `None`."""
+    """Return the integer at the start of a file (decimal or 0x), or `None`."""
     digits = read_text(root, path)
     if not digits:
         return None
@@ -59,7 +59,7 @@ def read_int(root: str, path: str) -> int | None:
 
 
 def list_names(root: str, path: str) -> list[str]:
-    """Return the names in a directory, sorted; none where it cannot be read."""
+    """Return the sorted names in a folder; none if it cannot be read."""
     try:
         return sorted(os.listdir(join_root(root, path)))
     except OSError:
@@ -67,7 +67,7 @@ def list_names(root: str, path: str) -> list[str]:
 
 
 def check_access(root: str, path: str) -> str:
-    """Tell whether this user may read and write a device node: `ok`, `absent`, `denied`. Nothing is opened."""
+    """Return whether this user may read and write a device node: `ok`, `absent` or `denied`. Nothing is opened."""
     place = join_root(root, path)
     if os.access(place, os.R_OK | os.W_OK):
         return "ok"
@@ -75,7 +75,7 @@ def check_access(root: str, path: str) -> str:
 
 
 def check_open(root: str, path: str) -> str:
-    """Tell how opening a device node ends: `ok`, `absent`, or the name of the error (`EPERM`: by the device cgroup)."""
+    """Return the result of opening a device node: `ok`, `absent`, or the error name (`EPERM`: the device cgroup)."""
     try:
         os.close(os.open(join_root(root, path), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Work for a controller that takes time: each piece in a process of its own, so that the session answers meanwhile.
+"""Child processes of a session: each long piece of work runs in its own process, so the session can answer meanwhile.
 
-Programs are what a user asked to run (`Running`); tasks are functions of ours, done `aside`.
+A program is what a user asked to run (`RunningProgram`). A task is a function of the agent, run in a helper process.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 _MAX_QUEUED_BYTES = 256 * 1024
 _OUTPUT_GRACE_S = 0.5
-"""After the end of a program, how long something that it left behind may still write into our answer."""
+"""Seconds for which processes that a program left behind may still write into its output after it ended."""
 _KILL_DELAY_S = 2.0
 
 
 class RunningProgram:
-    """A program and the pipes that we read from it.
+    """A program and the pipes that carry its output.
 
     Attributes:
-        pid: Leader of its POSIX session and group.
-        tag: Value of the surviving mark on everything that it starts.
-        status: How it ended, `None` while it runs.
-        open: Our ends of its pipes, by their number (1: output, 2: errors).
+        pid: The leader of its POSIX session and process group.
+        tag: The limit value that marks every process that the program starts.
+        status: The wait status, or `None` while the program runs.
+        pipes: Our ends of its pipes, by stream number (1: output, 2: errors).
     """
 
     def __init__(self, pid: int, tag: int, on_data: OnData, on_end: Callable[[int], None]) -> None:
@@ -50,7 +50,7 @@ class RunningProgram:
         self.ended = False
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and to everything that came of it."""
+        """Send a signal to the program and to all processes that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
         for pid in list(proc.list_pids()):
@@ -60,7 +60,7 @@ class RunningProgram:
 
 
 class ChildProcesses:
-    """All processes that work for one controller."""
+    """The programs and tasks that run for one controller."""
 
     def __init__(self, loop: EventLoop, channel: FrameChannel) -> None:
         self._loop, self._channel = loop, channel
@@ -72,7 +72,7 @@ class ChildProcesses:
     # --- flow
 
     def _pause_if_slow(self, resume: Callable[[], None]) -> bool:
-        """Whether the connection has enough to do; `resume` is then called later."""
+        """Return whether too many bytes wait for the connection; if so, call `resume` once they are sent."""
         if self._channel.queued_bytes <= _MAX_QUEUED_BYTES:
             return False
         self._paused.append(resume)
@@ -97,11 +97,11 @@ class ChildProcesses:
         """Start a program in a POSIX session of its own.
 
         Args:
-            program: What to run.
-            stdin: What it reads.
-            on_data: Called with 1 or 2 (output or errors) and bytes, as they come.
-            on_end: Called once with the wait status, after the last data.
-            prepare: Called in the new process; the program that it returns is run.
+            program: The program to run.
+            stdin: The bytes that it reads on standard input.
+            on_data: Called for each piece of output, with 1 (output) or 2 (errors) and the bytes.
+            on_end: Called once with the wait status, after the last piece of output.
+            prepare: Called in the new process; it returns the program that is executed.
         """
         stdin_fd = _make_memory_file(stdin)
         try:
@@ -126,13 +126,13 @@ class ChildProcesses:
         on_end: Callable[[int], None],
         prepare: PrepareProgram | None = None,
     ) -> RunningProgram:
-        """Start a program at a terminal, which becomes its controlling one.
+        """Start a program on a terminal, which becomes its controlling terminal.
 
         Args:
-            terminal: Descriptor of the end that programs have.
-            program: What to run.
+            terminal: The descriptor of the program's end of the terminal.
+            program: The program to run.
             on_end: Called once with the wait status.
-            prepare: As for `run`.
+            prepare: Called in the new process; it returns the program that is executed.
         """
         pid = os.fork()
         if pid == 0:
@@ -178,7 +178,7 @@ class ChildProcesses:
         self._finish_if_ended(running)
 
     def terminate(self, running: RunningProgram) -> None:
-        """End a program and everything that came of it: SIGTERM, then SIGKILL."""
+        """End a program and all processes that it started: SIGTERM first, then SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGCONT):
             running.signal(number)
         self._loop.after(_KILL_DELAY_S, lambda: running.signal(signal.SIGKILL) if not running.ended else None)
@@ -186,15 +186,16 @@ class ChildProcesses:
     # --- tasks
 
     def run_task(self, task: Task, on_result: OnResult, keep: Iterable[int] = (), seconds: float | None = None) -> int:
-        """Call a function in a fork; `on_result` gets its result, or what went wrong. Its data goes to the controller.
-
-        Returns a number by which `end` ends it early.
+        """Call a function in a fork; `on_result` gets its result or its error. Its data frames go to the controller.
 
         Args:
-            task: What to do.
+            task: The function to call.
             on_result: Called once.
-            keep: Descriptors that the task needs.
-            seconds: After so long it is ended, and left behind where it hangs.
+            keep: Descriptors that stay open in the fork.
+            seconds: After this time the fork is killed. If it hangs in the kernel, it is left behind.
+
+        Returns:
+            A number that `kill_task` takes.
         """
         pid, read = helper_process.start_helper(task, keep)
         os.set_blocking(read, False)
@@ -229,7 +230,7 @@ class ChildProcesses:
             end()
 
     def _forward_frames(self, read: int, decoder: frames.FrameDecoder, answer: list[Message]) -> bool:
-        """Send on the data that a fork gives, and keep its messages; return whether more may come."""
+        """Send the data frames of a fork on and collect its messages; return whether more may come."""
         try:
             data = os.read(read, 1 << 18)
         except BlockingIOError:
@@ -242,14 +243,14 @@ class ChildProcesses:
         return bool(data)
 
     def kill_task(self, task: int) -> None:
-        """Kill a task that is still at work; its `on_result` is called as for any that was killed."""
+        """Kill a task that still runs. Its `on_result` is called with an error."""
         if task in self._tasks:
             helper_process.kill_helper(task)
 
     # --- ends
 
     def reap(self) -> None:
-        """Take in the ends of all children."""
+        """Collect the exit status of every child that has ended."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -263,7 +264,7 @@ class ChildProcesses:
                         self._loop.after(_OUTPUT_GRACE_S, functools.partial(self._close_pipes, running))
 
     def kill_all(self) -> None:
-        """Kill every program and task."""
+        """Kill all programs and tasks."""
         for running in self._programs.values():
             running.signal(signal.SIGKILL)
         for pid in self._tasks:
@@ -271,7 +272,7 @@ class ChildProcesses:
 
 
 def _make_memory_file(data: bytes) -> int:
-    """Return a descriptor from which exactly `data` can be read; nobody has to write while it is read."""
+    """Return a descriptor from which exactly `data` can be read, without anybody who writes meanwhile."""
     if not data:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     fd = syscalls.create_memory_file("stdin")
@@ -310,5 +311,5 @@ def _exec_program(
 
 
 def generate_tag() -> int:
-    """Return a value for the surviving mark that nothing else carries."""
+    """Return a random limit value that marks the processes of one program."""
     return int.from_bytes(os.urandom(7), "big") | 1 << 61

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 def list_missing_files(
     arguments: command_types.CopyArguments, entries: list[list[Any]], root: str
 ) -> command_types.CopyAnswer:
-    """Return which files are not there already as they are to be; give modes to those that are.
+    """Return the files of a listing that the target lacks, and correct the permission bits of those that it has.
 
-    They go into a folder, or under another name where there is no such folder. Folders on the way are made.
+    If the target folder does not exist, the first part of the paths gets the name of the target. Parent folders are
+    made.
 
     Raises:
-        RequestError: A folder would be where a file is, code of a live run would change, or there is no space.
+        RequestError: A file is where a folder must be, the copy would change the code of a live run, or the disk is
+            full.
     """
     for path, *_ in entries:
         folders.check_path(path)
@@ -49,14 +51,14 @@ def list_missing_files(
 
 
 def rename_first_part(entries: list[list[Any]], name: str | None) -> list[list[Any]]:
-    """Return entries with another name for the first part of their paths, where there is one."""
+    """Return entries whose paths begin with `name`; the entries as they are if `name` is `None`."""
     if name is None:
         return entries
     return [["/".join([name, *path.split("/")[1:]]), *rest] for path, *rest in entries]
 
 
 def _choose_target(arguments: command_types.CopyArguments) -> tuple[str, str | None]:
-    """Return the folder that files go to, which is there then, and another name for them."""
+    """Make the folder that the files go to; return it, and a new name for the first part of their paths or `None`."""
     base, target = os.path.expanduser(str(arguments["folder"])), os.path.expanduser(str(arguments["target"]))
     place = os.path.abspath(os.path.join(base, target))
     if not os.path.isabs(target):
@@ -97,11 +99,11 @@ def _refuse_code_of_live_runs(root: str, wanted: set[str]) -> None:
 
 
 class SyncGuard:
-    """Sees whether a sync begins in a folder that a copy goes to, and refuses to change the code that it brings.
+    """Protects the code of a sync that begins in a folder while files are copied into it.
 
     Args:
-        folder: Where the files go.
-        paths: Relative to it.
+        folder: The folder that the files go to.
+        paths: Their paths, relative to the folder.
         root: The state root.
     """
 
@@ -111,10 +113,10 @@ class SyncGuard:
         self._stamps = {place.folder: place.stamp() for path in paths for place in self._list_workspaces(path)}
 
     def check(self, path: str) -> None:
-        """Refuse to put a file in place which a sync has brought since this began.
+        """Refuse to replace a file that a sync has written since the copy began.
 
         Raises:
-            RequestError: So it is.
+            RequestError: A sync has written this file.
         """
         for place in self._list_workspaces(path):
             whole = os.path.join(self._folder, path)
@@ -123,7 +125,7 @@ class SyncGuard:
                 raise request_errors.make_refused_error(text, "copy it again once no run needs it, or to another place")
 
     def _list_workspaces(self, path: str) -> list[workspace.Workspace]:
-        """Return every folder in which a path lies, as that of a sync."""
+        """Return a workspace for each folder above a path: any of them may be the workdir of a sync."""
         folder = os.path.dirname(os.path.join(self._folder, path))
         if folder not in self._by_folder:
             parts = folder.split("/")
@@ -133,13 +135,13 @@ class SyncGuard:
 
 
 _MAX_FILE_BYTES = 1 << 62
-"""No file is larger, and no number of a request."""
+"""A file size, or a request number, is never larger."""
 _MAX_REMOVED_NAMES = 100
-"""Of so many files that a sync would remove the names are told."""
+"""A dry run of a sync lists at most so many of the files that the sync would remove."""
 
 
 def make_file_handlers(session: Session) -> dict[Command, Handler]:
-    """Return the handlers of these commands."""
+    """Return the handlers of the file commands."""
     sync = _FileCommands(session)
     return {
         Command.MANIFEST: sync.manifest,
@@ -161,7 +163,7 @@ def _resolve_workdir(
 
 
 def _find_live_run(folder: str, root: str, run: str | None) -> str | None:
-    """Return another run that uses a workdir now, or `None`."""
+    """Return the live run, other than `run`, whose workdir is `folder`, or `None`."""
     folder = os.path.realpath(folder)
     for other in rundir.runs(root):
         if other.run == run:
@@ -177,13 +179,13 @@ def _do_nothing(*_: object) -> None:
 
 
 def _list_needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> command_types.ManifestAnswer:
-    """Return the numbers of files in a listing."""
+    """Return the numbers that the needed files have in a listing."""
     lacking = set(need)
     return {"need": [number for number, (path, *_) in enumerate(entries) if path in lacking]}
 
 
 def _describe_sync(place: workspace.Workspace, run: str | None, data: bytes) -> command_types.ManifestAnswer:
-    """Return what a sync would do, and under which live run."""
+    """Return what a sync would change, and the live run that uses the workdir."""
     entries = file_list.decode_file_list(data)
     found = place.differences({path: entry for path, *entry in entries})
     return {
@@ -196,7 +198,7 @@ def _describe_sync(place: workspace.Workspace, run: str | None, data: bytes) -> 
 
 @dataclass(frozen=True)
 class _PendingTransfer:
-    """Files that were compared and are to come: who takes them in, and what is done once they are there."""
+    """Files that were compared and will arrive: how to make their receiver, and what to do after the last byte."""
 
     make_receiver: Callable[[], folders.Receiver]
     finish: Callable[[], None] = _do_nothing
@@ -206,7 +208,7 @@ class _FileCommands:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._transfers: dict[int, _PendingTransfer] = {}
-        """By the stream of a listing: what is to come of it."""
+        """The transfers that may follow, by the stream of their listing."""
         self._receivers: dict[int, folders.Receiver] = {}
         session.add_end_action(self._abandon_transfers)
 
@@ -227,7 +229,7 @@ class _FileCommands:
         self._collect_stream(request_id, stream, int(arguments["size"]), compare)
 
     def _compare(self, request_id: int, place: workspace.Workspace, run: str | None, stream: int, data: bytes) -> None:
-        """Answer a MANIFEST, whose listing came in `stream`."""
+        """Answer a MANIFEST whose listing came in `stream`."""
         lock = self._session.workdir_locks.get(place, run)
 
         def look(_out: HelperOutput) -> command_types.ManifestAnswer:
@@ -254,7 +256,7 @@ class _FileCommands:
         self._session.children.run_task(look, compared, keep=[lock.fd])
 
     def _collect_stream(self, request_id: int, stream: int, size: int, whole: Callable[[bytes], None]) -> None:
-        """Call `whole` with `size` bytes of a stream once they are there; what it raises answers the request."""
+        """Call `whole` with `size` bytes of a stream once they are there; its error, if any, answers the request."""
         data = bytearray()
 
         def take(part: frames.StreamData) -> None:
@@ -277,7 +279,7 @@ class _FileCommands:
         self._collect_stream(request_id, stream, int(arguments["size"]), look)
 
     def _compare_copy(self, request_id: int, arguments: command_types.CopyArguments, stream: int, data: bytes) -> None:
-        """Answer a COPY, whose listing came in `stream`."""
+        """Answer a COPY whose listing came in `stream`."""
         root = self._session.root
 
         def lacking(_out: HelperOutput) -> command_types.CopyAnswer:
@@ -313,7 +315,7 @@ class _FileCommands:
                 receiver.feed(data.payload)
             except Exception as error:
                 self._receivers.pop(stream).abandon()
-                # What is still on its way is swallowed.
+                # Discard the bytes that are still on their way.
                 self._session.data_handlers[stream] = lambda _data: None
                 self._session.answer_error(request_id, error)
                 return
@@ -374,10 +376,10 @@ class _FileCommands:
 
 
 def _refuse_too_many_files(names: list[str], pattern: str) -> None:
-    """Refuse before anything is sent what the answer to it could not name.
+    """Refuse a transfer if its answer could not list all files, before anything is sent.
 
     Raises:
-        RequestError: There are too many files.
+        RequestError: The pattern matches too many files.
     """
     try:
         frames.encode_message({"files": [[name, _MAX_FILE_BYTES, 0o7777] for name in names], "id": _MAX_FILE_BYTES})
@@ -389,7 +391,7 @@ def _refuse_too_many_files(names: list[str], pattern: str) -> None:
 
 
 def _send_file(out: HelperOutput, stream: int, offset: int, path: str) -> tuple[int, int] | None:
-    """Send a file as far as it goes now; return how many bytes that were, and its mode; `None` where it is gone."""
+    """Send a file to its present end; return the bytes sent and the mode, or `None` if the file no longer exists."""
     sent = 0
     try:
         with open(path, "rb") as file:

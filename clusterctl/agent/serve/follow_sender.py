@@ -1,4 +1,4 @@
-"""What is sent of the runs that a controller follows: as far as its credit and the connection let us."""
+"""Sends the events and output of the runs that a controller follows, as far as its credit and the connection allow."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from clusterctl.agent.serve.run_follower import RunFollower
 
 _MAX_QUEUED_BYTES = 256 * 1024
-"""Bytes that may wait for a slow connection before nothing more is added."""
+"""If so many bytes wait for the connection, no more are added."""
 _RETRY_DELAY_S = 1.0
 _SMALL_BYTES = 16 * 1024
-"""Bytes at a time that are a trickle still, which keeps a pace; whoever writes more is not held up."""
+"""Fewer bytes than this count as little output, which is sent at most once per pace; more is sent at once."""
 
 
 class FollowSender:
-    """The followers of one session, by run and node. It works before the loop waits, whenever something has changed."""
+    """The followers of one session, by run and node. After a change it sends, before the event loop waits again."""
 
     def __init__(self, loop: EventLoop, channel: FrameChannel) -> None:
         self._loop, self._channel = loop, channel
@@ -36,11 +36,11 @@ class FollowSender:
         loop.before_waiting(self._send_pending)
 
     def __contains__(self, key: tuple[str, str]) -> bool:
-        """Whether a run is followed."""
+        """Return whether the controller follows a run."""
         return key in self._followers
 
     def follow(self, run: RunDir, follow: Follow) -> None:
-        """Send everything of a run after the cursors; of one that is followed already, from there on."""
+        """Send everything of a run after the cursors; replaces an earlier request for the same run."""
         from clusterctl.agent.serve.run_follower import RunFollower
 
         key = (run.run, run.node)
@@ -51,18 +51,18 @@ class FollowSender:
         self._send_now()
 
     def unfollow(self, key: tuple[str, str]) -> None:
-        """Send no more of a run."""
+        """Stop sending a run."""
         follower = self._followers.pop(key, None)
         if follower is not None:
             follower.close()
 
     def credit(self, count: int) -> None:
-        """Let so many more bytes of output be sent."""
+        """Allow `count` more bytes of output."""
         self._credit += count
         self.mark_changed()
 
     def mark_changed(self) -> None:
-        """Look for what is new before the loop waits again."""
+        """Look for new events and output before the loop waits again."""
         self._dirty = True
 
     def _new_stream(self) -> int:
@@ -73,10 +73,10 @@ class FollowSender:
         return self._channel.queued_bytes < _MAX_QUEUED_BYTES
 
     def _send_pending(self) -> None:
-        """Send what is new: all events, and bytes as far as credit and connection let us."""
+        """Send what is new: all events, then output as far as credit and connection allow."""
         if not self._dirty:
             return
-        # A journal that is told from its beginning waits on the disk, not in memory.
+        # A journal that is sent from its start waits on the disk, not in memory.
         if not all(follower.send_events(self._has_room) for follower in self._followers.values()):
             return
         if self._is_rate_limited():
@@ -88,7 +88,7 @@ class FollowSender:
                 try:
                     sent += follower.send_next_data(self._credit - sent)
                 except OSError:
-                    # Too many open files on this machine, say. Nothing tells when that is over.
+                    # For example, this machine has too many open files. No event tells when that ends.
                     self._loop.after(_RETRY_DELAY_S, self.mark_changed)
                 if sent >= self._credit:
                     break
@@ -98,11 +98,11 @@ class FollowSender:
                     self._next_send_at = time.monotonic() + self._pace_s
                 return
             self._credit -= sent
-        # Credit or the connection holds us up; both wake the loop when they go on.
+        # Credit or the connection has run out; both wake the loop when there is more.
         self._dirty = self._credit > 0
 
     def _is_rate_limited(self) -> bool:
-        """Whether what is new has to wait for the pace; it is looked for again then."""
+        """Return whether new output must wait for the pace; a timer then sends it."""
         remaining_s = self._next_send_at - time.monotonic()
         if remaining_s <= 0.0:
             return False
@@ -112,7 +112,7 @@ class FollowSender:
         return True
 
     def _send_now(self) -> None:
-        """Look for what is new now, whatever the pace."""
+        """Look for new output now, whatever the pace."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._next_send_at = None, 0.0

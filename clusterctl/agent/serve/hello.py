@@ -1,4 +1,4 @@
-"""What planning needs to know of a node, cheap enough for every connection."""
+"""The facts of a node that planning needs, cheap enough for every connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOK_UP_TIMEOUT_S = 3.0
 
 
 def collect_hello(root: str) -> HelloAnswer:
-    """Return the facts of machine and user."""
+    """Return the facts of the machine and its user."""
     user, home, shell = read_account()
     network_home = rundir.is_network(home)
     return {
@@ -56,7 +56,7 @@ def collect_hello(root: str) -> HelloAnswer:
 
 
 def _read_login_variables(home: str, network_home: bool) -> dict[str, str]:
-    """Return what the login sets of the variables that ranks are given, and of NCCL's also what its files set."""
+    """Return the variables of a rank that the login sets, and those of NCCL that its configuration files set."""
     found = {name: os.environ[name] for name in commands.LOGIN_VARIABLES if name in os.environ}
     files = ["/etc/nccl.conf"] if network_home else ["/etc/nccl.conf", f"{home}/.nccl.conf"]
     if any(os.path.exists(path) for path in files):
@@ -68,13 +68,13 @@ def _read_login_variables(home: str, network_home: bool) -> dict[str, str]:
 
 
 def _read_ssh_address() -> str | None:
-    """Return the own address at which this ssh connection arrived, after any jump host or translation."""
+    """Return the address of this machine that the ssh connection reached, behind any jump host or translation."""
     parts = os.environ.get("SSH_CONNECTION", "").split()
     return parts[2] if len(parts) == 4 else None
 
 
 def read_account() -> tuple[str, str, str]:
-    """Return name, home and login shell of this user; a directory server is asked aside, since it may never answer."""
+    """Return name, home and login shell of this user; a helper asks the directory service, which may never answer."""
     env, uid = os.environ, os.getuid()
     for line in read_bytes("/etc/passwd").decode("utf-8", "surrogateescape").splitlines():
         words = line.split(":")
@@ -107,7 +107,7 @@ def _read_version() -> str:
 
 
 def _count_cores() -> int:
-    """Return how many threads of ours can run at once: the cores we may run on, but no more than we get time of."""
+    """Return the number of usable cores: those of our CPU set, or fewer if a cgroup limits the CPU time."""
     allowed, limit = len(os.sched_getaffinity(0)), cgroup.read_cpu_limit()
     return allowed if limit is None else max(1, min(allowed, int(limit)))
 

@@ -1,4 +1,4 @@
-"""`serve` from its command line on: streams, limits and the loop of its session."""
+"""The start of `serve`: its arguments, streams, limits and event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Serve on stdin and stdout, and end. `--idle SECONDS` changes how long silence is borne."""
+    """Serve one controller on stdin and stdout, then exit. `--idle SECONDS` limits the silence of the controller."""
     idle = float(arguments[1]) if arguments[:1] == ["--idle"] else commands.IDLE_TIMEOUT_S
     read, write = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -28,22 +28,22 @@ def main(arguments: list[str]) -> NoReturn:
     os.close(null)
     syscalls.set_process_name("clusterctl-agen")
     syscalls.set_process_title("clusterctl-agent serve")
-    # For the supervisors that are forked here, too.
+    # The limit also holds for supervisors that are forked here.
     spawn.raise_file_limit()
     session = Session(
         read, write, idle, (node_commands.make_node_handlers, _make_run_and_file_handlers, _make_stream_handlers)
     )
-    # All that is there by now stays, and is shared with every fork.
+    # The modules stay loaded until the end and every fork shares them, so the garbage collector may skip them.
     gc.freeze()
     gc.enable()
     session.loop.run()
     sys.stderr.flush()
-    # Nothing is left to do, and taking all modules apart would be a part of what a short look at a node costs.
+    # Nothing is left to clean up, and the interpreter's own shutdown would take a part of the time of a short command.
     os._exit(0)
 
 
 def _make_run_and_file_handlers(session: Session) -> Handlers:
-    # Half of an agent's start would be importing what a command on a node has no need of.
+    # Commands on a node do not need these modules, and they would double the time of the start.
     from clusterctl.agent.serve import file_commands, run_commands
 
     return {**run_commands.make_run_handlers(session), **file_commands.make_file_handlers(session)}

@@ -1,4 +1,4 @@
-"""What a controller asks of a machine, before and beside any run."""
+"""Commands about a machine rather than a run: hello, routes, health facts, test connections, programs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 _PROBE_DEADLINE_S = 10.0
 _PROBE_MARGIN_S = 5.0
 _FIND_PYTHON_TIMEOUT_S = 5.0
-"""How long the file systems of code folder and interpreter may take to answer."""
+"""Seconds within which the file systems of the code folder and of the interpreter must answer."""
 _LISTEN_TIMEOUT_S = 10.0
 _MAX_OUTPUT_BYTES = 8 << 20
 _TAIL_BYTES = 2000
 
 
 def make_node_handlers(session: Session) -> dict[Command, Handler]:
-    """Return the handlers of these commands."""
+    """Return the handlers of the node commands."""
     node = _NodeCommands(session)
     return {
         Command.HELLO: node.hello,
@@ -63,7 +63,7 @@ class _NodeCommands:
 
         if all(addresses.is_ip_address(target) for target in targets):
             return find_routes()
-        # Looking a name up may take as long as a name server does not answer.
+        # Looking up a name takes as long as a name server is silent.
         self._session.run_task(request_id, lambda _out: find_routes())
         return None
 
@@ -81,7 +81,7 @@ class _NodeCommands:
         def finish(_outcome: TaskResult) -> None:
             self._listening.pop(nonce, None)
             with contextlib.suppress(ChildProcessError):
-                # Of what an ending process has open the kernel may close the pipe to us before the port.
+                # When a process ends, the kernel may close its pipe to us before it frees the port.
                 os.waitid(os.P_PID, task, os.WEXITED | os.WNOWAIT)
             for request in waiting:
                 self._session.answer(request, {})
@@ -119,7 +119,7 @@ class _NodeCommands:
     # --- programs
 
     def probe(self, request_id: int, arguments: command_types.ProbeArguments, _epoch: int | None) -> None:
-        """Run the facts as a worker would be run, and answer what they say."""
+        """Run the health facts in the environment of a worker, and answer with what they print."""
         from clusterctl.agent.supervisor import workers
 
         workdir = resolve_folder(arguments.get("cwd"))
@@ -161,7 +161,7 @@ class _NodeCommands:
         self._session.loop.after(limit, lambda: None if running.ended else self._session.children.terminate(running))
 
     def execute(self, request_id: int, arguments: command_types.ExecArguments, _epoch: int | None) -> None:
-        """Run a program and send what it writes; answer how it ended."""
+        """Run a program and send its output; answer with its exit status."""
         stream = int(arguments["stream"])
         program = build_program(arguments, _choose_argv(arguments), resolve_folder(arguments.get("cwd")))
         offsets = {1: 0, 2: 0}
@@ -206,14 +206,14 @@ def _choose_argv(arguments: command_types.ProgramArguments) -> list[str]:
 
 
 def resolve_folder(path: str | None) -> str:
-    """Return the folder to work in."""
+    """Return the absolute path of a folder; the home folder if none is given."""
     return os.path.abspath(os.path.expanduser(path or "~"))
 
 
 def build_program(
     arguments: command_types.ProgramArguments | command_types.ProbeArguments, argv: list[str], cwd: str
 ) -> spawn.Program:
-    """Return a program with the environment of this user, and what was asked for."""
+    """Return a program with the environment of this user plus the requested variables."""
     env = spawn.build_base_environment()
     env[b"PWD"] = encode_peer_text(cwd)
     env.update(
@@ -230,12 +230,12 @@ def build_program(
 
 
 def replace_environment(program: spawn.Program, env: dict[bytes, bytes]) -> spawn.Program:
-    """Return the same program in another environment."""
+    """Return the same program with another environment."""
     return spawn.Program(program.argv, env, program.cwd, program.prologue, program.tag)
 
 
 def make_python_setup(arguments: command_types.ProgramArguments) -> child_processes.PrepareProgram | None:
-    """Return what lets a program find the Python of the job first; that looks at users' files, so it is done aside."""
+    """Return a function that puts the job's Python first on PATH; to be called in the new process."""
     if "python_hint" not in arguments:
         return None
 
@@ -245,7 +245,7 @@ def make_python_setup(arguments: command_types.ProgramArguments) -> child_proces
         try:
             python = workers.resolve_python(os.fsdecode(program.cwd), arguments.get("python"), arguments["python_hint"])
         except (request_errors.RequestError, OSError):
-            # What needs no Python may run all the same.
+            # A program that needs no Python can run all the same.
             return program
         return replace_environment(program, spawn.prepend_program_folder(encode_peer_text(python), program.env))
 
@@ -253,7 +253,7 @@ def make_python_setup(arguments: command_types.ProgramArguments) -> child_proces
 
 
 def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> facts_types.Facts:
-    """Return what the probe said: its last line, since a prologue may have written before."""
+    """Return the facts that the probe printed: its last line, because a prologue may have printed before."""
     lines = [line for line in output.splitlines() if line.strip()]
     with contextlib.suppress(ValueError, IndexError):
         value = json.loads(lines[-1])

@@ -1,4 +1,4 @@
-"""What a controller asks about runs, answered from their directories: no supervisor is needed for any of it."""
+"""Commands about runs, answered from the run directories; none of them needs a supervisor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OUTPUT_FILE = re.compile(r"attempt-(\d+)/rank-(\d+)\.(?:log|idx)")
 
 
 def make_run_handlers(session: Session) -> dict[Command, Handler]:
-    """Return the handlers of these commands."""
+    """Return the handlers of the run commands."""
     runs = _RunCommands(session)
     return {
         Command.READ: runs.read,
@@ -100,7 +100,7 @@ class _RunCommands:
         }
         if state.seq:
             return answer
-        # Without a journal nothing is known of what was started; it may be there all the same, among all processes.
+        # Without a journal the started processes are unknown, so all processes of the machine are searched.
         self._session.run_task(
             request_id,
             lambda _out: {
@@ -112,7 +112,7 @@ class _RunCommands:
 
     def runs(self, request_id: int, _asked: command_types.NoArguments, _epoch: int | None) -> None:
         states = [(run, self._session.journal_states.of(run)) for run in rundir.runs(self._session.root)]
-        # Of a run that nobody guards all processes of the machine have to be looked at.
+        # For a run without a supervisor, all processes of the machine must be searched.
         self._session.run_task(request_id, lambda _out: {"runs": [summarize_run(*each) for each in states]})
 
     def evidence(self, request_id: int, arguments: command_types.EvidenceArguments, _epoch: int | None) -> None:
@@ -149,7 +149,7 @@ class _RunCommands:
     def clean(self, request_id: int, arguments: command_types.RunArguments, epoch: int | None) -> None:
         run = self._session.get_run(arguments)
         if not os.path.isdir(run.path) and (code := workdirs.find_removable_code(run)) is not None:
-            # Its start failed between the sync and the first step on this node.
+            # The start of the run failed after the sync and before anything else on this node.
             self._session.run_task(request_id, lambda _out: {"bytes": workdirs.remove_code(code)})
             return
         run = self._session.find_run(arguments)
@@ -166,7 +166,7 @@ def _read_output(
     try:
         piece = output_reader.read(run.of_rank(attempt, rank, "log"), tallies, rank, offset, length, first_valid=first)
         if piece is None:
-            # Emptied, and its supervisor has yet to see it: until then there is nothing behind what was there before.
+            # The file was emptied and its supervisor has not noticed yet: nothing follows the bytes that were there.
             tally = tallies.of(rank)
             end = max(tally.size, tally.sent)
             piece = output_reader.Piece(end, b"", end, end)
@@ -176,10 +176,10 @@ def _read_output(
 
 
 def _remove_run(run: RunDir, state: NodeState) -> int:
-    """Remove the directory of a run, and its code where no other run needs it; return how many bytes that frees.
+    """Remove the directory of a run, and its code if no other run needs it; return the bytes that this frees.
 
     Raises:
-        RequestError: Something of the run still lives.
+        RequestError: A process of the run still lives.
     """
     if has_supervisor(run) and state.state not in ("finished", "swept", "new"):
         raise request_errors.make_refused_error(
@@ -191,7 +191,7 @@ def _remove_run(run: RunDir, state: NodeState) -> int:
         raise request_errors.make_refused_error(
             f"processes of run {run.run} still live on this node: {names}", "`clusterctl down` ends them"
         )
-    # What a run that was never told its end has left on the tmpfs; its directory says where that is.
+    # A run whose end was never reported may have files on the tmpfs; its directory names them.
     secrets.leave_memory(run, state.attempt + 1)
     code = workdirs.find_removable_code(run)
     size = 0 if code is None else workdirs.remove_code(code)
@@ -200,16 +200,16 @@ def _remove_run(run: RunDir, state: NodeState) -> int:
             with contextlib.suppress(FileNotFoundError):
                 size += os.lstat(os.path.join(place, name)).st_blocks * 512
     shutil.rmtree(run.path, onerror=_ignore_missing)
-    # Another node of the same run may lie beside it.
+    # The directory of another node of the same run may remain.
     with contextlib.suppress(OSError), rundir.locked(run.root, fcntl.LOCK_EX):
         os.rmdir(os.path.dirname(run.path))
         os.rmdir(os.path.dirname(os.path.dirname(run.path)))
-        # It was the last one.
+        # This was the last run on the node.
         inject.remove(run.root)
     return size
 
 
 def _ignore_missing(_function: object, _path: str, error: Any) -> None:
-    """Bear that a file is gone: a supervisor that is just leaving takes its socket along."""
+    """Ignore a missing file: a supervisor that exits at this moment removes its socket."""
     if not isinstance(error[1], FileNotFoundError):
         raise error[1]

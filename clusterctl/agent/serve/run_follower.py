@@ -1,4 +1,4 @@
-"""Following a run: every event of its journal, and every byte of its files, from the cursors on."""
+"""Sends one run to a controller: every event of the journal, and the bytes of its files after the cursors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class _FollowedFile:
     """A file that is followed.
 
     Attributes:
-        offset: Up to where it was sent, bytes of the output.
-        first_valid: What lies before it is gone, as the journal tells.
-        attempt: Whose it is; -1 for samples.
-        rank: Of which rank it is the output; `None` for any other file.
-        stream: 0 until it was announced.
-        quiet: The file as it was when there was nothing more to send.
+        offset: The bytes of the file that were sent.
+        first_valid: The first byte that the node still has, by the journal.
+        attempt: The attempt of the file; -1 for the samples.
+        rank: The rank whose output the file holds; `None` for any other file.
+        stream: The number of its stream, 0 before the stream was announced.
+        idle_status: Size, blocks and time of the file when nothing was left to send.
     """
 
     name: str
@@ -41,10 +41,10 @@ class _FollowedFile:
 
 
 class RunFollower:
-    """Sends one run to one controller. It holds nothing but positions in files, and no file open between two looks.
+    """Sends one run to one controller. It keeps positions in files, and no file open between two passes.
 
     Attributes:
-        state: The run as far as its journal was read.
+        state: The state of the run, up to the last journal line that was read.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RunFollower:
     # --- events
 
     def send_events(self, room: Callable[[], bool] = lambda: True) -> bool:
-        """Send the events that are new, as long as there is room for more; return whether there are none left."""
+        """Send new events while there is room; return whether all were sent."""
         for line in self._journal.lines():
             self._send_event_line(line)
             if not room():
@@ -115,10 +115,10 @@ class RunFollower:
             self._files[name] = _FollowedFile(name, self.run.file(name), offset, attempt, rank)
 
     def send_next_data(self, budget: int) -> int:
-        """Send the next bytes of one file, in turn; return how many (at most `budget`), 0 if there are none.
+        """Send the next bytes of one file, files in turn; return the count (at most `budget`), or 0 if nothing is new.
 
         Raises:
-            OSError: There are none but in a file that is there and cannot be read now.
+            OSError: Nothing else is new, and a file exists but cannot be read now.
         """
         files, swept, failed = list(self._files.values()), set(self._swept_attempts), None
         for step in range(len(files)):
@@ -167,7 +167,7 @@ class RunFollower:
             )
             if file.attempt != self.state.attempt:
                 tallies.close()
-            # An agent without tallies said what it gave up in the journal alone, before it did.
+            # An agent without offset files records discarded output in the journal only, before it discards it.
             self.send_events()
             if file.first_valid == first:
                 return piece
@@ -179,7 +179,7 @@ class RunFollower:
             self._send({"push": "stream", "stream": file.stream, **run_keys})
 
     def _forget_attempts(self, attempts: set[int]) -> None:
-        """Have nothing more to do with attempts that were swept before their files were found to be sent."""
+        """Forget attempts that were over before all their files were found to be sent."""
         self._files = {name: file for name, file in self._files.items() if file.attempt not in attempts}
         for attempt in attempts:
             self._tallies.pop(attempt).close()
@@ -191,7 +191,7 @@ class RunFollower:
             self._send({"push": "complete", "run": self.run.run, "node": self.run.node, "before": complete_before})
 
     def close(self) -> None:
-        """Stop following."""
+        """Stop following and close all files."""
         for tallies in self._tallies.values():
             tallies.close()
         self._tallies.clear()

@@ -1,4 +1,4 @@
-"""What there is to know of a run on this node, from its files and from `/proc`."""
+"""The state of a run on this node, from its files and from `/proc`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 def list_survivors(state: NodeState) -> list[SurvivingProcess]:
-    """Return what could not be ended and is still there: what the kernel held may have gone since."""
+    """Return the processes that could not be ended and still live; some may have ended since the journal named them."""
     if state.swept is None or state.boot != proc.read_boot_id():
         return []
     return [one for one in state.swept.remaining if proc.is_alive(ProcessIdentity(one["pid"], one["start_time"]))]
 
 
 def has_supervisor(run: RunDir) -> bool:
-    """Whether a supervisor of the run is there."""
+    """Return whether a supervisor of the run is alive."""
     return supervisor_lookup.find_supervisor(run) is not None
 
 
 def list_workers(run: RunDir, state: NodeState) -> list[WorkerState]:
-    """Return the workers of the newest attempt, those too that nobody wrote down in the journal."""
+    """Return the workers of the newest attempt, including those that the journal does not name."""
     started = adoption.started(run, state)
     workers: list[WorkerState] = []
     for rank, local_rank in started.places if started is not None else []:
@@ -51,14 +51,14 @@ def list_workers(run: RunDir, state: NodeState) -> list[WorkerState]:
 
 
 def find_remaining_processes(run: RunDir, state: NodeState) -> list[proc.ProcessStat]:
-    """Return every process of the run on this node, its waiters apart."""
+    """Return every process of the run on this node except its waiters."""
     if state.seq and state.boot != proc.read_boot_id():
         return []
     return run_processes.find_run_processes(run_markers.make_run_markers(run), collect_known_processes(run, state))
 
 
 def collect_known_processes(run: RunDir, state: NodeState) -> run_processes.KnownProcesses:
-    """Return who is known to belong to the newest attempt of a run, and who guards it."""
+    """Return the known processes of the newest attempt, and the processes that supervise it."""
     started = adoption.started(run, state)
     group = None if started is None else started.cgroup
     known_processes = run_processes.KnownProcesses(
@@ -67,19 +67,19 @@ def collect_known_processes(run: RunDir, state: NodeState) -> run_processes.Know
     )
     known_processes.stop_signal = signal.Signals[(syscalls.read_json(run.prepare) or {}).get("stop_signal", "SIGTERM")]
     for worker in list_workers(run, state):
-        # Of one that has ended nobody knows when: only who was there with it at its start counts as of its session.
+        # The time of its exit is unknown, so only processes that were in its session at its start count as members.
         ended = None if worker["alive"] else worker["start_time"]
         known_processes.workers[ProcessIdentity(worker["pid"], worker["start_time"])] = ended
     return known_processes
 
 
 def summarize_run(run: RunDir, state: NodeState | None = None) -> RunSummary:
-    """Return what there is to know of a run for a list; `state` is what its journal says, read here by default."""
+    """Return one entry for the list of runs; by default `state` is read here from the journal."""
     state = state or fold(journal.read(run.journal))
     prepared = syscalls.read_json(run.prepare) or {}
     is_over = state.state in ("new", "swept", "finished")
     is_live = has_supervisor(run) or any(worker["alive"] for worker in list_workers(run, state))
-    # What a worker left behind lives on where supervisor, waiters and workers were all killed.
+    # Processes that a worker left behind live on even if supervisor, waiters and workers were all killed.
     is_live = is_live or (not is_over and bool(find_remaining_processes(run, state)))
     return {
         "run": run.run,

@@ -1,4 +1,4 @@
-"""`serve`: what a controller talks to over its connection. Stateless; any number at once; ends with its connection."""
+"""`serve`: the node's end of one connection to a controller. It keeps no state and ends with its connection."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Result = Optional[Mapping[str, object]]
     Handler = Callable[[int, Any, Optional[int]], Result]
-    """Takes the id of a request, its arguments (`command_types` by command) and its epoch."""
+    """Takes the id of a request, its arguments (see `command_types`) and its epoch; returns the answer."""
     Handlers = dict[Command, Handler]
 
 _LEASE_INTERVAL_S = 0.5
@@ -36,11 +36,11 @@ _IDLE_CHECK_S = 1.0
 
 
 class Session:
-    """One controller. A handler returns its answer, or `None` where the answer comes later.
+    """The session of one controller. A handler returns its answer, or `None` if the answer comes later.
 
     Args:
-        tables: Make the handlers of commands, one table after the other: a command that an earlier one does not know is
-            looked for in the next, which is made only then.
+        tables: Functions that make the handlers of some commands. A table is made only if a command is in no earlier
+            one.
     """
 
     def __init__(self, read: int, write: int, idle_s: float, tables: Sequence[Callable[[Session], Handlers]]) -> None:
@@ -106,14 +106,14 @@ class Session:
             self.answer(request_id, result)
 
     def answer(self, request_id: int, result: Mapping[str, object]) -> None:
-        """Answer a request, in words where no frame holds the answer."""
+        """Answer a request; if the answer is too large for a frame, answer with an error."""
         try:
             self.channel.send(commands.make_answer(request_id, result))
         except frames.FrameTooLargeError as error:
             self.answer_error(request_id, error)
 
     def answer_error(self, request_id: int, error: Exception) -> None:
-        """Answer a request that went wrong."""
+        """Answer a request with an error."""
         if not isinstance(error, request_errors.EXPECTED_ERRORS):
             import traceback
 
@@ -121,7 +121,7 @@ class Session:
         self.channel.send(request_errors.convert_to_request_error(error).answer(request_id))
 
     def run_task(self, request_id: int, task: Task) -> None:
-        """Do something in a fork and answer the request with what comes of it."""
+        """Run a task in a fork and answer the request with its result."""
 
         def answer_request(outcome: TaskResult) -> None:
             if isinstance(outcome, Exception):
@@ -138,7 +138,7 @@ class Session:
         """The state root.
 
         Raises:
-            RootError: There is no place for our state on this node.
+            StateRootError: This node has no usable place for our state.
         """
         if self._root is None:
             self._root = rundir.state_root()
@@ -146,7 +146,7 @@ class Session:
 
     @property
     def workdir_locks(self) -> WorkdirLocks:
-        """The workdirs held for runs that are being started here."""
+        """The locks on workdirs of runs that are starting in this session."""
         if self._workdir_locks is None:
             from clusterctl.agent.serve.workdirs import WorkdirLocks
 
@@ -154,14 +154,14 @@ class Session:
         return self._workdir_locks
 
     def get_run(self, arguments: command_types.RunArguments) -> RunDir:
-        """Return the run that a request names."""
+        """Return the run that a request names, whether it exists or not."""
         return RunDir(self.root, str(arguments["run"]), str(arguments["node"]))
 
     def find_run(self, arguments: command_types.RunArguments) -> RunDir:
         """Return the run that a request names.
 
         Raises:
-            RequestError: This node knows no such run.
+            RequestError: This node has no such run.
         """
         run = self.get_run(arguments)
         if not os.path.isdir(run.path):
@@ -171,7 +171,7 @@ class Session:
         return run
 
     def check_epoch(self, run: RunDir, epoch: int | None) -> None:
-        """Let a command for a run pass; `None` may only read and is let pass always.
+        """Refuse a command from a controller that lost the run; a request without an epoch may only read, and passes.
 
         Raises:
             RequestError: A newer controller has taken over.
@@ -189,7 +189,7 @@ class Session:
         self._epochs[key] = int(epoch)
 
     def _release_run(self, key: tuple[str, str]) -> None:
-        """Have nothing more to do with a run that another controller has taken over."""
+        """Forget a run that another controller has taken over."""
         self._epochs.pop(key, None)
         self._follow_sender.unfollow(key)
         link = self._links.pop(key, None)
@@ -197,7 +197,7 @@ class Session:
             link.close()
 
     def _renew_leases(self) -> None:
-        """Let the fences of the runs that this controller holds know that it was heard."""
+        """Renew the leases of this controller's runs, because a frame has arrived."""
         if self._last_frame_at - self._last_lease_at < _LEASE_INTERVAL_S:
             return
         self._last_lease_at = self._last_frame_at
@@ -211,7 +211,7 @@ class Session:
 
     @property
     def journal_states(self) -> States:
-        """What the journals on this node say."""
+        """The states that the journals on this node describe."""
         if self._journal_states is None:
             from clusterctl.agent.record.states import States
 
@@ -219,7 +219,7 @@ class Session:
         return self._journal_states
 
     def get_link(self, run: RunDir) -> SupervisorLink:
-        """Return the link to a run's supervisor."""
+        """Return the link to the supervisor of a run."""
         key = (run.run, run.node)
         if key not in self._links:
             from clusterctl.agent.serve.supervisor_link import SupervisorLink
@@ -228,7 +228,7 @@ class Session:
         return self._links[key]
 
     def _needs_supervisor(self, key: tuple[str, str]) -> bool:
-        """Whether a run that this controller follows still has something to be watched."""
+        """Return whether this controller follows a run that still needs a supervisor."""
         if key not in self._follow_sender or key not in self._epochs:
             return False
         return self.journal_states.of(RunDir(self.root, *key)).state not in ("new", "swept", "finished")
@@ -244,8 +244,8 @@ class Session:
             elif command is Command.START:
                 run = self.find_run(arguments)
             else:
-                # A node that never heard of the run keeps the epoch all the same: what a controller that is gone asked
-                # for may still be on its way, and is refused then.
+                # A node that does not know the run records the epoch all the same. It can then refuse a late request of
+                # an earlier controller.
                 run = self.get_run(arguments)
                 run.make()
             self.check_epoch(run, epoch)
@@ -256,7 +256,7 @@ class Session:
 
             def pass_on(message: Message) -> None:
                 if command is Command.PREPARE and "result" in message:
-                    # From here on its own directory tells that it uses the workdir.
+                    # From here on the run directory shows that the run uses the workdir.
                     self._release_workdirs(run)
                 self.channel.send({**message, "id": request_id})
 
@@ -287,7 +287,7 @@ class Session:
     # --- following
 
     def _follow(self, _identity: int, arguments: Any, epoch: int | None) -> Result:
-        # With what dataclasses import, it would be half of an agent's start.
+        # These modules import dataclasses, which would take half of the agent's start.
         from clusterctl.agent.protocol import dataclass_json, requests
 
         follow = dataclass_json.parse_dataclass(requests.Follow, arguments)
@@ -321,7 +321,7 @@ class Session:
         return None
 
     def end(self) -> None:
-        """End with everything that was started for this controller; runs are not."""
+        """End the session and all processes that were started for this controller; runs go on."""
         self.children.kill_all()
         for action in self._end_actions:
             action()

@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 class DuplexStream:
-    """One descriptor, of a terminal or of a connection. Neither side holds more than a window of the other's bytes.
+    """A terminal or connection whose bytes go both ways. Each side holds at most one window of the other's bytes.
 
     Args:
-        number: Of the stream.
-        fd: Is closed by `close`.
-        shut: Tells whoever reads from the descriptor that no more comes.
-        changed: Called when one way has come to its end: `done` or `over` is true then.
+        number: The number of the stream.
+        fd: The descriptor; `close` closes it.
+        on_input_end: Called after the last byte from the controller was written.
+        on_change: Called when one direction has ended: `done` or `is_finished` may be true then.
 
     Attributes:
-        done: The descriptor has given its last byte, and that was sent.
+        done: The last byte of the descriptor was sent to the controller.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class DuplexStream:
 
     @property
     def is_window_full(self) -> bool:
-        """The controller takes nothing more for now."""
+        """Whether the controller accepts no more bytes for now."""
         return self._window <= 0
 
     @property
     def is_finished(self) -> bool:
-        """Both ways have come to their end."""
+        """Whether both directions have ended."""
         return self.done and (self._broken or (self._input_ended and not self._waiting))
 
     # --- to the controller
@@ -81,7 +81,7 @@ class DuplexStream:
         except BlockingIOError:
             return
         except OSError:
-            data = b""  # A terminal that nobody has open any more says EIO.
+            data = b""  # A terminal that no process has open any more returns EIO.
         self._channel.send_data(self._number, self._offset, data)
         self._offset += len(data)
         self._window -= len(data)
@@ -91,7 +91,7 @@ class DuplexStream:
             self._on_change()
 
     def add_window(self, count: int) -> None:
-        """Let the controller have so many bytes more."""
+        """Allow `count` more bytes to the controller."""
         self._window += count
         if self._window > 0 and not self.done and self._fd >= 0:
             self._loop.on_readable(self._fd, self._read)
@@ -99,10 +99,10 @@ class DuplexStream:
     # --- from the controller
 
     def receive(self, data: StreamData) -> None:
-        """Give bytes to the descriptor; none at all are the end of them.
+        """Write bytes to the descriptor; an empty frame is the end of the input.
 
         Raises:
-            FrameError: They are more than the window lets through.
+            FrameError: The controller has sent more than the window allows.
         """
         if self._fd < 0 or self._input_ended:
             return
@@ -122,7 +122,7 @@ class DuplexStream:
         except BlockingIOError:
             pass
         except OSError:
-            # Nobody reads there any more; what still comes is swallowed, so that the controller does not wait.
+            # No process reads any more. Discard what still arrives, so that the controller does not wait.
             self._broken = True
         if self._broken:
             self._unacknowledged += len(self._waiting)
@@ -136,7 +136,7 @@ class DuplexStream:
             self._on_change()
 
     def close(self) -> None:
-        """Close the descriptor; may be repeated."""
+        """Close the descriptor; a second call does nothing."""
         if self._fd >= 0:
             self._loop.forget(self._fd)
             os.close(self._fd)
@@ -144,14 +144,14 @@ class DuplexStream:
 
 
 _OUTPUT_GRACE_S = 0.5
-"""After the end of a program, how long something that it left behind may still write at its terminal."""
+"""Seconds for which processes that a program left behind may still write to its terminal after it ended."""
 _CONNECT_TIMEOUT_S = 10.0
 _RUN_VARIABLES = (b"CLUSTERCTL_NODE", b"CLUSTERCTL_STATUS_DIR", b"TORCHELASTIC_ERROR_FILE", b"PYTHONPATH")
-"""What makes a process one of a run: whoever looks on beside a rank must not be counted, nor ended, as one."""
+"""Variables that mark a process as one of a run. A program beside a rank must not carry them."""
 
 
 def make_stream_handlers(session: Session) -> dict[Command, Handler]:
-    """Return the handlers of these commands."""
+    """Return the handlers of the stream commands."""
     streams = _StreamCommands(session)
     session.add_end_action(streams.close)
     return {
@@ -171,7 +171,7 @@ class _StreamCommands:
     # --- terminals
 
     def terminal(self, request_id: int, arguments: command_types.TerminalArguments, _epoch: int | None) -> None:
-        """Run a program at a terminal; answer how it ended, after its last byte."""
+        """Run a program on a terminal; answer with its exit status after its last byte."""
         beside = arguments.get("beside")
         program = (
             self._build_program_beside(beside, arguments)
@@ -204,7 +204,7 @@ class _StreamCommands:
         self._session.loop.after(_OUTPUT_GRACE_S, lambda: self._stop_waiting(number, answer))
 
     def _stop_waiting(self, number: int, answer: Callable[[], None]) -> None:
-        """Wait no longer for something that was left behind with the terminal open; but for the controller we do."""
+        """Stop waiting for processes that keep the terminal open after its program, unless the controller is slow."""
         stream = self._open.get(number)
         if stream is None:
             return
@@ -226,7 +226,7 @@ class _StreamCommands:
     def _build_program_beside(
         self, rank_arguments: command_types.RankArguments, arguments: command_types.TerminalArguments
     ) -> spawn.Program:
-        """Return a program that finds what a rank found: its folder and its environment."""
+        """Return a program with the folder and the environment of a rank, without the marks of the run."""
         run, rank = self._session.find_run(rank_arguments), int(rank_arguments["rank"])
         started = self._session.journal_states.of(run).started.get(rank)
         process = None if started is None else proc.read_identity(started.pid)
@@ -245,7 +245,7 @@ class _StreamCommands:
         return spawn.Program(argv=argv, env=env, cwd=os.fsencode(cwd), tag=child_processes.generate_tag())
 
     def resize(self, _identity: int, arguments: command_types.ResizeArguments, _epoch: int | None) -> None:
-        """Let a terminal have another size; its program hears SIGWINCH from the kernel."""
+        """Change the size of a terminal; the kernel sends SIGWINCH to its program."""
         controller_fd = self._terminals.get(int(arguments["stream"]))
         if controller_fd is not None:
             with contextlib.suppress(OSError):
@@ -254,10 +254,10 @@ class _StreamCommands:
     # --- connections
 
     def tunnel(self, request_id: int, arguments: command_types.TunnelArguments, _epoch: int | None) -> None:
-        """Connect to a port; answer once that is done.
+        """Connect to a port; answer once the connection stands or fails.
 
         Raises:
-            RequestError: The host is no address.
+            RequestError: The host is not an address.
         """
         host, port, number = str(arguments["host"]), int(arguments["port"]), int(arguments["stream"])
         if not addresses.is_ip_address(host):
@@ -314,13 +314,13 @@ class _StreamCommands:
         self._open.pop(number).close()
 
     def add_window(self, _identity: int, arguments: command_types.TakenArguments, _epoch: int | None) -> None:
-        """Let a stream go on."""
+        """Allow a stream to send more bytes."""
         stream = self._open.get(int(arguments["stream"]))
         if stream is not None:
             stream.add_window(int(arguments["bytes"]))
 
     def close(self) -> None:
-        """End all of them; who has such a terminal hears SIGHUP."""
+        """Close all streams; programs on their terminals get SIGHUP."""
         for number in list(self._open):
             self._close_stream(number)
 
@@ -330,7 +330,7 @@ def _terminal_argv(arguments: command_types.TerminalArguments) -> list[str]:
 
 
 def _make_login_shell_setup(prepare: child_processes.PrepareProgram | None) -> child_processes.PrepareProgram:
-    """Return what lets a program be the login shell of this user; a directory server that is asked may not answer."""
+    """Return a function that makes a program the user's login shell; it may wait for a directory service."""
 
     def prepare_login_shell(program: spawn.Program) -> spawn.Program:
         program = program if prepare is None else prepare(program)

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 def end_run_without_supervisor(run: RunDir, grace: float) -> None:
-    """Begin to end everything of a run on this node but who guards it; it goes on without whoever asked for it.
+    """Start to end all processes of a run on this node except supervisor and waiters; it goes on after this session.
 
     Raises:
-        OSError: No process is to be had.
+        OSError: The machine cannot start another process.
     """
 
     def leave(_out: HelperOutput) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def end_run_without_supervisor(run: RunDir, grace: float) -> None:
 
     _, on_answer = helper_process.start_helper(leave)
     try:
-        # Until it has left, it would end with this process, whose controller may go at once when it hears of it.
+        # Until it has its own session it would end with this process, and the controller may disconnect at once.
         os.read(on_answer, 1)
     finally:
         os.close(on_answer)
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 _QUICK_COMMANDS = (commands.Command.STOP, commands.Command.FINISH)
 _ANSWER_TIMEOUT_S = 10.0
-"""How long a supervisor may take for what takes no time."""
+"""Seconds within which a supervisor must answer a request that takes no time."""
 _KILL_TIMEOUT_S = 3.0
 _MAX_TRIES = 4
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.05, 5.0
@@ -81,22 +81,22 @@ class _Pending:
     is_answered: bool = False
 
     def answer_once(self, message: Message) -> None:
-        """Answer, once."""
+        """Answer the request, unless it was answered already."""
         if not self.is_answered:
             self.is_answered = True
             self.on_answer(message)
 
 
 class SupervisorLink:
-    """One run's supervisor. Requests wait until it is there, and are repeated if it dies: all of them may be."""
+    """The link to the supervisor of a run. Requests wait for a supervisor, and are repeated if it dies."""
 
     def __init__(self, loop: EventLoop, run: RunDir, is_needed: Callable[[], bool]) -> None:
-        """Prepare a link; nothing is started before it is asked for.
+        """Make a link; no supervisor is started before the first request.
 
         Args:
-            loop: Where it runs.
-            run: Whose supervisor.
-            is_needed: Whether a supervisor that ends has to be started again although nothing is asked of it now.
+            loop: The event loop of the session.
+            run: The run.
+            is_needed: Returns whether a supervisor that ends must be started again although no request waits.
         """
         self._loop, self._run, self._is_needed = loop, run, is_needed
         self._channel: FrameChannel | None = None
@@ -111,7 +111,7 @@ class SupervisorLink:
     def send_request(
         self, command: commands.Command, arguments: Mapping[str, object], epoch: int | None, on_answer: Answer
     ) -> None:
-        """Send a command; `answer` gets the supervisor's message, whose id means nothing to others."""
+        """Send a command; `on_answer` gets the answer of the supervisor, whose id has no meaning for the controller."""
         pending = _Pending(command, arguments, epoch, on_answer)
         self._queue.append(pending)
         if command in _QUICK_COMMANDS:
@@ -120,23 +120,23 @@ class SupervisorLink:
         self._flush()
 
     def send_notice(self, command: commands.Command, arguments: Mapping[str, object], epoch: int | None) -> None:
-        """Send something that needs no answer, if a supervisor is there."""
+        """Send a command without an answer, if a supervisor is connected."""
         if self._channel is not None:
             self._channel.send(commands.make_request(0, command, arguments, epoch))
 
     def ensure_supervisor(self) -> None:
-        """Have a supervisor, now or soon."""
+        """Connect to the supervisor, or start one."""
         if self._channel is None and not self._starting and not self._closed and not self._connect():
             self._start()
 
     def close(self) -> None:
-        """Leave the supervisor alone from now on."""
+        """Disconnect; the supervisor goes on."""
         self._closed = True
         if self._channel is not None:
             self._channel.close("")
 
     def _connect(self) -> bool:
-        """Return whether a supervisor is there; one that is busy is tried again later."""
+        """Return whether a supervisor exists; a busy one is tried again later."""
         try:
             sock = supervisor_lookup.connect_to_supervisor(self._run)
         except BlockingIOError:
@@ -171,7 +171,7 @@ class SupervisorLink:
                 pending.answer_once(frame)
 
     def _handle_loss(self, _why: str) -> None:
-        """The supervisor has ended: what was asked is asked again of the next one."""
+        """Repeat the open requests to the next supervisor, because this one has ended."""
         self._channel = None
         resent = [self._sent[number] for number in sorted(self._sent)]
         self._sent.clear()
@@ -200,7 +200,7 @@ class SupervisorLink:
     # --- one that does not answer
 
     def _kill_overdue(self, pending: _Pending) -> None:
-        """End a supervisor that does not do what takes no time: the next one goes on from where it was."""
+        """Kill a supervisor that does not answer in time: the next one continues its work."""
         if pending.is_answered or self._closed:
             return
         supervisor = supervisor_lookup.find_supervisor(self._run)
@@ -254,7 +254,7 @@ class SupervisorLink:
             if self._queue or self._is_needed():
                 self._retry_later()
         elif not self._connect():
-            # Another one was there and is just leaving.
+            # Another supervisor was there and exits at this moment.
             self._retry_later()
 
     def _read_last_log_line(self) -> str:

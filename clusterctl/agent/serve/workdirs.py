@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class WorkdirLock:
-    """One workdir, held for one run.
+    """The lock on one workdir, for one run.
 
     Attributes:
-        run: The run, or `None` for a sync without one.
-        fd: Holds the lock.
+        run: The run, or `None` for a sync without a run.
+        fd: The open lock file.
     """
 
     def __init__(self, workdir: workspace.Workspace, run: str | None) -> None:
@@ -38,29 +38,30 @@ class WorkdirLock:
         self.fd = os.open(workdir.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def wait_for_lock(self) -> str | None:
-        """Wait until nobody changes the workdir; return another run that relies on it as it is.
+        """Wait until no sync changes the workdir; return another run that relies on its code, or `None`.
 
-        `None` means that there is none: then it is held alone. To be called where waiting holds up nobody.
+        If there is no other run, the lock is exclusive afterwards. This call may block for long.
         """
         for _ in range(2):
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return None
-            # Given once who changes it is through; that one may be gone altogether, and the workdir ours alone then.
+            # The shared lock is granted when the writer has finished. It may have released the workdir, so try the
+            # exclusive lock again.
             fcntl.flock(self.fd, fcntl.LOCK_SH)
         other = os.pread(self.fd, 4096, 0).decode("utf-8", "surrogateescape")
-        # A node of this very run on the same machine brings the same code.
+        # Another node of the same run on this machine syncs the same code.
         return None if other == self.run else other or "that is being started"
 
     def try_exclusive(self) -> bool:
-        """Return whether nobody else holds the workdir: then it is held alone now."""
+        """Take the exclusive lock if nobody else holds the workdir; return whether that worked."""
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         return False
 
     def downgrade(self) -> None:
-        """Rely on the workdir as it is now, together with others; a sync without a run relies on nothing any more."""
+        """Share the lock from now on: the run relies on the present code. A sync without a run releases it."""
         if self.run is None:
             fcntl.flock(self.fd, fcntl.LOCK_UN)
             return
@@ -70,18 +71,18 @@ class WorkdirLock:
         fcntl.flock(self.fd, fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Hold it no longer."""
+        """Release the lock."""
         os.close(self.fd)
 
 
 class WorkdirLocks:
-    """The workdirs that one session holds, by their lock files."""
+    """The workdir locks of one session, by lock file."""
 
     def __init__(self) -> None:
         self._locks: dict[str, WorkdirLock] = {}
 
     def get(self, workdir: workspace.Workspace, run: str | None) -> WorkdirLock:
-        """Return the hold on a workdir for a run; its lock is still to be waited for."""
+        """Return the lock of a workdir for a run; the caller must still wait for it."""
         lock = self._locks.get(workdir.lock_file)
         if lock is None or lock.run != run:
             self.release(workdir)
@@ -89,29 +90,31 @@ class WorkdirLocks:
         return lock
 
     def downgrade(self, workdir: workspace.Workspace) -> None:
-        """Rely on a workdir as it is now: what was to be brought is there."""
+        """Share the lock of a workdir: its code has arrived."""
         lock = self._locks.get(workdir.lock_file)
         if lock is not None:
             lock.downgrade()
 
     def release(self, workdir: workspace.Workspace) -> None:
-        """Hold a workdir no longer."""
+        """Release the lock of a workdir."""
         lock = self._locks.pop(workdir.lock_file, None)
         if lock is not None:
             lock.close()
 
     def release_run(self, run: str) -> None:
-        """Hold nothing for a run any longer."""
+        """Release all locks of a run."""
         for file in [file for file, lock in self._locks.items() if lock.run == run]:
             self._locks.pop(file).close()
 
 
 def find_removable_code(run: RunDir) -> Workspace | None:
-    """Return the workdir of a run whose code nobody needs once that run is gone from this node.
+    """Return the workdir of a run if its code may be removed together with the run, else `None`.
 
-    A run whose start failed before it was prepared here has the one that was synced for it. `None` where a person
-    chose the folder, where another run of this node has the same or does not say which, where other machines may share
-    it (nobody here knows their runs), and where it was synced again since: for something that is no run.
+    If the start failed before the run was prepared here, that is the workdir that was synced for it. The code stays if
+    a
+    person chose the folder, if another run on this node uses it or does not name its workdir, if it is on a network
+    file
+    system (runs of other machines may use it), or if it was synced again for something other than a run.
     """
     workdir = _read_workdir(run)
     if not workdir or not workdir.startswith(os.path.expanduser(DEFAULT_WORKDIRS) + "/"):
@@ -128,9 +131,9 @@ def find_removable_code(run: RunDir) -> Workspace | None:
 
 
 def remove_code(workdir: Workspace) -> int:
-    """Remove the code that syncs brought, unless somebody has changed it or is about to use it; return the bytes.
+    """Remove the code that syncs wrote, unless it has changed or a sync is about to use it; return the bytes freed.
 
-    What a job or a person has written there stays.
+    Files that a job or a person wrote stay.
     """
     lock = WorkdirLock(workdir, None)
     try:
@@ -140,7 +143,7 @@ def remove_code(workdir: Workspace) -> int:
 
 
 def _read_workdir(run: RunDir) -> str | None:
-    """Return where a run has its code: nowhere (empty) where it never came to that, `None` where nobody can tell."""
+    """Return the workdir of a run; "" if the run was never synced here, `None` if its record cannot be read."""
     if not os.path.exists(run.prepare):
         workdir = brought_for(run.run, run.root)
         return "" if workdir is None else workdir.folder
@@ -154,9 +157,9 @@ _MAX_HASHED_BYTES = 1 << 20
 
 
 def hash_source_files(folder: str) -> dict[str, str]:
-    """Return the SHA-256 of each source file by its path below `folder`; bounded, and blind to what is hidden.
+    """Return the SHA-256 of each source file by its path below `folder`.
 
-    Folders of virtual environments, caches and hidden ones are left out, as is all beyond the first 2000 files.
+    Hidden folders, virtual environments and caches are left out, and so are all files after the first 2000.
     """
     by_path: dict[str, str] = {}
     for parent, folders, files in os.walk(folder):
