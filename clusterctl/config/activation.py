@@ -28,9 +28,11 @@ class Activation(NamedTuple):
 _CONDA = ("conda", "mamba", "micromamba")
 _KEYWORDS = ("then", "do", "else", "{", "!", "export", "eval", "declare", "-x")
 _PYTHON_MODULE = re.compile(
-    r"(?i)(?:.*[-_/])?(?:c?python|(?:ana|mini)?conda|miniforge|mambaforge|mamba)[\d.]*(?:[-_/].*)?"
+    r"(?i)(?:.*[-_/])?(?:c?python|(?:ana|mini)?conda|miniforge|mambaforge|mamba|(?:py)?torch|tensorflow)[\d.]*(?:[-_/].*)?"
 )
-_OF_OTHER_TOOLS = re.compile(r"(?i)cuda|rocm|nccl|rccl|mpi|hpcx|ucx|nsight|nvidia|libfabric|efa|slurm|gcc|llvm|sbin")
+_OF_OTHER_TOOLS = re.compile(
+    r"(?i)[/_.-](?:cuda|rocm|nccl|rccl|(?:open)?mpi|mpich|hpcx|ucx|nsight|nvidia|libfabric|efa|slurm|gcc|llvm|sbin)"
+)
 """In a folder of PATH: there is no Python in it."""
 
 

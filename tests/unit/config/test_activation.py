@@ -46,7 +46,11 @@ job:
         pytest.param(
             ".venv/bin/python", "module load cuda/12.4 python/3.11", "module load cuda/12.4 python/3.11", id="module"
         ),
+        pytest.param("/e/A/bin/python", "module add pytorch/2.6", "module add pytorch/2.6", id="module of torch"),
         pytest.param(".venv/bin/python", "ml Miniconda3/23.5", "ml Miniconda3/23.5", id="ml"),
+        pytest.param(
+            "/e/A/bin/python", "PATH=/opt/default/bin:$PATH", "PATH=/opt/default/bin:$PATH", id="path without export"
+        ),
         pytest.param("/e/A/bin/python", "export PATH=/e/B/bin:$PATH", "PATH=/e/B/bin:$PATH", id="path"),
     ],
 )
@@ -70,6 +74,7 @@ def test_a_prologue_that_activates_another_environment_than_python_is_warned_of(
         pytest.param("/e/A/bin/python", "module load cuda/12.4 nccl openmpi", id="modules"),
         pytest.param("/e/A/bin/python", "export PATH=/usr/local/cuda/bin:$PATH LD_LIBRARY_PATH=/x", id="tools"),
         pytest.param("/e/A/bin/python", "export PATH=$PATH:/opt/x/bin", id="last on path"),
+        pytest.param("/e/A/bin/python", "export PATH=/opt/amazon/openmpi/bin:$PATH", id="openmpi"),
         pytest.param("/e/A/bin/python", "export PYTHONPATH=/e/B/bin; source setup.sh", id="no activation"),
         pytest.param("python3", "source /e/B/bin/activate", id="a name, which PATH decides"),
     ],
