@@ -1,4 +1,4 @@
-"""The agent's own command line, which people do not call."""
+"""The command line of the agent, which the head and the agent itself call."""
 
 from __future__ import annotations
 

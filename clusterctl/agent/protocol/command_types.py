@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GpuCount(TypedDict, total=False):
-    """Which GPUs a machine has, as the kernel shows them: `count` is `None` where nobody can tell."""
+    """The GPUs of a machine as the kernel shows them: `count` is `None` if they cannot be counted."""
 
     count: int | None
     indices: list[int]
@@ -35,21 +35,21 @@ class NetworkAddress(TypedDict, total=False):
 
 
 class Route(TypedDict):
-    """By which address and interface packets to a peer leave."""
+    """The source address and interface of packets to a peer."""
 
     source: str
     interface: str | None
 
 
 class LogindSettings(TypedDict, total=False):
-    """What logind does with the processes of a user who logs out."""
+    """Whether logind ends the processes of a user who logs out."""
 
     linger: bool
     kill_user_processes: bool
 
 
 class HelloAnswer(TypedDict, total=False):
-    """A node at the first contact: facts of machine and user. Memory in bytes, clocks in seconds."""
+    """The facts of a machine and its user at the first contact. Memory is in bytes, clocks are in seconds."""
 
     protocol: int
     version: str
@@ -84,20 +84,20 @@ class NoArguments(TypedDict):
 
 
 class RunArguments(TypedDict):
-    """A run, and which of its nodes this is."""
+    """A run, and the name that this node has in it."""
 
     run: str
     node: str
 
 
 class RoutesArguments(TypedDict):
-    """Addresses or names to which the way is wanted."""
+    """Ask for the routes to these addresses or names."""
 
     targets: list[str]
 
 
 class ProbeArguments(TypedDict):
-    """Run the facts as a worker would be run; `request` is what they read (`facts.Request`)."""
+    """Collect health facts in the environment of a worker; `request` says which (`FactsRequest`)."""
 
     python: str | None
     python_hint: NotRequired[str]
@@ -108,7 +108,7 @@ class ProbeArguments(TypedDict):
 
 
 class ListenArguments(TypedDict):
-    """Wait `seconds` for peers that know the nonce, for `enough` of them; `payload` bytes are sent back to each."""
+    """Wait `seconds` for `enough` peers that know the nonce; each gets `payload` bytes back."""
 
     port: int
     nonce: str
@@ -118,13 +118,13 @@ class ListenArguments(TypedDict):
 
 
 class UnlistenArguments(TypedDict):
-    """Free the port of the LISTEN with that nonce."""
+    """Free the port of the LISTEN with this nonce."""
 
     nonce: str
 
 
 class ConnectArguments(TypedDict):
-    """Reach a peer that listens; send `payload` bytes. `timeout` is in seconds."""
+    """Connect to a peer that listens and send `payload` bytes. `timeout` is in seconds."""
 
     address: str
     port: int
@@ -134,7 +134,7 @@ class ConnectArguments(TypedDict):
 
 
 class ManifestArguments(TypedDict):
-    """Compare a workdir with the listing of `size` bytes that comes in `stream`; with `look` nothing is changed."""
+    """Compare a workdir with the listing of `size` bytes that comes in `stream`; `look` changes nothing."""
 
     workdir: str
     run: str | None
@@ -144,10 +144,10 @@ class ManifestArguments(TypedDict):
 
 
 class CopyArguments(TypedDict):
-    """Files of the listing of `size` bytes in `stream` go to `target`, which is relative to `folder`.
+    """Copy the files of the listing of `size` bytes in `stream` to `target`, a path relative to `folder`.
 
-    They go into it where it is a folder, or is to be one (`inside`); else it is the new name of the first part of
-    their paths.
+    If `target` is a folder, or should become one (`inside`), the files go into it. Otherwise it is the new name for the
+    first part of their paths.
     """
 
     folder: str
@@ -158,16 +158,16 @@ class CopyArguments(TypedDict):
 
 
 class ReceiveArguments(TypedDict):
-    """Take in, from `stream`, the content of the files that the MANIFEST or COPY of that stream needed."""
+    """Receive from `stream` the files that the MANIFEST or COPY with the stream `manifest` needs."""
 
     manifest: int
     stream: int
 
 
 class FetchArguments(TypedDict):
-    """Send the files that match, in `stream`; `links`: also those that links lead to.
+    """Send the matching files in `stream`; `links`: also the targets of links.
 
-    `of` is a run: files that have not changed since it began here are left out.
+    `of` is a run: files that have not changed since its start on this node are left out.
     """
 
     workdir: str
@@ -178,9 +178,9 @@ class FetchArguments(TypedDict):
 
 
 class CheckpointsArguments(TypedDict):
-    """Name the complete checkpoints that match; `versions`: with time and size of every file.
+    """Find the complete checkpoints that match; `versions`: with time and size of every file.
 
-    With `files` only that checkpoint is looked at, complete or not, and its files are named; `hashes`: with SHA-256.
+    With `files` only the files of that checkpoint are listed, complete or not; `hashes`: with their SHA-256.
     """
 
     workdir: str
@@ -191,14 +191,14 @@ class CheckpointsArguments(TypedDict):
 
 
 class CodeArguments(TypedDict):
-    """Hash what syncs brought to a workdir; `unsynced`: each source file there."""
+    """Hash the code that syncs wrote to a workdir; `unsynced`: hash each source file in it."""
 
     workdir: str
     unsynced: NotRequired[bool]
 
 
 class ReadArguments(RunArguments):
-    """A piece of a file of the run: `length` bytes from `offset` on."""
+    """Read `length` bytes of a file of the run from `offset` on."""
 
     file: str
     offset: int
@@ -206,19 +206,19 @@ class ReadArguments(RunArguments):
 
 
 class ReplicatedArguments(RunArguments):
-    """So many bytes of each file are safe on the head."""
+    """Report how many bytes of each file the head has stored safely."""
 
     offsets: dict[str, int]
 
 
 class CreditArguments(TypedDict):
-    """So many more bytes of files may be sent."""
+    """Allow so many more bytes of output."""
 
     bytes: int
 
 
 class EvidenceArguments(RunArguments):
-    """Look at the ranks, or at those named, for at most `deadline` seconds; the node keeps it under `name`."""
+    """Collect evidence of some or all ranks within `deadline` seconds; the node stores it under `name`."""
 
     name: str
     ranks: list[int] | None
@@ -226,16 +226,16 @@ class EvidenceArguments(RunArguments):
 
 
 class FinishArguments(RunArguments):
-    """The run has ended."""
+    """Tell the node that the run has ended."""
 
     state: str
     exit_code: int
 
 
 class ProgramArguments(TypedDict):
-    """A program: `argv`, or `command` in a shell. Bytes of `stdin` that are no UTF-8 are escaped as surrogates.
+    """A program: `argv`, or `command` for a shell. Bytes of `stdin` that are not UTF-8 are escaped as surrogates.
 
-    With `python_hint` it finds the programs beside the job's Python first (`Prepare` has the two).
+    With `python_hint`, the folder of the job's Python comes first on PATH (see `Prepare`).
     """
 
     argv: NotRequired[list[str]]
@@ -249,16 +249,16 @@ class ProgramArguments(TypedDict):
 
 
 class ExecArguments(ProgramArguments):
-    """Run a program. What it writes comes in `stream`, and `stream` + 1; after `timeout` seconds it is ended."""
+    """Run a program. Its output comes in `stream`, its errors in `stream` + 1; after `timeout` seconds it is ended."""
 
     timeout: NotRequired[float | None]
     stream: int
 
 
 class TerminalArguments(ProgramArguments):
-    """Run a program at a terminal of so many rows and columns; without `argv` the user's own shell.
+    """Run a program on a terminal with so many rows and columns; without `argv` the user's shell.
 
-    With `beside` it gets folder and environment of that rank, less what makes a process one of the run.
+    With `beside`, it gets the folder and the environment of that rank, without the marks of the run.
     """
 
     beside: NotRequired[RankArguments | None]
@@ -269,13 +269,13 @@ class TerminalArguments(ProgramArguments):
 
 
 class RankArguments(RunArguments):
-    """A rank of the attempt that goes on."""
+    """A rank of the current attempt."""
 
     rank: int
 
 
 class ResizeArguments(TypedDict):
-    """The terminal of that stream has another size."""
+    """Change the size of the terminal of a stream."""
 
     stream: int
     rows: int
@@ -283,7 +283,7 @@ class ResizeArguments(TypedDict):
 
 
 class TunnelArguments(TypedDict):
-    """Connect to a port, as it is seen from the node."""
+    """Connect to a port, as seen from the node."""
 
     host: str
     port: int
@@ -291,20 +291,20 @@ class TunnelArguments(TypedDict):
 
 
 class TakenArguments(TypedDict):
-    """So many more bytes may be sent in a stream that goes both ways."""
+    """Allow so many more bytes in a two-way stream."""
 
     stream: int
     bytes: int
 
 
 class CancelArguments(TypedDict):
-    """End the program that the EXEC of that id started."""
+    """End the program that the EXEC with this id started."""
 
     id: int
 
 
 class WorkerState(TypedDict, total=False):
-    """A worker of the newest attempt, and whether its process lives."""
+    """A worker of the newest attempt, and whether it lives."""
 
     rank: int
     local_rank: int
@@ -314,7 +314,7 @@ class WorkerState(TypedDict, total=False):
 
 
 class StatusAnswer(TypedDict, total=False):
-    """What a node knows of a run. `state` is that of its journal, `remaining` what could not be ended."""
+    """The state of a run on a node: `state` from its journal, `remaining` the processes that could not be ended."""
 
     supervisor: bool
     epoch: int | None
@@ -326,7 +326,7 @@ class StatusAnswer(TypedDict, total=False):
 
 
 class RunSummary(TypedDict, total=False):
-    """A run that a node has traces of. Times are the node's wall clock (seconds), `grace` is seconds."""
+    """A run with files or processes on a node. Times are the node's wall clock (seconds), `grace` is in seconds."""
 
     run: str
     node: str
@@ -345,25 +345,25 @@ class RunSummary(TypedDict, total=False):
 
 
 class RunsAnswer(TypedDict):
-    """Every run of a node."""
+    """All runs of a node."""
 
     runs: list[RunSummary]
 
 
 class RoutesAnswer(TypedDict):
-    """The way to each address that was asked for; `None` where there is none."""
+    """The route to each requested address; `None` if there is none."""
 
     routes: dict[str, Route | None]
 
 
 class ListenAnswer(TypedDict):
-    """The port on which a node now waits for its peers."""
+    """The port on which the node now listens."""
 
     port: int
 
 
 class ConnectAnswer(TypedDict, total=False):
-    """Whether a peer was reached, and what went through: bytes, and for how many seconds nothing moved (`still`)."""
+    """Whether a peer was reached, the bytes that went through, and the seconds without progress (`still`)."""
 
     ok: bool | None
     ms: float | None
@@ -376,10 +376,11 @@ class ConnectAnswer(TypedDict, total=False):
 
 
 class ManifestAnswer(TypedDict):
-    """Numbers, in the manifest, of the files whose content a node lacks.
+    """The numbers of the files in the manifest that the node needs.
 
-    Where it only looked, also how many files a sync would remove (`going`), the first of them (`gone`), and the live
-    run under which all that would change.
+    With `look` also how many files a sync would remove (`going`), the first of them (`gone`), and the live run that
+    uses
+    the workdir (`user`).
     """
 
     need: list[int]
@@ -389,14 +390,14 @@ class ManifestAnswer(TypedDict):
 
 
 class CopyAnswer(ManifestAnswer):
-    """The same of a listing that is copied into `folder`, with `name` as the first part of paths, where it is given."""
+    """The same for a listing that is copied into `folder`; if `name` is given, it replaces the first part of paths."""
 
     folder: str
     name: str | None
 
 
 class ReceiveAnswer(TypedDict, total=False):
-    """What a node has written of the code, and the hash of all that is there now."""
+    """The bytes that the node has written, and the hash of all the code that is there now."""
 
     written: int
     hash: str | None
@@ -409,7 +410,7 @@ class FetchAnswer(TypedDict):
 
 
 class Checkpoint(TypedDict):
-    """A complete checkpoint: `mtime` and `size` (bytes) are of its newest file."""
+    """A complete checkpoint: `mtime` and `size` (bytes) are those of its newest file."""
 
     path: str
     mtime: float
@@ -417,7 +418,7 @@ class Checkpoint(TypedDict):
 
 
 class CheckpointFile(TypedDict):
-    """A file of a checkpoint, named from the folder that holds the checkpoint; `sha256` is empty if not asked for."""
+    """A file of a checkpoint, relative to the folder that holds the checkpoint; `sha256` is empty if not requested."""
 
     name: str
     mtime: float
@@ -426,10 +427,10 @@ class CheckpointFile(TypedDict):
 
 
 class CheckpointsAnswer(TypedDict, total=False):
-    """Checkpoints that are complete, the newest first; where that was asked for time and size of every file.
+    """The complete checkpoints, the newest first; `versions` are time and size of every file.
 
-    With these also whether other machines may see the files, by the kind of the file system (`network`). `files` are
-    those of the one checkpoint that was asked for.
+    `network` says whether other machines may see the files, judged by the file system. `files` are those of the one
+    checkpoint that was requested.
     """
 
     found: list[Checkpoint]
@@ -439,14 +440,14 @@ class CheckpointsAnswer(TypedDict, total=False):
 
 
 class CodeAnswer(TypedDict, total=False):
-    """The hash of what syncs brought, or the hash of each source file that nobody synced."""
+    """The hash of the synced code, or the hash of each source file."""
 
     hash: str | None
     files: dict[str, str]
 
 
 class PrepareAnswer(TypedDict, total=False):
-    """What an attempt has been given on a node."""
+    """The resources of a prepared attempt."""
 
     ports: list[int]
     run_dir: str
@@ -454,7 +455,7 @@ class PrepareAnswer(TypedDict, total=False):
 
 
 class ReadAnswer(TypedDict, total=False):
-    """A piece of a file (`data` in base64), and how much of it there is."""
+    """A piece of a file (`data` in base64), and the size of the file."""
 
     offset: int
     size: int
@@ -463,13 +464,13 @@ class ReadAnswer(TypedDict, total=False):
 
 
 class CleanAnswer(TypedDict):
-    """Bytes that were freed."""
+    """The bytes that were freed."""
 
     bytes: int
 
 
 class ExecAnswer(TypedDict, total=False):
-    """How a program ended, and whether its time was over."""
+    """The exit of a program, and whether its time was over."""
 
     exit_code: int | None
     signal: int | None

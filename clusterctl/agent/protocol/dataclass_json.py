@@ -1,4 +1,4 @@
-"""Values to JSON objects and back: strict with what has to be there, tolerant with what only a newer peer knows."""
+"""Dataclasses from the JSON objects of a peer: fields may be unknown, but none may be missing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ T = TypeVar("T")
 
 @cache
 def _names(cls: type) -> frozenset[str]:
-    # Asked for each line of a journal.
+    # Cached, because it is called for every line of a journal.
     return frozenset(f.name for f in fields(cls))
 
 
 def parse_dataclass(cls: type[T], value: dict[str, Any]) -> T:
-    """Return a dataclass of flat fields from a peer's object; fields we do not know are left out.
+    """Return a dataclass from the JSON object of a peer; unknown fields are ignored.
 
     Raises:
-        FrameError: A field that must be there is not.
+        FrameError: A required field is missing.
     """
     names = _names(cls)  # type: ignore[arg-type]
     try:

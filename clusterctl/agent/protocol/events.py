@@ -1,4 +1,4 @@
-"""The values that travel in frames and stand in journals: what a run asks of a node, and what a node tells of it."""
+"""The events of a node's journal, as dataclasses, and their JSON lines."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stamp:
-    """When and where an event was written.
+    """Number, time and boot of an event.
 
     Attributes:
-        seq: Rises by one in each journal, over restarts of the supervisor too.
+        seq: Rises by one in each journal, also over restarts of the supervisor.
         wall: Wall clock of the node, seconds.
         mono: Monotonic clock of the node, seconds; comparable only within one boot.
         boot: Boot id of the node.
@@ -43,7 +43,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Started:
-    """A worker's process is there. `start_time` is in clock ticks since boot (`/proc/PID/stat`, field 22)."""
+    """A worker was started. `start_time` is in clock ticks since boot (`/proc/PID/stat`, field 22)."""
 
     KIND: ClassVar[str] = "started"
     attempt: int
@@ -55,19 +55,19 @@ class Started:
 
 @dataclass(frozen=True)
 class Exited:
-    """A worker is gone.
+    """A worker has ended.
 
     Attributes:
-        exit_code: Its exit status, or `None` after a signal or where nobody was left to see it.
-        signal: Number of the signal that ended it, or `None`.
-        stopped: We asked for it; it did not fail by itself.
-        earliest: Monotonic clock of the node before which it was still seen alive.
-        latest: Monotonic clock when it was seen gone.
-        oom: How we know that the kernel killed it for memory: `cgroup`, `kernel log`, `probably`, or `None`.
-        error: What it wrote to `TORCHELASTIC_ERROR_FILE`, `{message, traceback}`, or `None`. With exit code 0: how its
-            Python failed below a shell that ended with 0 all the same.
-        tail: The end of its output (at most 8 KiB), given when it was not stopped, and did not end well or holds
-            a traceback.
+        exit_code: The exit status, or `None` after a signal or if nobody could read it.
+        signal: The number of the signal that ended it, or `None`.
+        stopped: We ended it; it did not fail by itself.
+        earliest: Monotonic clock of the node when it was last known to be alive.
+        latest: Monotonic clock of the node when it was found to have ended.
+        oom: The evidence that the kernel killed it for memory: `cgroup`, `kernel log`, `probably`, or `None`.
+        error: Its `TORCHELASTIC_ERROR_FILE`, `{message, traceback}`, or `None`. With exit code 0: the failure of a
+            Python
+            below a shell that ended with 0 all the same.
+        tail: The end of its output (at most 8 KiB), unless it was stopped or ended well without a traceback.
     """
 
     KIND: ClassVar[str] = "exited"
@@ -85,7 +85,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class Grouped:
-    """Workers of the node have formed, or joined, a process group: `ranks` of them in it, `size` of it."""
+    """Workers of the node have formed or joined a process group: `ranks` of them, in a group of `size`."""
 
     KIND: ClassVar[str] = "grouped"
     attempt: int
@@ -95,11 +95,11 @@ class Grouped:
 
 @dataclass(frozen=True)
 class Stopping:
-    """SIGTERM has gone out to everything of the attempt on this node.
+    """The node has sent SIGTERM to all processes of the attempt.
 
     Attributes:
         reason: A `StopReason`.
-        leaving: Ranks whose process was ending by itself already, though nobody had been told yet.
+        exiting_ranks: Ranks that were already ending by themselves, although no exit was known yet.
     """
 
     KIND: ClassVar[str] = "stopping"
@@ -111,13 +111,13 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Swept:
-    """Nothing of the attempt is left, or `remaining`: `[{pid, start_time, command, why}]`. `killed` counts strays.
+    """No process of the attempt is left except `remaining`. `killed` counts the processes that had to be killed.
 
-    Where something remained, a second one without it follows when that is gone.
+    If some remained, a second event without them follows when they are gone.
 
     Attributes:
-        leftovers: What was at work when all workers of the node had ended by themselves, with 0.
-        past_grace: What had not ended when the grace of a stop was over, and was killed.
+        leftovers: Processes that still worked when all workers of the node had ended by themselves with 0.
+        past_grace: Processes that had not ended when the grace of a stop was over, and were killed.
     """
 
     KIND: ClassVar[str] = "swept"
@@ -130,7 +130,7 @@ class Swept:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is over on this node; nothing follows."""
+    """The run is over on this node; no event follows."""
 
     KIND: ClassVar[str] = "finished"
     state: str
@@ -139,7 +139,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Adopted:
-    """A new supervisor goes on where the last one died. `attempt` is -1 before the first."""
+    """A new supervisor continues the run after the last one died. `attempt` is -1 before the first attempt."""
 
     KIND: ClassVar[str] = "adopted"
     attempt: int
@@ -148,12 +148,12 @@ class Adopted:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Output before `first_valid` (bytes) is gone from the node.
+    """The node has discarded output before `first_valid` (bytes).
 
-    Told now and then, and at the end of an attempt: what is gone at any moment stands in the tallies of the node.
+    Written now and then, and at the end of an attempt. The offset files of the node have the exact state at any moment.
 
     Attributes:
-        lost: Bytes, since the last event of that output, which no head had when they went.
+        lost: Bytes since the last such event that no head had received when they were discarded.
     """
 
     KIND: ClassVar[str] = "dropped"
@@ -165,16 +165,16 @@ class Dropped:
 
 
 GPU_MEMORY = "gpu_memory"
-"""Code of the alarm that memory of a GPU is not free after the attempt that used it."""
+"""Code of the alarm that GPU memory is still in use after the attempt that used it."""
 FORKED, NOT_FORKED = "forked", "not_forked"
-"""Codes of what is said where ranks should be forked: that they were, and what that saves, or why they were not."""
+"""Codes of the notes about forked ranks: the time that forking saved, or why ranks were not forked."""
 PORT_TAKEN = "port_taken"
-"""Code of the alarm that somebody else listens on a port of the workers'; it ends the attempt."""
+"""Code of the alarm that another user listens on a port of the workers; it ends the attempt."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something a person should know: a health change, a full disk, a sampler that died. Shown once in the log view."""
+    """A note for people: a health change, a full disk, a dead sampler. The log view shows it once."""
 
     KIND: ClassVar[str] = "alarm"
     attempt: int
@@ -192,16 +192,16 @@ _EVENTS: dict[str, type[Any]] = {
 
 
 def encode_event(stamp: Stamp, event: Event) -> str:
-    """Return the line of the journal, without its end."""
+    """Return the journal line of an event, without the newline."""
     record = {**asdict(stamp), "kind": event.KIND, **asdict(event)}
     return json.dumps(record, separators=(",", ":"), ensure_ascii=True)
 
 
 def decode_event(line: str | bytes) -> tuple[Stamp, Event] | None:
-    """Return what a line of a journal says, or `None` for a kind that only a newer agent knows.
+    """Return the event of a journal line, or `None` if only a newer agent knows its kind.
 
     Raises:
-        FrameError: The line is torn or not ours.
+        FrameError: The line is incomplete or not ours.
     """
     try:
         record = json.loads(line)
@@ -211,7 +211,7 @@ def decode_event(line: str | bytes) -> tuple[Stamp, Event] | None:
 
 
 def decode_record(record: Any) -> tuple[Stamp, Event] | None:
-    """Return what the object of a line of a journal says (see `decode_event`)."""
+    """Return the event of a parsed journal line (see `decode_event`)."""
     if not isinstance(record, dict) or "kind" not in record:
         raise FrameError(f"not an event: {str(record)[:80]!r}")
     cls = _EVENTS.get(record["kind"])

@@ -1,4 +1,4 @@
-"""Evidence of a stall as people read it: plain files, and the names of the folders that hold them."""
+"""The files that show the evidence of a stall to people, and the folders that hold them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STALL = re.compile(r"stall-([1-9]\d*)")
 
 
 def list_stall_folders(folder: str) -> list[str]:
-    """Return the names of the folders in `folder` with the evidence of stalls, in their order."""
+    """Return the names of the folders with evidence of stalls in `folder`, oldest first."""
     try:
         matches = [match for match in map(_STALL.fullmatch, os.listdir(folder)) if match]
     except OSError:
@@ -24,7 +24,7 @@ def list_stall_folders(folder: str) -> list[str]:
 
 
 def format_rank_files(evidence: RankEvidence) -> dict[str, str]:
-    """The files in which the evidence of one rank is kept: ending of the name to content."""
+    """Return the evidence files of one rank: content by file name suffix."""
     contents = {".json": json.dumps(evidence, indent=1) + "\n", ".txt": _format_text(evidence)}
     return {**contents, ".stacks": evidence["stacks"]} if evidence["stacks"] else contents
 
@@ -55,7 +55,7 @@ def _format_process(process: ProcessState) -> str:
 
 
 _FIRST_STALLS, _LAST_STALLS = 2, 8
-"""Of so many stalls evidence is kept: how it began, and how it is now."""
+"""The evidence of so many stalls is kept: the first ones, and the last ones."""
 
 
 def remove_middle_stalls(folder: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 
 class FactsRequest(TypedDict, total=False):
-    """What is looked at (`groups`; default all), and what the looks need to know. Deadlines are in seconds."""
+    """The facts to collect (`groups`; default all), and what the collectors must know. Deadlines are in seconds."""
 
     groups: list[str] | None
     deadline: float
@@ -28,9 +28,9 @@ class FactsRequest(TypedDict, total=False):
 
 
 class FactGroup(TypedDict, total=False):
-    """What one look has found (`data`, see `found`), how it went (`status`), why not (`reason`), how long it took.
+    """One group of facts: `data`, the `status` of its collection, the `reason` of a failure, and the duration `ms`.
 
-    Of a look that took too long also its child: pid, state, where in the kernel, and whether SIGKILL did not end it.
+    If the collector hung, also its process: pid, state, kernel function, and whether even SIGKILL did not end it.
     """
 
     status: str
@@ -53,7 +53,7 @@ class StuckProcess(TypedDict, total=False):
 
 
 class Facts(TypedDict, total=False):
-    """What a probe found, by group, and what was stuck; `time` is wall clock (seconds), `ms` how long it took."""
+    """All groups of facts, and the processes that hang; `time` is the wall clock (seconds), `ms` the duration."""
 
     schema: int
     ms: float
@@ -64,7 +64,7 @@ class Facts(TypedDict, total=False):
 
 
 class PcieLinkWidth(TypedDict):
-    """PCIe lanes of a card: in use, at most, and of its slot."""
+    """PCIe lanes of a card: in use, possible for the card, and possible for the slot."""
 
     width: int | None
     max_width: int | None
@@ -72,7 +72,7 @@ class PcieLinkWidth(TypedDict):
 
 
 class PcieCard(PcieLinkWidth):
-    """What has taken a card, and the number of its device node."""
+    """The driver of a card, and the number of its device node."""
 
     driver: str | None
     minor: int | None
@@ -110,7 +110,7 @@ class DriverFacts(TypedDict):
 
 
 class HiddenGpuFacts(TypedDict):
-    """The group `unshown`: GPUs of `driver.pci`, each with how opening its `node` ends."""
+    """The group `unshown`: GPUs of `driver.pci` that NVML does not show, each with the result of opening its `node`."""
 
     gpus: list[dict[str, Any]]
 
@@ -126,7 +126,7 @@ class SmiGpu(TypedDict):
 
 
 class SmiFacts(TypedDict):
-    """The group `smi`; `rc`: how the program ended."""
+    """The group `smi`; `rc` is the exit status of the program."""
 
     rc: int
     devices: list[SmiGpu]
@@ -134,7 +134,7 @@ class SmiFacts(TypedDict):
 
 
 class LibraryGpu(TypedDict, total=False):
-    """What a library tells of a GPU: values by name, why others are missing in words and in its own numbers."""
+    """A GPU by its vendor's library: values by name, and why others are missing, in words and as error codes."""
 
     vendor: str
     index: int
@@ -145,7 +145,7 @@ class LibraryGpu(TypedDict, total=False):
 
 
 class NvmlSystem(TypedDict, total=False):
-    """Versions, count and what opening took; `*_error` are codes of NVML."""
+    """Versions, number of GPUs and the time of opening NVML; `*_error` are NVML's error codes."""
 
     init_error: int | None
     init_ms: float
@@ -166,14 +166,14 @@ class NvmlFacts(NvmlSystem, total=False):
 
 
 class NodeAccess(TypedDict):
-    """A device node, and how opening it ends."""
+    """A device node, and the result of opening it."""
 
     path: str
     access: str
 
 
 class AmdgpuFacts(TypedDict):
-    """The group `amdgpu`; `hidden` are kept from us by the device cgroup."""
+    """The group `amdgpu`; the device cgroup hides `hidden` GPUs from us."""
 
     driver: str | None
     count: int
@@ -184,7 +184,7 @@ class AmdgpuFacts(TypedDict):
 
 
 class GpuProcess(TypedDict, total=False):
-    """A process that holds a GPU; `agent`: one that holds all of them and computes nothing."""
+    """A process that uses a GPU; `agent`: a monitoring process that has all GPUs open and computes nothing."""
 
     pid: int
     used: int | None
@@ -197,7 +197,7 @@ class GpuProcess(TypedDict, total=False):
 
 
 class KernelLogFacts(TypedDict, total=False):
-    """The group `kernel_log`; `since_s`: age of its oldest line."""
+    """The group `kernel_log`; `since_s` is the age of its oldest line."""
 
     source: str
     uptime: float
@@ -208,7 +208,7 @@ class KernelLogFacts(TypedDict, total=False):
 
 
 class MemoryFacts(TypedDict):
-    """Main memory; bytes, and bytes a second of `swap_rate`."""
+    """Main memory in bytes; `swap_rate` is in bytes per second."""
 
     mem_total: int | None
     mem_available: int | None
@@ -217,7 +217,7 @@ class MemoryFacts(TypedDict):
 
 
 class ProcessorFacts(TypedDict):
-    """How the processors are run; of `governors` and `preferences` how many of them are set so."""
+    """Settings of the processors; `governors` and `preferences` count the processors by setting."""
 
     load1: float | None
     governors: dict[str, int]
@@ -235,7 +235,7 @@ class SharedMemorySpace(TypedDict):
 
 
 class WorkerLimits(TypedDict):
-    """What a worker may take; `None` is without limit."""
+    """The limits of a worker; `None` is unlimited."""
 
     memlock: int | None
     nproc: int | None
@@ -251,7 +251,7 @@ class WorkerLimits(TypedDict):
 
 
 class EnvironmentFacts(TypedDict):
-    """What the environment says to libraries: values that hide nothing, and a hash of each."""
+    """Variables that libraries read: harmless values in clear, and a hash of each."""
 
     env: dict[str, str | None]
     env_hashes: dict[str, str]
@@ -271,7 +271,7 @@ class HostFacts(MemoryFacts, ProcessorFacts, WorkerLimits, EnvironmentFacts):
 
 
 class MemoryErrorCount(TypedDict):
-    """Errors of memory that a controller has counted, for so many seconds."""
+    """Memory errors that a controller has counted, in so many seconds."""
 
     controller: str
     corrected: int | None
@@ -280,7 +280,7 @@ class MemoryErrorCount(TypedDict):
 
 
 class PcieErrorCounts(TypedDict):
-    """Errors that a card or a port has counted, by grade: each kind to how often."""
+    """Errors that a card or port has counted, by severity and kind."""
 
     correctable: dict[str, int]
     nonfatal: dict[str, int]
@@ -288,7 +288,7 @@ class PcieErrorCounts(TypedDict):
 
 
 class PcieDeviceErrors(PcieErrorCounts):
-    """A card, or a port above it; `of`: of which card it is the way."""
+    """A card, or a port above it; `of` is the card."""
 
     address: str
     of: str
@@ -309,7 +309,7 @@ class WriteResult(TypedDict):
 
 
 class DirectorySpace(TypedDict, total=False):
-    """A place where a run writes; bytes."""
+    """The space in a folder where a run writes; bytes."""
 
     path: str
     what: str
@@ -330,7 +330,7 @@ class DiskFacts(TypedDict):
 
 
 class MountCheck(TypedDict):
-    """A mount that was listed, and how that went."""
+    """The result of listing a mount."""
 
     path: str
     fs: str | None
@@ -343,7 +343,7 @@ class MountCheck(TypedDict):
 
 
 class MountFacts(TypedDict):
-    """The group `mounts`; `left_out` were not looked at."""
+    """The group `mounts`; `left_out` mounts were not checked."""
 
     paths: list[MountCheck]
     left_out: int
@@ -357,7 +357,7 @@ class CheckpointFacts(TypedDict):
 
 
 class RunProcess(TypedDict):
-    """A process that carries the marker of a run."""
+    """A process with the marker of a run."""
 
     run: str
     pid: int
@@ -365,7 +365,7 @@ class RunProcess(TypedDict):
 
 
 class SleepingProcess(TypedDict):
-    """A process that stays in state D; `gpu`: it holds one. `stuck_s`: it was not woken once for so long."""
+    """A process in state D; `gpu`: it uses a GPU. `stuck_s`: seconds in which it was not woken once."""
 
     pid: int
     comm: str
@@ -386,7 +386,7 @@ class ProcessFacts(TypedDict):
 
 
 class NcclVersion(TypedDict):
-    """The NCCL that torch would load."""
+    """The NCCL that torch loads."""
 
     nccl: str | None
     nccl_from: str | None
@@ -408,7 +408,7 @@ class VersionFacts(NcclVersion):
 
 
 class ResolvedName(TypedDict):
-    """What the name of a peer means here."""
+    """The addresses of a peer's name on this node."""
 
     name: str
     addresses: list[str]
@@ -436,7 +436,7 @@ class NetworkInterface(TypedDict):
 
 
 class PeerRoute(TypedDict):
-    """How a peer would be reached."""
+    """The route to a peer."""
 
     address: str
     source: str | None
@@ -454,7 +454,7 @@ class RdmaDevice(PcieLinkWidth):
 
 
 class RdmaPortState(TypedDict):
-    """A port of an RDMA device, as the kernel shows it."""
+    """A port of an RDMA device, from the kernel."""
 
     port: int | str
     state: str | None
@@ -466,7 +466,7 @@ class RdmaPortState(TypedDict):
 
 
 class RdmaPort(RdmaDevice, RdmaPortState):
-    """A port with its device."""
+    """An RDMA port with its device."""
 
     device: str
 
@@ -480,7 +480,7 @@ class NetworkFacts(TypedDict):
 
 
 class PortCheck(TypedDict):
-    """Whether a TCP port is free here, and who has it."""
+    """Whether a TCP port is free here, else its user."""
 
     port: int
     free: bool

@@ -1,6 +1,6 @@
-"""The files of a manifest as they travel: all in one order, which both sides then go by, and compressed.
+"""The file list of a manifest, in a fixed order that both sides refer to, and compressed.
 
-A tree of a hundred thousand files is 16 MB of JSON, more than a frame holds, and the same for every node.
+A hundred thousand files take 16 MB of JSON, which is more than a frame holds. The list is the same for all nodes.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LINK_MODE = 0o120777
-"""What a symbolic link has in place of permission bits; its content is where it leads, inside the folder."""
+"""The mode of a symbolic link in a list; the content of the link is its target, inside the folder."""
 
 _LEVEL = 1
-"""Half of it are hashes, which no effort makes smaller."""
+"""Half of the list are hashes, which no level compresses."""
 
 
 def encode_file_list(entries: Iterable[tuple[str, int, int, str]]) -> bytes:
-    """Return what goes into the stream of a `manifest`: path, size, permission bits and SHA-256 of each file."""
+    """Return the bytes of a file list: path, size, permission bits and SHA-256 of each file."""
     text = json.dumps(list(entries), separators=(",", ":"), ensure_ascii=False)
     return zlib.compress(text.encode("utf-8", "surrogateescape"), _LEVEL)
 
 
 def decode_file_list(data: bytes) -> list[list[Any]]:
-    """Return the entries that `encode` was given.
+    """Return the entries of an encoded file list.
 
     Raises:
-        RequestError: It is something else.
+        RequestError: The bytes are not a file list.
     """
     try:
         entries = json.loads(zlib.decompress(data).decode("utf-8", "surrogateescape"))

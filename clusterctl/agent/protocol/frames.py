@@ -1,6 +1,6 @@
-"""Frames, as which everything travels on a connection between head and node.
+"""Frames, the units of every connection between head and node.
 
-A frame is a header of 5 bytes (length of the body, kind), then the body. A message is one JSON object; data is a stream
+A frame is a header of 5 bytes (length of the body, kind) and a body. A message is one JSON object. Data has a stream
 number, an offset and raw bytes.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Union
 
     Message = dict[str, Any]
-    """A JSON object on its way; `command_types` has what it may be."""
+    """A JSON object in a message; `command_types` has its types."""
     Frame = Union[Message, "StreamData"]
 
 
@@ -26,7 +26,7 @@ INITIAL_CREDIT_BYTES = 512 * 1024
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 MAX_MESSAGE_VALUES = 1 << 21
-"""Values that one message may hold: each costs many times its bytes in memory."""
+"""The most values that one message may hold: each takes many times its size in memory."""
 
 CHUNK_BYTES = 64 * 1024
 
@@ -41,7 +41,7 @@ _DATA_KIND = 1
 
 @frozen_dataclass(frozen=True)
 class StreamData:
-    """Raw bytes of a stream, which begin at `offset`."""
+    """Raw bytes of a stream that begin at `offset`."""
 
     stream: int
     offset: int
@@ -49,18 +49,18 @@ class StreamData:
 
 
 class FrameError(ValueError):
-    """The peer sent something that is not a frame of ours."""
+    """The peer has sent bytes that are not a valid frame."""
 
 
 class FrameTooLargeError(ValueError):
-    """There is more to say than a frame holds. The peer would take it for something that is not a frame of ours."""
+    """A message is too large for a frame; the peer would refuse it."""
 
 
 def encode_message(message: Mapping[str, object]) -> bytes:
-    """Return the frame of one JSON message.
+    """Return the frame of a JSON message.
 
     Raises:
-        TooLargeError: Its body would be over `MAX_FRAME`.
+        FrameTooLargeError: Its body is larger than `MAX_FRAME_BYTES`.
     """
     body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape")
     if len(body) > MAX_FRAME_BYTES:
@@ -71,18 +71,18 @@ def encode_message(message: Mapping[str, object]) -> bytes:
 
 
 def encode_data(stream: int, offset: int, payload: bytes) -> bytes:
-    """Return the frame of some bytes of a stream."""
+    """Return the frame of bytes of a stream."""
     return _HEADER.pack(_DATA.size + len(payload), _DATA_KIND) + _DATA.pack(stream, offset) + payload
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames, however it was split on its way.
+    """Splits a byte stream into frames.
 
     Args:
-        largest: Tells how many bytes a message may have now; what a frame holds where it is not given.
+        largest: Returns the present limit for a message in bytes; by default the limit of a frame.
 
     Attributes:
-        size: Bytes of the body of the frame that was given last.
+        size: The body size of the last frame.
     """
 
     def __init__(self, largest: Callable[[], int] | None = None) -> None:
@@ -91,10 +91,10 @@ class FrameDecoder:
         self.size = 0
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Take in `data`; yield each frame that is complete now.
+        """Add `data` to the buffer; yield each frame that is complete.
 
         Raises:
-            FrameError: The stream is not ours (noise after the preamble), or a frame is larger than it may be.
+            FrameError: The bytes are not frames (noise after the preamble), or a frame is too large.
         """
         self._buffer += data
         position = 0

@@ -1,7 +1,7 @@
 """`@frozen_dataclass(frozen=True)`: `dataclasses.dataclass(frozen=True)` without the import of `dataclasses`.
 
-An agent is started for each look at a node, and importing `dataclasses`, which writes and compiles the methods of each
-class, took a third of that start. For what every agent needs at once; elsewhere dataclasses are right.
+Every command on a node starts an agent. Importing `dataclasses`, which generates and compiles methods, takes a third of
+that start. Use this for classes that every agent needs, and dataclasses elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
 
     def frozen_dataclass(*, frozen):
-        """Return the decorator; defaults of fields may be plain values only."""
+        """Return the decorator; defaults of fields must be immutable values."""
         assert frozen, "what changes is an ordinary class"
         return _add_methods
 
@@ -30,7 +30,7 @@ def _add_methods(cls: type) -> type:
         missing = [name for name in names if name not in given and name not in defaults]
         if twice or missing or len(positional) > len(names) or given.keys() - set(names):
             raise TypeError(f"{cls.__name__} has the fields {', '.join(names)}")
-        # Past `__setattr__`, which refuses.
+        # Bypasses our own `__setattr__`, which refuses changes.
         vars(self).update(defaults)
         vars(self).update(given)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class SpawnRecord(TypedDict, total=False):
-    """What a waiter writes down before its worker may run. Start times are in clock ticks since boot."""
+    """The record that a waiter writes before its worker runs. Start times are in clock ticks since boot."""
 
     pid: int
     start_time: int
@@ -22,9 +22,9 @@ class SpawnRecord(TypedDict, total=False):
 
 
 class ExitRecord(TypedDict, total=False):
-    """How a worker ended: `exit_code`, or `signal`, or neither where nobody was left to see it.
+    """The exit of a worker: `exit_code` or `signal`; neither if nobody could read its status.
 
-    It was alive at `earliest` and gone at `mono`, both of the node's monotonic clock (seconds).
+    The worker was alive at `earliest` and gone at `mono`, on the node's monotonic clock (seconds).
     """
 
     exit_code: int | None
@@ -35,7 +35,7 @@ class ExitRecord(TypedDict, total=False):
 
 
 class SurvivingProcess(TypedDict):
-    """A process that a node could not end, and why."""
+    """A process that the node could not end, and the reason."""
 
     pid: int
     start_time: int
@@ -44,11 +44,11 @@ class SurvivingProcess(TypedDict):
 
 
 class LeftoverProcess(TypedDict):
-    """A process of an attempt that was there when it should have been gone, and was ended.
+    """A process that outlived its attempt and was ended.
 
     Attributes:
-        rank: Whose it was, or `None` where that does not show.
-        age_s: Seconds since it was started.
+        rank: The rank that started it, or `None` if that is unknown.
+        age_s: Seconds since its start.
     """
 
     pid: int
@@ -58,7 +58,7 @@ class LeftoverProcess(TypedDict):
 
 
 class RemainingProcess(TypedDict):
-    """What may still be there of a run on a node; `None` where no process is known."""
+    """A process of a run that may still live on a node; the fields are `None` if no process is known."""
 
     node: str
     pid: int | None
@@ -79,7 +79,7 @@ class ProcessState(TypedDict):
 
 
 class RankProcess(TypedDict):
-    """A process to look at: the one that was started as a rank, and the file that its output goes to."""
+    """The process that was started as a rank, and its output file."""
 
     rank: int
     pid: int
@@ -88,7 +88,7 @@ class RankProcess(TypedDict):
 
 
 class FlightRecorderEntry(TypedDict):
-    """An entry of the flight recorder: the collective or message of that number in a group; `done`: it has ended."""
+    """An entry of torch's flight recorder: a collective or message, by number and group; `done`: it has ended."""
 
     group: str
     number: int
@@ -102,8 +102,8 @@ class FlightRecorderEntry(TypedDict):
 class TcpConnection(TypedDict):
     """A TCP connection of a rank.
 
-    `unacked` and `unread` are bytes on their way out and in, `lost` how often the newest of them was sent again without
-    an answer; `awaited`: the main thread waits to read from it.
+    `unacked` and `unread` are bytes in flight and bytes to read. `lost` counts unanswered retransmissions of the newest
+    segment. `awaited`: the main thread waits to read from the connection.
     """
 
     address: str
@@ -120,8 +120,9 @@ class TcpConnection(TypedDict):
 class RankEvidence(ProcessState):
     """Evidence of one rank.
 
-    `source` is how the stacks were had (`signal`, `py-spy`, `proc`), `why` what the rungs above said, `stacks` the text
-    as dumped, `tail` the last lines of its output. `error` tells why there is nothing. `node` is told by the head.
+    `source` is the origin of the stacks (`signal`, `py-spy`, `proc`), `why` the reasons against better origins,
+    `stacks`
+    the raw dump, `tail` the last lines of output. `error` explains missing evidence. The head adds `node`.
     """
 
     rank: int
@@ -140,7 +141,7 @@ class RankEvidence(ProcessState):
 
 
 class EvidenceAnswer(TypedDict, total=False):
-    """Evidence of the ranks of a node, by rank; `took_s` is how many seconds it took."""
+    """Evidence of the ranks of a node, by rank; `took_s` is the duration in seconds."""
 
     took_s: float
     ranks: dict[str, RankEvidence]

@@ -1,4 +1,4 @@
-"""What goes wrong with a request, as an exception that becomes its answer."""
+"""Errors of requests, as exceptions that become answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class RequestError(Exception):
     """A request that is not carried out.
 
     Attributes:
-        kind: Why.
-        hint: What the reader can do about it, or `None`.
+        kind: The kind of the error.
+        hint: A remedy for the reader, or `None`.
     """
 
     def __init__(self, kind: ErrorKind, message: str, hint: str | None = None) -> None:
@@ -24,22 +24,22 @@ class RequestError(Exception):
         self.hint = hint
 
     def answer(self, identity: int) -> Message:
-        """Return the message for the peer."""
+        """Return the message that answers the request."""
         return make_error_answer(identity, self.kind, str(self), self.hint)
 
 
 def make_refused_error(message: str, hint: str | None = None) -> RequestError:
-    """Return the error of a request that is well-formed but must not be carried out now."""
+    """Return the error for a valid request that must not be carried out now."""
     return RequestError(ErrorKind.REFUSED, message, hint)
 
 
 def make_failed_error(message: str, hint: str | None = None) -> RequestError:
-    """Return the error of a request that was tried and did not work."""
+    """Return the error for a request that was tried and failed."""
     return RequestError(ErrorKind.FAILED, message, hint)
 
 
 class StateRootError(Exception):
-    """No place for our state: one line that says which and why; `hint` says what helps."""
+    """No place for the agent's state: one line with the place and the reason; `hint` is the remedy."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class StateRootError(Exception):
 
 
 def convert_to_request_error(error: Exception) -> RequestError:
-    """Return what a request is told that ended in an exception: the same words in whichever process it was raised."""
+    """Return the request error for any exception, with the same words in every process of the agent."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, StateRootError):
@@ -57,7 +57,7 @@ def convert_to_request_error(error: Exception) -> RequestError:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return make_failed_error(f"{where}{error.strerror or error}")
-    # What a peer sent is read where it is needed, so these are mistakes of a request much rather than of ours.
+    # Requests are parsed where they are used, so these errors are mistakes in a request rather than in the agent.
     if isinstance(error, (KeyError, TypeError, ValueError)):
         lacking = "missing " if isinstance(error, KeyError) else ""
         return RequestError(ErrorKind.BAD_REQUEST, f"{lacking}{error}")
@@ -65,4 +65,4 @@ def convert_to_request_error(error: Exception) -> RequestError:
 
 
 EXPECTED_ERRORS = (RequestError, StateRootError, OSError, KeyError, TypeError, ValueError)
-"""Of any other exception the words for the peer do not say enough."""
+"""For any other exception the agent also prints the traceback."""

@@ -26,25 +26,25 @@ class StopReason(str, Enum):
 
 @dataclass(frozen=True)
 class Prepare:
-    """Make one node ready for one attempt. Repeating it for the same attempt answers the same.
+    """Prepare a node for one attempt. Repeating it for the same attempt gives the same answer.
 
     Attributes:
-        ports: TCP ports to hold until the run's end; 0 for any free one, which is held until the next attempt.
+        ports: TCP ports to reserve until the run's end; 0 for any free one, which is reserved until the next attempt.
         gpus: Device indices that the run claims on this node; empty for none.
         ranks: Ranks whose output files get reserved space.
         reserve: Bytes reserved beyond the end of each output file.
-        max_size: Bytes after which the oldest replicated output is punched out; `None` for never.
+        max_size: Size of an output file above which its oldest replicated bytes are discarded; `None` for no limit.
         grace: Seconds between the stop signal and SIGKILL when the node stops by itself.
         stop_signal: Name of the signal that asks workers to end.
         stop_after: Seconds without a controller's frame after which the node stops the run; `None` for never.
-        workdir: Folder of the code, already there; made if it is missing.
-        code_hash: Of the manifest that was synced; refused where the workdir is not like it. `None` without a sync.
-        python: What the user named, or `None`; the answer names the interpreter to use.
-        python_hint: A path to try first where the user named none (the head's own interpreter).
-        script: A file that has to be there, relative to the workdir; `None` where nothing is known of one.
+        workdir: The folder of the code; made if it is missing.
+        code_hash: The hash of the synced manifest; a workdir with another hash is refused. `None` without a sync.
+        python: The interpreter that the user named, or `None`; the answer names the interpreter to use.
+        python_hint: The path that is tried first if the user named none (the head's own interpreter).
+        script: A file that must exist, relative to the workdir; `None` if unknown.
         sample_seconds: Interval of activity samples.
         health_seconds: Interval of GPU and host samples; 0 turns them off.
-        forked: Wire form of `Forked`; `None` where every worker starts anew.
+        forked: JSON form of `Forked`; `None` if every worker starts a new interpreter.
     """
 
     run: str
@@ -72,16 +72,16 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Forked:
-    """How the ranks of a node are forked from one process that has imported once; see `job.start_method`.
+    """How the ranks of a node are forked from one process that has imported modules; see `job.start_method`.
 
     Attributes:
-        argv: What each of them runs, the interpreter first.
-        env: What all of them have in their environment, but for what only a rank is told.
-        preload: Installed modules to import; `None` for torch, or numpy where there is no torch.
+        argv: The command of every rank, the interpreter first.
+        env: The environment that all ranks share, without the variables of a single rank.
+        preload: Installed modules to import; `None` for torch, or numpy if there is no torch.
         secrets: Names of variables whose values come with the start.
         inject: Put our `sitecustomize` first on PYTHONPATH.
-        keep: It may be wanted again, for another attempt.
-        demanded: The user wants to know where it is not done.
+        keep: The process may be needed for another attempt.
+        demanded: The user asked for forking, so a note explains why ranks are not forked.
     """
 
     argv: list[str]
@@ -95,7 +95,7 @@ class Forked:
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """One worker of an attempt. `argv` is executed as it is, after `prologue` (run by bash) where there is one."""
+    """One worker of an attempt: `argv` is executed as it is, after `prologue` (run by bash) if there is one."""
 
     rank: int
     local_rank: int
@@ -109,9 +109,9 @@ class Start:
     """Start the workers of a prepared attempt; all of the node at once.
 
     Attributes:
-        workers: Wire form of `WorkerStart`.
-        secrets: Merged over each worker's environment; kept on a tmpfs (0600) only while `keep_secrets`.
-        keep_secrets: A later attempt may need them again.
+        workers: JSON form of `WorkerStart`.
+        secrets: Added to the environment of each worker; stored on a tmpfs (0600) only if `keep_secrets`.
+        keep_secrets: A later attempt may need the secrets again.
         inject: Put our `sitecustomize` first on PYTHONPATH.
     """
 
@@ -126,9 +126,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Stop:
-    """Stop the attempt: stop signal and SIGCONT to every group, `grace` seconds, SIGKILL, sweep until empty twice.
+    """Stop the attempt: stop signal and SIGCONT to every group, then SIGKILL after `grace` seconds.
 
-    Repeating it may shorten the grace, never lengthen it. `reason` is one of `StopReason`.
+    The node kills until two searches in a row find no process. Repeating the request may shorten the grace, never
+    lengthen
+    it. `reason` is a `StopReason`.
     """
 
     run: str
@@ -139,10 +141,10 @@ class Stop:
 
 @dataclass(frozen=True)
 class Follow:
-    """Send the journal after `seq`, and each file of the run from its cursor (bytes; 0 where none is named).
+    """Send the journal after `seq`, and each file of the run from its cursor (bytes; 0 without a cursor).
 
-    Of attempts before number `whole` everything was received: nothing of their files is sent. Where little is new of
-    files, it may wait until `pace` seconds after what was sent before it: one message instead of many.
+    The controller has all files of attempts before number `complete_before`, so nothing of them is sent. A little new
+    output may wait until `pace` seconds after the last, so that one message carries it instead of many.
     """
 
     run: str

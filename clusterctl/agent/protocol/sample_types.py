@@ -23,7 +23,7 @@ class _WorkerReport(TypedDict):
 
 
 class Phase(TypedDict):
-    """A phase that the worker is in since a moment of the node's monotonic clock (seconds), and its limit (seconds)."""
+    """The phase of a worker since a moment of the node's monotonic clock (seconds), and its limit (seconds)."""
 
     name: str
     since: float
@@ -31,7 +31,7 @@ class Phase(TypedDict):
 
 
 class PhaseAge(TypedDict):
-    """A phase, and for how many seconds the worker has been in it."""
+    """The phase of a worker, and for how many seconds it has lasted."""
 
     name: str
     age_s: float
@@ -39,7 +39,7 @@ class PhaseAge(TypedDict):
 
 
 class WorkerStatus(_WorkerReport):
-    """The status file. Times are of the node's monotonic clock (seconds), `start_time` is in clock ticks since boot."""
+    """The status file of a worker. Times are the node's monotonic clock (seconds); `start_time` is in clock ticks."""
 
     start_time: int
     tid: int
@@ -50,7 +50,7 @@ class WorkerStatus(_WorkerReport):
 
 
 class WorkerStatusSample(_WorkerReport):
-    """What becomes of it in a sample: ages in seconds. `unseen`: it is old because nobody is left to write it."""
+    """The status of a worker in a sample, with ages in seconds. `unseen`: no process is left that updates it."""
 
     age_s: float
     progress_age_s: float | None
@@ -60,7 +60,7 @@ class WorkerStatusSample(_WorkerReport):
 
 
 class StackDumpOffer(TypedDict):
-    """What a shim has announced of itself: process, signal that dumps stacks, and the open file that they go to."""
+    """What a shim offers for stack dumps: its process, the signal that dumps, and the open file that gets the dump."""
 
     pid: int
     start_time: int
@@ -72,7 +72,7 @@ class StackDumpOffer(TypedDict):
 
 
 class SampleTime(TypedDict, total=False):
-    """When a sample was taken: wall clock `t`, monotonic clock `m` (seconds), and in which attempt."""
+    """The time of a sample: wall clock `t`, monotonic clock `m` (seconds), and its attempt."""
 
     kind: str
     t: float
@@ -81,10 +81,11 @@ class SampleTime(TypedDict, total=False):
 
 
 class RankActivity(TypedDict, total=False):
-    """A rank at one moment; bytes are of its whole tree of processes, `None` where they cannot be read.
+    """A rank at one moment. Bytes are those of its whole process tree, `None` if they cannot be read.
 
-    Of the main thread of the process that is the rank: `starved_s`, for how long it could run and had no CPU, and
-    `faults`, how often it waited for memory that had to be read from a disk.
+    For the main thread of the rank: `starved_s` are the seconds in which it could run and got no CPU, `faults` counts
+        its
+    waits for memory that had to be read from a disk.
     """
 
     alive: bool
@@ -104,8 +105,7 @@ class RankActivity(TypedDict, total=False):
 class ActivitySample(SampleTime, total=False):
     """All ranks of a node at one moment, by rank.
 
-    `watched` are the files that were to be watched: time (nanoseconds) and size (bytes) of each. `steady`: they are as
-    before.
+    `watched` are the watched files: time (nanoseconds) and size (bytes) of each. `steady`: they have not changed.
     """
 
     gpus: bool
@@ -115,7 +115,7 @@ class ActivitySample(SampleTime, total=False):
 
 
 class GpuSample(TypedDict, total=False):
-    """A GPU at one moment: percent, bytes, degrees Celsius, watts, MHz. `err` and `codes` tell what cannot be read."""
+    """A GPU at one moment: percent, bytes, degrees Celsius, watts, MHz. `err` and `codes` explain missing values."""
 
     gpu: int
     vendor: str | None
@@ -149,7 +149,7 @@ class DiskSpace(TypedDict):
 
 
 class XidError(TypedDict):
-    """An error that the GPU driver has reported; `gpu` is `None` where it is none of the indices."""
+    """An error that the GPU driver has reported; `gpu` is `None` if it belongs to no known index."""
 
     gpu: int | None
     xid: int
@@ -167,7 +167,7 @@ class MachineSample(TypedDict, total=False):
 
 
 class GpuSamples(TypedDict, total=False):
-    """What the driver said, or why it did not: stuck for `stuck_s` seconds, in that state, at that place."""
+    """The GPU samples of the driver, or why there are none: it has hung for `stuck_s` seconds in this state."""
 
     status: str
     reason: str | None
@@ -179,6 +179,6 @@ class GpuSamples(TypedDict, total=False):
 
 
 class HealthSample(SampleTime, MachineSample, GpuSamples, total=False):
-    """A machine and its GPUs at one moment; `ms`: how long the look took."""
+    """A machine and its GPUs at one moment; `ms` is the duration of the sample."""
 
     ms: float

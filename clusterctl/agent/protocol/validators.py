@@ -1,7 +1,7 @@
-"""What a value from elsewhere may be: types with bounds. A shape takes a value, and raises where it does not fit.
+"""Validators for JSON values of a peer: types with bounds. A validator takes a value and raises if it does not fit.
 
-Standard library only, and little of it: a node looks at what its workers say with the same shapes with which the head
-looks at what nodes say.
+They need the standard library only: a node validates the status files of its workers with them, and the head validates
+the answers of the nodes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     Validator = Callable[[Any], None]
 
 FIRST_INEXACT_INTEGER = 1 << 53
-"""The first whole number that other readers of JSON may take for another one."""
+"""The first whole number that some JSON readers cannot represent exactly."""
 _MAX_SHOWN_CHARS = 40
 _VALIDATOR_WITHOUT_NULL: dict[Validator, Validator] = {}
-"""What `maybe` was made of, for records, which see to null themselves: most fields of a sample may be null."""
+"""The validator inside each `optional`. `object_of` tests for null itself, since most fields may be null."""
 
 
 class ValidationError(FrameError):
-    """A value is not what it must be.
+    """A value does not fit its validator.
 
     Attributes:
-        place: Of the value in what holds it, such as `ranks.3.pid`; "" for the whole.
+        place: The path of the value, such as `ranks.3.pid`; "" for the whole value.
     """
 
     def __init__(self, expected: str, value: object, place: str = "") -> None:
@@ -34,11 +34,11 @@ class ValidationError(FrameError):
         self.place, self._expected, self._value = place, expected, value
 
     def __str__(self) -> str:  # type: ignore[explicit-override]  # the mark would have to be imported
-        # Where one of several shapes may fit, most are raised for nothing.
+        # Built only when it is read: `any_of` raises and drops many of these.
         return f"{self.place or 'it'} is {_describe_value(self._value)}, and must be {self._expected}"
 
     def add_place(self, name: object) -> ValidationError:
-        """Return the same for what holds the value under `name`."""
+        """Return the same error for the object that holds the value under `name`."""
         place = f"{str(name)[:_MAX_SHOWN_CHARS]}.{self.place}" if self.place else str(name)[:_MAX_SHOWN_CHARS]
         return ValidationError(self._expected, self._value, place)
 
@@ -76,7 +76,7 @@ def number(low: float = -1e15, high: float = 1e15) -> Validator:
 
 
 def string(max_items: int) -> Validator:
-    """Text of at most so many characters."""
+    """A text of at most so many characters."""
     expected = f"text of at most {max_items} characters"
 
     def check(value: Any) -> None:
@@ -93,7 +93,7 @@ def boolean(value: Any) -> None:
 
 
 def optional(shape: Validator) -> Validator:
-    """The shape, or null."""
+    """A value that fits, or null."""
 
     def check(value: Any) -> None:
         if value is not None:
@@ -104,7 +104,7 @@ def optional(shape: Validator) -> Validator:
 
 
 def any_of(*shapes: Validator) -> Validator:
-    """One of several shapes; what is wrong is said in the words of the last."""
+    """A value that fits one of several validators; the error is that of the last one."""
 
     def check(value: Any) -> None:
         for shape in shapes[:-1]:
@@ -119,7 +119,7 @@ def any_of(*shapes: Validator) -> Validator:
 
 
 def list_of(shape: Validator, max_items: int) -> Validator:
-    """A list of at most so many."""
+    """A list of at most so many items."""
     expected = f"a list of at most {max_items}"
 
     def check(value: Any) -> None:
@@ -135,7 +135,7 @@ def list_of(shape: Validator, max_items: int) -> Validator:
 
 
 def tuple_of(*shapes: Validator) -> Validator:
-    """A list with one value of each shape, in this order."""
+    """A list with one value for each validator, in this order."""
     expected = f"a list of {len(shapes)}"
 
     def check(value: Any) -> None:
@@ -151,7 +151,7 @@ def tuple_of(*shapes: Validator) -> Validator:
 
 
 def mapping_of(key: Validator, shape: Validator, max_items: int) -> Validator:
-    """An object with at most so many names, all of one shape."""
+    """An object with at most so many names, whose values all fit one validator."""
     expected = f"an object with at most {max_items} names"
 
     def check(value: Any) -> None:
@@ -168,7 +168,7 @@ def mapping_of(key: Validator, shape: Validator, max_items: int) -> Validator:
 
 
 def object_of(needed: Mapping[str, Validator], optional: Mapping[str, Validator] | None = None) -> Validator:
-    """An object with these fields; others are ignored, so that either side can gain some."""
+    """An object with these fields; other fields are ignored, so that either side may add some."""
     allowed = {**needed, **(optional or {})}
     may_be_null = frozenset(name for name, shape in allowed.items() if shape in _VALIDATOR_WITHOUT_NULL)
     shape_of = {name: _VALIDATOR_WITHOUT_NULL.get(shape, shape) for name, shape in allowed.items()}.get
@@ -192,7 +192,7 @@ def object_of(needed: Mapping[str, Validator], optional: Mapping[str, Validator]
 
 
 def any_json(depth: int, max_items: int, longest: int) -> Validator:
-    """Anything of JSON with finite numbers: so many levels, names or items a level, characters a text."""
+    """Any JSON with finite numbers, limited in depth, items per level and characters per text."""
     scalar = any_of(boolean, integer(-(1 << 64), 1 << 64), number(-1e300, 1e300))
     words = string(longest)
 
@@ -218,7 +218,7 @@ def any_json(depth: int, max_items: int, longest: int) -> Validator:
 
 
 def digits(most_digits: int = 9) -> Validator:
-    """Text that is a whole number in decimal digits, as JSON's names of ranks are."""
+    """A text of decimal digits, such as the rank as a name in JSON."""
     expected = f"a number of at most {most_digits} digits"
 
     def check(value: Any) -> None:

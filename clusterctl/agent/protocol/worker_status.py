@@ -1,4 +1,4 @@
-"""What a worker's status file may say: what does not fit is no word of a worker's, on its node and on the head."""
+"""Validation of a worker's status file, on its node and on the head."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ validate_status = object_of(
     },
     _COLLECTIVE_FIELDS,
 )
-"""The file, as the shim in a worker writes it."""
+"""Validate the status file that the shim in a worker writes."""
 validate_status_sample = object_of(
     {},
     {
@@ -65,14 +65,14 @@ validate_status_sample = object_of(
         "unseen": boolean,
     },
 )
-"""What becomes of it in a sample."""
+"""Validate the status in a sample."""
 
 
 def sanitize_status(report: WorkerStatus) -> WorkerStatus:
-    """Return a status file that fits; what only people read of it is left out where it does not.
+    """Validate a status file; fields that only people read are emptied if they do not fit.
 
     Raises:
-        FrameError: It does not fit.
+        FrameError: Another field does not fit.
     """
     validate_status(report)
     return {**report, **{name: _sanitize_field(name, report.get(name)) for name in _DISPLAY_FIELDS}}  # type: ignore[typeddict-item]

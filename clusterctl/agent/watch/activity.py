@@ -1,6 +1,7 @@
-"""What the workers of this node are doing, as seen from outside and as they say themselves; cheap enough to ask always.
+"""Samples of the activity of the workers of a node: from `/proc`, and from the status files of the workers.
 
-Everything is read, nothing is decided: the rule that calls a run stalled is on the head (`run/rules/stalls/rule.py`).
+A sample is cheap enough for every few seconds. This module decides nothing: the rule that calls a run stalled is on the
+head (`run/rules/stalls/rule.py`).
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class WatchedWorker:
     """One worker of this node.
 
     Attributes:
-        rank: Global rank.
-        pid: What the supervisor started; the rank itself may be a descendant of it.
+        rank: The global rank.
+        pid: The process that the supervisor started; the rank may be a descendant of it.
         start_time: Its start in clock ticks since boot.
-        output: Path of its output file.
+        output: The path of its output file.
     """
 
     rank: int
@@ -49,9 +50,9 @@ class ActivitySampler:
     """Samples all workers of one node and attempt.
 
     Args:
-        workers: The workers that were started.
-        status_dir: Where their shims write.
-        gpus: Whether this node has GPUs, where CPU time tells nothing.
+        workers: The started workers.
+        status_dir: The folder with the status files of their shims.
+        gpus: Whether the node has GPUs, so that CPU time says little about the progress.
     """
 
     def __init__(
@@ -67,15 +68,16 @@ class ActivitySampler:
         self._scanned: float | None = None
 
     def sample(self, now: float | None = None) -> sample_types.ActivitySample:
-        """One look at everything.
+        """Sample all workers once.
 
         Args:
             now: CLOCK_MONOTONIC of this node in seconds.
 
         Returns:
-            `{m, gpus, ranks: {"R": {...}}}`; per rank: alive, pid (the process
-            that is the rank), state, wchan, procs, cpu_s, read, written, output (bytes, of the whole tree; `null` where
-            it cannot be read), starved_s, faults and `inside` (see there).
+            `{m, gpus, ranks: {"R": {...}}}`. For each rank: alive, pid (of the process that is the rank), state, wchan,
+            procs,
+            cpu_s, read, written, output (bytes of the whole process tree; `None` if unreadable), starved_s, faults and
+            `inside` (`WorkerStatusSample`).
         """
         now = time.monotonic() if now is None else now
         if self._scanned is None or now - self._scanned >= _SCAN_INTERVAL_S:
@@ -87,7 +89,7 @@ class ActivitySampler:
         return {"m": round(now, 3), "gpus": self._gpus, "ranks": ranks}
 
     def _scan(self) -> None:
-        """Looks up the whole trees; in between only their known members are read."""
+        """Find the process tree of each worker again; between two scans only the known members are read."""
         processes = read_all_processes()
         for worker in self._workers:
             members = list_process_tree(worker.pid, processes)
@@ -116,7 +118,7 @@ class ActivitySampler:
         }
 
     def _without_dumps(self, rank: int, written: int | None) -> int | None:
-        """Stacks that were dumped because somebody looked are no work of the worker."""
+        """Subtract the bytes of stack dumps, which the agent caused."""
         dumped = _read_size(os.path.join(self._status_dir, f"rank-{rank}.stacks")) or 0
         return None if written is None else written - dumped
 
@@ -146,15 +148,15 @@ class ActivitySampler:
 
 
 class FileWatch:
-    """Files whose growth means that work goes on, in a thread: where their mount hangs, all else is sampled still.
+    """Watches files whose growth shows progress, in a thread, so that a hung mount does not stop the samples.
 
     Args:
         patterns: Globs; relative ones start at `workdir`.
-        workdir: The workers' working directory.
-        seconds: Between two looks.
+        workdir: The working directory of the workers.
+        seconds: The pause between two scans.
 
     Attributes:
-        found: What the last look that came to an end has seen, `{path: [mtime_ns, bytes]}`; `None` before the first.
+        files: The result of the last complete scan, `{path: [mtime_ns, bytes]}`; `None` before the first.
     """
 
     def __init__(self, patterns: Sequence[str], workdir: str, seconds: float) -> None:
@@ -163,7 +165,7 @@ class FileWatch:
         self.files: dict[str, list[int]] | None = None
 
     def start(self) -> None:
-        """Look again and again, if there is anything to look for."""
+        """Scan repeatedly in a thread; once, if there are no patterns."""
         if not self._patterns:
             self.scan()
         else:
@@ -175,7 +177,7 @@ class FileWatch:
             sleep_interval(self._seconds)
 
     def scan(self) -> None:
-        """Look once."""
+        """Scan once."""
         self.files = dict(itertools.islice(self._list_files(), _MAX_WATCHED))
 
     def _list_files(self) -> Iterator[tuple[str, list[int]]]:
@@ -192,7 +194,7 @@ def _sum_known(values: Iterable[int | None]) -> int | None:
 
 
 def _read_transfers(pid: int) -> tuple[int, int] | None:
-    """Bytes a process (and the children it waited for) has read and written through system calls."""
+    """Return the bytes that a process, and children it waited for, have read and written by system calls."""
     data = read_bytes(f"/proc/{pid}/io")
     if not data:
         return None
@@ -201,7 +203,7 @@ def _read_transfers(pid: int) -> tuple[int, int] | None:
 
 
 def _read_starved_seconds(pid: int) -> float | None:
-    """Return for how many seconds the main thread of a process could run and had no CPU."""
+    """Return the seconds in which the main thread of a process could run and had no CPU."""
     words = read_bytes(f"/proc/{pid}/schedstat", 256).split()
     return round(int(words[1]) / 1e9, 2) if len(words) == 3 else None
 

@@ -1,7 +1,7 @@
-"""Everything that tells where the ranks of this node are, taken at one moment, before anybody ends them.
+"""Evidence of the ranks of this node at one moment, collected before a stalled run is ended.
 
-All ranks are looked at in parallel and within a deadline: a rank that does not answer costs its own evidence, never
-that of the others. The result is kept as plain files, one set per rank.
+All ranks are examined in parallel and within a deadline. A rank that does not answer loses its own evidence only. The
+result is written to plain files, one set for each rank.
 """
 
 from __future__ import annotations
@@ -29,33 +29,30 @@ _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40
 _MAX_CHILDREN = 64
 _MAX_ANSWER_BYTES = 12 << 20
-"""Of all ranks together: well below what a frame of the protocol holds."""
+"""The limit of an answer for all ranks together, well below that of a frame."""
 _PYTHON = "python"
 
 
 def collect_evidence(
     ranks: Iterable[RankProcess], status_dir: str, out_dir: str, deadline: float, *, chosen: bool = False
 ) -> EvidenceAnswer:
-    """Looks at all given ranks at once.
+    """Collect the evidence of all given ranks at once.
 
     Args:
-        ranks: Per worker `{rank, pid, start_time, output}` (`activity.WorkerId` as a mapping).
-        status_dir: Where the shims of this attempt write.
-        out_dir: Gets `rank-R.json` (everything), `rank-R.txt` (for people) and `rank-R.stacks` (as dumped); made if
+        ranks: For each worker `{rank, pid, start_time, output}`.
+        status_dir: The folder with the status files of the attempt's shims.
+        out_dir: Gets `rank-R.json` (everything), `rank-R.txt` (for people) and `rank-R.stacks` (the raw dump); made if
             missing.
-        deadline: `time.monotonic()` after which nothing is waited for any more.
-        chosen: Only the given ranks; else also those that a launcher of the user (torchrun) started below them.
+        deadline: The `time.monotonic()` at which nothing is waited for any more.
+        chosen: Only the given ranks; otherwise also the ranks that a user's launcher (torchrun) started below them.
 
     Returns:
-        `{took_s, ranks: {"R": E}}`. E: rank, pid, state, wchan, cpu (share of one core over a quarter of a second),
-        threads, command, source (`signal`, `py-spy`, `proc`), why (what the rungs above said), stacks (text as
-        dumped), main_thread, inside, children [{pid, name, state, wchan, cpu, command}], tail [lines], sockets
-        [connections]. A rank that
-        gave nothing in time has `source: "proc"` and `error`. What is too much for one answer is cut, and says so in
-        `why`; the files have all of it.
+        `{took_s, ranks: {"R": RankEvidence}}`. A rank that gave nothing in time has `source: "proc"` and `error`.
+        Evidence
+        that is too large for the answer is cut, and `why` says so; the files are complete.
 
     Raises:
-        OSError: If `out_dir` cannot be written.
+        OSError: `out_dir` cannot be written.
     """
     began = time.monotonic()
     os.makedirs(out_dir, mode=0o700, exist_ok=True)
@@ -70,7 +67,7 @@ def collect_evidence(
 
 
 def _collect_in_threads(workers: list[RankProcess], status_dir: str, deadline: float) -> dict[str, RankEvidence]:
-    """Look at all workers at once, each in a thread that may hang; return the evidence of each by its rank."""
+    """Examine all workers at once, each in a thread that may hang; return the evidence by rank."""
     processes = read_all_processes()
     evidence: dict[str, RankEvidence] = {}
 
@@ -91,9 +88,9 @@ def _collect_in_threads(workers: list[RankProcess], status_dir: str, deadline: f
 
 
 def _shorten(evidence: RankEvidence, limit: int, out_dir: str) -> RankEvidence:
-    """Return what of a rank's evidence travels: where it is over `limit` bytes, the end of its stacks and its output.
+    """Return the evidence for the answer: if it is over `limit` bytes, the ends of its stacks and its output.
 
-    The stacks of the main thread come last.
+    The stacks of the main thread are last, so they stay.
     """
     if _count_json_bytes(evidence) <= limit:
         return evidence
@@ -106,7 +103,7 @@ def _shorten(evidence: RankEvidence, limit: int, out_dir: str) -> RankEvidence:
 
 
 def _keep_end(value: Any, limit: int) -> Any:
-    """Return as much of the end of a text or a list as takes at most `limit` bytes on its way."""
+    """Return the end of a text or list that takes at most `limit` bytes as JSON."""
     while value and (size := _count_json_bytes(value)) > limit:
         value = value[len(value) - len(value) * max(0, limit) // size :] if len(value) > 1 else value[:0]
     return value
@@ -158,7 +155,7 @@ def _collect_rank(
     subject = _find_rank_process(members, status_dir, worker["rank"])
     began, before = time.monotonic(), _read_ticks(members)
     dump = stacks.take_stacks(subject.pid, status_dir, worker["rank"], deadline)
-    # Enough ticks of the kernel's clock to tell a spinning process from a waiting one.
+    # Long enough in ticks of the kernel's clock to tell a spinning process from a waiting one.
     time.sleep(max(0.0, min(began + _WINDOW_S, deadline) - time.monotonic()))
     elapsed = max(time.monotonic() - began, 0.01)
     after = _read_ticks(members)
@@ -187,7 +184,7 @@ def _collect_rank(
 
 
 def _find_rank_process(members: list[proc.ProcessStat], status_dir: str, rank: int) -> proc.ProcessStat:
-    """The process that is the rank: the one that armed itself, else the first Python, else the worker as started."""
+    """Return the process that is the rank: the one with an armed shim, else the first Python, else the worker."""
     announced = status.ready(status_dir, rank)
     armed = [process for process in members if announced and process.pid == announced["pid"]]
     pythons = [process for process in members if _is_python(process.pid)]
@@ -219,7 +216,7 @@ def _describe_process(process: proc.ProcessStat, shares: dict[int, float]) -> Pr
 
 
 def _read_tail(path: str | None) -> list[str]:
-    """The last lines of an output file."""
+    """Return the last lines of an output file."""
     try:
         with open(path or "", "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))

@@ -1,8 +1,8 @@
-"""The Python stacks of one process, by the strongest means that harms nothing: a signal it has armed, else py-spy.
+"""The Python stacks of one process: by a signal that its shim has armed, otherwise by py-spy.
 
-The signal is sent only to a process that catches it, that our ready file names exactly, and whose descriptor still
-leads to our file: anything else could kill a process or write into a user's file. It goes to the shim's own thread,
-since a thread of the user would come back from a blocking call with EINTR (torch's store then complains in the output).
+The signal is sent only if the process catches it, our ready file names exactly this process, and its descriptor still
+leads to our file. Otherwise it could kill a process or write into a user's file. It goes to the shim's own thread,
+because a user's thread would return from a blocking call with EINTR, and torch's store would report that.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _TGKILL = {"x86_64": 234, "aarch64": 131}
 
 @dataclass(frozen=True)
 class StackDump:
-    """What one rung gave.
+    """The result of one way to get stacks.
 
     Attributes:
         source: `signal` (text of faulthandler), `py-spy` (its JSON) or `proc` (no stacks).
-        text: The dump as it came.
-        main_thread: Identity of the main thread in a `signal` dump.
-        why: Why the rungs above gave nothing, in order.
+        text: The raw dump.
+        main_thread: The identity of the main thread in a `signal` dump.
+        why: Why the better ways gave nothing, in order.
     """
 
     source: str
@@ -49,13 +49,13 @@ class StackDump:
 
 
 def take_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
-    """Takes the stacks of the process that is a rank.
+    """Take the stacks of the process that is a rank.
 
     Args:
         pid: The process.
-        status_dir: Where its shim has announced itself, if it has.
+        status_dir: The folder with the ready file of its shim, if it has one.
         rank: Its global rank.
-        deadline: Until when (`time.monotonic()`).
+        deadline: The `time.monotonic()` until which it waits.
     """
     by_signal = _dump_by_signal(pid, status_dir, rank, deadline)
     if by_signal.source == "signal":
@@ -65,10 +65,10 @@ def take_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> StackD
 
 
 def find_signal_obstacle(announced: StackDumpOffer, stacks_path: str) -> str | None:
-    """Why the signal must not be sent, `None` if it may be.
+    """Return why the signal must not be sent, or `None` if it may be.
 
     Args:
-        announced: What `ready` returned.
+        announced: The offer in the ready file.
         stacks_path: Our file for the dump.
     """
     pid, number = announced["pid"], announced["signal"]
@@ -82,7 +82,7 @@ def find_signal_obstacle(announced: StackDumpOffer, stacks_path: str) -> str | N
     if len(names) != 1:
         return f"descriptor {announced['fd']} is another file now"
     process = proc.read_stat(pid)
-    # Left pending, the signal would hit whatever the process executes next; a stopped one cannot answer anyway.
+    # A pending signal would hit the next program that the process executes, and a stopped process cannot answer.
     if process is None or process.state in "TtDZX":
         return f"process is in state {process.state if process else 'gone'}"
     return None
@@ -98,7 +98,7 @@ def _dump_by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> St
     except OSError as error:
         return StackDump("proc", why=(f"signal: {error.strerror}",))
     try:
-        # Checked after the descriptor of the process is open: from here on the pid cannot become another's.
+        # The descriptor of the process is open, so from here on the pid cannot become that of another process.
         reason = find_signal_obstacle(announced, path) if ready(status_dir, rank) == announced else "process is gone"
         if reason is not None:
             return StackDump("proc", why=(f"signal: {reason}",))
@@ -115,10 +115,10 @@ def _dump_by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> St
 
 
 def _send_signal(handle: int, announced: StackDumpOffer, tid: int) -> None:
-    """Sends the signal to one thread, or to the process where that thread is not there (it pauses around a fork)."""
+    """Send the signal to one thread; to the process if that thread is missing, as it is around a fork."""
     number = _TGKILL.get(os.uname().machine)
     if tid and number is not None:
-        # No process can have come by this pid since `handle` was opened and the process behind it was checked.
+        # `handle` keeps the pid from being reused, and the process behind it was checked.
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.syscall(ctypes.c_long(number), announced["pid"], tid, announced["signal"]) == 0:
             return
@@ -128,7 +128,7 @@ def _send_signal(handle: int, announced: StackDumpOffer, tid: int) -> None:
 
 
 def _wait_for_dump(path: str, before: int, deadline: float) -> str:
-    """The dump written since the file had `before` bytes: complete when it ends a line and has stopped growing."""
+    """Return what was dumped after the first `before` bytes, once it ends a line and no longer grows."""
     size, changed = before, time.monotonic()
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -155,7 +155,7 @@ def _dump_by_py_spy(pid: int, deadline: float) -> StackDump:
     if patience <= 0:
         return StackDump("proc", why=("py-spy: no time left",))
     try:
-        # `--nonblocking`: it must neither stop the process nor fail on one that is stopped.
+        # `--nonblocking`: py-spy must not stop the process, nor fail if it is stopped.
         done = subprocess.run(
             [program, "dump", "--nonblocking", "--json", "--pid", str(pid)],
             stdin=subprocess.DEVNULL,
@@ -174,7 +174,7 @@ def _dump_by_py_spy(pid: int, deadline: float) -> StackDump:
 
 
 def _find_py_spy(pid: int) -> str | None:
-    """The py-spy of the node, or the one beside the interpreter that the process was started with."""
+    """Return the py-spy of the node, or the one beside the interpreter of the process."""
     interpreter = read_bytes(f"/proc/{pid}/cmdline", 4096).partition(b"\0")[0].decode("utf-8", "replace")
     beside = os.path.join(os.path.dirname(interpreter), "py-spy") if os.path.isabs(interpreter) else None
     return shutil.which("py-spy") or (beside if beside and os.access(beside, os.X_OK) else None)

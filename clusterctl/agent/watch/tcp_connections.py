@@ -1,4 +1,4 @@
-"""The TCP connections of a process and how they are, from the kernel's own tables; whom a blocked call waits for."""
+"""The TCP connections of a process from the kernel's tables, and the one that a blocked call waits for."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _STATES = {1: "established", 2: "syn-sent", 3: "syn-recv", 4: "fin-wait", 5: "fi
 _MAX_DESCRIPTORS, _MAX_TABLE_LINES, _MAX_CONNECTIONS = 4096, 65536, 128
 _SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
 _READ_SYSCALLS = {"x86_64": frozenset({0, 19, 45, 47}), "aarch64": frozenset({63, 65, 207, 212})}
-"""read, readv, recvfrom, recvmsg: calls whose first argument is the descriptor that they wait for."""
+"""read, readv, recvfrom, recvmsg: calls that wait for the descriptor in their first argument."""
 
 
 def list_tcp_connections(pid: int) -> list[TcpConnection]:
-    """Return the connections of a process that are not closed and not to itself, the troubled ones first.
+    """Return the open connections of a process, except those to itself, the troubled ones first.
 
-    What the kernel does not show (descriptors of a process that we must not trace) is left out.
+    Descriptors that the kernel hides, because we must not trace the process, are missing.
     """
     inodes = _list_socket_inodes(pid)
     if not inodes:
@@ -48,7 +48,7 @@ def list_tcp_connections(pid: int) -> list[TcpConnection]:
                 "state": state,
                 "unacked": unacked,
                 "unread": unread,
-                # Of the timer that runs now (1: a segment is not acknowledged), how often it ran out without an answer.
+                # How often the running timer expired without an answer (timer 1: a segment is not acknowledged).
                 "lost": int(words[6], 16) if words[5].startswith("01") else 0,
                 "awaited": fd == waits,
             }
@@ -76,7 +76,7 @@ def _read_tcp_lines(pid: int) -> Iterator[str]:
 
 
 def _parse_address(text: str) -> tuple[str, int]:
-    """Return address and port as the kernel's table has them: words of four bytes in the machine's order."""
+    """Parse address and port of the kernel's table: words of four bytes in the machine's byte order."""
     address, _, port = text.partition(":")
     words = bytes.fromhex(address)
     packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
@@ -85,7 +85,7 @@ def _parse_address(text: str) -> tuple[str, int]:
 
 
 def _find_awaited_descriptor(pid: int) -> int | None:
-    """Return the descriptor that the main thread waits to read from; `None` where it is in no such call."""
+    """Return the descriptor from which the main thread waits to read; `None` if it is in no such call."""
     words = read_bytes(f"/proc/{pid}/syscall", 256).split()
     with contextlib.suppress(ValueError, IndexError):
         if int(words[0]) in _READ_SYSCALLS.get(os.uname().machine, ()):

@@ -1,7 +1,7 @@
-"""What `import clusterctl` gives inside a worker: say where the work stands, with one line and at no risk.
+"""The functions of `import clusterctl` inside a worker: report progress in one line and without risk.
 
-The words reach the supervisor through the status file that the injected shim keeps; where no shim is armed (a script
-run by hand, `job.inject: false`, a child of the worker) every call is a no-op. Nothing here raises into user code.
+The injected shim writes the reports to a status file, which the supervisor reads. Without a shim (a script run by hand,
+`job.inject: false`, a child of the worker) every call does nothing. No function raises into user code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["phase", "progress", "verify_sync"]
 
-# The shim lives under a name of its own, so that it works with whatever clusterctl the worker's Python has installed.
+# The shim has its own module name, so it works beside any clusterctl that the worker's Python has installed.
 _SHIM = "_clusterctl_shim"
 
 
@@ -26,11 +26,11 @@ def _shim() -> Any:
 
 
 def progress(step: int | None = None, **facts: float | str) -> None:
-    """Says that the work moves; about a microsecond, so call it every step.
+    """Report progress. It takes about a microsecond, so call it at every step.
 
     Args:
-        step: The step just finished; shown in `ps` and `status`. Without it the call only counts as a sign of life.
-        **facts: A few short values to keep with the step (`loss=0.3`).
+        step: The step just finished; `ps` and `status` show it. Without it the call only counts as a sign of life.
+        **facts: A few short values to store with the step (`loss=0.3`).
     """
     shim = _shim()
     if shim is not None:
@@ -38,12 +38,13 @@ def progress(step: int | None = None, **facts: float | str) -> None:
 
 
 class phase:  # noqa: N801  (reads as a statement: `with clusterctl.phase("checkpoint"):`)
-    """Declares work during which no steps are expected, such as a checkpoint on rank 0 or a long validation.
+    """Declare work without steps, such as a checkpoint on rank 0 or a long validation.
 
     Args:
-        name: What is being done; shown while it lasts.
-        limit: How long it may take before the run is called stalled: seconds, or `90s`, `15m`, `1h30m`. What cannot be
-            read counts as 15 minutes and is shown as such.
+        name: What is done; shown while it lasts.
+        limit: How long it may take before the run counts as stalled: seconds, or `90s`, `15m`, `1h30m`. A limit that
+            cannot
+            be read counts as 15 minutes, and a note says so.
     """
 
     def __init__(self, name: str, limit: float | str = "15m") -> None:
@@ -66,7 +67,7 @@ class phase:  # noqa: N801  (reads as a statement: `with clusterctl.phase("check
 
 
 def __getattr__(name: str) -> object:
-    """Loads `verify_sync` on first use: it needs hashing and files, which most scripts never do."""
+    """Load `verify_sync` on first use: it needs hashing and files, which most scripts never use."""
     if name != "verify_sync":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from clusterctl.agent.worker import weight_check

@@ -35,7 +35,7 @@ def _parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 class _Timer:
-    """Seconds of the parts of an epoch, each part awaited on the device."""
+    """The seconds of the parts of an epoch; each part ends when the device has finished it."""
 
     def __init__(self, settle: Callable[[], None]) -> None:
         self.parts = {"data": 0.0, "compute": 0.0, "comm": 0.0, "wait": 0.0}
@@ -54,7 +54,7 @@ class _Timer:
 
 
 class _Benchmark:
-    """Model, data and clock of one worker."""
+    """The model, data and clock of one worker."""
 
     def __init__(self, torch: Any, options: argparse.Namespace) -> None:
         self.torch, self.options = torch, options
@@ -66,7 +66,7 @@ class _Benchmark:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         else:
-            # As many threads for one worker alone as for one of many: else the first would have all cores to itself.
+            # A single worker gets as many threads as one of many; otherwise it would have all cores to itself.
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // options.most))
         generator = torch.Generator().manual_seed(0)
         count = options.samples
@@ -80,7 +80,7 @@ class _Benchmark:
             self.torch.cuda.synchronize(self.device)
 
     def batch(self, step: int, share: int) -> tuple[Any, Any]:
-        """Make this worker's share of a batch: a flip, a shift, and numbers around zero, as image pipelines do."""
+        """Make this worker's share of a batch: a flip, a shift, and values around zero, as image pipelines do."""
         torch = self.torch
         first = step * self.options.batch + self.rank % share * (self.options.batch // share)
         at = slice(first, first + self.options.batch // share)
@@ -103,7 +103,7 @@ class _Benchmark:
         self.torch.nn.functional.cross_entropy(model(images), labels).backward()
 
     def plain_epoch(self, model: Any, optimizer: Any, share: int, steps: int) -> float:
-        """Train as a script does; return its seconds on this worker."""
+        """Train as a script does; return the seconds of this worker."""
         self.settle()
         began = time.perf_counter()
         for step in range(steps):
@@ -114,7 +114,7 @@ class _Benchmark:
         return time.perf_counter() - began
 
     def taken_apart(self, model: Any, optimizer: Any, share: int, steps: int) -> dict[str, float]:
-        """Train with the parts one after the other; `comm` is the exchange alone, once all workers have arrived."""
+        """Train with the parts one after the other; `comm` is the exchange alone, after all workers have arrived."""
         import torch.distributed as dist
 
         timer = _Timer(self.settle)
@@ -141,9 +141,9 @@ class _Benchmark:
     # --- modes
 
     def measure(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Measure the modes in turn, so that what disturbs the machine for a while disturbs all of them alike.
+        """Measure the modes in turn, so that a disturbance of the machine affects all of them.
 
-        The numbers are medians over the epochs; the parts are means over the workers, an epoch is the slowest's.
+        The numbers are medians over the epochs. The parts are means over the workers; an epoch is that of the slowest.
         """
         modes = [self._mode(name) for name in names]
         steps = self.options.samples // self.options.batch
@@ -173,7 +173,7 @@ class _Benchmark:
 
 
 class _TrainingMode:
-    """One way to train, and what was measured of it."""
+    """One way to train, and its measurements."""
 
     def __init__(self, name: str, model: Any, optimizer: Any, share: int, used: int) -> None:
         self.name, self.model, self.optimizer, self.share, self.used = name, model, optimizer, share, used
@@ -181,7 +181,7 @@ class _TrainingMode:
         self.parts: list[dict[str, float]] = []
 
     def run(self, bench: _Benchmark, steps: int, *, kept: bool) -> None:
-        """Train an epoch as a script does, then one in parts."""
+        """Train one epoch as a script does, then one in parts."""
         if self.share > 1:
             import torch.distributed as dist
 
@@ -193,7 +193,7 @@ class _TrainingMode:
             self.parts.append(parts)
 
     def result(self, bench: _Benchmark) -> dict[str, Any]:
-        """Return what rank 0 prints."""
+        """Return the line of rank 0 as an object."""
         own = {name: _median([p[name] for p in self.parts]) for name in self.parts[0]}
         everybody: list[Any] = [(own, self.epochs)]
         if self.share > 1:
@@ -203,7 +203,7 @@ class _TrainingMode:
             dist.all_gather_object(everybody, (own, self.epochs))
         mean: dict[str, float | None] = {n: sum(p[n] for p, _ in everybody) / len(everybody) for n in own}
         if self.name == "dp":
-            # It scatters and gathers inside of the model's call, which cannot be told from computing.
+            # DataParallel exchanges inside the model's call, so exchange and computing cannot be separated.
             mean |= {"comm": None, "wait": None}
         slowest = _median([max(times) for times in zip(*(times for _, times in everybody))])
         return {"mode": self.name, "workers": self.used, "epoch_s": slowest, "device": bench.device.type, **mean}

@@ -1,4 +1,4 @@
-"""Do all ranks hold the same weights? `clusterctl.verify_sync(model)` asks, and names the ranks that do not."""
+"""`clusterctl.verify_sync(model)`: checks that all ranks have the same weights, and names the ranks that differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Digests = dict[str, str]  # tensor name -> digest
 
 
 class OutOfSyncError(RuntimeError):
-    """Ranks hold different weights.
+    """Ranks have different weights.
 
     Attributes:
         ranks: the ranks that differ from the others, ascending.
@@ -31,20 +31,22 @@ class OutOfSyncError(RuntimeError):
 
 
 def verify_sync(model: torch.nn.Module, buffers: bool = False, step: int | None = None, group: Any = None) -> None:
-    """Raise unless every rank holds the same weights, bit for bit. A collective: call it on all ranks of the group.
+    """Raise unless all ranks have the same weights, bit for bit. A collective: call it on all ranks of the group.
 
-    Compared are the parameters that require gradients. DistributedDataParallel keeps only these alike after a step:
-    it copies buffers (such as BatchNorm's running statistics) *before* a forward pass, so after the last one they
-    differ rightly. Tensors sharded over ranks (DTensor) are left out, since ranks hold different parts of them.
+    It compares the parameters that require gradients. DistributedDataParallel keeps only these equal after a step: it
+    copies
+    buffers (such as BatchNorm's running statistics) *before* a forward pass, so they may differ after the last one.
+    Tensors
+    sharded over ranks (DTensor) are left out, because ranks hold different parts of them.
 
     Args:
         model: a `torch.nn.Module`; a Keras model on the torch backend is one.
-        buffers: compare buffers and frozen parameters too (where Keras keeps its moving statistics).
+        buffers: compare buffers and frozen parameters too (Keras keeps its moving statistics there).
         step: the training step, named in the error.
         group: the process group to compare over; default all ranks.
 
     Raises:
-        OutOfSyncError: naming the ranks that differ, the first tensor that differs, and the step.
+        OutOfSyncError: names the ranks that differ, the first tensor that differs, and the step.
         TypeError: `model` holds no torch tensors.
     """
     import torch.distributed as dist
@@ -55,7 +57,7 @@ def verify_sync(model: torch.nn.Module, buffers: bool = False, step: int | None 
         return
     own = {name: _hash_tensor(tensor) for name, tensor in _list_compared_tensors(model, buffers)}
     size = dist.get_world_size(group)
-    # First one short digest per rank; the long list travels only where there is something to tell.
+    # First a short digest for each rank; the long list is exchanged only if the digests differ.
     summaries: list[str] = [""] * size
     dist.all_gather_object(summaries, hashlib.sha256(repr(list(own.items())).encode()).hexdigest(), group=group)
     if len(set(summaries)) == 1:
@@ -79,7 +81,7 @@ def _list_compared_tensors(model: torch.nn.Module, buffers: bool) -> Iterator[tu
 
 
 def _is_sharded(tensor: torch.Tensor) -> bool:
-    """Tell whether this rank holds only its part of a distributed tensor."""
+    """Return whether this rank has only its part of a distributed tensor."""
     return any(not placement.is_replicate() for placement in getattr(tensor, "placements", ()))
 
 
@@ -96,9 +98,9 @@ def _hash_tensor(tensor: torch.Tensor) -> str:
 
 
 def _find_odd_ranks(digests: dict[int, Digests]) -> tuple[list[int], str]:
-    """Return the ranks outside the largest group that agrees (in a tie, the lowest rank's) and the first odd tensor."""
+    """Return the ranks outside the largest equal group (in a tie, the lowest rank's) and the first odd tensor."""
     whole = {rank: repr(list(own.items())) for rank, own in digests.items()}
-    # Counter keeps first-seen order among equals, and ranks are ascending.
+    # Counter keeps the order of first occurrence among equals, and ranks are ascending.
     usual, _ = Counter(whole.values()).most_common(1)[0]
     odd = sorted(rank for rank, its in whole.items() if its != usual)
     reference = next(digests[rank] for rank in sorted(digests) if whole[rank] == usual)
@@ -108,7 +110,7 @@ def _find_odd_ranks(digests: dict[int, Digests]) -> tuple[list[int], str]:
 
 
 def _format_message(odd: list[int], tensor: str, step: int | None, size: int) -> str:
-    """Say it in one line."""
+    """Return the error message in one line."""
     who = f"rank {odd[0]} differs" if len(odd) == 1 else f"ranks {','.join(map(str, odd))} differ"
     when = "" if step is None else f" at step {step}"
     return f"weights are not the same on all ranks{when}: {who} from the other {size - len(odd)}, first in `{tensor}`"
