@@ -1,7 +1,7 @@
 """One session with the agent of one node: requests, answers, and messages that the agent pushes.
 
 Each session has a reader thread and a sender thread. Pushed messages go into the owner's inbox as values. One timer
-thread sends a heartbeat on every session each `HEARTBEAT_INTERVAL_S`; the reply also measures the clock offset of the node.
+thread sends a heartbeat on every session each `HEARTBEAT_INTERVAL_S`; the reply also measures the node's clock offset.
 """
 
 from __future__ import annotations

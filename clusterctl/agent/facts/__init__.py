@@ -1,29 +1,29 @@
-"""What a node is like, told as JSON: looked at in children with deadlines, so that nothing sick can hang us.
+"""The health facts of a node as JSON, collected in children with deadlines, so that no broken part can hang the probe.
 
-The probe never judges. It is started exactly as a worker would be (same Python, prologue, environment, limits), so what
-it sees of limits, PATH and packages is what workers will see. It never imports torch.
+The probe never judges. It starts exactly as a worker does (same Python, prologue, environment, limits), so it finds the
+limits, PATH and packages of the workers. It never imports torch.
 
 Request (every key optional):
 
-    {"root": "/",            prefix of /sys, /proc, /etc, /dev/shm and device nodes, for made-up trees
+    {"root": "/",            prefix of /sys, /proc, /etc, /dev/shm and device nodes, for tests
      "deadline": 3.0,        seconds for everything but the groups of
-     "deadlines": {group: seconds},  which have later ones: a driver may have to start GPUs before it can answer
+     "deadlines": {group: seconds},  later deadlines: a driver may have to start GPUs before it answers
      "groups": [name],       only these; default all
-     "workdir": path,        where the code will lie
-     "paths": [path],        more places whose free space matters (checkpoints)
-     "mounts": [path],       places that must answer, beside every network mount of the node
+     "workdir": path,        the folder of the code
+     "paths": [path],        more folders whose free space matters (checkpoints)
+     "mounts": [path],       mounts that must answer, besides the network mounts
      "peers": {node: address}, "ports": [port],
-     "checkpoints": glob,    how checkpoints are called, relative to the workdir
-     "expect_gpus": bool,    false: leave the driver alone altogether
-     "node": name, "run": id,    on whose behalf: they name the file that is written to try a place
-     "salt": text}           goes into hashes of the environment, the same for all nodes of one look
+     "checkpoints": glob,    the checkpoints, relative to the workdir
+     "expect_gpus": bool,    false: do not ask the driver
+     "node": name, "run": id,    the requester, part of the name of test files
+     "salt": text}           part of the hashes of the environment, equal for all nodes of one check
 
 Answer, one object:
 
     {"schema": 1, "time": wall clock, "ms": whole duration, "groups": {name: result},
      "stuck": [{"group", "pid", "state", "wchan"}]}
     result: {"status": "ok" | "timeout" | "error" | "denied" | "absent", "reason": text or null, "data": {...}, "ms": n}
-    of a timeout also "pid", "state" and "wchan" of the child, and "abandoned": true where even SIGKILL did not end it
+    after a timeout also "pid", "state" and "wchan" of the child, and "abandoned": true if even SIGKILL did not end it
 
 Data of each group:
 
@@ -31,12 +31,12 @@ Data of each group:
                 pci: [{address, vendor, class, driver, minor, width, max_width, slot_width}],
                 dev: [{path, readable}], imex: [{path, readable}], helper}
                 pci: GPUs of NVIDIA, AMD, Intel (not those built into its processors) and Huawei (`ascend`)
-                driver: what has taken the card; minor: number of its device node; slot_width: lanes of the port above
-                it; helper: a program makes missing device nodes. null where it cannot be seen
+                driver: the driver of the card; minor: number of its device node; slot_width: lanes of the port above
+                it; helper: a program that makes missing device nodes. null is unknown
     nvml        {init_error, init_ms, driver, cuda, cuda_error, nvml, count, count_error, uvm,
                 p2p: [[i, j, nvlink, read]], devices: [{vendor, index, v: {...}, err: {field: word}, codes: {field: n},
                 odd: {field: n}}]}
-                uvm: how opening /dev/nvidia-uvm ends; p2p: NVML's status of each pair, 0 is well
+                uvm: result of opening /dev/nvidia-uvm; p2p: NVML's status of each pair, 0 is good
                 err: why a value is missing (`error_words`); codes: the same as NVML's numbers. An error that may be
                 transient is there only if three readings in a row gave it, else it is in odd
                 v: uuid serial name pci subsystem vbios minor capability [major, minor] recovery_action
@@ -49,29 +49,29 @@ Data of each group:
                 retired_pending inforom repair [channel, tpc] persistence
                 mig [now, pending] compute_mode memory {used, total, version}
                 procs [{pid, used, kind: compute | mps | graphics, comm, user, run, visible, agent}]
-    amdgpu      {driver, count, hidden: kept from us by the device cgroup, dev: [{path, access: ok | absent | denied}],
+    amdgpu      {driver, count, hidden: hidden by the device cgroup, dev: [{path, access: ok | absent | denied}],
                 numa_balancing, devices: [{vendor, index, v: {...}, err: {field: word}, codes: {field: errno},
-                odd: {field: errno}}]}    asked only where the kernel has AMD's compute driver; index: as HIP counts
+                odd: {field: errno}}]}    only if the kernel has AMD's compute driver; index: as HIP counts
                 v: uuid serial name pci subsystem vbios minor gfx hive partition modes [compute, memory] util temp
                 temp_max mem_temp mem_temp_max power_w power_limit_w power_default_w sm_clock pcie_width pcie_width_max
                 memory procs ecc_unc ecc_cor    as of NVIDIA; temperatures are those of the hottest place of the chip
                 ras {block: [uncorrectable, correctable]} bad_pages {retired, pending, failed}
                 xgmi {index: [weight, most MB/s]} xgmi_links [0|1...] slowdown [what holds the clocks down]
-    unshown     {gpus: [an entry of driver.pci, with node: how opening its device node ends]}    where NVML shows fewer
-    smi         {rc, devices: [{index, uuid, name, pci, driver}], errors: [text]}    asked only where NVML failed
+    unshown     {gpus: [an entry of driver.pci, with node: result of opening its device node]}    if NVML shows fewer
+    smi         {rc, devices: [{index, uuid, name, pci, driver}], errors: [text]}    only if NVML failed
     kernel_log  {source, uptime, since_s: age of its oldest line, dropped, lines: [{age_s, text}],
                 events: [errors of GPUs, counted (`kernel_log`)]}
     host        {boot_id, machine_id, netns, kernel, arch, distro, user, uptime, cpus, cpus_allowed, load1, mem_total,
                 mem_available, swap_used, swap_rate, governors: {name: n}, preferences: {name: n}, frequency_driver,
                 clocksource, clock_error, memlock, nofile, nproc, cgroup_mem_max, cgroup_mem_free, cpu_quota, pids_max,
                 pids_free, shm: {total, free}, env: {name: value}, env_hashes: {name: hash}}
-                a limit of null is "unlimited"; of env only harmless values are told, the others are null; preferences:
-                of the driver between speed and power; clock_error: what the kernel takes for its bound, 16 s at most
+                a limit of null is "unlimited"; env has harmless values only, the others are null; preferences:
+                of the driver between speed and power; clock_error: the kernel's bound of the error, 16 s at most
     hardware    {pcie: [{address, of, correctable: {kind: n}, nonfatal, fatal}],
-                memory: [{controller, corrected, uncorrected, seconds}]}    counted since the boot; what counts nothing
-                of its own is left out
+                memory: [{controller, corrected, uncorrected, seconds}]}    counted since boot; devices without
+                counters are left out
     disk        {paths: [{path, what, total, free, used, inodes, inodes_free, readonly, writable, error}]}
-    checkpoint  {path, bytes}    the newest complete one; asked only where the request has `checkpoints`
+    checkpoint  {path, bytes}    the newest complete one; only if the request has `checkpoints`
     mounts      {paths: [{path, fs, device, status, reason, ms, state, wchan}], left_out}
     names       {hostname, addresses, error, peers: {node: {name, addresses, error}}}
     net         {interfaces: [{name, operstate, mtu, speed, virtual, address}],
@@ -80,9 +80,9 @@ Data of each group:
                 max_width, slot_width}]}
     ports       {ports: [{port, free, error, owner}]}
     procs       {runs: [{run, pid, comm}], dstate: [{pid, comm, wchan, gpu, stuck_s}], zombies, own_namespace,
-                fabric_manager, time_daemon}    own_namespace: it sees the processes of a container only
-    machine     the machine's half of a sample (`sampler`)                     asked only where it is named
-    gpus        the GPUs' half of a sample                                      asked only where it is named
+                fabric_manager, time_daemon}    own_namespace: only a container's processes are visible
+    machine     the machine's half of a sample (`sampler`)                     only on request
+    gpus        the GPUs' half of a sample                                      only on request
     versions    {python, executable, torch, torch_cuda, torch_hip, nccl, nccl_from, net_plugin, verbs, packages,
                 packages_hash, names: {name: version}}    nccl_from: `package`, or the library's path; net_plugin:
                 NCCL's way to other nodes; verbs: libibverbs, without which NCCL uses no RDMA
@@ -99,7 +99,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # Not `from typing`: that alone costs a twentieth of what a look may cost.
+    # Importing `typing` would take a twentieth of the time of a probe.
     from collections.abc import Mapping
     from typing import Any, TextIO
 
@@ -109,18 +109,18 @@ if TYPE_CHECKING:
 SCHEMA = 1
 DEADLINE = 3.0
 _SECOND_SECONDS = 2.0
-"""How long a second round may take where the first one was late."""
+"""Seconds for the second round if the first one was late."""
 
 _NOW = {"machine": "sample_machine", "gpus": "sample_gpus"}
-"""What machine and GPUs do at this moment: no facts to judge, so nobody gets them unasked."""
+"""Samples of the present moment. They are not judged, so a probe collects them only on request."""
 
 _KFD = "/sys/class/kfd/kfd/topology"
 TOGETHER = (("driver", "hardware", "host", "ports", "procs"), ("names", "net"))
-"""Groups that share a child: they read the kernel's own tables, which do not hang, or hang on the same name server."""
+"""Groups that share a child: they read the kernel's own tables, which do not hang, or wait for the same name server."""
 
 
 def collect(request: FactsRequest) -> Facts:
-    """Look at this node; return within the request's deadlines whatever has been seen by then.
+    """Collect the facts of this node; return those that were ready within the request's deadlines.
 
     Call it from a process with a single thread: groups run in forks.
     """
@@ -146,7 +146,7 @@ def collect(request: FactsRequest) -> Facts:
 
 
 def _second(request: FactsRequest, groups: Mapping[str, FactGroup]) -> dict[str, Task]:
-    """Return what is asked only because of what the first round saw."""
+    """Return the groups that are collected only because of the results of the first round."""
     chosen, nvml, driver = request.get("groups"), groups.get("nvml"), groups.get("driver")
     if "smi" in (chosen or ["smi"]) and _nvml_failed(nvml):
         return {"smi": _task("driver", "collect_smi")}
@@ -159,7 +159,7 @@ def _second(request: FactsRequest, groups: Mapping[str, FactGroup]) -> dict[str,
 
 
 def _nvml_failed(result: FactGroup | None) -> bool:
-    """Tell whether a second source is worth asking. A driver that hangs would only hang it too."""
+    """Return whether NVML failed, so that a second source helps; a driver that hangs would hang that too."""
     if result is None or result["status"] in ("absent", "timeout"):
         return False
     return result["status"] != "ok" or result["data"].get("init_error") is not None
@@ -167,7 +167,7 @@ def _nvml_failed(result: FactGroup | None) -> bool:
 
 def _task(module: str, function: str, *arguments: Any) -> Task:
     def collect_group() -> Mapping[str, object]:
-        # The child imports the module: what one group needs costs the others nothing.
+        # The child imports the module, so each group pays for its own imports only.
         collector = getattr(importlib.import_module(f"clusterctl.agent.facts.{module}"), function)
         facts: Mapping[str, object] = collector(*arguments)
         return facts
@@ -178,7 +178,7 @@ def _task(module: str, function: str, *arguments: Any) -> Task:
 def _tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
     root = str(request.get("root") or "/")
     wanted = request.get("expect_gpus") is not False
-    # A child is not sent where the kernel has no such driver: it would cost every other machine.
+    # Without such a driver no child is started, to save its cost on every other machine.
     amd = {"amdgpu": _task("amdgpu", "collect_amdgpu", root, wanted)} if os.path.isdir(root.rstrip("/") + _KFD) else {}
     return {
         "nvml": _task("nvml", "collect_nvml", root, wanted),
@@ -203,7 +203,7 @@ def _tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
 
 
 def _run_of(request: FactsRequest) -> tuple[str, str | None]:
-    """Return who looks, in words, and how checkpoints are called."""
+    """Return the name of the requester for files, and the glob of the checkpoints."""
     return "-".join(str(request[key]) for key in ("node", "run") if request.get(key)), request.get("checkpoints")
 
 
@@ -213,10 +213,10 @@ def _checkpoint(request: FactsRequest) -> dict[str, Task]:
 
 
 def main(stdin: TextIO, stdout: TextIO) -> int:
-    """Read one request, write one line of JSON; the exit code is 0 unless the request is no JSON object."""
+    """Read one request and write one line of JSON; return 0, or an error code if the request is not a JSON object."""
     from clusterctl.agent.facts import nvml_bindings
 
-    # A look is over before there is garbage worth collecting, and a collection would unshare what forks share.
+    # A probe ends before there is garbage worth collecting, and a collection would unshare the memory of forks.
     gc.disable()
     nvml_bindings.use_unpacked_sources(sys.modules[__name__])
     text = stdin.read()

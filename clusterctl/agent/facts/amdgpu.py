@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 
 _THERMAL_BITS = 0xFFFF << 32
-"""The bits of `indep_throttle_status` that are temperatures, and the signal of an overheated regulator or board."""
+"""The bits of `indep_throttle_status` for temperatures, and for an overheated regulator or board."""
 _COUNTERS = ("PROCHOT", "socket temperature", "regulator temperature", "memory temperature")
-"""What is counted, for how long each held the clocks down; the power limit, normal under load, is left out."""
+"""The causes that are counted by the time they slowed the clocks. The power limit, normal under load, is left out."""
 _RESIDENCIES = {(1, 6): 36, (1, 7): 44, (1, 8): 44}
-"""Where the counters begin: of PROCHOT, power, socket, regulator, memory, four bytes each."""
+"""Where the counters begin: PROCHOT, power, socket, regulator, memory, four bytes each."""
 _LINKS = {(1, 7): 264, (1, 8): 264}
 _MAX_LINKS = 8
 _ABSENT_16, _ABSENT_32, _ABSENT_64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
 
 
 class FirmwareMetrics:
-    """One reading.
+    """One reading of the firmware's table.
 
     Attributes:
-        slowed: What holds the clocks down, where the layout says so at once; `None` where it counts.
-        counters: How long each cause has done so, where it counts.
-        links: 1 for each XGMI link that is up, 0 for others; `None` where the layout does not say.
+        slowed: The causes that slow the clocks now; `None` if the layout counts them instead.
+        counters: How long each cause has slowed the clocks, if the layout counts them.
+        links: 1 for each XGMI link that is up, 0 for others; `None` if the layout does not say.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -54,7 +54,7 @@ class FirmwareMetrics:
 
 
 def name_slowdowns(before: FirmwareMetrics, after: FirmwareMetrics) -> list[str] | None:
-    """Name what held the clocks down between two readings; `None` where the layout does not say."""
+    """Return the causes that slowed the clocks between two readings; `None` if the layout does not say."""
     if after.slowed is not None or after.counters is None or before.counters is None:
         return after.slowed
     return [name for name, count in after.counters.items() if count > before.counters.get(name, count)]
@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     Calls = dict[str, Callable[[], Any]]
 
 _GONE = b"\xff\xff"
-"""What the configuration space of a device reads as that has fallen off the bus."""
+"""The content of the configuration space of a device that has fallen off the bus."""
 
 
 class GpuFiles:
@@ -111,11 +111,11 @@ class GpuFiles:
         self._sensors = self._labels()
 
     def asleep(self) -> bool:
-        """Tell whether the GPU is suspended: to look at it would wake it up, or read nonsense."""
+        """Return whether the GPU is suspended. Reading it would wake it, or give nonsense."""
         return sysfs.read_bytes_or_none(f"{self.place}/power/runtime_status") == b"suspended\n"
 
     def gone(self) -> bool:
-        """Tell whether the device answers no more on the bus."""
+        """Return whether the device no longer answers on the bus."""
         try:
             with open(f"{self.place}/config", "rb", buffering=0) as file:
                 return file.read(2) == _GONE
@@ -126,12 +126,12 @@ class GpuFiles:
         """Return the firmware's own table.
 
         Raises:
-            OSError: There is none.
+            OSError: The GPU has no table.
         """
         return sysfs.read_bytes(f"{self.place}/gpu_metrics")
 
     def sampled(self) -> Calls:
-        """Return the calls for the few values that a running job is watched by."""
+        """Return the calls for the few values of a sample."""
         return {
             "util": lambda: self._number("gpu_busy_percent"),
             "memory": self._memory,
@@ -145,7 +145,7 @@ class GpuFiles:
         }
 
     def all_values(self) -> Calls:
-        """Return the calls for everything that is judged before a run."""
+        """Return the calls for all values that are judged before a run."""
         return {
             **self.sampled(),
             **self.lasting(),
@@ -156,7 +156,7 @@ class GpuFiles:
         }
 
     def lasting(self) -> Calls:
-        """Return the calls for what may be read of a GPU that sleeps."""
+        """Return the calls for values that can be read from a suspended GPU."""
         link = driver.read_pcie_link(os.path.realpath(self.place))
         return {
             "name": lambda: self._text("product_name"),
@@ -176,13 +176,13 @@ class GpuFiles:
 
     def _memory(self) -> dict[str, int]:
         used, total = self._number("mem_info_vram_used"), self._number("mem_info_vram_total")
-        # As NVML's first version: what the driver keeps for itself counts as used.
+        # As in NVML's first version, memory that the driver reserves counts as used.
         return {"used": used, "total": total, "version": 1}
 
     # --- sensors
 
     def _labels(self) -> dict[str, str]:
-        """Return what each temperature is of, to the beginning of its files' names."""
+        """Return the file name prefix of each temperature, by its label."""
         labels = {}
         for name in _list_names(self._hwmon) if self._hwmon else []:
             if name.startswith("temp") and name.endswith("_label"):
@@ -191,7 +191,7 @@ class GpuFiles:
         return labels
 
     def _core(self) -> str:
-        """Return the hottest place of the chip that there is a sensor for."""
+        """Return the hottest place of the chip that has a sensor."""
         return "junction" if "junction" in self._sensors else "edge"
 
     def _sensor(self, name: str) -> int:
@@ -211,7 +211,7 @@ class GpuFiles:
     # --- errors of memory and engines
 
     def _ras(self) -> dict[str, list[int]]:
-        """Return errors since the driver was loaded: `[uncorrectable, correctable]` of each block that counts."""
+        """Return errors since the driver was loaded: `[uncorrectable, correctable]` of each block that counts them."""
         names = [
             name for name in _list_names(f"{self.place}/ras") if name.endswith("_err_count") or name.startswith("aca_")
         ]
@@ -225,7 +225,7 @@ class GpuFiles:
         return counted
 
     def _bad_pages(self) -> dict[str, int]:
-        """Return pages of memory: out of use, about to be, and those that could not be taken out of use."""
+        """Return the numbers of bad memory pages: retired, pending, and those that could not be retired."""
         lines = sysfs.read_bytes(f"{self.place}/ras/gpu_vram_bad_pages").decode().splitlines()
         flags = [line.rpartition(":")[2].strip() for line in lines]
         return {name: flags.count(flag) for flag, name in (("R", "retired"), ("P", "pending"), ("F", "failed"))}
@@ -240,15 +240,15 @@ def _parse_counts(text: str) -> list[int] | None:
 
 
 def _watts(microwatts: int) -> float:
-    """Return watts; of two dies on one card the second tells none, or nought."""
+    """Return watts. Of two dies on one card, the second reports nothing or zero."""
     return round(int(_value_or_none(microwatts)) / 1e6, 1)
 
 
 def _value_or_none(value: Any) -> Any:
-    """Return a value that says something.
+    """Return a value unless it is empty or zero.
 
     Raises:
-        OSError: It is empty or nought: the card has no such thing.
+        OSError: It is empty or zero: the card lacks this value.
     """
     if not value:
         raise OSError(errno.ENOENT, "nothing told")
@@ -260,9 +260,9 @@ def _list_names(place: str | None) -> list[str]:
 
 
 MORE_READINGS = 2
-"""How often what may be chance is asked again."""
+"""How often a value that may be a chance result is read again."""
 _PAUSE = 0.12
-"""Seconds before each further look: one pause for all GPUs together."""
+"""Seconds before each further reading: one pause for all GPUs together."""
 _KFD = "/dev/kfd"
 
 
@@ -270,7 +270,7 @@ def collect_amdgpu(root: str, wanted: bool) -> facts_types.AmdgpuFacts:
     """Return the group `amdgpu`.
 
     Raises:
-        AbsentError: No GPU is asked for.
+        AbsentError: The request expects no GPU.
     """
     if not wanted:
         raise AbsentError("no GPU is declared")
@@ -288,7 +288,7 @@ def collect_amdgpu(root: str, wanted: bool) -> facts_types.AmdgpuFacts:
 
 
 class AmdgpuSession:
-    """The GPUs of a machine, found once; values at every call. Has what `nvml.Session` has for those who sample.
+    """The GPUs of a machine, found once, for repeated readings. It offers the samplers the same as `NvmlSession`.
 
     Args:
         root: Prefix of /sys, /proc and /dev.
@@ -306,11 +306,11 @@ class AmdgpuSession:
 
     @property
     def indices(self) -> list[int]:
-        """Return the GPUs that there are."""
+        """Return the indices of the GPUs."""
         return [gpu["index"] for gpu in self.gpus]
 
     def looks(self) -> list[AmdgpuReading]:
-        """Look at every GPU; ask again, all of them at once, for what may be chance."""
+        """Read every GPU; read values that may be chance results again, of all GPUs at once."""
         by_node = {gpu["node"]: gpu["index"] for gpu in self.gpus}
         looks = [AmdgpuReading(self._root, gpu).at_all(self.holders_of(gpu)) for gpu in self.gpus]
         for look, gpu in zip(looks, self.gpus):
@@ -325,7 +325,7 @@ class AmdgpuSession:
         return looks
 
     def sample(self) -> list[facts_types.LibraryGpu]:
-        """Return the few values that a running job is watched by."""
+        """Return the few values of a sample."""
         devices = []
         for gpu in self.gpus:
             look = AmdgpuReading(self._root, gpu, self._metrics.get(gpu["index"])).at_a_sample()
@@ -341,7 +341,7 @@ class AmdgpuSession:
         return self._links.get(index, 0)
 
     def holders(self, indices: list[int]) -> list[dict[str, Any]]:
-        """Return memory and processes of some GPUs; those that do not answer are left out: they hold nothing usable."""
+        """Return memory and processes of some GPUs; GPUs that do not answer are left out, as nothing can use them."""
         holding = []
         for gpu in self.gpus:
             if gpu["index"] in indices:
@@ -351,29 +351,29 @@ class AmdgpuSession:
         return holding
 
     def holders_of(self, gpu: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return who has memory of a GPU."""
+        """Return the processes that hold memory of a GPU."""
         return [
             {"pid": pid, "used": used, "kind": "compute", **self._identity(pid)}
             for pid, used in gpus.list_gpu_memory_holders(self._root, gpu["gpu_id"]).items()
         ]
 
     def _identity(self, pid: int) -> dict[str, Any]:
-        # The kernel numbers processes as the machine does: in a container that is the number of somebody else.
+        # The kernel uses the machine's pids; in a container such a number belongs to another process.
         return gpu_processes.UNKNOWN_PROCESS if self._contained else gpu_processes.describe_process(self._root, pid)
 
 
 class AmdgpuReading:
-    """A look at one GPU.
+    """A reading of one GPU.
 
     Args:
         root: Prefix of /sys.
-        gpu: What `kfd.gpus` says of it.
-        before: The firmware's table as the look before this one read it.
+        gpu: Its entry of `gpus.list_amd_gpus`.
+        before: The firmware's table of the reading before this one.
 
     Attributes:
-        values: What was read.
-        codes: The error's number for each file that could not be read.
-        odd: Numbers that a second look did not give again.
+        values: The values that were read.
+        codes: The error number of each file that could not be read.
+        odd: Error numbers that a second reading did not repeat.
         metrics: The firmware's table, or `None`.
     """
 
@@ -387,39 +387,39 @@ class AmdgpuReading:
         self._calls: dict[str, Callable[[], Any]] = {}
 
     def at_all(self, holders: list[dict[str, Any]]) -> AmdgpuReading:
-        """Read everything that is judged before a run."""
+        """Read all values that are judged before a run."""
         plate = {"minor": self._gpu["render"], "gfx": self._gpu["gfx"], "hive": self._gpu["hive"]}
         self.values.update(plate, partition=self._gpu["partition"], procs=holders)
         self._take(self._files.lasting() if self._files.asleep() else self._files.all_values())
-        # Virtual functions and some cards have no name of their own.
+        # Virtual functions and some cards have no name.
         if "name" not in self.values:
             self.codes.pop("name", None)
             self.values["name"] = f"AMD {self._gpu['gfx']} ({self._gpu['device']})"
         return self
 
     def at_a_sample(self) -> AmdgpuReading:
-        """Read the few values that a running job is watched by."""
+        """Read the few values of a sample."""
         self._take({} if self._files.asleep() else self._files.sampled())
         return self
 
     def memory(self) -> dict[str, int] | None:
-        """Return used and total bytes, or `None` where the GPU does not answer."""
+        """Return used and total bytes, or `None` if the GPU does not answer."""
         self._read({"memory": self._files.sampled()["memory"]})
         return self.values.get("memory")
 
     def doubtful(self) -> bool:
-        """Tell whether to ask `again`: something may be chance, or what holds the clocks down is counted."""
+        """Return whether to read again: a result may be chance, or slowdowns must be counted over time."""
         return bool(self._odd_calls()) or (self._counted and "slowdown" not in self.values)
 
     def again(self) -> None:
-        """Ask once more for what is doubtful."""
+        """Read the doubtful values once more."""
         wrong = {name: self.codes[name] for name in self._odd_calls()}
         self._read({name: self._calls[name] for name in wrong if name in self._calls})
         self.odd.update({name: code for name, code in wrong.items() if name not in self.codes})
         self._firmware()
 
     def told(self) -> facts_types.LibraryGpu:
-        """Return the look as facts (`clusterctl.agent.facts` has the shape)."""
+        """Return the reading as facts (`clusterctl.agent.facts` has the format)."""
         words = {name: error_words.file_error_word(code) for name, code in self.codes.items()}
         odd: facts_types.LibraryGpu = {"odd": self.odd} if self.odd else {}
         index = self._gpu["index"]
@@ -428,7 +428,7 @@ class AmdgpuReading:
     def _take(self, calls: dict[str, Callable[[], Any]]) -> None:
         self._calls = calls
         if self._files.gone():
-            # Every further question to a device that is not there may take seconds.
+            # Each further query of a missing device may take seconds.
             self.codes["config"] = errno.ENODEV
             return
         self._read(calls)
@@ -443,7 +443,7 @@ class AmdgpuReading:
             except OSError as error:
                 self.codes[name] = error.errno or errno.EIO
             except ValueError:
-                # Not what the file is documented to hold.
+                # The content is not in the documented format.
                 self.codes[name] = errno.EBADMSG
         if "ras" in self.values and "ras" in calls:
             blocks = self.values["ras"].values()

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 _UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", ".lock")
 _CHUNK_BYTES = 1 << 20
 _MAX_CHECKPOINTS = 5000
-"""Of so many an answer can tell, whatever they are called within reason."""
+"""An answer has room for so many checkpoints with names of usual length."""
 
 
 def list_complete_checkpoints(workdir: str, pattern: str) -> list[Checkpoint]:
-    """Return `[{path, mtime, size}]` of the newest `_MAX_CHECKPOINTS` checkpoints that are complete, the newest first.
+    """Return `[{path, mtime, size}]` of the newest `_MAX_CHECKPOINTS` complete checkpoints, the newest first.
 
-    Time and size are of its newest file. A link to another one (`latest`) is only a second name of that.
+    Time and size are those of the newest file. A link to another checkpoint (`latest`) is left out.
 
-    A file is, once it has its final name; a folder of torch.distributed.checkpoint, once it holds `.metadata`, which is
-    written last.
+    A file is complete once it has its final name. A folder of torch.distributed.checkpoint is complete once it has
+    `.metadata`, which is written last.
     """
     checkpoints: list[Checkpoint] = []
     paths = [path.rstrip("/") for path in _expand_pattern(workdir, pattern)]
@@ -48,7 +48,7 @@ def list_complete_checkpoints(workdir: str, pattern: str) -> list[Checkpoint]:
 
 
 def checkpoint_folder(workdir: str, pattern: str) -> str:
-    """Return the folder below which checkpoints lie: what a pattern names before its first wildcard."""
+    """Return the folder above all checkpoints: the part of the pattern before its first wildcard."""
     *folders, _ = os.path.join(workdir, os.path.expanduser(pattern)).split("/")
     fixed = itertools.takewhile(lambda name: not glob.has_magic(name), folders)
     return os.path.realpath("/".join(fixed) or "/")
@@ -60,7 +60,7 @@ def list_file_versions(workdir: str, pattern: str) -> list[tuple[float, int]]:
 
 
 def list_checkpoint_files(workdir: str, path: str, *, with_hashes: bool) -> list[CheckpointFile]:
-    """Return the files of one checkpoint, named from the folder that holds it; with their SHA-256, where asked for."""
+    """Return the files of one checkpoint, relative to the folder that holds it; on request with SHA-256."""
     whole = os.path.join(os.path.expanduser(workdir), os.path.expanduser(path)).rstrip("/")
     found: list[CheckpointFile] = []
     for file in sorted(_list_files(whole)):
@@ -73,7 +73,7 @@ def list_checkpoint_files(workdir: str, path: str, *, with_hashes: bool) -> list
 
 
 def total_size_bytes(path: str) -> int:
-    """Return how many bytes a checkpoint has in all."""
+    """Return the size of a checkpoint in bytes."""
     return sum(size for _, size in _files_of(path))
 
 
@@ -92,12 +92,12 @@ def _describe_if_complete(path: str) -> tuple[float, int] | None:
     if ".metadata" in names:
         return next(_files_of(os.path.join(path, ".metadata")), None)
     sharded = any(name.endswith(".distcp") for name in names)
-    # The time of a folder tells of new names only, not of files that are written anew in their place.
+    # The time of a folder changes with new names only, not when existing files are rewritten.
     return None if sharded else max(_files_of(path), default=None)
 
 
 def _files_of(path: str) -> Iterator[tuple[float, int]]:
-    """Yield time and size of a file, or of all that a folder holds."""
+    """Yield time and size of a file, or of all files in a folder."""
     for file in _list_files(path):
         with contextlib.suppress(OSError):
             info = os.stat(file)
@@ -105,7 +105,7 @@ def _files_of(path: str) -> Iterator[tuple[float, int]]:
 
 
 def _list_files(path: str) -> Iterator[str]:
-    """Yield a file, or all that a folder holds."""
+    """Yield a file, or all files in a folder."""
     if not os.path.isdir(path):
         yield path
         return
@@ -123,8 +123,8 @@ def _hash_file(path: str) -> str:
 
 
 def collect_checkpoint(workdir: str, pattern: str) -> facts_types.CheckpointFacts:
-    """Return the group `checkpoint`: path and size of the newest complete one, each `None` where there is none yet."""
-    # A folder of many large checkpoints may take its time: this has a child of its own, and is imported only there.
+    """Return the group `checkpoint`: path and size of the newest complete one, each `None` if there is none yet."""
+    # A folder of many large checkpoints may take long, so this has its own child and is imported only there.
 
     checkpoints = list_complete_checkpoints(os.path.expanduser(workdir), pattern)
     if not checkpoints:

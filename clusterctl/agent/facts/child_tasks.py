@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
     Task = Callable[[], Mapping[str, object]]
 
-_SIGKILL = 9  # `signal` makes enumerations of all its numbers when imported, for two milliseconds
+_SIGKILL = 9  # importing `signal` takes two milliseconds, for enumerations of all its numbers
 
 REAP_SECONDS = 0.1
-"""How long a killed child may take to go before it is abandoned."""
+"""Seconds for a killed child to exit before it is abandoned."""
 STUCK_SECONDS = 5.0
-"""How long a child may sleep in the kernel without once being woken before it counts as stuck for good."""
+"""Seconds of sleep in the kernel without one wake-up, after which a child counts as stuck."""
 _LOOK_SECONDS = 1.0
 
 
 class DeniedError(Exception):
-    """The task may not look; the text says why and who may."""
+    """The user may not read this; the message says why, and who may."""
 
 
 class AbsentError(Exception):
-    """There is nothing to look at."""
+    """There is nothing to examine."""
 
 
 class _Child:
-    """A fork that does some tasks one after the other and reports each as it is done."""
+    """A fork that runs some tasks in turn and reports the result of each."""
 
     def __init__(self, names: list[str], tasks: dict[str, Task], deadline: float, later: dict[str, float]) -> None:
         self.left = list(names)
@@ -54,14 +54,14 @@ class _Child:
         self.reader = reader
 
     def next_look(self) -> float:
-        """Return when it may have to be given up, in monotonic seconds."""
+        """Return the monotonic time at which the child must be checked."""
         deadline = self._deadline()
         return deadline if deadline <= self._look_at else self._look_at
 
     def hangs(self, now: float) -> bool:
-        """Tell whether it is to be given up: its time is over, or it will not come back.
+        """Return whether to give the child up: its deadline has passed, or it is stuck.
 
-        Sleeping in the kernel alone is no sign: a driver that starts a GPU does so for seconds, and is woken meanwhile.
+        A sleep in the kernel alone is not a sign: a driver that starts a GPU sleeps for seconds and is woken meanwhile.
         """
         if now >= self._deadline():
             return True
@@ -74,11 +74,11 @@ class _Child:
         return woken is not None and now - self._asleep[1] >= STUCK_SECONDS
 
     def _deadline(self) -> float:
-        """Return the deadline of the task that it is at, or was at last."""
+        """Return the deadline of the present task, or of the last one."""
         return self._deadlines[self.left[0]] if self.left else min(self._deadlines.values())
 
     def take(self, chunk: bytes) -> dict[str, FactGroup]:
-        """Return the results that are complete with these bytes."""
+        """Return the results that these bytes complete."""
         *lines, self._partial = (self._partial + chunk).split(b"\n")
         groups: dict[str, FactGroup] = {}
         for line in lines:
@@ -87,21 +87,21 @@ class _Child:
         return groups
 
     def ended(self) -> dict[str, FactGroup]:
-        """Return results for what it left undone when it ended: an error that says how it died."""
+        """Return an error for each task that the child had not finished when it ended."""
         status = os.waitpid(self.pid, 0)[1]
         died = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
         reason = f"the look ended with {died}"
         return {name: self._timed({"status": "error", "reason": reason, "data": {}}) for name in self.left}
 
     def given_up(self) -> dict[str, FactGroup]:
-        """End it; return results for what it has not done."""
+        """End the child; return an error for each task that it has not finished."""
         if self.left:
             return self.abandon()
         os.waitpid(self.pid, 0)
         return {}
 
     def abandon(self) -> dict[str, FactGroup]:
-        """Kill the child and its programs; say where it hung, and that it never came to the rest."""
+        """Kill the child and its programs; report where it hung, and the tasks that it never reached."""
         state, wchan = read_state(self.pid)
         reason = f"no answer within {time.monotonic() - self.began:.1f} s"
         if state == "D":
@@ -134,15 +134,16 @@ def run_tasks(
     together: tuple[tuple[str, ...], ...] = (),
     later: dict[str, float] | None = None,
 ) -> dict[str, FactGroup]:
-    """Run every task in a fork until `deadline` (monotonic seconds); return one result a task.
+    """Run every task in a fork until `deadline` (monotonic seconds); return one result for each task.
 
     Args:
-        tasks: Name to what is to be done.
-        deadline: When whoever has not answered is killed, and abandoned where that does not help.
-        together: Names that share a fork, in this order, because none of them can hang by itself; a fork costs
-            more than most looks.
-        later: Names of tasks that have a later deadline of their own. Beyond `deadline` such a task is given up early
-            where it is stuck in the kernel.
+        tasks: The functions by name.
+        deadline: When unfinished tasks are killed, or abandoned if they cannot be killed.
+        together: Names that share a fork, in this order, because none of them can hang by itself. A fork costs more
+            than
+            most tasks.
+        later: Later deadlines of some tasks. Beyond `deadline` such a task is given up early if it is stuck in the
+            kernel.
     """
     batches = [[name for name in batch if name in tasks] for batch in together]
     shared = {name for batch in batches for name in batch}
@@ -171,16 +172,16 @@ def run_tasks(
 
 
 def run_program(argv: list[str], seconds: float | None = None) -> tuple[int, str, str]:
-    """Run a program to its end and return its exit status, stdout and stderr; for use in a task, whose deadline holds.
+    """Run a program and return its exit status, stdout and stderr; call it in a task, which has a deadline.
 
-    `subprocess` would cost more to import than most programs cost to run.
+    Importing `subprocess` would cost more than most programs.
 
     Args:
         argv: The program and its arguments.
-        seconds: Kill it after so long: for a program whose answer is worth less than the rest of the task.
+        seconds: Kill the program after this time, if the other results of the task matter more.
 
     Raises:
-        FileNotFoundError: There is no such program on PATH.
+        FileNotFoundError: The program is not on PATH.
     """
     pipes = {1: os.pipe(), 2: os.pipe()}
     actions = [(os.POSIX_SPAWN_DUP2, ends[1], number) for number, ends in pipes.items()]
@@ -214,8 +215,8 @@ def run_program(argv: list[str], seconds: float | None = None) -> tuple[int, str
 
 
 def read_state(pid: int) -> tuple[str | None, str | None]:
-    """Return the state letter of a process and the kernel function it sleeps in, each `None` where unreadable."""
-    # It imports `signal`; most looks come to their end without a child that hangs.
+    """Return the state letter of a process and the kernel function it sleeps in, each `None` if unreadable."""
+    # This imports `signal`, and most probes have no child that hangs.
     from clusterctl.agent.linux import proc
 
     stat = proc.read_stat(pid)
@@ -223,7 +224,7 @@ def read_state(pid: int) -> tuple[str | None, str | None]:
 
 
 def count_wakeups(root: str, pid: int) -> int | None:
-    """Return how often a process in state D (uninterruptible sleep) has been woken so far; `None` in another state."""
+    """Return how often a process in state D (uninterruptible sleep) was woken so far; `None` in another state."""
     try:
         with open(f"{'' if root == '/' else root}/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             text = file.read()
@@ -236,7 +237,7 @@ def count_wakeups(root: str, pid: int) -> int | None:
 
 
 def _child(tasks: list[tuple[str, Task]], writer: int) -> None:
-    """Run in the fork: one line of JSON for each task; never returns."""
+    """Run tasks in the fork and write one line of JSON for each; never return."""
     code = 1
     try:
         os.setpgid(0, 0)

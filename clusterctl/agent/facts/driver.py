@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _EMULATED = "0x1b36"
-"""The PCI vendor of QEMU: the width of a port that it makes up says nothing about a slot."""
+"""The PCI vendor of QEMU: the link width of its ports says nothing about a slot."""
 _INSIDE = "0x1002"
-"""The PCI vendor of the bridges that are part of an AMD card: the link of the card is that of the outermost of them
-(`amdgpu_device_partner_bandwidth` of the kernel's amdgpu passes them over too)."""
+"""The PCI vendor of the bridges that are part of an AMD card. The link of the card is that of the outermost bridge, as
+in `amdgpu_device_partner_bandwidth` of the kernel's amdgpu.
+"""
 
 
 def read_pcie_link(place: str) -> facts_types.PcieLinkWidth:
-    """Return `{width, max_width, slot_width}` of the card at a real path of sysfs, each `None` where it is not shown.
+    """Return `{width, max_width, slot_width}` of the card at a real path of sysfs, each `None` if unknown.
 
-    The width of the slot is not known in most virtual machines.
+    The width of the slot is unknown in most virtual machines.
     """
     while (above := os.path.dirname(place)) and is_pci_device(above) and _read_vendor(above) == _INSIDE:
         place = above
@@ -50,7 +51,7 @@ def _slot_width(port: str) -> int | None:
 
 
 def is_pci_device(place: str) -> bool:
-    """Tell whether a path of sysfs is that of a card or a port."""
+    """Return whether a path of sysfs is that of a card or a port."""
     return _PCI_ADDRESS.fullmatch(os.path.basename(place)) is not None
 
 
@@ -59,7 +60,7 @@ def _read_vendor(place: str) -> str | None:
 
 
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x19e5": "ascend", "0x8086": "intel"}
-"""PCI vendors of GPUs that are known here."""
+"""The known PCI vendors of GPUs."""
 _CLASSES = {
     "nvidia": ("0x0300", "0x0302"),
     "amd": ("0x0300", "0x0302", "0x0380", "0x1200"),
@@ -70,7 +71,7 @@ _CLASSES = {
 _BRIDGE_CLASS = "0x0680"
 _BUS = "/sys/bus/pci/devices"
 _BUILT_IN = "0000:00:"
-"""Where graphics that are part of an Intel processor sit; nobody computes on them."""
+"""The bus address of graphics in an Intel processor; nobody computes on them."""
 _PROC = "/proc/driver/nvidia/gpus"
 _HELPERS = ("/usr/bin/nvidia-modprobe", "/bin/nvidia-modprobe", "/usr/sbin/nvidia-modprobe")
 _IMEX = "/dev/nvidia-caps-imex-channels"
@@ -115,7 +116,7 @@ def _device(root: str, address: str) -> facts_types.PcieCard:
 
 
 def _minor(root: str, address: str) -> int | None:
-    """Return the number of a GPU's device node, as the driver tells it where it has taken the card."""
+    """Return the number of a GPU's device node, as its driver reports it; `None` if it has no driver."""
     for line in (sysfs.read_text(root, f"{_PROC}/{address}/information") or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "Device Minor" and value.strip().isdecimal():
@@ -135,7 +136,7 @@ def _is_node(name: str) -> bool:
 
 
 def _can_open(root: str, path: str) -> facts_types.DeviceNode:
-    """Tell whether this user may open a device node (nothing is opened: that would wake the driver)."""
+    """Return whether this user may open a device node. Nothing is opened, because that would wake the driver."""
     return {"path": path, "readable": os.access(sysfs.join_root(root, path), os.R_OK | os.W_OK)}
 
 
@@ -148,11 +149,11 @@ def _is_setuid(path: str) -> bool:
 
 
 def find_hidden_gpus(driver: facts_types.DriverFacts, nvml: facts_types.NvmlFacts) -> list[facts_types.PciGpu]:
-    """Return NVIDIA's entries of `driver.pci` that NVML does not show; none where either side has no addresses."""
+    """Return NVIDIA's entries of `driver.pci` that NVML does not show; none if either side has no addresses."""
     if nvml.get("count") is None:
         return []
     shown = [short_address(device["v"]["pci"]) for device in nvml["devices"] if "pci" in device["v"]]
-    # A device whose handle is lost has no address: NVML counts it, so it may not be called missing.
+    # A device whose handle is lost has no address, but NVML counts it, so it is not missing.
     nameless = len(nvml["devices"]) - len(shown)
     cards = [entry for entry in driver.get("pci") or [] if entry["vendor"] == "nvidia"]
     absent = [entry for entry in cards if short_address(entry["address"]) not in shown]
@@ -160,7 +161,7 @@ def find_hidden_gpus(driver: facts_types.DriverFacts, nvml: facts_types.NvmlFact
 
 
 def short_address(address: str) -> str:
-    """Return bus:device.function; NVML writes the domain with eight digits, the kernel with four."""
+    """Return bus:device.function. NVML writes the domain with eight digits, the kernel with four."""
     domain, _, rest = address.lower().partition(":")
     return f"{int(domain, 16):x}:{rest}" if domain else rest
 
@@ -171,7 +172,7 @@ def collect_hidden_gpus(root: str, entries: list[facts_types.PciGpu]) -> facts_t
 
 
 def _try_open(root: str, entry: facts_types.PciGpu) -> str | None:
-    """Tell how opening the GPU's device node ends; `None` where the driver has none for it."""
+    """Return the result of opening the GPU's device node; `None` if the driver has none for it."""
     if entry["driver"] != "nvidia" or entry["minor"] is None:
         return None
     return sysfs.check_open(root, f"/dev/nvidia{entry['minor']}")
@@ -184,7 +185,7 @@ def collect_smi() -> facts_types.SmiFacts:
     """Return the group `smi`.
 
     Raises:
-        AbsentError: There is no `nvidia-smi`.
+        AbsentError: `nvidia-smi` is not installed.
     """
     argv = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:

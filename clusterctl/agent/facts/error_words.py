@@ -23,9 +23,9 @@ LOST, RESET, POWER, CORRUPTED = "lost", "reset-required", "power", "corrupted"
 TIMEOUT, UNKNOWN, RESETTING = "timeout", "unknown", "resetting"
 
 ODD = frozenset({POWER, TIMEOUT, UNKNOWN, RESETTING})
-"""Answers that a healthy GPU gives now and then: asked again before anybody believes them."""
+"""Errors that a healthy GPU gives now and then; they count only if they repeat."""
 TROUBLE = frozenset({LOST, RESET, POWER, TIMEOUT, UNKNOWN, RESETTING})
-"""Answers that speak of the GPU and not of the call."""
+"""Errors that concern the GPU rather than the call."""
 
 _NVML = {
     3: UNSUPPORTED,
@@ -41,7 +41,8 @@ _NVML = {
     28: LOST,
     999: UNKNOWN,
 }
-"""Return codes of NVIDIA's `nvml.h`: 11 is an interrupt problem, 13 and 25 are newer than the driver."""
+"""Return codes of NVIDIA's `nvml.h`: 11 is an interrupt problem, 13 and 25 come from a library newer than the driver.
+"""
 
 
 _FILE = {
@@ -57,12 +58,13 @@ _FILE = {
     errno.ETIME: TIMEOUT,
     errno.ETIMEDOUT: TIMEOUT,
 }
-"""Errors of reading a file of `amdgpu`: while it resets a GPU, the driver answers EPERM, in newer kernels EBUSY, to
-everybody (`amdgpu_pm_dev_state_check` of its `amdgpu_pm.c`)."""
+"""Errors of reading a file of `amdgpu`. While it resets a GPU, the driver returns EPERM, or EBUSY in newer kernels, to
+every user (`amdgpu_pm_dev_state_check` of its `amdgpu_pm.c`).
+"""
 
 
 def file_error_word(number: int) -> str:
-    """Return the word for the error that reading a file of a driver ended with."""
+    """Return the word for the error of reading a driver's file."""
     return _FILE.get(number, FAILED)
 
 

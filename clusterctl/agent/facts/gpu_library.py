@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_gpus(root: str = "/") -> Any:
-    """Return the GPUs, open (`nvml.Session` or `amdgpu.Session`); or, where there are none to open, why."""
+    """Return the open GPUs (`NvmlSession` or `AmdgpuSession`), or the reason if there are none."""
     session = nvml.open_nvml()
     if not isinstance(session, str) and session.init_error is None and session.handles:
         return session

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 _RECHECK_S = 0.2
 _FREE_BYTES = {1: 1.5 * 1024**3, 2: 0.3 * 1024**3}
-"""Bytes in use that no process accounts for, by version of the call; version 1 counts what the driver reserves."""
+"""Bytes that count as free although they are in use, by version of the call: version 1 includes the driver's reserve.
+"""
 
 
 def main(arguments: list[str]) -> int:
-    """Print the answer. `arguments`: indices of GPUs (comma-separated), most seconds to wait, run id."""
+    """Print the answer. `arguments`: indices of GPUs (comma-separated), the longest wait in seconds, run id."""
     nvml_bindings.use_unpacked_sources(facts)
     indices = [int(index) for index in arguments[0].split(",")]
     sys.stdout.write(json.dumps(wait_until_free(indices, float(arguments[1]), arguments[2])) + "\n")
@@ -40,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def wait_until_free(indices: list[int], seconds: float, run: str) -> dict[str, Any]:
-    """Return the answer once all is free, nothing will change by itself, or `seconds` are over."""
+    """Return the answer once all memory is free, nothing will change by itself, or `seconds` have passed."""
     from clusterctl.agent.facts import gpu_library
 
     session = gpu_library.open_gpus()
@@ -71,5 +72,5 @@ def _is_free(gpu: dict[str, Any]) -> bool:
 
 
 def _may_change(gpu: dict[str, Any], run: str) -> bool:
-    """Tell whether memory may still come free: nobody we see holds it, or somebody who is about to be gone."""
+    """Return whether memory may still be freed: no visible process holds it, or one that is ending."""
     return not gpu["procs"] or any(not process["visible"] or process["run"] == run for process in gpu["procs"])

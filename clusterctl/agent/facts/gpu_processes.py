@@ -26,14 +26,14 @@ _AGENTS = (
     "gpuagent",
     "rdcd",
 )
-"""Programs that hold GPUs for as long as the machine is up, and compute nothing; names as the kernel cuts them."""
+"""Monitoring programs that hold GPUs all the time and compute nothing; names as the kernel cuts them."""
 
 UNKNOWN_PROCESS: dict[str, Any] = {"comm": None, "user": None, "run": None, "visible": False, "agent": False}
-"""A process of which nothing can be seen from here."""
+"""A process that is not visible from here."""
 
 
 def describe_process(root: str, pid: int) -> dict[str, Any]:
-    """Name a process that the driver lists. One of another container, or hidden by the kernel, is not visible here."""
+    """Describe a process that the driver lists; processes of other containers may be invisible here."""
     comm = sysfs.read_text(root, f"/proc/{pid}/comm")
     try:
         owner: int | None = os.stat(sysfs.join_root(root, f"/proc/{pid}")).st_uid

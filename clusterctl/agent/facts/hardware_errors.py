@@ -52,7 +52,7 @@ def _network(root: str) -> list[tuple[str, str]]:
 
 
 def _port_path(place: str) -> list[str]:
-    """Return a card, the port above it, and its root port."""
+    """Return the paths of a card, of the port above it, and of its root port."""
     way = [place]
     while driver.is_pci_device(above := os.path.dirname(way[-1])):
         way.append(above)
@@ -60,7 +60,7 @@ def _port_path(place: str) -> list[str]:
 
 
 def _errors(place: str) -> facts_types.PcieErrorCounts | None:
-    """Return `{correctable, nonfatal, fatal}`, each kind of error to how often; `None` where nobody counts."""
+    """Return `{correctable, nonfatal, fatal}`, the counts by kind of error; `None` if nothing counts them."""
     texts = {grade: sysfs.read_text("/", f"{place}/aer_dev_{grade}") for grade in ("correctable", "nonfatal", "fatal")}
     if all(text is None for text in texts.values()):
         return None

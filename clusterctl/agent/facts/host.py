@@ -23,12 +23,12 @@ _CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 14, 21, 24
 
 
 def collect_limits(root: str) -> facts_types.WorkerLimits:
-    """Return the limits' part of the group `host`."""
+    """Return the limits of the group `host`."""
     groups = "" if root == "/" else root.rstrip("/")
     memory, processes = cgroup.read_memory_limit(groups), cgroup.read_process_limit(groups)
     may = _capabilities(root)
     return {
-        # The kernel asks neither limit of who has these (`ib_umem_get`, `copy_process`).
+        # The kernel does not apply these limits to processes with such capabilities (`ib_umem_get`, `copy_process`).
         "memlock": None if may >> _CAP_IPC_LOCK & 1 else _get_rlimit(resource.RLIMIT_MEMLOCK),
         "nproc": None if may & (1 << _CAP_SYS_ADMIN | 1 << _CAP_SYS_RESOURCE) else _get_rlimit(resource.RLIMIT_NPROC),
         "nofile": _get_rlimit(resource.RLIMIT_NOFILE),
@@ -49,7 +49,7 @@ def _get_rlimit(which: int) -> int | None:
 
 
 def _capabilities(root: str) -> int:
-    """Return the capabilities that count on this machine; those of a user namespace do not."""
+    """Return the capabilities that are valid on the machine; those of a user namespace are not."""
     if (sysfs.read_text(root, "/proc/self/uid_map") or "").split() != ["0", "0", "4294967295"]:
         return 0
     for line in (sysfs.read_text(root, "/proc/self/status") or "").splitlines():
@@ -67,11 +67,11 @@ def _shm(root: str) -> facts_types.SharedMemorySpace | None:
 
 
 _SWAP_INTERVAL_S = 0.2
-"""Seconds between two looks at what is swapped."""
+"""Seconds between two readings of the swap counters."""
 
 
 def collect_memory(root: str) -> facts_types.MemoryFacts:
-    """Return the memory's part of the group `host`."""
+    """Return the memory facts of the group `host`."""
     sizes = proc.read_meminfo(root)
     total, free = sizes.get("SwapTotal"), sizes.get("SwapFree")
     used = None if total is None or free is None else total - free
@@ -79,13 +79,13 @@ def collect_memory(root: str) -> facts_types.MemoryFacts:
         "mem_total": sizes.get("MemTotal"),
         "mem_available": sizes.get("MemAvailable"),
         "swap_used": used,
-        # Nobody waits where nothing is swapped out.
+        # Without swapped memory there is nothing to measure.
         "swap_rate": _swapping(root) if used else 0.0 if used == 0 else None,
     }
 
 
 def _swapping(root: str) -> float | None:
-    """Return the bytes a second that go to the swap space and come from it."""
+    """Return the bytes per second that move to and from the swap space."""
     began, before = time.monotonic(), _swapped(root)
     syscalls.sleep_interval(_SWAP_INTERVAL_S)
     after = _swapped(root)
@@ -104,11 +104,11 @@ def _swapped(root: str) -> int | None:
 
 _CPU_FOLDER = "/sys/devices/system/cpu"
 _PREFERENCES = 16
-"""Processors asked for their preference: each answer may cost an interrupt, and all are set alike."""
+"""So many processors are asked for their preference: a query may cost an interrupt, and all have the same setting."""
 
 
 def collect_processors(root: str) -> facts_types.ProcessorFacts:
-    """Return the processors' part of the group `host`."""
+    """Return the processor facts of the group `host`."""
     processors = [name for name in sysfs.list_names(root, _CPU_FOLDER) if name.startswith("cpu") and name[3:].isdigit()]
     first = f"{_CPU_FOLDER}/{processors[0]}/cpufreq" if processors else ""
     return {
@@ -131,7 +131,7 @@ def _count_values(root: str, names: list[str], file: str) -> dict[str, int]:
 
 
 def read_first_number(content: str | None) -> float | None:
-    """Return the number that a file of /proc begins with."""
+    """Return the number at the start of a file of /proc."""
     try:
         return float((content or "").split()[0])
     except (IndexError, ValueError):
@@ -139,7 +139,7 @@ def read_first_number(content: str | None) -> float | None:
 
 
 try:
-    # `hashlib` would load OpenSSL for it.
+    # `hashlib` would load OpenSSL.
     from _blake2 import blake2b
 except ImportError:
     from hashlib import blake2b
@@ -162,16 +162,16 @@ _PLAIN_VARIABLES = (
     ),
     "NCCL_PROTO",
 )
-"""How names end whose values are told as they are: they are judged by themselves, and hide nothing."""
+"""Suffixes of variables whose values are reported: each is judged by itself and holds no secret."""
 _HASH_BYTES = 6
 
 
 def collect_environment(root: str, salt: str = "") -> facts_types.EnvironmentFacts:
-    """Return the environment's part of the group `host`.
+    """Return the environment facts of the group `host`.
 
     Args:
         root: Prefix of `/etc`.
-        salt: Goes into each hash, so that hashes of one look can be compared with each other and with nothing else.
+        salt: Part of each hash, so that hashes are comparable within one check of the cluster only.
     """
     own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     variables = {
@@ -189,7 +189,7 @@ def _is_plain(name: str, value: str) -> bool:
 
 
 def read_nccl_conf(files: list[str]) -> dict[str, str]:
-    """Return what files of NCCL's settings say; later ones win."""
+    """Return the settings in NCCL's configuration files; later files win."""
     values: dict[str, str] = {}
     for path in files:
         for line in (sysfs.read_bytes_or_none(path) or b"").decode("utf-8", "replace").splitlines():
@@ -208,7 +208,7 @@ def _hash(salt: str, name: str, value: str) -> str:
 
 
 def collect_host(root: str, salt: str = "") -> facts_types.HostFacts:
-    """Return the group `host`. `salt` goes into the hashes of the environment."""
+    """Return the group `host`. `salt` is part of the hashes of the environment."""
     return {
         "boot_id": sysfs.read_text(root, "/proc/sys/kernel/random/boot_id"),
         "machine_id": sysfs.read_text(root, "/etc/machine-id"),

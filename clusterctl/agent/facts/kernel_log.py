@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 
 _DEVICE = re.compile(r"amdgpu ([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): (?:amdgpu: )?")
 _RAS = re.compile(r"\b(\d+) (?:new )?uncorrectable hardware errors detected in (?:total in )?(\w+) block")
-"""With a number before it: the driver says `no uncorrectable hardware errors` of a GPU that is well."""
+"""With a number before it, because the driver reports `no uncorrectable hardware errors` for a healthy GPU."""
 BOGUS = 1048560
-"""A memory controller that sleeps reads as all ones, which the driver takes for so many errors at each query, and
-multiples of it (rocm-smi on GPUs in runtime power management)."""
+"""A sleeping memory controller reads as all ones. The driver takes that, and multiples of it, for errors at each query
+(rocm-smi on GPUs in runtime power management).
+"""
 _HANG = re.compile(r"\bring \S+ timeout(?!, but soft recovered)")
 _OTHER_EVENTS = (
     ("reset", "failed", re.compile(r"GPU reset(?:\(\d+\))? failed|GPU reset end with ret|GPU Recovery Failed")),
@@ -55,7 +56,7 @@ _OTHER_EVENTS = (
 
 
 def parse_amdgpu_line(text: str) -> Event:
-    """Return `(kind, PCI address or "", grade, detail)` of a line; `None` for one that tells of no trouble."""
+    """Return `(kind, PCI address or "", grade, detail)` of a line; `None` if it reports no error."""
     device = _DEVICE.search(text)
     address, detail = (device.group(1), text[device.end() :]) if device else ("", text)
     if ras := _RAS.search(detail):
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
 
 _PCI = r"(?:PCI:)?([0-9a-fA-F:.]+)"
 _XID = re.compile(rf"NVRM: Xid \({_PCI}(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\)[^:]*: (\d+),\s*(.*)")
-"""With MIG the instance stands behind the address: `kernel_rc.c` of NVIDIA's open-gpu-kernel-modules."""
+"""With MIG the instance follows the address: `kernel_rc.c` of NVIDIA's open-gpu-kernel-modules."""
 _OFF_BUS = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]+): GPU has fallen off the bus")
 _OFF_BUS_BEGINS = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]+)")
 _OFF_BUS_ENDS = "fallen off the bus and is not responding"
@@ -81,17 +82,17 @@ _SXID = re.compile(r"nvidia-nvswitch\d*.*?: SXid \(PCI:([^)]+)\): (\d+),\s*(?:(F
 _GRADE = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
 _OFF_BUS_CODE = 79
 _OFF_BUS_LINES = 3
-"""Within how many lines the driver's report of a dead GPU, told line by line, comes to the point."""
+"""The driver reports a dead GPU over several lines; the decisive one is within so many."""
 _GRADED = range(144, 151)
 """NVLink 5: the line says whether it is fatal (NVIDIA, XID catalogue)."""
 _AGES = 5
 _MAX_TEXT = 200
 _MAX_ENTRIES = 512
-"""Entries kept. There are fewer codes; a log that is no log must not fill our memory."""
+"""The most entries kept. There are fewer codes, so only a broken log has more."""
 
 
 class KernelEvents:
-    """Takes in the lines of a kernel log, from the oldest on."""
+    """Counts the GPU errors in the lines of a kernel log, oldest first."""
 
     def __init__(self) -> None:
         self._entries: dict[Key, dict[str, Any]] = {}
@@ -99,7 +100,7 @@ class KernelEvents:
         self._dying: tuple[str, int] | None = None
 
     def take(self, text: str, age: float | None) -> bool:
-        """Count the line where it is such an error; tell whether it was."""
+        """Count the line if it is a GPU error; return whether it is."""
         self._lines += 1
         if "NVRM" in text:
             return self._take_xid(text, age)
@@ -114,7 +115,7 @@ class KernelEvents:
         return True
 
     def counted(self) -> list[dict[str, Any]]:
-        """Return the entries, in the order of their last lines."""
+        """Return the entries in the order of their last lines."""
         return sorted(self._entries.values(), key=lambda entry: int(entry["order"]))
 
     def _take_xid(self, text: str, age: float | None) -> bool:
@@ -124,7 +125,7 @@ class KernelEvents:
             return True
         device = self._off_the_bus(text)
         if device is not None:
-            # The driver says it once with a number and once without: one event.
+            # The driver writes the event once with a number and once without.
             counted = _bus(device) in [_bus(key[1]) for key in self._entries if key[2] == _OFF_BUS_CODE]
             if not counted:
                 self._count(("xid", device, _OFF_BUS_CODE, ""), "GPU has fallen off the bus", age)
@@ -139,7 +140,7 @@ class KernelEvents:
         return True
 
     def _off_the_bus(self, text: str) -> str | None:
-        """Return the address of a GPU that this line, maybe with those before it, calls gone."""
+        """Return the address of a GPU that this line reports as lost, perhaps with those before it."""
         if match := _OFF_BUS.search(text):
             return match.group(1).lower()
         if match := _OFF_BUS_BEGINS.search(text):
@@ -171,14 +172,14 @@ def _grade(text: str) -> str:
 
 
 def _bus(address: str) -> str:
-    """Return an address without the function, which not every line has."""
+    """Return an address without the function, which some lines lack."""
     return address.split(".", maxsplit=1)[0]
 
 
 KEEP = 200
-"""Lines kept, the newest; the rest is counted. Errors of GPUs are not among them: those are all counted."""
+"""The newest lines are kept, so many; the rest is counted. GPU errors are counted separately, all of them."""
 WHOLE_SECONDS = 60.0
-"""A log that begins within so many seconds of the boot has lost nothing that matters."""
+"""A log that begins within so many seconds after boot is complete enough."""
 _JOURNAL_SECONDS = 1.5
 
 _RELEVANT = re.compile(
@@ -200,13 +201,13 @@ _PROGRAMS = (
 
 
 def collect_kernel_log(root: str) -> facts_types.KernelLogFacts:
-    """Return the group `kernel_log`, from `dmesg`, else from the journal, else from what syslog has written of it.
+    """Return the group `kernel_log`, from `dmesg`, else from the journal, else from the files of syslog.
 
-    Where the ring that `dmesg` reads has lost its beginning, the journal is asked, which may reach further back.
+    If the ring buffer of `dmesg` has lost its beginning, the journal is read, which may reach further back.
 
     Raises:
-        DeniedError: None may be read by this user.
-        AbsentError: Neither program is there.
+        DeniedError: This user may read none of them.
+        AbsentError: Neither program is installed.
     """
     uptime = float((sysfs.read_text(root, "/proc/uptime") or str(time.monotonic())).split()[0])
     best: facts_types.KernelLogFacts | None = None
@@ -233,12 +234,12 @@ def collect_kernel_log(root: str) -> facts_types.KernelLogFacts:
 
 
 def _run_reader(argv: list[str], seconds: float | None) -> tuple[str | None, str]:
-    """Return what a program tells, or `None` and why it does not; no reason where there is no such program."""
+    """Return the output of a program, or `None` and the reason; no reason if the program is not installed."""
     try:
         code, output, complaint = child_tasks.run_program(argv, seconds)
     except FileNotFoundError:
         return None, ""
-    # A journal that holds no line at all is one that this user may not read.
+    # A journal without a single line is one that this user may not read.
     if code == 0 and output.strip():
         return output, ""
     complaints = complaint.strip().splitlines()
@@ -254,9 +255,9 @@ def _is_whole(seen: facts_types.KernelLogFacts) -> bool:
 
 
 def _this_boot(root: str, name: str, uptime: float) -> str | None:
-    """Return the lines of this boot at the end of a log file, or `None` where none can be told to be.
+    """Return the lines of this boot at the end of a log file, or `None` if they cannot be told from older ones.
 
-    Stamps since boot only rise; where one falls, a new boot began.
+    Time stamps since boot only rise; a lower one starts a new boot.
     """
     try:
         fd = os.open(sysfs.join_root(root, name), os.O_RDONLY | os.O_CLOEXEC)
@@ -277,19 +278,19 @@ def _this_boot(root: str, name: str, uptime: float) -> str | None:
             kept.clear()
         last = stamp
         kept.append(line)
-    # A log that was last written to before this boot says nothing about it.
+    # A log whose last line is older than this boot says nothing about it.
     return "\n".join(kept) if kept and last <= uptime else None
 
 
 def filter_lines(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> facts_types.KernelLogFacts:
-    """Return what matters of a kernel log's text, from its oldest line on (`clusterctl.agent.facts` has the shape)."""
+    """Return the relevant lines of a kernel log, oldest first (`clusterctl.agent.facts` has the format)."""
     events = KernelEvents()
     kept: list[dict[str, Any]] = []
     since: float | None = None
     age: float | None = None
     for line in output.splitlines():
         match = pattern.match(line)
-        # What has no stamp of its own goes on from the line before it.
+        # A line without a time stamp continues the line before it.
         age = age if match is None else round(max(0.0, uptime - float(match.group(1))), 1)
         since = age if since is None else since
         text = line if match is None else match.group(2)

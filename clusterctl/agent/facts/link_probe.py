@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 _BACKLOG = 128
 MAX_PEERS = 512
-"""Peers that are served side by side; beyond them the first that has said nothing right has to go."""
+"""So many peers are served at once; beyond them, the oldest without the right nonce is disconnected."""
 _LONGEST_LINE = 256
 _CHUNK = 1 << 16
 _LOOK_SECONDS = 0.2
-"""How often it is looked what the peer's kernel has taken; only while nothing comes back."""
+"""Seconds between readings of what the peer's kernel has acknowledged, while nothing comes back."""
 
 
 class Listener:
-    """A port that is held and answers; closing it frees the port.
+    """A port that listens and answers test connections; closing it frees the port.
 
     Args:
-        port: Which; 0 for any.
-        nonce: What a peer has to say, and is answered.
-        payload: So many bytes of what a peer sends after it are sent back.
+        port: The port; 0 for any.
+        nonce: The word that a peer sends and gets back.
+        payload: So many bytes after the nonce are sent back.
 
     Attributes:
-        port: The one in use, also where any was asked for.
+        port: The port in use.
 
     Raises:
-        OSError: It cannot be bound.
+        OSError: The port cannot be bound.
     """
 
     def __init__(self, port: int, nonce: str, payload: int = 0) -> None:
@@ -56,13 +56,16 @@ class Listener:
 
     @property
     def descriptor(self) -> int:
-        """The listening socket, for a fork that serves while this process goes on."""
+        """The listening socket, for a fork that serves it."""
         return self._sock.fileno()
 
     def serve(self, seconds: float, enough: int | None = None) -> int:
-        """Answer until `seconds` are over, the socket is shut down or `enough` are through; return how many were right.
+        """Answer until `seconds` pass, the socket is shut down or `enough` peers have finished.
 
-        A peer is through when it has closed the connection, as whoever knows the nonce does.
+        A peer has finished when it has closed the connection.
+
+        Returns:
+            The number of peers that had the nonce.
         """
         until, served = time.monotonic() + seconds, 0
         try:
@@ -77,7 +80,7 @@ class Listener:
         return served
 
     def close(self) -> None:
-        """Stop listening, and hang up on who is there."""
+        """Stop listening and disconnect all peers."""
         for peer in self._peers.values():
             peer.sock.close()
         self._peers.clear()
@@ -101,7 +104,7 @@ class Listener:
         return len(self._peers) <= MAX_PEERS or self._drop()
 
     def _drop(self) -> bool:
-        """Hang up on the first that has said nothing right; return whether there was any peer at all."""
+        """Disconnect the oldest peer without the right nonce; return whether there was any peer."""
         silent = next((fd for fd, peer in self._peers.items() if not peer.right), next(iter(self._peers), None))
         if silent is None:
             return False
@@ -109,7 +112,7 @@ class Listener:
         return True
 
     def _serve(self, fd: int) -> bool:
-        """Go on with a peer; return whether it is through, having been right."""
+        """Serve a peer; return whether it has finished with the right nonce."""
         peer = self._peers[fd]
         try:
             if peer.go_on(self._nonce, self._payload):
@@ -124,11 +127,11 @@ class Listener:
 
 
 class _Peer:
-    """One who has connected.
+    """A connected peer.
 
     Attributes:
-        right: It has said the nonce.
-        owed: What it has not been sent yet.
+        right: It has sent the nonce.
+        owed: The bytes that are still to be sent to it.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -138,11 +141,11 @@ class _Peer:
         self._line = b""
         self._echoed = 0
         sock.setblocking(False)
-        # The peer closes first and we close hard: a port left in TIME_WAIT could not be bound by the run.
+        # The peer closes first and we reset the connection: the run could not bind a port in TIME_WAIT.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def go_on(self, nonce: bytes, payload: int) -> bool:
-        """Take what has come and send what is owed; return whether the peer is still wanted."""
+        """Read what has arrived and send what is owed; return whether the peer stays connected."""
         del self.owed[: _send(self.sock, self.owed)]
         data = self.sock.recv(_CHUNK)
         if not data:
@@ -163,19 +166,19 @@ class _Peer:
 
 
 def probe_connection(address: str, port: int, nonce: str, timeout: float, payload: int = 0) -> dict[str, Any]:
-    """Connect to a peer's listener, exchange the nonce, then send so many bytes and get them back.
+    """Connect to a peer's listener, exchange the nonce, then send so many bytes and read them back.
 
     Args:
-        address: Of the peer.
-        port: Of its listener.
-        nonce: What both say.
-        timeout: Seconds for all of it.
-        payload: Bytes that the listener was told too.
+        address: The address of the peer.
+        port: The port of its listener.
+        nonce: The word that both sides send.
+        timeout: Seconds for the whole test.
+        payload: The number of bytes, which the listener knows as well.
 
     Returns:
         {"ok", "ms", "error": None | "refused" | "timeout" | "unreachable" | "wrong answer" | "hung up" | other text,
-        "source": our own address on that way, or `None`}; where there is a payload also {"payload", "sent": bytes that
-        the peer's kernel has taken, "received": bytes that came back, "still": seconds since anything moved}.
+        "source": our own address of this connection, or `None`}; with a payload also {"payload", "sent": bytes that the
+        peer's kernel has acknowledged, "received": bytes that came back, "still": seconds without progress}.
     """
     began = time.monotonic()
     outcome: dict[str, Any] = {"ok": False, "ms": None, "error": None, "source": None}
@@ -198,7 +201,7 @@ def _why(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "refused"
     if isinstance(error, ConnectionResetError):
-        # It accepted and hung up on a nonce that is not its own.
+        # It accepted the connection and closed it on a wrong nonce.
         return "wrong answer"
     if isinstance(error, (TimeoutError, socket.timeout)):
         return "timeout"
@@ -206,7 +209,7 @@ def _why(error: OSError) -> str:
 
 
 def _exchange(sock: socket.socket, payload: int, until: float, outcome: dict[str, Any]) -> str | None:
-    """Send and take back so many bytes, keeping count in `outcome`; return what went wrong."""
+    """Send so many bytes and read them back, with counts in `outcome`; return the error."""
     sock.setblocking(False)
     out, moved = memoryview(bytes(payload)), time.monotonic()
     poll = select.poll()
@@ -243,7 +246,7 @@ def _send(sock: socket.socket, data: bytearray | memoryview) -> int:
 
 
 def _unacknowledged_bytes(sock: socket.socket) -> int:
-    """Return how many bytes of what was sent the peer's kernel has not acknowledged (SIOCOUTQ, tcp(7))."""
+    """Return how many sent bytes the peer's kernel has not acknowledged (SIOCOUTQ, tcp(7))."""
     count: int = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
     return count
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def collect_names(peers: dict[str, str]) -> facts_types.NameFacts:
-    """Return the group `names`. `peers` is node to address or name."""
+    """Return the group `names`. `peers` maps nodes to addresses or names."""
     hostname = _socket.gethostname()
     addresses, error = _resolve(hostname)
     looked: dict[str, facts_types.ResolvedName] = {}
@@ -35,14 +35,15 @@ def collect_names(peers: dict[str, str]) -> facts_types.NameFacts:
 
 
 def resolve(name: str, port: int | None, kind: int) -> list[Any]:
-    """Return what the system's resolver says, as `socket.getaddrinfo` does.
+    """Resolve a name, as `socket.getaddrinfo` does.
 
-    The module `socket` makes enumerations of all numbers that the C module below it has, and that one loads a codec
-    for text; together they cost as much as half of a look.
+    The C module is used directly: `socket` makes enumerations of all its numbers and loads a text codec, which takes
+        half
+    of the time of a probe.
 
     Raises:
-        OSError: There is no such name.
-        UnicodeError: It cannot be one.
+        OSError: The name does not exist.
+        UnicodeError: The name is invalid.
     """
     return _socket.getaddrinfo(name.encode() if name.isascii() else name, port, type=kind)
 
@@ -56,7 +57,7 @@ def _resolve(name: str) -> tuple[list[str], str | None]:
 
 
 def collect_ports(wanted: list[int], root: str = "/") -> facts_types.PortFacts:
-    """Return the group `ports`: each port is bound for a moment on all addresses."""
+    """Return the group `ports`: each port is bound on all addresses for a moment."""
     return {"ports": [_is_free_port(int(port), root) for port in wanted]}
 
 
@@ -110,13 +111,13 @@ def _read_rdma_port(root: str, where: str, port: str) -> facts_types.RdmaPortSta
 
 
 def _gids(root: str, where: str) -> list[tuple[str, str]]:
-    """Return the first entries of the address table of a port, by number."""
+    """Return the first entries of a port's address table, by number."""
     indices = sorted(sysfs.list_names(root, f"{where}/gids"), key=lambda index: (len(index), index))[:_MOST_GIDS]
     return [(index, sysfs.read_text(root, f"{where}/gids/{index}") or "") for index in indices]
 
 
 def _state_name(state: str | None) -> str | None:
-    """Return `ACTIVE` of the kernel's `4: ACTIVE`."""
+    """Return `ACTIVE` from the kernel's `4: ACTIVE`."""
     return state.rpartition(":")[2].strip() if state else None
 
 
@@ -125,7 +126,7 @@ _NET_FOLDER = "/sys/class/net"
 
 
 def collect_network(root: str, peers: dict[str, str]) -> facts_types.NetworkFacts:
-    """Return the group `net`. `peers` is node to address or name."""
+    """Return the group `net`. `peers` maps nodes to addresses or names."""
     interfaces = [_interface(root, name) for name in sysfs.list_names(root, _NET_FOLDER)]
     by_address = {entry["address"]: entry["name"] for entry in interfaces if entry["address"]}
     routes = {node: _route(name, by_address) for node, name in peers.items()}
@@ -156,7 +157,7 @@ def _address(name: str) -> str | None:
 
 
 def _route(name: str, by_address: dict[str, str]) -> facts_types.PeerRoute:
-    """Ask the kernel which source address it would use; no packet is sent."""
+    """Return the route to a peer: the kernel chooses the source address, and no packet is sent."""
     try:
         family, _, _, _, target = resolve(name, 9, _socket.SOCK_DGRAM)[0]
         source = _source(family, target)

@@ -30,7 +30,7 @@ _RETIRED_SBE, _RETIRED_DBE = 29, 30
 _TLIMIT_SHUTDOWN, _TLIMIT_SLOWDOWN, _TLIMIT_MEM_MAX, _TLIMIT_GPU_MAX = 193, 194, 195, 196
 
 SAMPLED_FIELDS = {FIELD_RECOVERY_ACTION: "recovery_action", FIELD_MEMORY_TEMP: "mem_temp"}
-"""Values that are only fields, by number; each has a return code of its own."""
+"""Values that NVML offers as fields only, by number; each has its own return code."""
 FIELDS = {
     **SAMPLED_FIELDS,
     _RETIRED_SBE: "retired_sbe",
@@ -44,12 +44,12 @@ _SIGNED = frozenset({_TLIMIT_SHUTDOWN, _TLIMIT_SLOWDOWN, _TLIMIT_MEM_MAX, _TLIMI
 
 
 def read_field(number: int, answer: Any) -> int:
-    """Return the value of one answer of `nvmlDeviceGetFieldValues`."""
+    """Return the value of one result of `nvmlDeviceGetFieldValues`."""
     return int(answer.value.siVal if number in _SIGNED else answer.value.uiVal)
 
 
 def sampled_values(n: Any, handle: Any) -> Calls:
-    """Return the calls for the few values that a running job is watched by; `n` is the bindings' module."""
+    """Return the calls for the few values of a sample; `n` is the bindings' module."""
     return {
         "uuid": lambda: decode_text(n.nvmlDeviceGetUUID(handle)),
         "util": lambda: n.nvmlDeviceGetUtilizationRates(handle).gpu,
@@ -66,7 +66,7 @@ def sampled_values(n: Any, handle: Any) -> Calls:
 
 
 def all_values(n: Any, handle: Any) -> Calls:
-    """Return the calls for everything that is judged before a run."""
+    """Return the calls for all values that are judged before a run."""
     return {
         **sampled_values(n, handle),
         **_name_plate(n, handle),
@@ -121,7 +121,7 @@ def _memory_errors(n: Any, handle: Any) -> Calls:
 
 
 def read_memory(n: Any, handle: Any) -> dict[str, Any]:
-    """Return used and total bytes. Version 2 leaves out what the driver reserves; version 1 counts it as used."""
+    """Return used and total bytes. Version 2 leaves out the driver's reserve; version 1 counts it as used."""
     try:
         info, version = n.nvmlDeviceGetMemoryInfo(handle, version=n.nvmlMemory_v2), 2
     except (n.NVMLError_FunctionNotFound, n.NVMLError_NotSupported):
@@ -144,7 +144,7 @@ def _sram(n: Any, handle: Any) -> dict[str, int]:
 
 
 def _rows(n: Any, handle: Any) -> dict[str, int]:
-    """Return how many banks of memory have how many spare rows left."""
+    """Return the number of memory banks by their spare rows."""
     banks = n.nvmlDeviceGetRowRemapperHistogram(handle)
     return {name: getattr(banks, name) for name in ("max", "high", "partial", "low", "none")}
 
@@ -165,40 +165,40 @@ def _fabric_info(n: Any, handle: Any, info: Any) -> dict[str, Any]:
         "state": info.state,
         "status": info.status,
         "health": getattr(info, "healthSummary", 0),
-        # Zeros are how the driver says that the fabric ends with this machine.
+        # The driver writes zeros if the fabric ends with this machine.
         "cluster": cluster if cluster.strip("0") else None,
         "clique": info.cliqueId,
     }
 
 
 def decode_text(value: Any) -> Any:
-    """Return text that the bindings may give as bytes."""
+    """Return the text of a value that may be bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 HW_SLOWDOWN = 0x8 | 0x40 | 0x80
 """Clock event bits of a slowdown by hardware: any, thermal, power brake."""
 
-_P2P_READ, _P2P_NVLINK = 0, 2  # the bindings' own constant for reading is a tuple, by a stray comma
+_P2P_READ, _P2P_NVLINK = 0, 2  # the bindings' own constant is a tuple, because of a stray comma
 _MOST_LINKS = 36
 _BINDINGS_FAILED = 2
-"""The code kept for a call that the bindings themselves could not make."""
+"""The code for a call that the bindings themselves could not make."""
 _INVALID_ARGUMENT = 2
 
 
 class NvmlReading:
-    """A look at one GPU.
+    """A reading of one GPU.
 
     Args:
         nvml: The bindings' module.
         index: NVML's index of the GPU.
-        handle: Its handle and `None`, or `None` and the code that asking for it ended with.
+        handle: Its handle and `None`, or `None` and the error code of asking for it.
         root: Prefix of /proc.
 
     Attributes:
-        values: What was read.
+        values: The values that were read.
         codes: NVML's code for each value that could not be read.
-        odd: Codes that a second look did not give again.
+        odd: Codes that a second reading did not repeat.
     """
 
     def __init__(self, nvml: Any, index: int, handle: tuple[Any, int | None], root: str = "/") -> None:
@@ -210,7 +210,7 @@ class NvmlReading:
         self._calls: dict[str, Callable[[], Any]] = {}
 
     def at_all(self) -> NvmlReading:
-        """Read everything that is judged before a run."""
+        """Read all values that are judged before a run."""
         if self._handle is not None:
             self._calls = all_values(self._nvml, self._handle)
             self._read(list(self._calls))
@@ -222,7 +222,7 @@ class NvmlReading:
         return self
 
     def at_a_sample(self) -> NvmlReading:
-        """Read the few values that a running job is watched by."""
+        """Read the few values of a sample."""
         if self._handle is not None:
             self._calls = sampled_values(self._nvml, self._handle)
             self._read(list(self._calls))
@@ -230,13 +230,13 @@ class NvmlReading:
         return self
 
     def doubtful(self) -> bool:
-        """Tell whether something was seen that may be chance: ask `again` before it is believed."""
+        """Return whether a result may be chance, so that it must be read again."""
         slowed = any(bits & HW_SLOWDOWN for bits in self.values.get("throttle") or [])
         hidden = any(not entry["visible"] for entry in self.values.get("procs") or [])
         return slowed or hidden or bool(self._odd_calls())
 
     def again(self) -> None:
-        """Ask once more for what is doubtful."""
+        """Read the doubtful values once more."""
         if self._handle is None:
             self._handle, error = try_call(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex, self._index)
             if error is None:
@@ -252,7 +252,7 @@ class NvmlReading:
         self._processes_again()
 
     def told(self) -> facts_types.LibraryGpu:
-        """Return the look as facts (`clusterctl.agent.facts` has the shape)."""
+        """Return the reading as facts (`clusterctl.agent.facts` has the format)."""
         words = {name: error_words.nvml_error_word(code) for name, code in self.codes.items()}
         odd: facts_types.LibraryGpu = {"odd": self.odd} if self.odd else {}
         return {
@@ -265,7 +265,7 @@ class NvmlReading:
         }
 
     def p2p(self, other: NvmlReading) -> list[int | None] | None:
-        """Return NVML's status of the pair over NVLink and for reading; `None` without one of the two handles."""
+        """Return NVML's status of a pair over NVLink and for reading; `None` if one handle is missing."""
         if self._handle is None or other._handle is None:
             return None
         status = self._nvml.nvmlDeviceGetP2PStatus
@@ -274,11 +274,11 @@ class NvmlReading:
         ]
 
     def links(self) -> list[int | None]:
-        """Return the state of each NVLink, up to the last that the card has; `None` for one that it has not."""
+        """Return the state of each NVLink, up to the last that the card has; `None` for gaps."""
         states: list[int | None] = []
         for link in range(_MOST_LINKS):
             state, error = try_call(self._nvml, self._nvml.nvmlDeviceGetNvLinkState, self._handle, link)
-            # A link that is not supported may be a hole: others can come after it.
+            # An unsupported link may be a gap: others can follow.
             if error is not None and error_words.nvml_error_word(error) != error_words.UNSUPPORTED:
                 break
             states.append(state)
@@ -287,7 +287,7 @@ class NvmlReading:
         return states
 
     def holders(self) -> list[dict[str, Any]]:
-        """Return who holds the GPU, as far as the driver tells."""
+        """Return the processes that use the GPU, as far as the driver lists them."""
         self._processes()
         return self.values.get("procs") or []
 
@@ -314,13 +314,13 @@ class NvmlReading:
             return
         for answer in told:
             number, code = answer.fieldId, answer.nvmlReturn
-            # A driver calls a field that is newer than it an invalid argument.
+            # An older driver reports an unknown field as an invalid argument.
             newer = code == _INVALID_ARGUMENT
             error = None if code == 0 else self._nvml.NVML_ERROR_NOT_SUPPORTED if newer else code
             self._keep(wanted[number], read_field(number, answer), error)
 
     def _retired(self) -> None:
-        """Join the two counts of retired pages, where the card has any."""
+        """Join the two counts of retired pages, if the card has any."""
         counts = [self.values.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
         codes = [self.codes.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
         error = next((code for code in codes if code is not None), None)
@@ -349,7 +349,7 @@ class NvmlReading:
             ]
 
     def _processes_again(self) -> None:
-        """Leave out whom we cannot see and is not listed again: that process was just ending."""
+        """Drop invisible processes that are not listed again: they were ending."""
         procs = self.values.get("procs") or []
         if not all(entry["visible"] for entry in procs):
             listed = self._listed()
@@ -373,7 +373,7 @@ class NvmlReading:
 
 
 def try_call(nvml: Any, call: Callable[..., Any], *arguments: Any) -> tuple[Any, int | None]:
-    """Return what a call gives and `None`, or `None` and the code that it ended with."""
+    """Return the result of a call and `None`, or `None` and the error code."""
     try:
         return call(*arguments), None
     except nvml.NVMLError as error:
@@ -383,11 +383,11 @@ def try_call(nvml: Any, call: Callable[..., Any], *arguments: Any) -> tuple[Any,
 
 
 _MOST = 64
-"""Events taken in one pass: a GPU that dies may report without an end."""
+"""The most events of one pass: a dying GPU may report without end."""
 
 
 class XidWatcher:
-    """A set of NVML events for all GPUs of an open session; XIDs only."""
+    """The XID events of all GPUs of an open session."""
 
     def __init__(self, handles: list[Any]) -> None:
         self._nvml = nvml_bindings.load_bindings()
@@ -399,24 +399,24 @@ class XidWatcher:
                 self._register(handle, events)
             self._set = events
         except (self._nvml.NVMLError, AttributeError):
-            # Old drivers and some virtual GPUs have no events; samples and kernel log still tell.
+            # Old drivers and some virtual GPUs have no events; samples and kernel log still show errors.
             return
 
     def _register(self, handle: Any, events: Any) -> None:
         try:
             self._nvml.nvmlDeviceRegisterEvents(handle, self._nvml.nvmlEventTypeXidCriticalError, events)
         except self._nvml.NVMLError:
-            # One GPU that cannot be watched must not blind us for the others.
+            # If one GPU cannot be watched, the others still can.
             return
 
     def take(self) -> list[dict[str, Any]]:
-        """Return what was reported since the last call: `[{"gpu": index or None, "xid": code}]`."""
+        """Return the events since the last call: `[{"gpu": index or None, "xid": code}]`."""
         errors: list[dict[str, Any]] = []
         while self._set is not None and len(errors) < _MOST:
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
             except self._nvml.NVMLError:
-                # A timeout: there is no more.
+                # A timeout: no more events.
                 break
             if event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
                 errors.append({"gpu": self._indices.get(_address(event.device)), "xid": int(event.eventData)})
@@ -430,16 +430,16 @@ def _address(handle: Any) -> int | None:
 LIBRARY = "libnvidia-ml.so.1"
 LIBRARY_NOT_FOUND = 12
 MORE_READINGS = 2
-"""How often what may be chance is asked again."""
+"""How often a value that may be a chance result is read again."""
 _PAUSE = 0.12
-"""Seconds before each further look: one pause for all GPUs together."""
+"""Seconds before each further reading: one pause for all GPUs together."""
 
 
 def collect_nvml(root: str, wanted: bool) -> facts_types.NvmlFacts:
     """Return the group `nvml`.
 
     Raises:
-        AbsentError: No GPU is asked for, or there is neither library nor bindings.
+        AbsentError: The request expects no GPU, or the library or its bindings are missing.
     """
     if not wanted:
         raise AbsentError("no GPU is declared")
@@ -459,7 +459,7 @@ def collect_nvml(root: str, wanted: bool) -> facts_types.NvmlFacts:
 
 
 def open_nvml() -> NvmlSession | str:
-    """Return NVML, open; or, where there is none to open, why."""
+    """Return an open NVML session, or the reason if there is none."""
     if not _library_is_there():
         return "there is no NVIDIA driver library"
     try:
@@ -469,7 +469,7 @@ def open_nvml() -> NvmlSession | str:
 
 
 def _library_is_there() -> bool:
-    """Tell whether the driver's library loads: to know that, the costly bindings need not be loaded."""
+    """Return whether the driver's library loads, without importing the costly bindings."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -478,11 +478,11 @@ def _library_is_there() -> bool:
 
 
 class NvmlSession:
-    """NVML kept open: handles are taken once, values at every call.
+    """An open NVML: handles are taken once, values are read repeatedly.
 
     Attributes:
-        init_error: The code that opening ended with, or `None`.
-        init_ms: How long opening took, handles included: without persistence mode the driver starts each GPU then.
+        init_error: The error code of opening, or `None`.
+        init_ms: The time of opening, handles included: without persistence mode the driver starts each GPU then.
     """
 
     vendor = "nvidia"
@@ -508,11 +508,11 @@ class NvmlSession:
 
     @property
     def indices(self) -> list[int]:
-        """Return the GPUs that there are."""
+        """Return the indices of the GPUs."""
         return list(range(len(self.handles)))
 
     def system(self) -> facts_types.NvmlSystem:
-        """Return versions, count and what opening took."""
+        """Return versions, number of GPUs, and error and time of opening."""
         n = self._nvml
         cuda, cuda_error = try_call(n, n.nvmlSystemGetCudaDriverVersion_v2)
         return {
@@ -527,7 +527,7 @@ class NvmlSession:
         }
 
     def looks(self, root: str = "/") -> list[NvmlReading]:
-        """Look at every GPU; ask again, all of them at once, for what may be chance."""
+        """Read every GPU; read values that may be chance results again, of all GPUs at once."""
         looks = [NvmlReading(self._nvml, index, handle, root).at_all() for index, handle in enumerate(self.handles)]
         for _ in range(MORE_READINGS):
             doubtful = [look for look in looks if look.doubtful()]
@@ -539,7 +539,7 @@ class NvmlSession:
         return looks
 
     def sample(self) -> list[facts_types.LibraryGpu]:
-        """Return the few values that a running job is watched by."""
+        """Return the few values of a sample."""
         return [NvmlReading(self._nvml, i, handle).at_a_sample().told() for i, handle in enumerate(self.handles)]
 
     def links(self, index: int) -> int:
@@ -548,7 +548,7 @@ class NvmlSession:
         return 0 if handle[0] is None else sum(state == 1 for state in NvmlReading(self._nvml, index, handle).links())
 
     def holders(self, indices: list[int]) -> list[dict[str, Any]]:
-        """Return memory and processes of some GPUs; those that do not answer are left out: they hold nothing usable."""
+        """Return memory and processes of some GPUs; GPUs that do not answer are left out, as nothing can use them."""
         holding = []
         for index in indices:
             if index >= len(self.handles) or self.handles[index][0] is None:
@@ -561,7 +561,7 @@ class NvmlSession:
 
     @staticmethod
     def p2p(looks: list[NvmlReading]) -> list[list[int | None]]:
-        """Return `[i, j, over NVLink, read]` for every pair: NVML's status each, `None` where it could not be asked."""
+        """Return `[i, j, over NVLink, read]` for every pair: NVML's status, or `None` if it is unknown."""
         pairs: list[list[int | None]] = []
         for i, one in enumerate(looks):
             for j, other in enumerate(looks[i + 1 :], i + 1):

@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class NoBindingsError(Exception):
-    """There is no `pynvml` in the bundle nor in the job's environment."""
+    """The module `pynvml` is neither in the archive nor in the job's environment."""
 
 
 def load_bindings() -> Any:
     """Return the module `pynvml`.
 
     Raises:
-        NoBindingsError: It is not there.
+        NoBindingsError: The module is missing.
     """
     if importlib.util.find_spec("pynvml") is None:
         raise NoBindingsError("nvidia-ml-py is neither in the bundle nor in the job's Python")
     imported = "ctypes.util" in sys.modules
     if not imported:
-        # They import a function of it that they never call, and with it half of the standard library: as much CPU
-        # as all else that they do.
+        # The bindings import a function that they never call, and with it half of the standard library, which doubles
+        # their CPU time.
         spared = type(sys)("ctypes.util")
         spared.__dict__["find_library"] = None
         sys.modules["ctypes.util"] = spared
@@ -44,9 +44,9 @@ def load_bindings() -> Any:
 
 
 def use_unpacked_sources(package: Any) -> None:
-    """Let the modules of `package` (this one's) and `pynvml` be imported from beside the archive they came in.
+    """Import the modules of `package` (this one's) and `pynvml` from a folder beside their archive.
 
-    Does nothing where they came from a directory, or where no directory of our own can be made.
+    Does nothing if they came from a folder, or if no such folder can be made.
     """
     loader = package.__loader__
     archive = getattr(loader, "archive", None)
@@ -60,7 +60,7 @@ def use_unpacked_sources(package: Any) -> None:
             return
     except OSError:
         return
-    # Without this, PYTHONDONTWRITEBYTECODE in a container would make all of it for nothing.
+    # Otherwise PYTHONDONTWRITEBYTECODE in a container would defeat the purpose.
     sys.dont_write_bytecode = False
     package.__path__.insert(0, os.path.join(place, "facts"))
     sys.path.insert(0, place)
@@ -68,8 +68,8 @@ def use_unpacked_sources(package: Any) -> None:
 
 
 def _unpack(loader: Any, prefix: str, place: str) -> None:
-    """Write the sources; whole or not at all, however many do it at once."""
-    # The archive lies in a home that several nodes may share, where pids are not unique.
+    """Write the sources completely or not at all, however many processes do it at once."""
+    # Several nodes may share the home of the archive, so a pid is not unique.
     partial = f"{place}.{os.urandom(6).hex()}"
     inside = os.path.relpath(prefix, loader.archive)
     try:
@@ -83,7 +83,7 @@ def _unpack(loader: Any, prefix: str, place: str) -> None:
 
 
 def _remove(folder: str) -> None:
-    """Remove what another probe was faster to make, or what the disk has no room for (`shutil` is slow to import)."""
+    """Remove files that another probe wrote first, or that do not fit on the disk (`shutil` is slow to import)."""
     for top, folders, files in os.walk(folder, topdown=False):
         for name in files:
             os.unlink(os.path.join(top, name))
@@ -116,4 +116,4 @@ MODULES = (
     "storage",
     "versions",
 )
-"""The modules beside this one: an archive's directory cannot be listed by its loader."""
+"""The modules in this folder; the loader of an archive cannot list them."""

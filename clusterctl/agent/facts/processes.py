@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 MARKER = b"CLUSTERCTL_RUN_ID="
 _LOOKS, _PAUSE = 3, 0.1
-"""How often, and after how many seconds each, a process in state D is looked at again."""
+"""How often a process in state D is checked again, and the seconds between the checks."""
 _LONG_PAUSE = 0.5
-"""Seconds between looks at one that holds a GPU: nobody is blamed for a read that takes a moment."""
+"""Seconds between checks of a process that holds a GPU, because a read may take a moment."""
 _INIT_NAMESPACE = "pid:[4026531836]"
 """The first PID namespace of every Linux machine (`PROC_PID_INIT_INO` of the kernel's `proc_ns.h`)."""
 _TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "openntpd", "phc2sys")
@@ -27,7 +27,7 @@ def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> 
 
     Args:
         root: Prefix of /proc.
-        certain: Seconds of sleep in the kernel, without being woken once, after which a process counts as stuck there.
+        certain: Seconds of sleep in the kernel without one wake-up, after which a process counts as stuck.
     """
     names, zombies = set(), 0
     runs: list[facts_types.RunProcess] = []
@@ -40,12 +40,12 @@ def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> 
             continue
         names.add(stat.comm)
         zombies += stat.state == "Z"
-        # Looks of this very probe that hang are told of by what they looked at.
+        # Hung children of this probe are left out: their groups report them.
         if stat.state == "D" and stat.ppid != os.getppid():
             stuck.append(stat)
-        # Threads of the kernel have no environment.
+        # Kernel threads have no environment.
         run = None if stat.state == "Z" or stat.is_kernel_thread else get_run(root, name)
-        # The probe and what started it carry the marker of the run on whose behalf they look.
+        # The probe and its parents carry the marker of the run that asked for it.
         if run is not None and not _is_ancestor(root, stat.pid):
             runs.append({"run": run, "pid": stat.pid, "comm": stat.comm})
     return {
@@ -59,13 +59,13 @@ def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> 
 
 
 def _list_stuck(root: str, sleepers: list[proc.ProcessStat], certain: float) -> list[facts_types.SleepingProcess]:
-    """Describe who stays in state D: for a moment any process is that reads a disk or gets memory."""
+    """Return the processes that stay in state D; any process is in it for a moment when it reads a disk."""
     began = time.monotonic()
     for _ in range(_LOOKS if sleepers else 0):
         time.sleep(_PAUSE)
         sleepers = [one for one in sleepers if _still_asleep(root, one)]
     described = [_described(root, one) for one in sleepers]
-    # How often each that holds a GPU was woken; None once it was.
+    # How often each process that holds a GPU was woken; `None` once it was.
     woken = {entry["pid"]: child_tasks.count_wakeups(root, entry["pid"]) for entry in described if entry["gpu"]}
     while any(often is not None for often in woken.values()) and _lasted(began) < certain:
         time.sleep(_LONG_PAUSE)
@@ -91,7 +91,7 @@ def _described(root: str, process: proc.ProcessStat) -> facts_types.SleepingProc
 
 
 def has_own_pid_namespace(root: str) -> bool:
-    """Tell whether this is a container that sees its own processes only."""
+    """Return whether this is a container that sees its own processes only."""
     try:
         return os.readlink(sysfs.join_root(root, "/proc/self/ns/pid")) != _INIT_NAMESPACE
     except OSError:
@@ -99,7 +99,7 @@ def has_own_pid_namespace(root: str) -> bool:
 
 
 def get_run(root: str, pid: str | int) -> str | None:
-    """Return the run that a process carries in its environment, or `None` (also where we may not look)."""
+    """Return the run in the environment of a process, or `None` if it has none or we may not read it."""
     environ = sysfs.read_bytes_or_none(sysfs.join_root(root, f"/proc/{pid}/environ")) or b""
     _, marker, rest = (b"\0" + environ).partition(b"\0" + MARKER)
     return proc.sanitize_name(rest.partition(b"\0")[0].decode(errors="replace")) if marker else None

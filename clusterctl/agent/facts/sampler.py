@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 
 INTERVAL = 15.0
 PASS_DEADLINE = 5.0
-"""Seconds that one pass over all GPUs may take before it counts as stuck."""
+"""Seconds that one pass over all GPUs may take before the driver counts as stuck."""
 
 _NVLINK_ERROR = 74
-"""The XID after which a GPU's links are watched: what tells its end from a fault that stays."""
+"""The XID after which the links of a GPU are watched: lost links tell a lasting fault from a passing one."""
 _RESTART_SECONDS = 60.0
 _CPU_SECONDS = 0.25
-"""For how long a single look watches the CPUs."""
+"""Seconds over which a single sample measures the CPUs."""
 
 
 def sample_machine() -> sample_types.MachineSample:
-    """Return the machine's half of a sample, for a single look: CPU is that of the next moment."""
+    """Return the machine's part of a single sample; CPU is measured over the next moment."""
     machine = _Machine()
     machine.read()
     time.sleep(_CPU_SECONDS)
@@ -62,7 +62,7 @@ def sample_machine() -> sample_types.MachineSample:
 
 
 def sample_gpus() -> sample_types.GpuSamples:
-    """Return the GPUs' half of a sample, asking the driver in this very process: call it from one that may be lost."""
+    """Return the GPUs' part of a sample. It asks the driver in this process, which may hang: call it in a child."""
     return sample_session(None)
 
 
@@ -81,11 +81,11 @@ def main(arguments: list[str]) -> int:
             values["ms"] = round((time.monotonic() - began) * 1000, 1)
             sys.stdout.write(json.dumps(values) + "\n")
             sys.stdout.flush()
-            # Passes keep their places in time; those that a late one has run over are left out.
+            # Passes follow a fixed schedule; those that a late pass has missed are skipped.
             following += interval * (1 + max(0, int((time.monotonic() - following) // interval)))
             time.sleep(max(0.0, following - time.monotonic()))
     except (BrokenPipeError, KeyboardInterrupt):
-        # Nothing more can be flushed, and the interpreter would try again at exit.
+        # Nothing more can be written, and the interpreter would try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     finally:
         driver.close()
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
 
 
 class _Machine:
-    """CPU, memory and disks; CPU is what was used since the reading before."""
+    """CPU, memory and disks; CPU is the use since the last reading."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None
@@ -124,14 +124,14 @@ class _Machine:
 
 
 def _disks() -> list[sample_types.DiskSpace]:
-    """Measure local places only: a hung mount must not hang the sampler."""
+    """Measure local file systems only: a hung mount must not stop the sampler."""
     disks: list[sample_types.DiskSpace] = []
     for path in ("/", "/tmp", "/dev/shm"):  # noqa: S108, RUF100
         try:
             statvfs = os.statvfs(path)
         except OSError:
             continue
-        # An image that is mounted read-only is full by design.
+        # A read-only image is always full.
         if statvfs.f_flag & os.ST_RDONLY:
             continue
         entry: sample_types.DiskSpace = {
@@ -145,7 +145,7 @@ def _disks() -> list[sample_types.DiskSpace]:
 
 
 class _DriverChild:
-    """The child that asks the driver, and what is known of it."""
+    """The child that asks the driver, and its state."""
 
     def __init__(self) -> None:
         self._pid: int | None = None
@@ -155,7 +155,7 @@ class _DriverChild:
         self._not_before = 0.0
 
     def ask(self, deadline: float) -> sample_types.GpuSamples:
-        """Return the GPU half of a sample; no later than `deadline` (monotonic)."""
+        """Return the GPU part of a sample, at `deadline` (monotonic) at the latest."""
         if self._pid is None:
             if time.monotonic() < self._not_before:
                 return _without("error", "the child that asks the driver ended; it is started again later")
@@ -169,7 +169,7 @@ class _DriverChild:
         return self._answer(deadline)
 
     def close(self) -> None:
-        """Kill the child and do not wait for it: it may be beyond reach."""
+        """Kill the child without waiting: it may hang in the kernel."""
         if self._pid is not None:
             os.close(self._requests)
             os.close(self._answers)
@@ -197,7 +197,7 @@ class _DriverChild:
                 return self._ended()
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
-        # It may be the late answer to a request that was stuck: the newest that there is.
+        # It may be the late answer to a request that was stuck, and then it is the newest.
         self._asked = None
         sample: sample_types.GpuSamples = json.loads(line)
         return sample
@@ -222,7 +222,7 @@ class _DriverChild:
 
 
 def _serve(requests: int, answers: int) -> None:
-    """Run in the fork: one line of answer for each byte asked; never returns."""
+    """Serve in the fork: one line of answer for each byte received; never return."""
     try:
         syscalls.set_parent_death_signal(signal.SIGKILL)
         null = os.open(os.devnull, os.O_RDWR)
@@ -234,7 +234,7 @@ def _serve(requests: int, answers: int) -> None:
         xids, links = _watch_xids(session), LinkCounter(session)
         while os.read(requests, 1):
             sample = sample_session(session)
-            # After the values: a GPU that dies while it is read has reported why.
+            # After the values, because a GPU that dies during the reading has reported the reason by then.
             sample["xids"] = xids.take() if xids else []
             links.add(sample)
             line = json.dumps(sample).encode() + b"\n"
@@ -253,7 +253,7 @@ def _watch_xids(session: Any) -> Any:
 
 
 class LinkCounter:
-    """Counts the links of GPUs against how many there were: NVLinks once an error of one was reported, XGMI always."""
+    """Counts lost links of GPUs: NVLinks after a reported link error, XGMI links always."""
 
     def __init__(self, session: Any) -> None:
         readable = not isinstance(session, str) and session.init_error is None
@@ -262,7 +262,7 @@ class LinkCounter:
         self._watched = set(self._first) if readable and session.vendor == "amd" else set[int]()
 
     def add(self, sample: sample_types.GpuSamples) -> None:
-        """Complete a sample: the links that each watched GPU has lost."""
+        """Add to a sample the number of links that each watched GPU has lost."""
         self._watched |= {xid["gpu"] for xid in sample["xids"] if xid["xid"] == _NVLINK_ERROR} & set(self._first)
         for gpu in sample["gpus"]:
             if gpu["gpu"] in self._watched:
@@ -270,7 +270,7 @@ class LinkCounter:
 
 
 def sample_session(session: Any) -> sample_types.GpuSamples:
-    """Return the GPUs' half of a sample of an open session, or why there is none; `None` opens one."""
+    """Return the GPUs' part of a sample, or why there is none; without a session it opens one."""
     if session is None:
         from clusterctl.agent.facts import gpu_library
 

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 _LONGEST = 100
-"""Characters of a name that tells whose file it is; a file name may have 255 bytes."""
+"""Characters of a name in a test file's name; a file name may have 255 bytes."""
 
 
 def collect_disks(
     root: str, workdir: str | None, more: list[str], owner: str = "", pattern: str | None = None
 ) -> facts_types.DiskFacts:
-    """Return the group `disk`: the root file system, /tmp, home, the working directory, checkpoints, places in `more`.
+    """Return the group `disk`: the root file system, /tmp, home, the working directory, checkpoints, and `more`.
 
     Args:
         root: Prefix of the root file system.
-        workdir: Where the code will lie.
-        more: Other places.
-        owner: Node and run on whose behalf we look. They name the file that is written: other nodes may see it too.
-        pattern: How checkpoints are called, as the cluster file has it.
+        workdir: The folder of the code.
+        more: Other folders.
+        owner: Node and run of the request. They are part of the test file's name, which other nodes may see.
+        pattern: The glob of the checkpoints in the cluster file.
     """
     places = [("root", root), ("tmp", os.environ.get("TMPDIR") or "/tmp"), ("home", os.path.expanduser("~"))]
     if workdir:
@@ -46,7 +46,7 @@ def collect_disks(
 
 
 def _measure(path: str, what: str, owner: str) -> facts_types.DirectorySpace:
-    """Measure the nearest directory that is there: a working directory may still have to be made."""
+    """Measure the nearest existing folder: a working directory may not exist yet."""
     place = path
     while not os.path.isdir(place) and place not in ("/", ""):
         place = os.path.dirname(place)
@@ -68,7 +68,7 @@ def _measure(path: str, what: str, owner: str) -> facts_types.DirectorySpace:
 
 
 def _before_wildcards(workdir: str, pattern: str) -> str:
-    """Return the folder that holds all that a glob can match."""
+    """Return the folder above everything that a glob can match."""
     folder = os.path.dirname(os.path.join(workdir, pattern))
     while any(sign in folder for sign in "*?["):
         folder = os.path.dirname(folder)
@@ -78,7 +78,7 @@ def _before_wildcards(workdir: str, pattern: str) -> str:
 def _test_write(place: str, owner: str) -> facts_types.WriteResult:
     """Write, sync and remove one small file, as a checkpoint would.
 
-    Nodes that share the place may have equal names and equal pids, so its name ends in what nobody else makes up.
+    Nodes that share the folder may have equal names and pids, so the file name ends in random characters.
     """
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in owner)[:_LONGEST]
     name = os.path.join(place, f".clusterctl-probe-{plain}-{os.urandom(6).hex()}")
@@ -98,13 +98,13 @@ def _test_write(place: str, owner: str) -> facts_types.WriteResult:
 
 
 MAX_MOUNTS = 32
-"""Mounts looked at; those that the request names come first."""
+"""The most mounts that are checked; those that the request names come first."""
 
 
 def collect_mounts(root: str, wanted: list[str], deadline: float) -> facts_types.MountFacts:
     """Return the group `mounts`."""
     table = filesystems.list_mounts(root)
-    # Of two at one place the later one is seen.
+    # Of two mounts at one place, the later one is visible.
     fstypes = {mount.mount_point: mount.fstype for mount in table}
     folders = [os.path.expanduser(path) for path in wanted]
     folders += [place for place, kind in fstypes.items() if filesystems.may_hang(kind) and place not in folders]

@@ -24,7 +24,7 @@ _USUAL = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
 
 
 def find_library(name: str, root: str = "/", *, prefix: str | None = None) -> str | None:
-    """Return where a library lies: on LD_LIBRARY_PATH, below the Python, in the loader's cache, or where all lie."""
+    """Return the path of a library: on LD_LIBRARY_PATH, beside the Python, in the loader's cache, in a usual folder."""
     listed = [place for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
     own = os.path.join(sys.prefix if prefix is None else prefix, "lib")
     for place in [*listed, own]:
@@ -36,7 +36,7 @@ def find_library(name: str, root: str = "/", *, prefix: str | None = None) -> st
 
 
 def _cached(name: str, root: str) -> str | None:
-    """Return the path that `/etc/ld.so.cache` has for a name; its strings end in a zero byte (ldconfig(8))."""
+    """Return the path of a name in `/etc/ld.so.cache`, whose strings end in a zero byte (ldconfig(8))."""
     data = sysfs.read_bytes_or_none(sysfs.join_root(root, "/etc/ld.so.cache")) or b""
     end = data.find(f"/{name}\0".encode())
     if end < 0:
@@ -60,15 +60,15 @@ _TOLD = (
     "lightning",
 )
 _JAX_CUDA = re.compile(r"jax-cuda\d+-plugin$")
-"""What tells which CUDA a JAX is built for: its own package does not."""
+"""Packages that show the CUDA version of a JAX; its own package does not."""
 _NCCL = re.compile(r"nvidia-nccl-cu\d+$")
 _NCCL_FILE = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)$")
 _BUILT = r"^{}(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)[^'\"]*['\"]"
-"""How `torch/version.py` says for what it was built."""
+"""How `torch/version.py` states its CUDA or HIP version."""
 
 
 def collect_versions(root: str = "/") -> facts_types.VersionFacts:
-    """Return the group `versions`. `root` is a prefix of where the machine's libraries lie."""
+    """Return the group `versions`. `root` is the prefix of the machine's libraries."""
     packages, places = _packages()
     listing = "\n".join(f"{name}=={packages[name]}" for name in sorted(packages)).encode()
     return {
@@ -87,10 +87,10 @@ def collect_versions(root: str = "/") -> facts_types.VersionFacts:
 
 
 def _nccl(packages: dict[str, str], root: str) -> facts_types.NcclVersion:
-    """Return the version of the NCCL that torch would load, and where it is from.
+    """Return version and origin of the NCCL that torch would load.
 
-    What is preloaded comes first. Torch from PyPI finds the package beside it (its RPATH comes before
-    LD_LIBRARY_PATH); where there is none, as in conda and in NVIDIA's containers, the loader finds the library.
+    A preloaded library comes first. Torch from PyPI finds the package beside it (its RPATH precedes LD_LIBRARY_PATH).
+    Without it, as in conda and in NVIDIA's containers, the loader finds the library.
     """
     preloaded = [path for path in re.split("[ :]", os.environ.get("LD_PRELOAD", "")) if "libnccl.so" in path]
     package = next((version for name, version in sorted(packages.items()) if _NCCL.match(name)), None)
@@ -104,7 +104,7 @@ def _nccl(packages: dict[str, str], root: str) -> facts_types.NcclVersion:
 
 
 def _net_plugin(root: str) -> str | None:
-    """Return the library by which NCCL would reach other nodes in place of its own code, such as aws-ofi-nccl."""
+    """Return the library that NCCL would use to reach other nodes, such as aws-ofi-nccl."""
     name = os.environ.get("NCCL_NET_PLUGIN", "")
     if "/" in name or name == "none":
         return name if name != "none" and os.path.exists(sysfs.join_root(root, name)) else None
@@ -112,7 +112,7 @@ def _net_plugin(root: str) -> str | None:
 
 
 def _packages() -> tuple[dict[str, str], dict[str, str]]:
-    """Return name to version and name to place; the first on the path wins, as for an import."""
+    """Return packages by version and by place; the first on the path wins, as for an import."""
     packages: dict[str, str] = {}
     places: dict[str, str] = {}
     for place in dict.fromkeys(sys.path):
@@ -133,7 +133,7 @@ def _packages() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _torch(place: str | None, what: str) -> str | None:
-    """Return the version of CUDA or HIP that torch was built for, read from the text of its version file."""
+    """Return the CUDA or HIP version of torch, from the text of its version file."""
     if place is None:
         return None
     try:
