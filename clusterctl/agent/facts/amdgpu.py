@@ -110,11 +110,11 @@ class GpuFiles:
         self._hwmon = f"{self.place}/hwmon/{names[0]}" if names else None
         self._sensors = self._labels()
 
-    def asleep(self) -> bool:
+    def is_asleep(self) -> bool:
         """Return whether the GPU is suspended. Reading it would wake it, or give nonsense."""
         return sysfs.read_bytes_or_none(f"{self.place}/power/runtime_status") == b"suspended\n"
 
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Return whether the device no longer answers on the bus."""
         try:
             with open(f"{self.place}/config", "rb", buffering=0) as file:
@@ -130,7 +130,7 @@ class GpuFiles:
         """
         return sysfs.read_bytes(f"{self.place}/gpu_metrics")
 
-    def sampled(self) -> Calls:
+    def sample_calls(self) -> Calls:
         """Return the calls for the few values of a sample."""
         return {
             "util": lambda: self._number("gpu_busy_percent"),
@@ -144,18 +144,18 @@ class GpuFiles:
             "ras": self._ras,
         }
 
-    def all_values(self) -> Calls:
+    def all_calls(self) -> Calls:
         """Return the calls for all values that are judged before a run."""
         return {
-            **self.sampled(),
-            **self.lasting(),
+            **self.sample_calls(),
+            **self.sleeping_calls(),
             "power_limit_w": lambda: _watts(self._sensor("power1_cap")),
             "power_default_w": lambda: _watts(self._sensor("power1_cap_default")),
             "bad_pages": self._bad_pages,
             "modes": lambda: [self._text(f"current_{kind}_partition") for kind in ("compute", "memory")],
         }
 
-    def lasting(self) -> Calls:
+    def sleeping_calls(self) -> Calls:
         """Return the calls for values that can be read from a suspended GPU."""
         link = driver.read_pcie_link(os.path.realpath(self.place))
         return {
@@ -275,15 +275,15 @@ def collect_amdgpu(root: str, wanted: bool) -> facts_types.AmdgpuFacts:
     if not wanted:
         raise AbsentError("no GPU is declared")
     session = AmdgpuSession(root)
-    looks = session.looks()
+    readings = session.read_gpus()
     nodes = [_KFD, *(f"/dev/dri/renderD{gpu['render']}" for gpu in session.gpus)]
     return {
         "driver": sysfs.read_text(root, "/sys/module/amdgpu/version"),
-        "count": len(looks),
+        "count": len(readings),
         "hidden": session.hidden,
         "dev": [{"path": path, "access": sysfs.check_access(root, path)} for path in nodes],
         "numa_balancing": sysfs.read_int(root, "/proc/sys/kernel/numa_balancing"),
-        "devices": [look.told() for look in looks],
+        "devices": [reading.to_facts() for reading in readings],
     }
 
 
@@ -309,29 +309,29 @@ class AmdgpuSession:
         """Return the indices of the GPUs."""
         return [gpu["index"] for gpu in self.gpus]
 
-    def looks(self) -> list[AmdgpuReading]:
+    def read_gpus(self) -> list[AmdgpuReading]:
         """Read every GPU; read values that may be chance results again, of all GPUs at once."""
         by_node = {gpu["node"]: gpu["index"] for gpu in self.gpus}
-        looks = [AmdgpuReading(self._root, gpu).at_all(self.holders_of(gpu)) for gpu in self.gpus]
-        for look, gpu in zip(looks, self.gpus):
-            look.values["xgmi"] = gpus.list_xgmi_links(self._root, gpu, by_node)
+        readings = [AmdgpuReading(self._root, gpu).read_all(self.holders_of(gpu)) for gpu in self.gpus]
+        for reading, gpu in zip(readings, self.gpus):
+            reading.values["xgmi"] = gpus.list_xgmi_links(self._root, gpu, by_node)
         for _ in range(MORE_READINGS):
-            doubtful = [look for look in looks if look.doubtful()]
+            doubtful = [reading for reading in readings if reading.is_doubtful()]
             if not doubtful:
                 break
             time.sleep(_PAUSE)
-            for look in doubtful:
-                look.again()
-        return looks
+            for reading in doubtful:
+                reading.retry()
+        return readings
 
     def sample(self) -> list[facts_types.LibraryGpu]:
         """Return the few values of a sample."""
         devices = []
         for gpu in self.gpus:
-            look = AmdgpuReading(self._root, gpu, self._metrics.get(gpu["index"])).at_a_sample()
-            self._metrics[gpu["index"]] = look.metrics
-            self._links[gpu["index"]] = sum(look.values.get("xgmi_links") or [])
-            devices.append(look.told())
+            reading = AmdgpuReading(self._root, gpu, self._metrics.get(gpu["index"])).read_sample_values()
+            self._metrics[gpu["index"]] = reading.metrics
+            self._links[gpu["index"]] = sum(reading.values.get("xgmi_links") or [])
+            devices.append(reading.to_facts())
         return devices
 
     def links(self, index: int) -> int:
@@ -386,39 +386,39 @@ class AmdgpuReading:
         self._counted = False
         self._calls: dict[str, Callable[[], Any]] = {}
 
-    def at_all(self, holders: list[dict[str, Any]]) -> AmdgpuReading:
+    def read_all(self, holders: list[dict[str, Any]]) -> AmdgpuReading:
         """Read all values that are judged before a run."""
         plate = {"minor": self._gpu["render"], "gfx": self._gpu["gfx"], "hive": self._gpu["hive"]}
         self.values.update(plate, partition=self._gpu["partition"], procs=holders)
-        self._take(self._files.lasting() if self._files.asleep() else self._files.all_values())
+        self._take(self._files.sleeping_calls() if self._files.is_asleep() else self._files.all_calls())
         # Virtual functions and some cards have no name.
         if "name" not in self.values:
             self.codes.pop("name", None)
             self.values["name"] = f"AMD {self._gpu['gfx']} ({self._gpu['device']})"
         return self
 
-    def at_a_sample(self) -> AmdgpuReading:
+    def read_sample_values(self) -> AmdgpuReading:
         """Read the few values of a sample."""
-        self._take({} if self._files.asleep() else self._files.sampled())
+        self._take({} if self._files.is_asleep() else self._files.sample_calls())
         return self
 
     def memory(self) -> dict[str, int] | None:
         """Return used and total bytes, or `None` if the GPU does not answer."""
-        self._read({"memory": self._files.sampled()["memory"]})
+        self._read({"memory": self._files.sample_calls()["memory"]})
         return self.values.get("memory")
 
-    def doubtful(self) -> bool:
+    def is_doubtful(self) -> bool:
         """Return whether to read again: a result may be chance, or slowdowns must be counted over time."""
         return bool(self._odd_calls()) or (self._counted and "slowdown" not in self.values)
 
-    def again(self) -> None:
+    def retry(self) -> None:
         """Read the doubtful values once more."""
         wrong = {name: self.codes[name] for name in self._odd_calls()}
         self._read({name: self._calls[name] for name in wrong if name in self._calls})
         self.odd.update({name: code for name, code in wrong.items() if name not in self.codes})
         self._firmware()
 
-    def told(self) -> facts_types.LibraryGpu:
+    def to_facts(self) -> facts_types.LibraryGpu:
         """Return the reading as facts (`clusterctl.agent.facts` has the format)."""
         words = {name: error_words.file_error_word(code) for name, code in self.codes.items()}
         odd: facts_types.LibraryGpu = {"odd": self.odd} if self.odd else {}
@@ -427,7 +427,7 @@ class AmdgpuReading:
 
     def _take(self, calls: dict[str, Callable[[], Any]]) -> None:
         self._calls = calls
-        if self._files.gone():
+        if self._files.is_gone():
             # Each further query of a missing device may take seconds.
             self.codes["config"] = errno.ENODEV
             return

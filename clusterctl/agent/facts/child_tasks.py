@@ -53,12 +53,12 @@ class _Child:
         os.close(writer)
         self.reader = reader
 
-    def next_look(self) -> float:
+    def next_check_at(self) -> float:
         """Return the monotonic time at which the child must be checked."""
         deadline = self._deadline()
         return deadline if deadline <= self._look_at else self._look_at
 
-    def hangs(self, now: float) -> bool:
+    def is_stuck(self, now: float) -> bool:
         """Return whether to give the child up: its deadline has passed, or it is stuck.
 
         A sleep in the kernel alone is not a sign: a driver that starts a GPU sleeps for seconds and is woken meanwhile.
@@ -77,7 +77,7 @@ class _Child:
         """Return the deadline of the present task, or of the last one."""
         return self._deadlines[self.left[0]] if self.left else min(self._deadlines.values())
 
-    def take(self, chunk: bytes) -> dict[str, FactGroup]:
+    def add_output(self, chunk: bytes) -> dict[str, FactGroup]:
         """Return the results that these bytes complete."""
         *lines, self._partial = (self._partial + chunk).split(b"\n")
         groups: dict[str, FactGroup] = {}
@@ -86,14 +86,14 @@ class _Child:
             groups[name] = json.loads(line)
         return groups
 
-    def ended(self) -> dict[str, FactGroup]:
+    def report_ended(self) -> dict[str, FactGroup]:
         """Return an error for each task that the child had not finished when it ended."""
         status = os.waitpid(self.pid, 0)[1]
         died = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
         reason = f"the look ended with {died}"
         return {name: self._timed({"status": "error", "reason": reason, "data": {}}) for name in self.left}
 
-    def given_up(self) -> dict[str, FactGroup]:
+    def give_up(self) -> dict[str, FactGroup]:
         """End the child; return an error for each task that it has not finished."""
         if self.left:
             return self.abandon()
@@ -154,20 +154,20 @@ def run_tasks(
     for reader in waiting:
         poll.register(reader, select.POLLIN | select.POLLHUP)
     while waiting:
-        until = min(child.next_look() for child in waiting.values())
+        until = min(child.next_check_at() for child in waiting.values())
         for reader, _ in poll.poll(max(1, int((until - time.monotonic()) * 1000))):
             child = waiting[reader]
             chunk = os.read(reader, 1 << 16)
-            results.update(child.take(chunk))
+            results.update(child.add_output(chunk))
             if not chunk:
                 poll.unregister(reader)
                 os.close(reader)
-                results.update(waiting.pop(reader).ended())
+                results.update(waiting.pop(reader).report_ended())
         now = time.monotonic()
-        for reader in [reader for reader, child in waiting.items() if child.hangs(now)]:
+        for reader in [reader for reader, child in waiting.items() if child.is_stuck(now)]:
             poll.unregister(reader)
             os.close(reader)
-            results.update(waiting.pop(reader).given_up())
+            results.update(waiting.pop(reader).give_up())
     return {name: results[name] for name in tasks}
 
 

@@ -99,7 +99,7 @@ class KernelEvents:
         self._lines = 0
         self._dying: tuple[str, int] | None = None
 
-    def take(self, text: str, age: float | None) -> bool:
+    def add_line(self, text: str, age: float | None) -> bool:
         """Count the line if it is a GPU error; return whether it is."""
         self._lines += 1
         if "NVRM" in text:
@@ -114,7 +114,7 @@ class KernelEvents:
         self._count(("sxid", device.lower(), int(code), grade), detail, age)
         return True
 
-    def counted(self) -> list[dict[str, Any]]:
+    def list_entries(self) -> list[dict[str, Any]]:
         """Return the entries in the order of their last lines."""
         return sorted(self._entries.values(), key=lambda entry: int(entry["order"]))
 
@@ -294,11 +294,11 @@ def filter_lines(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float =
         age = age if match is None else round(max(0.0, uptime - float(match.group(1))), 1)
         since = age if since is None else since
         text = line if match is None else match.group(2)
-        if not events.take(text, age) and _RELEVANT.search(text):
+        if not events.add_line(text, age) and _RELEVANT.search(text):
             kept.append({"age_s": age, "text": text[:400]})
     return {
         "since_s": since,
-        "events": events.counted(),
+        "events": events.list_entries(),
         "lines": kept[-KEEP:],
         "dropped": max(0, len(kept) - KEEP),
     }

@@ -74,7 +74,7 @@ class Listener:
                     if fd != self.descriptor:
                         served += fd in self._peers and self._serve(fd)
                     elif events & ~select.POLLIN or not self._accept():
-                        return served + sum(peer.right for peer in self._peers.values())
+                        return served + sum(peer.has_nonce for peer in self._peers.values())
         finally:
             self.close()
         return served
@@ -90,7 +90,7 @@ class Listener:
         poll = select.poll()
         poll.register(self.descriptor, select.POLLIN)
         for fd, peer in self._peers.items():
-            poll.register(fd, select.POLLIN | (select.POLLOUT if peer.owed else 0))
+            poll.register(fd, select.POLLIN | (select.POLLOUT if peer.pending else 0))
         return poll.poll(seconds * 1000)
 
     def _accept(self) -> bool:
@@ -105,7 +105,7 @@ class Listener:
 
     def _drop(self) -> bool:
         """Disconnect the oldest peer without the right nonce; return whether there was any peer."""
-        silent = next((fd for fd, peer in self._peers.items() if not peer.right), next(iter(self._peers), None))
+        silent = next((fd for fd, peer in self._peers.items() if not peer.has_nonce), next(iter(self._peers), None))
         if silent is None:
             return False
         self._peers.pop(silent).sock.close()
@@ -115,7 +115,7 @@ class Listener:
         """Serve a peer; return whether it has finished with the right nonce."""
         peer = self._peers[fd]
         try:
-            if peer.go_on(self._nonce, self._payload):
+            if peer.exchange(self._nonce, self._payload):
                 return False
         except BlockingIOError:
             return False
@@ -123,7 +123,7 @@ class Listener:
             pass
         del self._peers[fd]
         peer.sock.close()
-        return peer.right
+        return peer.has_nonce
 
 
 class _Peer:
@@ -136,32 +136,32 @@ class _Peer:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.right = False
-        self.owed = bytearray()
+        self.has_nonce = False
+        self.pending = bytearray()
         self._line = b""
         self._echoed = 0
         sock.setblocking(False)
         # The peer closes first and we reset the connection: the run could not bind a port in TIME_WAIT.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    def go_on(self, nonce: bytes, payload: int) -> bool:
+    def exchange(self, nonce: bytes, payload: int) -> bool:
         """Read what has arrived and send what is owed; return whether the peer stays connected."""
-        del self.owed[: _send(self.sock, self.owed)]
+        del self.pending[: _send(self.sock, self.pending)]
         data = self.sock.recv(_CHUNK)
         if not data:
             return False
-        if not self.right:
+        if not self.has_nonce:
             self._line += data
             if b"\n" not in self._line:
                 return len(self._line) < _LONGEST_LINE
             greeting, _, data = self._line.partition(b"\n")
-            self.right = greeting.strip() == nonce
-            if not self.right:
+            self.has_nonce = greeting.strip() == nonce
+            if not self.has_nonce:
                 return False
-            self.owed += nonce + b"\n"
+            self.pending += nonce + b"\n"
         data = data[: payload - self._echoed]
         self._echoed += len(data)
-        self.owed += data
+        self.pending += data
         return True
 
 

@@ -209,7 +209,7 @@ class NvmlReading:
         self.odd: dict[str, int] = {}
         self._calls: dict[str, Callable[[], Any]] = {}
 
-    def at_all(self) -> NvmlReading:
+    def read_all(self) -> NvmlReading:
         """Read all values that are judged before a run."""
         if self._handle is not None:
             self._calls = all_values(self._nvml, self._handle)
@@ -221,7 +221,7 @@ class NvmlReading:
             self._processes()
         return self
 
-    def at_a_sample(self) -> NvmlReading:
+    def read_sample_values(self) -> NvmlReading:
         """Read the few values of a sample."""
         if self._handle is not None:
             self._calls = sampled_values(self._nvml, self._handle)
@@ -229,19 +229,19 @@ class NvmlReading:
             self._fields(SAMPLED_FIELDS)
         return self
 
-    def doubtful(self) -> bool:
+    def is_doubtful(self) -> bool:
         """Return whether a result may be chance, so that it must be read again."""
         slowed = any(bits & HW_SLOWDOWN for bits in self.values.get("throttle") or [])
         hidden = any(not entry["visible"] for entry in self.values.get("procs") or [])
         return slowed or hidden or bool(self._odd_calls())
 
-    def again(self) -> None:
+    def retry(self) -> None:
         """Read the doubtful values once more."""
         if self._handle is None:
             self._handle, error = try_call(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex, self._index)
             if error is None:
                 self.odd["handle"] = self.codes.pop("handle")
-                self.at_all()
+                self.read_all()
             return
         wrong = {name: self.codes[name] for name in self._odd_calls()}
         self._read([name for name in wrong if name in self._calls])
@@ -251,7 +251,7 @@ class NvmlReading:
         self._throttle_again()
         self._processes_again()
 
-    def told(self) -> facts_types.LibraryGpu:
+    def to_facts(self) -> facts_types.LibraryGpu:
         """Return the reading as facts (`clusterctl.agent.facts` has the format)."""
         words = {name: error_words.nvml_error_word(code) for name, code in self.codes.items()}
         odd: facts_types.LibraryGpu = {"odd": self.odd} if self.odd else {}
@@ -448,12 +448,12 @@ def collect_nvml(root: str, wanted: bool) -> facts_types.NvmlFacts:
     session = NvmlSession()
     if session.init_error is not None:
         return {"init_error": session.init_error, "devices": []}
-    looks = session.looks(root)
-    devices = [look.told() for look in looks]
+    readings = session.read_gpus(root)
+    devices = [reading.to_facts() for reading in readings]
     return {
         **session.system(),
         "devices": devices,
-        "p2p": session.p2p(looks),
+        "p2p": session.p2p(readings),
         "uvm": sysfs.check_open(root, "/dev/nvidia-uvm"),
     }
 
@@ -526,21 +526,25 @@ class NvmlSession:
             "count_error": self.count[1],
         }
 
-    def looks(self, root: str = "/") -> list[NvmlReading]:
+    def read_gpus(self, root: str = "/") -> list[NvmlReading]:
         """Read every GPU; read values that may be chance results again, of all GPUs at once."""
-        looks = [NvmlReading(self._nvml, index, handle, root).at_all() for index, handle in enumerate(self.handles)]
+        readings = [
+            NvmlReading(self._nvml, index, handle, root).read_all() for index, handle in enumerate(self.handles)
+        ]
         for _ in range(MORE_READINGS):
-            doubtful = [look for look in looks if look.doubtful()]
+            doubtful = [reading for reading in readings if reading.is_doubtful()]
             if not doubtful:
                 break
             time.sleep(_PAUSE)
-            for look in doubtful:
-                look.again()
-        return looks
+            for reading in doubtful:
+                reading.retry()
+        return readings
 
     def sample(self) -> list[facts_types.LibraryGpu]:
         """Return the few values of a sample."""
-        return [NvmlReading(self._nvml, i, handle).at_a_sample().told() for i, handle in enumerate(self.handles)]
+        return [
+            NvmlReading(self._nvml, i, handle).read_sample_values().to_facts() for i, handle in enumerate(self.handles)
+        ]
 
     def links(self, index: int) -> int:
         """Return how many NVLinks of a GPU are up."""
@@ -560,11 +564,11 @@ class NvmlSession:
         return holding
 
     @staticmethod
-    def p2p(looks: list[NvmlReading]) -> list[list[int | None]]:
+    def p2p(readings: list[NvmlReading]) -> list[list[int | None]]:
         """Return `[i, j, over NVLink, read]` for every pair: NVML's status, or `None` if it is unknown."""
         pairs: list[list[int | None]] = []
-        for i, one in enumerate(looks):
-            for j, other in enumerate(looks[i + 1 :], i + 1):
+        for i, one in enumerate(readings):
+            for j, other in enumerate(readings[i + 1 :], i + 1):
                 status = one.p2p(other)
                 if status is not None:
                     pairs.append([i, j, *status])
