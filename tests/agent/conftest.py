@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.linux import proc
+from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.processes import supervisor_lookup
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.record.rundir import RunDir
 from tests.agent.talk import Refused, Talk
 
 if TYPE_CHECKING:

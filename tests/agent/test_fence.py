@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="namespaces need root")
 SLEEP = """
 import ctypes, os, subprocess, sys
 from clusterctl.agent.linux import spawn
-from clusterctl.agent.record import authority
+from clusterctl.agent.node_state import fencing
 from clusterctl.agent.supervisor import waiter
 
 def sleep_for_an_hour():
@@ -33,7 +33,7 @@ def sleep_for_an_hour():
     holder.kill()
 
 lease = sys.argv[1]
-authority.touch_lease(lease)
+fencing.touch_lease(lease)
 """
 
 
@@ -57,6 +57,6 @@ print(round(before), round(fence.left()))
 def test_a_lease_grows_old_while_the_machine_sleeps(tmp_path: Path) -> None:
     code = """
 sleep_for_an_hour()
-print(round(authority.clock() - authority.lease(lease)))
+print(round(fencing.read_lease_clock() - fencing.read_lease(lease)))
 """
     assert said(code, tmp_path) == "3600\n"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.agent.node_state.journal import JournalReader, JournalWriter
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.record.journal import Journal, Reader
 from tests.agent.conftest import Node
 
 JOURNAL = "journal.jsonl"
@@ -37,8 +37,8 @@ def free_reserve(file: Path) -> None:
 
 def test_events_that_found_no_room_are_written_in_their_order_once_there_is_some(small_disk: Node) -> None:
     path = small_disk.home / JOURNAL
-    writer = Journal(str(path))
-    reader = Reader(str(path))
+    writer = JournalWriter(str(path))
+    reader = JournalReader(str(path))
     writer.append(node_events.Prepared(0))
     free_reserve(path)
     filler = fill(small_disk.home)
@@ -46,14 +46,14 @@ def test_events_that_found_no_room_are_written_in_their_order_once_there_is_some
     for rank in range(20):
         writer.append(node_events.Exited(0, rank, exit_code=7, tail="x" * 1000))
     assert not writer.flush()
-    written = len(list(reader.lines()))
+    written = len(list(reader.read_lines()))
     assert written < 21
 
     filler.unlink()
     assert writer.flush()
     events = [node_events.decode_event(line) for line in path.read_bytes().splitlines()]
     assert [stamp.seq for stamp, _ in events] == list(range(1, 22))
-    assert len(list(reader.lines())) == 21 - written
+    assert len(list(reader.read_lines())) == 21 - written
 
 
 def test_a_worker_that_ends_while_the_disk_is_full_keeps_its_exit_code(small_disk: Node) -> None:
@@ -120,7 +120,7 @@ def test_what_is_on_the_head_of_an_earlier_attempt_gives_way_before_what_nobody_
 
 def test_the_reserve_of_a_journal_is_renewed(tmp_path: Path) -> None:
     path = tmp_path / JOURNAL
-    journal = Journal(str(path))
+    journal = JournalWriter(str(path))
     try:
         os.posix_fallocate(os.open(tmp_path, os.O_TMPFILE | os.O_RDWR), 0, 1)
     except OSError as error:
@@ -132,4 +132,4 @@ def test_the_reserve_of_a_journal_is_renewed(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_is_not_there_says_nothing(tmp_path: Path) -> None:
-    assert list(Reader(str(tmp_path / JOURNAL)).lines()) == []
+    assert list(JournalReader(str(tmp_path / JOURNAL)).read_lines()) == []

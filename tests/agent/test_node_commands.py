@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.linux import proc
+from clusterctl.agent.node_state import run_dir
+from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import file_list
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import MAX_FRAME_BYTES
-from clusterctl.agent.record import rundir
-from clusterctl.agent.record.rundir import RunDir
 from clusterctl.run.nodes.code import Manifest
 from tests.agent.conftest import gone
 from tests.agent.talk import REPOSITORY, Refused, Talk
@@ -721,9 +721,9 @@ def test_the_files_of_one_checkpoint_are_named_complete_or_not_with_hashes_where
 
 GOES = """
 import os, sys
-from clusterctl.agent.record import rundir
-from clusterctl.agent.record.rundir import RunDir
-from clusterctl.agent.record.state import NodeState
+from clusterctl.agent.node_state import run_dir
+from clusterctl.agent.node_state.run_dir import RunDir
+from clusterctl.agent.node_state.journal import NodeState
 from clusterctl.agent.serve import run_commands
 run = RunDir(sys.argv[1], "r", "n")
 run.make()
@@ -766,7 +766,7 @@ def test_what_all_runs_share_stays_for_a_start_that_begins_while_the_last_run_is
     root = node.home / "state/clusterctl"
     shim = root / "inject/of-a-start"
 
-    with rundir.locked(str(root), fcntl.LOCK_SH):
+    with run_dir.lock_state_root(str(root), fcntl.LOCK_SH):
         cleaning = talk.post(Command.CLEAN, **node.where)
         talk.eventually(lambda: not node.folder.exists())
         (root / "nodes/another").mkdir()

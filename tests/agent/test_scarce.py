@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.agent.linux import proc, spawn
 from clusterctl.agent.linux.event_loop import EventLoop
-from clusterctl.agent.record.rundir import RunDir
+from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.serve import child_processes
 from clusterctl.agent.supervisor import gpu_memory, starting
 

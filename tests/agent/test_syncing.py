@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.linux.event_loop import EventLoop
-from clusterctl.agent.record.durable import Syncer
+from clusterctl.agent.node_state.fsync_queue import FsyncQueue
 from tests.agent.hung import mounted
 
 if TYPE_CHECKING:
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 @pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
 def test_a_disk_that_does_not_answer_holds_up_neither_the_loop_nor_the_end(tmp_path: Path) -> None:
     loop = EventLoop()
-    syncer = Syncer(loop)
+    syncer = FsyncQueue(loop)
     with mounted(tmp_path / "hung") as hung:
 
         def look() -> None:
             if hung.asked():
                 loop.stop()
 
-        syncer.soon(str(hung.folder / "journal"))
+        syncer.add(str(hung.folder / "journal"))
         loop.every(0.01, look)
         loop.run()
-        syncer.soon(str(tmp_path / "later"))
+        syncer.add(str(tmp_path / "later"))
         began = time.monotonic()
-        syncer.finish(0.2)
+        syncer.flush_and_close(0.2)
         assert 0.2 <= time.monotonic() - began < 2.0
 
 
 def test_what_was_named_meanwhile_is_written_through_before_the_end(tmp_path: Path) -> None:
     loop = EventLoop()
-    syncer = Syncer(loop)
+    syncer = FsyncQueue(loop)
     for name in ("first", "second"):
         (tmp_path / name).write_text(name)
-        syncer.soon(str(tmp_path / name), str(tmp_path / "not there"))
+        syncer.add(str(tmp_path / name), str(tmp_path / "not there"))
     began = time.monotonic()
-    syncer.finish(20.0)
+    syncer.flush_and_close(20.0)
     assert time.monotonic() - began < 20.0

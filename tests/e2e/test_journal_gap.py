@@ -9,9 +9,9 @@ import time
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import proc
+from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.processes import supervisor_lookup
 from clusterctl.agent.protocol.events import Alarm, Stamp, encode_event
-from clusterctl.agent.record.rundir import RunDir
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -72,9 +72,10 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         ("agent/protocol/frames", "agent/protocol/run_files", "agent/protocol/commands"),
         (f"{_AGENT}/test_protocol.py", _AGENT, f"{_NODE}session_local.py"),
     ),
-    "agent/record/authority": (f"{_AGENT}/test_epochs.py", _AGENT, f"{_NODE}deaths.py"),
-    "agent/record/state": (f"{_AGENT}/test_fold.py", f"{_RUN}unsaid.py", _AGENT, f"{_NODE}deaths.py", f"{_NODE}run.py"),
-    "agent/record/journal": (
+    "agent/node_state/fencing": (f"{_AGENT}/test_epochs.py", _AGENT, f"{_NODE}deaths.py"),
+    "agent/node_state/journal": (
+        f"{_AGENT}/test_fold.py",
+        f"{_RUN}unsaid.py",
         f"{_AGENT}/test_journal_lines.py",
         f"{_AGENT}/test_journal.py",
         _AGENT,

@@ -15,8 +15,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from clusterctl.agent.node_state.run_dir import RunDir as NodeDir
 from clusterctl.agent.protocol import run_files as protocol_files
-from clusterctl.agent.record.rundir import RunDir as NodeDir
 from clusterctl.config.spec import HealthSpec, LogsSpec
 from clusterctl.config.stored import dump_spec
 from clusterctl.run.record.writer import SAMPLES_KEPT

@@ -11,7 +11,7 @@ from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.spawn import encode_peer_text
 
 if TYPE_CHECKING:
-    from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.node_state.run_dir import RunDir
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
-from clusterctl.agent.record import rank_files, seat
+from clusterctl.agent.node_state import run_dir, supervisor_lock
 
 if TYPE_CHECKING:
     import socket
 
-    from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.node_state.run_dir import RunDir
 
 
 def connect_to_supervisor(run: RunDir) -> socket.socket | None:
@@ -24,7 +24,7 @@ def connect_to_supervisor(run: RunDir) -> socket.socket | None:
         BlockingIOError: It is there, but has not taken in those who came before.
     """
     try:
-        return seat.connect(run)
+        return supervisor_lock.connect_to_socket(run)
     except BlockingIOError:
         raise
     except OSError:
@@ -36,7 +36,7 @@ def find_supervisor(run: RunDir) -> ProcessIdentity | None:
     try:
         sock = connect_to_supervisor(run)
     except BlockingIOError:
-        pid = seat.holder(run)
+        pid = supervisor_lock.find_lock_owner(run)
         return None if pid is None else proc.read_identity(pid)
     if sock is None:
         return None
@@ -49,7 +49,7 @@ def list_waiters(run: RunDir) -> set[ProcessIdentity]:
     """Return every waiter of a run, of all attempts."""
     identities = set()
     for path in glob.glob(os.path.join(glob.escape(run.path), "attempt-*", "rank-*.spawn")):
-        spawned = rank_files.read_spawn(path)
+        spawned = run_dir.read_spawn_record(path)
         if spawned is not None:
             with contextlib.suppress(KeyError):
                 identities.add(ProcessIdentity(spawned["waiter_pid"], spawned["waiter_start_time"]))

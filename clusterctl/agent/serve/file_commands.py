@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.facts import checkpoints
+from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import commands, file_list, frames, request_errors
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.record import folders, rundir, workspace
 from clusterctl.agent.serve import workdirs
 from clusterctl.agent.serve.run_summary import summarize_run
+from clusterctl.agent.workdir import file_tree, synced_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,16 +38,16 @@ def list_missing_files(
             full.
     """
     for path, *_ in entries:
-        folders.check_path(path)
+        file_tree.check_relative_path(path)
     folder, name = _choose_target(arguments)
     files = rename_first_part(entries, name)
     if name is not None and os.path.exists(f"{folder}/{name}") and any("/" in path for path, *_ in files):
         raise request_errors.make_refused_error(
             f"{folder}/{name} is a file, and a folder is to be copied there", "choose another name"
         )
-    need = _list_differing_files(folders.Tree(folder), files)
+    need = _list_differing_files(file_tree.FileTree(folder), files)
     _refuse_code_of_live_runs(root, {os.path.join(os.path.realpath(folder), files[number][0]) for number in need})
-    folders.refuse_without_space(folder, [(files[number][0], files[number][1]) for number in need])
+    file_tree.refuse_without_space(folder, [(files[number][0], files[number][1]) for number in need])
     return {"need": need, "folder": folder, "name": name}
 
 
@@ -62,7 +63,7 @@ def _choose_target(arguments: command_types.CopyArguments) -> tuple[str, str | N
     base, target = os.path.expanduser(str(arguments["folder"])), os.path.expanduser(str(arguments["target"]))
     place = os.path.abspath(os.path.join(base, target))
     if not os.path.isabs(target):
-        folders.make_workdir(base)
+        file_tree.make_workdir(base)
     folder, name = (place, None) if arguments["inside"] or os.path.isdir(place) else os.path.split(place)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -73,11 +74,11 @@ def _choose_target(arguments: command_types.CopyArguments) -> tuple[str, str | N
     return folder, name
 
 
-def _list_differing_files(tree: folders.Tree, files: list[list[Any]]) -> list[int]:
+def _list_differing_files(tree: file_tree.FileTree, files: list[list[Any]]) -> list[int]:
     need = []
     for number, (path, size, mode, digest) in enumerate(files):
-        entry = tree.entry(path, {}, {}, of_size=size)
-        if entry is None or not folders.has_same_content(entry, (size, mode & 0o777, digest)):
+        entry = tree.read_entry(path, {}, {}, of_size=size)
+        if entry is None or not file_tree.has_same_content(entry, (size, mode & 0o777, digest)):
             need.append(number)
         elif entry[1] != mode & 0o777:
             tree.chmod(path, mode)
@@ -85,12 +86,12 @@ def _list_differing_files(tree: folders.Tree, files: list[list[Any]]) -> list[in
 
 
 def _refuse_code_of_live_runs(root: str, wanted: set[str]) -> None:
-    for run in rundir.runs(root) if wanted else ():
+    for run in run_dir.list_run_dirs(root) if wanted else ():
         other_run = summarize_run(run)
         if not other_run["live"] or not other_run["workdir"]:
             continue
         folder = os.path.realpath(other_run["workdir"])
-        for path in workspace.Workspace(folder, root).brought():
+        for path in synced_code.SyncedWorkdir(folder, root).list_synced_files():
             if os.path.join(folder, path) in wanted:
                 hint = f"`clusterctl down {run.run}`, wait for it, or copy to another place"
                 raise request_errors.make_refused_error(
@@ -109,8 +110,10 @@ class SyncGuard:
 
     def __init__(self, folder: str, paths: Iterable[str], root: str) -> None:
         self._folder, self._root = os.path.realpath(folder), root
-        self._by_folder: dict[str, list[workspace.Workspace]] = {}
-        self._stamps = {place.folder: place.stamp() for path in paths for place in self._list_workspaces(path)}
+        self._by_folder: dict[str, list[synced_code.SyncedWorkdir]] = {}
+        self._stamps = {
+            place.folder: place.read_sync_stamp() for path in paths for place in self._list_workspaces(path)
+        }
 
     def check(self, path: str) -> None:
         """Refuse to replace a file that a sync has written since the copy began.
@@ -120,17 +123,20 @@ class SyncGuard:
         """
         for place in self._list_workspaces(path):
             whole = os.path.join(self._folder, path)
-            if place.stamp() != self._stamps[place.folder] and os.path.relpath(whole, place.folder) in place.brought():
+            if (
+                place.read_sync_stamp() != self._stamps[place.folder]
+                and os.path.relpath(whole, place.folder) in place.list_synced_files()
+            ):
                 text = f"{whole} is code that a sync has brought while this copy went on"
                 raise request_errors.make_refused_error(text, "copy it again once no run needs it, or to another place")
 
-    def _list_workspaces(self, path: str) -> list[workspace.Workspace]:
+    def _list_workspaces(self, path: str) -> list[synced_code.SyncedWorkdir]:
         """Return a workspace for each folder above a path: any of them may be the workdir of a sync."""
         folder = os.path.dirname(os.path.join(self._folder, path))
         if folder not in self._by_folder:
             parts = folder.split("/")
             above = ["/".join(parts[: end + 1]) for end in range(1, len(parts))]
-            self._by_folder[folder] = [workspace.Workspace(place, self._root) for place in above]
+            self._by_folder[folder] = [synced_code.SyncedWorkdir(place, self._root) for place in above]
         return self._by_folder[folder]
 
 
@@ -165,7 +171,7 @@ def _resolve_workdir(
 def _find_live_run(folder: str, root: str, run: str | None) -> str | None:
     """Return the live run, other than `run`, whose workdir is `folder`, or `None`."""
     folder = os.path.realpath(folder)
-    for other in rundir.runs(root):
+    for other in run_dir.list_run_dirs(root):
         if other.run == run:
             continue
         other_run = summarize_run(other)
@@ -184,14 +190,14 @@ def _list_needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> co
     return {"need": [number for number, (path, *_) in enumerate(entries) if path in lacking]}
 
 
-def _describe_sync(place: workspace.Workspace, run: str | None, data: bytes) -> command_types.ManifestAnswer:
+def _describe_sync(place: synced_code.SyncedWorkdir, run: str | None, data: bytes) -> command_types.ManifestAnswer:
     """Return what a sync would change, and the live run that uses the workdir."""
     entries = file_list.decode_file_list(data)
-    found = place.differences({path: entry for path, *entry in entries})
+    found = place.diff({path: entry for path, *entry in entries})
     return {
-        **_list_needed(entries, found.need),
-        "going": len(found.gone),
-        "gone": found.gone[:_MAX_REMOVED_NAMES],
+        **_list_needed(entries, found.changed_files),
+        "going": len(found.removed),
+        "gone": found.removed[:_MAX_REMOVED_NAMES],
         "user": _find_live_run(place.folder, place.root, run) if found.changed else None,
     }
 
@@ -200,7 +206,7 @@ def _describe_sync(place: workspace.Workspace, run: str | None, data: bytes) -> 
 class _PendingTransfer:
     """Files that were compared and will arrive: how to make their receiver, and what to do after the last byte."""
 
-    make_receiver: Callable[[], folders.Receiver]
+    make_receiver: Callable[[], file_tree.FileReceiver]
     finish: Callable[[], None] = _do_nothing
 
 
@@ -209,7 +215,7 @@ class _FileCommands:
         self._session = session
         self._transfers: dict[int, _PendingTransfer] = {}
         """The transfers that may follow, by the stream of their listing."""
-        self._receivers: dict[int, folders.Receiver] = {}
+        self._receivers: dict[int, file_tree.FileReceiver] = {}
         session.add_end_action(self._abandon_transfers)
 
     def _abandon_transfers(self) -> None:
@@ -217,7 +223,7 @@ class _FileCommands:
             receiver.abandon()
 
     def manifest(self, request_id: int, arguments: command_types.ManifestArguments, _epoch: int | None) -> None:
-        place = workspace.Workspace(_resolve_workdir(arguments), self._session.root)
+        place = synced_code.SyncedWorkdir(_resolve_workdir(arguments), self._session.root)
         run, stream = arguments.get("run"), int(arguments["stream"])
 
         def compare(data: bytes) -> None:
@@ -228,7 +234,9 @@ class _FileCommands:
 
         self._collect_stream(request_id, stream, int(arguments["size"]), compare)
 
-    def _compare(self, request_id: int, place: workspace.Workspace, run: str | None, stream: int, data: bytes) -> None:
+    def _compare(
+        self, request_id: int, place: synced_code.SyncedWorkdir, run: str | None, stream: int, data: bytes
+    ) -> None:
         """Answer a MANIFEST whose listing came in `stream`."""
         lock = self._session.workdir_locks.get(place, run)
 
@@ -236,7 +244,7 @@ class _FileCommands:
             starting = lock.wait_for_lock()
             entries = file_list.decode_file_list(data)
             user = _find_live_run(place.folder, place.root, run) or starting
-            return _list_needed(entries, place.compare({path: entry for path, *entry in entries}, user, run))
+            return _list_needed(entries, place.prepare_sync({path: entry for path, *entry in entries}, user, run))
 
         def compared(outcome: TaskResult) -> None:
             if isinstance(outcome, Exception):
@@ -247,7 +255,7 @@ class _FileCommands:
                 entries = file_list.decode_file_list(data)
                 files = [entries[number] for number in outcome["need"]]
                 self._transfers[stream] = _PendingTransfer(
-                    lambda: place.receive(files), lambda: self._session.workdir_locks.downgrade(place)
+                    lambda: place.make_receiver(files), lambda: self._session.workdir_locks.downgrade(place)
                 )
             else:
                 self._session.workdir_locks.downgrade(place)
@@ -291,9 +299,11 @@ class _FileCommands:
                 return
             if outcome["need"]:
                 entries = rename_first_part(file_list.decode_file_list(data), outcome["name"])
-                files, tree = [entries[number] for number in outcome["need"]], folders.Tree(outcome["folder"])
+                files, tree = [entries[number] for number in outcome["need"]], file_tree.FileTree(outcome["folder"])
                 watch = SyncGuard(tree.folder, [path for path, *_ in files], root)
-                self._transfers[stream] = _PendingTransfer(lambda: folders.Receiver(tree, files, check=watch.check))
+                self._transfers[stream] = _PendingTransfer(
+                    lambda: file_tree.FileReceiver(tree, files, check=watch.check)
+                )
             self._session.answer(request_id, outcome)
 
         self._session.children.run_task(lacking, looked)
@@ -306,7 +316,7 @@ class _FileCommands:
             raise request_errors.RequestError(commands.ErrorKind.BAD_REQUEST, "these files were not compared")
         wanted = self._transfers.pop(arguments["manifest"])
         receiver = wanted.make_receiver()
-        if receiver.done:
+        if receiver.is_complete:
             wanted.finish()
             return {"written": receiver.written, "hash": receiver.hash}
 
@@ -319,7 +329,7 @@ class _FileCommands:
                 self._session.data_handlers[stream] = lambda _data: None
                 self._session.answer_error(request_id, error)
                 return
-            if receiver.done:
+            if receiver.is_complete:
                 wanted.finish()
                 del self._session.data_handlers[stream], self._receivers[stream]
                 self._session.answer(request_id, {"written": receiver.written, "hash": receiver.hash})
@@ -336,9 +346,9 @@ class _FileCommands:
         def send(out: HelperOutput) -> command_types.FetchAnswer:
             files: list[tuple[str, int, int]] = []
             offset = 0
-            matching = folders.files_matching(folder, pattern, links=bool(arguments.get("links")))
+            matching = file_tree.find_matching_files(folder, pattern, links=bool(arguments.get("links")))
             if began is not None:
-                matching = folders.changed_since(matching, began, folder)
+                matching = file_tree.filter_changed_since(matching, began, folder)
             _refuse_too_many_files([name for name, _ in matching], pattern)
             for name, path in matching:
                 sent = _send_file(out, stream, offset, path)
@@ -361,7 +371,7 @@ class _FileCommands:
             answer: command_types.CheckpointsAnswer = {"found": checkpoints.list_complete_checkpoints(folder, pattern)}
             if arguments.get("versions"):
                 answer["versions"] = checkpoints.list_file_versions(folder, pattern)
-                answer["network"] = rundir.is_network(checkpoints.checkpoint_folder(folder, pattern))
+                answer["network"] = run_dir.is_on_network_filesystem(checkpoints.checkpoint_folder(folder, pattern))
             return answer
 
         self._session.run_task(request_id, look)
@@ -371,8 +381,8 @@ class _FileCommands:
         if arguments.get("unsynced"):
             self._session.run_task(request_id, lambda _out: {"files": workdirs.hash_source_files(folder)})
             return
-        place = workspace.Workspace(folder, self._session.root)
-        self._session.run_task(request_id, lambda _out: {"hash": place.code_hash()})
+        place = synced_code.SyncedWorkdir(folder, self._session.root)
+        self._session.run_task(request_id, lambda _out: {"hash": place.hash_synced_files()})
 
 
 def _refuse_too_many_files(names: list[str], pattern: str) -> None:

@@ -10,8 +10,8 @@ from clusterctl.agent.protocol import commands
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import EventLoop, FrameChannel, Timer
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol.requests import Follow
-    from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.serve.run_follower import RunFollower
 
 _MAX_QUEUED_BYTES = 256 * 1024

@@ -10,8 +10,8 @@ import time
 from clusterctl.agent.linux import addresses, cgroup, gpus, helper_process, proc
 from clusterctl.agent.linux.logind import read_logind_settings
 from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import commands
-from clusterctl.agent.record import rundir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _LOOK_UP_TIMEOUT_S = 3.0
 def collect_hello(root: str) -> HelloAnswer:
     """Return the facts of the machine and its user."""
     user, home, shell = read_account()
-    network_home = rundir.is_network(home)
+    network_home = run_dir.is_on_network_filesystem(home)
     return {
         "protocol": commands.PROTOCOL_VERSION,
         "version": _read_version(),

@@ -12,11 +12,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import inject
+from clusterctl.agent.node_state import fencing, output_offsets, run_dir, secrets
+from clusterctl.agent.node_state.output_offsets import OffsetTable
 from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol import request_errors, run_files
 from clusterctl.agent.protocol.commands import Command, ErrorKind
-from clusterctl.agent.record import authority, output_reader, rundir, secrets
-from clusterctl.agent.record.tally import Tallies
 from clusterctl.agent.serve import workdirs
 from clusterctl.agent.serve.run_summary import (
     find_remaining_processes,
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.agent.linux.helper_process import HelperOutput
+    from clusterctl.agent.node_state.journal import NodeState
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.process_types import RankProcess
-    from clusterctl.agent.record.rundir import RunDir
-    from clusterctl.agent.record.state import NodeState
     from clusterctl.agent.serve.session import Handler, Session
 
 _MAX_READ_BYTES = 4 << 20
@@ -69,7 +69,7 @@ class _RunCommands:
         try:
             output = run_files.parse_attempt_and_rank(name)
             if output is None:
-                piece = output_reader.plain(run.file(name), name, offset, length)
+                piece = output_offsets.read_growing_file(run.file(name), name, offset, length)
             else:
                 piece = _read_output(run, *output, offset, length, self._session.journal_states.of(run))
         except FileNotFoundError as error:
@@ -91,7 +91,7 @@ class _RunCommands:
         state = self._session.journal_states.of(run)
         answer: command_types.StatusAnswer = {
             "supervisor": has_supervisor(run),
-            "epoch": authority.current(run.epoch),
+            "epoch": fencing.read_epoch(run.epoch),
             "attempt": state.attempt,
             "state": state.state,
             "seq": state.seq,
@@ -111,7 +111,7 @@ class _RunCommands:
         return None
 
     def runs(self, request_id: int, _asked: command_types.NoArguments, _epoch: int | None) -> None:
-        states = [(run, self._session.journal_states.of(run)) for run in rundir.runs(self._session.root)]
+        states = [(run, self._session.journal_states.of(run)) for run in run_dir.list_run_dirs(self._session.root)]
         # For a run without a supervisor, all processes of the machine must be searched.
         self._session.run_task(request_id, lambda _out: {"runs": [summarize_run(*each) for each in states]})
 
@@ -160,19 +160,21 @@ class _RunCommands:
 
 def _read_output(
     run: RunDir, attempt: int, rank: int, offset: int, length: int, state: NodeState
-) -> output_reader.Piece:
-    tallies = Tallies(run.attempt(attempt))
+) -> output_offsets.OutputPiece:
+    offset_table = OffsetTable(run.attempt(attempt))
     first = state.dropped.get((attempt, rank), (0, 0))[0]
     try:
-        piece = output_reader.read(run.of_rank(attempt, rank, "log"), tallies, rank, offset, length, first_valid=first)
+        piece = output_offsets.read_output(
+            run.of_rank(attempt, rank, "log"), offset_table, rank, offset, length, first_valid=first
+        )
         if piece is None:
             # The file was emptied and its supervisor has not noticed yet: nothing follows the bytes that were there.
-            tally = tallies.of(rank)
-            end = max(tally.size, tally.sent)
-            piece = output_reader.Piece(end, b"", end, end)
+            offsets = offset_table.of(rank)
+            end = max(offsets.size, offsets.sent)
+            piece = output_offsets.OutputPiece(end, b"", end, end)
         return piece
     finally:
-        tallies.close()
+        offset_table.close()
 
 
 def _remove_run(run: RunDir, state: NodeState) -> int:
@@ -192,7 +194,7 @@ def _remove_run(run: RunDir, state: NodeState) -> int:
             f"processes of run {run.run} still live on this node: {names}", "`clusterctl down` ends them"
         )
     # A run whose end was never reported may have files on the tmpfs; its directory names them.
-    secrets.leave_memory(run, state.attempt + 1)
+    secrets.remove_tmpfs_files(run, state.attempt + 1)
     code = workdirs.find_removable_code(run)
     size = 0 if code is None else workdirs.remove_code(code)
     for place, _, inside in os.walk(run.path):
@@ -201,7 +203,7 @@ def _remove_run(run: RunDir, state: NodeState) -> int:
                 size += os.lstat(os.path.join(place, name)).st_blocks * 512
     shutil.rmtree(run.path, onerror=_ignore_missing)
     # The directory of another node of the same run may remain.
-    with contextlib.suppress(OSError), rundir.locked(run.root, fcntl.LOCK_EX):
+    with contextlib.suppress(OSError), run_dir.lock_state_root(run.root, fcntl.LOCK_EX):
         os.rmdir(os.path.dirname(run.path))
         os.rmdir(os.path.dirname(os.path.dirname(run.path)))
         # This was the last run on the node.

@@ -7,14 +7,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
+from clusterctl.agent.node_state import journal, output_offsets
+from clusterctl.agent.node_state.output_offsets import OffsetTable
 from clusterctl.agent.protocol import events, frames, requests
 from clusterctl.agent.protocol import run_files as protocol_files
-from clusterctl.agent.record import journal, output_reader, state
-from clusterctl.agent.record.tally import Tallies
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import FolderWatcher
-    from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.node_state.run_dir import RunDir
 
 
 @dataclass
@@ -57,13 +57,13 @@ class RunFollower:
         notifier: FolderWatcher,
     ) -> None:
         self.run = run
-        self.state = state.NodeState()
+        self.state = journal.NodeState()
         self._request = request
         self._send, self._send_data, self._new_stream, self._notifier = send, send_data, new_stream, notifier
         self._complete_before = request.complete_before
-        self._journal = journal.Reader(run.journal)
+        self._journal = journal.JournalReader(run.journal)
         self._files: dict[str, _FollowedFile] = {}
-        self._tallies: dict[int, Tallies] = {}
+        self._offset_table: dict[int, OffsetTable] = {}
         self._swept_attempts: set[int] = set()
         self._next_file = 0
         notifier.watch(run.path)
@@ -73,7 +73,7 @@ class RunFollower:
 
     def send_events(self, room: Callable[[], bool] = lambda: True) -> bool:
         """Send new events while there is room; return whether all were sent."""
-        for line in self._journal.lines():
+        for line in self._journal.read_lines():
             self._send_event_line(line)
             if not room():
                 return False
@@ -86,7 +86,7 @@ class RunFollower:
         except ValueError:
             return
         if entry is not None:
-            state.apply(self.state, *entry)
+            journal.apply_event(self.state, *entry)
             self._apply_event(entry[1])
         if record["seq"] > self._request.seq:
             self._send({"push": "event", "run": self.run.run, "node": self.run.node, "event": record})
@@ -96,7 +96,7 @@ class RunFollower:
             return
         if isinstance(event, events.Prepared):
             self._notifier.watch(self.run.attempt(event.attempt))
-            self._tallies[event.attempt] = Tallies(self.run.attempt(event.attempt))
+            self._offset_table[event.attempt] = OffsetTable(self.run.attempt(event.attempt))
         elif isinstance(event, events.Started):
             self._add_file(protocol_files.format_output_path(event.attempt, event.rank), event.attempt, event.rank)
             self._add_file(protocol_files.format_index_path(event.attempt, event.rank), event.attempt)
@@ -156,17 +156,17 @@ class RunFollower:
         file.offset += len(piece.data)
         return len(piece.data)
 
-    def _read_piece(self, file: _FollowedFile, limit: int) -> output_reader.Piece | None:
+    def _read_piece(self, file: _FollowedFile, limit: int) -> output_offsets.OutputPiece | None:
         if file.rank is None:
-            return output_reader.plain(file.path, file.name, file.offset, limit)
-        tallies = self._tallies[file.attempt]
+            return output_offsets.read_growing_file(file.path, file.name, file.offset, limit)
+        offset_table = self._offset_table[file.attempt]
         while True:
             first = file.first_valid
-            piece = output_reader.read(
-                file.path, tallies, file.rank, file.offset, limit, first_valid=first, sending=True
+            piece = output_offsets.read_output(
+                file.path, offset_table, file.rank, file.offset, limit, first_valid=first, sending=True
             )
             if file.attempt != self.state.attempt:
-                tallies.close()
+                offset_table.close()
             # An agent without offset files records discarded output in the journal only, before it discards it.
             self.send_events()
             if file.first_valid == first:
@@ -182,17 +182,17 @@ class RunFollower:
         """Forget attempts that were over before all their files were found to be sent."""
         self._files = {name: file for name, file in self._files.items() if file.attempt not in attempts}
         for attempt in attempts:
-            self._tallies.pop(attempt).close()
+            self._offset_table.pop(attempt).close()
             self._notifier.forget(self.run.attempt(attempt))
         self._swept_attempts -= attempts
-        complete_before = min(self._tallies, default=self.state.attempt + 1)
+        complete_before = min(self._offset_table, default=self.state.attempt + 1)
         if complete_before > self._complete_before:
             self._complete_before = complete_before
             self._send({"push": "complete", "run": self.run.run, "node": self.run.node, "before": complete_before})
 
     def close(self) -> None:
         """Stop following and close all files."""
-        for tallies in self._tallies.values():
-            tallies.close()
-        self._tallies.clear()
+        for offset_table in self._offset_table.values():
+            offset_table.close()
+        self._offset_table.clear()
         self._files.clear()

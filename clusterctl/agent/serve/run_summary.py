@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import cgroup, proc, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
+from clusterctl.agent.node_state import fencing, journal
+from clusterctl.agent.node_state.journal import NodeState, fold_journal
 from clusterctl.agent.processes import run_markers, run_processes, supervisor_lookup
-from clusterctl.agent.record import authority, journal
-from clusterctl.agent.record.state import NodeState, fold
 from clusterctl.agent.supervisor import adoption
 
 if TYPE_CHECKING:
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol.command_types import RunSummary, WorkerState
     from clusterctl.agent.protocol.process_types import SurvivingProcess
-    from clusterctl.agent.record.rundir import RunDir
 
 
 def list_survivors(state: NodeState) -> list[SurvivingProcess]:
@@ -75,7 +75,7 @@ def collect_known_processes(run: RunDir, state: NodeState) -> run_processes.Know
 
 def summarize_run(run: RunDir, state: NodeState | None = None) -> RunSummary:
     """Return one entry for the list of runs; by default `state` is read here from the journal."""
-    state = state or fold(journal.read(run.journal))
+    state = state or fold_journal(journal.read_journal(run.journal))
     prepared = syscalls.read_json(run.prepare) or {}
     is_over = state.state in ("new", "swept", "finished")
     is_live = has_supervisor(run) or any(worker["alive"] for worker in list_workers(run, state))
@@ -88,7 +88,7 @@ def summarize_run(run: RunDir, state: NodeState | None = None) -> RunSummary:
         "live": is_live and not is_over,
         "supervisor": has_supervisor(run),
         "state": state.state,
-        "epoch": authority.current(run.epoch),
+        "epoch": fencing.read_epoch(run.epoch),
         "attempt": state.attempt,
         "workdir": prepared.get("workdir"),
         "grace": prepared.get("grace"),

@@ -7,10 +7,10 @@ import time
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.event_loop import EventLoop, FrameChannel
+from clusterctl.agent.node_state import fencing, run_dir
+from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import commands, frames, request_errors
 from clusterctl.agent.protocol.commands import Command, ErrorKind
-from clusterctl.agent.record import authority, rundir
-from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.serve.child_processes import ChildProcesses
 from clusterctl.agent.serve.follow_sender import FollowSender
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Optional
 
     from clusterctl.agent.linux.helper_process import Task, TaskResult
+    from clusterctl.agent.node_state.journal import JournalCache
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.frames import Message
-    from clusterctl.agent.record.states import States
     from clusterctl.agent.serve.supervisor_link import SupervisorLink
     from clusterctl.agent.serve.workdirs import WorkdirLocks
 
@@ -51,7 +51,7 @@ class Session:
         self.data_handlers: dict[int, Callable[[frames.StreamData], None]] = {}
         self._workdir_locks: WorkdirLocks | None = None
         self._links: dict[tuple[str, str], SupervisorLink] = {}
-        self._journal_states: States | None = None
+        self._journal_states: JournalCache | None = None
         self._epochs: dict[tuple[str, str], int] = {}
         self._end_actions: list[Callable[[], None]] = []
         self._idle_s = idle_s
@@ -141,7 +141,7 @@ class Session:
             StateRootError: This node has no usable place for our state.
         """
         if self._root is None:
-            self._root = rundir.state_root()
+            self._root = run_dir.make_state_root()
         return self._root
 
     @property
@@ -180,12 +180,12 @@ class Session:
             return
         key = (run.run, run.node)
         try:
-            authority.admit(run.epoch, int(epoch))
+            fencing.check_epoch(run.epoch, int(epoch))
         except request_errors.RequestError:
             self._release_run(key)
             raise
         if key not in self._epochs:
-            authority.touch_lease(run.lease)
+            fencing.touch_lease(run.lease)
         self._epochs[key] = int(epoch)
 
     def _release_run(self, key: tuple[str, str]) -> None:
@@ -203,19 +203,19 @@ class Session:
         self._last_lease_at = self._last_frame_at
         for (name, node), epoch in list(self._epochs.items()):
             run = RunDir(self.root, name, node)
-            if authority.current(run.epoch) > epoch:
+            if fencing.read_epoch(run.epoch) > epoch:
                 self._release_run((name, node))
                 self.channel.send({"push": "stale", "run": name, "node": node})
             else:
-                authority.touch_lease(run.lease)
+                fencing.touch_lease(run.lease)
 
     @property
-    def journal_states(self) -> States:
+    def journal_states(self) -> JournalCache:
         """The states that the journals on this node describe."""
         if self._journal_states is None:
-            from clusterctl.agent.record.states import States
+            from clusterctl.agent.node_state.journal import JournalCache
 
-            self._journal_states = States()
+            self._journal_states = JournalCache()
         return self._journal_states
 
     def get_link(self, run: RunDir) -> SupervisorLink:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.linux.event_loop import FrameChannel
+from clusterctl.agent.node_state import journal
+from clusterctl.agent.node_state.journal import fold_journal
 from clusterctl.agent.processes import run_markers, supervisor_lookup
 from clusterctl.agent.protocol import commands, frames, request_errors
-from clusterctl.agent.record import journal
-from clusterctl.agent.record.state import fold
 from clusterctl.agent.serve import run_summary
 from clusterctl.agent.supervisor import ladder, starting
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import EventLoop
     from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.linux.proc import ProcessIdentity
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol.frames import Message
-    from clusterctl.agent.record.rundir import RunDir
 
 
 def end_run_without_supervisor(run: RunDir, grace: float) -> None:
@@ -43,7 +43,7 @@ def end_run_without_supervisor(run: RunDir, grace: float) -> None:
             try:
                 os.setsid()
                 spawn.close_descriptors(())
-                state = fold(journal.read(run.journal))
+                state = fold_journal(journal.read_journal(run.journal))
                 ladder.end_all(
                     run_markers.make_run_markers(run), run_summary.collect_known_processes(run, state), grace
                 )

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.linux.syscalls import read_bytes
-from clusterctl.agent.record import rundir
-from clusterctl.agent.record.folders import DEFAULT_WORKDIRS
-from clusterctl.agent.record.workspace import Workspace, brought_for
+from clusterctl.agent.node_state import run_dir
+from clusterctl.agent.workdir.file_tree import DEFAULT_WORKDIRS
+from clusterctl.agent.workdir.synced_code import SyncedWorkdir, find_synced_workdir
 
 if TYPE_CHECKING:
-    from clusterctl.agent.record import workspace
-    from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.node_state.run_dir import RunDir
+    from clusterctl.agent.workdir import synced_code
 
 
 class WorkdirLock:
@@ -32,9 +32,9 @@ class WorkdirLock:
         fd: The open lock file.
     """
 
-    def __init__(self, workdir: workspace.Workspace, run: str | None) -> None:
+    def __init__(self, workdir: synced_code.SyncedWorkdir, run: str | None) -> None:
         self.run = run
-        workdir.keep()
+        workdir.make_state_dir()
         self.fd = os.open(workdir.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def wait_for_lock(self) -> str | None:
@@ -81,7 +81,7 @@ class WorkdirLocks:
     def __init__(self) -> None:
         self._locks: dict[str, WorkdirLock] = {}
 
-    def get(self, workdir: workspace.Workspace, run: str | None) -> WorkdirLock:
+    def get(self, workdir: synced_code.SyncedWorkdir, run: str | None) -> WorkdirLock:
         """Return the lock of a workdir for a run; the caller must still wait for it."""
         lock = self._locks.get(workdir.lock_file)
         if lock is None or lock.run != run:
@@ -89,13 +89,13 @@ class WorkdirLocks:
             lock = self._locks[workdir.lock_file] = WorkdirLock(workdir, run)
         return lock
 
-    def downgrade(self, workdir: workspace.Workspace) -> None:
+    def downgrade(self, workdir: synced_code.SyncedWorkdir) -> None:
         """Share the lock of a workdir: its code has arrived."""
         lock = self._locks.get(workdir.lock_file)
         if lock is not None:
             lock.downgrade()
 
-    def release(self, workdir: workspace.Workspace) -> None:
+    def release(self, workdir: synced_code.SyncedWorkdir) -> None:
         """Release the lock of a workdir."""
         lock = self._locks.pop(workdir.lock_file, None)
         if lock is not None:
@@ -107,7 +107,7 @@ class WorkdirLocks:
             self._locks.pop(file).close()
 
 
-def find_removable_code(run: RunDir) -> Workspace | None:
+def find_removable_code(run: RunDir) -> SyncedWorkdir | None:
     """Return the workdir of a run if its code may be removed together with the run, else `None`.
 
     If the start failed before the run was prepared here, that is the workdir that was synced for it. The code stays if
@@ -119,25 +119,25 @@ def find_removable_code(run: RunDir) -> Workspace | None:
     workdir = _read_workdir(run)
     if not workdir or not workdir.startswith(os.path.expanduser(DEFAULT_WORKDIRS) + "/"):
         return None
-    if rundir.is_network(workdir):
+    if run_dir.is_on_network_filesystem(workdir):
         return None
-    for other in rundir.runs(run.root):
+    for other in run_dir.list_run_dirs(run.root):
         if other != run:
             others = _read_workdir(other)
             if others is None or (others and os.path.realpath(others) == os.path.realpath(workdir)):
                 return None
-    workspace = Workspace(workdir, run.root)
-    return None if workspace.brought_for() is None else workspace
+    workspace = SyncedWorkdir(workdir, run.root)
+    return None if workspace.read_synced_run() is None else workspace
 
 
-def remove_code(workdir: Workspace) -> int:
+def remove_code(workdir: SyncedWorkdir) -> int:
     """Remove the code that syncs wrote, unless it has changed or a sync is about to use it; return the bytes freed.
 
     Files that a job or a person wrote stay.
     """
     lock = WorkdirLock(workdir, None)
     try:
-        return workdir.forget() if lock.try_exclusive() else 0
+        return workdir.remove_synced_files() if lock.try_exclusive() else 0
     finally:
         lock.close()
 
@@ -145,7 +145,7 @@ def remove_code(workdir: Workspace) -> int:
 def _read_workdir(run: RunDir) -> str | None:
     """Return the workdir of a run; "" if the run was never synced here, `None` if its record cannot be read."""
     if not os.path.exists(run.prepare):
-        workdir = brought_for(run.run, run.root)
+        workdir = find_synced_workdir(run.run, run.root)
         return "" if workdir is None else workdir.folder
     workdir = (syscalls.read_json(run.prepare) or {}).get("workdir")
     return workdir if isinstance(workdir, str) else None

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
+from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import dataclass_json, frames, requests
-from clusterctl.agent.record import rank_files
 from clusterctl.agent.supervisor import workers
 
 if TYPE_CHECKING:
-    from clusterctl.agent.record.rundir import RunDir
-    from clusterctl.agent.record.state import NodeState
+    from clusterctl.agent.node_state.journal import NodeState
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.supervisor.workers import Worker
 
 
@@ -57,10 +57,10 @@ def started(run: RunDir, state: NodeState) -> Started | None:
 
 def worker(run: RunDir, state: NodeState, rank: int, local_rank: int) -> Worker | None:
     """Return a worker as its waiter described it, or else as the journal does; `None` where it was never started."""
-    spawned = rank_files.read_spawn(run.of_rank(state.attempt, rank, "spawn"))
+    spawned = run_dir.read_spawn_record(run.of_rank(state.attempt, rank, "spawn"))
     event = state.started.get(rank)
     if spawned is None and event is not None:
-        spawned = {"pid": event.pid, "start_time": event.start_time, "boot": state.started_in[rank]}
+        spawned = {"pid": event.pid, "start_time": event.start_time, "boot": state.start_boots[rank]}
     return None if spawned is None else workers.from_spawn(rank, local_rank, spawned)
 
 

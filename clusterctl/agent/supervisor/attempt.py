@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.inject import status
 from clusterctl.agent.linux import cgroup, ports, proc, syscalls
+from clusterctl.agent.node_state import fencing
 from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol import dataclass_json, events, request_errors, requests
-from clusterctl.agent.record import rank_files
 from clusterctl.agent.supervisor import adoption, claims, ends, ladder, waiter, workers
 from clusterctl.agent.supervisor.ending import Ending, Parts
 from clusterctl.agent.supervisor.forkserver import forked_waiter, starts
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.linux.event_loop import EventLoop
     from clusterctl.agent.linux.helper_process import HelperOutput
+    from clusterctl.agent.node_state.journal import NodeState
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.protocol.process_types import ExitRecord
-    from clusterctl.agent.record.rundir import RunDir
-    from clusterctl.agent.record.state import NodeState
     from clusterctl.agent.supervisor.workers import Worker
 
 _HOLD_S = 1.0
@@ -260,7 +260,7 @@ class Attempt:
         return end
 
     def _exited(self, worker: Worker, said: ExitRecord) -> None:
-        if (since := rank_files.fenced_since(self._run.fence(self.number), said)) is not None:
+        if (since := fencing.read_fence_time(self._run.fence(self.number), said)) is not None:
             self.ending.fenced(since, requests.StopReason.FENCE.value, self.prepare.grace)
         self._let_go(worker)
         event = self._exit_event(worker, said)

@@ -23,7 +23,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import gpus, proc
-from clusterctl.agent.record import keeping
+from clusterctl.agent.node_state import tmpfiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -114,7 +114,7 @@ class Claims:
         name = f"{PREFIX}{secrets.token_hex(8)}"
         hidden, self._folder = os.path.join(self._shared, f".{name}"), os.path.join(self._shared, name)
         os.mkdir(hidden, 0o700)
-        self._folder_locks = keeping.hold(hidden)
+        self._folder_locks = tmpfiles.lock_against_cleanup(hidden)
         os.chmod(hidden, 0o711)
         os.rename(hidden, self._folder)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.linux import cgroup, proc
 from clusterctl.agent.linux.syscalls import read_bytes
-from clusterctl.agent.record import rank_files
+from clusterctl.agent.node_state import run_dir
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.proc import ProcessIdentity
@@ -39,7 +39,7 @@ def end_of(worker: Worker, path: str, make_way: Callable[[], None]) -> ExitRecor
     """
     if proc.is_alive(worker.waiter):
         # Between the file and the end of the waiter lies nothing that could go wrong.
-        end = rank_files.read_exit(path)
+        end = run_dir.read_exit_record(path)
         if end is None and not proc.is_alive(worker.identity):
             _wake(worker.waiter)
             make_way()
@@ -47,7 +47,7 @@ def end_of(worker: Worker, path: str, make_way: Callable[[], None]) -> ExitRecor
     if worker.status is None and proc.is_alive(worker.identity):
         worker.seen = time.monotonic()
         return None
-    end = rank_files.read_exit(path)
+    end = run_dir.read_exit_record(path)
     if end is None and not worker.waiter.pid and time.monotonic() - worker.seen < _UNKNOWN_WAITER_SECONDS:
         return None
     _take_status(worker)

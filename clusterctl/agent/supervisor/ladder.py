@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.event_loop import EventLoop
+from clusterctl.agent.node_state import fencing, secrets
 from clusterctl.agent.processes import run_processes, supervisor_lookup
-from clusterctl.agent.record import rank_files, secrets
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import Timer
     from clusterctl.agent.linux.proc import ProcessStat
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.protocol.process_types import SurvivingProcess
-    from clusterctl.agent.record.rundir import RunDir
 
 _BOUND = 10.0
 """Seconds after the first SIGKILL when what is left is given up and named, unless the kernel is at work on its end."""
@@ -164,9 +164,9 @@ def enforce(
     run: RunDir, markers: RunMarkers, attempt: int, known_processes: run_processes.KnownProcesses, grace: float
 ) -> dict[str, Any]:
     """End everything of a run here; done aside by a waiter whose fence has expired."""
-    rank_files.begin_fence(run.fence(attempt))
+    fencing.write_fence(run.fence(attempt))
     known_processes.protected |= supervisor_lookup.list_supervisor_and_waiters(run)
-    secrets.forget(run)
+    secrets.remove_secrets(run)
     return {"left": end_all(markers, known_processes, grace)}
 
 

@@ -8,14 +8,14 @@ import time
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import syscalls
+from clusterctl.agent.node_state import output_offsets
+from clusterctl.agent.node_state.output_offsets import UNKNOWN_MIN_ALLOCATED, OffsetTable
 from clusterctl.agent.protocol import run_files
-from clusterctl.agent.record import timeindex
-from clusterctl.agent.record.tally import UNKNOWN_FLOOR, Tallies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.node_state.run_dir import RunDir
 
 BLOCK = 4096
 TAIL = 64 * 1024
@@ -43,49 +43,49 @@ class Output:
         told_at: When the journal was told of that, monotonic.
     """
 
-    def __init__(self, run: RunDir, attempt: int, rank: int, tallies: Tallies | None = None) -> None:
+    def __init__(self, run: RunDir, attempt: int, rank: int, offset_table: OffsetTable | None = None) -> None:
         self.attempt, self.rank = attempt, rank
         self.path = run.of_rank(attempt, rank, "log")
         self._index_path = run.of_rank(attempt, rank, "idx")
         self._index_safe = 0
-        self._tallies = tallies or Tallies(run.attempt(attempt))
-        self._shared = tallies is not None
-        self.tally = self._tallies.of(rank)
+        self._offset_table = offset_table or OffsetTable(run.attempt(attempt))
+        self._shared = offset_table is not None
+        self.offsets = self._offset_table.of(rank)
         self.fd = -1
         self.why = ""
         self.told_at = float("-inf")
-        if tallies is None:
-            self._tallies.close()
+        if offset_table is None:
+            self._offset_table.close()
             with contextlib.suppress(OSError):
-                self.tally.size = max(self.tally.size, self.tally.base + os.stat(self.path).st_size)
+                self.offsets.size = max(self.offsets.size, self.offsets.file_start + os.stat(self.path).st_size)
 
     @property
     def held(self) -> int:
         """Bytes that are still there."""
-        return self.tally.size - self.tally.first_valid
+        return self.offsets.size - self.offsets.first_valid
 
     def put(self) -> None:
         """Write the tally down."""
-        self._tallies.put(self.rank, self.tally)
+        self._offset_table.put(self.rank, self.offsets)
         if not self._shared:
-            self._tallies.close()
+            self._offset_table.close()
 
     def replicated(self, offset: int) -> None:
         """Take note of what is safe on the head."""
-        size = self.tally.size if self.fd < 0 else self.tally.base + os.fstat(self.fd).st_size
-        self.tally.replicated = max(self.tally.replicated, min(offset, size))
+        size = self.offsets.size if self.fd < 0 else self.offsets.file_start + os.fstat(self.fd).st_size
+        self.offsets.replicated = max(self.offsets.replicated, min(offset, size))
         self.put()
 
     def index_replicated(self, offset: int) -> None:
         """Take note of what of the time index is safe on the head; what of it tells of no byte here is given up."""
         safe = _down(offset - TAIL)
-        if safe <= self._index_safe or not self.tally.first_valid:
+        if safe <= self._index_safe or not self.offsets.first_valid:
             return
         self._index_safe = safe
         with contextlib.suppress(OSError):
             fd = os.open(self._index_path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                useless = timeindex.useless(fd, os.fstat(fd).st_size, self.tally.first_valid)
+                useless = output_offsets.count_obsolete_index_bytes(fd, os.fstat(fd).st_size, self.offsets.first_valid)
                 if useless:
                     syscalls.punch_hole(fd, 0, min(safe, useless))
             finally:
@@ -93,13 +93,13 @@ class Output:
 
     def cut(self, target: int, why: str) -> int:
         """Give up what lies before `target`, in whole blocks; return how many bytes that frees."""
-        tally = self.tally
-        before, after = tally.first_valid - tally.base, _down(target - tally.base)
+        offsets = self.offsets
+        before, after = offsets.first_valid - offsets.file_start, _down(target - offsets.file_start)
         if after <= before:
             return 0
-        tally.lost += max(0, tally.base + after - max(tally.first_valid, tally.replicated))
-        tally.first_valid, tally.begin, self.why = tally.base + after, 0, why
-        tally.floor = max(0, tally.floor - (after - _down(before)))
+        offsets.lost += max(0, offsets.file_start + after - max(offsets.first_valid, offsets.replicated))
+        offsets.first_valid, offsets.head_checksum, self.why = offsets.file_start + after, 0, why
+        offsets.min_allocated = max(0, offsets.min_allocated - (after - _down(before)))
         # Before it is done: whoever reads looks here again after the read.
         self.put()
         with contextlib.suppress(OSError), self._writable() as fd:
@@ -128,8 +128,8 @@ class OpenOutput(Output):
         OSError: The files cannot be made.
     """
 
-    def __init__(self, run: RunDir, attempt: int, rank: int, tallies: Tallies, reserve: int) -> None:
-        super().__init__(run, attempt, rank, tallies)
+    def __init__(self, run: RunDir, attempt: int, rank: int, offset_table: OffsetTable, reserve: int) -> None:
+        super().__init__(run, attempt, rank, offset_table)
         self._reserve = reserve
         flags = os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self.fd = os.open(self.path, flags | os.O_WRONLY, 0o600)
@@ -143,23 +143,23 @@ class OpenOutput(Output):
 
     def look(self) -> tuple[int, bool]:
         """See what the file has become; return by how much it has grown, and whether somebody has emptied it."""
-        tally, status = self.tally, os.fstat(self.fd)
-        if not tally.floor:
-            tally.sent = self._tallies.of(self.rank).sent
-        before, emptied = tally.size, tally.emptied(status, self._first)
+        offsets, status = self.offsets, os.fstat(self.fd)
+        if not offsets.min_allocated:
+            offsets.sent = self._offset_table.of(self.rank).sent
+        before, emptied = offsets.size, offsets.is_emptied(status, self._first)
         if emptied:
             self._begin_anew()
             self._reserve_anew()
             status = os.fstat(self.fd)
-        tally.size = tally.base + status.st_size
-        if tally.learn(self._first) or tally.size != before or emptied:
+        offsets.size = offsets.file_start + status.st_size
+        if offsets.update_head_checksum(self._first) or offsets.size != before or emptied:
             self.put()
-        return tally.size - before, emptied
+        return offsets.size - before, emptied
 
     @property
-    def emptied(self) -> bool:
+    def is_emptied(self) -> bool:
         """Somebody has emptied the file, which the next look will take note of."""
-        return self.tally.emptied(os.fstat(self.fd), self._first)
+        return self.offsets.is_emptied(os.fstat(self.fd), self._first)
 
     def _first(self, count: int) -> bytes:
         # The worker's own descriptor is for writing alone.
@@ -167,12 +167,12 @@ class OpenOutput(Output):
 
     def _begin_anew(self) -> None:
         """Begin a new part, behind all that anybody may have been sent."""
-        tally = self.tally
-        handed = max(self._tallies.of(self.rank).sent, tally.replicated, tally.first_valid)
-        end, lost = max(tally.size, handed), max(0, tally.size - handed)
+        offsets = self.offsets
+        handed = max(self._offset_table.of(self.rank).sent, offsets.replicated, offsets.first_valid)
+        end, lost = max(offsets.size, handed), max(0, offsets.size - handed)
         # A whole page is left open where something is missing, so that a reader of the replica sees that.
-        tally.base = tally.first_valid = _down(end + 2 * BLOCK - 1) if lost else end
-        tally.floor, tally.begin, tally.lost = 0, 0, tally.lost + lost
+        offsets.file_start = offsets.first_valid = _down(end + 2 * BLOCK - 1) if lost else end
+        offsets.min_allocated, offsets.head_checksum, offsets.lost = 0, 0, offsets.lost + lost
         self._reserved, self.why = 0, "its worker emptied the file"
 
     def _reserve_anew(self) -> None:
@@ -181,9 +181,9 @@ class OpenOutput(Output):
         Whoever has seen the worker's output may make it empty the file again and write the same: only what is reserved
         tells that, so until it is there the part counts as emptied.
         """
-        self.tally.size, self.tally.floor = self.tally.base, UNKNOWN_FLOOR
+        self.offsets.size, self.offsets.min_allocated = self.offsets.file_start, UNKNOWN_MIN_ALLOCATED
         self.put()
-        self.tally.floor = 0
+        self.offsets.min_allocated = 0
         with contextlib.suppress(OSError):
             self.extend()
 
@@ -199,14 +199,14 @@ class OpenOutput(Output):
 
     def index(self, *, last: bool = False) -> None:
         """Tell how much there is at this moment, unless that is hardly more than was told before."""
-        new, now = self.tally.size - self._indexed, time.monotonic()
+        new, now = self.offsets.size - self._indexed, time.monotonic()
         if not new or not (last or new >= _INDEX_BYTES or now - self._indexed_at >= _INDEX_SECONDS):
             return
-        record = run_files.INDEX_RECORD.pack(self.tally.size, time.time())
+        record = run_files.INDEX_RECORD.pack(self.offsets.size, time.time())
         try:
             syscalls.write_all(self._index, record)
             self._index_size += len(record)
-            self._indexed, self._indexed_at = self.tally.size, now
+            self._indexed, self._indexed_at = self.offsets.size, now
             self._keep_index_reserve()
         except OSError:
             with contextlib.suppress(OSError):
@@ -242,10 +242,10 @@ class OpenOutput(Output):
 
     def _raise_floor(self, size: int) -> None:
         allocated = os.fstat(self.fd).st_blocks * 512
-        held = size - (self.tally.first_valid - self.tally.base)
+        held = size - (self.offsets.first_valid - self.offsets.file_start)
         # Where the filesystem counts what is reserved, that it is gone tells that somebody has emptied the file.
         if allocated - held >= self._reserve // 2:
-            self.tally.floor = max(0, allocated - self._reserve // _FLOOR)
+            self.offsets.min_allocated = max(0, allocated - self._reserve // _FLOOR)
             self.put()
 
     def make_way(self) -> None:
@@ -257,7 +257,7 @@ class OpenOutput(Output):
 
     def close(self) -> None:
         """Give back the reserve and close the files."""
-        self.tally.floor = 0
+        self.offsets.min_allocated = 0
         self.put()
         with contextlib.suppress(OSError):
             # Blocks beyond the end are freed by setting the size to what it is. A stray may still write: the size is

@@ -13,14 +13,14 @@ import re
 import time
 from typing import TYPE_CHECKING, Callable
 
+from clusterctl.agent.node_state.output_offsets import OffsetTable
 from clusterctl.agent.protocol import events, run_files
-from clusterctl.agent.record.tally import Tallies
 from clusterctl.agent.supervisor.output import BLOCK, TAIL, OpenOutput, Output
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.node_state.run_dir import RunDir
 
 _STEP = 1 << 20
 _FAST = 8
@@ -55,7 +55,7 @@ class Outputs:
         self._run, self._attempt = run, attempt
         self._reserve, self._max_size = reserve, max_size
         self._record, self._told = record, told
-        self._tallies = Tallies(run.attempt(attempt))
+        self._offset_table = OffsetTable(run.attempt(attempt))
         self._files: dict[int, OpenOutput] = {}
         self._past: dict[tuple[int, int], Output] = {}
         self._all_past = False
@@ -70,7 +70,7 @@ class Outputs:
             OSError: No space, or not writable.
         """
         wanted = list(ranks)
-        self._tallies.make(wanted)
+        self._offset_table.make(wanted)
         for rank in wanted:
             self.open(rank)
 
@@ -80,8 +80,8 @@ class Outputs:
         Raises:
             OSError: No space, or not writable.
         """
-        one = self._files[rank] = OpenOutput(self._run, self._attempt, rank, self._tallies, self._reserve)
-        one.tally.first_valid = max(one.tally.first_valid, self._told_of(one)[0])
+        one = self._files[rank] = OpenOutput(self._run, self._attempt, rank, self._offset_table, self._reserve)
+        one.offsets.first_valid = max(one.offsets.first_valid, self._told_of(one)[0])
         self._see(one)
         one.extend()
 
@@ -124,7 +124,7 @@ class Outputs:
     def keep_up(self) -> None:
         """Keep the reserve ahead of what grows, between two looks."""
         for one in self._files.values():
-            if not one.emptied:
+            if not one.is_emptied:
                 self._keep_reserve(one)
 
     def make_way(self, rank: int) -> None:
@@ -141,7 +141,7 @@ class Outputs:
             self._tell(one, last=True)
             one.close()
         self._files.clear()
-        self._tallies.close()
+        self._offset_table.close()
 
     # --- space
 
@@ -162,21 +162,21 @@ class Outputs:
         past = self._before()
         for one in (*past, *self._files.values()):
             if wanted > 0:
-                wanted -= self._cut(one, min(one.tally.replicated - TAIL, one.tally.first_valid + wanted), _FULL)
+                wanted -= self._cut(one, min(one.offsets.replicated - TAIL, one.offsets.first_valid + wanted), _FULL)
         for one in past:
             if wanted > 0:
-                wanted -= self._cut(one, min(one.tally.size - TAIL, one.tally.first_valid + wanted), _FULL)
+                wanted -= self._cut(one, min(one.offsets.size - TAIL, one.offsets.first_valid + wanted), _FULL)
         while wanted > 0:
             largest = max(self._files.values(), key=lambda each: each.held)
-            target = largest.tally.first_valid + max(wanted, _STEP)
-            freed = self._cut(largest, min(largest.tally.size - TAIL, target), _FULL)
+            target = largest.offsets.first_valid + max(wanted, _STEP)
+            freed = self._cut(largest, min(largest.offsets.size - TAIL, target), _FULL)
             if freed <= 0:
                 return
             wanted -= freed
 
     def _hold_limit(self, one: Output, limit: int) -> None:
-        target = min(one.tally.size - limit, one.tally.replicated - TAIL)
-        if target - one.tally.first_valid >= max(BLOCK, min(_STEP, limit)):
+        target = min(one.offsets.size - limit, one.offsets.replicated - TAIL)
+        if target - one.offsets.first_valid >= max(BLOCK, min(_STEP, limit)):
             self._cut(one, target, _LIMIT)
 
     def _cut(self, one: Output, target: int, why: str) -> int:
@@ -202,7 +202,7 @@ class Outputs:
         one.replicated(offset)
         if open_one is None and self._max_size is not None:
             self._hold_limit(one, 0)
-            self._tell(one, last=one.tally.replicated >= one.tally.size)
+            self._tell(one, last=one.offsets.replicated >= one.offsets.size)
 
     def index_replicated(self, attempt: int, rank: int, offset: int) -> None:
         """Take note of what of a time index is safe on the head."""
@@ -233,13 +233,13 @@ class Outputs:
     def _tell(self, one: Output, *, last: bool = False) -> None:
         """Let the journal know what is gone: not each time, or a long run would fill the disk with that alone."""
         first_valid, lost = self._told_of(one)
-        gone, lost, now = one.tally.first_valid - first_valid, one.tally.lost - lost, time.monotonic()
+        gone, lost, now = one.offsets.first_valid - first_valid, one.offsets.lost - lost, time.monotonic()
         if not gone and not lost:
             return
         late = now - one.told_at >= _TOLD_SECONDS and (lost > 0 or one.why != _LIMIT)
         if last or late or gone >= _TOLD_BYTES:
             one.told_at = now
-            self._record(events.Dropped(one.attempt, one.rank, one.tally.first_valid, lost, one.why))
+            self._record(events.Dropped(one.attempt, one.rank, one.offsets.first_valid, lost, one.why))
 
     def _alarm(self, code: str, message: str, rank: int | None = None) -> None:
         if code not in self._alarmed:

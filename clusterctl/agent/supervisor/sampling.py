@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.linux.event_loop import EventLoop
     from clusterctl.agent.linux.helper_process import HelperOutput
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol import sample_types
-    from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.supervisor.attempt import Attempt
 
 _FIRST_SECONDS = 5.0

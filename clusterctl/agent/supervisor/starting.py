@@ -9,11 +9,11 @@ import traceback
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import spawn, syscalls
-from clusterctl.agent.record import seat
+from clusterctl.agent.node_state import supervisor_lock
 from clusterctl.agent.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.node_state.run_dir import RunDir
 
 
 READY = b"ready\n"
@@ -54,7 +54,7 @@ def _supervise(run: RunDir, report: int) -> None:
 def _serve(run: RunDir, report: int) -> None:
     """Be the supervisor of a run."""
     try:
-        place = seat.Seat(run)
+        place = supervisor_lock.SupervisorLock(run)
     except BlockingIOError:
         os.write(report, TAKEN)
         return
@@ -63,7 +63,7 @@ def _serve(run: RunDir, report: int) -> None:
         os.write(report, READY)
     os.close(report)
     supervisor.serve()
-    place.leave()
+    place.release()
 
 
 def _detach(run: RunDir, keep: set[int]) -> None:

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent import inject
 from clusterctl.agent.linux import helper_process, ports, proc
 from clusterctl.agent.linux.event_loop import EventLoop
+from clusterctl.agent.node_state import fencing, fsync_queue, journal, secrets, supervisor_lock, tmpfiles
+from clusterctl.agent.node_state.journal import apply_event, fold_journal
 from clusterctl.agent.processes import run_markers, supervisor_lookup
 from clusterctl.agent.protocol import commands, dataclass_json, events, request_errors, requests
-from clusterctl.agent.record import authority, durable, journal, keeping, seat, secrets
-from clusterctl.agent.record.state import apply, fold
 from clusterctl.agent.supervisor import adoption, claims, listening, sampling
 from clusterctl.agent.supervisor.attempt import Attempt
 from clusterctl.agent.supervisor.forkserver import forking
 
 if TYPE_CHECKING:
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol.sample_types import HealthSample
-    from clusterctl.agent.record.rundir import RunDir
 
 TICK_SECONDS = 0.25
 _UNATTENDED_SECONDS = 600.0
@@ -42,17 +42,20 @@ _STEPS = 10
 class Supervisor:
     """Everything of one run on this node."""
 
-    def __init__(self, run: RunDir, place: seat.Seat) -> None:
+    def __init__(self, run: RunDir, place: supervisor_lock.SupervisorLock) -> None:
         """Go on from what the run directory says."""
-        self._run, self._seat = run, place
+        self._run, self._supervisor_lock = run, place
         self._loop = EventLoop(self._failed)
         self._said = ("", 0.0)
-        self._syncer = durable.Syncer(self._loop)
+        self._fsync_queue = fsync_queue.FsyncQueue(self._loop)
         # The folder of the archive, too: what is imported late comes from there.
-        self._kept = [*keeping.hold(run.path), *keeping.hold(os.path.dirname(helper_process.find_import_root()))]
+        self._kept = [
+            *tmpfiles.lock_against_cleanup(run.path),
+            *tmpfiles.lock_against_cleanup(os.path.dirname(helper_process.find_import_root())),
+        ]
         self._markers = run_markers.make_run_markers(run)
-        self._journal, self._replaced = journal.Journal(run.journal), False
-        self._state = fold(journal.read(run.journal))
+        self._journal, self._replaced = journal.JournalWriter(run.journal), False
+        self._state = fold_journal(journal.read_journal(run.journal))
         self._claims = claims.Claims(run.run, run.node, guards=self._waiters)
         self._ports = ports.ReservedPorts()
         self._samples = sampling.Samples(run.samples)
@@ -61,7 +64,7 @@ class Supervisor:
         self._health: sampling.Health | None = None
         self._peers = listening.Peers(self._loop, self._do, self._say)
         self._forking = forking.Forking(self._loop, run, self._markers, self._record)
-        self._ending, self._heard = False, authority.clock()
+        self._ending, self._heard = False, fencing.read_lease_clock()
         self._commands = {
             commands.Command.PREPARE: self._prepare,
             commands.Command.START: self._start,
@@ -75,7 +78,7 @@ class Supervisor:
 
     def serve(self) -> None:
         """Work until the run is finished."""
-        self._peers.listen(self._seat.listener)
+        self._peers.listen(self._supervisor_lock.listener)
         self._loop.on_children(self._reap)
         self._loop.every(TICK_SECONDS, self._tick)
         self._loop.every(_SLOW_SECONDS, self._slow_tick)
@@ -87,7 +90,7 @@ class Supervisor:
         for sampler in (self._health, self._activity):
             if sampler is not None:
                 sampler.stop()
-        self._syncer.finish(_LAST_SYNC_SECONDS)
+        self._fsync_queue.flush_and_close(_LAST_SYNC_SECONDS)
         if not self._replaced:
             self._journal.close()
 
@@ -101,11 +104,11 @@ class Supervisor:
         stamp = self._journal.append(event)
         if isinstance(event, events.Stopping) and event.reason == requests.StopReason.FENCE.value:
             # Nobody may ever come back for them.
-            secrets.forget(self._run)
+            secrets.remove_secrets(self._run)
             self._forking.close()
-        apply(self._state, stamp, event)
+        apply_event(self._state, stamp, event)
         # Who follows has seen it already.
-        self._syncer.soon(self._run.journal)
+        self._fsync_queue.add(self._run.journal)
         return stamp
 
     def _alarm(self, code: str, message: str) -> None:
@@ -203,8 +206,8 @@ class Supervisor:
         if attempt is not None and attempt.ending.remaining:
             attempt.ending.look_at_remaining()
         # Where somebody has removed the file: since it was last there.
-        self._heard = authority.lease(self._run.lease) or self._heard
-        age = authority.clock() - self._heard
+        self._heard = fencing.read_lease(self._run.lease) or self._heard
+        age = fencing.read_lease_clock() - self._heard
         if attempt is not None and not attempt.ending.swept:
             limit = attempt.prepare.stop_after
             if limit is not None and age > limit and attempt.ending.since is None:
@@ -217,7 +220,7 @@ class Supervisor:
     def _keep_seat(self) -> None:
         """Stay where the next command looks for us, although somebody has removed files of the run."""
         try:
-            replaced = self._seat.restore()
+            replaced = self._supervisor_lock.restore()
         except BlockingIOError:
             # It found nobody at the seat and has taken everything in: two must not act.
             self._say("another supervisor has taken over")
@@ -229,13 +232,13 @@ class Supervisor:
             if replaced is not None:
                 self._loop.forget(replaced.fileno())
                 replaced.close()
-                self._peers.listen(self._seat.listener)
+                self._peers.listen(self._supervisor_lock.listener)
 
     def _touch(self) -> None:
         """Touch everything that the run will need, so that who tidies up does not take it for forgotten."""
         archive = helper_process.find_import_root()
         paths = [self._run.path, inject.folder(self._run.root), *self._claims.paths]
-        keeping.touch_aside([*paths, archive] if os.path.isfile(archive) else paths)
+        tmpfiles.touch_in_child([*paths, archive] if os.path.isfile(archive) else paths)
 
     def _reap(self) -> None:
         """Take in the ends of all children: waiters, orphans of the run, and helpers."""
@@ -251,7 +254,7 @@ class Supervisor:
 
     def _do(self, frame: dict[str, Any]) -> listening.Answer:
         command, arguments = frame.get("cmd"), frame.get("args", {})
-        authority.admit(self._run.epoch, int(frame.get("epoch") or 0))
+        fencing.check_epoch(self._run.epoch, int(frame.get("epoch") or 0))
         if command == commands.Command.REPLICATED.value:
             self._replicated(arguments.get("offsets", {}))
             return {}
@@ -281,11 +284,11 @@ class Supervisor:
             )
         attempt = self._new_attempt(prepare)
         attempt.make_ready()
-        self._syncer.soon(self._run.prepare)
-        authority.touch_lease(self._run.lease)
+        self._fsync_queue.add(self._run.prepare)
+        fencing.touch_lease(self._run.lease)
         self._set_attempt(attempt)
         self._record(events.Prepared(prepare.attempt, list(attempt.ports.numbers)))
-        squatted = self._run.squatted()
+        squatted = self._run.describe_tmpfs_problem()
         if squatted is not None:
             self._alarm("memory", squatted)
         self._forking.prepare(attempt)
@@ -301,8 +304,8 @@ class Supervisor:
             raise request_errors.make_refused_error(
                 f"attempt {start.attempt} of run {self._run.run} is not prepared on this node"
             )
-        start = secrets.recall(self._run, start, functools.partial(self._alarm, "memory"))
-        started = functools.partial(self._syncer.soon, self._run.start(attempt.number))
+        start = secrets.store_or_restore_secrets(self._run, start, functools.partial(self._alarm, "memory"))
+        started = functools.partial(self._fsync_queue.add, self._run.start(attempt.number))
         return self._forking.when_ready(functools.partial(attempt.start, start), started)
 
     def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -328,7 +331,7 @@ class Supervisor:
         self._ports.release()
         if self._activity is not None:
             self._activity.stop()
-        secrets.leave_memory(self._run, self._state.attempt + 1)
+        secrets.remove_tmpfs_files(self._run, self._state.attempt + 1)
         self._loop.after(0.05, self._loop.stop)
         return {}
 

@@ -15,8 +15,8 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
+from clusterctl.agent.node_state import fencing, tmpfiles
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
-from clusterctl.agent.record import authority, keeping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,7 +100,7 @@ def _stand(post: Post) -> None:
 def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
     os.setsid()
     _stand(post)
-    keep = [*post.keep, *keeping.hold_above(post.exit_file)]
+    keep = [*post.keep, *tmpfiles.lock_run_folders(post.exit_file)]
     end = _Exit(post.exit_file)
     gate, go = os.pipe2(os.O_CLOEXEC)
     worker = os.fork()
@@ -120,7 +120,7 @@ def attend(post: Post, worker: int, ends: tuple[int, int], parent: int) -> NoRet
         parent: The supervisor.
     """
     _stand(post)
-    keep = [*post.keep, *keeping.hold_above(post.exit_file)]
+    keep = [*post.keep, *tmpfiles.lock_run_folders(post.exit_file)]
     end = _Exit(post.exit_file)
     _see_through(post, worker, ends, parent, {*keep, end.fd}, end)
 
@@ -258,7 +258,7 @@ class _Fence:
 
     def __init__(self, post: Post) -> None:
         self._post = post
-        self._last = authority.clock()
+        self._last = fencing.read_lease_clock()
         self._sweeper: int | None = None
         self.expired = False
 
@@ -266,8 +266,8 @@ class _Fence:
         """Return the seconds until the fence expires, or `None` where there is none (any more)."""
         if self._post.stop_after is None or self.expired:
             return None
-        self._last = max(self._last, authority.lease(self._post.lease) or 0.0)
-        return self._last + self._post.stop_after + _FENCE_SLACK - authority.clock()
+        self._last = max(self._last, fencing.read_lease(self._post.lease) or 0.0)
+        return self._last + self._post.stop_after + _FENCE_SLACK - fencing.read_lease_clock()
 
     def enforce(self) -> None:
         """End everything of the run on this node, and wait for the worker without a limit from then on."""

@@ -16,14 +16,14 @@ from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.linux.spawn import encode_peer_text
 from clusterctl.agent.protocol import request_errors, requests
-from clusterctl.agent.record import folders, workspace
 from clusterctl.agent.supervisor import waiter
+from clusterctl.agent.workdir import file_tree, synced_code
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import HelperOutput
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.protocol.process_types import SpawnRecord
-    from clusterctl.agent.record.rundir import RunDir
 
 _REPORT_SECONDS = 20.0
 
@@ -92,7 +92,7 @@ def name_of_python(python: str, named: str | None, prologue: str | None) -> str:
 def make_ready(workdir: str, python: str | None, hint: str | None, out: HelperOutput) -> dict[str, Any]:
     """Make the folder of the code and find the interpreter, where users keep both. To be done aside."""
     out.message({"at": workdir})
-    folders.make_workdir(workdir)
+    file_tree.make_workdir(workdir)
     out.message({"at": python or "the file system of an interpreter"})
     return {"python": resolve_python(workdir, python, hint)}
 
@@ -134,7 +134,7 @@ def _check_script(path: str, out: HelperOutput) -> dict[str, Any]:
 
 def _check_code(run: RunDir, prepare: requests.Prepare, out: HelperOutput) -> dict[str, Any]:
     out.message({"at": prepare.workdir})
-    difference = workspace.Workspace(prepare.workdir, run.root).difference(prepare.code_hash or "")
+    difference = synced_code.SyncedWorkdir(prepare.workdir, run.root).find_change(prepare.code_hash or "")
     if difference is not None:
         text = f"{prepare.workdir} does not hold the code that was synced for run {run.run}: {difference}"
         raise request_errors.make_refused_error(text, "start it again, or set another `workdir`")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.agent.node_state import fencing
 from clusterctl.agent.protocol.commands import ErrorKind
 from clusterctl.agent.protocol.request_errors import RequestError
-from clusterctl.agent.record import authority
 
 
 @pytest.fixture
@@ -18,47 +18,47 @@ def path(tmp_path: Path) -> str:
 
 
 def test_before_the_first_command_there_is_no_epoch(path: str) -> None:
-    assert authority.current(path) == 0
+    assert fencing.read_epoch(path) == 0
 
 
 def test_the_highest_epoch_is_kept(path: str) -> None:
     for epoch in (1, 9, 10, 10):
-        authority.admit(path, epoch)
-        assert authority.current(path) == epoch
+        fencing.check_epoch(path, epoch)
+        assert fencing.read_epoch(path) == epoch
     assert Path(path).read_bytes() == b"00000000000000000010\n"
     assert Path(path).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_controller_that_was_replaced_is_refused_and_changes_nothing(path: str) -> None:
-    authority.admit(path, 12)
+    fencing.check_epoch(path, 12)
 
     with pytest.raises(RequestError) as caught:
-        authority.admit(path, 11)
+        fencing.check_epoch(path, 11)
 
     assert caught.value.kind is ErrorKind.STALE_EPOCH
     assert str(caught.value) == "another controller has taken over: epoch 12 is newer than 11"
-    assert authority.current(path) == 12
+    assert fencing.read_epoch(path) == 12
 
 
 @pytest.mark.parametrize("text", ["", "torn", "-3", "\n"])
 def test_a_file_that_says_nothing_is_no_epoch(path: str, text: str) -> None:
     Path(path).write_text(text)
 
-    assert authority.current(path) == 0
+    assert fencing.read_epoch(path) == 0
 
 
 def test_an_empty_file_of_a_full_disk_is_no_epoch(path: str) -> None:
     Path(path).touch()
 
-    authority.admit(path, 3)
+    fencing.check_epoch(path, 3)
 
-    assert authority.current(path) == 3
+    assert fencing.read_epoch(path) == 3
 
 
 def test_the_lease_is_one_line_of_one_length_and_never_goes_back(path: str) -> None:
     said = []
     for _ in range(2):
-        authority.touch_lease(path)
+        fencing.touch_lease(path)
         said.append(Path(path).read_bytes())
 
     assert [(len(text), text[-1:]) for text in said] == [(21, b"\n")] * 2
@@ -68,33 +68,33 @@ def test_the_lease_is_one_line_of_one_length_and_never_goes_back(path: str) -> N
 
 @pytest.mark.parametrize("text", ["", "torn", "\n"])
 def test_a_lease_that_says_nothing_is_none(path: str, text: str) -> None:
-    assert authority.lease(path) is None
+    assert fencing.read_lease(path) is None
     Path(path).write_text(text)
-    assert authority.lease(path) is None
+    assert fencing.read_lease(path) is None
 
 
 def test_a_lease_says_when_a_controller_was_heard(path: str) -> None:
-    before = authority.clock()
-    authority.touch_lease(path)
-    heard = authority.lease(path)
+    before = fencing.read_lease_clock()
+    fencing.touch_lease(path)
+    heard = fencing.read_lease(path)
 
     assert heard is not None
     # It is written down in milliseconds.
-    assert before - 0.001 <= heard <= authority.clock() + 0.001
+    assert before - 0.001 <= heard <= fencing.read_lease_clock() + 0.001
 
 
 def test_neither_file_leaves_anything_open(path: str) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
-    authority.admit(path, 3)
+    fencing.check_epoch(path, 3)
     with pytest.raises(RequestError):
-        authority.admit(path, 2)
-    authority.touch_lease(path)
+        fencing.check_epoch(path, 2)
+    fencing.touch_lease(path)
 
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_lease_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    authority.touch_lease(str(tmp_path / "missing" / "lease"))
-    authority.touch_lease(str(tmp_path))
+    fencing.touch_lease(str(tmp_path / "missing" / "lease"))
+    fencing.touch_lease(str(tmp_path))
 
     assert list(tmp_path.iterdir()) == []

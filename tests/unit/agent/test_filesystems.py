@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.agent.facts import storage
 from clusterctl.agent.linux import cgroup, filesystems
-from clusterctl.agent.record import rundir
+from clusterctl.agent.node_state import run_dir
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_network_mount_of_any_name_is_known_as_one_and_looked_at(tmp_path: Pat
     point = str(tmp_path).encode() + b"/" + escaped
     root = write_table(tmp_path, b"/dev/sda / ext4 rw 0 0", b"filer:/x " + point + b" nfs4 rw 0 0")
 
-    assert rundir.is_network(str(place / "home"), root)
+    assert run_dir.is_on_network_filesystem(str(place / "home"), root)
     (entry,) = storage.collect_mounts(root, [], time.monotonic() + 3)["paths"]
     assert (entry["path"], entry["device"], entry["status"]) == (str(place), "filer:/x", "ok")
 

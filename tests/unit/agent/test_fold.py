@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from clusterctl.agent.node_state.journal import fold_journal
 from clusterctl.agent.protocol.events import Dropped, Event, Exited, Finished, Prepared, Stamp, Started, Stopping, Swept
-from clusterctl.agent.record.state import fold
 
 STARTED = [Prepared(0), Started(0, 0, 0, 7, 1), Started(0, 1, 1, 8, 1)]
 EXITED = [Exited(0, 0, exit_code=0), Exited(0, 1, exit_code=0)]
@@ -26,17 +26,17 @@ EXITED = [Exited(0, 0, exit_code=0), Exited(0, 1, exit_code=0)]
     ],
 )
 def test_where_a_node_is(events: list[Event], state: str) -> None:
-    assert fold((Stamp(seq, 0.0, 0.0, "b"), event) for seq, event in enumerate(events, 1)).state == state
+    assert fold_journal((Stamp(seq, 0.0, 0.0, "b"), event) for seq, event in enumerate(events, 1)).state == state
 
 
 def test_a_run_began_when_it_was_prepared_first() -> None:
     prepared = [(Stamp(1, 50.0, 0.0, "b"), Prepared(0)), (Stamp(2, 90.0, 0.0, "b"), Prepared(1))]
 
-    assert fold(prepared).began == 50.0
+    assert fold_journal(prepared).began == 50.0
 
 
 def test_what_was_given_up_adds_up_for_each_attempt_and_rank() -> None:
     dropped = [Dropped(0, 0, 100, 10, ""), Dropped(0, 0, 300, 5, ""), Dropped(1, 0, 50, 1, "")]
-    state = fold((Stamp(seq, 0.0, 0.0, "b"), event) for seq, event in enumerate(dropped, 1))
+    state = fold_journal((Stamp(seq, 0.0, 0.0, "b"), event) for seq, event in enumerate(dropped, 1))
 
     assert state.dropped == {(0, 0): (300, 15), (1, 0): (50, 1)}

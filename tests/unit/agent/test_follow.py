@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.linux.event_loop import EventLoop, FolderWatcher
+from clusterctl.agent.node_state import journal
+from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import events, requests
-from clusterctl.agent.record import journal
-from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.serve.run_follower import RunFollower
 
 BLOCK = 4096
@@ -22,7 +22,7 @@ class Followed:
     def __init__(self, root: Path) -> None:
         self.dir = RunDir(str(root), "r", "n")
         self.dir.make()
-        self.journal = journal.Journal(self.dir.journal)
+        self.journal = journal.JournalWriter(self.dir.journal)
         self.told: list[dict[str, Any]] = []
         self.data: list[tuple[int, bytes]] = []
         self.follower = self.followed()

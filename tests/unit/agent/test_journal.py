@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.linux.event_loop import EventLoop, FolderWatcher
+from clusterctl.agent.node_state import journal
+from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import events, requests
-from clusterctl.agent.record import journal, state
-from clusterctl.agent.record.rundir import RunDir
 from clusterctl.agent.serve.run_follower import RunFollower
 
 EVENTS = 40_000
@@ -44,17 +44,17 @@ def peak(action: Callable[[], object]) -> int:
 def test_the_memory_that_reading_a_journal_takes_does_not_grow_with_it(run: RunDir) -> None:
     Path(run.journal).write_text("".join(map(line, range(1, EVENTS + 1))))
     assert Path(run.journal).stat().st_size > 5 * MOST_BYTES
-    assert peak(lambda: state.fold(journal.read(run.journal))) < MOST_BYTES
+    assert peak(lambda: journal.fold_journal(journal.read_journal(run.journal))) < MOST_BYTES
 
 
 def test_what_is_not_taken_is_read_again_and_a_torn_line_once_it_is_whole(run: RunDir) -> None:
     first, second, third = (line(number) for number in (1, 2, 3))
     Path(run.journal).write_text(first + second + third[:20])
-    reader = journal.Reader(run.journal)
-    assert next(reader.lines()) == first[:-1].encode()
-    assert list(reader.lines()) == [second[:-1].encode()]
+    reader = journal.JournalReader(run.journal)
+    assert next(reader.read_lines()) == first[:-1].encode()
+    assert list(reader.read_lines()) == [second[:-1].encode()]
     Path(run.journal).write_text(first + second + third)
-    assert list(reader.lines()) == [third[:-1].encode()]
+    assert list(reader.read_lines()) == [third[:-1].encode()]
 
 
 def test_a_follower_tells_no_more_events_at_once_than_there_is_room_for(run: RunDir) -> None:
@@ -74,14 +74,14 @@ def test_a_follower_tells_no_more_events_at_once_than_there_is_room_for(run: Run
 
 def test_a_journal_that_is_closed_takes_no_more_space_than_its_events(run: RunDir) -> None:
     before = disk_usage(run.journal)
-    writer = journal.Journal(run.journal)
+    writer = journal.JournalWriter(run.journal)
     writer.append(events.Alarm(0, "code", "text"))
     reserved = disk_usage(run.journal)
     writer.close()
 
     assert reserved >= 1 << 20
     assert disk_usage(run.journal) <= before + (64 << 10)
-    assert [event for _, event in journal.read(run.journal)] == [events.Alarm(0, "code", "text")]
+    assert [event for _, event in journal.read_journal(run.journal)] == [events.Alarm(0, "code", "text")]
 
 
 def disk_usage(path: str) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.linux.proc import read_boot_id
+from clusterctl.agent.node_state.journal import JournalReader, JournalWriter, read_journal
 from clusterctl.agent.protocol.events import Alarm, Event, Finished, Prepared, Swept
-from clusterctl.agent.record.journal import Journal, Reader, read
 from tests.unit.agent.full import full_at
 
 KIB = 1024
@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> str:
 
 
 def told(path: str) -> list[tuple[int, Event]]:
-    return [(stamp.seq, event) for stamp, event in read(path)]
+    return [(stamp.seq, event) for stamp, event in read_journal(path)]
 
 
 def reserved(path: str) -> int:
@@ -39,39 +39,39 @@ def alarm(size: int) -> Alarm:
 
 
 def test_a_reader_gives_each_line_once_and_a_torn_one_when_it_is_whole(path: str) -> None:
-    reader = Reader(path)
-    assert list(reader.lines()) == []
+    reader = JournalReader(path)
+    assert list(reader.read_lines()) == []
     seen = []
     for text in (b"one\ntw", b"o\n", b"", b"\nfour\n"):
         with open(path, "ab") as file:
             file.write(text)
-        seen.append(list(reader.lines()))
-        assert not reader.anew
+        seen.append(list(reader.read_lines()))
+        assert not reader.was_restarted
     assert seen == [[b"one"], [b"two"], [], [b"", b"four"]]
 
 
 @pytest.mark.parametrize("how", ["shorter", "another file"])
 def test_a_journal_that_is_not_what_it_was_is_read_anew(path: str, how: str) -> None:
     Path(path).write_bytes(b"one\ntwo\n")
-    reader = Reader(path)
-    assert list(reader.lines()) == [b"one", b"two"]
+    reader = JournalReader(path)
+    assert list(reader.read_lines()) == [b"one", b"two"]
     if how == "shorter":
         os.truncate(path, 4)
     else:
         Path(f"{path}.new").write_bytes(b"one\ntwo\nthree\n")
         os.replace(f"{path}.new", path)
 
-    assert list(reader.lines()) == ([b"one"] if how == "shorter" else [b"one", b"two", b"three"])
-    assert reader.anew
-    assert list(reader.lines()) == []
-    assert not reader.anew
+    assert list(reader.read_lines()) == ([b"one"] if how == "shorter" else [b"one", b"two", b"three"])
+    assert reader.was_restarted
+    assert list(reader.read_lines()) == []
+    assert not reader.was_restarted
 
 
 def test_what_is_no_event_of_ours_is_left_out(path: str) -> None:
-    Journal(path).append(Prepared(0))
+    JournalWriter(path).append(Prepared(0))
     with open(path, "ab") as file:
         file.write(b"noise\n" + Path(path).read_bytes().replace(b"prepared", b"newer_than_us"))
-    Journal(path).append(Swept(0))
+    JournalWriter(path).append(Swept(0))
 
     assert [event for _, event in told(path)] == [Prepared(0), Swept(0)]
 
@@ -80,9 +80,9 @@ def test_what_is_no_event_of_ours_is_left_out(path: str) -> None:
 
 
 def test_numbers_rise_by_one_and_go_on_with_the_next_supervisor(path: str) -> None:
-    first = Journal(path)
+    first = JournalWriter(path)
     assert [first.append(Prepared(0)).seq, first.append(Swept(0)).seq] == [1, 2]
-    assert Journal(path).append(Prepared(1)).seq == 3
+    assert JournalWriter(path).append(Prepared(1)).seq == 3
 
     assert told(path) == [(1, Prepared(0)), (2, Swept(0)), (3, Prepared(1))]
     assert os.stat(path).st_mode & 0o777 == 0o600
@@ -90,64 +90,64 @@ def test_numbers_rise_by_one_and_go_on_with_the_next_supervisor(path: str) -> No
 
 def test_an_event_has_the_time_on_both_clocks_and_the_boot_that_they_belong_to(path: str) -> None:
     before = (time.time(), time.monotonic())
-    stamp = Journal(path).append(Prepared(0))
+    stamp = JournalWriter(path).append(Prepared(0))
 
     assert before <= (stamp.wall, stamp.mono) <= (time.time(), time.monotonic())
     assert before[1] <= stamp.mono <= time.monotonic()
     assert stamp.boot == read_boot_id()
-    assert [one for one, _ in read(path)] == [stamp]
+    assert [one for one, _ in read_journal(path)] == [stamp]
 
 
 def test_a_journal_that_has_lost_lines_goes_on_with_the_number_of_its_last(path: str) -> None:
-    journal = Journal(path)
+    journal = JournalWriter(path)
     for _ in range(3):
         journal.append(alarm(1))
     Path(path).write_bytes(Path(path).read_bytes().splitlines(keepends=True)[2])
 
-    assert Journal(path).append(Swept(0)).seq == 4
+    assert JournalWriter(path).append(Swept(0)).seq == 4
 
 
 def test_an_event_of_a_newer_kind_has_a_number_too_and_noise_has_none(path: str) -> None:
-    Journal(path).append(Prepared(0))
+    JournalWriter(path).append(Prepared(0))
     newer = Path(path).read_bytes().replace(b"prepared", b"newer_than_us")
     with open(path, "ab") as file:
         file.write(b"noise\n" + newer)
 
-    assert Journal(path).append(Swept(0)).seq == 3
+    assert JournalWriter(path).append(Swept(0)).seq == 3
 
 
 def test_a_line_that_a_crash_tore_is_cut_off(path: str) -> None:
-    Journal(path).append(Prepared(0))
+    JournalWriter(path).append(Prepared(0))
     whole = Path(path).read_bytes()
     with open(path, "ab") as file:
         file.write(whole[:-5])
 
-    Journal(path).append(Swept(0))
+    JournalWriter(path).append(Swept(0))
 
     assert Path(path).read_bytes().startswith(whole)
     assert told(path) == [(1, Prepared(0)), (2, Swept(0))]
 
 
 def test_space_for_more_is_kept_ahead_of_what_is_written(path: str) -> None:
-    journal = Journal(path)
+    journal = JournalWriter(path)
     assert reserved(path) >= 1024 * KIB
     for _ in range(40):
         journal.append(alarm(100 * KIB))
         assert 100 * KIB <= reserved(path) <= 1100 * KIB
-    again = Journal(path)
+    again = JournalWriter(path)
     assert reserved(path) >= 1024 * KIB
     again.append(Swept(0))
 
 
 def test_space_is_not_reserved_again_with_each_event(path: str) -> None:
-    journal = Journal(path)
+    journal = JournalWriter(path)
     for _ in range(7):
         journal.append(alarm(100 * KIB))
     assert reserved(path) < 400 * KIB
 
 
 def test_what_a_full_disk_has_no_room_for_waits_and_is_written_in_its_order(path: str) -> None:
-    journal = Journal(path)
+    journal = JournalWriter(path)
     journal.append(Prepared(0))
     size = os.stat(path).st_size
     with full_at(size + 50):
@@ -165,7 +165,7 @@ def test_what_a_full_disk_has_no_room_for_waits_and_is_written_in_its_order(path
 
 def test_on_a_disk_that_is_full_from_the_beginning_a_journal_opens_all_the_same(path: str) -> None:
     with full_at(0):
-        journal = Journal(path)
+        journal = JournalWriter(path)
         journal.append(Prepared(0))
     assert told(path) == []
 

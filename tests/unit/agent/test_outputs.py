@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.agent.node_state.journal import NodeState, apply_event
+from clusterctl.agent.node_state.output_offsets import OffsetTable
+from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol.events import Alarm, Dropped, Event, Stamp
 from clusterctl.agent.protocol.run_files import INDEX_RECORD
-from clusterctl.agent.record.rundir import RunDir
-from clusterctl.agent.record.state import NodeState, apply
-from clusterctl.agent.record.tally import Tallies
 from clusterctl.agent.supervisor.output import OpenOutput
 from clusterctl.agent.supervisor.output_space import Outputs
 
@@ -29,7 +29,7 @@ class Run:
 
     def record(self, event: Event) -> None:
         self.events.append(event)
-        apply(self.state, Stamp(len(self.events), 0.0, 0.0, "b"), event)
+        apply_event(self.state, Stamp(len(self.events), 0.0, 0.0, "b"), event)
 
     def attempt(self, number: int = 0, *, reserve: int = 0, max_size: int | None = None) -> Outputs:
         os.makedirs(self.dir.attempt(number), exist_ok=True)
@@ -157,7 +157,7 @@ def test_a_limit_is_held_and_the_journal_hears_of_it_once(run: Run) -> None:
     outputs.close()
     (dropped,) = run.dropped()
     assert (dropped.lost, dropped.why) == (0, "logs.max_size")
-    assert dropped.first_valid == Tallies(run.dir.attempt(0)).of(0).first_valid
+    assert dropped.first_valid == OffsetTable(run.dir.attempt(0)).of(0).first_valid
 
 
 def test_a_limit_is_held_in_pieces_of_a_mebibyte_and_not_at_each_look(run: Run) -> None:
@@ -167,7 +167,7 @@ def test_a_limit_is_held_in_pieces_of_a_mebibyte_and_not_at_each_look(run: Run) 
         write(outputs, MEGABYTE // 4)
         outputs.replicated(0, 0, number * MEGABYTE // 4)
         outputs.look()
-        first.append(Tallies(run.dir.attempt(0)).of(0).first_valid)
+        first.append(OffsetTable(run.dir.attempt(0)).of(0).first_valid)
     assert len(set(first)) == 1 + 6
     assert first[-1] >= 5 * MEGABYTE
 
@@ -234,7 +234,7 @@ def test_a_file_that_grows_beyond_its_reserve_at_once_was_not_emptied(run: Run) 
         write(outputs, 3 * MEGABYTE)
         outputs.look()
     assert run.events == []
-    assert Tallies(run.dir.attempt(0)).of(0).base == 0
+    assert OffsetTable(run.dir.attempt(0)).of(0).file_start == 0
 
 
 @pytest.mark.parametrize("reserve", [MEGABYTE, 0], ids=["with a reserve", "without one"])
@@ -242,13 +242,13 @@ def test_a_file_that_was_emptied_goes_on_behind_what_was_sent(run: Run, reserve:
     outputs = run.attempt(reserve=reserve)
     os.write(outputs.descriptor(0), b"first words\n")
     outputs.look()
-    tallies = Tallies(run.dir.attempt(0))
-    tallies.note_sent(0, 12)
+    offset_table = OffsetTable(run.dir.attempt(0))
+    offset_table.write_sent(0, 12)
     os.truncate(run.log(), 0)
     os.write(outputs.descriptor(0), b"other words than before\n")
     outputs.look()
-    tally = tallies.of(0)
-    assert (tally.base, tally.first_valid, tally.size, tally.lost) == (12, 12, 36, 0)
+    offsets = offset_table.of(0)
+    assert (offsets.file_start, offsets.first_valid, offsets.size, offsets.lost) == (12, 12, 36, 0)
     alarm = run.events[0]
     assert isinstance(alarm, Alarm)
     assert (alarm.attempt, alarm.code, alarm.rank) == (0, "output_emptied", 0)
@@ -264,12 +264,12 @@ def test_a_file_that_is_emptied_again_and_again_is_told_of_once_a_minute(run: Ru
     for number in range(50):
         os.write(outputs.descriptor(0), b"retry\n")
         outputs.look()
-        Tallies(run.dir.attempt(0)).note_sent(0, 6 * (number + 1))
+        OffsetTable(run.dir.attempt(0)).write_sent(0, 6 * (number + 1))
         os.truncate(run.log(), 0)
     outputs.close()
     assert [type(event) for event in run.events] == [Alarm, Dropped, Dropped]
     assert run.dropped()[-1].first_valid == 300
-    assert Tallies(run.dir.attempt(0)).of(0).base == 300
+    assert OffsetTable(run.dir.attempt(0)).of(0).file_start == 300
 
 
 def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: Run) -> None:
@@ -278,23 +278,23 @@ def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: 
     outputs.look()
     os.truncate(run.log(), 0)
     os.write(outputs.descriptor(0), b"more words than there were before\n")
-    again = OpenOutput(run.dir, 0, 0, Tallies(run.dir.attempt(0)), MEGABYTE)
+    again = OpenOutput(run.dir, 0, 0, OffsetTable(run.dir.attempt(0)), MEGABYTE)
     assert again.look()[1]
-    assert again.tally.lost == 12
-    assert again.tally.base % 4096 == 0
+    assert again.offsets.lost == 12
+    assert again.offsets.file_start % 4096 == 0
 
 
 def test_after_a_reboot_a_file_counts_as_it_is(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
     os.write(outputs.descriptor(0), b"first words\n")
     outputs.look()
-    tallies = Path(run.dir.attempt(0)) / "tallies"
-    tallies.write_bytes(tallies.read_bytes()[:56] + b"another!")  # the boot that it was written in
+    offset_table = Path(run.dir.attempt(0)) / "tallies"
+    offset_table.write_bytes(offset_table.read_bytes()[:56] + b"another!")  # the boot that it was written in
     os.truncate(run.log(), 6)
-    assert not Tallies(run.dir.attempt(0)).of(0).emptied(run.log().stat(), lambda _: b"")
+    assert not OffsetTable(run.dir.attempt(0)).of(0).is_emptied(run.log().stat(), lambda _: b"")
     again = run.attempt(reserve=MEGABYTE)
     assert run.events == []
-    assert Tallies(run.dir.attempt(0)).of(0).size == 6
+    assert OffsetTable(run.dir.attempt(0)).of(0).size == 6
     again.close()
 
 
@@ -356,6 +356,6 @@ def test_what_is_replicated_of_an_index_is_that_of_the_attempt_it_was_said_of(ru
     second.index_replicated(0, 0, 16)
     second.index_replicated(1, 0, 16)
     second.replicated(0, 0, 10)
-    assert Tallies(run.dir.attempt(0)).of(0).replicated == 10
-    assert Tallies(run.dir.attempt(1)).of(0).replicated == 0
+    assert OffsetTable(run.dir.attempt(0)).of(0).replicated == 10
+    assert OffsetTable(run.dir.attempt(1)).of(0).replicated == 0
     second.close()

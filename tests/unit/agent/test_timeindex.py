@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.agent.node_state import output_offsets
+from clusterctl.agent.node_state.journal import NodeState
+from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.run_files import INDEX_RECORD
-from clusterctl.agent.record import output_reader
-from clusterctl.agent.record.rundir import RunDir
-from clusterctl.agent.record.state import NodeState
 from clusterctl.agent.supervisor.output_space import Outputs
 
 BLOCK = 4096
@@ -42,8 +42,8 @@ class Long:
     def allocated(self) -> int:
         return self.index.stat().st_blocks * 512
 
-    def read(self, offset: int) -> output_reader.Piece:
-        return output_reader.plain(str(self.index), NAME, offset, SIZE)
+    def read(self, offset: int) -> output_offsets.OutputPiece:
+        return output_offsets.read_growing_file(str(self.index), NAME, offset, SIZE)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.record.folders import make_workdir
+from clusterctl.agent.workdir.file_tree import make_workdir
 from clusterctl.cli import main
 from clusterctl.run.nodes.code import ContentStore
 from clusterctl.run.nodes.files.sensitive import sentence

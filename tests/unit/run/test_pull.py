@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.agent.record.folders import files_matching
+from clusterctl.agent.workdir.file_tree import find_matching_files
 from clusterctl.errors import AgentError, ConnectError, RefusedError
 from clusterctl.run.nodes.transfer import Fetching, asked_for, pull
 from tests.work import calls
@@ -31,7 +31,7 @@ def test_what_an_honest_node_sends_was_asked_for_and_nothing_else(pattern: str, 
     for name in FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    sent = {name for name, _ in files_matching(str(tmp_path), pattern)}
+    sent = {name for name, _ in find_matching_files(str(tmp_path), pattern)}
 
     assert {name for name in FILES if asked_for(pattern, name)} == sent
 

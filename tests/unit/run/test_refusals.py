@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.linux import logind as logind_module
-from clusterctl.agent.record import rundir
+from clusterctl.agent.node_state import run_dir
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.run.rules.lingering import refuse, warning_of_head
 
@@ -113,4 +113,4 @@ def test_the_state_root_is_never_on_a_network_file_system(
     mounts.write_text("/dev/sda / ext4 rw 0 0\n" + (f"server:/x {home} {kind} rw 0 0\n" if kind else ""))
     environ = {"XDG_STATE_HOME": str(tmp_path / told)} if told else {}
 
-    assert rundir.choose_root(environ, str(home), 1000, str(tmp_path)) == str(tmp_path / expected)
+    assert run_dir.choose_state_root(environ, str(home), 1000, str(tmp_path)) == str(tmp_path / expected)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.record import state as on_node
+from clusterctl.agent.node_state import journal as on_node
 from clusterctl.plan.rendezvous import NodeInfo
 from clusterctl.run.rules import blame, policy, state
 

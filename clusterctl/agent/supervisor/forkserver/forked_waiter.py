@@ -16,8 +16,8 @@ from clusterctl.agent.supervisor import waiter
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import HelperOutput, Task
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_processes import KnownProcesses
-    from clusterctl.agent.record.rundir import RunDir
 
 
 _READY_SECONDS = 5.0
@@ -51,8 +51,8 @@ def _is_ready(ready: int) -> bool:
 
 def _enforcing(value: dict[str, Any]) -> Task:
     """Return what ends everything of the run here; all that it needs is loaded now, while it is there."""
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes import run_markers, run_processes
-    from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.supervisor import ladder
 
     def enforce(_out: HelperOutput) -> dict[str, Any]:

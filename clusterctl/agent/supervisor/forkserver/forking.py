@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.linux import spawn
     from clusterctl.agent.linux.event_loop import EventLoop
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_markers import RunMarkers
-    from clusterctl.agent.record.rundir import RunDir
     from clusterctl.agent.supervisor.attempt import Attempt
     from clusterctl.agent.supervisor.workers import Worker
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     Note = Callable[[list[list[Any]], dict[str, Any]], None]
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
-def check_path(path: str) -> str:
+def check_relative_path(path: str) -> str:
     """Return a path of a manifest, which must lie inside the workdir.
 
     Raises:
@@ -40,10 +40,10 @@ def check_path(path: str) -> str:
     return path
 
 
-_OURS = "~/.local/share/clusterctl"
+_DATA_DIR = "~/.local/share/clusterctl"
 """Below it lies the code of files that name no `workdir`: what was synced is for its user alone."""
 
-DEFAULT_WORKDIRS = f"{_OURS}/work"
+DEFAULT_WORKDIRS = f"{_DATA_DIR}/work"
 """The folder of the workdirs that nobody chose."""
 
 
@@ -53,7 +53,7 @@ def make_workdir(folder: str) -> None:
     Raises:
         RequestError: It cannot be made, as in the home of a root who is nobody on its server.
     """
-    ours = os.path.expanduser(_OURS)
+    ours = os.path.expanduser(_DATA_DIR)
     try:
         if folder.startswith(ours + "/"):
             os.makedirs(ours, 0o700, exist_ok=True)
@@ -82,16 +82,16 @@ def refuse_without_space(folder: str, coming: Iterable[tuple[str, int]]) -> None
         needed += size
         with contextlib.suppress(OSError):
             needed -= os.lstat(os.path.join(folder, path)).st_size
-    free = _free(folder)
+    free = _read_free_bytes(folder)
     if free is not None and max(needed, largest) > free:
-        text = f"{folder} has {_mib(free)} free, and {_mib(max(needed, largest))} are to come"
-        raise request_errors.make_refused_error(text, _MAKE_SPACE)
+        text = f"{folder} has {_format_mib(free)} free, and {_format_mib(max(needed, largest))} are to come"
+        raise request_errors.make_refused_error(text, _FREE_SPACE_HINT)
 
 
-_MAKE_SPACE = "free space there, or set `workdir` to a folder on another disk"
+_FREE_SPACE_HINT = "free space there, or set `workdir` to a folder on another disk"
 
 
-def _free(folder: str) -> int | None:
+def _read_free_bytes(folder: str) -> int | None:
     """Return how many bytes may be written to the file system of a folder; `None` where it does not say."""
     try:
         disk = os.statvfs(folder)
@@ -100,11 +100,11 @@ def _free(folder: str) -> int | None:
     return (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize if disk.f_blocks else None
 
 
-def _mib(count: int) -> str:
+def _format_mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def not_written(folder: str, path: str, error: OSError, left: int = 0) -> request_errors.RequestError:
+def make_write_error(folder: str, path: str, error: OSError, left: int = 0) -> request_errors.RequestError:
     """Return what to say of a file that cannot be written.
 
     Args:
@@ -116,12 +116,12 @@ def not_written(folder: str, path: str, error: OSError, left: int = 0) -> reques
     text = f"`{path}` cannot be written to {folder}: {error.strerror}"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return request_errors.make_failed_error(text)
-    free = _free(folder)
-    room = "" if free is None else f"{_mib(free)} free, "
-    return request_errors.make_refused_error(f"{text} ({room}{_mib(left)} still to come)", _MAKE_SPACE)
+    free = _read_free_bytes(folder)
+    room = "" if free is None else f"{_format_mib(free)} free, "
+    return request_errors.make_refused_error(f"{text} ({room}{_format_mib(left)} still to come)", _FREE_SPACE_HINT)
 
 
-def unlink(name: str, parent: int) -> None:
+def remove_file(name: str, parent: int) -> None:
     """Remove a file of an open folder, where it is there."""
     with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=parent)
@@ -144,14 +144,14 @@ def open_folder(name: str, parent: int, *, make: bool) -> int:
     return os.open(name, flags, dir_fd=parent)
 
 
-def make_way(name: str, parent: int) -> None:
+def remove_empty_folder(name: str, parent: int) -> None:
     """Remove an empty folder where a file is to be; one with something in it stays, and the sync fails."""
     with contextlib.suppress(OSError):
         if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             os.rmdir(name, dir_fd=parent)
 
 
-def matching(workdir: str, pattern: str, *, links: bool = False) -> Iterator[tuple[str, str]]:
+def find_matches(workdir: str, pattern: str, *, links: bool = False) -> Iterator[tuple[str, str]]:
     """Yield `(path as the pattern wrote it, absolute path)` of what is inside the workdir and matches.
 
     With `links` also where a link leads elsewhere.
@@ -167,13 +167,13 @@ def matching(workdir: str, pattern: str, *, links: bool = False) -> Iterator[tup
             yield os.path.relpath(path, top), path
 
 
-def files_matching(workdir: str, pattern: str, *, links: bool = False) -> list[tuple[str, str]]:
+def find_matching_files(workdir: str, pattern: str, *, links: bool = False) -> list[tuple[str, str]]:
     """Return every regular file that a pattern means: matches, and all that lies in matching folders.
 
     With `links` also files that links lead to; links to folders are gone into where they match themselves.
     """
     files: dict[str, str] = {}
-    for name, path in matching(workdir, pattern, links=links):
+    for name, path in find_matches(workdir, pattern, links=links):
         if os.path.isdir(path):
             for place, _, names in os.walk(path):
                 for inner in names:
@@ -181,10 +181,10 @@ def files_matching(workdir: str, pattern: str, *, links: bool = False) -> list[t
                     files[os.path.join(name, os.path.relpath(whole, path))] = whole
         else:
             files[name] = path
-    return [(name, path) for name, path in sorted(files.items()) if _is_plain(path, links=links)]
+    return [(name, path) for name, path in sorted(files.items()) if _is_regular_file(path, links=links)]
 
 
-def changed_since(files: list[tuple[str, str]], moment: float, folder: str) -> list[tuple[str, str]]:
+def filter_changed_since(files: list[tuple[str, str]], moment: float, folder: str) -> list[tuple[str, str]]:
     """Return the files that were written, moved here or given other permissions after a moment (wall clock, seconds).
 
     The clock of a file system may be that of a server: it is looked at by a file of ours in `folder`.
@@ -192,10 +192,10 @@ def changed_since(files: list[tuple[str, str]], moment: float, folder: str) -> l
     ahead = 0.0
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
         ahead = os.fstat(probe.fileno()).st_ctime - time.time()
-    return [(name, path) for name, path in files if _changed(path) >= moment + ahead]
+    return [(name, path) for name, path in files if _read_change_time(path) >= moment + ahead]
 
 
-def _changed(path: str) -> float:
+def _read_change_time(path: str) -> float:
     """Return when a file was changed; of one that is gone by now, long ago."""
     try:
         return os.stat(path).st_ctime
@@ -203,7 +203,7 @@ def _changed(path: str) -> float:
         return -math.inf
 
 
-def _is_plain(path: str, *, links: bool) -> bool:
+def _is_regular_file(path: str, *, links: bool) -> bool:
     try:
         return stat.S_ISREG(os.stat(path, follow_symlinks=links).st_mode)
     except OSError:
@@ -216,7 +216,7 @@ def has_same_content(one: tuple[int, int, str], other: tuple[int, int, str]) -> 
 
 
 @dataclass
-class Tree:
+class FileTree:
     """A folder and what lies in it.
 
     Attributes:
@@ -243,7 +243,7 @@ class Tree:
             raise
         return fd, name
 
-    def entry(
+    def read_entry(
         self, path: str, hashes: dict[str, Any], fresh: dict[str, Any], of_size: int | None = None
     ) -> tuple[int, int, str] | None:
         """Return size, mode and hash of a file or link as it is, or `None` where there is none.
@@ -261,7 +261,7 @@ class Tree:
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
         except OSError:
-            return _link_entry(name, parent)
+            return _read_link_entry(name, parent)
         finally:
             os.close(parent)
         try:
@@ -272,7 +272,7 @@ class Tree:
                 return info.st_size, stat.S_IMODE(info.st_mode), ""
             key = [info.st_size, info.st_mtime_ns, info.st_ino]
             cached = hashes.get(path)
-            digest = cached[3] if cached is not None and cached[:3] == key else _hash(fd)
+            digest = cached[3] if cached is not None and cached[:3] == key else _hash_file(fd)
             fresh[path] = [*key, digest]
             return info.st_size, stat.S_IMODE(info.st_mode), digest
         finally:
@@ -286,7 +286,7 @@ class Tree:
         finally:
             os.close(parent)
 
-    def put(self, path: str) -> tuple[int, int, str, str]:
+    def create_temporary(self, path: str) -> tuple[int, int, str, str]:
         """Open a new file beside where `path` will lie: its descriptor, the folder's, its name there, the last name."""
         parent, name = self.open_parent(path, make=True)
         temporary = f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}"
@@ -298,7 +298,7 @@ class Tree:
             raise
 
 
-class Receiver:
+class FileReceiver:
     """Takes bytes in and makes files of them, each put in place as a whole once its hash is right.
 
     Args:
@@ -314,26 +314,26 @@ class Receiver:
 
     def __init__(
         self,
-        tree: Tree,
+        tree: FileTree,
         files: list[list[Any]],
         note: Note | None = None,
         check: Callable[[str], None] = lambda _path: None,
     ) -> None:
-        self._tree, self._files, self._note, self._check = tree, files, note, check
+        self._tree, self._files, self._on_complete, self._check = tree, files, note, check
         self._number = -1
-        self._left = 0
+        self._remaining_bytes = 0
         self._open: tuple[int, int, str, str] | None = None
         self._digest = hashlib.sha256()
-        self._all = hashlib.sha256()
+        self._total_digest = hashlib.sha256()
         self._hashes: dict[str, Any] = {}
-        self.done = False
+        self.is_complete = False
         self.written = 0
         self._next()
 
     @property
     def hash(self) -> str:
         """One hash over the paths, modes and contents that came."""
-        return self._all.hexdigest()
+        return self._total_digest.hexdigest()
 
     def feed(self, data: bytes) -> None:
         """Take in the next bytes.
@@ -343,17 +343,17 @@ class Receiver:
         """
         view = memoryview(data)
         while view:
-            if self.done or self._open is None:
+            if self.is_complete or self._open is None:
                 raise request_errors.RequestError(ErrorKind.BAD_REQUEST, "more data than the files announced")
-            part = view[: self._left]
+            part = view[: self._remaining_bytes]
             try:
                 syscalls.write_all(self._open[0], bytes(part))
             except OSError as error:
                 raise self._not_written(error) from error
             self._digest.update(part)
-            self._left -= len(part)
+            self._remaining_bytes -= len(part)
             view = view[len(part) :]
-            if self._left == 0:
+            if self._remaining_bytes == 0:
                 self._finish()
                 self._next()
 
@@ -362,25 +362,25 @@ class Receiver:
         while True:
             self._number += 1
             if self._number >= len(self._files):
-                self.done = True
-                if self._note is not None:
-                    self._note(self._files, self._hashes)
+                self.is_complete = True
+                if self._on_complete is not None:
+                    self._on_complete(self._files, self._hashes)
                 return
             path, size, _, _ = self._files[self._number]
-            self._left = int(size)
+            self._remaining_bytes = int(size)
             try:
-                self._open = self._tree.put(path)
+                self._open = self._tree.create_temporary(path)
             except OSError as error:
                 raise self._not_written(error) from error
             self._digest = hashlib.sha256()
-            if self._left:
+            if self._remaining_bytes:
                 return
             self._finish()
 
     def _not_written(self, error: OSError) -> request_errors.RequestError:
         path = self._files[self._number][0]
-        left = self._left + sum(int(size) for _, size, *_ in self._files[self._number + 1 :])
-        return not_written(self._tree.folder, path, error, left)
+        left = self._remaining_bytes + sum(int(size) for _, size, *_ in self._files[self._number + 1 :])
+        return make_write_error(self._tree.folder, path, error, left)
 
     def _finish(self) -> None:
         path, size, mode, digest = self._files[self._number]
@@ -400,22 +400,22 @@ class Receiver:
                 os.close(fd)
             if target is not None:
                 os.unlink(temporary, dir_fd=parent)
-                os.symlink(_inside(path, target), temporary, dir_fd=parent)
+                os.symlink(_check_link_target(path, target), temporary, dir_fd=parent)
             self._check(path)
-            make_way(name, parent)
+            remove_empty_folder(name, parent)
             os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
             self._hashes[path] = [info.st_size, info.st_mtime_ns, info.st_ino, digest]
         except request_errors.RequestError:
-            unlink(temporary, parent)
+            remove_file(temporary, parent)
             raise
         except OSError as error:
-            unlink(temporary, parent)
+            remove_file(temporary, parent)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._not_written(error) from error
             raise request_errors.make_failed_error(f"`{path}` cannot be put in place: {error.strerror}") from error
         finally:
             os.close(parent)
-        self._all.update(f"{path}\0{mode}\0{digest}\n".encode("utf-8", "surrogateescape"))
+        self._total_digest.update(f"{path}\0{mode}\0{digest}\n".encode("utf-8", "surrogateescape"))
         self.written += 1
 
     def abandon(self) -> None:
@@ -423,11 +423,11 @@ class Receiver:
         if self._open is not None:
             (fd, parent, temporary, _), self._open = self._open, None
             os.close(fd)
-            unlink(temporary, parent)
+            remove_file(temporary, parent)
             os.close(parent)
 
 
-def _link_entry(name: str, parent: int) -> tuple[int, int, str] | None:
+def _read_link_entry(name: str, parent: int) -> tuple[int, int, str] | None:
     try:
         target = os.fsencode(os.readlink(name, dir_fd=parent))
     except OSError:
@@ -435,7 +435,7 @@ def _link_entry(name: str, parent: int) -> tuple[int, int, str] | None:
     return len(target), LINK_MODE, hashlib.sha256(target).hexdigest()
 
 
-def _inside(path: str, target: bytes) -> bytes:
+def _check_link_target(path: str, target: bytes) -> bytes:
     """Return where a link leads, which must be inside the workdir.
 
     Raises:
@@ -447,10 +447,10 @@ def _inside(path: str, target: bytes) -> bytes:
     return target
 
 
-def _hash(fd: int) -> str:
+def _hash_file(fd: int) -> str:
     digest = hashlib.sha256()
     while True:
-        data = os.read(fd, _CHUNK)
+        data = os.read(fd, _CHUNK_BYTES)
         if not data:
             return digest.hexdigest()
         digest.update(data)

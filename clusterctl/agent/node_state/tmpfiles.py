@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import HelperOutput
 
 
-def hold(folder: str) -> list[int]:
+def lock_against_cleanup(folder: str) -> list[int]:
     """Return a descriptor that keeps a folder as long as it is open; none where the folder cannot be locked."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -33,7 +33,7 @@ def hold(folder: str) -> list[int]:
     return []
 
 
-def touch(paths: Iterable[str]) -> None:
+def touch_trees(paths: Iterable[str]) -> None:
     """Touch files, and folders with all that is in them."""
     for path in paths:
         _touch(path)
@@ -42,11 +42,11 @@ def touch(paths: Iterable[str]) -> None:
                 _touch(os.path.join(place, name))
 
 
-def touch_aside(paths: Iterable[str]) -> None:
+def touch_in_child(paths: Iterable[str]) -> None:
     """Do so in a process of its own: it takes its time."""
 
     def work(_out: HelperOutput) -> dict[str, Any]:
-        touch(paths)
+        touch_trees(paths)
         return {}
 
     with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ def _touch(path: str) -> None:
         os.utime(path, follow_symlinks=False)
 
 
-def hold_above(path: str) -> list[int]:
+def lock_run_folders(path: str) -> list[int]:
     """Keep the folders of attempt and run, where a file of a rank is to be written, from who tidies up."""
     attempt = os.path.dirname(path)
-    return [*hold(attempt), *hold(os.path.dirname(attempt))]
+    return [*lock_against_cleanup(attempt), *lock_against_cleanup(os.path.dirname(attempt))]

@@ -14,43 +14,43 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import EventLoop
     from clusterctl.agent.linux.helper_process import HelperOutput
 
-_AGAIN_SECONDS = 1.0
+_RETRY_S = 1.0
 
 
-class Syncer:
+class FsyncQueue:
     """Has files written through, one fork at a time, in the order in which they were named."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
-        self._wanted: dict[str, None] = {}
+        self._paths: dict[str, None] = {}
         self._fd = -1
-        self._planned = False
+        self._is_scheduled = False
 
-    def soon(self, *paths: str) -> None:
+    def add(self, *paths: str) -> None:
         """Have files written through, after the present action."""
-        self._wanted.update(dict.fromkeys(paths))
-        self._plan(0.0)
+        self._paths.update(dict.fromkeys(paths))
+        self._schedule(0.0)
 
-    def _plan(self, seconds: float) -> None:
-        if self._fd < 0 and not self._planned and self._wanted:
-            self._planned = True
+    def _schedule(self, seconds: float) -> None:
+        if self._fd < 0 and not self._is_scheduled and self._paths:
+            self._is_scheduled = True
             self._loop.after(seconds, self._begin)
 
     def _begin(self) -> None:
-        self._planned = False
-        paths = list(self._wanted)
+        self._is_scheduled = False
+        paths = list(self._paths)
 
         def work(_out: HelperOutput) -> dict[str, Any]:
             for path in paths:
-                write_through(path)
+                fsync_file_and_folder(path)
             return {}
 
         try:
             _, self._fd = helper_process.start_helper(work)
         except OSError:
-            self._plan(_AGAIN_SECONDS)
+            self._schedule(_RETRY_S)
             return
-        self._wanted.clear()
+        self._paths.clear()
         self._loop.on_readable(self._fd, self._end)
 
     def _end(self) -> None:
@@ -60,23 +60,23 @@ class Syncer:
         self._loop.forget(self._fd)
         os.close(self._fd)
         self._fd = -1
-        self._plan(0.0)
+        self._schedule(0.0)
 
-    def finish(self, seconds: float) -> None:
+    def flush_and_close(self, seconds: float) -> None:
         """Wait for what was asked for, but no longer than that; the loop is not needed any more."""
         deadline = time.monotonic() + seconds
-        if self._fd < 0 and self._wanted:
+        if self._fd < 0 and self._paths:
             self._begin()
         while self._fd >= 0 and time.monotonic() < deadline:
             poll = select.poll()
             poll.register(self._fd, select.POLLIN)
             if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 self._end()
-            if self._fd < 0 and self._wanted:
+            if self._fd < 0 and self._paths:
                 self._begin()
 
 
-def write_through(path: str) -> None:
+def fsync_file_and_folder(path: str) -> None:
     """Wait until a file, and its name in its folder, are on the disk; one that is not there (any more) is left out."""
     for place, flags in ((path, os.O_RDONLY), (os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)):
         with contextlib.suppress(OSError):

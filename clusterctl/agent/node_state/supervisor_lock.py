@@ -18,14 +18,14 @@ from clusterctl.agent.linux import syscalls
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from clusterctl.agent.record.rundir import RunDir
+    from clusterctl.agent.node_state.run_dir import RunDir
 
 _BACKLOG = 64
 _LOCK = struct.Struct("@hhqqi4x")
 """`struct flock` of fcntl(2): type, whence, start, length, pid."""
 
 
-class Seat:
+class SupervisorLock:
     """The seat of the supervisor that this process is.
 
     The lock is one of the process (fcntl(2)), so that no fork keeps it. It is lost with any descriptor of its file that
@@ -43,8 +43,8 @@ class Seat:
             OSError: There is no place for it.
         """
         self._run = run
-        self._lock = _lock(run)
-        self.listener, self._socket = _listen(run)
+        self._lock = _open_lock(run)
+        self.listener, self._socket = _open_listener(run)
 
     def restore(self) -> socket.socket | None:
         """Make anew what somebody has removed; return the listener that was replaced, to be closed, or `None`.
@@ -55,27 +55,27 @@ class Seat:
             BlockingIOError: Meanwhile another supervisor has the seat.
             OSError: It cannot be made.
         """
-        if _place(self._run.path) is None:
+        if _read_inode(self._run.path) is None:
             return None
-        if _place(self._run.lock) != _of(os.fstat(self._lock)):
-            lock, self._lock = self._lock, _lock(self._run)
+        if _read_inode(self._run.lock) != _get_inode(os.fstat(self._lock)):
+            lock, self._lock = self._lock, _open_lock(self._run)
             os.close(lock)
-        if _place(self._run.socket) == self._socket:
+        if _read_inode(self._run.socket) == self._socket:
             return None
         replaced = self.listener
-        self.listener, self._socket = _listen(self._run)
+        self.listener, self._socket = _open_listener(self._run)
         return replaced
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Take the socket away, and give the lock back."""
-        if _place(self._run.socket) == self._socket:
+        if _read_inode(self._run.socket) == self._socket:
             with contextlib.suppress(OSError):
                 os.unlink(self._run.socket)
         self.listener.close()
         os.close(self._lock)
 
 
-def connect(run: RunDir) -> socket.socket:
+def connect_to_socket(run: RunDir) -> socket.socket:
     """Return a connection to the supervisor of a run.
 
     Raises:
@@ -84,7 +84,7 @@ def connect(run: RunDir) -> socket.socket:
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
-        with _short(run) as name:
+        with _shorten_socket_path(run) as name:
             sock.connect(name)
     except OSError:
         sock.close()
@@ -92,7 +92,7 @@ def connect(run: RunDir) -> socket.socket:
     return sock
 
 
-def holder(run: RunDir) -> int | None:
+def find_lock_owner(run: RunDir) -> int | None:
     """Return the pid of the supervisor of a run, or `None`; never to be asked by itself, which would lose its lock."""
     try:
         fd = os.open(run.lock, os.O_RDWR | os.O_CLOEXEC)
@@ -107,11 +107,11 @@ def holder(run: RunDir) -> int | None:
     return answer[4] if answer[0] != fcntl.F_UNLCK and answer[4] > 0 else None
 
 
-def _lock(run: RunDir) -> int:
+def _open_lock(run: RunDir) -> int:
     fd = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _place(run.lock) != _of(os.fstat(fd)):
+        if _read_inode(run.lock) != _get_inode(os.fstat(fd)):
             raise BlockingIOError(f"{run.lock} was replaced")
     except PermissionError as error:
         os.close(fd)
@@ -122,31 +122,31 @@ def _lock(run: RunDir) -> int:
     return fd
 
 
-def _listen(run: RunDir) -> tuple[socket.socket, tuple[int, int] | None]:
+def _open_listener(run: RunDir) -> tuple[socket.socket, tuple[int, int] | None]:
     """Listen where whoever had the seat before may have left a socket."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(run.socket)
-        with _short(run) as name:
+        with _shorten_socket_path(run) as name:
             listener.bind(name)
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()
         raise
-    return listener, _place(run.socket)
+    return listener, _read_inode(run.socket)
 
 
-def _short(run: RunDir) -> AbstractContextManager[str]:
+def _shorten_socket_path(run: RunDir) -> AbstractContextManager[str]:
     return syscalls.short_socket_path(run.path, os.path.basename(run.socket))
 
 
-def _of(info: os.stat_result) -> tuple[int, int]:
+def _get_inode(info: os.stat_result) -> tuple[int, int]:
     return info.st_dev, info.st_ino
 
 
-def _place(path: str) -> tuple[int, int] | None:
+def _read_inode(path: str) -> tuple[int, int] | None:
     try:
-        return _of(os.lstat(path))
+        return _get_inode(os.lstat(path))
     except OSError:
         return None

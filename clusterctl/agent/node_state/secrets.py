@@ -9,20 +9,20 @@ import shutil
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import syscalls
+from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import request_errors
-from clusterctl.agent.record import rundir
 
 if TYPE_CHECKING:
     from typing import Callable
 
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol.requests import Start
-    from clusterctl.agent.record.rundir import RunDir
 
-_NAMES = "secrets.names"
+_NAMES_FILE = "secrets.names"
 """File in the directory of the run with the names of the secrets that its workers get."""
 
 
-def recall(run: RunDir, start: Start, tell: Callable[[str], None]) -> Start:
+def store_or_restore_secrets(run: RunDir, start: Start, tell: Callable[[str], None]) -> Start:
     """Keep the secrets of a start where a later attempt may need them; fill them in where this one brings none.
 
     Args:
@@ -33,18 +33,18 @@ def recall(run: RunDir, start: Start, tell: Callable[[str], None]) -> Start:
     Raises:
         RequestError: They were not kept, or are gone: a worker without them would not do what it is meant to.
     """
-    place = run.secrets()
+    folder = run.secrets()
     if start.secrets:
         if start.keep_secrets:
             with contextlib.suppress(OSError):
-                syscalls.write_json(run.file(_NAMES), {"names": sorted(start.secrets)})
-            if place is not None:
-                _keep(place, start.secrets, tell)
+                syscalls.write_json(run.file(_NAMES_FILE), {"names": sorted(start.secrets)})
+            if folder is not None:
+                _write_secrets(folder, start.secrets, tell)
         return start
-    listed = syscalls.read_json(run.file(_NAMES)) if start.keep_secrets else None
+    listed = syscalls.read_json(run.file(_NAMES_FILE)) if start.keep_secrets else None
     if listed is None:
         return start
-    secrets = syscalls.read_json(place) if place is not None else None
+    secrets = syscalls.read_json(folder) if folder is not None else None
     if secrets is None:
         raise request_errors.make_refused_error(
             f"the secrets of run {run.run} are not kept on this node: {', '.join(listed['names'])}",
@@ -53,32 +53,32 @@ def recall(run: RunDir, start: Start, tell: Callable[[str], None]) -> Start:
     return dataclasses.replace(start, secrets={str(k): str(v) for k, v in secrets.items()})
 
 
-def _keep(place: str, secrets: dict[str, str], tell: Callable[[str], None]) -> None:
+def _write_secrets(folder: str, secrets: dict[str, str], tell: Callable[[str], None]) -> None:
     try:
-        syscalls.write_json(place, secrets)
+        syscalls.write_json(folder, secrets)
     except OSError as error:
-        tell(f"{os.path.dirname(place)}: {error.strerror}: {rundir.NOT_KEPT}")
+        tell(f"{os.path.dirname(folder)}: {error.strerror}: {run_dir.SECRETS_NOT_KEPT}")
         # Those of an earlier attempt are no stand-in for these.
         with contextlib.suppress(OSError):
-            os.unlink(place)
+            os.unlink(folder)
 
 
-def forget(run: RunDir) -> None:
+def remove_secrets(run: RunDir) -> None:
     """Remove them."""
-    place = run.secrets()
-    if place is not None:
+    folder = run.secrets()
+    if folder is not None:
         with contextlib.suppress(OSError):
-            os.unlink(place)
+            os.unlink(folder)
 
 
-def leave_memory(run: RunDir, attempts: int) -> None:
+def remove_tmpfs_files(run: RunDir, attempts: int) -> None:
     """Remove all that a run has on the tmpfs, where it had so many attempts."""
-    forget(run)
+    remove_secrets(run)
     for number in range(attempts):
-        remove_folder(run.status_dir(number))
-    run.unmake_memory()
+        remove_status_dir(run.status_dir(number))
+    run.remove_tmpfs_dir()
 
 
-def remove_folder(path: str) -> None:
+def remove_status_dir(path: str) -> None:
     """Remove what workers left on the tmpfs."""
     shutil.rmtree(path, ignore_errors=True)

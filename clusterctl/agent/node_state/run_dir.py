@@ -14,7 +14,7 @@ import os
 import stat
 
 from clusterctl.agent.linux import filesystems
-from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.linux.syscalls import read_bytes, read_json
 from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 from clusterctl.agent.protocol.request_errors import StateRootError
@@ -23,40 +23,42 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from clusterctl.agent.protocol.process_types import ExitRecord, SpawnRecord
+
 
 # --- the state root
 
 
-def filesystem(path: str, root: str = "") -> str:
+def find_filesystem_type(path: str, root: str = "") -> str:
     """Return the type of the filesystem that holds `path`, or nothing; `root` is the prefix of /proc."""
     mount = filesystems.find_mount(os.path.realpath(path), filesystems.list_mounts(root))
     return "" if mount is None else mount.fstype
 
 
-def is_network(path: str, root: str = "") -> bool:
+def is_on_network_filesystem(path: str, root: str = "") -> bool:
     """Whether `path` (or its nearest parent that exists) lies on a filesystem that other machines may share.
 
     What a program serves (FUSE) counts, too: most of it is far away, and nobody knows all names.
     """
     while not os.path.exists(path) and path != "/":
         path = os.path.dirname(path)
-    return filesystems.may_hang(filesystem(path, root))
+    return filesystems.may_hang(find_filesystem_type(path, root))
 
 
-def choose_root(environ: dict[str, str], home: str, uid: int, root: str = "") -> str:
+def choose_state_root(environ: dict[str, str], home: str, uid: int, root: str = "") -> str:
     """Return where our state goes: under the home, unless other machines share it. `root` is the prefix of /proc."""
     base = environ.get("XDG_STATE_HOME", "")
     local = os.path.join(base if os.path.isabs(base) else os.path.join(home, ".local/state"), "clusterctl")
-    return f"/var/tmp/clusterctl-{uid}" if is_network(local, root) else local
+    return f"/var/tmp/clusterctl-{uid}" if is_on_network_filesystem(local, root) else local
 
 
-def state_root() -> str:
+def make_state_root() -> str:
     """Return the state root of this user on this machine, made and checked.
 
     Raises:
         RootError: It cannot be written, or belongs to somebody else.
     """
-    root = choose_root(dict(os.environ), os.path.expanduser("~"), os.getuid())
+    root = choose_state_root(dict(os.environ), os.path.expanduser("~"), os.getuid())
     try:
         os.makedirs(root, mode=0o700, exist_ok=True)
         info = os.lstat(root)
@@ -66,7 +68,7 @@ def state_root() -> str:
         if info.st_mode & 0o022:
             # As a umask of 002 leaves it; whoever may write here could put a run's folder in place of another.
             os.chmod(root, 0o700)
-        _try_to_write(root)
+        _check_writable(root)
     except OSError as error:
         reason = error.strerror or str(error)
         raise StateRootError(
@@ -75,7 +77,7 @@ def state_root() -> str:
     return root
 
 
-def _try_to_write(folder: str) -> None:
+def _check_writable(folder: str) -> None:
     # As `tempfile` would, but importing that takes longer than all the rest of a hello.
     path = os.path.join(folder, f".try-{os.getpid()}-{os.urandom(6).hex()}")
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -85,7 +87,7 @@ def _try_to_write(folder: str) -> None:
 # --- a run on a node
 
 
-def _safe(name: str) -> str:
+def _quote_name(name: str) -> str:
     # Imported by who has to do with runs: `import urllib.parse` is a good part of an agent's start.
     from urllib.parse import quote
 
@@ -111,7 +113,7 @@ class RunDir:
     @property
     def path(self) -> str:
         """The directory itself."""
-        return os.path.join(self.root, "nodes", _safe(self.run), _safe(self.node))
+        return os.path.join(self.root, "nodes", _quote_name(self.run), _quote_name(self.node))
 
     @property
     def key(self) -> str:
@@ -188,50 +190,54 @@ class RunDir:
 
     def status_dir(self, attempt: int) -> str:
         """Return the directory where workers of an attempt show how they are; on a tmpfs where there is one."""
-        return os.path.join(self.memory() or self.path, f"{self.key[:16]}-{attempt}")
+        return os.path.join(self.tmpfs_dir() or self.path, f"{self.key[:16]}-{attempt}")
 
     def secrets(self) -> str | None:
         """Return where secrets wait for a later attempt, or `None` where no folder of ours is in memory."""
-        place = self.memory()
-        return os.path.join(place, f"{self.key[:16]}.secrets") if place and filesystem(place) in _IN_MEMORY else None
+        place = self.tmpfs_dir()
+        return (
+            os.path.join(place, f"{self.key[:16]}.secrets")
+            if place and find_filesystem_type(place) in _MEMORY_FILESYSTEMS
+            else None
+        )
 
-    def memory(self) -> str | None:
+    def tmpfs_dir(self) -> str | None:
         """Return a private folder on a tmpfs: the usual one, or the one that `make` made in its place."""
-        usual = memory_root()
+        usual = make_tmpfs_dir()
         if usual is not None:
             return usual
         folder = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
-        return folder if folder and not_private(folder) is None else None
+        return folder if folder and describe_shared_folder(folder) is None else None
 
-    def squatted(self) -> str | None:
+    def describe_tmpfs_problem(self) -> str | None:
         """Say who has made the usual folder in memory, and what follows from that; `None` where nobody else has."""
-        why = not_private(usual_memory())
-        if why is None or memory_root() is not None:
+        why = describe_shared_folder(get_tmpfs_path())
+        if why is None or make_tmpfs_dir() is not None:
             return None
-        place = self.memory()
-        return f"{why}: {f'{place} is used instead' if place else NOT_KEPT}"
+        place = self.tmpfs_dir()
+        return f"{why}: {f'{place} is used instead' if place else SECRETS_NOT_KEPT}"
 
     def make(self) -> None:
         """Make the directory of the run, and a folder in memory where somebody else has made the usual one."""
-        with locked(self.root, fcntl.LOCK_SH):
+        with lock_state_root(self.root, fcntl.LOCK_SH):
             os.makedirs(self.path, mode=0o700, exist_ok=True)
-        if self.memory() is None:
+        if self.tmpfs_dir() is None:
             with contextlib.suppress(OSError):
-                place = f"{usual_memory()}-{os.urandom(8).hex()}"
+                place = f"{get_tmpfs_path()}-{os.urandom(8).hex()}"
                 os.mkdir(place, 0o700)
                 with open(self.file("memory"), "wb") as file:
                     file.write(place.encode("utf-8", "surrogateescape"))
 
-    def unmake_memory(self) -> None:
+    def remove_tmpfs_dir(self) -> None:
         """Remove the folder that `make` made in memory, once nothing is left in it."""
         folder = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
-        if folder and not_private(folder) is None:
+        if folder and describe_shared_folder(folder) is None:
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
 
 
 @contextlib.contextmanager
-def locked(root: str, how: int) -> Iterator[None]:
+def lock_state_root(root: str, how: int) -> Iterator[None]:
     """Hold the lock of a state root: shared to make a run in it, alone to remove what all runs share."""
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -243,25 +249,25 @@ def locked(root: str, how: int) -> Iterator[None]:
         os.close(fd)
 
 
-_IN_MEMORY = ("tmpfs", "ramfs")
-NOT_KEPT = "who adopts the run cannot restart it if it has secrets"
+_MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
+SECRETS_NOT_KEPT = "who adopts the run cannot restart it if it has secrets"
 """What follows where no secrets can be kept in memory."""
 
 
-def usual_memory() -> str:
+def get_tmpfs_path() -> str:
     """Return the private directory on a tmpfs that this user has on this machine, whether it is there or not."""
     return f"/dev/shm/clusterctl-{os.getuid()}"
 
 
-def memory_root() -> str | None:
+def make_tmpfs_dir() -> str | None:
     """Return that directory, made where it is not there, or `None` where the machine offers none that is ours."""
-    path = usual_memory()
+    path = get_tmpfs_path()
     with contextlib.suppress(OSError):
         os.mkdir(path, 0o700)
-    return path if not_private(path) is None else None
+    return path if describe_shared_folder(path) is None else None
 
 
-def not_private(path: str) -> str | None:
+def describe_shared_folder(path: str) -> str | None:
     """Return why a folder is not ours alone, or `None` where it is and can be written."""
     try:
         info = os.lstat(path)
@@ -276,18 +282,28 @@ def not_private(path: str) -> str | None:
     return None if os.access(path, os.W_OK) else f"{path} cannot be written"
 
 
-def runs(root: str) -> Iterator[RunDir]:
+def list_run_dirs(root: str) -> Iterator[RunDir]:
     """Yield every run that has a directory on this node."""
     from urllib.parse import unquote
 
     top = os.path.join(root, "nodes")
-    for run in _list(top):
-        for node in _list(os.path.join(top, run)):
+    for run in _list_folder(top):
+        for node in _list_folder(os.path.join(top, run)):
             yield RunDir(root, unquote(run), unquote(node))
 
 
-def _list(path: str) -> list[str]:
+def _list_folder(path: str) -> list[str]:
     try:
         return sorted(os.listdir(path))
     except OSError:
         return []
+
+
+def read_spawn_record(path: str) -> SpawnRecord | None:
+    """Return the identities that a waiter wrote when it forked its worker, or `None`."""
+    return read_json(path)  # type: ignore[return-value]
+
+
+def read_exit_record(path: str) -> ExitRecord | None:
+    """Return how a worker ended, as its waiter wrote it, or `None`."""
+    return read_json(path)  # type: ignore[return-value]

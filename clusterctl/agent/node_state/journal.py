@@ -1,0 +1,239 @@
+"""What a journal means: the state of a run on this node. Pure.
+
+The journal of a run on a node: one JSON object a line, sequence numbers that rise by one, one writer.
+
+The states of the runs on this node, each folded only as far as its journal has grown since it was asked for last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.linux import proc, syscalls
+from clusterctl.agent.protocol import events, frames
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from clusterctl.agent.node_state.run_dir import RunDir
+
+
+@dataclass
+class NodeState:
+    """A run on a node, as its journal tells it; ranks, ports and how they end are of the newest attempt.
+
+    Attributes:
+        seq: Of the last event.
+        attempt: The newest attempt, -1 before the first.
+        finished: The run is over.
+        boot: Boot id of the last event: another one now means that nothing of the run is left.
+        started_in: Boot id in which each rank was started.
+        stopping: When SIGTERM went out (monotonic), with the event.
+        dropped: Per attempt and rank, up to where output was given up, and how many bytes of that no head has.
+        began: When the run was prepared first (wall clock).
+        ended: When it was finished (wall clock).
+    """
+
+    seq: int = 0
+    attempt: int = -1
+    finished: events.Finished | None = None
+    boot: str = ""
+    ports: list[int] = field(default_factory=list)
+    started: dict[int, events.Started] = field(default_factory=dict)
+    start_boots: dict[int, str] = field(default_factory=dict)
+    exited: dict[int, events.Exited] = field(default_factory=dict)
+    stopping: tuple[float, events.Stopping] | None = None
+    swept: events.Swept | None = None
+    dropped: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    began: float | None = None
+    ended: float | None = None
+
+    @property
+    def state(self) -> str:
+        """Return where the node is: `new, prepared, started, stopping, exited, swept, finished`."""
+        if self.finished is not None:
+            return "finished"
+        if self.swept is not None:
+            return "swept"
+        if self.stopping is not None:
+            return "stopping"
+        if self.started:
+            return "exited" if self.started.keys() <= self.exited.keys() else "started"
+        return "prepared" if self.attempt >= 0 else "new"
+
+
+def apply_event(state: NodeState, stamp: events.Stamp, event: events.Event) -> None:
+    """Take one event into a state."""
+    state.seq, state.boot = stamp.seq, stamp.boot
+    if isinstance(event, events.Prepared):
+        state.attempt, state.ports = event.attempt, event.ports
+        state.started, state.start_boots, state.exited = {}, {}, {}
+        state.stopping, state.swept = None, None
+        if state.began is None:
+            state.began = stamp.wall
+    elif isinstance(event, events.Started):
+        state.started[event.rank], state.start_boots[event.rank] = event, stamp.boot
+    elif isinstance(event, events.Exited):
+        state.exited[event.rank] = event
+    elif isinstance(event, events.Stopping):
+        state.stopping = state.stopping or (stamp.mono, event)
+    elif isinstance(event, events.Swept):
+        state.swept = event
+    elif isinstance(event, events.Finished):
+        state.finished, state.ended = event, stamp.wall
+    elif isinstance(event, events.Dropped):
+        key = (event.attempt, event.rank)
+        first_valid, lost = state.dropped.get(key, (0, 0))
+        state.dropped[key] = (max(first_valid, event.first_valid), lost + event.lost)
+
+
+def fold_journal(entries: Iterable[tuple[events.Stamp, events.Event]]) -> NodeState:
+    """Return what a whole journal means."""
+    state = NodeState()
+    for stamp, event in entries:
+        apply_event(state, stamp, event)
+    return state
+
+
+_RESERVE_BYTES = 1 << 20
+_MIN_RESERVE_BYTES = 256 << 10
+_READ_BYTES = 64 << 10
+"""Bytes of a journal that are read at once: that of a long run has more than there is memory for."""
+
+
+class JournalReader:
+    """Reads the complete lines of a journal as it grows, and holds no descriptor in between.
+
+    A torn line is not passed over: it is read once it is whole, or what stands in its place where it was cut off.
+
+    Attributes:
+        anew: The last look found another file, or one that had lost lines, and read it from its beginning.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.was_restarted = False
+        self._path = path
+        self._position = self._inode = 0
+
+    def read_lines(self) -> Iterator[bytes]:
+        """Look at the file, and yield the lines that are new, without their ends, as they are read piece by piece.
+
+        Those that are not taken are read again at the next look.
+        """
+        self.was_restarted = False
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return iter(())
+        if status.st_ino != self._inode or status.st_size < self._position:
+            self.was_restarted = self._inode != 0
+            self._inode, self._position = status.st_ino, 0
+        return iter(()) if status.st_size == self._position else self._new()
+
+    def _new(self) -> Iterator[bytes]:
+        with contextlib.suppress(OSError), open(self._path, "rb", buffering=_READ_BYTES) as file:
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._position += len(line)
+                yield line[:-1]
+
+    def read_events(self) -> Iterator[tuple[events.Stamp, events.Event]]:
+        """Look as `lines` does, and yield what the new ones say; those of kinds that we do not know are left out."""
+        return _decode_lines(self.read_lines())
+
+
+def _decode_lines(lines: Iterator[bytes]) -> Iterator[tuple[events.Stamp, events.Event]]:
+    for line in lines:
+        with contextlib.suppress(frames.FrameError):
+            entry = events.decode_event(line)
+            if entry is not None:
+                yield entry
+
+
+def read_journal(path: str) -> Iterator[tuple[events.Stamp, events.Event]]:
+    """Yield what a journal says; a torn last line and kinds that we do not know are left out."""
+    return JournalReader(path).read_events()
+
+
+class JournalWriter:
+    """The writer. Only the supervisor of a run has one.
+
+    Space is kept reserved beyond the end of the file, so that a full disk does not silence it. What even that has no
+    room for waits, and is written in its order once there is some: `flush`.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open the journal, cut off a line that a crash tore, and go on with its numbers."""
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._waiting: deque[bytes] = deque()
+        self._end = 0
+        self.seq = 0
+        for line in JournalReader(path).read_lines():
+            self._end += len(line) + 1
+            with contextlib.suppress(frames.FrameError):
+                entry = events.decode_event(line)
+                self.seq = self.seq + 1 if entry is None else entry[0].seq
+        os.ftruncate(self._fd, self._end)
+        self._reserved = 0
+        self._keep_reserve()
+
+    def _keep_reserve(self) -> None:
+        if self._reserved - self._end >= _MIN_RESERVE_BYTES:
+            return
+        with contextlib.suppress(OSError):
+            syscalls.reserve_blocks(self._fd, self._end, _RESERVE_BYTES)
+            self._reserved = self._end + _RESERVE_BYTES
+
+    def append(self, event: events.Event) -> events.Stamp:
+        """Write one event down, behind those that wait; who follows sees it as soon as it is written."""
+        self.seq += 1
+        stamp = events.Stamp(self.seq, time.time(), time.monotonic(), proc.read_boot_id())
+        self._waiting.append(events.encode_event(stamp, event).encode() + b"\n")
+        self.flush()
+        return stamp
+
+    def flush(self) -> bool:
+        """Write what waits; return whether nothing waits any more."""
+        while self._waiting:
+            try:
+                syscalls.write_all(self._fd, self._waiting[0])
+            except OSError:
+                # A part of a line would spoil the next one. This gives back the reserve, too: it was not enough.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, self._end)
+                self._reserved = self._end
+                return False
+            self._end += len(self._waiting.popleft())
+            self._keep_reserve()
+        return True
+
+    def close(self) -> None:
+        """Give the space back that is reserved behind what was written; who writes on opens the journal anew."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self._end)
+        os.close(self._fd)
+
+
+class JournalCache:
+    """What the journals say. Nobody else may change what `of` returns."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[JournalReader, NodeState]] = {}
+
+    def of(self, run: RunDir) -> NodeState:
+        """Return the state of a run; that of a run without a journal is new."""
+        reader, state = self._known.get(run.path) or (JournalReader(run.journal), NodeState())
+        entries = reader.read_events()
+        if reader.was_restarted:
+            state = NodeState()
+        for entry in entries:
+            apply_event(state, *entry)
+        self._known[run.path] = (reader, state)
+        return state
