@@ -17,7 +17,7 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import run_files
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -61,8 +61,8 @@ def large_run(root: Path, nodes: int) -> rundir.RunDir:
         {"node": f"n{i}", "node_rank": i, "address": "10.0.0.1", "ranks": [*range(i * RANKS, (i + 1) * RANKS)]}
         for i in range(nodes)
     ]
-    writer.append(events.Created(run=run.run, name="large", path="/cluster.yaml"), 1.0)
-    attempt = events.Attempt(
+    writer.append(controller_events.Created(run=run.run, name="large", path="/cluster.yaml"), 1.0)
+    attempt = controller_events.Attempt(
         attempt=0, world_size=nodes * RANKS, master_addr="10.0.0.1", master_port=29500, nodes=places
     )
     writer.append(attempt, 2.0)

@@ -22,7 +22,7 @@ from clusterctl.run.nodes.evidence import Evidence, keep
 from clusterctl.run.record import origin
 from clusterctl.run.record.rundir import RunDir, create
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events as of_head
+from clusterctl.run.rules import controller_events as of_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +108,7 @@ class _Story:
         for number in range(self._shape.nodes):
             self._node(number)
         if self._end is End.FAILED:
-            self._writer.append(of_head.Decided(attempt=0, reason="peer_failed"), self._ended + 1.0)
+            self._writer.append(of_head.EndDecided(attempt=0, reason="peer_failed"), self._ended + 1.0)
             self._writer.append(of_head.Ended(state="failed", exit_code=100), self._ended + 2.0)
         if self._end is End.STALLED:
             self._stall()
@@ -121,7 +121,7 @@ class _Story:
             for i, n in enumerate(names)
         ]
         self._writer.append(of_head.Created(run=self._run.run, name=name, path=str(file)), began - 9.0)
-        self._writer.append(of_head.Traces(nodes=names), began - 8.0)
+        self._writer.append(of_head.TouchedNodes(nodes=names), began - 8.0)
         attempt = of_head.Attempt(
             attempt=0, world_size=shape.nodes * shape.ranks, master_addr="10.1.0.1", master_port=29500, nodes=nodes
         )
@@ -248,7 +248,7 @@ class _Story:
             ),
         )
         for phase, since in (("suspected", 30.0), ("confirmed", 46.0)):
-            seen = of_head.StallSeen(
+            seen = of_head.StallChanged(
                 attempt=0, phase=phase, since_s=since, limit_s=30.0, reason="no progress", evidence="stall-1"
             )
             self._writer.append(seen, self._ended - 60.0 + since)

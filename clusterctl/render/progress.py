@@ -13,7 +13,7 @@ from clusterctl.render.terminal.wrapping import cells
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Glyphs, Terminal
-    from clusterctl.run.rules.events import Phase
+    from clusterctl.run.rules.controller_events import Phase
 
 SLOWEST = 5
 _NAME, _COUNT = 9, 7

@@ -17,7 +17,7 @@ from clusterctl.render.story.shown import Shown
 from clusterctl.render.story.trace import folded_trace
 from clusterctl.render.terminal.console import DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.words import alike_line, failure_line, stall_line, summary, worker_state
-from clusterctl.run.rules.warnings import warnings
+from clusterctl.run.rules.end_warnings import list_end_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +84,7 @@ def render_report(state: RunState, terminal: Terminal, beside: Beside = _NOTHING
 
 
 def _warnings(state: RunState, terminal: Terminal) -> list[str]:
-    return [terminal.style(f"warn: {safe(text)}", YELLOW) for text in warnings(state)]
+    return [terminal.style(f"warn: {safe(text)}", YELLOW) for text in list_end_warnings(state)]
 
 
 def _success(state: RunState, terminal: Terminal) -> str:

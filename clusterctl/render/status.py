@@ -22,8 +22,8 @@ from clusterctl.render.words import (
     step_of,
     worker_state,
 )
+from clusterctl.run.rules.end_warnings import list_end_warnings
 from clusterctl.run.rules.state import RunPhase
-from clusterctl.run.rules.warnings import warnings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -144,7 +144,7 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
         lines += [f"  {line}" for line in (stall_line(state.stall), *(f"  {line}" for line in view.where), *hints)]
     if state.results is not None:
         lines += [f"  {line}" for line in results_news(state.results)]
-    lines += [f"  warn: {safe(text)}" for text in warnings(state)]
+    lines += [f"  warn: {safe(text)}" for text in list_end_warnings(state)]
     if not state.over:
         lines += [f"  {health_news(event)}" for event in state.troubles.values()]
         lines += [f"  {line}" for line in slow_lines(state, view.slow)]

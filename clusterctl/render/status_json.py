@@ -11,13 +11,13 @@ from clusterctl.render.story.book import origin_json, time_json
 from clusterctl.render.story.listing import not_started
 from clusterctl.render.story.timings import timings_json
 from clusterctl.render.words import cause_json
-from clusterctl.run.rules.outcome import final_cause
-from clusterctl.run.rules.warnings import warnings
+from clusterctl.run.rules.end_warnings import list_end_warnings
+from clusterctl.run.rules.outcome import find_final_cause
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.run.rules.events import Health, Results
+    from clusterctl.run.rules.controller_events import Health, Results
     from clusterctl.run.rules.state import StallView, WorkerState
 
 
@@ -45,7 +45,7 @@ def ps_json(views: Sequence[RunView]) -> list[dict[str, Any]]:
             "step": view.step,
             "last_progress_s": _rounded(view.last_progress_s),
             "exit_code": view.state.exit_code,
-            "cause": cause_json(final_cause(view.state)),
+            "cause": cause_json(find_final_cause(view.state)),
             "remaining": list(view.state.remaining),
             "file": view.state.path or None,
             "not_started": not_started(view.state),
@@ -64,11 +64,11 @@ def status_json(view: RunView) -> dict[str, Any]:
         "attended": view.attended,
         "attempt": state.attempt,
         "exit_code": state.exit_code,
-        "cause": cause_json(final_cause(state)),
+        "cause": cause_json(find_final_cause(state)),
         "stall": stall_json(state.stall, view.verdict),
         "health": [_trouble_json(event) for event in state.troubles.values()],
         "remaining": list(state.remaining),
-        "warnings": warnings(state),
+        "warnings": list_end_warnings(state),
         "results": _results_json(state.results),
         "started": time_json(state.created),
         "ended": time_json(state.ended),
@@ -96,7 +96,7 @@ def _trouble_json(event: Health) -> dict[str, Any]:
 def _results_json(results: Results | None) -> dict[str, Any] | None:
     if results is None:
         return None
-    return {"to": results.to, "files": results.files, "bytes": results.bytes, "lacking": list(results.lacking)}
+    return {"to": results.to, "files": results.files, "bytes": results.bytes, "lacking": list(results.missing)}
 
 
 def _worker_json(worker: WorkerState, view: RunView) -> dict[str, Any]:

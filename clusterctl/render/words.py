@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from clusterctl.render.terminal.console import Terminal
     from clusterctl.run.rules.blame import Cause
-    from clusterctl.run.rules.events import Decided, Health, Link, Results, StallSeen
+    from clusterctl.run.rules.controller_events import EndDecided, Health, Link, Results, StallChanged
     from clusterctl.run.rules.state import RunState, StallView, WorkerState
 
 
@@ -105,13 +105,13 @@ def stall_line(stall: StallView) -> str:
 
 def stall_hints(run: str, phase: str) -> list[str]:
     """Return what a person can do about a stall."""
-    from clusterctl.run.rules.stalls.rule import HINT
+    from clusterctl.run.rules.stall_detection import HINT
 
     end = "; `clusterctl down --stalled` ends it" if phase == "confirmed" else ""
     return [f"hint: `clusterctl stacks {run}` shows where every rank is{end}", f"hint: {HINT}"]
 
 
-def stall_news(event: StallSeen, run: str) -> list[str]:
+def stall_news(event: StallChanged, run: str) -> list[str]:
     """Return what the live view says when the stall rule says something new."""
     if event.phase == "none":
         return ["progress again"]
@@ -160,7 +160,7 @@ _DECISIONS = {
 }
 
 
-def decision_news(event: Decided, state: RunState) -> str:
+def decision_news(event: EndDecided, state: RunState) -> str:
     """Return what the controller does now, and why; of the attempt that goes on, which worker has failed."""
     text = _DECISIONS.get(event.reason, f"{event.reason}: stopping every worker")
     if event.reason == StopReason.PEER_FAILED.value and len(state.workers) == 1:
@@ -174,7 +174,7 @@ def decision_news(event: Decided, state: RunState) -> str:
 def unreachable_news(event: Link) -> str:
     """Return that a node does not answer, when it is given up, and what its workers do meanwhile."""
     node = NodeState(node=event.node, node_rank=0, link_why=event.why)
-    parts = [f"{event.node}: {node.unheard(event.seconds)}"]
+    parts = [f"{event.node}: {node.describe_silence(event.seconds)}"]
     if event.lost_in is not None:
         parts.append(f"given up in {duration_text(event.lost_in)} (network.node_lost_after)")
     if event.stop_in is None:
@@ -186,7 +186,7 @@ def unreachable_news(event: Link) -> str:
 
 def away_now(node: NodeState) -> str:
     """Return that a node does not answer at this moment."""
-    return f"{node.node}: {node.unheard()}"
+    return f"{node.node}: {node.describe_silence()}"
 
 
 SILENT = (node_events.Prepared, node_events.Started, node_events.Exited, node_events.Grouped, node_events.Swept)
@@ -248,4 +248,4 @@ def node_step(event: node_events.Event) -> str:
 def results_news(results: Results) -> list[str]:
     """Return what was fetched at the end of a run and where it is, and what did not come."""
     came = f"results: {plural(results.files, 'file')}, {format_size(results.bytes)} in {safe(results.to)}"
-    return [*([came] if results.files else []), *(f"warn: results: {safe(text)}" for text in results.lacking)]
+    return [*([came] if results.files else []), *(f"warn: results: {safe(text)}" for text in results.missing)]

@@ -96,11 +96,11 @@ def test_an_error_of_blanks_alone_says_nothing(tmp_path: Path, error: dict[str, 
     (tmp_path / "error.json").write_text(json.dumps(error))
     found = error_of(str(tmp_path / "error.json"))
 
-    exit_ = blame.Exit(
+    exit_ = blame.WorkerExit(
         rank=0, node="n", exit_code=1, signal=None, oom=None, error=found, tail="", earliest=0.0, latest=0.0
     )
 
-    assert blame.verdict(exit_).cause.message == ""
+    assert blame.analyse_exit(exit_).cause.message == ""
 
 
 HOSTILE = f"""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 
 MARK = "zqx"
 """Shows that hostile text was shown at all."""
@@ -97,11 +97,11 @@ def make(state: Path, into: Path, run: str, rewrite: Rewrite, *, ended: bool, mo
 
 
 def _is_end(line: dict[str, Any]) -> bool:
-    return line.get("kind") in (events.Ended.KIND, node_events.Finished.KIND)
+    return line.get("kind") in (controller_events.Ended.KIND, node_events.Finished.KIND)
 
 
 def _examples(kinds: Iterable[type], path: Path, run: str) -> Iterator[dict[str, Any]]:
-    ours = get_args(events.ControllerEvent) if path.name == "events.jsonl" else get_args(node_events.Event)
+    ours = get_args(controller_events.ControllerEvent) if path.name == "events.jsonl" else get_args(node_events.Event)
     for kind in kinds:
         if kind in ours:
             fields = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events, leftover
+from clusterctl.run.rules import controller_events, outcome
 from tests.lab.faulty import run_dir
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def test_a_run_that_may_still_run_on_a_node_out_of_reach_is_kept_until_it_is_nam
     assert head.run("up", "--no-health").returncode == 0
     run = head.newest()
     writer = Writer(RunDir(run_dir(head, run)))
-    left = [leftover.entry("localhost", None, leftover.NODE_LOST)]
-    writer.append(events.Ended(state="lost", exit_code=102, remaining=left), time.time())
+    left = [outcome.build_remaining_process("localhost", None, outcome.NODE_LOST)]
+    writer.append(controller_events.Ended(state="lost", exit_code=102, remaining=left), time.time())
     writer.close()
     # Without it nobody knows how the node is reached.
     (run_dir(head, run) / "spec.json").unlink()

@@ -21,7 +21,7 @@ import pytest
 from clusterctl.agent.linux import proc
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events, leftover
+from clusterctl.run.rules import controller_events, outcome
 from tests import fake_disk
 from tests.lab.faulty import controller_pid, run_dir
 from tests.lab.head_cli import Head
@@ -256,12 +256,12 @@ def end_and_leave(head: LocalHead, run: str, remaining: list[RemainingProcess]) 
     os.kill(controller, signal.SIGKILL)
     wait_for(lambda: not alive(controller), what="the end of the controller")
     writer = Writer(RunDir(run_dir(head, run)))
-    writer.append(events.Ended(state="lost", exit_code=102, remaining=remaining), time.time())
+    writer.append(controller_events.Ended(state="lost", exit_code=102, remaining=remaining), time.time())
     writer.close()
     return worker
 
 
-LEFT = [leftover.entry("localhost", None, leftover.NODE_LOST)]
+LEFT = [outcome.build_remaining_process("localhost", None, outcome.NODE_LOST)]
 
 
 @pytest.mark.parametrize(

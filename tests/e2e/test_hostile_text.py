@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.cli.main import run as run_command
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 from tests.e2e import hostile
 from tests.e2e.terminal import Terminal
 from tests.lab.waiting import wait_for
@@ -38,12 +38,18 @@ if rank == "1":
     raise ValueError(text)
 time.sleep(600)
 """
-ENDS = {events.Created, events.Attempt, events.StartFailed, events.Ended, node_events.Finished}
-ANY = {*get_args(events.ControllerEvent), *get_args(node_events.Event)} - ENDS
+ENDS = {
+    controller_events.Created,
+    controller_events.Attempt,
+    controller_events.StartFailed,
+    controller_events.Ended,
+    node_events.Finished,
+}
+ANY = {*get_args(controller_events.ControllerEvent), *get_args(node_events.Event)} - ENDS
 VARIANTS: dict[str, tuple[hostile.Rewrite, bool, set[type]]] = {
     "ended": (hostile.texts, True, ANY),
     "going on": (hostile.texts, False, ANY),
-    "not started": (hostile.texts, True, {events.StartFailed}),
+    "not started": (hostile.texts, True, {controller_events.StartFailed}),
     "all of it": (hostile.everything, True, ANY),
 }
 READERS = [

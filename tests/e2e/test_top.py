@@ -14,7 +14,7 @@ import pytest
 from clusterctl.agent.protocol import run_files
 from clusterctl.run.record.rundir import create
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 from tests import fake_nvml
 from tests.e2e.terminal import CTRL_C, Terminal
 from tests.json_shapes import STATS, check
@@ -41,8 +41,10 @@ def run(tmp_path: Path) -> str:
     nodes = [{"node": f"gpu0{i}", "node_rank": i, "address": None, "ranks": [2 * i, 2 * i + 1]} for i in range(2)]
     writer = Writer(made)
     now = time.time()
-    writer.append(events.Created(run=made.run, name="demo", path="/nowhere"), now)
-    writer.append(events.Attempt(attempt=0, world_size=4, master_addr=None, master_port=None, nodes=nodes), now)
+    writer.append(controller_events.Created(run=made.run, name="demo", path="/nowhere"), now)
+    writer.append(
+        controller_events.Attempt(attempt=0, world_size=4, master_addr=None, master_port=None, nodes=nodes), now
+    )
     for i in range(2):
         sample = {"t": now, "cpu": 10.0, "mem": 5.0, "status": "ok", "gpus": [gpu(0, 90 + i), gpu(1, 3)]}
         line = json.dumps({**sample, "t": now, "m": 1.0, "attempt": 0, "kind": "health"}, separators=(",", ":"))

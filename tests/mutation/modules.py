@@ -29,7 +29,8 @@ _NODE: Final = "tests/agent/test_"
 _AGENT: Final = "tests/unit/agent"
 
 TESTS: Final[dict[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("run/rules/policy", "run/rules/outcome"), _STATE),
+    "run/rules/policy": (*_STATE, f"{_RUN}restarting.py", f"{_RUN}stopping.py"),
+    "run/rules/outcome": _STATE,
     "run/rules/blame": (
         f"{_RUN}blame.py",
         f"{_RUN}state.py",
@@ -37,16 +38,15 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         "tests/unit/render/test_report.py",
         "tests/unit/render/test_status.py",
     ),
-    "run/rules/stalls/rule": (
+    "run/rules/stall_detection": (
         "tests/unit/stall/test_judged.py",
         "tests/unit/stall/test_stall_rule.py",
         "tests/unit/stall/test_observer.py",
     ),
     **dict.fromkeys(
-        ("run/rules/state", "run/rules/fold"),
+        ("run/rules/state", "run/rules/state_updates"),
         (*_STATE, f"{_RUN}folding.py", f"{_RUN}monitoring.py", "tests/unit/render"),
     ),
-    "run/rules/restarting": (f"{_RUN}restarting.py",),
     **dict.fromkeys(
         ("plan/launch", "plan/layout", "plan/rendezvous", "plan/environment"),
         (

@@ -16,7 +16,7 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 from tests.agent.conftest import Node
 from tests.soak import processes
 
@@ -142,7 +142,9 @@ class _Head:
         """Take in an attempt in which every rank fails."""
         layout = [{"node": NODE, "node_rank": 0, "ranks": list(self._ranks)}]
         size = len(self._ranks)
-        begun = events.Attempt(attempt=attempt, world_size=size, master_addr=None, master_port=None, nodes=layout)
+        begun = controller_events.Attempt(
+            attempt=attempt, world_size=size, master_addr=None, master_port=None, nodes=layout
+        )
         self.writer.append(begun, float(attempt))
         self._tell(node_events.Prepared(attempt, []))
         for rank in self._ranks:
@@ -156,7 +158,9 @@ class _Head:
                 protocol_files.INDEX_RECORD.pack(len(OUTPUT), 1.0),
             )
         self._tell(node_events.Swept(attempt, 0, []))
-        again = events.Restarting(attempt=attempt + 1, why="crash", at=0.0, nodes=[NODE], ended=f"rank 0: {attempt}")
+        again = controller_events.Restarting(
+            attempt=attempt + 1, why="crash", at=0.0, nodes=[NODE], ended=f"rank 0: {attempt}"
+        )
         self.writer.append(again, float(attempt))
         self._whole = attempt + 1
         self.writer.close_before(NODE, self._whole)

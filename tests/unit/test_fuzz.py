@@ -32,11 +32,11 @@ from clusterctl.errors import ClusterctlError, ConfigError
 from clusterctl.logs.time_index import TimeIndex
 from clusterctl.render.status import activity_from_sample
 from clusterctl.run.nodes.meeting import answer_of
-from clusterctl.run.rules import events
-from clusterctl.run.rules.fold import apply_head, apply_node
-from clusterctl.run.rules.health_samples import HealthObserver
-from clusterctl.run.rules.stalls.samples import StallObserver
+from clusterctl.run.rules import controller_events
+from clusterctl.run.rules.health_observer import HealthObserver
+from clusterctl.run.rules.stall_detection import StallObserver
 from clusterctl.run.rules.state import RunState
+from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 from clusterctl.transport.delivery.bootstrap import PreambleParser
 from clusterctl.transport.ssh import config, known_hosts
 from clusterctl.validation import answers, journal, samples
@@ -183,18 +183,18 @@ ANSWERS: dict[Command, Any] = {
     Command.EVIDENCE: {"ranks": {"0": {"rank": 0}}},
 }
 HEAD = [
-    events.Created(run="r", name="n", path="p"),
-    events.Attempt(
+    controller_events.Created(run="r", name="n", path="p"),
+    controller_events.Attempt(
         attempt=0,
         world_size=1,
         master_addr=None,
         master_port=None,
         nodes=[{"node": "n", "node_rank": 0, "ranks": [0]}],
     ),
-    events.Link(node="n", link="lost"),
-    events.Ended(state="failed", exit_code=1),
+    controller_events.Link(node="n", link="lost"),
+    controller_events.Ended(state="failed", exit_code=1),
 ]
-BEGUN = apply_head(apply_head(RunState(), 1.0, HEAD[0]), 1.0, HEAD[1])
+BEGUN = apply_controller_event(apply_controller_event(RunState(), 1.0, HEAD[0]), 1.0, HEAD[1])
 
 
 def line_of(value: Any) -> bytes:
@@ -213,15 +213,15 @@ def folded(records: list[Any]) -> None:
         with contextlib.suppress(FrameError):
             told = journal.parse_record({**record, "seq": seq} if isinstance(record, dict) else record)
             if told is not None:
-                state = apply_node(state, "n", *told)
+                state = apply_node_event(state, "n", *told)
     assert state.cause is None or state.causes
 
 
 def head_folded(value: Any) -> None:
-    decoded = events.decode(line_of(value))
+    decoded = controller_events.decode(line_of(value))
     if decoded is not None:
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, LookupError):
-            apply_head(BEGUN, *decoded[1:])
+            apply_controller_event(BEGUN, *decoded[1:])
 
 
 SPEC = ClusterSpec(name="r", path="c.yaml", hosts=(HostSpec(name="n", host="h"),), job=None)
@@ -230,13 +230,13 @@ SPEC = ClusterSpec(name="r", path="c.yaml", hosts=(HostSpec(name="n", host="h"),
 def sampled(values: list[Any]) -> None:
     lines = samples.SampleLineSplitter().split("n", b"".join(line_of(value) + b"\n" for value in values))
     stall, health = StallObserver(0, [0], StallSpec(), 0.0), HealthObserver(SPEC)
-    stall.feed("n", lines, 1.0)
-    stall.news(stall.judge(2.0), 2.0)
-    stall.idle(["n"])
+    stall.add_lines("n", lines, 1.0)
+    stall.list_new_warnings(stall.judge(2.0), 2.0)
+    stall.measure_idle_s(["n"])
     stall.replay({"n": lines}, 3.0)
-    health.feed("n", lines, 1.0)
+    health.add_lines("n", lines, 1.0)
     health.tick(["n"], 1e6)
-    health.unhealthy(["n"])
+    health.find_unhealthy(["n"])
     for sample in samples.parse_samples(lines, "activity"):
         activity_from_sample(sample, 1.0)
 
@@ -351,7 +351,7 @@ READERS: dict[str, Reader] = {
         5,
     ),
     "a journal of the head": Reader(
-        mutated([json.loads(events.encode(1, 1.0, event)) for event in HEAD]), head_folded, (FrameError,), 5
+        mutated([json.loads(controller_events.encode(1, 1.0, event)) for event in HEAD]), head_folded, (FrameError,), 5
     ),
     "an index": Reader(st.lists(RECORD | st.binary(max_size=20), max_size=20).map(b"".join), indexed, (), 3),
     "a cluster file": Reader(

@@ -1,7 +1,7 @@
 """Samples of the activity of the workers of a node: from `/proc`, and from the status files of the workers.
 
 A sample is cheap enough for every few seconds. This module decides nothing: the rule that calls a run stalled is on the
-head (`run/rules/stalls/rule.py`).
+head (`run/rules/stall_detection.py`).
 """
 
 from __future__ import annotations

@@ -229,10 +229,12 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> 
     """Remove runs from their nodes, all nodes at once; add bytes to `freed`, and tell what of each is left."""
     spec = _spec_of(group[0][0])
     if spec is None:
-        return {run.run: _Left(unreached=list(state.traces)) for run, state in group}
+        return {run.run: _Left(unreached=list(state.touched_nodes)) for run, state in group}
     # Of a run that cannot be read nobody knows where it was; a node on which something of it lives refuses.
     on = {
-        host.name: [run.run for run, state in group if host.name in state.traces or state.phase is RunPhase.UNREADABLE]
+        host.name: [
+            run.run for run, state in group if host.name in state.touched_nodes or state.phase is RunPhase.UNREADABLE
+        ]
         for host in spec.hosts
     }
     left = {run.run: _Left() for run, _ in group}

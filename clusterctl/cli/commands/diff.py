@@ -14,7 +14,7 @@ from clusterctl.render.story.attempts import cause_words
 from clusterctl.render.story.differences import differences, differences_json, render_differences
 from clusterctl.run.record.find import find
 from clusterctl.run.record.kept.portrait import Portrait, portrait
-from clusterctl.run.rules.outcome import final_cause
+from clusterctl.run.rules.outcome import find_final_cause
 
 if TYPE_CHECKING:
     from clusterctl.render.status import RunView
@@ -53,7 +53,7 @@ def _portrait(reference: str, console: Console) -> Portrait:
 def _outcome(view: RunView) -> dict[str, str]:
     """Return how a run ended, in words; what is not known is left out."""
     state = view.state
-    cause = final_cause(state)
+    cause = find_final_cause(state)
     told = {
         "state": state.phase.value,
         "exit code": None if state.exit_code is None else str(state.exit_code),

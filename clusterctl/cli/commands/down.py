@@ -28,7 +28,7 @@ from clusterctl.run.nodes.ending import end_on_node, end_without_controller
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record import find
 from clusterctl.run.record.reader import load_state
-from clusterctl.run.rules import leftover
+from clusterctl.run.rules import outcome
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_types import RunSummary
@@ -115,7 +115,7 @@ def command(choices: DownChoices) -> int:
     if choices.as_json:
         console.json([_entry(run, state) for run, state in states.items()])
     _raise_first([*errors, *failed], console)
-    incomplete = any(leftover.changes_exit_code(state) for state in states.values())
+    incomplete = any(outcome.changes_exit_code(state) for state in states.values())
     return int(ExitCode.TEARDOWN_INCOMPLETE if incomplete else ExitCode.OK)
 
 
@@ -230,7 +230,7 @@ def _end_on_nodes(run: RunDir, state: RunState, tell: Terminal | None, *, kill: 
             state.remaining,
             hint="`clusterctl down --orphans FILE` looks on the nodes of a cluster file",
         ) from error
-    concerned = {entry["node"] for entry in state.remaining} if state.over else {*state.traces}
+    concerned = {entry["node"] for entry in state.remaining} if state.over else {*state.touched_nodes}
     hosts = [host for host in spec.hosts if host.name in concerned or not (state.over or concerned)]
     grace = 0.0 if kill or spec.job is None else spec.job.grace
     with reachable(spec, hosts, of_run=True, tell=tell) as (sessions, errors):
@@ -239,7 +239,7 @@ def _end_on_nodes(run: RunDir, state: RunState, tell: Terminal | None, *, kill: 
 
 def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
     tell_unread(state, console)
-    if any(left.get("why") == leftover.NODE_LOST for left in state.remaining):
+    if any(left.get("why") == outcome.NODE_LOST for left in state.remaining):
         console.narrate(f"{run.run}: {state.phase.value}; what ran on lost nodes could not be ended")
     elif state.remaining:
         console.narrate(f"{run.run}: {state.phase.value}, but not everything could be ended")
@@ -273,7 +273,7 @@ def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
         for run, state in known.items():
             _tell_end(own[run], state, console)
     _raise_first([*([NodesError(list(errors.values()))] if errors else []), *refused], console)
-    incomplete = left or any(leftover.changes_exit_code(state) for state in known.values())
+    incomplete = left or any(outcome.changes_exit_code(state) for state in known.values())
     return int(ExitCode.TEARDOWN_INCOMPLETE if incomplete else ExitCode.OK)
 
 

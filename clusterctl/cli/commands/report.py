@@ -55,7 +55,7 @@ def command(reference: str | None, output: str | None, color: str, quiet: bool) 
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True)
     state, attended, events = _state_and_events(run, terminal)
     tell_unread(state, console)
-    drawn = curves(run, {node: state.ahead(node) for node in dict.fromkeys(node for _, node, _ in state.placed)})
+    drawn = curves(run, {node: state.ahead(node) for node in dict.fromkeys(node for _, node, _ in state.placements)})
     view = told_view_of(run, state, attended=attended, step=drawn.slowest_since(state.running_since))
     state = view.state
     text = story(

@@ -15,7 +15,7 @@ from clusterctl.errors import ExitCode, NotFoundError
 from clusterctl.render.errors import error_line
 from clusterctl.render.stacks import render_remarks, render_stacks
 from clusterctl.run.record import find
-from clusterctl.run.rules.stalls import stacks
+from clusterctl.run.rules import rank_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -54,7 +54,7 @@ def command(reference: str | None, ranks: str | None, as_json: bool, color: str,
         # Without a controller nobody has taken in how they ended.
         hint = None if attended else f"`clusterctl attach --adopt {run.run}` takes in how they ended"
         raise NotFoundError(f"{run.run}: {'none of these ranks' if chosen else 'no rank'} runs any more", hint=hint)
-    folded = stacks.fold(stacks.from_evidence(evidence.ranks))
+    folded = rank_stacks.fold_stacks(rank_stacks.parse_rank_stacks(evidence.ranks))
     if as_json:
         console.json(folded)
     else:

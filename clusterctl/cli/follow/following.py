@@ -17,7 +17,7 @@ from clusterctl.render.story.shown import Shown
 from clusterctl.render.terminal.console import safe
 from clusterctl.render.terminal.machine import json_line
 from clusterctl.run.record.kept.memory import before_the_kill
-from clusterctl.run.rules import leftover
+from clusterctl.run.rules import outcome
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Console, Terminal
@@ -39,7 +39,7 @@ class Leave(str, Enum):
 
 def exit_code_of(state: RunState) -> int:
     """Return the exit code for a run that is over: 7 where something may still run and it does not say so by itself."""
-    if leftover.changes_exit_code(state):
+    if outcome.changes_exit_code(state):
         return int(ExitCode.TEARDOWN_INCOMPLETE)
     return int(state.exit_code or 0)
 

@@ -8,7 +8,7 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.cli.lookup.stalled import where_ranks_are
 from clusterctl.render import words
 from clusterctl.render.story.attempts import restart_news
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,22 +35,22 @@ class News:
         """Take note of what somebody who comes now is told of a run as it is."""
         self._unreachable = {node.node for node in state.nodes.values() if node.link == "unreachable"}
 
-    def of(self, moment: float, event: events.ControllerEvent, state: RunState) -> Sequence[str]:
+    def of(self, moment: float, event: controller_events.ControllerEvent, state: RunState) -> Sequence[str]:
         """Return what an event says to whoever follows the run; `moment` is when it was written."""
         match event:
-            case events.Note():
+            case controller_events.Note():
                 return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
-            case events.Link():
+            case controller_events.Link():
                 return self._of_link(event)
-            case events.Decided():
+            case controller_events.EndDecided():
                 return [words.decision_news(event, state)]
-            case events.Restarting():
+            case controller_events.Restarting():
                 return restart_news(moment, event, self._terminal)
-            case events.Health():
+            case controller_events.Health():
                 return [words.health_news(event)]
-            case events.Results():
+            case controller_events.Results():
                 return words.results_news(event)
-            case events.StallSeen():
+            case controller_events.StallChanged():
                 first, *hints = words.stall_news(event, self._run.run)
                 where = where_ranks_are(self._run, state) if event.phase == "confirmed" else []
                 return [first, *(f"  {line}" for line in where), *hints]
@@ -67,18 +67,18 @@ class News:
         self._forked.add(event.attempt)
         return [f"{line} (the first of {len(state.nodes)} nodes)" for line in lines]
 
-    def old(self, moment: float, event: events.ControllerEvent, state: RunState) -> Sequence[str]:
+    def old(self, moment: float, event: controller_events.ControllerEvent, state: RunState) -> Sequence[str]:
         """Return what was told of an event, but for what is still so (`past.present`)."""
         match event:
-            case events.Health() if event in state.troubles.values():
+            case controller_events.Health() if event in state.troubles.values():
                 return []
-            case events.StallSeen():
+            case controller_events.StallChanged():
                 still = state.stall is not None and state.stall.at == moment
                 return [] if still else words.stall_news(event, self._run.run)[:1]
             case _:
                 return self.of(moment, event, state)
 
-    def _of_link(self, event: events.Link) -> Sequence[str]:
+    def _of_link(self, event: controller_events.Link) -> Sequence[str]:
         known = event.node in self._unreachable
         match event.link:
             case "unreachable":

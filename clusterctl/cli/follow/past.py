@@ -90,6 +90,6 @@ def present(state: RunState, now: float) -> list[str]:
     away = [words.away_now(node) for node in state.nodes.values() if node.link == "unreachable"]
     troubles = [words.health_news(event) for event in state.troubles.values()]
     # Of a run that is being ended it is known for how long nothing had moved then.
-    stall = state.stall if state.stall is None or state.reason is not None else state.stall.grown(now)
+    stall = state.stall if state.stall is None or state.reason is not None else state.stall.at_time(now)
     hints = [] if stall is None else [words.stall_line(stall), *words.stall_hints(state.run, stall.phase)]
     return [*away, *troubles, *hints]

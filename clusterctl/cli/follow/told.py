@@ -9,7 +9,7 @@ from clusterctl.formatting import plural
 from clusterctl.render import words
 from clusterctl.render.page.svg import Tick
 from clusterctl.run.record.reader import StateReader
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
-_BAD = (events.StartFailed, events.StallSeen, events.Decided)
+_BAD = (controller_events.StartFailed, controller_events.StallChanged, controller_events.EndDecided)
 _WORN = ("warn:", "warning:", "unhealthy:", "lost")
 
 
@@ -28,11 +28,11 @@ def happened(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tick]]:
     def of_head(heard: HeadNews) -> None:
         moment, event = heard
         match event:
-            case events.Attempt():
+            case controller_events.Attempt():
                 size = f"{plural(event.world_size, 'rank')} on {plural(len(event.nodes), 'node')}"
                 goes_on = f", from {event.resume_from}" if event.resume_from else ""
                 found.append(Tick(time=moment, label=f"attempt {event.attempt} begins: {size}{goes_on}", tone="dim"))
-            case events.Ended():
+            case controller_events.Ended():
                 tone = "good" if event.state == "succeeded" else "bad"
                 found.append(Tick(time=moment, label=f"{event.state} (exit code {event.exit_code})", tone=tone))
             case _:

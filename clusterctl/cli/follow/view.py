@@ -29,7 +29,7 @@ from clusterctl.render.progress import PhaseWriter, ProgressMode, phase_view
 from clusterctl.render.story.marks import rule
 from clusterctl.render.story.shown import LastLines, Shown
 from clusterctl.run.controller import control
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
@@ -222,17 +222,17 @@ class RunScreen:
                 self._write(self._folder.feed(piece, time.monotonic()))
         self._narrate(*present(self.state, time.time()))
 
-    def _tell(self, moment: float, event: events.ControllerEvent) -> None:
-        if isinstance(event, events.Phase) and self._options.phases:
+    def _tell(self, moment: float, event: controller_events.ControllerEvent) -> None:
+        if isinstance(event, controller_events.Phase) and self._options.phases:
             # A step of a later attempt finds our own last line there, or a bar of a worker's.
             self._console.out.clear()
             self._phases.update(phase_view(event), time.monotonic())
             self._tell_timings(event)
-        if isinstance(event, events.Restarting):
+        if isinstance(event, controller_events.Restarting):
             self._show_ends()
         self._narrate(*self._news.of(moment, event, self.state))
 
-    def _tell_timings(self, event: events.Phase) -> None:
+    def _tell_timings(self, event: controller_events.Phase) -> None:
         if not self._timed and event.ended and (event.name == "start" or event.failed):
             from clusterctl.render.story.timings import render_timings
             from clusterctl.run.record.kept.timings import start_times

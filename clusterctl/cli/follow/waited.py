@@ -47,9 +47,9 @@ class WaitedFor:
         if sample is None:
             return {}
         from clusterctl.cli.lookup.runs import held_in
-        from clusterctl.run.rules.stalls import waits
+        from clusterctl.run.rules import rank_timing
         from clusterctl.why.slowness import LONG_WAIT_S
 
-        counted = any(waits.numbers(rank) for rank in (sample.get("ranks") or {}).values())
-        still = counted and not waits.moves([sample], state.attempt, LONG_WAIT_S)
+        counted = any(rank_timing.get_collective_numbers(rank) for rank in (sample.get("ranks") or {}).values())
+        still = counted and not rank_timing.has_recent_progress([sample], state.attempt, LONG_WAIT_S)
         return held_in(self._run, state) if still else {}

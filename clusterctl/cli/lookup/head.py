@@ -24,7 +24,7 @@ from clusterctl.run.record import lock
 from clusterctl.run.record.disk import make_private
 from clusterctl.run.record.find import all_runs
 from clusterctl.run.record.rundir import RunDir, runs_root
-from clusterctl.run.rules.lingering import ends_at_logout
+from clusterctl.run.rules.logind import kills_at_logout
 from clusterctl.transport.ssh.keys import SshAgent, SshAgentError
 
 _SSH_SECONDS = 5.0
@@ -39,7 +39,7 @@ def look() -> HeadFacts:
         ssh_agent=_ssh_agent(),
         folder=_state_folder(runs_root().parent),
         open_files=_open_files(),
-        ends_at_logout=ends_at_logout(read_logind_settings(user)),
+        ends_at_logout=kills_at_logout(read_logind_settings(user)),
         user=user,
         clock_error=read_clock_error(),
         controllers=tuple(_controllers()),

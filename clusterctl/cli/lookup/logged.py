@@ -23,7 +23,7 @@ def ranks_asked(state: RunState, text: str | None) -> frozenset[int] | None:
         click.BadParameter: It is no set of ranks.
     """
     asked = parse_ranks(text)
-    there = {rank for _, _, ranks in state.placed for rank in ranks}
+    there = {rank for _, _, ranks in state.placements for rank in ranks}
     if asked is None or not there or asked <= there:
         return asked
     strange = sorted(asked - there)
@@ -60,7 +60,7 @@ def why_nothing(run: RunDir, state: RunState, query: LogQuery) -> str:
 def _sizes(run: RunDir, state: RunState) -> list[tuple[int, int]]:
     """Return how long the replicated output of each rank of each attempt is."""
     found = []
-    for attempt, node, ranks in state.placed:
+    for attempt, node, ranks in state.placements:
         for rank in ranks:
             path = run.node(node) / format_output_path(attempt, rank)
             found.append((rank, path.stat().st_size if path.exists() else 0))

@@ -31,7 +31,7 @@ _NOTHING_SEEN = WorkerActivity()
 
 def tell_unread(state: RunState, console: Console) -> None:
     """Name the first line of each file of a run that could not be read; what else there is was read."""
-    for line in state.unread:
+    for line in state.unreadable_lines:
         console.narrate(f"warning: {state.run}: {line}; what cannot be read is left out")
 
 
@@ -43,19 +43,21 @@ def with_pace(run: RunDir, view: RunView, newest: Mapping[str, ActivitySample]) 
         view: What else is known of it.
         newest: The newest samples of ranks, by node.
     """
-    from clusterctl.run.rules.stalls import waits
+    from clusterctl.run.rules import rank_timing
     from clusterctl.why.slowness import LONG_WAIT_S, find_stragglers
 
     state = view.state
     if state.phase is not RunPhase.RUNNING:
         return view
-    if not waits.moves(newest.values(), state.attempt, LONG_WAIT_S) and (slow := held_in(run, state)):
+    if not rank_timing.has_recent_progress(newest.values(), state.attempt, LONG_WAIT_S) and (
+        slow := held_in(run, state)
+    ):
         return replace(view, slow=slow)
-    if not waits.counted(newest.values()):
+    if not rank_timing.are_all_counted(newest.values()):
         return view
     # One after the other: the ends of all of them together are tens of megabytes.
     ends = ((last, _end(run, node)) for node, last in newest.items())
-    among = find_stragglers(waits.waits_of(ends, state.attempt))
+    among = find_stragglers(rank_timing.measure_wait_shares(ends, state.attempt))
     return replace(view, slow=_reasons(view, among, {n: _end(run, n) for n in newest})) if among else view
 
 
@@ -65,19 +67,21 @@ def _end(run: RunDir, node: str) -> bytes:
 
 def held_in(run: RunDir, state: RunState) -> dict[int, str]:
     """Return for whom all others have waited since long, and what it does."""
-    from clusterctl.run.rules.stalls import counted
+    from clusterctl.run.rules import rank_timing
     from clusterctl.why import slowness
 
-    standing = counted.standing(samples.newest_lines(run, state, _RECENT_BYTES), state.attempt)
+    standing = rank_timing.find_idle_ranks(samples.newest_lines(run, state, _RECENT_BYTES), state.attempt)
     return {rank: standing[rank].does for rank in slowness.find_blocking_ranks(standing, len(state.workers))}
 
 
 def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, bytes]) -> dict[int, str]:
-    from clusterctl.run.rules.stalls import paces
+    from clusterctl.run.rules import rank_timing
     from clusterctl.why import slowness
 
     state = view.state
-    known = paces.paces_of({node: end.split(b"\n")[:-1] for node, end in ends.items()}, state.attempt, most=_FEW)
+    known = rank_timing.measure_rank_timings(
+        {node: end.split(b"\n")[:-1] for node, end in ends.items()}, state.attempt, max_lines=_FEW
+    )
     troubles = {node: tuple(t.message for (n, _, _), t in state.troubles.items() if n == node) for node in state.nodes}
     return {
         rank: slowness.describe_reason(known, rank, troubles[state.workers[rank].node]) if {rank} < known.keys() else ""
@@ -176,7 +180,7 @@ def _with_stall_age(state: RunState) -> RunState:
     """Let the age of a stall grow: the journal holds what it was when the rule changed its mind."""
     if state.stall is None or state.reason is not None or state.over:
         return state
-    grown = state.stall.grown(time.time())
+    grown = state.stall.at_time(time.time())
     return replace(state, stall=replace(grown, since_s=round(grown.since_s, 1)))
 
 

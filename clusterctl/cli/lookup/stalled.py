@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.render.story.where import where_lines
 from clusterctl.run.record.kept.evidence import of_folder
-from clusterctl.run.rules.stalls import stacks
+from clusterctl.run.rules import rank_stacks
 
 if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
@@ -21,5 +21,5 @@ def where_ranks_are(run: RunDir, state: RunState) -> list[str]:
     for name in reversed(list_stall_folders(str(run.path))):
         if found := of_folder(run.path / name):
             with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
-                return where_lines(stacks.fold(stacks.from_evidence(found)), nodes)
+                return where_lines(rank_stacks.fold_stacks(rank_stacks.parse_rank_stacks(found)), nodes)
     return []

@@ -15,8 +15,8 @@ from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.story.attempts import attempt_spans, cause_words
 from clusterctl.render.story.book import commit_words
 from clusterctl.render.words import step_of
-from clusterctl.run.rules.outcome import final_cause
-from clusterctl.run.rules.warnings import warnings
+from clusterctl.run.rules.end_warnings import list_end_warnings
+from clusterctl.run.rules.outcome import find_final_cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,7 +85,7 @@ def story(told: Told) -> str:
         element("h1", state.run, " ", element("span", state.phase.value, class_=_TONES.get(state.phase.value, "dim"))),
         _head(told.view, ended),
         section("What went wrong", block(told.failure) if told.failure else ""),
-        section("Warnings", block(warned) if (warned := warnings(state)) and not told.failure else ""),
+        section("Warnings", block(warned) if (warned := list_end_warnings(state)) and not told.failure else ""),
         _happened(state, told.events, span),
         section("Steps", *_steps(told.curves, speeds, span)),
         _stragglers(state, speeds),
@@ -98,7 +98,7 @@ def story(told: Told) -> str:
 
 def _head(view: RunView, ended: float) -> Html:
     state, origin = view.state, view.origin
-    cause = final_cause(state)
+    cause = find_final_cause(state)
     began = state.created
     values: dict[str, Html | str] = {
         "why": "" if cause is None else cause_words(cause, message=True),

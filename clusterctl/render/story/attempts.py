@@ -11,13 +11,13 @@ from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.terminal.console import safe
 from clusterctl.render.terminal.table import Cell, Column, render_table
 from clusterctl.render.words import cause_json, failure_line, how_it_ended
-from clusterctl.run.rules.ended_attempts import cause_of
-from clusterctl.run.rules.outcome import final_cause
+from clusterctl.run.rules.outcome import find_final_cause
+from clusterctl.run.rules.state import cause_from_json
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
     from clusterctl.run.rules.blame import Cause
-    from clusterctl.run.rules.events import Restarting
+    from clusterctl.run.rules.controller_events import Restarting
     from clusterctl.run.rules.state import RunState
 
 _WORDS = {
@@ -67,7 +67,7 @@ def cause_in_short(cause: Cause) -> str:
 
 def restart_news(time: float, event: Restarting, terminal: Terminal) -> list[str]:
     """Return what the live view says when another attempt is announced: why this one ended, and what comes when."""
-    cause = cause_of(event.cause)
+    cause = cause_from_json(event.cause)
     lines = []
     if cause is not None and (cause.rank is not None or cause.kind == "node_lost"):
         lines.append(failure_line(cause, event.attempt - 1, terminal))
@@ -107,11 +107,11 @@ def _rows(state: RunState, step: int | None) -> list[_Row]:
             cause=past.cause,
             how=cause_words(past.cause, past.why, message=True),
         )
-        for past in state.past
+        for past in state.past_attempts
     ]
-    if state.attempt < 0 or any(past.number == state.attempt for past in state.past):
+    if state.attempt < 0 or any(past.number == state.attempt for past in state.past_attempts):
         return rows
-    cause = final_cause(state)
+    cause = find_final_cause(state)
     how = state.phase.value if cause is None else cause_words(cause, message=True)
     now = _Row(
         number=state.attempt,
@@ -139,7 +139,7 @@ def render_attempts(state: RunState, step: int | None, now: float, terminal: Ter
         now: The head's wall clock.
         terminal: Where it will stand.
     """
-    if not state.past:
+    if not state.past_attempts:
         return []
     columns = [
         Column(title="ATTEMPT", right=True),

@@ -13,7 +13,7 @@ from clusterctl.render.story.attempts import cause_in_short, cause_words
 from clusterctl.render.terminal.table import GAP, Column, render_table, text_of
 from clusterctl.render.terminal.wrapping import cells
 from clusterctl.render.words import stall_line, step_of
-from clusterctl.run.rules.outcome import final_cause
+from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def not_started(state: RunState) -> bool:
     """Return whether a run ended before any worker of it ran."""
     if not state.over or state.phase is RunPhase.UNREADABLE:
         return False
-    cause = final_cause(state)
+    cause = find_final_cause(state)
     return state.attempt < 0 or (state.attempt == 0 and cause is not None and cause.kind == "start_failed")
 
 
@@ -168,7 +168,7 @@ def _why_it_ended(state: RunState, *, short: bool) -> str:
         return "cannot be read: `clusterctl clean` removes it"
     if state.phase is RunPhase.SUCCEEDED:
         return f"after {plural(state.attempt, 'restart')}" if state.attempt > 0 else ""
-    cause = final_cause(state)
+    cause = find_final_cause(state)
     if cause is not None and cause.kind == "start_failed":
         # The column of states already says that nothing was started.
         return cause.message.removesuffix("; nothing was started")

@@ -54,9 +54,9 @@ class Marks:
 
     def rest(self, state: RunState) -> Iterator[str]:
         """Yield what is left to say once all lines are shown."""
-        if self._only is None and state.past:
+        if self._only is None and state.past_attempts:
             yield from self._up_to(state.attempt, state)
-        elif self._only is not None and state.past:
+        elif self._only is not None and state.past_attempts:
             yield from self._up_to(self._only, state)
             yield from self._end(self._only, state)
 
@@ -64,7 +64,7 @@ class Marks:
         joined = self._told is None
         first = attempt if self._told is None else self._told + 1
         self._told = max(attempt, first - 1)
-        if not state.past:
+        if not state.past_attempts:
             return
         for number in range(first, attempt + 1):
             if self._only is None and not (joined and number == first):
@@ -72,7 +72,7 @@ class Marks:
             yield rule(_begin(number, state), self._terminal)
 
     def _end(self, number: int, state: RunState) -> Iterator[str]:
-        past = next((one for one in state.past if one.number == number), None)
+        past = next((one for one in state.past_attempts if one.number == number), None)
         if past is None or number in self._ended:
             return
         self._ended.add(number)
@@ -82,6 +82,6 @@ class Marks:
 
 
 def _begin(number: int, state: RunState) -> str:
-    past = next((one for one in state.past if one.number == number), None)
+    past = next((one for one in state.past_attempts if one.number == number), None)
     resume_from = state.resume_from if number == state.attempt else past.resume_from if past is not None else None
     return f"attempt {number}" + (f", from {resume_from}" if resume_from else "")

@@ -16,8 +16,8 @@ from clusterctl.run.nodes.launch import Begun, NotBegun
 from clusterctl.run.nodes.meeting import answer_of
 from clusterctl.run.nodes.progress import CancelledError, Progress
 from clusterctl.run.record.disk import write_atomically
-from clusterctl.run.rules import events, leftover, lingering
-from clusterctl.run.rules.start_failure import start_failed
+from clusterctl.run.rules import controller_events, logind, outcome
+from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Beginning:
     def _hurry_a_kill(self) -> None:
         """Let go of nodes on which a start hangs whose end a person wanted at once."""
         run = self._run
-        killed = run.stopping.killed(time.monotonic())
+        killed = run.stopping.kill_wait_s(time.monotonic())
         if killed is not None and killed >= _AFTER_KILL and run.launching and not self._hurried:
             self._hurried = True
             for node in run.links.sessions:
@@ -135,7 +135,7 @@ class Beginning:
         opened, errors = run.dial_all(hosts, step)
         step.end(names(opened), failed=bool(errors))
         for warning in dict.fromkeys(warning for session in opened.values() for warning in session.warnings):
-            run.post(events.Note(text=warning, level="warn"))
+            run.post(controller_events.Note(text=warning, level="warn"))
         self._tell_of_missing_gpus(hosts, opened)
         missing = {h.name: errors.pop(h.name) for h in hosts if h.role is Role.SPARE and h.name in errors}
         if errors and not self._begin_without(errors):
@@ -143,7 +143,7 @@ class Beginning:
             left = sum(host.name in opened for host in run.spec.workers)
             if left:
                 text = f"`--exclude {names(errors)}` begins with {left} of {len(run.spec.workers)} nodes"
-                run.post(events.Note(text=text))
+                run.post(controller_events.Note(text=text))
             raise_first(errors)
         missing |= errors
         run.hand_over(lambda: self._connected(opened, missing))
@@ -157,7 +157,7 @@ class Beginning:
         if on_cpu:
             where = "there" if len(on_cpu) == 1 else "on each"
             text = f"no GPU on {names(on_cpu)}: one rank {where}, on the CPU (`gpus: 0` says that it is meant)"
-            self._run.post(events.Note(text=text, level="warn"))
+            self._run.post(controller_events.Note(text=text, level="warn"))
 
     def _begin_without(self, missing: Collection[str]) -> bool:
         """Begin with fewer workers, where a person allowed that; return whether the run may go on."""
@@ -170,7 +170,7 @@ class Beginning:
         run.hand_over(lambda: self._settle(fewer))
         left = len(fewer.workers)
         text = f"the run begins with {left} of {left + len(missing)} nodes: {names(missing)} will wait as spares"
-        run.post(events.Note(text=text, level="warn"))
+        run.post(controller_events.Note(text=text, level="warn"))
         return True
 
     def _settle(self, spec: ClusterSpec) -> None:
@@ -203,10 +203,12 @@ class Beginning:
         unfit: dict[str, str] = {}
         for spare in [h.name for h in run.spec.spares if h.name in hellos]:
             hello = hellos.pop(spare)
-            if lingering.ends_at_logout(hello.get("logind")):
+            if logind.kills_at_logout(hello.get("logind")):
                 unfit[spare] = "unfit"
-                run.post(events.Note(text=f"spare {spare} ends processes at logout: it is left out", level="warn"))
-        lingering.refuse(hellos)
+                run.post(
+                    controller_events.Note(text=f"spare {spare} ends processes at logout: it is left out", level="warn")
+                )
+        logind.refuse_kill_at_logout(hellos)
         return unfit
 
     # --- what came of it, in the loop
@@ -233,22 +235,22 @@ class Beginning:
         self._failing = True
         cancelled = run.cancelled.is_set()
         if not cancelled:
-            run.record(start_failed(result.error))
+            run.record(build_start_failed(result.error))
         code = ExitCode.CANCELLED if cancelled else result.error.exit_code
         phase = RunPhase.CANCELLED if cancelled else RunPhase.FAILED
         if not cancelled and run.state.attempt >= 0:
             lost = isinstance(result.error, (NodeError, NodesError))
             phase, code = (RunPhase.LOST, ExitCode.LOST) if lost else (RunPhase.FAILED, ExitCode.FAILED)
         concerned = tuple(dict.fromkeys([*run.all_nodes(), *result.prepared]))
-        left = [*leftover.remaining(run.state), *result.remaining]
-        ended = events.Ended(state=phase.value, exit_code=int(code), remaining=left)
+        left = [*outcome.list_remaining_processes(run.state), *result.remaining]
+        ended = controller_events.Ended(state=phase.value, exit_code=int(code), remaining=left)
         run.aside(
             lambda: self._undo(concerned, result.prepared, ended),
             lambda left: self._undone(left, ended),
             lambda _: self._undone(list(result.prepared), ended),
         )
 
-    def _undo(self, concerned: Sequence[str], prepared: Sequence[str], ended: events.Ended) -> list[str]:
+    def _undo(self, concerned: Sequence[str], prepared: Sequence[str], ended: controller_events.Ended) -> list[str]:
         """Tell nodes that the run is over; return those that hold something of it and did not hear that.
 
         What a node holds whose session broke while it prepared must be given back: it is dialed once more.
@@ -271,7 +273,7 @@ class Beginning:
         for node, session in opened.items():
             run.join(node, session)
 
-    def _undone(self, left: list[str], ended: events.Ended) -> None:
+    def _undone(self, left: list[str], ended: controller_events.Ended) -> None:
         run = self._run
         if left:
             run.note(UNHEARD.format(names(left)))

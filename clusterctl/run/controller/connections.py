@@ -15,9 +15,9 @@ from clusterctl.run.controller import replication
 from clusterctl.run.nodes import ending
 from clusterctl.run.nodes.epochs import succeeded
 from clusterctl.run.record.clock import now
-from clusterctl.run.rules import events
-from clusterctl.run.rules.misfits import Misfits
+from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import WorkerPhase
+from clusterctl.run.rules.violations import ViolationCounter
 from clusterctl.session.calls import ProtocolError, StaleEpochError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Connections:
         self._run = run
         self._unchecked: set[str] = set()
         self._claims: set[str] = set()
-        self._misfits = Misfits()
+        self._violations = ViolationCounter()
         self.superseded = False
 
     def beat(self, item: ClockMeasured) -> None:
@@ -84,7 +84,7 @@ class Connections:
             or abs(ahead - node.ahead) > item.error_s + _AHEAD_STEP
         ):
             self._run.record(
-                events.Clock(node=item.node, offset=offset, error=item.error_s, boot=item.boot, ahead=ahead)
+                controller_events.Clock(node=item.node, offset=offset, error=item.error_s, boot=item.boot, ahead=ahead)
             )
 
     # --- another controller
@@ -135,11 +135,11 @@ class Connections:
 
     def _count(self, node: str, text: str) -> None:
         run, node_state = self._run, self._run.state.nodes.get(node)
-        if self._misfits.is_news(node, text):
+        if self._violations.is_new(node, text):
             run.note(f"{node} said what cannot be, so its session is ended: {text}")
-        over = self._misfits.again(node, time.monotonic())
+        over = self._violations.add(node, time.monotonic())
         if over and node_state is not None and node_state.link != "lost" and not node_state.swept:
-            run.record(events.Link(node=node, link="lost", why=f"it says what cannot be: {text}"))
+            run.record(controller_events.Link(node=node, link="lost", why=f"it says what cannot be: {text}"))
 
     # --- broken
 
@@ -186,9 +186,9 @@ class Connections:
     def _record_back(self, node: NodeState, boot: str) -> None:
         if boot and node.boot and boot != node.boot and not node.swept:
             why = "it was rebooted"
-            self._run.record(events.Link(node=node.node, link="lost", why=why, rebooted=True))
+            self._run.record(controller_events.Link(node=node.node, link="lost", why=why, rebooted=True))
         elif node.link != "lost":
-            self._run.record(events.Link(node=node.node, link="connected"))
+            self._run.record(controller_events.Link(node=node.node, link="connected"))
 
     def _resume(self, state: RunState, node: NodeState, session: Session) -> _Resumed | _Forgotten:
         """Follow a node from the cursors. In a thread: the loop changes what has to be changed."""
@@ -238,7 +238,7 @@ class Connections:
     def _forgotten(self, node: str, session: Session, left: list[RemainingProcess]) -> None:
         run = self._run
         why = "it has no trace of the run any more"
-        run.record(events.Link(node=node, link="lost", why=why, rebooted=not left))
+        run.record(controller_events.Link(node=node, link="lost", why=why, rebooted=not left))
         if left:
             run.links.broken(run.hosts[node], session)
 
@@ -263,7 +263,7 @@ class Connections:
                 self._away(node.node, _SILENT, seconds)
                 run.control.wake()
             elif seconds is None and node.link != "connected" and node.node in run.links.sessions:
-                run.record(events.Link(node=node.node, link="connected"))
+                run.record(controller_events.Link(node=node.node, link="connected"))
                 run.control.wake()
 
     def _away(self, node: str, why: str, seconds: float) -> None:
@@ -271,7 +271,7 @@ class Connections:
         run = self._run
         limits, alone = run.limits, len(run.state.nodes) == 1
         run.record(
-            events.Link(
+            controller_events.Link(
                 node=node,
                 link="unreachable",
                 why=why,

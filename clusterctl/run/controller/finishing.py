@@ -10,7 +10,7 @@ from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.nodes import ending
 from clusterctl.run.nodes.fan_out import each, names, raise_first, read_all
 from clusterctl.run.nodes.files import results
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol import command_types
@@ -54,7 +54,7 @@ class Finishing:
         if finish.why_no_restart:
             self._run.note(f"no restart: {finish.why_no_restart}")
         self._finish, self._began = finish, time.monotonic()
-        for attempt, node, ranks in self._run.state.placed:
+        for attempt, node, ranks in self._run.state.placements:
             for rank in ranks:
                 files = [
                     protocol_files.format_output_path(attempt, rank),
@@ -106,7 +106,7 @@ class Finishing:
             self._take_results(self._gathering.result(why))
         self._gathered = True
 
-    def _take_results(self, found: events.Results) -> None:
+    def _take_results(self, found: controller_events.Results) -> None:
         if not self._gathered:
             self._gathered = True
             self._run.record(found)
@@ -185,7 +185,9 @@ class Finishing:
         self._replication.tell_what_is_safe()
         expected = set(run.all_nodes())
         sessions = {n: s for n, s in run.links.sessions.items() if n in expected}
-        ended = events.Ended(state=finish.phase.value, exit_code=finish.exit_code, remaining=list(finish.remaining))
+        ended = controller_events.Ended(
+            state=finish.phase.value, exit_code=finish.exit_code, remaining=list(finish.remaining)
+        )
 
         def close(_: object) -> None:
             run.record(ended)
@@ -193,7 +195,7 @@ class Finishing:
 
         run.aside(lambda: self._tell_nodes(sessions, ended), close, close)
 
-    def _tell_nodes(self, sessions: dict[str, Session], ended: events.Ended) -> None:
+    def _tell_nodes(self, sessions: dict[str, Session], ended: controller_events.Ended) -> None:
         """Tell nodes that the run has ended. In a thread.
 
         One that was rebooted and came back at the last moment has no workers, but still has to close its attempt.

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules import events
-    from clusterctl.run.rules.health_samples import HealthObserver
+    from clusterctl.run.rules import controller_events
+    from clusterctl.run.rules.health_observer import HealthObserver
     from clusterctl.run.rules.state import RunState
 
 _EVERY = 1.0
@@ -39,7 +39,7 @@ class HealthWatch:
         """Take in lines of a node's samples; they are in its replica already."""
         self._new.setdefault(node, []).extend(lines)
 
-    def look(self, state: RunState, now: float) -> list[events.Health]:
+    def look(self, state: RunState, now: float) -> list[controller_events.Health]:
         """Return what has changed; looks once a second, however often it is asked. `now` is monotonic."""
         if now - self._looked < _EVERY:
             return []
@@ -48,11 +48,11 @@ class HealthWatch:
             if not any((self._run.node(node) / SAMPLES_FILE).exists() for node in state.nodes):
                 return []
             # All the judges come with it: not while the workers wait for their start.
-            from clusterctl.run.rules.health_samples import HealthObserver
+            from clusterctl.run.rules.health_observer import HealthObserver
 
             self._observer = HealthObserver(self._spec)
         new, self._new = self._new, {}
-        changes: list[events.Health] = []
+        changes: list[controller_events.Health] = []
         for node in state.nodes:
             changes += self._of_node(self._observer, node, new.get(node, []), state, now)
         heard = {n.node for n in state.nodes.values() if n.link == "connected" and not n.finished}
@@ -60,18 +60,18 @@ class HealthWatch:
 
     def _of_node(
         self, observer: HealthObserver, node: str, new: Sequence[bytes], state: RunState, now: float
-    ) -> list[events.Health]:
+    ) -> list[controller_events.Health]:
         if node in self._replayed:
-            return observer.feed(node, new, now)
+            return observer.add_lines(node, new, now)
         self._replayed.add(node)
         told = [e for e in state.troubles.values() if e.node == node]
         return observer.replay(node, last_lines(self._run.node(node) / SAMPLES_FILE), told, now)
 
     def unhealthy(self, state: RunState) -> dict[str, str]:
         """Return which nodes a restart should leave out, and why: a check failed, or GPU memory is still held."""
-        held = {n.node: n.held for n in state.nodes.values() if n.held}
-        return held | (self._observer.unhealthy(state.nodes) if self._observer else {})
+        held = {n.node: n.gpu_memory_held for n in state.nodes.values() if n.gpu_memory_held}
+        return held | (self._observer.find_unhealthy(state.nodes) if self._observer else {})
 
     def doubtful(self, state: RunState) -> dict[str, str]:
         """Return which nodes the next attempt had better do without, and why; nothing to end this one for."""
-        return self._observer.doubtful(state.nodes) if self._observer else {}
+        return self._observer.find_degraded(state.nodes) if self._observer else {}

@@ -29,7 +29,7 @@ from clusterctl.run.controller.takeover import TakeOver
 from clusterctl.run.nodes.links import Redialed
 from clusterctl.run.record.clock import now
 from clusterctl.run.record.disk import room_not_needed
-from clusterctl.run.rules import events, policy
+from clusterctl.run.rules import controller_events, policy
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.session.inbox import (
     AttemptsReplicated,
@@ -91,7 +91,7 @@ class Controller:
     def start(self, warnings: Sequence[str] = ()) -> int:
         """Start the run and see it to its end; return its exit code. `warnings` are said first."""
         run = self._run
-        run.record(events.Created(run=run.folder.run, name=run.spec.name, path=run.spec.path))
+        run.record(controller_events.Created(run=run.folder.run, name=run.spec.name, path=run.spec.path))
         for text in warnings:
             run.note(text)
         self._beginning.first()
@@ -217,25 +217,25 @@ class Controller:
             self._look_at_health()
         if self._next_attempt.must_look_for_checkpoints():
             return
-        sight = self._sight()
-        while isinstance(action := policy.decide(run.state, run.limits, sight, now()), policy.GiveUpNode):
+        observations = self._observe()
+        while isinstance(action := policy.decide_action(run.state, run.limits, observations, now()), policy.GiveUpNode):
             # All of a rack at once: one at each look would keep the others waiting for as many looks as it has nodes.
             self._give_up(action)
-            sight = self._sight()
+            observations = self._observe()
         match action:
             case None:
                 self._go_on_with_restart()
             case policy.EndAttempt():
                 run.end_attempt(action.reason, action.message)
             case policy.Restart():
-                self._next_attempt.announce(action, sight)
+                self._next_attempt.announce(action, observations)
                 self._go_on_with_restart()
             case policy.Finish():
                 self._finishing.begin(action)
 
     def _give_up(self, action: policy.GiveUpNode) -> None:
         run = self._run
-        run.record(events.Link(node=action.node, link="lost", why=action.why))
+        run.record(controller_events.Link(node=action.node, link="lost", why=action.why))
         # Its fence counts from here: nothing that we send may reach it any more but a new connection.
         run.links.broken(run.hosts[action.node])
         self._tell_of_fence(action.node)
@@ -253,7 +253,7 @@ class Controller:
         if run.state.phase is not RunPhase.RESTARTING or run.launching:
             return
         if run.cancelled.is_set():
-            self._finishing.begin(policy.cancelled(run.state))
+            self._finishing.begin(policy.finish_cancelled(run.state))
         else:
             self._next_attempt.begin_when_due()
 
@@ -267,7 +267,7 @@ class Controller:
 
     def _look_at_health(self) -> None:
         """Record what changed on nodes and GPUs."""
-        changes: list[events.Health] = []
+        changes: list[controller_events.Health] = []
         with room_not_needed():
             changes = self._health.look(self._run.state, time.monotonic())
         for event in changes:
@@ -275,22 +275,22 @@ class Controller:
         if changes:
             self._run.control.wake()
 
-    def _sight(self) -> policy.Sight:
+    def _observe(self) -> policy.Observations:
         run = self._run
         silent, moment = run.links.silent(SHOWN_SILENT_AFTER), time.monotonic()
-        return policy.Sight(
-            silent=silent,
-            cut=run.links.cut(),
-            told=run.stopping.look([node for node in run.links.sessions if node not in silent], moment),
-            killed=run.stopping.killed(moment),
-            idle=self._stalls.idle(),
+        return policy.Observations(
+            silent_s=silent,
+            unreachable_s=run.links.cut(),
+            stopping_s=run.stopping.update([node for node in run.links.sessions if node not in silent], moment),
+            kill_wait_s=run.stopping.kill_wait_s(moment),
+            idle_s=self._stalls.idle(),
             cancelled=run.cancelled.is_set(),
-            gathering=self._stalls.gathering,
-            alike=self._next_attempt.alike(),
-            spares=len(self._next_attempt.free_spares()),
+            is_gathering_evidence=self._stalls.gathering,
+            repeated_failures=self._next_attempt.alike(),
+            spare_count=len(self._next_attempt.free_spares()),
             unhealthy=self._health.unhealthy(run.state),
-            doubtful=self._health.doubtful(run.state),
-            dirty=self._next_attempt.dirty_for(),
+            degraded=self._health.doubtful(run.state),
+            dirty_s=self._next_attempt.dirty_for(),
         )
 
 

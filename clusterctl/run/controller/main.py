@@ -81,13 +81,13 @@ def _warnings_of_head() -> list[str]:
     import pwd
 
     from clusterctl.agent.linux.logind import read_logind_settings
-    from clusterctl.run.rules.lingering import warning_of_head
+    from clusterctl.run.rules.logind import describe_head_warning
 
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return []
-    warning = warning_of_head(read_logind_settings(user), user)
+    warning = describe_head_warning(read_logind_settings(user), user)
     return [warning] if warning else []
 
 

@@ -11,9 +11,9 @@ from clusterctl.run.nodes.fan_out import names
 from clusterctl.run.nodes.launch import Begun, NotBegun
 from clusterctl.run.record.clock import now
 from clusterctl.run.record.samples import latest_step
-from clusterctl.run.rules import events, policy, restarting
-from clusterctl.run.rules.ended_attempts import cause_record
-from clusterctl.run.rules.outcome import final_cause
+from clusterctl.run.rules import controller_events, policy
+from clusterctl.run.rules.outcome import find_final_cause
+from clusterctl.run.rules.state import cause_to_json
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec
@@ -30,26 +30,26 @@ class NextAttempt:
         self._asked = -1
         self._dirty: tuple[int, float] | None = None
 
-    def announce(self, action: policy.Restart, sight: policy.Sight) -> None:
+    def announce(self, action: policy.Restart, observations: policy.Observations) -> None:
         """Write down that there will be another attempt, where and when, and why."""
         run = self._run
-        bad = policy.left_out(run.state, sight)
-        without = {name: bad[name] for name in action.without}
-        nodes, said = restarting.next_nodes(run.state, without, self.free_spares())
+        bad = policy.choose_excluded_nodes(run.state, observations)
+        without = {name: bad[name] for name in action.excluded}
+        nodes, said = policy.choose_next_nodes(run.state, without, self.free_spares())
         for text in said:
             run.note(text)
         rules = run.limits.restart
         run.record(
-            events.Restarting(
+            controller_events.Restarting(
                 attempt=run.state.attempt + 1,
                 why=action.why,
                 at=action.at,
                 nodes=nodes,
                 ended=self._ending_words(),
-                newest=run.state.newest,
-                cause=cause_record(final_cause(run.state)),
+                newest_checkpoint=run.state.newest_checkpoint,
+                cause=cause_to_json(find_final_cause(run.state)),
                 step=latest_step(run.folder, run.state),
-                number=len(restarting.recent(run.state, rules, now())) + 1,
+                number=len(policy.list_counted_restarts(run.state, rules, now())) + 1,
                 budget=rules.max_restarts,
             )
         )
@@ -104,10 +104,10 @@ class NextAttempt:
         """Return the spares that could take a place now."""
         run = self._run
         usable = [n for n in run.links.sessions if n not in run.unfit]
-        return restarting.free_spares(run.spec, run.state, usable)
+        return policy.list_free_spares(run.spec, run.state, usable)
 
     def _ending_words(self) -> str:
-        return restarting.ending_of(self._run.state, checkpoints=self._pattern() is not None, now=now())
+        return policy.build_failure_signature(self._run.state, checkpoints=self._pattern() is not None, now=now())
 
     def _pattern(self) -> str | None:
         job = self._run.spec.job
@@ -116,9 +116,9 @@ class NextAttempt:
     def alike(self) -> int:
         """Return how many attempts before this one ended like it, without a newer checkpoint between or after."""
         state = self._run.state
-        if self._newest.get(state.attempt, state.newest) != state.newest:
+        if self._newest.get(state.attempt, state.newest_checkpoint) != state.newest_checkpoint:
             return 0
-        return restarting.alike(state, self._ending_words())
+        return policy.count_repeated_failures(state, self._ending_words())
 
     def must_look_for_checkpoints(self) -> bool:
         """Look, before attempts that ended alike are taken for hopeless, whether the last one got further after all."""

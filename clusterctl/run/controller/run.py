@@ -36,11 +36,10 @@ from clusterctl.run.record.owner import OwnedState
 from clusterctl.run.record.placements import Places
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events
-from clusterctl.run.rules.fold import apply_head, apply_node
-from clusterctl.run.rules.policy import limits_of
-from clusterctl.run.rules.start_failure import start_failed
-from clusterctl.run.rules.stop_clock import Stopping
+from clusterctl.run.rules import controller_events
+from clusterctl.run.rules.controller_events import build_start_failed
+from clusterctl.run.rules.policy import StopTimers, limits_from_spec
+from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 from clusterctl.session.calls import answer_timeout_s
 from clusterctl.session.connect import open_all
 from clusterctl.session.inbox import Inbox
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Post = Callable[[events.ControllerEvent], None]
+Post = Callable[[controller_events.ControllerEvent], None]
 Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]
 
 _HURRIED_SECONDS = 5.0
@@ -98,7 +97,7 @@ class ControlledRun(OwnedState):
         self.writer = Writer(folder)
         self.links = Links(lambda host: self.dial(host, lambda _: None), self.inbox)
         self.hosts = {h.name: h for h in spec.hosts}
-        self.limits = limits_of(spec)
+        self.limits = limits_from_spec(spec)
         self.state = load_state(folder)
         self.epoch = 0
         self.launching = self.kill = False
@@ -106,7 +105,7 @@ class ControlledRun(OwnedState):
         self._places = Places()
         self.following = Following(folder.run, len(spec.hosts), self.links, self.writer, self.known, self.hand_over)
         self.unfit: dict[str, str] = {}
-        self.stopping = Stopping()
+        self.stopping = StopTimers()
         self.launch = Launch(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)
         self.control = ControlServer(folder.new_control_address(), self.inbox.put)
 
@@ -126,7 +125,7 @@ class ControlledRun(OwnedState):
 
     # --- from other threads
 
-    def post(self, event: events.ControllerEvent) -> None:
+    def post(self, event: controller_events.ControllerEvent) -> None:
         """Record an event soon."""
         self.do_soon(lambda: self.record(event))
 
@@ -170,16 +169,16 @@ class ControlledRun(OwnedState):
 
     # --- the state
 
-    def record(self, event: events.ControllerEvent) -> None:
+    def record(self, event: controller_events.ControllerEvent) -> None:
         """Write an event into the controller's journal, and take it into the state."""
         self.check()
         moment = now()
         self.writer.append(event, moment)
-        self.state = apply_head(self.state, moment, event)
+        self.state = apply_controller_event(self.state, moment, event)
 
     def note(self, text: str, level: str = "warn") -> None:
         """Record words for a person."""
-        self.record(events.Note(text=text, level=level))
+        self.record(controller_events.Note(text=text, level=level))
 
     def take(self, item: EventReceived) -> None:
         """Replicate an event of a node's journal, and take it into the state; nothing where it was seen before."""
@@ -191,7 +190,7 @@ class ControlledRun(OwnedState):
         if lacking:
             self.note(f"{item.node}: its journal lacks {plural(lacking, 'event')} before number {item.stamp.seq}")
         # Folded first: what cannot be folded must not stand where every reader finds it.
-        state = apply_node(self.state, item.node, item.stamp, item.event)
+        state = apply_node_event(self.state, item.node, item.stamp, item.event)
         self.writer.journal(item.node, item.record)
         self.state = state
 
@@ -207,7 +206,7 @@ class ControlledRun(OwnedState):
 
     def ranks_on(self, node: str, attempt: int) -> frozenset[int] | None:
         """Return the ranks that a node has in an attempt; `None` for an attempt that is not known here."""
-        return None if attempt > self.state.attempt else self._places.ranks(self.state.placed, attempt, node)
+        return None if attempt > self.state.attempt else self._places.ranks(self.state.placements, attempt, node)
 
     def known(self, node: str) -> NodeState | None:
         """Return what is known of a node of this attempt, or of an earlier one."""
@@ -264,8 +263,8 @@ class ControlledRun(OwnedState):
 
     def end_attempt(self, reason: StopReason, message: str) -> None:
         """Decide the end of the attempt, once, and tell its nodes."""
-        self.record(events.Decided(attempt=self.state.attempt, reason=reason.value, message=message))
-        self.stopping.forget()
+        self.record(controller_events.EndDecided(attempt=self.state.attempt, reason=reason.value, message=message))
+        self.stopping.reset()
         self.stop_all(reason.value)
         self.control.wake()
 
@@ -273,7 +272,7 @@ class ControlledRun(OwnedState):
         """End an attempt that could not be started everywhere."""
         cancelled = self.cancelled.is_set()
         if not cancelled:
-            self.record(start_failed(error))
+            self.record(build_start_failed(error))
         if self.state.reason is None:
             self.end_attempt(StopReason.CANCELLED if cancelled else StopReason.START_FAILED, str(error))
 
@@ -288,7 +287,7 @@ class ControlledRun(OwnedState):
         session = self.links.sessions.get(node)
         if session is None:
             return
-        self.stopping.told(node)
+        self.stopping.start(node)
         request = requests.Stop(run=self.folder.run, node=node, grace=self.grace, reason=reason)
 
         def tell() -> None:
@@ -319,6 +318,6 @@ class ControlledRun(OwnedState):
         if self.kill:
             return
         self.kill = True
-        self.stopping.kill(time.monotonic())
+        self.stopping.start_kill(time.monotonic())
         if self.state.reason is not None:
             self.stop_all(self.state.reason)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol import run_files
 from clusterctl.run.nodes.evidence import Gatherer
 from clusterctl.run.record.samples import last_lines
-from clusterctl.run.rules import events
-from clusterctl.run.rules.stalls.rule import Stall, StallPhase
-from clusterctl.run.rules.stalls.samples import StallObserver
+from clusterctl.run.rules import controller_events
+from clusterctl.run.rules.stall_detection import StallJudgement, StallObserver, StallPhase
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ class StallGuard:
         self._observer: StallObserver | None = None
         self._attempt = -1
         self._gatherer = Gatherer(run.folder, self._tell_why)
-        self._stall = Stall(known=False)
+        self._stall = StallJudgement(is_known=False)
 
     def _watch(self) -> StallObserver | None:
         state = self._run.state
@@ -47,7 +46,7 @@ class StallGuard:
         """Take in lines of a node's samples."""
         observer = self._watch()
         if observer is not None:
-            observer.feed(node, lines, time.monotonic())
+            observer.add_lines(node, lines, time.monotonic())
 
     def judge(self) -> None:
         """Record what the rule says when it says something new; keep evidence before anybody acts."""
@@ -55,10 +54,10 @@ class StallGuard:
         if observer is None or run.state.phase not in (RunPhase.RUNNING, RunPhase.STALLED):
             return
         self._stall = stall = observer.judge(time.monotonic())
-        for text in observer.news(stall, time.monotonic()):
+        for text in observer.list_new_warnings(stall, time.monotonic()):
             run.note(text)
         shown = "none" if run.state.stall is None else run.state.stall.phase
-        if not stall.known or stall.phase.value == shown:
+        if not stall.is_known or stall.phase.value == shown:
             return
         evidence = (
             None
@@ -66,7 +65,7 @@ class StallGuard:
             else self._gatherer.begin(run.sessions(), confirmed=stall.phase is StallPhase.CONFIRMED)
         )
         run.record(
-            events.StallSeen(
+            controller_events.StallChanged(
                 attempt=run.state.attempt,
                 phase=stall.phase.value,
                 since_s=stall.since_s,
@@ -87,12 +86,12 @@ class StallGuard:
         told = verdict.of(run.folder, load_state(run.folder))
         verdict.keep(run.folder, told)
         for number, line in enumerate(brief_lines(told, run.folder.run)):
-            run.post(events.Note(text=line, level="info" if number else "warn"))
+            run.post(controller_events.Note(text=line, level="info" if number else "warn"))
 
     def idle(self) -> float:
         """Return for how many seconds no unfinished node of the attempt has shown any activity."""
         observer = self._watch()
-        return 0.0 if observer is None else observer.idle(self._run.state.unfinished_nodes())
+        return 0.0 if observer is None else observer.measure_idle_s(self._run.state.list_unfinished_nodes())
 
     @property
     def gathering(self) -> bool:
@@ -108,4 +107,4 @@ class StallGuard:
             if kill:
                 run.end_at_once()
             run.limits = run.limits.stopping_stalled()
-        return {"ok": True, "stalled": stalled, "phase": self._stall.phase.value if self._stall.known else None}
+        return {"ok": True, "stalled": stalled, "phase": self._stall.phase.value if self._stall.is_known else None}

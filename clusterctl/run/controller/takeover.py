@@ -14,7 +14,7 @@ from clusterctl.run.nodes.fan_out import each, names
 from clusterctl.run.nodes.launch import NotBegun
 from clusterctl.run.nodes.links import Redialed
 from clusterctl.run.nodes.progress import Progress
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,11 +83,11 @@ class TakeOver:
         """Undo on every node what a controller left that died before its first attempt was written down."""
         run = self._run
         # A node that never heard of the run keeps at least the epoch from which on it hears nothing of it.
-        run.post(events.Traces(nodes=list(opened)))
+        run.post(controller_events.TouchedNodes(nodes=list(opened)))
         left, _ = each(opened, lambda n, s: ending.end_on_node(s, run.folder.run, n, run.grace))
         unheard = [host.name for host in run.spec.hosts if host.name not in left]
         if unheard:
-            run.post(events.Note(text=UNHEARD.format(names(unheard)), level="warn"))
+            run.post(controller_events.Note(text=UNHEARD.format(names(unheard)), level="warn"))
         error = RunFailed("its controller ended during the start", exit_code=ExitCode.FAILED)
         return NotBegun(
             error=error, prepared=(), remaining=tuple(entry for remaining in left.values() for entry in remaining)

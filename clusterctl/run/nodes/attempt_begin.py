@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from clusterctl.plan.launch import LaunchPlan
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 _PLACE = ("node", "node_rank", "address")
 
 
-def from_plan(plan: LaunchPlan, why: str, resume_from: str | None, newest: Checkpoint | None) -> events.Attempt:
+def from_plan(
+    plan: LaunchPlan, why: str, resume_from: str | None, newest: Checkpoint | None
+) -> controller_events.Attempt:
     """Return the event that announces an attempt: why there is a new one, and what checkpoints there are for it."""
-    return events.Attempt(
+    return controller_events.Attempt(
         attempt=plan.attempt,
         world_size=plan.world_size or 0,
         master_addr=plan.master_addr,
@@ -27,18 +29,18 @@ def from_plan(plan: LaunchPlan, why: str, resume_from: str | None, newest: Check
         ],
         why=why,
         resume_from=resume_from,
-        newest=None if newest is None else newest.label,
+        newest_checkpoint=None if newest is None else newest.label,
     )
 
 
-def stored(run: RunDir, number: int) -> events.Attempt | None:
+def stored(run: RunDir, number: int) -> controller_events.Attempt | None:
     """Return the event of an attempt whose plan was kept; `None` where that is not there or not whole.
 
     A plan lies on the disk before any of its workers is started.
     """
     try:
         plan = json.loads(run.plan(number).read_text())
-        return events.Attempt(
+        return controller_events.Attempt(
             attempt=number,
             world_size=plan["world_size"],
             master_addr=plan["master_addr"],

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from clusterctl.run.rules import events
+    from clusterctl.run.rules import controller_events
     from clusterctl.session.session import Session
 
 Entry = tuple[str, int, int, str]
@@ -66,7 +66,9 @@ class CheckpointCopy:
         """What is copied, from where to where."""
         return f"{self._path} copied from {names(self.sources)} to {names(self._needed)}, {format_size(self.size)}"
 
-    def run(self, spool: Path, post: Callable[[events.ControllerEvent], None], cancelled: threading.Event) -> None:
+    def run(
+        self, spool: Path, post: Callable[[controller_events.ControllerEvent], None], cancelled: threading.Event
+    ) -> None:
         """Copy it; each file is put in place at once and whole, once its hash is right.
 
         Args:

@@ -21,8 +21,15 @@ from clusterctl.run.nodes.checkpoint_copy import CheckpointCopy
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.record import origin
 from clusterctl.run.record.disk import write_atomically
-from clusterctl.run.rules import events
-from clusterctl.run.rules.checkpoint_files import Copied, Version, by_origin, differing, lacking, lost_with
+from clusterctl.run.rules import controller_events
+from clusterctl.run.rules.checkpoint_files import (
+    CopiedFile,
+    Version,
+    find_conflicting_paths,
+    find_missing_files,
+    find_nodes_with_lost_files,
+    resolve_copies,
+)
 
 if TYPE_CHECKING:
     import threading
@@ -80,7 +87,7 @@ def of_this_run(seen: Mapping[str, Mapping[str, Version]], before: Mapping[str, 
 
 
 def newest_of(
-    order: Sequence[str], seen: Mapping[str, Mapping[str, Version]], copies: Sequence[Copied]
+    order: Sequence[str], seen: Mapping[str, Mapping[str, Version]], copies: Sequence[CopiedFile]
 ) -> list[Checkpoint]:
     """Return the checkpoints of the first node that writes them, the newest first: times of nodes are not compared.
 
@@ -153,7 +160,7 @@ class Resuming:
         run: RunDir,
         spec: ClusterSpec,
         sessions: Callable[[], Mapping[str, Session]],
-        post: Callable[[events.ControllerEvent], None],
+        post: Callable[[controller_events.ControllerEvent], None],
         cancelled: threading.Event,
     ) -> None:
         self._run, self._sessions, self._post, self._cancelled = run, sessions, post, cancelled
@@ -191,10 +198,10 @@ class Resuming:
             return None, newest
         if newest is None:
             self._refuse_to_forget(look)
-            self._post(events.Note(text=sentence(number, self._checkpoint, None)))
+            self._post(controller_events.Note(text=sentence(number, self._checkpoint, None)))
             return None, None
         path = self._usable(look)
-        self._post(events.Note(text=sentence(number, self._checkpoint, path)))
+        self._post(controller_events.Note(text=sentence(number, self._checkpoint, path)))
         return path, self._look(nodes, former).checkpoints[0]
 
     def _was_requeued(self, nodes: Sequence[str]) -> bool:
@@ -230,7 +237,7 @@ class Resuming:
                 reasons.append(str(error))
                 continue
             if reasons:
-                self._post(events.Note(text=reasons[0], level="warn"))
+                self._post(controller_events.Note(text=reasons[0], level="warn"))
             if needed:
                 self._copy(checkpoint.path, needed, sizes, look)
             return checkpoint.path
@@ -244,15 +251,15 @@ class Resuming:
             _UnusableError: The nodes cannot go on from it.
         """
         files = self._files(path, look)
-        own = differing(files)
+        own = find_conflicting_paths(files)
         if own and self._differ(path, files, own):
             lacking_all = [node for node in look.nodes if path not in look.seen[node]]
             if lacking_all:
                 raise _UnusableError(f"each node has a `{path}` of its own, and {names(lacking_all)} has none")
             return {}, {}
-        needed = lacking(files, look.nodes, look.order)
+        needed = find_missing_files(files, look.nodes, look.order)
         if needed:
-            lost = lost_with(files, look.gone)
+            lost = find_nodes_with_lost_files(files, look.gone)
             if lost:
                 raise _UnusableError(f"what {names(lost)} wrote of `{path}` is lost with it")
             for node in [node for node in needed if not files[node]]:
@@ -269,14 +276,14 @@ class Resuming:
         if all(one.path != last for one in look.checkpoints):
             raise _UnusableError(f"`{path}` is not on {node}, which writes checkpoints of other names, as `{last}`")
         files = self._files(last, look)
-        own = differing(files)
+        own = find_conflicting_paths(files)
         if own and self._differ(last, files, own):
             raise _UnusableError(f"`{path}` is not on {node}, and each node writes its own")
 
     def _differ(self, path: str, files: Mapping[str, Mapping[str, Version]], paths: set[str]) -> bool:
         """Return whether nodes hold different content under these names of files."""
         sizes = {node: {p: v[1] for p, v in there.items() if p in paths} for node, there in files.items()}
-        if differing(sizes):
+        if find_conflicting_paths(sizes):
             return True
         holders = {node: session for node, session in self._sessions().items() if sizes.get(node)}
         answers, errors = each(holders, lambda node, session: self._ask_files(node, session, path, hashes=True))
@@ -286,7 +293,11 @@ class Resuming:
             node: {posixpath.join(folder, file["name"]): file["sha256"] for file in answer["files"]}
             for node, answer in answers.items()
         }
-        return bool(differing({node: {p: h for p, h in there.items() if p in paths} for node, there in hashes.items()}))
+        return bool(
+            find_conflicting_paths(
+                {node: {p: h for p, h in there.items() if p in paths} for node, there in hashes.items()}
+            )
+        )
 
     def _files(self, path: str, look: _Look) -> dict[str, dict[str, Version]]:
         """Return the files of a checkpoint on each node, by path, as far as they are of this run."""
@@ -301,12 +312,12 @@ class Resuming:
             # In a whole one that is new, a file may be a copy of an older one, with its time.
             if path not in look.seen[node] and self._checkpoint.resume is not Resume.ANY:
                 files[node] = {p: version for p, version in there.items() if version not in old}
-        return by_origin(files, self._memory.copies)
+        return resolve_copies(files, self._memory.copies)
 
     def _copy(self, path: str, needed: dict[str, dict[str, str]], sizes: dict[str, int], look: _Look) -> None:
         """Bring to each node what it lacks of a checkpoint, and remember that it was a copy."""
         if self._checkpoint.shared:
-            self._post(events.Note(text=sentence_of_unshared(path, needed, look.nodes), level="warn"))
+            self._post(controller_events.Note(text=sentence_of_unshared(path, needed, look.nodes), level="warn"))
         sources = self._files(path, look)
         copy = CheckpointCopy(path, needed, sizes, self._workdirs, sessions_of(self._sessions(), look.order))
         copy.run(self._file.parent, self._post, self._cancelled)
@@ -320,9 +331,9 @@ class Resuming:
             for file, source in needed[node].items():
                 if file not in there or there[file][1] != sizes[file]:
                     raise RefusedError(f"`{file}` was copied to {node} and is not there any more")
-                self._memory.copies.append(Copied(node, file, there[file], source, sources[source][file]))
+                self._memory.copies.append(CopiedFile(node, file, there[file], source, sources[source][file]))
         self._memory.save(self._file)
-        self._post(events.Note(text=copy.sentence))
+        self._post(controller_events.Note(text=copy.sentence))
 
     def _refuse_to_forget(self, look: _Look) -> None:
         """Refuse to start from scratch where the only checkpoints may lie on a node that is gone.
@@ -360,12 +371,12 @@ class Resuming:
         earlier = list(self._of_earlier_runs())
         older = {entry["path"] for answer in answers.values() for entry in answer["found"]}
         if older and self._checkpoint.resume is Resume.THIS_RUN and not any(map(_shows_any, earlier)):
-            self._post(events.Note(text=sentence_of_older(len(older), pattern)))
+            self._post(controller_events.Note(text=sentence_of_older(len(older), pattern)))
         if self._restarts and _on_disks_of_their_own({node: answers[node] for node in nodes}, self._here):
             shared = self._checkpoint.shared
             if shared or not earlier:
                 text = sentence_of_disks(pattern, shared=shared)
-                self._post(events.Note(text=text, level="warn" if shared else "info"))
+                self._post(controller_events.Note(text=text, level="warn" if shared else "info"))
 
     def _of_earlier_runs(self) -> Iterator[Path]:
         """Yield what was noted at earlier starts of the job, as far as their runs are still there."""
@@ -469,10 +480,10 @@ class _Memory:
     """
 
     before: dict[str, set[Version]]
-    copies: list[Copied]
+    copies: list[CopiedFile]
 
     def save(self, path: Path) -> None:
-        copies = [[copy.node, copy.path, copy.version, copy.whence, copy.source] for copy in self.copies]
+        copies = [[copy.node, copy.path, copy.version, copy.source_node, copy.source_version] for copy in self.copies]
         before = {node: sorted(versions) for node, versions in self.before.items()}
         write_atomically(path, json.dumps({"before": before, "copies": copies}).encode())
 
@@ -481,7 +492,7 @@ def _memory(path: Path) -> _Memory:
     """Return what is kept with the run; nothing where that was never written down."""
     try:
         kept = json.loads(path.read_text())
-        copies = [Copied(n, file, _pair(v), whence, _pair(source)) for n, file, v, whence, source in kept["copies"]]
+        copies = [CopiedFile(n, file, _pair(v), whence, _pair(source)) for n, file, v, whence, source in kept["copies"]]
         return _Memory({node: _pairs(versions) for node, versions in kept["before"].items()}, copies)
     except (OSError, ValueError, LookupError):
         return _Memory({}, [])

@@ -17,7 +17,7 @@ from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record.clock import now
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events, leftover
+from clusterctl.run.rules import controller_events, outcome
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _unended(node: str, status: StatusAnswer) -> list[RemainingProcess]:
     """Return the workers of a node that did not come to an end in time; where it names none, that nobody knows."""
     if _ended(status):
         return []
-    nobody = leftover.entry(node, None, leftover.OVERDUE)
+    nobody = outcome.build_remaining_process(node, None, outcome.OVERDUE)
     return [
         {**nobody, "pid": worker["pid"], "start_time": worker["start_time"], "why": "not ended in time"}
         for worker in status["workers"]
@@ -154,10 +154,12 @@ def end_without_controller(
     return load_state(run)
 
 
-def _end_of(state: RunState, remaining: list[RemainingProcess]) -> events.Ended:
+def _end_of(state: RunState, remaining: list[RemainingProcess]) -> controller_events.Ended:
     if state.over:
-        return events.Ended(state=state.phase.value, exit_code=state.exit_code or 0, remaining=remaining)
-    return events.Ended(state=RunPhase.CANCELLED.value, exit_code=int(ExitCode.CANCELLED), remaining=remaining)
+        return controller_events.Ended(state=state.phase.value, exit_code=state.exit_code or 0, remaining=remaining)
+    return controller_events.Ended(
+        state=RunPhase.CANCELLED.value, exit_code=int(ExitCode.CANCELLED), remaining=remaining
+    )
 
 
 def _not_looked_at(state: RunState, errors: Mapping[str, ClusterctlError]) -> list[RemainingProcess]:
@@ -170,7 +172,7 @@ def _not_looked_at(state: RunState, errors: Mapping[str, ClusterctlError]) -> li
 
 
 def _unsure(node: str, error: ClusterctlError) -> RemainingProcess:
-    return leftover.entry(node, None, f"nobody knows what is there: {error}")
+    return outcome.build_remaining_process(node, None, f"nobody knows what is there: {error}")
 
 
 def _files_of(state: RunState, node: str) -> list[str]:

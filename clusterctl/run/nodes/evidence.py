@@ -11,7 +11,7 @@ from clusterctl.agent.protocol import evidence_files
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record.disk import write_atomically
-from clusterctl.run.rules.stalls import stacks
+from clusterctl.run.rules import rank_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -84,8 +84,8 @@ def keep(run: RunDir, name: str, found: Evidence) -> None:
             write_atomically(folder / f"rank-{rank}{ending}", text.encode())
     for node, error in found.errors.items():
         write_atomically(folder / f"{node}.error", f"{error}\n".encode())
-    folded = stacks.fold(stacks.from_evidence(found.ranks))
-    write_atomically(folder / "stacks.txt", "".join(f"{line}\n" for line in stacks.text(folded)).encode())
+    folded = rank_stacks.fold_stacks(rank_stacks.parse_rank_stacks(found.ranks))
+    write_atomically(folder / "stacks.txt", "".join(f"{line}\n" for line in rank_stacks.format_stacks(folded)).encode())
 
 
 class Gatherer:

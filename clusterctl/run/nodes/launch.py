@@ -28,7 +28,7 @@ from clusterctl.run.nodes.meeting import answer_of, meet
 from clusterctl.run.nodes.progress import CancelledError, Progress
 from clusterctl.run.nodes.transfer import Parcel, push
 from clusterctl.run.record.disk import room_not_needed, write_atomically
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 from clusterctl.session.calls import answer_timeout_s
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Launch:
         run: RunDir,
         spec: ClusterSpec,
         sessions: Callable[[], Mapping[str, Session]],
-        post: Callable[[events.ControllerEvent], None],
+        post: Callable[[controller_events.ControllerEvent], None],
         cancelled: threading.Event,
     ) -> None:
         self._run = run
@@ -177,7 +177,7 @@ class Launch:
             for sentence in node.replaced_login_variables:
                 nodes.setdefault(sentence, []).append(node.node)
         for sentence, named in nodes.items():
-            self._post(events.Note(text=f"{names(named)}: {sentence}", level="warn"))
+            self._post(controller_events.Note(text=f"{names(named)}: {sentence}", level="warn"))
 
     def _check(self) -> None:
         if self._cancelled.is_set():
@@ -209,17 +209,17 @@ class Launch:
             doubts.refuse_without_script(self._spec, manifest.files, manifest.left_out)
             code.save(self._run, manifest)
             for doubt in doubts.sentences(manifest, store):
-                self._post(events.Note(text=doubt, level="warn"))
+                self._post(controller_events.Note(text=doubt, level="warn"))
             not_sent = doubts.of_own_rules(manifest.left_out)
             if not_sent is not None:
-                self._post(events.Note(text=not_sent))
+                self._post(controller_events.Note(text=not_sent))
         else:
             kept = code.load(self._run)
             if kept is None:
                 return
             manifest = kept
         self._code = manifest
-        self._post(events.Traces(nodes=[h.name for h in remote]))
+        self._post(controller_events.TouchedNodes(nodes=[h.name for h in remote]))
         step = Progress("sync", len(remote), self._post)
         parcel = Parcel(manifest, store)
         sent, errors = each(self._on(remote), lambda node, session: self._sync_node(node, session, parcel, step))
@@ -243,7 +243,7 @@ class Launch:
         for node, files in unsynced.changes(unsynced.remembered(self._run), seen).items():
             alike.setdefault(tuple(files), []).append(node)
         for changed, nodes in alike.items():
-            self._post(events.Note(text=unsynced.sentence(list(changed), names(nodes)), level="warn"))
+            self._post(controller_events.Note(text=unsynced.sentence(list(changed), names(nodes)), level="warn"))
 
     def _sync_node(self, node: str, session: Session, parcel: Parcel, step: Progress) -> tuple[int, int]:
         workdir = get_workdir(self._spec, node)
@@ -259,10 +259,10 @@ class Launch:
         with self._gate:
             self._check()
             self._untouched = False
-        self._post(events.Traces(nodes=[e.host.name for e in entries]))
+        self._post(controller_events.TouchedNodes(nodes=[e.host.name for e in entries]))
         doubt = launch.describe_refused_fork(layout.get_job(self._spec)) if number == 0 else None
         if doubt:
-            self._post(events.Note(text=doubt, level="warn"))
+            self._post(controller_events.Note(text=doubt, level="warn"))
         step = Progress("prepare", len(entries), self._post)
         by_name = {e.host.name: e for e in entries}
         code_hash = self._code.code_hash if self._code is not None else None

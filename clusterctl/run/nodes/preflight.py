@@ -27,7 +27,7 @@ from clusterctl.run.record import reboots
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.record.find import all_runs, is_over
 from clusterctl.run.record.kept.findings import KnownFindings, sentences
-from clusterctl.run.rules.events import Note
+from clusterctl.run.rules.controller_events import Note
 from clusterctl.session.calls import ProtocolError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.health.model import Finding
     from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.events import ControllerEvent
+    from clusterctl.run.rules.controller_events import ControllerEvent
     from clusterctl.session.session import Session
 
 AFTER_SYNC = ("version.code",)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ class Progress:
 
     name: str
     total: int
-    post: Callable[[events.ControllerEvent], None]
+    post: Callable[[controller_events.ControllerEvent], None]
     began: float = field(default_factory=time.monotonic)
     waiting: dict[str, tuple[str, float]] = field(default_factory=dict)
     done: int = 0
@@ -87,7 +87,7 @@ class Progress:
         self._last = time.monotonic()
         slowest = sorted(self.waiting.items(), key=lambda item: item[1][1])[:5]
         self.post(
-            events.Phase(
+            controller_events.Phase(
                 name=self.name,
                 done=self.done,
                 total=self.total,

@@ -130,8 +130,10 @@ def _readable(run: RunDir, load: Callable[[RunDir], RunState] = load_state) -> R
     try:
         state = load(run)
     except OSError as error:
-        return RunState(run=run.run, phase=RunPhase.UNREADABLE, unread=(f"{run.events.name}: {error.strerror}",))
-    if state.created is None and state.unread:
+        return RunState(
+            run=run.run, phase=RunPhase.UNREADABLE, unreadable_lines=(f"{run.events.name}: {error.strerror}",)
+        )
+    if state.created is None and state.unreadable_lines:
         return replace(state, run=run.run, phase=RunPhase.UNREADABLE)
     return state
 

@@ -10,9 +10,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.run.rules.ended_attempts import cause_of, cause_record
-from clusterctl.run.rules.outcome import final_cause
-from clusterctl.run.rules.state import NodeState, RunPhase, RunState
+from clusterctl.run.rules.outcome import find_final_cause
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, cause_from_json, cause_to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +37,7 @@ def encode(state: RunState, step: int | None, events: Path) -> bytes:
     value = {field: getattr(state, field) for field in _FIELDS}
     value |= {"phase": state.phase.value, "nodes": list(state.nodes), "step": step, "events": os.stat(events).st_size}
     value["remaining"] = list(state.remaining)
-    value["cause"] = cause_record(final_cause(state))
+    value["cause"] = cause_to_json(find_final_cause(state))
     return json.dumps(value).encode()
 
 
@@ -50,9 +49,9 @@ def read(path: Path, events: Path) -> Outline | None:
             return None
         nodes = {name: NodeState(node=name, node_rank=place) for place, name in enumerate(value["nodes"])}
         kept = {field: value[field] for field in _FIELDS}
-        cause = cause_of(value["cause"])
+        cause = cause_from_json(value["cause"])
         left = tuple(value["remaining"])
-        state = RunState(phase=RunPhase(value["phase"]), nodes=nodes, no_exit=cause, remaining=left, **kept)
+        state = RunState(phase=RunPhase(value["phase"]), nodes=nodes, external_cause=cause, remaining=left, **kept)
         return Outline(state=state, step=value["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

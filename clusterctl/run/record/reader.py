@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import events, run_files
-from clusterctl.run.rules import events as head
-from clusterctl.run.rules.fold import Folding, apply_head
+from clusterctl.run.rules import controller_events as head
 from clusterctl.run.rules.state import RunState
+from clusterctl.run.rules.state_updates import StateBuilder, apply_controller_event
 from clusterctl.validation import journal
 
 if TYPE_CHECKING:
@@ -86,36 +86,36 @@ class StateReader:
         ends = self._ends()
         unread: dict[str, Exception] = {}
         self.take_in_head(head_news)
-        folding = Folding(self.state)
+        folding = StateBuilder(self.state)
         for node, end in ends.items():
             for line in self._nodes[node].read(end):
                 try:
                     told = journal.parse_line(line)
                     if told is not None:
-                        folding.take(node, *told)
+                        folding.add_node_event(node, *told)
                         self.state = folding.state
                         node_news((node, *told))
                 except _UNREADABLE as error:
                     unread.setdefault(f"nodes/{node}/{run_files.JOURNAL_FILE}", error)
-        self.state = folding.done()
+        self.state = folding.build()
         for file, why in unread.items():
             self._unread(file, why)
 
     def take_in_head(self, head_news: Callable[[HeadNews], object]) -> None:
         """Take in what the controller alone has told since the last look."""
-        folding = Folding(self.state)
+        folding = StateBuilder(self.state)
         unread: Exception | None = None
         for line in self._head.read():
             try:
                 decoded = head.decode(line)
                 if decoded is not None:
                     _, time, event = decoded
-                    folding.hear(time, event)
+                    folding.add_controller_event(time, event)
                     self.state = folding.state
                     head_news((time, event))
             except _UNREADABLE as error:
                 unread = unread or error
-        self.state = folding.done()
+        self.state = folding.build()
         if unread is not None:
             self._unread(self._run.events.name, unread)
 
@@ -123,7 +123,9 @@ class StateReader:
         """Name the first line of a file that cannot be read."""
         if file not in self._named:
             self._named.add(file)
-            self.state = replace(self.state, unread=(*self.state.unread, f"{file}: {str(error)[:_QUOTED]}"))
+            self.state = replace(
+                self.state, unreadable_lines=(*self.state.unreadable_lines, f"{file}: {str(error)[:_QUOTED]}")
+            )
 
     def _ends(self) -> dict[str, int]:
         folder = f"{self._run.path}/nodes"
@@ -153,7 +155,7 @@ def load_created(run: RunDir) -> RunState:
         with contextlib.suppress(*_UNREADABLE):
             told = head.decode(line)
             if told is not None and isinstance(told[2], head.Created):
-                return apply_head(RunState(), told[1], told[2])
+                return apply_controller_event(RunState(), told[1], told[2])
         break
     return load_told(run)
 

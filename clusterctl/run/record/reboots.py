@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.run.rules import events as head
+from clusterctl.run.rules import controller_events as head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

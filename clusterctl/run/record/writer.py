@@ -29,7 +29,7 @@ from clusterctl.run.record.owner import Owned
 from clusterctl.run.record.reader import LineTail, load_state
 from clusterctl.run.record.replica_files import ReplicaFiles
 from clusterctl.run.record.samples import latest_step
-from clusterctl.run.rules import events as head
+from clusterctl.run.rules import controller_events as head
 from clusterctl.validation.journal import MAX_LINE_BYTES
 from clusterctl.validation.quota import MAX_JOURNAL_BYTES
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from clusterctl.run.record.rundir import RunDir
 
-_DURABLE = (head.Attempt, head.Decided, head.Restarting, head.Ended)
+_DURABLE = (head.Attempt, head.EndDecided, head.Restarting, head.Ended)
 _EVENTS_RESERVE = 1024 * 1024
 _JOURNAL_RESERVE = 128 * 1024
 SAMPLES_KEPT = 16 * 1024 * 1024

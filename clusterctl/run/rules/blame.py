@@ -13,13 +13,15 @@ import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.formatting import signal_name
+from clusterctl.formatting import duration_text, signal_name
 from clusterctl.why import headline
 from clusterctl.why.exit_causes import innermost_user_line
 from clusterctl.why.verdict import Class, Confidence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from clusterctl.agent.protocol.process_types import LeftoverProcess
 
 _PEER_LOSS = re.compile(
     "|".join(
@@ -41,16 +43,21 @@ _PEER_LOSS = re.compile(
     ),
     re.IGNORECASE,
 )
-_PLACE = re.compile(r"(?:\[(?P<in>[0-9a-fA-F.:%\w]+)\]|(?P<plain>\d+\.\d+\.\d+\.\d+)):\d+")
+_ADDRESS = re.compile(r"(?:\[(?P<in>[0-9a-fA-F.:%\w]+)\]|(?P<plain>\d+\.\d+\.\d+\.\d+)):\d+")
 _WARNING = re.compile(r"\[[IW]\d{4} ")
 """What runtimes in C++ print of no consequence, in the form of glog: no reason for an end."""
 _PREFIX = re.compile(r"^\[?rank\d+\]?:? ?")
 """What torch sets before each line of a traceback."""
 _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call last\):", re.MULTILINE)
 
+BACKGROUND_MAX_S = 30.0
+"""A rank that ends with 0 in this time and leaves something at work has put its job into the background."""
+_IDLE = ("bash", "sh", "dash", "zsh", "sleep", "tail", "tee", "cat", "watch", "ssh", "sshd")
+"""Programs that only wait for others."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class WorkerExit:
     """A worker's end that was not asked for.
 
     Attributes:
@@ -100,7 +107,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ExitAnalysis:
     """What one exit says for itself, worked out once: its texts are searched for it.
 
     Attributes:
@@ -114,34 +121,36 @@ class Verdict:
     on_node_clock: tuple[float, float] | None = None
     peers: frozenset[str] = frozenset()
 
-    def may_precede(self, other: Verdict) -> bool:
+    def may_precede(self, other: ExitAnalysis) -> bool:
         """Return whether this end may have come before another one."""
         if self.on_node_clock is not None and other.on_node_clock is not None and self.cause.node == other.cause.node:
             return self.on_node_clock[0] <= other.on_node_clock[1]
         return self.earliest <= other.latest
 
 
-def verdict(exit_: Exit) -> Verdict:
+def analyse_exit(exit_: WorkerExit) -> ExitAnalysis:
     """Return what an exit says for itself."""
-    told = _headline(exit_)
-    cause = _cause(exit_, told)
-    peers = _peers(_last_words(exit_, told)) if cause.secondary else frozenset[str]()
-    return Verdict(
+    heading = _find_headline(exit_)
+    cause = _build_cause(exit_, heading)
+    peers = _find_peer_addresses(_find_reason_text(exit_, heading)) if cause.secondary else frozenset[str]()
+    return ExitAnalysis(
         cause=cause, earliest=exit_.earliest, latest=exit_.latest, on_node_clock=exit_.on_node_clock, peers=peers
     )
 
 
-def first_failure(verdicts: Sequence[Verdict]) -> tuple[Cause, ...]:
+def sort_causes(analyses: Sequence[ExitAnalysis]) -> tuple[Cause, ...]:
     """Return the causes of all exits (one at least), the first observed failure on top.
 
     The top is certain when every other exit is secondary or surely later.
     """
-    first, *rest = sorted(verdicts, key=lambda v: (v.cause.secondary, v.latest, v.cause.rank))
+    first, *rest = sorted(analyses, key=lambda v: (v.cause.secondary, v.latest, v.cause.rank))
     rivals = any(v.cause.secondary == first.cause.secondary and v.may_precede(first) for v in rest)
     return (replace(first.cause, certain=not rivals), *(v.cause for v in rest))
 
 
-def left_early(failed: Sequence[Verdict], well: Sequence[Verdict], addresses: Mapping[str, str | None]) -> Cause | None:
+def find_early_exit(
+    failed: Sequence[ExitAnalysis], succeeded: Sequence[ExitAnalysis], addresses: Mapping[str, str | None]
+) -> Cause | None:
     """Return the rank that ended well and thereby took its peers down, or `None`.
 
     It must have gone before the first of them failed, they must all have lost a peer, and where they name whom, it must
@@ -149,22 +158,22 @@ def left_early(failed: Sequence[Verdict], well: Sequence[Verdict], addresses: Ma
 
     Args:
         failed: What the exits of ranks that failed say.
-        well: What those of ranks that ended well say.
+        succeeded: What those of ranks that ended well say.
         addresses: Node to the address at which its peers know it.
     """
     if not failed or not all(v.cause.secondary for v in failed):
         return None
     first = min(failed, key=lambda v: v.latest)
     named = {node for node, address in addresses.items() if any(address in v.peers for v in failed)}
-    could = [v for v in well if v.may_precede(first) and (not named or v.cause.node in named)]
-    if len(could) != 1:
+    candidates = [v for v in succeeded if v.may_precede(first) and (not named or v.cause.node in named)]
+    if len(candidates) != 1:
         return None
     lost = f"{len(failed)} ranks" if len(failed) > 1 else f"rank {failed[0].cause.rank}"
     message = f"{lost} lost {'their' if len(failed) > 1 else 'its'} connection to it"
-    return replace(could[0].cause, message=message, traceback=None, certain=not first.may_precede(could[0]))
+    return replace(candidates[0].cause, message=message, traceback=None, certain=not first.may_precede(candidates[0]))
 
 
-def said_before_its_stop(rank: int, node: str, output: str) -> Cause | None:
+def find_cause_in_output(rank: int, node: str, output: str) -> Cause | None:
     """Return what a rank says of itself that was stopped, by the traceback with which its output ends; else `None`.
 
     After one that was caught the output goes on: that one says nothing. `output` is the end of what the rank wrote
@@ -172,11 +181,11 @@ def said_before_its_stop(rank: int, node: str, output: str) -> Cause | None:
     """
     starts = [match.start() for match in _TRACEBACK.finditer(output)]
     lines = output[starts[-1] :].splitlines() if starts else []
-    prefix = _unprefixed_length(lines[0]) if lines else 0
-    last = next((i for i, line in enumerate(lines) if i and re.match(r"\S", _unprefixed(line))), None)
-    if last is None or not all(_goes_with(line, lines[0][:prefix].strip()) for line in lines[last + 1 :]):
+    prefix = _rank_prefix_length(lines[0]) if lines else 0
+    last = next((i for i, line in enumerate(lines) if i and re.match(r"\S", _strip_rank_prefix(line))), None)
+    if last is None or not all(_belongs_to_traceback(line, lines[0][:prefix].strip()) for line in lines[last + 1 :]):
         return None
-    exit_ = Exit(
+    exit_ = WorkerExit(
         rank=rank,
         node=node,
         exit_code=1,
@@ -187,10 +196,10 @@ def said_before_its_stop(rank: int, node: str, output: str) -> Cause | None:
         earliest=0.0,
         latest=0.0,
     )
-    return _cause(exit_, _headline(exit_))
+    return _build_cause(exit_, _find_headline(exit_))
 
 
-def swallowed_exception(output: str) -> str:
+def find_swallowed_exception(output: str) -> str:
     """Return the exception with whose traceback an output ends, and its line; "" where it ends otherwise."""
     told = headline.find_closing_traceback(output) if output else None
     if told is None:
@@ -199,54 +208,54 @@ def swallowed_exception(output: str) -> str:
     return told.text + (f" ({line})" if line is not None else "")
 
 
-def _goes_with(line: str, prefix: str) -> bool:
+def _belongs_to_traceback(line: str, prefix: str) -> bool:
     """Return whether a line below an exception belongs to it: torch marks all of them, other lines are warnings."""
     return not line.strip() or bool(prefix and line.startswith(prefix)) or bool(_WARNING.match(line))
 
 
-def _peers(text: str) -> frozenset[str]:
-    places = _PLACE.finditer(text)
+def _find_peer_addresses(text: str) -> frozenset[str]:
+    places = _ADDRESS.finditer(text)
     return frozenset((match["in"] or match["plain"]).removeprefix("::ffff:") for match in places)
 
 
-def is_secondary(exit_: Exit) -> bool:
+def is_secondary(exit_: WorkerExit) -> bool:
     """Return whether a worker died only because a peer did, by what it wrote last.
 
     A signal that nobody of ours sent, other than the abort with which runtimes react to a lost peer, is a death of its
     own, whatever was printed before it.
     """
-    return _is_secondary(exit_, _last_words(exit_, _headline(exit_)))
+    return _is_secondary(exit_, _find_reason_text(exit_, _find_headline(exit_)))
 
 
-def _is_secondary(exit_: Exit, words: str) -> bool:
+def _is_secondary(exit_: WorkerExit, words: str) -> bool:
     if exit_.oom or exit_.signal not in (None, signal.SIGABRT):
         return False
     return bool(_PEER_LOSS.search(words))
 
 
-def _headline(exit_: Exit) -> headline.Headline:
+def _find_headline(exit_: WorkerExit) -> headline.Headline:
     """Return what a worker says of its end: in the error that it left before all it printed."""
-    left = exit_.error or {}
+    record = exit_.error or {}
     code, number = exit_.exit_code, exit_.signal
-    if not left.get("message"):
+    if not record.get("message"):
         return headline.find_headline(exit_.tail, exit_code=code, signal=number)
-    traced = headline.find_headline(str(left.get("traceback") or ""))
-    told = traced if traced.traceback else headline.find_headline(str(left["message"]))
-    if told.cls is Class.UNKNOWN:
+    traced = headline.find_headline(str(record.get("traceback") or ""))
+    heading = traced if traced.traceback else headline.find_headline(str(record["message"]))
+    if heading.cls is Class.UNKNOWN:
         # `torch.distributed.elastic` writes down nothing but exceptions.
-        return replace(told, cls=Class.EXCEPTION, confidence=Confidence.CERTAIN)
-    return told
+        return replace(heading, cls=Class.EXCEPTION, confidence=Confidence.CERTAIN)
+    return heading
 
 
-def _last_words(exit_: Exit, told: headline.Headline) -> str:
+def _find_reason_text(exit_: WorkerExit, heading: headline.Headline) -> str:
     """Return the text that says why: what was recognised, or the last lines."""
     if exit_.error and exit_.error.get("message"):
         return str(exit_.error["message"])
-    lines = [] if told.traceback else [line for line in exit_.tail.splitlines() if line.strip()][-6:]
-    return "\n".join([told.words, *lines])
+    lines = [] if heading.traceback else [line for line in exit_.tail.splitlines() if line.strip()][-6:]
+    return "\n".join([heading.words, *lines])
 
 
-def _cause(exit_: Exit, told: headline.Headline) -> Cause:
+def _build_cause(exit_: WorkerExit, heading: headline.Headline) -> Cause:
     name = None if exit_.signal is None else signal_name(exit_.signal)
     kind = "exit"
     if exit_.oom:
@@ -263,35 +272,54 @@ def _cause(exit_: Exit, told: headline.Headline) -> Cause:
         rank=exit_.rank,
         exit_code=exit_.exit_code,
         signal=name,
-        message=_message(exit_, told),
-        traceback=_traceback(exit_, told),
-        secondary=_is_secondary(exit_, _last_words(exit_, told)),
-        cls=Class.OUT_OF_MEMORY if exit_.oom else told.cls,
-        is_recognised=bool(exit_.oom) or told.is_recognised,
+        message=_build_message(exit_, heading),
+        traceback=_find_traceback(exit_, heading),
+        secondary=_is_secondary(exit_, _find_reason_text(exit_, heading)),
+        cls=Class.OUT_OF_MEMORY if exit_.oom else heading.cls,
+        is_recognised=bool(exit_.oom) or heading.is_recognised,
     )
 
 
-def _message(exit_: Exit, told: headline.Headline) -> str:
+def _build_message(exit_: WorkerExit, heading: headline.Headline) -> str:
     if exit_.oom and not (exit_.error and exit_.error.get("message")):
         doubt = "probably " if exit_.oom == "probably" else ""
         return f"{doubt}killed by the kernel for lack of memory ({exit_.oom})"
-    if exit_.exit_code is None and exit_.signal is None and not told.is_recognised:
+    if exit_.exit_code is None and exit_.signal is None and not heading.is_recognised:
         return "exit status unknown: supervisor and waiter were both gone"
-    return told.text
+    return heading.text
 
 
-def _traceback(exit_: Exit, told: headline.Headline) -> str | None:
+def _find_traceback(exit_: WorkerExit, heading: headline.Headline) -> str | None:
     """Return the traceback that a worker left, or printed."""
     if exit_.error and exit_.error.get("traceback"):
         return str(exit_.error["traceback"])
-    return headline.find_headline(exit_.tail).traceback if exit_.error else told.traceback
+    return headline.find_headline(exit_.tail).traceback if exit_.error else heading.traceback
 
 
-def _unprefixed(line: str) -> str:
-    return line[_unprefixed_length(line) :]
+def _strip_rank_prefix(line: str) -> str:
+    return line[_rank_prefix_length(line) :]
 
 
-def _unprefixed_length(line: str) -> int:
+def _rank_prefix_length(line: str) -> int:
     """Return how long what torch sets before a line is."""
     match = _PREFIX.match(line)
     return 0 if match is None else match.end()
+
+
+# --- leftover processes
+
+
+def is_idle_process(leftover: LeftoverProcess) -> bool:
+    """Return whether a process does no work of its own."""
+    return leftover["command"].strip("[]").split(" ")[0].rpartition("/")[2] in _IDLE
+
+
+def build_left_work_cause(node: str, leftover: LeftoverProcess) -> Cause:
+    """Return as what a run counts whose ranks ended within seconds and left this at work."""
+    message = f"{describe_leftover(leftover)} was still at work, and was ended"
+    return Cause(kind="left_work", node=node, rank=leftover["rank"], exit_code=0, message=message, certain=True)
+
+
+def describe_leftover(leftover: LeftoverProcess) -> str:
+    """Return its command, pid and age."""
+    return f"`{leftover['command']}` (pid {leftover['pid']}, {duration_text(leftover['age_s'])} old)"

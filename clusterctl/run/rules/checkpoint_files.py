@@ -23,17 +23,19 @@ _RANK = re.compile(r"(?<!mp_)rank[-_]?(\d+)|__(\d+)_\d+\.distcp$")
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopiedFile:
     """A file that was copied to a node: its version there, whence it came, and which version it had there."""
 
     node: str
     path: str
     version: Version
-    whence: str
-    source: Version
+    source_node: str
+    source_version: Version
 
 
-def by_origin(files: Mapping[str, Mapping[str, Version]], copies: Iterable[Copied]) -> dict[str, dict[str, Version]]:
+def resolve_copies(
+    files: Mapping[str, Mapping[str, Version]], copies: Iterable[CopiedFile]
+) -> dict[str, dict[str, Version]]:
     """Return the files of each node, each copy by the version of its source; a copy whose source has changed is none.
 
     Nor is one whose source has gone from a checkpoint that is still there.
@@ -44,37 +46,37 @@ def by_origin(files: Mapping[str, Mapping[str, Version]], copies: Iterable[Copie
     """
     copied = {(copy.node, copy.path, copy.version): copy for copy in copies}
     written: dict[str, set[Version]] = {}
-    for node, there in files.items():
-        for path, version in there.items():
+    for node, paths_at_node in files.items():
+        for path, version in paths_at_node.items():
             if (node, path, version) not in copied:
                 written.setdefault(path, set()).add(version)
 
-    def counts(copy: Copied) -> bool:
+    def counts(copy: CopiedFile) -> bool:
         if copy.path in written:
-            return copy.source in written[copy.path]
-        at_source = files.get(copy.whence)
+            return copy.source_version in written[copy.path]
+        at_source = files.get(copy.source_node)
         return not at_source or copy.path in at_source
 
     by_node: dict[str, dict[str, Version]] = {}
-    for node, there in files.items():
+    for node, paths_at_node in files.items():
         by_node[node] = {}
-        for path, version in there.items():
+        for path, version in paths_at_node.items():
             copy = copied.get((node, path, version))
             if copy is None or counts(copy):
-                by_node[node][path] = version if copy is None else copy.source
+                by_node[node][path] = version if copy is None else copy.source_version
     return by_node
 
 
-def differing(files: Mapping[str, Mapping[str, H]]) -> set[str]:
+def find_conflicting_paths(files: Mapping[str, Mapping[str, H]]) -> set[str]:
     """Return the paths under which nodes hold different files."""
     several: dict[str, set[H]] = {}
-    for there in files.values():
-        for path, file in there.items():
+    for paths_at_node in files.values():
+        for path, file in paths_at_node.items():
             several.setdefault(path, set()).add(file)
-    return {path for path, alike in several.items() if len(alike) > 1}
+    return {path for path, versions in several.items() if len(versions) > 1}
 
 
-def lacking(
+def find_missing_files(
     files: Mapping[str, Mapping[str, H]], nodes: Sequence[str], order: Sequence[str]
 ) -> dict[str, dict[str, str]]:
     """Return which files these nodes lack, by node: path and the first node in `order` that has it."""
@@ -83,16 +85,18 @@ def lacking(
     return {node: paths for node, paths in all_lacking.items() if paths}
 
 
-def lost_with(files: Mapping[str, Mapping[str, H]], gone: Mapping[str, Collection[int]]) -> list[str]:
+def find_nodes_with_lost_files(
+    files: Mapping[str, Mapping[str, H]], unreachable: Mapping[str, Collection[int]]
+) -> list[str]:
     """Return the nodes that cannot be asked and with which a part of the checkpoint is lost, as far as one can tell.
 
     Args:
         files: By node: what is there, by path.
-        gone: Nodes that cannot be asked, and their ranks.
+        unreachable: Nodes that cannot be asked, and their ranks.
     """
-    paths = {path for there in files.values() for path in there}
+    paths = {path for paths_at_node in files.values() for path in paths_at_node}
     named = {int(found[1] or found[2]) for path in paths for found in _RANK.finditer(path)}
     if named:
-        return [node for node, ranks in gone.items() if not named.issuperset(ranks)]
+        return [node for node, ranks in unreachable.items() if not named.issuperset(ranks)]
     # Where one node has all of it, no node had a part of its own.
-    return [] if any(paths == there.keys() for there in files.values()) else list(gone)
+    return [] if any(paths == paths_at_node.keys() for paths_at_node in files.values()) else list(unreachable)

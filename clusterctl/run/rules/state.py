@@ -1,4 +1,8 @@
-"""What is known about a run: a fold over the journals of its nodes and of its controller. No I/O, no clock.
+"""The attempts of a run that are over: what each of them came to, as the journal keeps it once another follows. Pure.
+
+The nodes' journals tell of the newest attempt alone: what is known of an earlier one has been written down at its end.
+
+What is known about a run: a fold over the journals of its nodes and of its controller. No I/O, no clock.
 
 Run states: starting running stalled restarting stopping, then succeeded failed cancelled lost.
 Worker states: pending starting running exited lost.
@@ -12,15 +16,59 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.formatting import duration_text
-from clusterctl.run.rules.blame import Cause, Verdict, first_failure, left_early
-from clusterctl.run.rules.leftovers import SOON_S, is_idle, left_work
+from clusterctl.run.rules.blame import (
+    BACKGROUND_MAX_S,
+    Cause,
+    ExitAnalysis,
+    build_left_work_cause,
+    find_early_exit,
+    is_idle_process,
+    sort_causes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.agent.protocol.process_types import LeftoverProcess, RemainingProcess
-    from clusterctl.run.rules import events as head
-    from clusterctl.run.rules.ended_attempts import PastAttempt
+    from clusterctl.run.rules import controller_events as head
+
+    # MERGED
+
+
+_JSON_FIELDS = ("kind", "node", "rank", "exit_code", "signal", "message", "certain")
+_MAX_MESSAGE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastAttempt:
+    """An attempt that another followed. Times are the head's.
+
+    Attributes:
+        why: The word of `restart.on` for its end.
+        cause: The first observed failure, without its traceback; `None` where an older controller wrote the journal.
+        step: What its slowest rank had reached.
+        resume_from: The checkpoint that it was told to go on from.
+    """
+
+    number: int
+    began: float | None
+    ended: float
+    why: str = ""
+    cause: Cause | None = None
+    step: int | None = None
+    resume_from: str | None = None
+
+
+def cause_to_json(cause: Cause | None) -> dict[str, Any] | None:
+    """Return a cause as the journal keeps it; its traceback lies with the output of the attempt."""
+    if cause is None:
+        return None
+    return {key: getattr(replace(cause, message=cause.message[:_MAX_MESSAGE]), key) for key in _JSON_FIELDS}
+
+
+def cause_from_json(record: dict[str, Any] | None) -> Cause | None:
+    """Return the cause that a journal keeps; what only a newer controller knows of it is left out."""
+    return None if record is None else Cause(**{key: record[key] for key in _JSON_FIELDS if key in record})
 
 
 class RunPhase(str, Enum):
@@ -99,7 +147,7 @@ class WorkerState:
     began_s: float | None = None
     lasted_s: float | None = None
     has_failed_inside: bool = False
-    verdict: Verdict | None = None
+    exit_analysis: ExitAnalysis | None = None
 
     @property
     def failed(self) -> bool:
@@ -113,7 +161,7 @@ class WorkerState:
         return self.phase is WorkerPhase.EXITED and not self.stopped and not self.failed
 
     @property
-    def unseen(self) -> bool:
+    def is_exit_unknown(self) -> bool:
         """Nobody saw how it ended."""
         return self.exit_code is None and self.signal is None
 
@@ -152,21 +200,21 @@ class NodeState:
     leftovers: tuple[LeftoverProcess, ...] = ()
     past_grace: tuple[LeftoverProcess, ...] = ()
     grace_s: float = 0.0
-    intruder: str | None = None
-    held: str | None = None
+    port_conflict: str | None = None
+    gpu_memory_held: str | None = None
     clock: tuple[float, float] | None = None
     ahead: float = 0.0
     boot: str = ""
     seq: int = 0
 
-    def unheard(self, seconds: float | None = None) -> str:
+    def describe_silence(self, seconds: float | None = None) -> str:
         """Return that the node does not answer, for how long, and why where its connection broke for a reason."""
         time = "" if not seconds else f" for {duration_text(seconds)}"
         silent = not self.link_why or self.link_why == "no answer" or "no sign of life" in self.link_why
         return f"no answer{time}" + ("" if silent else f" ({self.link_why.removeprefix(f'{self.node}: ')})")
 
 
-class OwnNodes(dict[str, NodeState]):
+class MutableNodes(dict[str, NodeState]):
     """A table of nodes that nobody else has yet, so that events may change it: see `Folding`.
 
     Attributes:
@@ -177,29 +225,29 @@ class OwnNodes(dict[str, NodeState]):
         super().__init__(nodes)
         self.cursors: dict[str, int] = {}
 
-    def settle(self) -> None:
+    def store_cursors(self) -> None:
         """Let the nodes themselves say how far their journals were taken in."""
         self.update({name: replace(self[name], seq=seq) for name, seq in self.cursors.items()})
         self.cursors.clear()
 
 
-class OwnWorkers(dict[int, WorkerState]):
+class MutableWorkers(dict[int, WorkerState]):
     """The same of ranks; how many of them were not started is counted, not looked for."""
 
     def __init__(self, workers: Mapping[int, WorkerState]) -> None:
         super().__init__(workers)
-        self.pending = sum(w.phase in _PENDING for w in workers.values())
+        self.pending_count = sum(w.phase in _PENDING for w in workers.values())
 
     def put(self, worker: WorkerState) -> None:
         """Put another state of a rank in."""
-        self.pending += (worker.phase in _PENDING) - (self[worker.rank].phase in _PENDING)
+        self.pending_count += (worker.phase in _PENDING) - (self[worker.rank].phase in _PENDING)
         self[worker.rank] = worker
 
     @classmethod
-    def are_pending(cls, workers: Mapping[int, WorkerState]) -> bool:
+    def has_pending(cls, workers: Mapping[int, WorkerState]) -> bool:
         """Return whether any rank of a table, of this kind or another, was not started yet."""
         if isinstance(workers, cls):
-            return workers.pending > 0
+            return workers.pending_count > 0
         return any(w.phase in _PENDING for w in workers.values())
 
 
@@ -219,7 +267,7 @@ class StallView:
     evidence: str | None = None
     until: float | None = None
 
-    def grown(self, now: float) -> StallView:
+    def at_time(self, now: float) -> StallView:
         """Return it as it is at a moment (head's wall clock): its length grows, and its event tells that of then."""
         return replace(self, since_s=self.since_s + max(0.0, now - self.at))
 
@@ -266,9 +314,9 @@ class RunState:
     reason: str | None = None
     reason_text: str = ""
     exit_code: int | None = None
-    no_exit: Cause | None = None
+    external_cause: Cause | None = None
     stall: StallView | None = None
-    stood: StallView | None = None
+    last_stall: StallView | None = None
     remaining: tuple[RemainingProcess, ...] = ()
     error: dict[str, Any] | None = None
     troubles: dict[tuple[str, int | None, str], head.Health] = field(default_factory=dict)
@@ -277,13 +325,13 @@ class RunState:
     restart_why: str = ""
     next_nodes: tuple[str, ...] = ()
     retired: dict[str, NodeState] = field(default_factory=dict)
-    placed: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
-    traces: tuple[str, ...] = ()
-    newest: str | None = None
+    placements: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
+    touched_nodes: tuple[str, ...] = ()
+    newest_checkpoint: str | None = None
     endings: tuple[tuple[str, str | None], ...] = ()
     resume_from: str | None = None
-    past: tuple[PastAttempt, ...] = ()
-    unread: tuple[str, ...] = ()
+    past_attempts: tuple[PastAttempt, ...] = ()
+    unreadable_lines: tuple[str, ...] = ()
     results: head.Results | None = None
 
     @property
@@ -303,19 +351,19 @@ class RunState:
         Where no rank failed and the others were stopped all the same, a rank that ended well too early is to blame; so
         it is where all that failed had lost their connection to it.
         """
-        ended = [w for w in self.workers.values() if w.verdict is not None and not self._lost_with_node(w)]
-        failed = [w.verdict for w in ended if w.failed and w.verdict is not None]
-        well = [w.verdict for w in ended if not w.failed and w.verdict is not None]
+        ended = [w for w in self.workers.values() if w.exit_analysis is not None and not self._lost_with_node(w)]
+        failed = [w.exit_analysis for w in ended if w.failed and w.exit_analysis is not None]
+        well = [w.exit_analysis for w in ended if not w.failed and w.exit_analysis is not None]
         if failed:
             addresses = {node.node: node.address for node in self.nodes.values()}
-            early = left_early(failed, well, addresses)
-            return first_failure(failed) if early is None else (early, *first_failure(failed))
+            early = find_early_exit(failed, well, addresses)
+            return sort_causes(failed) if early is None else (early, *sort_causes(failed))
         if well and self.reason == StopReason.PEER_FAILED.value:
-            return first_failure(well)
+            return sort_causes(well)
         if self.has_left_work:
-            at_work = [(n.node, one) for n in self.nodes.values() for one in n.leftovers if not is_idle(one)]
-            return tuple(left_work(*each) for each in at_work)
-        return () if self.no_exit is None else (self.no_exit,)
+            at_work = [(n.node, one) for n in self.nodes.values() for one in n.leftovers if not is_idle_process(one)]
+            return tuple(build_left_work_cause(*each) for each in at_work)
+        return () if self.external_cause is None else (self.external_cause,)
 
     @property
     def cause(self) -> Cause | None:
@@ -326,14 +374,16 @@ class RunState:
     def has_left_work(self) -> bool:
         """All ranks ended well within seconds and left something at work, which was ended: the job was not done."""
         workers = self.workers.values()
-        is_at_work = any(not is_idle(one) for node in self.nodes.values() for one in node.leftovers)
-        return is_at_work and all(w.ended_well and w.lasted_s is not None and w.lasted_s < SOON_S for w in workers)
+        is_at_work = any(not is_idle_process(one) for node in self.nodes.values() for one in node.leftovers)
+        return is_at_work and all(
+            w.ended_well and w.lasted_s is not None and w.lasted_s < BACKGROUND_MAX_S for w in workers
+        )
 
     def _lost_with_node(self, worker: WorkerState) -> bool:
         """Return whether nobody saw a worker's end because its machine went down with it: that is what is to blame."""
-        return worker.unseen and self.nodes[worker.node].link == "lost"
+        return worker.is_exit_unknown and self.nodes[worker.node].link == "lost"
 
-    def unfinished_nodes(self) -> list[str]:
+    def list_unfinished_nodes(self) -> list[str]:
         """Return the nodes on which a rank has not ended."""
         return list({w.node: None for w in self.workers.values() if w.phase is not WorkerPhase.EXITED})
 

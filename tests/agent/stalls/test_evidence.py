@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.agent.protocol import frames as frames_module
 from clusterctl.agent.watch import evidence, stacks
-from clusterctl.run.rules.stalls import stacks as reader
+from clusterctl.run.rules import rank_stacks as reader
 
 FOREVER = "import time\nprint('up')\ndef waits():\n    time.sleep(1000)\nwaits()\n"
 
@@ -28,7 +28,7 @@ def collect(bench, *workers, seconds=4.0):
 
 
 def functions(found, rank):
-    entries = [each for each in reader.from_evidence(found["ranks"]) if each.rank == rank]
+    entries = [each for each in reader.parse_rank_stacks(found["ranks"]) if each.rank == rank]
     return [frame.function for each in entries for frame in each.frames or ()]
 
 
@@ -55,7 +55,7 @@ def test_eight_ranks_take_under_two_seconds_and_under_four_with_one_stopped(benc
     found = collect(bench, *workers)
     assert found["took_s"] < 4.0
     assert found["ranks"]["3"]["state"] == "T"
-    folded = reader.fold(reader.from_evidence(found["ranks"]))
+    folded = reader.fold_stacks(reader.parse_rank_stacks(found["ranks"]))
     assert [entry["ranks"] for entry in folded] == ["0-2,4-7", "3"]
 
 

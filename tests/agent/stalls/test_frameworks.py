@@ -6,7 +6,7 @@ import time
 import pytest
 
 from clusterctl.agent.watch import evidence
-from clusterctl.run.rules.stalls import stacks as reader
+from clusterctl.run.rules import rank_stacks as reader
 
 pytestmark = pytest.mark.torch
 
@@ -56,7 +56,9 @@ def test_steps_and_collectives_of_ddp_are_counted_and_its_stacks_tell_who_waits(
     found = evidence.collect_evidence(
         [worker.facts for worker in workers], str(bench.status_dir), str(bench.tmp_path / "s"), time.monotonic() + 4
     )
-    frames = {stack.rank: [f.function for f in stack.frames or ()] for stack in reader.from_evidence(found["ranks"])}
+    frames = {
+        stack.rank: [f.function for f in stack.frames or ()] for stack in reader.parse_rank_stacks(found["ranks"])
+    }
     assert "waits_for_the_others" in frames[0]
     assert frames[1] == ["<module>"]
     # The data loader's own processes are children, and never the rank.

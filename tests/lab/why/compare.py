@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from clusterctl.cli.lookup.why import opened
 from clusterctl.run.record import find
 from clusterctl.run.record.kept import verdict
-from clusterctl.run.rules.case import case_of
+from clusterctl.run.rules.why_evidence import build_why_evidence
 from tests.lab.why import dumps, rivals
 from tests.lab.why.kinds import KINDS
 
@@ -73,7 +73,7 @@ def row_of(path: Path) -> Row:
     with opened(path) as run:
         state, _ = find.visible_state(run)
         name, evidence = verdict.evidence_of(run, state)
-        case = case_of(state, evidence, seen_at=name, stalled=bool(evidence))
+        case = build_why_evidence(state, evidence, seen_at=name, stalled=bool(evidence))
         ours = verdict.of(run, state)
     stopped = frozenset(rank for rank, worker in state.workers.items() if worker.stopped)
     expected = KINDS[kind]

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 from tests import documented
 
 ZSHRC = """\
@@ -36,11 +36,13 @@ CLUSTER = "version: 1\nhosts: {'gpu[01-03]': 2}\njob: {command: [x]}\n"
 def add_run(name: str, *, ended: bool) -> str:
     run = rundir.create(name)
     writer = Writer(run)
-    writer.append(events.Created(run=run.run, name=name, path="/nowhere/cluster.yaml"), 1.0)
+    writer.append(controller_events.Created(run=run.run, name=name, path="/nowhere/cluster.yaml"), 1.0)
     nodes = [{"node": "gpu07", "node_rank": 0, "address": "gpu07", "ranks": [0, 1]}]
-    writer.append(events.Attempt(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=nodes), 2.0)
+    writer.append(
+        controller_events.Attempt(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=nodes), 2.0
+    )
     if ended:
-        writer.append(events.Ended(state="succeeded", exit_code=0), 3.0)
+        writer.append(controller_events.Ended(state="succeeded", exit_code=0), 3.0)
     writer.close()
     return run.run
 

@@ -14,7 +14,7 @@ from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
 from clusterctl.config.stored import dump_spec
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules.events import Created
+from clusterctl.run.rules.controller_events import Created
 
 HEAVY = ("pydantic", "pydantic_core", "psutil", "importlib.metadata", "asyncio")
 CLUSTER = """\

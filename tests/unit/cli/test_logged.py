@@ -12,7 +12,7 @@ from clusterctl.logs.line import LogQuery
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunState
 
-STATE = RunState(run="r-1", attempt=1, placed=((0, "a", (0, 1)), (0, "b", (2, 3)), (1, "a", (0, 1))))
+STATE = RunState(run="r-1", attempt=1, placements=((0, "a", (0, 1)), (0, "b", (2, 3)), (1, "a", (0, 1))))
 
 
 @pytest.fixture

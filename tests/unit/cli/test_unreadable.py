@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from clusterctl.cli.main import cli
 from clusterctl.run.record import rundir
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 
 STAMP: dict[str, Any] = {"seq": 1, "wall": 1.0, "mono": 1.0, "boot": "b", "attempt": 0}
 BAD_EVENTS: dict[str, bytes] = {
@@ -45,10 +45,10 @@ def made(root: Path, name: str) -> RunDir:
     run = rundir.create(name, root / "clusterctl" / "runs")
     layout = [{"node": "n", "node_rank": 0, "ranks": [0]}]
     said = [
-        events.Created(run=run.run, name=name, path=""),
-        events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=layout),
+        controller_events.Created(run=run.run, name=name, path=""),
+        controller_events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=layout),
     ]
-    run.events.write_text("".join(events.encode(n, 1.0, event) + "\n" for n, event in enumerate(said, 1)))
+    run.events.write_text("".join(controller_events.encode(n, 1.0, event) + "\n" for n, event in enumerate(said, 1)))
     run.node("n").mkdir(parents=True)
     return run
 

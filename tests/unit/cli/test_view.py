@@ -17,7 +17,7 @@ from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 from tests.e2e.terminal import Terminal
 
 VIEW = """
@@ -37,9 +37,11 @@ def ended_run(root: Path, output: bytes) -> rundir.RunDir:
     run = rundir.create("demo", root)
     writer = Writer(run)
     nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
-    writer.append(events.Created(run=run.run, name="demo", path=""), 1.0)
-    writer.append(events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes), 2.0)
-    writer.append(events.Ended(state="succeeded", exit_code=0), 3.0)
+    writer.append(controller_events.Created(run=run.run, name="demo", path=""), 1.0)
+    writer.append(
+        controller_events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes), 2.0
+    )
+    writer.append(controller_events.Ended(state="succeeded", exit_code=0), 3.0)
     writer.close()
     log = run.node("gpu01") / format_output_path(0, 0)
     log.parent.mkdir(parents=True)
@@ -89,12 +91,12 @@ def test_a_step_of_a_new_attempt_takes_the_place_of_the_last_line(tmp_path: Path
     writer = Writer(run)
     nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
     began = time.time()
-    writer.append(events.Created(run=run.run, name="demo", path=""), began)
-    attempt = events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes)
+    writer.append(controller_events.Created(run=run.run, name="demo", path=""), began)
+    attempt = controller_events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes)
     writer.append(attempt, began)
     with Terminal(str(run.path), folder=tmp_path, env=os.environ, program=("-c", VIEW)) as person:
         person.expect("d detach")
-        writer.append(events.Phase(name="prepare", total=1), began)
+        writer.append(controller_events.Phase(name="prepare", total=1), began)
         person.expect("prepare")
         person.press("d")
         person.wait()
@@ -131,7 +133,7 @@ def test_what_came_after_a_command_began_is_told_though_its_view_opened_later(tm
     assert "ready for attempt" not in done.stderr
 
 
-DECIDED = events.Decided(attempt=0, reason="cancelled")
+DECIDED = controller_events.EndDecided(attempt=0, reason="cancelled")
 
 
 def with_old_events(root: Path) -> rundir.RunDir:
@@ -140,11 +142,11 @@ def with_old_events(root: Path) -> rundir.RunDir:
     writer = Writer(run)
     nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
     for event in (
-        events.Created(run=run.run, name="demo", path=""),
-        events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes),
-        events.Note(text="an old warning", level="warn"),
+        controller_events.Created(run=run.run, name="demo", path=""),
+        controller_events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes),
+        controller_events.Note(text="an old warning", level="warn"),
         DECIDED,
-        events.Ended(state="cancelled", exit_code=103),
+        controller_events.Ended(state="cancelled", exit_code=103),
     ):
         writer.append(event, 3.0)
     writer.close()
@@ -179,8 +181,10 @@ def test_ranks_that_have_not_said_a_word_are_told_once_where_nobody_sees_the_las
     writer = Writer(run)
     nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
     began = time.time() - 60
-    writer.append(events.Created(run=run.run, name="demo", path=""), began)
-    writer.append(events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes), began)
+    writer.append(controller_events.Created(run=run.run, name="demo", path=""), began)
+    writer.append(
+        controller_events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=nodes), began
+    )
     started = node_events.Started(attempt=0, rank=0, local_rank=0, pid=7, start_time=1)
     run.node("gpu01").mkdir(parents=True)
     line = node_events.encode_event(node_events.Stamp(1, began, 1.0, "b0"), started)
@@ -189,7 +193,7 @@ def test_ranks_that_have_not_said_a_word_are_told_once_where_nobody_sees_the_las
     with subprocess.Popen([sys.executable, "-c", VIEW, run.path], stdout=pipe, stderr=pipe, text=True) as view:
         assert view.stderr is not None
         first = view.stderr.readline()
-        writer.append(events.Ended(state="succeeded", exit_code=0), time.time())
+        writer.append(controller_events.Ended(state="succeeded", exit_code=0), time.time())
         writer.close()
         _, rest = view.communicate(timeout=60)
 

@@ -17,20 +17,20 @@ from clusterctl.agent.protocol import run_files
 from clusterctl.cli.follow.watching import Course, Watching
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-ENDED = events.Ended(state="succeeded", exit_code=0)
+ENDED = controller_events.Ended(state="succeeded", exit_code=0)
 
 
-def begun(root: Path, *written: events.ControllerEvent) -> rundir.RunDir:
+def begun(root: Path, *written: controller_events.ControllerEvent) -> rundir.RunDir:
     """A run without a controller."""
     run = rundir.create("demo", root)
     with closing(Writer(run)) as writer:
-        for event in (events.Created(run=run.run, name="demo", path=""), *written):
+        for event in (controller_events.Created(run=run.run, name="demo", path=""), *written):
             writer.append(event, 1.0)
     return run
 
@@ -64,7 +64,7 @@ def test_the_only_look_at_a_run_without_a_controller_says_so_and_what_is_new(tmp
     run = begun(tmp_path)
     (look,) = Watching(run).looks()
     assert look.course is Course.UNATTENDED
-    assert [type(event) for _, event in look.heads] == [events.Created]
+    assert [type(event) for _, event in look.heads] == [controller_events.Created]
 
 
 def test_a_run_is_looked_at_until_it_is_over_while_its_controller_lives(tmp_path: Path) -> None:

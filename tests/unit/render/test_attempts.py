@@ -8,9 +8,8 @@ import pytest
 
 from clusterctl.render.story.attempts import render_attempts, restart_news
 from clusterctl.run.rules.blame import Cause
-from clusterctl.run.rules.ended_attempts import PastAttempt
-from clusterctl.run.rules.events import Restarting
-from clusterctl.run.rules.state import RunPhase, RunState
+from clusterctl.run.rules.controller_events import Restarting
+from clusterctl.run.rules.state import PastAttempt, RunPhase, RunState
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
@@ -60,7 +59,9 @@ def test_a_restart_is_told_with_what_was_to_blame(
 
 def test_attempts_are_a_table_once_there_was_more_than_one(pipe: Terminal) -> None:
     past = PastAttempt(number=0, began=100.0, ended=292.0, why="crash", cause=Cause(**RAISED), step=412)
-    state = RunState(phase=RunPhase.RUNNING, attempt=1, running_since=302.0, resume_from="ckpt/step-400", past=(past,))
+    state = RunState(
+        phase=RunPhase.RUNNING, attempt=1, running_since=302.0, resume_from="ckpt/step-400", past_attempts=(past,)
+    )
 
     assert render_attempts(state, 450, 364.0, pipe) == [
         "ATTEMPT   TOOK  STEPS  FROM           END",

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.render import words
 from clusterctl.render.status import RunView, render_summary
 from clusterctl.render.story.listing import render_ps
-from clusterctl.run.rules.events import Link
+from clusterctl.run.rules.controller_events import Link
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState
 
 if TYPE_CHECKING:

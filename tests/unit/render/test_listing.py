@@ -11,7 +11,7 @@ import pytest
 from clusterctl.render.status import RunView, WorkerActivity
 from clusterctl.render.story.listing import newest_first, ps_hints, render_ps
 from clusterctl.render.terminal.console import Terminal
-from clusterctl.run.rules import leftover
+from clusterctl.run.rules import outcome
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState
 
@@ -33,7 +33,7 @@ RUNNING = RunState(
 ENDED = replace(RUNNING, run="crash-gq4d", phase=RunPhase.FAILED, ended=BEGAN + 24, exit_code=100)
 KILLED = Cause(kind="signal", node="gpu02", rank=1, signal="SIGKILL")
 NO_KEY = Cause(kind="start_failed", message="4 host keys unknown")
-LEFT = leftover.entry("gpu02", None, leftover.NODE_LOST)
+LEFT = outcome.build_remaining_process("gpu02", None, outcome.NODE_LOST)
 
 
 def terminal(width: int = 0) -> Terminal:
@@ -60,8 +60,8 @@ def test_a_run_that_goes_on_has_its_step_and_its_newest_progress() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        pytest.param({"no_exit": KILLED}, "rank 1 on gpu02: killed by SIGKILL", id="a rank failed"),
-        pytest.param({"no_exit": NO_KEY}, "4 host keys unknown", id="the start failed"),
+        pytest.param({"external_cause": KILLED}, "rank 1 on gpu02: killed by SIGKILL", id="a rank failed"),
+        pytest.param({"external_cause": NO_KEY}, "4 host keys unknown", id="the start failed"),
         pytest.param({}, "exit 100", id="nobody knows why"),
         pytest.param({"phase": RunPhase.CANCELLED, "exit_code": 103}, "", id="a person ended it"),
         pytest.param({"phase": RunPhase.SUCCEEDED, "exit_code": 0}, "", id="it ended well"),
@@ -90,7 +90,7 @@ def test_when_a_run_began_is_told_no_longer_than_it_must_be(began: str, shown: s
 def test_the_newest_run_stands_first_and_starts_that_failed_aside() -> None:
     runs = [
         view(ENDED, run="old", created=1.0),
-        view(ENDED, run="never", created=9.0, attempt=-1, no_exit=NO_KEY),
+        view(ENDED, run="never", created=9.0, attempt=-1, external_cause=NO_KEY),
         view(ENDED, run="new", created=5.0),
         view(ENDED, run="broken", created=None, phase=RunPhase.UNREADABLE),
     ]
@@ -103,7 +103,7 @@ def test_the_newest_run_stands_first_and_starts_that_failed_aside() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_on_no_terminal_an_id_or_a_reason_is_left_out(width: int) -> None:
-    lines = render_ps([view(ENDED, no_exit=KILLED)], NOW, terminal(width))
+    lines = render_ps([view(ENDED, external_cause=KILLED)], NOW, terminal(width))
 
     assert lines[1].startswith("crash-gq4d  failed")
     assert "rank 1" in lines[1]
@@ -126,9 +126,9 @@ def test_on_a_narrow_terminal_what_went_wrong_stands_before_where(
     width: int, cause: dict[str, object], told: str
 ) -> None:
     why = Cause(node="gpu-node-07", rank=1, **cause)  # type: ignore[arg-type]
-    long = view(ENDED, run="resnet-q2w3", no_exit=replace(KILLED, node="a-node-whose-name-fills-a-line.example"))
+    long = view(ENDED, run="resnet-q2w3", external_cause=replace(KILLED, node="a-node-whose-name-fills-a-line.example"))
 
-    _, row = render_ps([long, view(ENDED, no_exit=why)], NOW, terminal(width), header=False)
+    _, row = render_ps([long, view(ENDED, external_cause=why)], NOW, terminal(width), header=False)
 
     assert told in row
 
@@ -136,7 +136,7 @@ def test_on_a_narrow_terminal_what_went_wrong_stands_before_where(
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 def test_columns_make_room_for_ids_and_reasons_only_where_there_is_none(width: int) -> None:
     error = Cause(kind="exit", node="gpu02", rank=1, exit_code=1, message="FileNotFoundError: " + "no such file " * 9)
-    long = view(ENDED, run="resnet50-sweep-q2w3", no_exit=error)
+    long = view(ENDED, run="resnet50-sweep-q2w3", external_cause=error)
     header, row = render_ps([long], NOW, terminal(width))
 
     assert row.startswith("resnet50-sweep-q2w3  failed")
@@ -147,7 +147,7 @@ def test_columns_make_room_for_ids_and_reasons_only_where_there_is_none(width: i
 
 def test_columns_with_nothing_in_them_make_room_first() -> None:
     error = Cause(kind="exit", node="gpu02", rank=1, exit_code=1, message="FileNotFoundError: no such file")
-    without = RunView(state=replace(ENDED, no_exit=error), attended=False)
+    without = RunView(state=replace(ENDED, external_cause=error), attended=False)
 
     header, _ = render_ps([without], NOW, terminal(72))
 
@@ -158,7 +158,7 @@ def test_columns_with_nothing_in_them_make_room_first() -> None:
 def test_nobody_is_told_twice_that_nothing_was_started() -> None:
     failed = Cause(kind="start_failed", message="4 checks failed; nothing was started")
 
-    assert last_column(ENDED, no_exit=failed) == "4 checks failed"
+    assert last_column(ENDED, external_cause=failed) == "4 checks failed"
 
 
 def test_sizes_are_shown_where_they_are_known() -> None:

@@ -51,7 +51,7 @@ def told(said: str, nodes: int = 2, ranks_of_node: int = 1, points: int = 50, ev
     cause = Cause(kind="node_lost", node=said, message=said)
     state = RunState(
         run=said, name=said, phase=RunPhase.FAILED, attempt=0, nodes=names, workers=ranks, created=0.0,
-        running_since=5.0, ended=100.0, exit_code=100, no_exit=cause,
+        running_since=5.0, ended=100.0, exit_code=100, external_cause=cause,
     )  # fmt: skip
     origin = Origin(user=said, host=said, file=said, folder=said, command=said, commit=Commit(commit=said, branch=said))
     line = [(2.0 * n, float(n)) for n in range(points)]

@@ -8,7 +8,7 @@ import pytest
 from clusterctl.render.report import Beside, render_report
 from clusterctl.render.story.shown import Shown
 from clusterctl.render.words import failure_line
-from clusterctl.run.rules.blame import Cause, Verdict
+from clusterctl.run.rules.blame import Cause, ExitAnalysis
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ CAUSE = Cause(
 )
 
 
-def said(cause: Cause) -> Verdict:
-    return Verdict(cause=cause, earliest=1100.0 + (cause.rank or 0), latest=1100.0 + (cause.rank or 0))
+def said(cause: Cause) -> ExitAnalysis:
+    return ExitAnalysis(cause=cause, earliest=1100.0 + (cause.rank or 0), latest=1100.0 + (cause.rank or 0))
 
 
 def stopped() -> dict[int, WorkerState]:
@@ -46,9 +46,9 @@ def failed_run() -> RunState:
     workers = stopped()
     gone = {"exit_code": 1, "signal": None, "stopped": False}
     peer = Cause(kind="exit", node="gpu02", exit_code=1, message="Connection closed by peer", secondary=True)
-    workers[5] = replace(workers[5], **gone, tail="step 1\n" + TRACE, verdict=said(CAUSE))
-    workers[6] = replace(workers[6], **gone, verdict=said(replace(peer, rank=6)))
-    workers[7] = replace(workers[7], **gone, verdict=said(replace(peer, rank=7)))
+    workers[5] = replace(workers[5], **gone, tail="step 1\n" + TRACE, exit_analysis=said(CAUSE))
+    workers[6] = replace(workers[6], **gone, exit_analysis=said(replace(peer, rank=6)))
+    workers[7] = replace(workers[7], **gone, exit_analysis=said(replace(peer, rank=7)))
     return RunState(
         run="digits-k3x9", name="digits", phase=RunPhase.FAILED, attempt=0, world_size=8, nodes=nodes, workers=workers,
         created=1000.0, ended=1192.0, exit_code=100,
@@ -94,7 +94,7 @@ def test_a_signal_is_named_once(pipe: Terminal) -> None:
 def test_without_a_traceback_the_last_lines_are_shown(pipe: Terminal) -> None:
     state = failed_run()
     verdict = said(replace(CAUSE, traceback=None, message="giving up"))
-    ended = replace(state.workers[5], tail="loss nan\n\x1b[2Jgiving up\n", verdict=verdict)
+    ended = replace(state.workers[5], tail="loss nan\n\x1b[2Jgiving up\n", exit_analysis=verdict)
     lines = render_report(replace(state, workers={**state.workers, 5: ended}), pipe)
     assert lines[1:3] == ["  │ loss nan", "  │ giving up"]
 
@@ -105,7 +105,7 @@ def test_last_lines_that_stand_above_on_the_screen_are_not_repeated(
 ) -> None:
     state = failed_run()
     verdict = said(replace(CAUSE, traceback=None, message="giving up"))
-    ended = replace(state.workers[5], tail="loss nan\n\x1b[31mgiving up\x1b[0m\n", verdict=verdict)
+    ended = replace(state.workers[5], tail="loss nan\n\x1b[31mgiving up\x1b[0m\n", exit_analysis=verdict)
     above = Shown(ranks=frozenset(on_screen), lines=((on_screen, "loss nan"), (on_screen, "giving up")))
 
     lines = render_report(replace(state, workers={**state.workers, 5: ended}), pipe, Beside(shown=above))
@@ -147,7 +147,7 @@ def test_ranks_that_failed_alike_are_told_once(pipe: Terminal) -> None:
     state = failed_run()
     same = {
         rank: replace(
-            state.workers[rank], exit_code=1, signal=None, stopped=False, verdict=said(replace(CAUSE, rank=rank))
+            state.workers[rank], exit_code=1, signal=None, stopped=False, exit_analysis=said(replace(CAUSE, rank=rank))
         )
         for rank in (5, 6)
     }
@@ -166,7 +166,7 @@ def test_peers_that_lost_each_other_are_one_group_whatever_ports_they_name(pipe:
         peer = Cause(
             kind="exit", node="gpu02", rank=rank, exit_code=1, message=f"closed [10.0.0.1]:2{rank}", secondary=True
         )
-        lost[rank] = replace(state.workers[rank], verdict=said(peer))
+        lost[rank] = replace(state.workers[rank], exit_analysis=said(peer))
 
     lines = render_report(replace(state, workers={**state.workers, **lost}), pipe)
 
@@ -205,7 +205,7 @@ def test_a_traceback_that_differs_from_those_above_is_shown(pipe: Terminal, othe
 def test_files_of_the_code_are_named_by_their_place(pipe: Terminal) -> None:
     state = failed_run()
     placed = replace(CAUSE, traceback=TRACE.replace("train.py", "/root/work/digits/train.py"))
-    workers = {**state.workers, 5: replace(state.workers[5], verdict=said(placed))}
+    workers = {**state.workers, 5: replace(state.workers[5], exit_analysis=said(placed))}
 
     lines = render_report(replace(state, workers=workers), pipe, Beside(folders=frozenset({"~/work/digits"})))
 

@@ -53,7 +53,7 @@ def test_status_has_the_agreed_keys() -> None:
 def test_cause_and_stall_have_the_agreed_keys() -> None:
     view = running()
     stall = StallView(phase="confirmed", since_s=500.0, limit_s=480.0, reason="no step", at=1.0)
-    view = replace(view, state=replace(view.state, stall=stall, no_exit=Cause(kind="exit", rank=1, exit_code=3)))
+    view = replace(view, state=replace(view.state, stall=stall, external_cause=Cause(kind="exit", rank=1, exit_code=3)))
     value = status_json(view)
     assert set(value["cause"]) == {
         "kind", "node", "rank", "exit_code", "signal", "message", "traceback", "certain",
@@ -103,7 +103,9 @@ def test_ps_has_the_agreed_keys() -> None:
 
 def test_ps_says_when_and_of_what_a_run_ended_and_what_file_it_came_from() -> None:
     lost = Cause(kind="node_lost", node="gpu02", rank=2, message="node lost: no answer", certain=True)
-    over = replace(running().state, phase=RunPhase.LOST, ended=1060.0, exit_code=105, no_exit=lost, path="/c.yaml")
+    over = replace(
+        running().state, phase=RunPhase.LOST, ended=1060.0, exit_code=105, external_cause=lost, path="/c.yaml"
+    )
     (row,) = ps_json([replace(running(), state=over)])
 
     assert (row["ended"], row["file"]) == ("1970-01-01T00:17:40.000Z", "/c.yaml")

@@ -19,7 +19,7 @@ from clusterctl.render.top.order import SORTS, Order, in_order
 from clusterctl.render.top.scene import Level, Row, Scene, leaves_of, rows_at
 from clusterctl.render.top.screen import render_top
 from clusterctl.run.rules.blame import Cause
-from clusterctl.run.rules.events import Health
+from clusterctl.run.rules.controller_events import Health
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_on_a_narrow_screen_a_failure_goes_on_in_the_next_line_and_every_key_is_
     )
     shown = scene()
     assert shown.view is not None
-    over = replace(shown.view.state, phase=RunPhase.FAILED, no_exit=failed, exit_code=100)
+    over = replace(shown.view.state, phase=RunPhase.FAILED, external_cause=failed, exit_code=100)
     lines = picture(replace(shown, view=replace(shown.view, state=over)), new_screen(width=width).terminal)
 
     told = " ".join(" ".join(lines[:4]).split())

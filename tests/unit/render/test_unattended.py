@@ -20,7 +20,7 @@ from clusterctl.render.story.unattended import Fate, Unattended, fate_of
 from clusterctl.render.terminal.console import Terminal
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules.events import Created
+from clusterctl.run.rules.controller_events import Created
 from clusterctl.run.rules.state import RunPhase, RunState
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.run.rules.blame import Cause, Exit, first_failure, is_secondary, left_early, verdict
+from clusterctl.run.rules.blame import Cause, WorkerExit, analyse_exit, find_early_exit, is_secondary, sort_causes
 
 PEER = "RuntimeError: [/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:34211"
 TRACE = 'Traceback (most recent call last):\n  File "{}", line 3, in step\n    {}\n{}'
@@ -23,8 +23,8 @@ def exited(
     tail: str = "",
     oom: str | None = None,
     left: dict[str, str | None] | None = None,
-) -> Exit:
-    return Exit(
+) -> WorkerExit:
+    return WorkerExit(
         rank=rank,
         node=f"n{rank}",
         exit_code=code,
@@ -37,8 +37,8 @@ def exited(
     )
 
 
-def cause(exit_: Exit) -> Cause:
-    return verdict(exit_).cause
+def cause(exit_: WorkerExit) -> Cause:
+    return analyse_exit(exit_).cause
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def cause(exit_: Exit) -> Cause:
         pytest.param([exited(1, 1.0, error=0.5), exited(0, 1.4)], 0, False, id="who was surely dead first"),
     ],
 )
-def test_first_observed_failure_is(exits: list[Exit], rank: int, certain: bool) -> None:
-    top = first_failure([verdict(one) for one in exits])[0]
+def test_first_observed_failure_is(exits: list[WorkerExit], rank: int, certain: bool) -> None:
+    top = sort_causes([analyse_exit(one) for one in exits])[0]
 
     assert (top.rank, top.certain) == (rank, certain)
 
@@ -89,7 +89,7 @@ def test_ends_of_one_node_are_compared_by_its_clock_however_unsure_the_head_is_o
     first = replace(exited(0, 1.0, error=0.5), node="a", on_node_clock=(100.0, 100.01))
     later = replace(exited(1, 1.1, error=0.5), node=node, on_node_clock=(100.02, 100.03))
 
-    top, *_ = first_failure([verdict(later), verdict(first)])
+    top, *_ = sort_causes([analyse_exit(later), analyse_exit(first)])
 
     assert (top.rank, top.certain) == (0, certain)
 
@@ -194,7 +194,7 @@ def test_what_a_worker_left_as_its_error_goes_before_what_it_printed(
         pytest.param(exited(0, 1.0, code=1, tail=PEER, oom="kernel log"), id="out of memory"),
     ],
 )
-def test_a_death_from_outside_is_never_secondary_whatever_was_printed_before_it(ended: Exit) -> None:
+def test_a_death_from_outside_is_never_secondary_whatever_was_printed_before_it(ended: WorkerExit) -> None:
     assert not is_secondary(ended)
 
 
@@ -235,7 +235,7 @@ def test_a_death_from_outside_is_never_secondary_whatever_was_printed_before_it(
         ),
     ],
 )
-def test_what_an_exit_says_for_itself(ended: Exit, kind: str, message: str) -> None:
+def test_what_an_exit_says_for_itself(ended: WorkerExit, kind: str, message: str) -> None:
     found = cause(ended)
 
     assert (found.kind, found.message) == (kind, message)
@@ -305,9 +305,9 @@ UNNAMED = "torch.distributed.DistBackendError: NCCL error: remote process exited
     ],
 )
 def test_a_rank_that_ended_well_is_to_blame_where_its_peers_lost_their_connection_to_it(
-    failed: list[Exit], well: list[Exit], rank: int, certain: bool
+    failed: list[WorkerExit], well: list[WorkerExit], rank: int, certain: bool
 ) -> None:
-    found = left_early([verdict(e) for e in failed], [verdict(e) for e in well], ADDRESSES)
+    found = find_early_exit([analyse_exit(e) for e in failed], [analyse_exit(e) for e in well], ADDRESSES)
 
     assert found is not None
     assert (found.kind, found.rank, found.certain) == ("exited_early", rank, certain)
@@ -331,8 +331,8 @@ def test_a_rank_that_ended_well_is_to_blame_where_its_peers_lost_their_connectio
         pytest.param([exited(0, 2.0, number=9, tail=PEER)], [exited(1, 1.9, code=0)], id="killed"),
     ],
 )
-def test_no_rank_that_ended_well_is_to_blame(failed: list[Exit], well: list[Exit]) -> None:
-    assert left_early([verdict(e) for e in failed], [verdict(e) for e in well], ADDRESSES) is None
+def test_no_rank_that_ended_well_is_to_blame(failed: list[WorkerExit], well: list[WorkerExit]) -> None:
+    assert find_early_exit([analyse_exit(e) for e in failed], [analyse_exit(e) for e in well], ADDRESSES) is None
 
 
 @pytest.mark.parametrize(
@@ -343,9 +343,9 @@ def test_no_rank_that_ended_well_is_to_blame(failed: list[Exit], well: list[Exit
     ],
 )
 def test_whose_connection_broke_is_said(failures: int, message: str) -> None:
-    failed = [verdict(exited(rank, 2.0, tail=PEER)) for rank in (0, 2)[:failures]]
+    failed = [analyse_exit(exited(rank, 2.0, tail=PEER)) for rank in (0, 2)[:failures]]
 
-    found = left_early(failed, [verdict(exited(1, 1.9, code=0, tail="step 12"))], ADDRESSES)
+    found = find_early_exit(failed, [analyse_exit(exited(1, 1.9, code=0, tail="step 12"))], ADDRESSES)
 
     assert found is not None
     assert found.message == message
@@ -356,4 +356,4 @@ def test_a_warning_of_a_runtime_is_no_reason_for_an_end() -> None:
         "loading\n[W1123 22:06:38.2738 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved\n"
     )
 
-    assert verdict(exited(0, 2.0, code=3, tail=tail)).cause.message == "loading"
+    assert analyse_exit(exited(0, 2.0, code=3, tail=tail)).cause.message == "loading"

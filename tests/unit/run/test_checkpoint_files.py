@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.run.rules.checkpoint_files import Copied, Version, by_origin, differing, lacking, lost_with
+from clusterctl.run.rules.checkpoint_files import (
+    CopiedFile,
+    Version,
+    find_conflicting_paths,
+    find_missing_files,
+    find_nodes_with_lost_files,
+    resolve_copies,
+)
 
 FIRST, THEN, HERE = (1.0, 10), (2.0, 10), (9.0, 10)
-COPY = [Copied("b", "last.pt", HERE, "a", FIRST)]
+COPY = [CopiedFile("b", "last.pt", HERE, "a", FIRST)]
 
 
 @pytest.mark.parametrize(
@@ -24,7 +31,7 @@ COPY = [Copied("b", "last.pt", HERE, "a", FIRST)]
 def test_copies(files: dict[str, Version | None], expected: dict[str, Version | None]) -> None:
     there = {node: {} if version is None else {"last.pt": version} for node, version in files.items()}
 
-    found = by_origin(there, COPY)
+    found = resolve_copies(there, COPY)
 
     assert {node: paths.get("last.pt") for node, paths in found.items()} == expected
 
@@ -32,14 +39,14 @@ def test_copies(files: dict[str, Version | None], expected: dict[str, Version | 
 def test_a_copy_counts_no_more_once_its_source_has_gone_from_a_checkpoint_that_is_still_there() -> None:
     there = {"a": {"other.pt": THEN}, "b": {"last.pt": HERE, "other.pt": THEN}}
 
-    assert by_origin(there, COPY) == {"a": {"other.pt": THEN}, "b": {"other.pt": THEN}}
+    assert resolve_copies(there, COPY) == {"a": {"other.pt": THEN}, "b": {"other.pt": THEN}}
 
 
 DCP = {"a": {"s/.metadata": "m", "s/__0_0.distcp": "0"}, "b": {"s/__1_0.distcp": "1"}, "spare": {}}
 
 
 def test_each_node_lacks_what_another_has_of_a_checkpoint_that_is_spread() -> None:
-    assert lacking(DCP, ["a", "b", "spare"], ["a", "b"]) == {
+    assert find_missing_files(DCP, ["a", "b", "spare"], ["a", "b"]) == {
         "a": {"s/__1_0.distcp": "b"},
         "b": {"s/.metadata": "a", "s/__0_0.distcp": "a"},
         "spare": {"s/.metadata": "a", "s/__0_0.distcp": "a", "s/__1_0.distcp": "b"},
@@ -47,7 +54,7 @@ def test_each_node_lacks_what_another_has_of_a_checkpoint_that_is_spread() -> No
 
 
 def test_files_of_one_name_and_another_content_differ() -> None:
-    assert differing({"a": {"x": 1, "y": 1}, "b": {"x": 2, "y": 1}, "c": {"z": 3}}) == {"x"}
+    assert find_conflicting_paths({"a": {"x": 1, "y": 1}, "b": {"x": 2, "y": 1}, "c": {"z": 3}}) == {"x"}
 
 
 @pytest.mark.parametrize(
@@ -71,4 +78,4 @@ def test_files_of_one_name_and_another_content_differ() -> None:
 def test_what_is_lost_with_a_node(
     files: dict[str, list[str]], gone: dict[str, tuple[int, ...]], lost: list[str]
 ) -> None:
-    assert lost_with({node: dict.fromkeys(paths, 1) for node, paths in files.items()}, gone) == lost
+    assert find_nodes_with_lost_files({node: dict.fromkeys(paths, 1) for node, paths in files.items()}, gone) == lost

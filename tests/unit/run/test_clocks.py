@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from clusterctl.run.controller.connections import Connections
-from clusterctl.run.rules import events
-from clusterctl.run.rules.fold import apply_head
+from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import NodeState, RunState
+from clusterctl.run.rules.state_updates import apply_controller_event
 from clusterctl.session.inbox import ClockMeasured
 from tests.compiled import compiled
 
@@ -30,9 +30,9 @@ class Recorded(SimpleNamespace):
     def __init__(self) -> None:
         super().__init__(state=RunState(nodes={"n0": NodeState(node="n0", node_rank=0)}), told=[])
 
-    def record(self, event: events.Clock) -> None:
+    def record(self, event: controller_events.Clock) -> None:
         self.told.append(event)
-        self.state = apply_head(self.state, 0.0, event)
+        self.state = apply_controller_event(self.state, 0.0, event)
 
 
 def ahead_after(*offsets: float, error: float = 0.01) -> list[float]:

@@ -19,7 +19,7 @@ from clusterctl.run.nodes import code
 from clusterctl.run.record import rundir
 from clusterctl.run.record.kept import findings
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 from tests.lab.waiting import wait_for
 
 LONG_AGO = 7200.0
@@ -28,8 +28,8 @@ LONG_AGO = 7200.0
 def ended_run(root: Path, manifest: code.Manifest, when: float) -> rundir.RunDir:
     run = rundir.create("job", root)
     writer = Writer(run)
-    writer.append(events.Created(run=run.run, name="job", path="/c.yaml"), when)
-    writer.append(events.Ended(state="succeeded", exit_code=0), when)
+    writer.append(controller_events.Created(run=run.run, name="job", path="/c.yaml"), when)
+    writer.append(controller_events.Ended(state="succeeded", exit_code=0), when)
     writer.close()
     code.save(run, manifest)
     return run

@@ -9,8 +9,8 @@ import pytest
 from clusterctl.errors import ConnectError
 from clusterctl.run.nodes import ending
 from clusterctl.run.nodes.epochs import highest_epoch, succeeded
-from clusterctl.run.rules import leftover
-from clusterctl.run.rules.misfits import MOST, WITHIN_SECONDS, Misfits
+from clusterctl.run.rules import outcome
+from clusterctl.run.rules.violations import MAX_VIOLATIONS, VIOLATION_WINDOW_S, ViolationCounter
 from clusterctl.session.calls import StaleEpochError
 
 
@@ -49,22 +49,22 @@ def test_the_highest_epoch_is_that_of_the_nodes_that_answer() -> None:
 
 
 def test_a_node_has_used_up_its_chances_at_the_third_word_within_an_hour() -> None:
-    misfits = Misfits()
-    said = [misfits.again("n", float(moment)) for moment in range(MOST)]
+    violations = ViolationCounter()
+    said = [violations.add("n", float(moment)) for moment in range(MAX_VIOLATIONS)]
 
     assert said == [False, False, True]
-    assert not misfits.again("other", 0.0)
-    assert not misfits.again("n", MOST + 2 * WITHIN_SECONDS)
+    assert not violations.add("other", 0.0)
+    assert not violations.add("n", MAX_VIOLATIONS + 2 * VIOLATION_WINDOW_S)
 
 
 def test_the_same_words_of_a_node_are_told_once_and_new_ones_not_for_ever() -> None:
-    misfits = Misfits()
+    violations = ViolationCounter()
 
-    assert [misfits.is_news("n", text) for text in ("a", "a", "b", "c", "d")] == [True, False, True, True, False]
+    assert [violations.is_new("n", text) for text in ("a", "a", "b", "c", "d")] == [True, False, True, True, False]
 
 
 def test_of_a_node_that_does_not_end_and_names_no_worker_nobody_says_that_nothing_is_left() -> None:
     status = {"state": "started", "workers": [], "remaining": []}
 
-    assert [entry["why"] for entry in ending._unended("gpu01", status)] == [leftover.OVERDUE]
+    assert [entry["why"] for entry in ending._unended("gpu01", status)] == [outcome.OVERDUE]
     assert ending._unended("gpu01", {**status, "state": "swept"}) == []

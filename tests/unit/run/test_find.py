@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.record.find import find
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,8 +18,8 @@ def begun(root: Path, *ids: str) -> None:
     for run in ids:
         folder = root / run
         folder.mkdir(parents=True)
-        created = events.Created(run=run, name=run.rpartition("-")[0], path="")
-        (folder / "events.jsonl").write_text(events.encode(1, 1.0, created) + "\n")
+        created = controller_events.Created(run=run, name=run.rpartition("-")[0], path="")
+        (folder / "events.jsonl").write_text(controller_events.encode(1, 1.0, created) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,9 @@ def test_of_runs_that_share_a_beginning_the_one_that_goes_on_is_meant(tmp_path: 
     begun(tmp_path, "digits-k3x9", "digits-k3y0", "digits-k3z1")
     for run in ("digits-k3x9", "digits-k3z1"):
         with (tmp_path / run / "events.jsonl").open("a") as journal:
-            journal.write(events.encode(2, 2.0, events.Ended(state="succeeded", exit_code=0)) + "\n")
+            journal.write(
+                controller_events.encode(2, 2.0, controller_events.Ended(state="succeeded", exit_code=0)) + "\n"
+            )
 
     assert find("digits-k3", tmp_path).run == "digits-k3y0"
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
-from clusterctl.run.rules import events
-from clusterctl.run.rules.fold import Folding, apply_head, apply_node
+from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunState
+from clusterctl.run.rules.state_updates import StateBuilder, apply_controller_event, apply_node_event
 from tests.work import calls, work
 
 TAIL = (
@@ -23,16 +23,16 @@ TAIL = (
 
 def begun(ranks: int) -> RunState:
     layout = [{"node": f"n{i}", "node_rank": i, "ranks": [i]} for i in range(ranks)]
-    attempt = events.Attempt(attempt=0, world_size=ranks, master_addr=None, master_port=None, nodes=layout)
-    state = apply_head(RunState(), 1.0, attempt)
+    attempt = controller_events.Attempt(attempt=0, world_size=ranks, master_addr=None, master_port=None, nodes=layout)
+    state = apply_controller_event(RunState(), 1.0, attempt)
     for rank in range(ranks):
-        state = apply_head(state, 1.0, events.Clock(node=f"n{rank}", offset=0.0, error=0.0))
+        state = apply_controller_event(state, 1.0, controller_events.Clock(node=f"n{rank}", offset=0.0, error=0.0))
     return state
 
 
 def exited(state: RunState, rank: int, at: float, **how: object) -> RunState:
     event = node_events.Exited(attempt=0, rank=rank, earliest=at, latest=at, **how)  # type: ignore[arg-type]
-    return apply_node(state, f"n{rank}", node_events.Stamp(state.nodes[f"n{rank}"].seq + 1, at, at, "b"), event)
+    return apply_node_event(state, f"n{rank}", node_events.Stamp(state.nodes[f"n{rank}"].seq + 1, at, at, "b"), event)
 
 
 def fold_failures(ranks: int) -> None:
@@ -51,14 +51,14 @@ def test_what_ends_say_is_read_once_and_not_again_for_each_that_follows() -> Non
     assert calls(lambda: fold_failures(400)) < 4.5 * calls(lambda: fold_failures(100))
 
 
-LOST = events.Link(node="n1", link="lost", why="no answer for 120 s")
+LOST = controller_events.Link(node="n1", link="lost", why="no answer for 120 s")
 
 
 @pytest.mark.parametrize("lost_first", [True, False], ids=["the node is lost first", "the end is told first"])
 def test_an_end_that_nobody_saw_is_the_fault_of_the_node_that_went_down(lost_first: bool) -> None:
     state = begun(2)
     for step in (0, 1) if lost_first else (1, 0):
-        state = apply_head(state, 3.0, LOST) if step == 0 else exited(state, 1, 2.0)
+        state = apply_controller_event(state, 3.0, LOST) if step == 0 else exited(state, 1, 2.0)
 
     assert state.cause is not None
     assert (state.cause.kind, state.cause.node, state.cause.rank) == ("node_lost", "n1", 1)
@@ -68,15 +68,15 @@ def test_an_end_that_nobody_saw_is_the_fault_of_the_node_that_went_down(lost_fir
 def test_a_rank_that_failed_goes_before_a_node_that_was_lost(lost_first: bool) -> None:
     state = begun(2)
     for step in (0, 1) if lost_first else (1, 0):
-        state = apply_head(state, 3.0, LOST) if step == 0 else exited(state, 0, 2.0, exit_code=3)
+        state = apply_controller_event(state, 3.0, LOST) if step == 0 else exited(state, 0, 2.0, exit_code=3)
 
     assert state.cause is not None
     assert (state.cause.kind, state.cause.rank) == ("exit", 0)
 
 
 def test_ranks_that_we_stopped_are_to_blame_for_nothing() -> None:
-    decided = events.Decided(attempt=0, reason=StopReason.PEER_FAILED.value)
-    state = exited(apply_head(begun(2), 1.0, decided), 0, 2.0, signal=15, stopped=True)
+    decided = controller_events.EndDecided(attempt=0, reason=StopReason.PEER_FAILED.value)
+    state = exited(apply_controller_event(begun(2), 1.0, decided), 0, 2.0, signal=15, stopped=True)
 
     assert state.causes == ()
     assert [c.kind for c in exited(state, 1, 1.5, exit_code=0).causes] == ["exited_early"]
@@ -105,13 +105,13 @@ def test_many_events_lead_where_they_lead_one_by_one_and_change_no_state_that_wa
 ) -> None:
     first = begun(2)
     before = repr(first)
-    one_by_one, together = first, Folding(first)
+    one_by_one, together = first, StateBuilder(first)
     for seq, (rank, make) in enumerate(told):
         stamp, event = node_events.Stamp(seq, 0.0, 0.0, "b"), make(rank)
-        one_by_one = apply_node(one_by_one, f"n{rank}", stamp, event)
-        together.take(f"n{rank}", stamp, event)
+        one_by_one = apply_node_event(one_by_one, f"n{rank}", stamp, event)
+        together.add_node_event(f"n{rank}", stamp, event)
         assert repr(together.state.phase) == repr(one_by_one.phase)
-    assert together.done() == one_by_one
+    assert together.build() == one_by_one
     assert repr(first) == before
 
 
@@ -119,11 +119,11 @@ def test_many_events_lead_where_they_lead_one_by_one_and_change_no_state_that_wa
     st.lists(
         st.sampled_from(
             [
-                events.Link(node="n0", link="unreachable"),
-                events.Link(node="n1", link="lost", why="no answer"),
-                events.Clock(node="n1", offset=1.0, error=0.1),
-                events.Decided(attempt=0, reason="cancelled"),
-                events.Attempt(
+                controller_events.Link(node="n0", link="unreachable"),
+                controller_events.Link(node="n1", link="lost", why="no answer"),
+                controller_events.Clock(node="n1", offset=1.0, error=0.1),
+                controller_events.EndDecided(attempt=0, reason="cancelled"),
+                controller_events.Attempt(
                     attempt=1,
                     world_size=1,
                     master_addr=None,
@@ -143,33 +143,33 @@ def test_events_of_the_controller_among_them_lead_there_too(
 ) -> None:
     first = begun(2)
     before = repr(first)
-    one_by_one, together = first, Folding(first)
+    one_by_one, together = first, StateBuilder(first)
     for seq, event in enumerate(told):
         if isinstance(event, (node_events.Started, node_events.Exited)):
             stamp = node_events.Stamp(seq, 0.0, 0.0, "b")
-            one_by_one = apply_node(one_by_one, "n1", stamp, event)
-            together.take("n1", stamp, event)
+            one_by_one = apply_node_event(one_by_one, "n1", stamp, event)
+            together.add_node_event("n1", stamp, event)
         else:
-            one_by_one = apply_head(one_by_one, float(seq), event)
-            together.hear(float(seq), event)
-        assert together.done() == one_by_one
+            one_by_one = apply_controller_event(one_by_one, float(seq), event)
+            together.add_controller_event(float(seq), event)
+        assert together.build() == one_by_one
     assert repr(first) == before
 
 
 def test_what_a_fold_has_taken_in_counts_before_the_controllers_next_word_too() -> None:
     stamp = node_events.Stamp(3, 2.0, 2.0, "b")
     started = node_events.Started(attempt=0, rank=1, local_rank=0, pid=7, start_time=9)
-    again = events.Attempt(
+    again = controller_events.Attempt(
         attempt=1,
         world_size=1,
         master_addr=None,
         master_port=None,
         nodes=[{"node": "n1", "node_rank": 0, "ranks": [0]}],
     )
-    folding = Folding(begun(2))
-    folding.take("n1", stamp, started)
-    folding.take("n1", stamp, node_events.Stopping(attempt=0, reason="cancelled", grace=1.0))
-    folding.hear(3.0, again)
+    folding = StateBuilder(begun(2))
+    folding.add_node_event("n1", stamp, started)
+    folding.add_node_event("n1", stamp, node_events.Stopping(attempt=0, reason="cancelled", grace=1.0))
+    folding.add_controller_event(3.0, again)
 
-    assert folding.done() == apply_head(apply_node(begun(2), "n1", stamp, started), 3.0, again)
-    assert folding.done().nodes["n1"].seq == 3
+    assert folding.build() == apply_controller_event(apply_node_event(begun(2), "n1", stamp, started), 3.0, again)
+    assert folding.build().nodes["n1"].seq == 3

@@ -15,10 +15,10 @@ from clusterctl.render.report import render_report
 from clusterctl.render.status import RunView, render_status
 from clusterctl.render.status_json import status_json
 from clusterctl.render.terminal.console import Terminal
-from clusterctl.run.rules import events, policy
-from clusterctl.run.rules.case import case_of
-from clusterctl.run.rules.outcome import outcome
+from clusterctl.run.rules import controller_events, policy
+from clusterctl.run.rules.outcome import determine_outcome
 from clusterctl.run.rules.state import RunPhase, RunState
+from clusterctl.run.rules.why_evidence import build_why_evidence
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence
 from tests.unit.run.told import RUNNING, attempt, exited, started, told, wrote
@@ -28,10 +28,10 @@ FAILED_INSIDE = wrote(RUNNING, "n0", exited(0, exit_code=0), exited(1, exit_code
 
 
 def test_a_rank_whose_python_failed_below_a_shell_that_ended_with_0_has_failed() -> None:
-    assert policy.decide(FAILED_INSIDE, policy.Limits(), policy.Sight(silent={}), 200.0) == policy.EndAttempt(
-        reason=StopReason.PEER_FAILED
-    )
-    assert outcome(FAILED_INSIDE) == (RunPhase.FAILED, ExitCode.FAILED)
+    assert policy.decide_action(
+        FAILED_INSIDE, policy.Limits(), policy.Observations(silent_s={}), 200.0
+    ) == policy.EndAttempt(reason=StopReason.PEER_FAILED)
+    assert determine_outcome(FAILED_INSIDE) == (RunPhase.FAILED, ExitCode.FAILED)
 
 
 def test_status_says_that_its_command_ended_with_0() -> None:
@@ -42,7 +42,7 @@ def test_status_says_that_its_command_ended_with_0() -> None:
 
 
 def test_why_names_the_rank_and_what_it_raised() -> None:
-    verdict = judge_run(case_of(FAILED_INSIDE, {}))
+    verdict = judge_run(build_why_evidence(FAILED_INSIDE, {}))
     assert (verdict.cls, verdict.confidence) == (Class.EXCEPTION, Confidence.CERTAIN)
     assert [culprit.rank for culprit in verdict.culprits] == [1]
     assert "although its command ended with 0" in verdict.summary
@@ -73,16 +73,18 @@ def ended(lasted_s: float, *leftovers: dict[str, Any], **swept: Any) -> RunState
     ],
 )
 def test_ranks_that_ended_within_seconds_and_left_work_have_not_succeeded(state: RunState, *, succeeded: bool) -> None:
-    assert outcome(state) == ((RunPhase.SUCCEEDED, ExitCode.OK) if succeeded else (RunPhase.FAILED, ExitCode.FAILED))
+    assert determine_outcome(state) == (
+        (RunPhase.SUCCEEDED, ExitCode.OK) if succeeded else (RunPhase.FAILED, ExitCode.FAILED)
+    )
 
 
 def test_a_run_that_left_its_work_is_not_tried_again_and_says_why() -> None:
     state = ended(2.0, WAITS, WORK)
     limits = policy.Limits(restart=RestartSpec(max_restarts=3))
-    assert isinstance(policy.decide(state, limits, policy.Sight(silent={}), 200.0), policy.Finish)
+    assert isinstance(policy.decide_action(state, limits, policy.Observations(silent_s={}), 200.0), policy.Finish)
     assert state.cause is not None
     assert state.cause.message == "`python3 train.py` (pid 9, 3 s old) was still at work, and was ended"
-    verdict = judge_run(case_of(told(state, events.Ended(state="failed", exit_code=100)), {}))
+    verdict = judge_run(build_why_evidence(told(state, controller_events.Ended(state="failed", exit_code=100)), {}))
     assert verdict.cls is Class.EXITED_EARLY
     assert "python3 train.py" in verdict.summary
 
@@ -95,10 +97,13 @@ def test_a_run_that_left_its_work_is_not_tried_again_and_says_why() -> None:
     ],
 )
 def test_status_report_and_why_name_what_was_ended(state: RunState, words: str) -> None:
-    over = told(state, events.Ended(state="succeeded", exit_code=0))
+    over = told(state, controller_events.Ended(state="succeeded", exit_code=0))
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
     shown = [render_status(RunView(state=over, attended=True), 200.0, terminal), render_report(over, terminal)]
-    shown += [[judge_run(case_of(over, {})).summary], status_json(RunView(state=over, attended=True))["warnings"]]
+    shown += [
+        [judge_run(build_why_evidence(over, {})).summary],
+        status_json(RunView(state=over, attended=True))["warnings"],
+    ]
     assert [words in "\n".join(lines) for lines in shown] == [True] * 4
 
 
@@ -135,18 +140,23 @@ def test_a_rank_that_ended_with_0_behind_a_traceback_is_warned_of_and_has_not_fa
     tails: list[str], words: list[str]
 ) -> None:
     state = all_ended(*tails)
-    assert outcome(state) == (RunPhase.SUCCEEDED, ExitCode.OK)
-    over = told(state, events.Ended(state="succeeded", exit_code=0))
+    assert determine_outcome(state) == (RunPhase.SUCCEEDED, ExitCode.OK)
+    over = told(state, controller_events.Ended(state="succeeded", exit_code=0))
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
     shown = [render_status(RunView(state=over, attended=True), 200.0, terminal), render_report(over, terminal)]
-    shown += [[judge_run(case_of(over, {})).summary], status_json(RunView(state=over, attended=True))["warnings"]]
+    shown += [
+        [judge_run(build_why_evidence(over, {})).summary],
+        status_json(RunView(state=over, attended=True))["warnings"],
+    ]
     assert [all(word in "\n".join(lines) for word in words) for lines in shown] == [True] * 4
     assert len(shown[3]) == len(words)
 
 
 def test_a_rank_that_left_its_peers_behind_a_traceback_is_named_with_it() -> None:
     state = wrote(RUNNING, "n0", exited(1, exit_code=0, tail=SWALLOWED.format(1)))
-    assert [rank.end.message for rank in case_of(state, {}).ranks if rank.end] == ["IndexError: no 1 (train.py:15)"]
+    assert [rank.end.message for rank in build_why_evidence(state, {}).ranks if rank.end] == [
+        "IndexError: no 1 (train.py:15)"
+    ]
 
 
 # --- groups of their own

@@ -13,9 +13,9 @@ from clusterctl.errors import NotFoundError
 from clusterctl.run.record import find, rundir
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events, leftover
-from clusterctl.run.rules.ended_attempts import cause_record
-from clusterctl.run.rules.outcome import final_cause
+from clusterctl.run.rules import controller_events, outcome
+from clusterctl.run.rules.outcome import find_final_cause
+from clusterctl.run.rules.state import cause_to_json
 from tests.work import work
 
 
@@ -24,16 +24,16 @@ def ended_run(root: Path, name: str, ranks: int = 8) -> rundir.RunDir:
     run = rundir.create(name, root)
     writer = Writer(run)
     nodes = [{"node": "n0", "node_rank": 0, "address": None, "ranks": list(range(ranks))}]
-    attempt = events.Attempt(attempt=0, world_size=ranks, master_addr=None, master_port=None, nodes=nodes)
-    writer.append(events.Created(run=run.run, name=name, path="/c.yaml"), 1.0)
+    attempt = controller_events.Attempt(attempt=0, world_size=ranks, master_addr=None, master_port=None, nodes=nodes)
+    writer.append(controller_events.Created(run=run.run, name=name, path="/c.yaml"), 1.0)
     writer.append(attempt, 2.0)
     for rank in range(ranks):
         exited = node_events.Exited(attempt=0, rank=rank, exit_code=1, tail="out of luck\n" * 500)
         writer.journal("n0", json.loads(node_events.encode_event(node_events.Stamp(rank + 1, 1.0, 1.0, "b"), exited)))
     sample = {"kind": "activity", "attempt": 0, "ranks": {"0": {"inside": {"step": 7}}, "1": {"inside": {"step": 5}}}}
     writer.replicate("n0", run_files.SAMPLES_FILE, 0, json.dumps(sample).encode() + b"\n")
-    left = [leftover.entry("n0", None, leftover.OVERDUE)]
-    writer.append(events.Ended(state="failed", exit_code=100, remaining=left), 9.0)
+    left = [outcome.build_remaining_process("n0", None, outcome.OVERDUE)]
+    writer.append(controller_events.Ended(state="failed", exit_code=100, remaining=left), 9.0)
     writer.close()
     return run
 
@@ -70,16 +70,16 @@ def test_the_step_that_the_slowest_rank_had_reached_is_kept(tmp_path: Path) -> N
 
 def test_lists_name_the_same_failure_whether_there_is_an_outline_or_not(tmp_path: Path) -> None:
     run = ended_run(tmp_path, "demo")
-    outlined = final_cause(find.listed(run))
+    outlined = find_final_cause(find.listed(run))
     run.outline.unlink()
 
     assert outlined is not None
-    assert cause_record(outlined) == cause_record(final_cause(find.listed(run)))
+    assert cause_to_json(outlined) == cause_to_json(find_final_cause(find.listed(run)))
 
 
 def test_what_is_written_behind_the_end_counts(tmp_path: Path) -> None:
     run = ended_run(tmp_path, "demo")
-    line = events.encode(99, 10.0, events.Ended(state="lost", exit_code=105))
+    line = controller_events.encode(99, 10.0, controller_events.Ended(state="lost", exit_code=105))
     run.events.write_bytes(run.events.read_bytes() + line.encode() + b"\n")
 
     assert find.listed(run).exit_code == 105
@@ -96,7 +96,7 @@ def test_an_outline_that_cannot_be_read_counts_for_nothing(tmp_path: Path, conte
 def test_a_run_that_goes_on_has_no_outline(tmp_path: Path) -> None:
     run = rundir.create("demo", tmp_path)
     writer = Writer(run)
-    writer.append(events.Created(run=run.run, name="demo", path=""), 1.0)
+    writer.append(controller_events.Created(run=run.run, name="demo", path=""), 1.0)
     writer.close()
 
     assert not run.outline.exists()

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.run.record import owner, rundir
 from clusterctl.run.record.owner import NotOwnerError, OwnedState
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules.events import Note
+from clusterctl.run.rules.controller_events import Note
 
 if TYPE_CHECKING:
     from collections.abc import Callable

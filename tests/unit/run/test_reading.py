@@ -14,7 +14,7 @@ from clusterctl.run.record.linefile import drop_torn_line
 from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 
 EVENTS = 20_000
 MOST_BYTES = 1 << 20
@@ -25,11 +25,11 @@ def run(tmp_path: Path) -> RunDir:
     run = RunDir(tmp_path / "r")
     run.node("n").mkdir(parents=True)
     layout = [{"node": "n", "node_rank": 0, "ranks": [0]}]
-    attempt = events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=layout)
+    attempt = controller_events.Attempt(attempt=0, world_size=1, master_addr=None, master_port=None, nodes=layout)
     with run.events.open("w") as file:
-        file.write(events.encode(1, 1.0, attempt) + "\n")
-        clock = events.Clock(node="n", offset=0.0, error=0.0)
-        file.writelines(events.encode(number, 1.0, clock) + "\n" for number in range(2, EVENTS))
+        file.write(controller_events.encode(1, 1.0, attempt) + "\n")
+        clock = controller_events.Clock(node="n", offset=0.0, error=0.0)
+        file.writelines(controller_events.encode(number, 1.0, clock) + "\n" for number in range(2, EVENTS))
     with (run.node("n") / run_files.JOURNAL_FILE).open("w") as file:
         for number in range(1, EVENTS):
             stamp = node_events.Stamp(number, 0.0, 0.0, "boot")
@@ -54,11 +54,11 @@ def test_the_memory_that_reading_a_run_takes_does_not_grow_with_its_journals(run
 def test_the_memory_that_a_writer_takes_to_begin_does_not_grow_with_the_journal(run: RunDir) -> None:
     def begin() -> None:
         writer = Writer(run)
-        writer.append(events.Note(text="n", level="warn"), 1.0)
+        writer.append(controller_events.Note(text="n", level="warn"), 1.0)
         writer.close()
 
     assert peak(begin) < MOST_BYTES
-    assert events.decode(run.events.read_bytes().splitlines()[-1])[0] == EVENTS  # type: ignore[index]
+    assert controller_events.decode(run.events.read_bytes().splitlines()[-1])[0] == EVENTS  # type: ignore[index]
 
 
 @pytest.mark.parametrize("torn", [b"", b"t", b"t" * 200_000], ids=["nothing", "a byte", "a long line"])
@@ -77,5 +77,5 @@ def test_what_a_node_tells_at_most_of_a_rank_that_failed_is_read_whatever_its_le
 
     state = load_state(run)
 
-    assert state.unread == ()
+    assert state.unreadable_lines == ()
     assert state.workers[0].exit_code == 1

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.run.record import reboots
 from clusterctl.run.record.rundir import RunDir
-from clusterctl.run.rules import events as head
+from clusterctl.run.rules import controller_events as head
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec, Role
-from clusterctl.run.rules import events, policy, restarting
+from clusterctl.run.rules import controller_events, policy
 from clusterctl.run.rules.blame import Cause
-from clusterctl.run.rules.fold import apply_head, apply_node
 from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase, WorkerState
+from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line {}, in <module>\nValueError: loss is {}'
 
@@ -22,11 +22,11 @@ def failed(
     message: str = "", traceback: str | None = None, *, kind: str = "exit", code: int = 1, signal: str | None = None
 ) -> RunState:
     cause = Cause(kind=kind, exit_code=code, signal=signal, message=message, traceback=traceback)
-    return RunState(attempt=0, no_exit=cause, running_since=0.0)
+    return RunState(attempt=0, external_cause=cause, running_since=0.0)
 
 
 def words(state: RunState, *, checkpoints: bool = True, now: float = 10.0) -> str:
-    return restarting.ending_of(state, checkpoints=checkpoints, now=now)
+    return policy.build_failure_signature(state, checkpoints=checkpoints, now=now)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_counts_as_the_same_end(one: RunState, other: RunState, alike: bool
 
 def test_without_a_checkpoint_pattern_a_long_attempt_is_like_no_other() -> None:
     one, other = failed("boom"), replace(failed("boom"), attempt=1)
-    late = restarting.LONG_ATTEMPT
+    late = policy.LONG_ATTEMPT_S
 
     assert words(one, checkpoints=False, now=late) != words(other, checkpoints=False, now=late)
     assert words(one, now=late) == words(other, now=late)
@@ -111,7 +111,7 @@ def test_only_the_unbroken_row_before_an_attempt_counts(past: list[str], now: st
     state = RunState(endings=tuple((ending, None) for ending in past))
     row = "".join(past)
 
-    assert restarting.alike(state, now) == len(row) - len(row.rstrip(now))
+    assert policy.count_repeated_failures(state, now) == len(row) - len(row.rstrip(now))
 
 
 def test_attempts_that_ended_without_a_cause_are_alike_if_they_were_ended_for_the_same_reason() -> None:
@@ -120,12 +120,12 @@ def test_attempts_that_ended_without_a_cause_are_alike_if_they_were_ended_for_th
     assert words(stalled) == words(replace(stalled, attempt=1))
     assert words(stalled) != words(replace(stalled, reason="time_limit"))
     assert words(replace(stalled, reason=None)) == ""
-    assert restarting.alike(replace(stalled, endings=((words(stalled), None),)), words(stalled)) == 1
+    assert policy.count_repeated_failures(replace(stalled, endings=((words(stalled), None),)), words(stalled)) == 1
 
 
 def test_attempts_that_ended_with_a_lost_node_are_alike_if_it_is_the_same_node() -> None:
     ends = [
-        words(RunState(attempt=0, no_exit=Cause(kind="node_lost", node=node, message=message)))
+        words(RunState(attempt=0, external_cause=Cause(kind="node_lost", node=node, message=message)))
         for node, message in (("a", "no answer for 61 s"), ("a", "no answer for 75 s"), ("b", "no answer for 61 s"))
     ]
 
@@ -133,15 +133,15 @@ def test_attempts_that_ended_with_a_lost_node_are_alike_if_it_is_the_same_node()
 
 
 def test_a_newer_checkpoint_between_two_attempts_breaks_the_row() -> None:
-    state = RunState(endings=(("boom", None), ("boom", "step-1")), newest="step-2")
+    state = RunState(endings=(("boom", None), ("boom", "step-1")), newest_checkpoint="step-2")
 
-    assert restarting.alike(state, "boom") == 0
+    assert policy.count_repeated_failures(state, "boom") == 0
 
 
 def state_of(*names: str) -> RunState:
     nodes = [{"node": name, "node_rank": i, "ranks": [i]} for i, name in enumerate(names)]
-    begun = events.Attempt(attempt=0, world_size=len(names), master_addr=None, master_port=None, nodes=nodes)
-    return apply_head(RunState(), 0.0, begun)
+    begun = controller_events.Attempt(attempt=0, world_size=len(names), master_addr=None, master_port=None, nodes=nodes)
+    return apply_controller_event(RunState(), 0.0, begun)
 
 
 def test_free_spares_are_those_that_can_be_used_and_have_not_taken_part_in_their_order() -> None:
@@ -150,7 +150,7 @@ def test_free_spares_are_those_that_can_be_used_and_have_not_taken_part_in_their
     begun = state_of("a", "s0")
     state = replace(begun, retired={"s1": replace(begun.nodes["a"], node="s1")})
 
-    free = restarting.free_spares(spec, state, {"a", "s0", "s1", "s3", "s4"})
+    free = policy.list_free_spares(spec, state, {"a", "s0", "s1", "s3", "s4"})
 
     assert [host.name for host in free] == ["s3", "s4"]
 
@@ -158,50 +158,54 @@ def test_free_spares_are_those_that_can_be_used_and_have_not_taken_part_in_their
 def test_spares_take_over_the_node_ranks_of_those_they_replace() -> None:
     spares = [HostSpec(name=f"s{i}", host=f"s{i}", address=f"s{i}", role=Role.SPARE) for i in range(2)]
 
-    nodes, said = restarting.next_nodes(state_of("a", "b", "c"), {"b": "lost", "a": "dirty"}, spares)
+    nodes, said = policy.choose_next_nodes(state_of("a", "b", "c"), {"b": "lost", "a": "dirty"}, spares)
 
     assert nodes == ["s0", "s1", "c"]
     assert said == ["s0 takes the place of a, which is dirty", "s1 takes the place of b, which is lost"]
-    assert restarting.next_nodes(state_of("a", "b", "c", "d"), {"c": "lost"}, spares)[0] == ["a", "b", "s0", "d"]
+    assert policy.choose_next_nodes(state_of("a", "b", "c", "d"), {"c": "lost"}, spares)[0] == ["a", "b", "s0", "d"]
 
 
 def test_a_node_that_was_replaced_is_retired_and_its_cursor_goes_on() -> None:
     old = state_of("a", "b")
     nodes = [{"node": name, "node_rank": i, "ranks": [i]} for i, name in enumerate(("a", "s"))]
 
-    new = apply_head(old, 1.0, events.Attempt(attempt=1, world_size=2, master_addr=None, master_port=None, nodes=nodes))
+    new = apply_controller_event(
+        old, 1.0, controller_events.Attempt(attempt=1, world_size=2, master_addr=None, master_port=None, nodes=nodes)
+    )
 
     assert list(new.nodes) == ["a", "s"]
     assert list(new.retired) == ["b"]
-    assert new.placed == ((0, "a", (0,)), (0, "b", (1,)), (1, "a", (0,)), (1, "s", (1,)))
+    assert new.placements == ((0, "a", (0,)), (0, "b", (1,)), (1, "a", (0,)), (1, "s", (1,)))
 
     later = new
     for seq, event in enumerate(
         (node_events.Swept(attempt=0, remaining=[{"pid": 7}]), node_events.Finished("failed", 100)), 1
     ):
-        later = apply_node(later, "b", node_events.Stamp(seq=seq, wall=1.0, mono=1.0, boot="b"), event)
+        later = apply_node_event(later, "b", node_events.Stamp(seq=seq, wall=1.0, mono=1.0, boot="b"), event)
     seen = later.retired["b"]
     assert (seen.seq, seen.swept, seen.finished) == (2, True, True)
     assert seen.remaining == ({"node": "b", "pid": 7},)
     assert later.nodes == new.nodes
     again = node_events.Stamp(seq=2, wall=2.0, mono=2.0, boot="b")
-    assert apply_node(later, "b", again, node_events.Swept(attempt=0)) is later
+    assert apply_node_event(later, "b", again, node_events.Swept(attempt=0)) is later
 
 
 def test_nodes_that_were_replaced_or_only_prepared_are_known_to_hold_something_of_the_run() -> None:
-    old = apply_head(state_of("a", "b"), 1.0, events.Traces(nodes=["a", "c"]))
+    old = apply_controller_event(state_of("a", "b"), 1.0, controller_events.TouchedNodes(nodes=["a", "c"]))
     nodes = [{"node": name, "node_rank": i, "ranks": [i]} for i, name in enumerate(("a", "s"))]
 
-    new = apply_head(old, 2.0, events.Attempt(attempt=1, world_size=2, master_addr=None, master_port=None, nodes=nodes))
+    new = apply_controller_event(
+        old, 2.0, controller_events.Attempt(attempt=1, world_size=2, master_addr=None, master_port=None, nodes=nodes)
+    )
 
-    assert new.traces == ("a", "b", "c", "s")
+    assert new.touched_nodes == ("a", "b", "c", "s")
 
 
 FAILED = RunState(
     attempt=0,
     phase=state_of("a").phase,
     reason="peer_failed",
-    no_exit=Cause(kind="exit", exit_code=3),
+    external_cause=Cause(kind="exit", exit_code=3),
     nodes={"a": NodeState(node="a", node_rank=0, ranks=(0,), swept=True)},
     workers={0: WorkerState(rank=0, local_rank=0, node="a", phase=WorkerPhase.EXITED, exit_code=3)},
 )
@@ -260,30 +264,38 @@ DIRTY = replace(FAILED, nodes={"a": replace(FAILED.nodes["a"], remaining=({"node
     ],
 )
 def test_whether_an_attempt_may_follow(state: RunState, rules: RestartSpec, spares: int, why: str | None) -> None:
-    sight = policy.Sight(silent={}, spares=spares)
+    sight = policy.Observations(silent_s={}, spare_count=spares)
 
-    assert policy.why_not_again(state, policy.Limits(restart=rules), sight, "crash", 100.0) == why
+    assert policy.find_restart_obstacle(state, policy.Limits(restart=rules), sight, "crash", 100.0) == why
 
 
 @pytest.mark.parametrize(
     ("state", "sight", "then"),
     [
-        pytest.param(DIRTY, policy.Sight(silent={}, dirty=5.0), None, id="it may come clean yet"),
-        pytest.param(FAILED, policy.Sight(silent={}), policy.Restart, id="it has come clean"),
-        pytest.param(DIRTY, policy.Sight(silent={}, dirty=5.0, spares=1), policy.Restart, id="there is a spare"),
-        pytest.param(DIRTY, policy.Sight(silent={}, dirty=60.0), policy.Finish, id="it stays dirty"),
+        pytest.param(DIRTY, policy.Observations(silent_s={}, dirty_s=5.0), None, id="it may come clean yet"),
+        pytest.param(FAILED, policy.Observations(silent_s={}), policy.Restart, id="it has come clean"),
         pytest.param(
-            DIRTY, policy.Sight(silent={}, dirty=5.0, cancelled=True), policy.Finish, id="nobody waits for it"
+            DIRTY, policy.Observations(silent_s={}, dirty_s=5.0, spare_count=1), policy.Restart, id="there is a spare"
+        ),
+        pytest.param(DIRTY, policy.Observations(silent_s={}, dirty_s=60.0), policy.Finish, id="it stays dirty"),
+        pytest.param(
+            DIRTY,
+            policy.Observations(silent_s={}, dirty_s=5.0, cancelled=True),
+            policy.Finish,
+            id="nobody waits for it",
         ),
         pytest.param(
-            replace(DIRTY, restarts=(1.0,)), policy.Sight(silent={}, dirty=5.0), policy.Finish, id="no restart is left"
+            replace(DIRTY, restarts=(1.0,)),
+            policy.Observations(silent_s={}, dirty_s=5.0),
+            policy.Finish,
+            id="no restart is left",
         ),
     ],
 )
 def test_a_restart_is_refused_for_a_dirty_node_only_once_it_has_had_time_to_come_clean(
-    state: RunState, sight: policy.Sight, then: type[policy.Action] | None
+    state: RunState, sight: policy.Observations, then: type[policy.Action] | None
 ) -> None:
-    action = policy.decide(state, policy.Limits(restart=RestartSpec(max_restarts=1)), sight, 100.0)
+    action = policy.decide_action(state, policy.Limits(restart=RestartSpec(max_restarts=1)), sight, 100.0)
 
     assert action is None if then is None else isinstance(action, then)
 
@@ -293,16 +305,18 @@ def test_a_node_that_comes_clean_is_dirty_no_more() -> None:
     state = state_of("a")
     for seq, remaining in enumerate([[found], []], start=1):
         stamp = node_events.Stamp(seq=seq, wall=0.0, mono=0.0, boot="b")
-        state = apply_node(state, "a", stamp, node_events.Swept(attempt=0, remaining=remaining))
+        state = apply_node_event(state, "a", stamp, node_events.Swept(attempt=0, remaining=remaining))
         assert bool(state.nodes["a"].remaining) == bool(remaining)
 
 
 def test_an_unhealthy_node_ends_an_attempt_only_where_another_may_follow() -> None:
-    running = replace(FAILED, reason=None, no_exit=None, workers={}, phase=state_of("a").phase)
+    running = replace(FAILED, reason=None, external_cause=None, workers={}, phase=state_of("a").phase)
     limits = policy.Limits(restart=RestartSpec(max_restarts=1, on=("unhealthy",)))
     ends = [
-        policy.decide(replace(running, nodes={"a": NodeState(node="a", node_rank=0)}), limits, sight, 100.0)
-        for sight in (policy.Sight(silent={}, unhealthy={"a": "GPU 0: GPU is lost"}, spares=n) for n in (0, 1))
+        policy.decide_action(replace(running, nodes={"a": NodeState(node="a", node_rank=0)}), limits, sight, 100.0)
+        for sight in (
+            policy.Observations(silent_s={}, unhealthy={"a": "GPU 0: GPU is lost"}, spare_count=n) for n in (0, 1)
+        )
     ]
 
     assert ends[0] is None

@@ -14,7 +14,7 @@ from clusterctl.run.rules.state import RunPhase, RunState
 
 RESULTS = ResultsSpec(patterns=("best*",), to="/no/such/place")
 SPEC = ClusterSpec(name="r", path="/cluster.yaml", hosts=(), job=None, results=RESULTS)
-BEGUN = RunState(placed=((0, "n1", (0,)),))
+BEGUN = RunState(placements=((0, "n1", (0,)),))
 
 
 @pytest.mark.parametrize(
@@ -41,5 +41,5 @@ def test_of_a_run_that_never_began_there_are_no_results() -> None:
 def test_a_node_that_is_not_connected_is_named_and_the_patterns_are_not() -> None:
     found = Gathering(SPEC, RESULTS, "r-1").fetch({}, ["n1", "n2"])
 
-    assert found.lacking == ["n[1-2]: not connected"]
+    assert found.missing == ["n[1-2]: not connected"]
     assert (found.files, Path(found.to)) == (0, Path("/no/such/place/r-1"))

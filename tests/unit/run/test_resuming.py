@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clusterctl.config.spec import CheckpointSpec
 from clusterctl.run.nodes.checkpoints import Seen, newest_of, of_this_run, sentence
-from clusterctl.run.rules.checkpoint_files import Copied, Version
+from clusterctl.run.rules.checkpoint_files import CopiedFile, Version
 
 OLD, NEW, NEWER = (1.0, 10), (5.0, 10), (6.0, 10)
 
@@ -22,16 +22,16 @@ OLD, NEW, NEWER = (1.0, 10), (5.0, 10), (6.0, 10)
         pytest.param({"a": {}, "b": {}}, [], None, id="no node has any"),
         pytest.param(
             {"a": {"1": (5.0, 9)}, "b": {"1": (1.0, 9), "2": (2.0, 9)}},
-            [Copied("a", "1", (5.0, 9), "b", (1.0, 9))],
+            [CopiedFile("a", "1", (5.0, 9), "b", (1.0, 9))],
             "2",
             id="of the node that writes them, not of one that has a copy of an older one",
         ),
         pytest.param(
-            {"a": {"1": (5.0, 9)}, "b": {}}, [Copied("a", "1", (5.0, 9), "b", (1.0, 9))], "1", id="a copy where nothing else is"
+            {"a": {"1": (5.0, 9)}, "b": {}}, [CopiedFile("a", "1", (5.0, 9), "b", (1.0, 9))], "1", id="a copy where nothing else is"
         ),
     ],
 )  # fmt: skip
-def test_the_newest_checkpoint(seen: Seen, copies: list[Copied], newest: str | None) -> None:
+def test_the_newest_checkpoint(seen: Seen, copies: list[CopiedFile], newest: str | None) -> None:
     found = newest_of(list(seen), seen, copies)
 
     assert next((one.path for one in found), None) == newest

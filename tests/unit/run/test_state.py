@@ -9,9 +9,9 @@ import pytest
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.render.status import RunView
 from clusterctl.render.status_json import ps_json
-from clusterctl.run.rules import events
-from clusterctl.run.rules.fold import apply_node
+from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import NodePhase, RunPhase, RunState, WorkerPhase
+from clusterctl.run.rules.state_updates import apply_node_event
 from tests.unit.run.told import (
     BEGUN,
     NOTHING_YET,
@@ -77,17 +77,17 @@ def test_a_run_is_shown_with_what_its_workers_do_and_how_each_ended() -> None:
             wrote(RUNNING, "n0", node_events.Stopping(0, "cancelled", 1.0)), ["stopping", "running"], id="one stops"
         ),
         pytest.param(
-            told(RUNNING, events.Link(node="n0", link="unreachable", why="no answer")),
+            told(RUNNING, controller_events.Link(node="n0", link="unreachable", why="no answer")),
             ["unreachable", "running"],
             id="one does not answer",
         ),
         pytest.param(
-            told(wrote(RUNNING, "n0", node_events.Swept(0)), events.Link(node="n0", link="unreachable")),
+            told(wrote(RUNNING, "n0", node_events.Swept(0)), controller_events.Link(node="n0", link="unreachable")),
             ["ended", "running"],
             id="one that had swept does not answer",
         ),
         pytest.param(
-            told(wrote(RUNNING, "n0", node_events.Swept(0)), events.Link(node="n0", link="lost")),
+            told(wrote(RUNNING, "n0", node_events.Swept(0)), controller_events.Link(node="n0", link="lost")),
             ["lost", "running"],
             id="one that had swept is lost",
         ),
@@ -126,8 +126,15 @@ def test_a_rank_that_has_ended_is_not_running_again_because_its_start_is_told_la
 
 def test_what_nodes_say_of_ranks_that_are_not_there_is_passed_over() -> None:
     assert wrote(RUNNING, "n0", started(9), exited(9, exit_code=1)).workers == RUNNING.workers
-    assert apply_node(RUNNING, "n9", node_events.Stamp(1, 0.0, 0.0, "b"), started(0)) is RUNNING
-    assert told(RUNNING, events.Clock(node="n9", offset=1.0, error=0.1), events.Link(node="n9", link="lost")) is RUNNING
+    assert apply_node_event(RUNNING, "n9", node_events.Stamp(1, 0.0, 0.0, "b"), started(0)) is RUNNING
+    assert (
+        told(
+            RUNNING,
+            controller_events.Clock(node="n9", offset=1.0, error=0.1),
+            controller_events.Link(node="n9", link="lost"),
+        )
+        is RUNNING
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,14 +151,17 @@ def test_what_changes_nothing_for_the_run_moves_the_cursor(event: node_events.Ev
 
 
 def test_notes_and_steps_of_the_start_change_nothing() -> None:
-    assert told(RUNNING, events.Note(text="x"), events.Phase(name="sync")) is RUNNING
+    assert told(RUNNING, controller_events.Note(text="x"), controller_events.Phase(name="sync")) is RUNNING
 
 
 # --- who failed first
 
 
 def test_ends_are_put_in_order_by_the_clocks_of_their_nodes() -> None:
-    clocks = [events.Clock(node="n0", offset=50.0, error=0.5), events.Clock(node="n1", offset=10.0, error=0.5)]
+    clocks = [
+        controller_events.Clock(node="n0", offset=50.0, error=0.5),
+        controller_events.Clock(node="n1", offset=10.0, error=0.5),
+    ]
     state = told(RUNNING, *clocks)
     # By its own clock n1 is later; by the head's its rank ended at 40 to 42, and that of n0 at 60 to 61.
     state = wrote(state, "n0", exited(0, exit_code=1, earliest=10.5, latest=10.5))
@@ -168,7 +178,7 @@ def test_ends_are_put_in_order_by_the_clocks_of_their_nodes() -> None:
     ("latest", "certain"), [pytest.param(8.9, True, id="apart"), pytest.param(9.0, False, id="touching")]
 )
 def test_the_error_of_a_clock_counts_to_both_sides(latest: float, certain: bool) -> None:
-    clocks = [events.Clock(node=name, offset=0.0, error=0.5) for name in ("n0", "n1")]
+    clocks = [controller_events.Clock(node=name, offset=0.0, error=0.5) for name in ("n0", "n1")]
     state = wrote(told(RUNNING, *clocks), "n0", exited(0, exit_code=1, earliest=latest, latest=latest))
 
     cause = wrote(state, "n1", exited(2, exit_code=1, earliest=10.0, latest=10.0)).cause
@@ -209,12 +219,12 @@ def test_what_a_worker_left_behind_is_what_is_told_of_its_end() -> None:
 def test_whether_a_worker_failed_and_whether_its_end_was_seen(how: dict[str, Any], failed: bool, unseen: bool) -> None:
     ended = wrote(RUNNING, "n0", exited(0, **how)).workers[0]
 
-    assert (ended.failed, ended.unseen) == (failed, unseen)
+    assert (ended.failed, ended.is_exit_unknown) == (failed, unseen)
     assert not RUNNING.workers[0].failed
 
 
 def test_how_far_a_clock_is_ahead_is_known_by_the_last_measure_and_kept_over_attempts() -> None:
-    measured = [events.Clock(node="n0", offset=0.0, error=0.1, ahead=ahead) for ahead in (7.0, 5.0)]
+    measured = [controller_events.Clock(node="n0", offset=0.0, error=0.1, ahead=ahead) for ahead in (7.0, 5.0)]
 
     state = told(RUNNING, *measured)
 

@@ -12,12 +12,12 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.kinds import StallAction
 from clusterctl.config.spec import RestartSpec
-from clusterctl.run.rules import events, outcome, policy
-from clusterctl.run.rules.fold import apply_head, apply_node
+from clusterctl.run.rules import controller_events, outcome, policy
 from clusterctl.run.rules.state import RunPhase, RunState, WorkerPhase
+from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 
 NOW = 1000.0
-NOTHING = policy.Sight(silent={})
+NOTHING = policy.Observations(silent_s={})
 
 
 def begun(nodes: int = 2, per_node: int = 2, attempt: int = 0) -> RunState:
@@ -30,11 +30,11 @@ def begun(nodes: int = 2, per_node: int = 2, attempt: int = 0) -> RunState:
         }
         for i in range(nodes)
     ]
-    state = apply_head(RunState(), NOW, events.Created(run="r-1", name="r", path="/w/c.yaml"))
-    return apply_head(
+    state = apply_controller_event(RunState(), NOW, controller_events.Created(run="r-1", name="r", path="/w/c.yaml"))
+    return apply_controller_event(
         state,
         NOW,
-        events.Attempt(
+        controller_events.Attempt(
             attempt=attempt, world_size=nodes * per_node, master_addr="10.0.0.0", master_port=1, nodes=layout
         ),
     )
@@ -43,7 +43,7 @@ def begun(nodes: int = 2, per_node: int = 2, attempt: int = 0) -> RunState:
 def journal(state: RunState, node: str, *written: node_events.Event) -> RunState:
     for event in written:
         seq = state.nodes[node].seq + 1
-        state = apply_node(state, node, node_events.Stamp(seq=seq, wall=NOW, mono=NOW, boot="b"), event)
+        state = apply_node_event(state, node, node_events.Stamp(seq=seq, wall=NOW, mono=NOW, boot="b"), event)
     return state
 
 
@@ -87,7 +87,7 @@ def test_a_run_is_running_once_every_rank_has_started() -> None:
 def test_events_that_were_seen_before_change_nothing(upto: int) -> None:
     state = running()
 
-    again = apply_node(
+    again = apply_node_event(
         state,
         "n0",
         node_events.Stamp(seq=min(upto, state.nodes["n0"].seq), wall=0, mono=0, boot="b"),
@@ -143,14 +143,14 @@ ONE_FAILED = exited(running(), 2, 3, tail="boom")
         pytest.param(
             exited(running(), 0),
             policy.Limits(finish_grace=60),
-            replace(NOTHING, idle=61.0),
+            replace(NOTHING, idle_s=61.0),
             policy.EndAttempt(reason=StopReason.PEER_FAILED, message="a rank ended early and the others stand still"),
             id="one ends well, the others stand still",
         ),
         pytest.param(
             running(),
             policy.Limits(finish_grace=60),
-            replace(NOTHING, idle=1e6),
+            replace(NOTHING, idle_s=1e6),
             None,
             id="all are there and quiet: nobody is left alone",
         ),
@@ -164,46 +164,50 @@ ONE_FAILED = exited(running(), 2, 3, tail="boom")
         pytest.param(
             running(),
             policy.Limits(),
-            replace(NOTHING, silent={"n1": 119.0}),
+            replace(NOTHING, silent_s={"n1": 119.0}),
             None,
             id="silent, but not for long enough",
         ),
         pytest.param(
             running(),
             policy.Limits(),
-            replace(NOTHING, silent={"n1": 120.0}),
+            replace(NOTHING, silent_s={"n1": 120.0}),
             policy.GiveUpNode(node="n1", why="no answer for 120 s"),
             id="silent for too long while another answers",
         ),
         pytest.param(
             running(),
             policy.Limits(),
-            replace(NOTHING, silent={"n0": 999.0, "n1": 999.0}),
+            replace(NOTHING, silent_s={"n0": 999.0, "n1": 999.0}),
             None,
             id="all silent: it is the head's own link",
         ),
     ],
 )
-def test_decide(state: RunState, limits: policy.Limits, sight: policy.Sight, expected: policy.Action | None) -> None:
-    assert policy.decide(state, limits, sight, NOW) == expected
+def test_decide(
+    state: RunState, limits: policy.Limits, sight: policy.Observations, expected: policy.Action | None
+) -> None:
+    assert policy.decide_action(state, limits, sight, NOW) == expected
 
 
 def test_the_time_limit_counts_from_the_start_of_the_run() -> None:
     limits = policy.Limits(max_duration=60)
 
-    assert policy.decide(running(), limits, NOTHING, NOW + 59.9) is None
-    end = policy.decide(running(), limits, NOTHING, NOW + 60)
+    assert policy.decide_action(running(), limits, NOTHING, NOW + 59.9) is None
+    end = policy.decide_action(running(), limits, NOTHING, NOW + 60)
 
     assert isinstance(end, policy.EndAttempt)
     assert end.reason is StopReason.TIME_LIMIT
 
 
 def ended(state: RunState, reason: StopReason) -> RunState:
-    return stopped(apply_head(state, NOW, events.Decided(attempt=state.attempt, reason=reason.value)))
+    return stopped(
+        apply_controller_event(state, NOW, controller_events.EndDecided(attempt=state.attempt, reason=reason.value))
+    )
 
 
 def test_a_lost_node_ends_the_attempt_and_is_named() -> None:
-    assert policy.decide(lost(running(), "n1"), policy.Limits(), NOTHING, NOW) == policy.EndAttempt(
+    assert policy.decide_action(lost(running(), "n1"), policy.Limits(), NOTHING, NOW) == policy.EndAttempt(
         reason=StopReason.NODE_LOST, message="n1 is lost"
     )
 
@@ -213,7 +217,7 @@ def test_a_stranger_at_a_port_of_the_workers_ends_the_attempt_and_is_named() -> 
         running(), "n1", node_events.Alarm(attempt=0, code=node_events.PORT_TAKEN, message="pid 7 is on 29500")
     )
 
-    assert policy.decide(state, policy.Limits(), NOTHING, NOW) == policy.EndAttempt(
+    assert policy.decide_action(state, policy.Limits(), NOTHING, NOW) == policy.EndAttempt(
         reason=StopReason.PORT_TAKEN, message="n1: pid 7 is on 29500"
     )
 
@@ -221,17 +225,17 @@ def test_a_stranger_at_a_port_of_the_workers_ends_the_attempt_and_is_named() -> 
 def test_a_node_that_stopped_for_want_of_a_controller_ends_the_attempt_and_is_named() -> None:
     state = journal(running(), "n1", node_events.Stopping(attempt=0, reason=StopReason.FENCE.value, grace=30.0))
 
-    assert policy.decide(state, policy.Limits(), NOTHING, NOW) == policy.EndAttempt(
+    assert policy.decide_action(state, policy.Limits(), NOTHING, NOW) == policy.EndAttempt(
         reason=StopReason.FENCE, message="n1 heard no controller and stopped"
     )
 
 
 @pytest.mark.parametrize("reason", [StopReason.STALLED, StopReason.TIME_LIMIT, StopReason.UNHEALTHY])
 def test_where_no_rank_failed_the_rule_that_ended_the_run_is_its_cause(reason: StopReason) -> None:
-    decided = events.Decided(attempt=0, reason=reason.value, message="why")
+    decided = controller_events.EndDecided(attempt=0, reason=reason.value, message="why")
 
-    by_rule = outcome.final_cause(stopped(apply_head(running(), NOW, decided)))
-    by_rank = outcome.final_cause(apply_head(exited(running(), 1, 3), NOW, decided))
+    by_rule = outcome.find_final_cause(stopped(apply_controller_event(running(), NOW, decided)))
+    by_rank = outcome.find_final_cause(apply_controller_event(exited(running(), 1, 3), NOW, decided))
 
     assert by_rule is not None
     assert (by_rule.kind, by_rule.message, by_rule.rank) == (reason.value, "why", None)
@@ -251,7 +255,7 @@ def test_where_no_rank_failed_the_rule_that_ended_the_run_is_its_cause(reason: S
     ],
 )
 def test_the_end_of_a_run_by_its_reason(reason: StopReason, phase: RunPhase, code: int) -> None:
-    assert policy.decide(ended(ONE_FAILED, reason), policy.Limits(), NOTHING, NOW) == policy.Finish(
+    assert policy.decide_action(ended(ONE_FAILED, reason), policy.Limits(), NOTHING, NOW) == policy.Finish(
         phase=phase, exit_code=code
     )
 
@@ -265,18 +269,24 @@ def heeding(state: RunState) -> RunState:
 
 @pytest.mark.parametrize("reason", [StopReason.PEER_FAILED, StopReason.FENCE])
 def test_ranks_that_exit_with_0_because_they_were_stopped_have_not_succeeded(reason: StopReason) -> None:
-    state = heeding(apply_head(running(), NOW, events.Decided(attempt=0, reason=reason.value)))
+    state = heeding(
+        apply_controller_event(running(), NOW, controller_events.EndDecided(attempt=0, reason=reason.value))
+    )
 
-    assert policy.decide(state, policy.Limits(), NOTHING, NOW) == policy.Finish(phase=RunPhase.FAILED, exit_code=100)
-    again = policy.decide(state, policy.Limits(restart=RestartSpec(max_restarts=1)), NOTHING, NOW)
+    assert policy.decide_action(state, policy.Limits(), NOTHING, NOW) == policy.Finish(
+        phase=RunPhase.FAILED, exit_code=100
+    )
+    again = policy.decide_action(state, policy.Limits(restart=RestartSpec(max_restarts=1)), NOTHING, NOW)
     assert isinstance(again, policy.Restart)
 
 
 def test_an_unknown_exit_makes_the_run_lost() -> None:
     state = swept(exited(ended(running(1, 1), StopReason.PEER_FAILED), 0, None), "n0")
-    unseen = apply_head(exited(running(1, 1), 0, None), NOW, events.Decided(attempt=0, reason="peer_failed"))
+    unseen = apply_controller_event(
+        exited(running(1, 1), 0, None), NOW, controller_events.EndDecided(attempt=0, reason="peer_failed")
+    )
 
-    finish = policy.decide(swept(unseen, "n0"), policy.Limits(), NOTHING, NOW)
+    finish = policy.decide_action(swept(unseen, "n0"), policy.Limits(), NOTHING, NOW)
 
     assert state.attempt == 0
     assert finish == policy.Finish(phase=RunPhase.LOST, exit_code=105)
@@ -284,9 +294,9 @@ def test_an_unknown_exit_makes_the_run_lost() -> None:
 
 def test_nothing_new_starts_before_every_node_has_swept() -> None:
     limits = policy.Limits(restart=RestartSpec(max_restarts=1))
-    half = apply_head(ONE_FAILED, NOW, events.Decided(attempt=0, reason="peer_failed"))
+    half = apply_controller_event(ONE_FAILED, NOW, controller_events.EndDecided(attempt=0, reason="peer_failed"))
 
-    assert policy.decide(swept(half, "n0"), limits, NOTHING, NOW) is None
+    assert policy.decide_action(swept(half, "n0"), limits, NOTHING, NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -296,11 +306,13 @@ def test_nothing_new_starts_before_every_node_has_swept() -> None:
         pytest.param(RestartSpec(), NOTHING, False, id="no budget"),
         pytest.param(RestartSpec(max_restarts=1, on=("stall",)), NOTHING, False, id="not for a crash"),
         pytest.param(RestartSpec(max_restarts=1, never_codes=(3,)), NOTHING, False, id="never for this code"),
-        pytest.param(RestartSpec(max_restarts=9), replace(NOTHING, alike=2), False, id="attempts fail alike"),
+        pytest.param(
+            RestartSpec(max_restarts=9), replace(NOTHING, repeated_failures=2), False, id="attempts fail alike"
+        ),
     ],
 )
-def test_a_crash_restarts(rules: RestartSpec, sight: policy.Sight, restarts: bool) -> None:
-    action = policy.decide(ended(ONE_FAILED, StopReason.PEER_FAILED), policy.Limits(restart=rules), sight, NOW)
+def test_a_crash_restarts(rules: RestartSpec, sight: policy.Observations, restarts: bool) -> None:
+    action = policy.decide_action(ended(ONE_FAILED, StopReason.PEER_FAILED), policy.Limits(restart=rules), sight, NOW)
 
     assert isinstance(action, policy.Restart) is restarts
 
@@ -310,7 +322,7 @@ def test_who_ended_alike_by_a_mistake_of_usage_is_told_what_spares_the_restarts(
     limits = policy.Limits(restart=RestartSpec(max_restarts=9))
     state = ended(exited(running(), 2, code), StopReason.PEER_FAILED)
 
-    finish = policy.decide(state, limits, replace(NOTHING, alike=2), NOW)
+    finish = policy.decide_action(state, limits, replace(NOTHING, repeated_failures=2), NOW)
 
     assert isinstance(finish, policy.Finish)
     assert finish.why_no_restart.startswith("3 attempts failed alike")
@@ -322,21 +334,24 @@ def test_the_pause_doubles_up_to_its_limit(attempt: int) -> None:
     limits = policy.Limits(restart=RestartSpec(max_restarts=99, backoff=10, backoff_max=60))
     state = ended(exited(running(attempt=attempt), 2, 3), StopReason.PEER_FAILED)
 
-    action = policy.decide(state, limits, NOTHING, NOW)
+    action = policy.decide_action(state, limits, NOTHING, NOW)
 
     assert isinstance(action, policy.Restart)
     assert action.at == NOW + min(10 * 2**attempt, 60)
 
 
 def lost(state: RunState, node: str) -> RunState:
-    return apply_head(state, NOW, events.Link(node=node, link="lost", why="gone"))
+    return apply_controller_event(state, NOW, controller_events.Link(node=node, link="lost", why="gone"))
 
 
 def test_a_lost_node_without_a_fence_ends_the_run_and_is_not_replaced() -> None:
     limits = policy.Limits(restart=RestartSpec(max_restarts=1))
-    state = swept(apply_head(lost(running(), "n1"), NOW, events.Decided(attempt=0, reason="node_lost")), "n0")
+    state = swept(
+        apply_controller_event(lost(running(), "n1"), NOW, controller_events.EndDecided(attempt=0, reason="node_lost")),
+        "n0",
+    )
 
-    finish = policy.decide(state, limits, replace(NOTHING, silent={"n1": 130.0}, spares=1), NOW)
+    finish = policy.decide_action(state, limits, replace(NOTHING, silent_s={"n1": 130.0}, spare_count=1), NOW)
 
     assert isinstance(finish, policy.Finish)
     assert (finish.exit_code, {r["node"] for r in finish.remaining}) == (105, {"n1"})
@@ -347,45 +362,55 @@ def test_a_lost_node_without_a_fence_ends_the_run_and_is_not_replaced() -> None:
 )
 def test_a_fenced_node_is_replaced_only_after_its_fence(silent: float, acts: bool) -> None:
     limits = policy.Limits(grace=10, stop_after=20, restart=RestartSpec(max_restarts=1), node_lost_after=5)
-    state = swept(apply_head(lost(running(), "n1"), NOW, events.Decided(attempt=0, reason="node_lost")), "n0")
+    state = swept(
+        apply_controller_event(lost(running(), "n1"), NOW, controller_events.EndDecided(attempt=0, reason="node_lost")),
+        "n0",
+    )
 
-    seen = replace(NOTHING, silent={"n1": silent + 16.0}, cut={"n1": silent}, spares=1)
-    action = policy.decide(state, limits, seen, NOW)
+    seen = replace(NOTHING, silent_s={"n1": silent + 16.0}, unreachable_s={"n1": silent}, spare_count=1)
+    action = policy.decide_action(state, limits, seen, NOW)
 
-    assert (isinstance(action, policy.Restart) and action.without == ("n1",)) is acts
+    assert (isinstance(action, policy.Restart) and action.excluded == ("n1",)) is acts
 
 
 def test_a_stall_is_only_reported_unless_asked_otherwise() -> None:
-    state = apply_head(running(), NOW, events.StallSeen(attempt=0, phase="confirmed", since_s=70, limit_s=60))
+    state = apply_controller_event(
+        running(), NOW, controller_events.StallChanged(attempt=0, phase="confirmed", since_s=70, limit_s=60)
+    )
 
     assert state.phase is RunPhase.STALLED
-    assert policy.decide(state, policy.Limits(), NOTHING, NOW) is None
+    assert policy.decide_action(state, policy.Limits(), NOTHING, NOW) is None
     stopping = policy.Limits(stall_action=StallAction.STOP)
-    assert policy.decide(state, stopping, NOTHING, NOW) == policy.EndAttempt(
+    assert policy.decide_action(state, stopping, NOTHING, NOW) == policy.EndAttempt(
         reason=StopReason.STALLED, message="no progress for 70 s (limit 60 s)"
     )
-    gathering = replace(NOTHING, gathering=True)
-    assert policy.decide(state, stopping, gathering, NOW) is None
-    assert policy.decide(state, policy.Limits().stopping_stalled(), NOTHING, NOW) is not None
+    gathering = replace(NOTHING, is_gathering_evidence=True)
+    assert policy.decide_action(state, stopping, gathering, NOW) is None
+    assert policy.decide_action(state, policy.Limits().stopping_stalled(), NOTHING, NOW) is not None
 
 
 def test_the_reason_that_is_kept_tells_for_how_long_nothing_had_moved_when_the_run_was_ended() -> None:
-    state = apply_head(running(), NOW, events.StallSeen(attempt=0, phase="confirmed", since_s=38, limit_s=20))
-    ended = policy.decide(state, policy.Limits().stopping_stalled(), NOTHING, NOW + 29)
+    state = apply_controller_event(
+        running(), NOW, controller_events.StallChanged(attempt=0, phase="confirmed", since_s=38, limit_s=20)
+    )
+    ended = policy.decide_action(state, policy.Limits().stopping_stalled(), NOTHING, NOW + 29)
 
     assert isinstance(ended, policy.EndAttempt)
     assert ended.message == "no progress for 67 s (limit 20 s)"
 
 
 def test_nodes_that_heard_no_controller_are_what_ended_an_attempt() -> None:
-    heard_none = events.Decided(attempt=0, reason="fence", message="n1 heard no controller and stopped")
-    cause = outcome.final_cause(apply_head(running(), NOW, heard_none))
+    heard_none = controller_events.EndDecided(attempt=0, reason="fence", message="n1 heard no controller and stopped")
+    cause = outcome.find_final_cause(apply_controller_event(running(), NOW, heard_none))
 
     assert cause is not None
     assert (cause.kind, cause.message) == ("fence", "n1 heard no controller and stopped")
 
 
 def test_progress_brings_a_stalled_run_back() -> None:
-    state = apply_head(running(), NOW, events.StallSeen(attempt=0, phase="confirmed"))
+    state = apply_controller_event(running(), NOW, controller_events.StallChanged(attempt=0, phase="confirmed"))
 
-    assert apply_head(state, NOW, events.StallSeen(attempt=0, phase="none")).phase is RunPhase.RUNNING
+    assert (
+        apply_controller_event(state, NOW, controller_events.StallChanged(attempt=0, phase="none")).phase
+        is RunPhase.RUNNING
+    )

@@ -14,10 +14,10 @@ from clusterctl.run.nodes.progress import Progress
 from clusterctl.run.record import rundir
 from clusterctl.run.record.kept.timings import StartTimes, StepTime, start_times
 from clusterctl.run.record.writer import Writer
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 from tests.json_shapes import STATUS, check
 
-CONNECT = events.Phase(
+CONNECT = controller_events.Phase(
     name="connect",
     seconds=9.0,
     ended=True,
@@ -25,7 +25,7 @@ CONNECT = events.Phase(
     parts={"b": ("logging in", 8.0)},
 )
 LAYOUT = [{"node": name, "node_rank": i, "ranks": [i]} for i, name in enumerate("ab")]
-ATTEMPT = events.Attempt(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=LAYOUT)
+ATTEMPT = controller_events.Attempt(attempt=0, world_size=2, master_addr=None, master_port=None, nodes=LAYOUT)
 
 
 @pytest.fixture
@@ -33,12 +33,12 @@ def run(tmp_path: Path) -> rundir.RunDir:
     """A run whose nodes wrote something 2 s and 3 s after its workers were started, and which was restarted later."""
     run = rundir.create("demo", tmp_path)
     writer = Writer(run)
-    writer.append(events.Created(run=run.run, name="demo", path="/c.yaml"), 100.0)
+    writer.append(controller_events.Created(run=run.run, name="demo", path="/c.yaml"), 100.0)
     writer.append(CONNECT, 109.0)
     writer.append(ATTEMPT, 110.0)
-    writer.append(events.Clock(node="a", offset=0.0, error=0.0, ahead=50.0), 110.5)
-    writer.append(events.Phase(name="start", seconds=0.5, ended=True, nodes={"a": 0.5, "b": 0.4}), 111.0)
-    writer.append(events.Phase(name="prepare", seconds=70.0, ended=True), 400.0)
+    writer.append(controller_events.Clock(node="a", offset=0.0, error=0.0, ahead=50.0), 110.5)
+    writer.append(controller_events.Phase(name="start", seconds=0.5, ended=True, nodes={"a": 0.5, "b": 0.4}), 111.0)
+    writer.append(controller_events.Phase(name="prepare", seconds=70.0, ended=True), 400.0)
     for node, moment in (("a", 162.0), ("b", 113.0)):
         writer.replicate(node, format_index_path(0, "ab".index(node)), 0, INDEX_RECORD.pack(10, moment))
     writer.close()
@@ -86,7 +86,7 @@ def test_only_a_start_that_took_long_is_worth_a_line_of_why(seconds: float, told
 
 
 def test_a_step_tells_at_its_end_how_long_each_node_took_and_with_what() -> None:
-    posted: list[events.ControllerEvent] = []
+    posted: list[controller_events.ControllerEvent] = []
     step = Progress("connect", 2, posted.append)
     step.at("a", "connecting")
     step.at("b", "connecting")
@@ -95,8 +95,8 @@ def test_a_step_tells_at_its_end_how_long_each_node_took_and_with_what() -> None
     step.through("b")
     step.end()
     last = posted[-1]
-    assert isinstance(last, events.Phase)
+    assert isinstance(last, controller_events.Phase)
     assert list(last.nodes) == ["a", "b"]
     assert last.nodes["a"] <= last.nodes["b"] <= last.seconds + 0.001
     assert {node: what for node, (what, _) in last.parts.items()}.keys() == {"b"}
-    assert all(not told.nodes for told in posted[:-1] if isinstance(told, events.Phase))
+    assert all(not told.nodes for told in posted[:-1] if isinstance(told, controller_events.Phase))

@@ -11,7 +11,15 @@ from clusterctl.agent.node_state import journal as on_node
 from clusterctl.plan.rendezvous import NodeInfo
 from clusterctl.run.rules import blame, policy, state
 
-KINDS = (state.RunState, state.NodeState, state.WorkerState, on_node.NodeState, NodeInfo, policy.Sight, blame.Cause)
+KINDS = (
+    state.RunState,
+    state.NodeState,
+    state.WorkerState,
+    on_node.NodeState,
+    NodeInfo,
+    policy.Observations,
+    blame.Cause,
+)
 NOTHING = {"str": "", "bool": False, "int": 0, "float": 0.0, "tuple": (), "dict": {}, "Mapping": {}, "list": []}
 SOMETHING = {
     ("RunState", "phase"): state.RunPhase.STARTING,
@@ -20,7 +28,7 @@ SOMETHING = {
     ("NodeState", "attempt"): -1,
     ("NodeInfo", "cores"): 1,
     ("NodeInfo", "netns_id"): ("", ""),
-    ("Sight", "dirty"): float("inf"),
+    ("Observations", "dirty_s"): float("inf"),
 }
 """What is not empty before anybody has spoken, and why is told where it stands."""
 

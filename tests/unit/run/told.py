@@ -8,9 +8,9 @@ from typing import Any, cast
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.render.status import RunView
 from clusterctl.render.status_json import status_json
-from clusterctl.run.rules import events
-from clusterctl.run.rules.fold import apply_head, apply_node
+from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunState
+from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 
 LAYOUT = [
     {"node": "n0", "node_rank": 0, "address": "10.0.0.1", "ranks": [0, 1]},
@@ -18,20 +18,22 @@ LAYOUT = [
 ]
 
 
-def attempt(number: int = 0, layout: list[dict[str, Any]] = LAYOUT, **more: Any) -> events.Attempt:
-    return events.Attempt(attempt=number, world_size=4, master_addr="10.0.0.1", master_port=29500, nodes=layout, **more)
+def attempt(number: int = 0, layout: list[dict[str, Any]] = LAYOUT, **more: Any) -> controller_events.Attempt:
+    return controller_events.Attempt(
+        attempt=number, world_size=4, master_addr="10.0.0.1", master_port=29500, nodes=layout, **more
+    )
 
 
-def told(state: RunState, *written: events.ControllerEvent, at: float = 100.0) -> RunState:
+def told(state: RunState, *written: controller_events.ControllerEvent, at: float = 100.0) -> RunState:
     for event in written:
-        state = apply_head(state, at, event)
+        state = apply_controller_event(state, at, event)
     return state
 
 
 def wrote(state: RunState, node: str, *written: node_events.Event) -> RunState:
     for event in written:
         known = state.nodes.get(node) or state.retired[node]
-        state = apply_node(state, node, node_events.Stamp(known.seq + 1, 0.0, 0.0, f"boot of {node}"), event)
+        state = apply_node_event(state, node, node_events.Stamp(known.seq + 1, 0.0, 0.0, f"boot of {node}"), event)
     return state
 
 
@@ -43,7 +45,7 @@ def exited(rank: int, **how: Any) -> node_events.Exited:
     return node_events.Exited(attempt=0, rank=rank, **how)
 
 
-CREATED = events.Created(run="r-1", name="r", path="/c.yaml")
+CREATED = controller_events.Created(run="r-1", name="r", path="/c.yaml")
 BEGUN = told(told(RunState(), CREATED, at=60.0), attempt())
 PREPARED = wrote(wrote(BEGUN, "n0", node_events.Prepared(0)), "n1", node_events.Prepared(0))
 RUNNING = wrote(wrote(PREPARED, "n0", started(0), started(1)), "n1", started(2), started(3))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.supervisor.sampling import Steadiness
-from clusterctl.run.rules.stalls import rule
+from clusterctl.run.rules import stall_detection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,14 +77,14 @@ class Seen:
 
     suspected: float | None = None
     confirmed: float | None = None
-    last: rule.Stall = field(default_factory=rule.Stall)
-    all: list[tuple[float, rule.Stall]] = field(default_factory=list)
+    last: stall_detection.StallJudgement = field(default_factory=stall_detection.StallJudgement)
+    all: list[tuple[float, stall_detection.StallJudgement]] = field(default_factory=list)
 
 
 def watch(
     ranks: dict[int, Rank],
     until: float,
-    limits: rule.StallLimits | None = None,
+    limits: stall_detection.StallLimits | None = None,
     *,
     gpus: bool = False,
     seen: Callable[[str, float], bool] = lambda node, t: True,
@@ -94,9 +94,9 @@ def watch(
 
     Samples are taken in one by one, and all of two seconds at once: the rule says the same.
     """
-    limits = limits or rule.StallLimits()
+    limits = limits or stall_detection.StallLimits()
     steadiness: dict[str, Steadiness] = defaultdict(Steadiness)
-    state, said, t = rule.begin(0, ranks, 1000.0), Seen(), 0.0
+    state, said, t = stall_detection.start_watch(0, ranks, 1000.0), Seen(), 0.0
     together = state
     while t < until:
         t += SAMPLE_S
@@ -106,15 +106,17 @@ def watch(
                 members = {str(r): rank.sample(t) for r, rank in ranks.items() if rank.node == node}
                 sample = {"m": 50.0 + t, "gpus": gpus, "watched": watched(t), "ranks": members}
                 if not steadiness[node].leaves_out(sample):
-                    state = rule.observe(state, sample, node=node, attempt=0, now=1000.0 + t)
+                    state = stall_detection.add_sample(state, sample, node=node, attempt=0, now=1000.0 + t)
                     arrived.append((sample, node, 1000.0 + t))
-        state, said.last = rule.judge(state, limits, 1000.0 + t)
-        together, same = rule.judge(rule.observe_all(together, arrived, attempt=0), limits, 1000.0 + t)
+        state, said.last = stall_detection.judge_stall(state, limits, 1000.0 + t)
+        together, same = stall_detection.judge_stall(
+            stall_detection.add_samples(together, arrived, attempt=0), limits, 1000.0 + t
+        )
         assert same == said.last
         said.all.append((t, said.last))
-        if said.last.phase is not rule.StallPhase.NONE and said.suspected is None:
+        if said.last.phase is not stall_detection.StallPhase.NONE and said.suspected is None:
             said.suspected = t
-        if said.last.phase is rule.StallPhase.CONFIRMED and said.confirmed is None:
+        if said.last.phase is stall_detection.StallPhase.CONFIRMED and said.confirmed is None:
             said.confirmed = t
     return said
 

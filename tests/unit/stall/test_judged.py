@@ -7,38 +7,47 @@ from typing import Any
 
 import pytest
 
-from clusterctl.run.rules.stalls import rule
-from clusterctl.run.rules.stalls.rank import RankView
-from clusterctl.run.rules.stalls.rule import Stall, StallLimits, StallPhase, StallWatch
+from clusterctl.run.rules import stall_detection
+from clusterctl.run.rules.stall_detection import RankView, StallJudgement, StallLimits, StallPhase, StallWatch
 
 NOW = 10_000.0
 NONE, SUSPECTED, CONFIRMED = StallPhase.NONE, StallPhase.SUSPECTED, StallPhase.CONFIRMED
 
 
 def rank(**more: Any) -> RankView:
-    values = {"node": "a", "seen": NOW, "sampled": NOW, "alive": True, "gpus": False, "frameworks": True, **more}
+    values = {
+        "node": "a",
+        "seen_at": NOW,
+        "sampled_at": NOW,
+        "is_alive": True,
+        "has_gpus": False,
+        "has_framework": True,
+        **more,
+    }
     return RankView(**values)
 
 
 def watch(*ranks: RankView, **more: Any) -> StallWatch:
     views = dict(enumerate(ranks or (rank(),)))
-    return replace(rule.begin(0, views, 0.0), ranks=views, **more)
+    return replace(stall_detection.start_watch(0, views, 0.0), ranks=views, **more)
 
 
-def judged(seen: StallWatch, limits: StallLimits | None = None, now: float = NOW) -> Stall:
-    return rule.judge(seen, limits or StallLimits(), now)[1]
+def judged(seen: StallWatch, limits: StallLimits | None = None, now: float = NOW) -> StallJudgement:
+    return stall_detection.judge_stall(seen, limits or StallLimits(), now)[1]
 
 
 def stepping(last: float, *, pace: float = 1.0, **more: Any) -> dict[str, Any]:
     """Steps at a pace, the last of them so many seconds ago."""
-    return {"progress_at": NOW - last, "intervals": (pace,) * rule.FIRST_MOVES, "moves": 20, **more}
+    return {"progress_at": NOW - last, "intervals": (pace,) * stall_detection.FIRST_ADVANCES, "advances": 20, **more}
 
 
 @pytest.mark.parametrize(
     ("seen", "limit", "reason"),
     [
         pytest.param({}, 1500.0, "no first step", id="nothing yet"),
-        pytest.param({"intervals": (1.0,) * 9, "progress_at": 1.0, "moves": 10}, 1500.0, "no progress", id="9 moves"),
+        pytest.param(
+            {"intervals": (1.0,) * 9, "progress_at": 1.0, "advances": 10}, 1500.0, "no progress", id="9 moves"
+        ),
         pytest.param({"intervals": (1.0,) * 10, "progress_at": NOW - 200}, 30.0, "no progress", id="10 moves"),
         pytest.param(
             {"intervals": (1.0,) * 9 + (4.0,), "progress_at": NOW - 200}, 30.0, "no progress", id="steps of 4 s"
@@ -69,13 +78,13 @@ def test_three_steps_of_one_rank_are_a_start(beats: int, limit: float) -> None:
 
 
 def test_a_job_without_a_framework_is_judged_by_its_activity() -> None:
-    plain = rank(frameworks=False)
+    plain = rank(has_framework=False)
     limits = StallLimits(timeout=100.0, startup_timeout=500.0)
 
     assert judged(watch(plain, activity_at=NOW - 99), limits).phase is NONE
     said = judged(watch(plain, activity_at=NOW - 100), limits)
     assert (said.phase, said.since_s, said.limit_s, said.reason) == (SUSPECTED, 100.0, 100.0, "no activity")
-    assert judged(watch(plain, activity_at=NOW - 100, moves=1), limits).limit_s == 500.0
+    assert judged(watch(plain, activity_at=NOW - 100, advances=1), limits).limit_s == 500.0
     assert judged(watch(plain), limits).limit_s == 500.0
 
 
@@ -84,7 +93,9 @@ def test_a_job_without_a_framework_is_judged_by_its_activity() -> None:
     [
         pytest.param(stepping(29.9), NONE, 29.9, id="within the limit"),
         pytest.param(stepping(30.0), SUSPECTED, 30.0, id="at the limit"),
-        pytest.param(stepping(100.0, held_at=NOW - 10), NONE, 10.0, id="a phase that began or ended holds it up"),
+        pytest.param(
+            stepping(100.0, phase_changed_at=NOW - 10), NONE, 10.0, id="a phase that began or ended holds it up"
+        ),
         pytest.param(stepping(100.0, activity_at=NOW - 20), NONE, 20.0, id="activity holds it up"),
         pytest.param(stepping(1499.0, activity_at=NOW), NONE, 0.0, id="as long as the ceiling"),
         pytest.param(stepping(1500.0, activity_at=NOW), SUSPECTED, 1500.0, id="and no longer"),
@@ -97,10 +108,10 @@ def test_it_counts_from_the_last_sign(seen: dict[str, Any], phase: StallPhase, s
 
 
 def test_before_any_sign_it_counts_from_the_beginning() -> None:
-    late = watch(begun=NOW - 40)
+    late = watch(began_at=NOW - 40)
 
     assert judged(late).since_s == 40.0
-    assert judged(replace(late, progress_at=NOW - 60, held_at=NOW - 70)).since_s == 40.0
+    assert judged(replace(late, progress_at=NOW - 60, phase_changed_at=NOW - 70)).since_s == 40.0
 
 
 def test_a_phase_that_was_declared_has_its_own_limit() -> None:
@@ -108,7 +119,7 @@ def test_a_phase_that_was_declared_has_its_own_limit() -> None:
     reading = rank(phase=("read", NOW - 5, 50.0))
 
     assert judged(watch(saving, reading, **stepping(89.0))).phase is NONE
-    said = judged(watch(saving, reading, rank(alive=False, phase=("gone", 0.0, 9e9)), **stepping(90.0)))
+    said = judged(watch(saving, reading, rank(is_alive=False, phase=("gone", 0.0, 9e9)), **stepping(90.0)))
     assert (said.phase, said.limit_s) == (SUSPECTED, 90.0)
     assert said.reason == "no progress in phase `read`, `save`"
 
@@ -129,32 +140,34 @@ def test_a_long_phase_outlasts_the_ceiling() -> None:
     ],
 )
 def test_a_second_look_makes_it_sure(limit: float, sure: float) -> None:
-    plain = watch(rank(frameworks=False), activity_at=NOW - limit)
+    plain = watch(rank(has_framework=False), activity_at=NOW - limit)
     limits = StallLimits(timeout=limit, startup_timeout=9e9)
-    first, said = rule.judge(plain, limits, NOW)
+    first, said = stall_detection.judge_stall(plain, limits, NOW)
     assert said.phase is SUSPECTED
 
     def looked(seconds: float) -> StallPhase:
-        later = replace(first, ranks={0: rank(frameworks=False, seen=NOW + seconds)})
-        return rule.judge(later, limits, NOW + seconds)[1].phase
+        later = replace(first, ranks={0: rank(has_framework=False, seen_at=NOW + seconds)})
+        return stall_detection.judge_stall(later, limits, NOW + seconds)[1].phase
 
     assert (looked(sure - 0.1), looked(sure)) == (SUSPECTED, CONFIRMED)
 
 
 def test_progress_between_two_looks_begins_the_second_look_anew() -> None:
-    first, _ = rule.judge(watch(**stepping(40.0)), StallLimits(), NOW)
-    later = replace(first, ranks={0: rank(seen=NOW + 60)}, progress_at=NOW + 20)
-    again, said = rule.judge(later, StallLimits(), NOW + 60)
+    first, _ = stall_detection.judge_stall(watch(**stepping(40.0)), StallLimits(), NOW)
+    later = replace(first, ranks={0: rank(seen_at=NOW + 60)}, progress_at=NOW + 20)
+    again, said = stall_detection.judge_stall(later, StallLimits(), NOW + 60)
     assert said.phase is SUSPECTED
-    last, said = rule.judge(replace(again, ranks={0: rank(seen=NOW + 80)}), StallLimits(), NOW + 80)
+    last, said = stall_detection.judge_stall(replace(again, ranks={0: rank(seen_at=NOW + 80)}), StallLimits(), NOW + 80)
     assert said.phase is CONFIRMED
-    moved, said = rule.judge(replace(last, ranks={0: rank(seen=NOW + 90)}, progress_at=NOW + 90), StallLimits(), NOW)
+    moved, said = stall_detection.judge_stall(
+        replace(last, ranks={0: rank(seen_at=NOW + 90)}, progress_at=NOW + 90), StallLimits(), NOW
+    )
     assert (said.phase, moved.suspected, moved.confirmed) == (NONE, None, False)
 
 
 def test_stragglers_are_those_behind_by_the_limit_while_others_move() -> None:
     ranks = [rank(progress_at=NOW - age) for age in (0.0, 30.0, 29.0, 99.0)]
-    ranks += [rank(), rank(alive=False, progress_at=0.0)]
+    ranks += [rank(), rank(is_alive=False, progress_at=0.0)]
 
     assert judged(watch(*ranks, **stepping(0.0))).stragglers == (1, 3)
     assert judged(watch(*ranks, **stepping(29.9))).stragglers == (1, 3)
@@ -163,22 +176,22 @@ def test_stragglers_are_those_behind_by_the_limit_while_others_move() -> None:
 
 
 def test_the_view_is_as_old_as_the_rank_that_was_heard_of_least() -> None:
-    two = watch(rank(), rank(seen=NOW - 7), **stepping(20.0))
+    two = watch(rank(), rank(seen_at=NOW - 7), **stepping(20.0))
 
     said = judged(two, now=NOW + 1)
-    assert (said.blind_s, said.since_s, said.last_progress_s, said.known) == (8.0, 13.0, 13.0, True)
-    assert judged(two, now=NOW - 99).blind_s == 0.0
+    assert (said.unseen_s, said.since_s, said.last_progress_s, said.is_known) == (8.0, 13.0, 13.0, True)
+    assert judged(two, now=NOW - 99).unseen_s == 0.0
     ahead = replace(two, progress_at=NOW)
     assert (judged(ahead).since_s, judged(ahead).last_progress_s) == (0.0, 0.0)
     assert judged(watch()).last_progress_s is None
 
 
 def test_before_every_rank_was_seen_nothing_is_said() -> None:
-    unseen = replace(watch(begun=NOW - 50), expected=frozenset({0, 1}))
+    unseen = replace(watch(began_at=NOW - 50), expected_ranks=frozenset({0, 1}))
 
-    assert judged(unseen) == Stall(known=False, blind_s=50.0)
-    assert judged(unseen, now=NOW - 60) == Stall(known=False, blind_s=0.0)
-    assert judged(watch(rank(alive=False))) == Stall(known=False, blind_s=NOW)
+    assert judged(unseen) == StallJudgement(is_known=False, unseen_s=50.0)
+    assert judged(unseen, now=NOW - 60) == StallJudgement(is_known=False, unseen_s=0.0)
+    assert judged(watch(rank(is_alive=False))) == StallJudgement(is_known=False, unseen_s=NOW)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +209,9 @@ def test_before_every_rank_was_seen_nothing_is_said() -> None:
     ],
 )
 def test_a_limit_that_is_too_long_is_warned_of(timeout: float, group: float | None, said: str | None) -> None:
-    seen = watch(rank(), rank(group_timeout=group), rank(group_timeout=group and group + 1))
+    seen = watch(rank(), rank(group_timeout_s=group), rank(group_timeout_s=group and group + 1))
 
-    assert rule.warning(seen, StallLimits(timeout=timeout)) == said
+    assert stall_detection.describe_late_limit(seen, StallLimits(timeout=timeout)) == said
 
 
 # --- taking in
@@ -210,9 +223,9 @@ def sample(moment: float, *, watched: Any = None, gpus: bool = False, **content:
 
 
 def taken(*samples: tuple[float, dict[str, Any]]) -> StallWatch:
-    seen = rule.begin(0, [0], 0.0)
+    seen = stall_detection.start_watch(0, [0], 0.0)
     for now, content in samples:
-        seen = rule.observe(seen, content, node="a", attempt=0, now=now)
+        seen = stall_detection.add_sample(seen, content, node="a", attempt=0, now=now)
     return seen
 
 
@@ -223,20 +236,20 @@ def inside(beats: int, age: float, **more: Any) -> dict[str, Any]:
 def test_the_gaps_between_signs_of_progress_are_remembered() -> None:
     seen = taken(*((float(t), sample(float(t), inside=inside(t, 0.0))) for t in (2, 4, 7, 9)))
 
-    assert (seen.progress_at, seen.recorded_at, seen.moves) == (9.0, 9.0, 4)
+    assert (seen.progress_at, seen.recorded_at, seen.advances) == (9.0, 9.0, 4)
     assert seen.intervals == (2.0, 3.0, 2.0)
 
 
 def test_signs_within_a_second_are_one_advance() -> None:
     seen = taken(*((t, sample(t, inside=inside(int(10 * t), 0.0))) for t in (2.0, 2.9, 3.0)))
 
-    assert (seen.progress_at, seen.recorded_at, seen.moves, seen.intervals) == (3.0, 3.0, 3, (pytest.approx(0.1),))
+    assert (seen.progress_at, seen.recorded_at, seen.advances, seen.intervals) == (3.0, 3.0, 3, (pytest.approx(0.1),))
 
 
 def test_only_the_newest_gaps_are_kept() -> None:
     seen = taken(*((2.0 * t, sample(2.0 * t, inside=inside(t, 0.0))) for t in range(1, 60)))
 
-    assert (len(seen.intervals), seen.moves) == (rule.INTERVALS, 59)
+    assert (len(seen.intervals), seen.advances) == (stall_detection.MAX_INTERVALS, 59)
 
 
 def test_of_a_time_when_nobody_looked_only_five_seconds_count() -> None:
@@ -248,7 +261,7 @@ def test_of_a_time_when_nobody_looked_only_five_seconds_count() -> None:
 def test_a_sample_that_was_seen_already_is_passed_over() -> None:
     once = taken((2.0, sample(2.0, inside=inside(1, 0.0))))
 
-    again = rule.observe(once, sample(2.0, inside=inside(5, 0.0)), node="a", attempt=0, now=9.0)
+    again = stall_detection.add_sample(once, sample(2.0, inside=inside(5, 0.0)), node="a", attempt=0, now=9.0)
 
     assert again.ranks == once.ranks
 
@@ -280,7 +293,7 @@ def test_a_phase_that_changes_holds_the_rule_up(
 
     seen = taken((2.0, sample(2.0, inside=phase(before))), (4.0, sample(4.0, inside=phase(after))))
 
-    assert seen.held_at == held
+    assert seen.phase_changed_at == held
 
 
 def collected(seconds: int, each: int, *, until: int) -> StallWatch:
@@ -313,6 +326,6 @@ def collected(seconds: int, each: int, *, until: int) -> StallWatch:
 def test_a_job_whose_progress_shows_as_collectives_alone_has_begun(seconds: int, each: int, stalls: bool) -> None:
     seen = collected(seconds, each, until=200)
 
-    _, stall = rule.judge(seen, StallLimits(), 200.0)
+    _, stall = stall_detection.judge_stall(seen, StallLimits(), 200.0)
 
     assert (stall.phase is not StallPhase.NONE) == stalls

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.run.rules.stalls.paces import paces_of
-from clusterctl.run.rules.stalls.waits import counted, waits_of
+from clusterctl.run.rules.rank_timing import are_all_counted, measure_rank_timings, measure_wait_shares
 
 
 def sampled(m: float, *, attempt: int = 0, pid: int = 7, looks: int | None = None) -> dict[str, Any]:
@@ -24,13 +23,13 @@ def written(*samples: dict[str, Any]) -> bytes:
 
 
 def waits(*samples: dict[str, Any], attempt: int = 0) -> dict[int, tuple[float, ...] | None]:
-    return waits_of([(samples[-1], written(*samples))], attempt)
+    return measure_wait_shares([(samples[-1], written(*samples))], attempt)
 
 
 @pytest.mark.parametrize("seconds", [60, 290, 2000])
 def test_four_samples_tell_what_all_of_the_last_minutes_tell(seconds: int) -> None:
     samples = [sampled(m) for m in range(100, 100 + seconds, 5)]
-    of_all = paces_of({"gpu02": written(*samples).splitlines()}, 0, most=10_000)[3].waits
+    of_all = measure_rank_timings({"gpu02": written(*samples).splitlines()}, 0, max_lines=10_000)[3].waits
 
     assert of_all is not None
     assert waits(*samples)[3] == pytest.approx(of_all, abs=0.01)
@@ -58,13 +57,13 @@ def test_only_the_attempt_that_goes_on_counts() -> None:
 
 
 def test_a_rank_that_does_not_count_its_looks_leaves_nothing_to_compare() -> None:
-    assert counted([sampled(100)])
-    assert not counted([sampled(100), sampled(100, looks=0)])
+    assert are_all_counted([sampled(100)])
+    assert not are_all_counted([sampled(100), sampled(100, looks=0)])
 
 
 def test_what_stands_there_besides_samples_is_passed_over() -> None:
     samples = [sampled(100 + m) for m in range(0, 200, 5)]
     torn = b'no sample\n{"kind": "activity", "attempt": 0}\n' + written(*samples) + b'{"kind": "activity"'
 
-    assert waits_of([(samples[-1], torn)], 0)[3] == pytest.approx((0.5,) * 3)
-    assert waits_of([({"kind": "activity"}, torn)], 0) == {}
+    assert measure_wait_shares([(samples[-1], torn)], 0)[3] == pytest.approx((0.5,) * 3)
+    assert measure_wait_shares([({"kind": "activity"}, torn)], 0) == {}

@@ -12,7 +12,7 @@ from clusterctl.errors import NotFoundError
 from clusterctl.run.record import find
 from clusterctl.run.record.kept import bundle
 from clusterctl.run.record.kept import evidence as kept
-from clusterctl.run.rules.case import case_of
+from clusterctl.run.rules.why_evidence import build_why_evidence
 from clusterctl.why.verdict import Confidence
 
 BUNDLES = Path(__file__).parent / "bundles"
@@ -49,7 +49,7 @@ def test_what_a_rank_recorded_in_an_earlier_pause_does_not_count() -> None:
             path.write_text(json.dumps({**json.loads(path.read_text()), "recorded": [paused]}))
         state, _ = find.visible_state(run)
         _, evidence = kept.newest(run)
-        case = case_of(state, evidence, stalled=True)
+        case = build_why_evidence(state, evidence, stalled=True)
 
     assert [rank.look.entries for rank in case.ranks if rank.look is not None and rank.rank == 3] == [None]
 

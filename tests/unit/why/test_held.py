@@ -12,7 +12,7 @@ from clusterctl.cli.lookup.runs import view_from, with_pace
 from clusterctl.cli.lookup.why import opened
 from clusterctl.run.record.find import visible_state
 from clusterctl.run.record.samples import newest_activity
-from clusterctl.run.rules.stalls.counted import before, standing
+from clusterctl.run.rules.rank_timing import find_idle_ranks, read_counts_before
 from clusterctl.why.evidence import IdleRank
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
@@ -88,11 +88,11 @@ def test_what_a_rank_does_meanwhile_is_told_by_two_looks(
 ) -> None:
     lines = {"gpu02": [seen(0, 60, 60, **first), seen(10, 60, 60, **last)]}
 
-    assert standing(lines, 0) == {3: IdleRank(seconds=90.0, waits=False, does=does)}
+    assert find_idle_ranks(lines, 0) == {3: IdleRank(seconds=90.0, waits=False, does=does)}
 
 
 def test_a_rank_that_has_begun_what_has_not_ended_waits() -> None:
-    assert standing({"gpu02": [seen(0, 61, 60)]}, 0)[3].waits
+    assert find_idle_ranks({"gpu02": [seen(0, 61, 60)]}, 0)[3].waits
 
 
 @pytest.mark.parametrize(
@@ -104,20 +104,20 @@ def test_a_rank_that_has_begun_what_has_not_ended_waits() -> None:
     ],
 )
 def test_what_is_not_counted_is_left_out(line: bytes) -> None:
-    assert standing({"gpu02": [line]}, 0) == {}
+    assert find_idle_ranks({"gpu02": [line]}, 0) == {}
 
 
 def test_samples_of_another_attempt_count_for_nothing() -> None:
-    assert standing({"gpu02": [seen(0, 61, 60)]}, 1) == {}
-    assert before({"gpu02": [seen(0, 61, 60)]}, 1, {"gpu02": 1001.0}) == {}
+    assert find_idle_ranks({"gpu02": [seen(0, 61, 60)]}, 1) == {}
+    assert read_counts_before({"gpu02": [seen(0, 61, 60)]}, 1, {"gpu02": 1001.0}) == {}
 
 
 def test_the_counters_are_those_of_the_newest_look_before_the_moment_and_not_of_long_ago() -> None:
     lines = {"gpu02": [seen(0, 60, 59), seen(2, 61, 60), seen(4, 61, 61)]}
 
-    assert before(lines, 0, {"gpu02": 1003.0}) == {3: {"0": (61, 60)}}
-    assert before(lines, 0, {"gpu02": 1030.0}) == {}
-    assert before(lines, 0, {"gpu02": 999.0}) == {}
+    assert read_counts_before(lines, 0, {"gpu02": 1003.0}) == {3: {"0": (61, 60)}}
+    assert read_counts_before(lines, 0, {"gpu02": 1030.0}) == {}
+    assert read_counts_before(lines, 0, {"gpu02": 999.0}) == {}
 
 
 def test_status_marks_it_with_what_it_does() -> None:
@@ -134,6 +134,6 @@ def test_of_a_rank_that_tells_little_of_itself_nothing_is_said(inside: dict[str,
     rank = {"alive": True, "pid": 7, "inside": inside}
     line = json.dumps({"kind": "activity", "t": 9.0, "m": 9.0, "attempt": 0, "ranks": {"3": rank}}).encode()
 
-    assert standing({"gpu02": [line]}, 0) == {}
-    told = before({"gpu02": [line]}, 0, {"gpu02": 9.0})
+    assert find_idle_ranks({"gpu02": [line]}, 0) == {}
+    told = read_counts_before({"gpu02": [line]}, 0, {"gpu02": 9.0})
     assert told == ({3: {"0": (3, 2)}} if inside and inside.get("seq") else {})

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from clusterctl.errors import ConnectError, NodesError, UnhealthyError
 from clusterctl.health.model import Finding, Status
-from clusterctl.run.rules import events
-from clusterctl.run.rules.case import case_of
-from clusterctl.run.rules.fold import apply_head
-from clusterctl.run.rules.start_failure import start_failed
+from clusterctl.run.rules import controller_events
+from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.state import RunState
+from clusterctl.run.rules.state_updates import apply_controller_event
+from clusterctl.run.rules.why_evidence import build_why_evidence
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Verdict
 
@@ -16,8 +16,8 @@ def finding(node: str | None, check: str = "host.disk", message: str = "0 bytes 
 
 
 def refused(error: UnhealthyError | NodesError | ConnectError) -> Verdict:
-    state = apply_head(RunState(), 1.0, events.Created(run="r-1", name="r", path="/c.yaml"))
-    return judge_run(case_of(apply_head(state, 2.0, start_failed(error)), {}))
+    state = apply_controller_event(RunState(), 1.0, controller_events.Created(run="r-1", name="r", path="/c.yaml"))
+    return judge_run(build_why_evidence(apply_controller_event(state, 2.0, build_start_failed(error)), {}))
 
 
 def test_a_check_that_failed_alike_on_several_nodes_is_told_once_with_all_of_them() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.run.rules.stalls.paces import paces_of, unbegun
+from clusterctl.run.rules.rank_timing import has_no_progress_yet, measure_rank_timings
 from clusterctl.why.evidence import RankSnapshot, RankTiming, StackFrame
 from clusterctl.why.judge import judge_run
 from clusterctl.why.slowness import describe_reason, find_slow_ranks
@@ -147,7 +147,7 @@ def sampled(m: float, looks: int, held: int, begun: int, **more: Any) -> bytes:
 
 def test_shares_are_those_of_each_third_of_the_newest_samples() -> None:
     lines = [sampled(100 + m, m, m // 2 if m <= 60 else 30, m, starved_s=m / 4) for m in range(0, 121, 10)]
-    found = paces_of({"gpu02": lines}, 0)[3]
+    found = measure_rank_timings({"gpu02": lines}, 0)[3]
 
     assert found.waits == (0.5, 0.25, 0.0)
     assert (found.seconds, found.cpu, found.starved) == (120.0, 1.0, 0.25)
@@ -161,25 +161,25 @@ def test_shares_are_those_of_each_third_of_the_newest_samples() -> None:
     ],
 )
 def test_of_too_few_looks_nothing_is_said(lines: list[bytes]) -> None:
-    assert paces_of({"gpu02": lines}, 0) == {}
+    assert measure_rank_timings({"gpu02": lines}, 0) == {}
 
 
 def test_a_rank_that_begins_no_collective_has_no_share() -> None:
     lines = [sampled(m, m, m, 1) for m in range(0, 121, 10)]
 
-    assert paces_of({"gpu02": lines}, 0)[3].waits is None
+    assert measure_rank_timings({"gpu02": lines}, 0)[3].waits is None
 
 
 def test_samples_of_an_earlier_attempt_count_for_nothing() -> None:
     lines = [sampled(m, m, 0, m) for m in range(0, 121, 10)]
 
-    assert paces_of({"gpu02": lines}, 1) == {}
+    assert measure_rank_timings({"gpu02": lines}, 1) == {}
 
 
 def test_a_run_has_begun_once_any_rank_has_shown_progress() -> None:
     quiet = json.loads(sampled(5, 5, 0, 0))
     quiet["ranks"]["3"]["inside"]["progress_age_s"] = None
 
-    assert unbegun({"gpu02": [json.dumps(quiet).encode()]}, 0)
-    assert not unbegun({"gpu02": [sampled(5, 5, 0, 0)]}, 0)
-    assert not unbegun({"gpu02": [json.dumps(quiet).encode()], "gpu03": []}, 0)
+    assert has_no_progress_yet({"gpu02": [json.dumps(quiet).encode()]}, 0)
+    assert not has_no_progress_yet({"gpu02": [sampled(5, 5, 0, 0)]}, 0)
+    assert not has_no_progress_yet({"gpu02": [json.dumps(quiet).encode()], "gpu03": []}, 0)

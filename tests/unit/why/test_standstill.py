@@ -10,9 +10,9 @@ import pytest
 from clusterctl.cli.lookup.why import opened
 from clusterctl.run.record import find
 from clusterctl.run.record.kept import verdict
-from clusterctl.run.rules import blame, events
-from clusterctl.run.rules.fold import apply_head
+from clusterctl.run.rules import blame, controller_events
 from clusterctl.run.rules.state import RunState, WorkerState
+from clusterctl.run.rules.state_updates import apply_controller_event
 from tests.unit.why.test_bundles import BUNDLES
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ def hung() -> Iterator[tuple[RunDir, RunState]]:
 
 def went_on(state: RunState, *, lost_after: float) -> RunState:
     """The same run, which went on, and whose ranks lost their peers some time after that."""
-    state = apply_head(state, OVER, events.StallSeen(attempt=state.attempt, phase="none"))
+    state = apply_controller_event(state, OVER, controller_events.StallChanged(attempt=state.attempt, phase="none"))
     at = OVER + lost_after
     cause = blame.Cause(kind="exit", exit_code=1, message="Connection closed by peer", secondary=True)
-    told = blame.Verdict(cause=cause, earliest=at, latest=at)
+    told = blame.ExitAnalysis(cause=cause, earliest=at, latest=at)
 
     def lost(worker: WorkerState) -> WorkerState:
-        return replace(worker, verdict=told)
+        return replace(worker, exit_analysis=told)
 
     return replace(state, workers={rank: lost(worker) for rank, worker in state.workers.items()})
 
@@ -64,6 +64,6 @@ def test_what_was_seen_before_a_run_went_on_counts_only_where_its_ranks_give_up_
 
 def test_of_a_run_that_goes_on_nothing_that_was_seen_counts(hung: tuple[RunDir, RunState]) -> None:
     run, state = hung
-    state = apply_head(state, OVER, events.StallSeen(attempt=state.attempt, phase="none"))
+    state = apply_controller_event(state, OVER, controller_events.StallChanged(attempt=state.attempt, phase="none"))
 
     assert verdict.evidence_of(run, replace(state, workers={}))[0] is None

@@ -13,7 +13,7 @@ import pytest
 from clusterctl.cli.lookup.why import opened, verdict_of
 from clusterctl.run.record import find
 from clusterctl.run.record.kept import last_words
-from clusterctl.run.rules.blame import said_before_its_stop
+from clusterctl.run.rules.blame import find_cause_in_output
 from clusterctl.why.evidence import Evidence, Rank
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence
@@ -120,7 +120,7 @@ def test_counters_that_leave_a_doubt_name_nobody(counters: tuple[Mapping[str, tu
     ],
 )
 def test_the_traceback_with_which_an_output_ends_is_what_the_rank_says(output: str) -> None:
-    cause = said_before_its_stop(1, "gpu01", output)
+    cause = find_cause_in_output(1, "gpu01", output)
 
     assert cause is not None
     assert (cause.message, cause.secondary) == ("ValueError: the loss is not finite", False)
@@ -136,7 +136,7 @@ def test_the_traceback_with_which_an_output_ends_is_what_the_rank_says(output: s
     ],
 )
 def test_an_output_that_does_not_end_with_one_says_nothing(output: str) -> None:
-    assert said_before_its_stop(1, "gpu01", output) is None
+    assert find_cause_in_output(1, "gpu01", output) is None
 
 
 def test_what_a_rank_that_caught_the_signal_wrote_afterwards_says_nothing() -> None:

@@ -11,7 +11,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes.fan_out import each, names
 from clusterctl.run.nodes.transfer import Fetching, pull
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _PATIENCE = 120.0
 def wanted(spec: ClusterSpec, state: RunState, phase: RunPhase) -> ResultsSpec | None:
     """Return what is to be fetched at this end of a run; nothing where no worker ever began."""
     results = spec.results
-    if results is None or not state.placed:
+    if results is None or not state.placements:
         return None
     return results if phase is RunPhase.SUCCEEDED or results.when is When.ALWAYS else None
 
@@ -56,7 +56,7 @@ class Gathering:
         """No node has sent anything for long."""
         return time.monotonic() - self._moved > _PATIENCE
 
-    def fetch(self, sessions: Mapping[str, Session], nodes: list[str]) -> events.Results:
+    def fetch(self, sessions: Mapping[str, Session], nodes: list[str]) -> controller_events.Results:
         """Fetch from all of these nodes at once; return what came.
 
         Args:
@@ -69,7 +69,7 @@ class Gathering:
         self._keep_from_nodes()
         return self.result("not fetched")
 
-    def result(self, why: str) -> events.Results:
+    def result(self, why: str) -> controller_events.Results:
         """Return what has come so far; `why` is said of nodes that are not through."""
         came = [one for of_node in list(self._came.values()) for one in of_node.values()]
         files = sum(number for number, _ in came)
@@ -82,7 +82,9 @@ class Gathering:
         if not failed:
             nothing = [p for p in self._results.patterns if not any(found[p][0] for found in self._came.values())]
             lacking += [f"no node has a file of this run that matches `{pattern}`" for pattern in nothing]
-        return events.Results(to=str(self._folder), files=files, bytes=sum(size for _, size in came), lacking=lacking)
+        return controller_events.Results(
+            to=str(self._folder), files=files, bytes=sum(size for _, size in came), missing=lacking
+        )
 
     def _fetch(self, node: str, session: Session) -> None:
         sizes: dict[str, tuple[int, int]] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol.run_files import format_index_path, format_output_path
 from clusterctl.logs.time_index import TimeIndex
 from clusterctl.run.record.samples import newest_lines
-from clusterctl.run.rules.stalls import counted
+from clusterctl.run.rules import rank_timing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,12 +40,14 @@ def counters(run: RunDir, state: RunState) -> dict[int, Mapping[str, tuple[int, 
     if first is None:
         return {}
     before = {node: first + state.ahead(node) for node in state.nodes}
-    return counted.before(newest_lines(run, state), state.attempt, before)
+    return rank_timing.read_counts_before(newest_lines(run, state), state.attempt, before)
 
 
 def _first_loss(state: RunState) -> float | None:
     """Return when the first rank ended, where all that failed by themselves say that they lost a peer."""
-    failed = [worker.verdict for worker in state.workers.values() if worker.failed and worker.verdict is not None]
+    failed = [
+        worker.exit_analysis for worker in state.workers.values() if worker.failed and worker.exit_analysis is not None
+    ]
     if not failed or not all(verdict.cause.secondary for verdict in failed):
         return None
     return min(verdict.earliest for verdict in failed)

@@ -25,9 +25,9 @@ def before_the_kill(run: RunDir, state: RunState) -> tuple[float, float] | None:
     if cause is None or (cause.kind, cause.signal) != ("signal", "SIGKILL") or cause.rank not in state.workers:
         return None
     worker = state.workers[cause.rank]
-    if worker.verdict is None:
+    if worker.exit_analysis is None:
         return None
-    ended = worker.verdict.latest + state.ahead(worker.node)
+    ended = worker.exit_analysis.latest + state.ahead(worker.node)
     lines = last_lines(run.node(worker.node) / SAMPLES_FILE, _MOST_BYTES)
     for health in samples.parse_samples(reversed(lines), "health", "t", "mem"):
         full, age = health["mem"], ended - health["t"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.run_files import INDEX_RECORD, format_index_path
 from clusterctl.run.record.reader import StateReader
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,9 +61,9 @@ def start_times(run: RunDir) -> StartTimes | None:
         if steps and steps[-1].name == _LAST_STEP:
             return
         moments.append(moment)
-        if isinstance(event, events.Attempt):
+        if isinstance(event, controller_events.Attempt):
             began.append(moment)
-        elif isinstance(event, events.Phase) and event.ended:
+        elif isinstance(event, controller_events.Phase) and event.ended:
             steps.append(_step(event))
 
     reader = StateReader(run)
@@ -75,7 +75,7 @@ def start_times(run: RunDir) -> StartTimes | None:
     return StartTimes(seconds=moments[-1] - moments[0], steps=tuple(steps))
 
 
-def _step(event: events.Phase) -> StepTime:
+def _step(event: controller_events.Phase) -> StepTime:
     parts = {node: (str(what), float(seconds)) for node, (what, seconds) in event.parts.items()}
     return StepTime(name=event.name, seconds=event.seconds, nodes=event.nodes, parts=parts)
 
@@ -83,7 +83,7 @@ def _step(event: events.Phase) -> StepTime:
 def _first_output(run: RunDir, state: RunState, began: float) -> dict[str, float]:
     """Return after how long each node's first rank wrote something, from the moment at which workers were started."""
     found: dict[str, float] = {}
-    for attempt, node, ranks in state.placed:
+    for attempt, node, ranks in state.placements:
         if attempt == 0:
             told = [_first_record(run.node(node) / format_index_path(0, rank)) for rank in ranks]
             known = [moment - state.ahead(node) - began for moment in told if moment is not None]

@@ -11,9 +11,9 @@ from clusterctl.run.record.kept import evidence as kept
 from clusterctl.run.record.kept import last_words
 from clusterctl.run.record.kept.told import VERDICT_JSON, VERDICT_TEXT
 from clusterctl.run.record.samples import newest_lines
-from clusterctl.run.rules.case import case_of
-from clusterctl.run.rules.stalls import counted, paces
+from clusterctl.run.rules import rank_timing
 from clusterctl.run.rules.state import RunPhase
+from clusterctl.run.rules.why_evidence import build_why_evidence
 from clusterctl.validation import samples as door
 from clusterctl.why import slowness
 from clusterctl.why.judge import judge_run
@@ -42,14 +42,14 @@ class _Moving(TypedDict):
 def of(run: RunDir, state: RunState, now: Mapping[str, RankEvidence] | None = None) -> Verdict:
     """Return what went wrong with a run; `now` is evidence that was just taken, where what is kept says nothing."""
     name, evidence = evidence_of(run, state)
-    case = case_of(
+    case = build_why_evidence(
         state,
         now or evidence or kept.of_folder(run.path / kept.LOOK),
         seen_at=None if name is None else str(run.path / name),
         folder=str(run.path),
         stalled=_standstill(state) is not None,
         outputs=last_words.outputs(run, state),
-        counted=last_words.counters(run, state),
+        collective_counts=last_words.counters(run, state),
     )
     return judge_run(replace(case, **_pace(run, state)))
 
@@ -60,15 +60,15 @@ def _pace(run: RunDir, state: RunState) -> _Moving:
         return {"paces": {}, "standing": {}, "unbegun": None}
     lines = newest_lines(run, state)
     return {
-        "paces": paces.paces_of(lines, state.attempt),
-        "standing": counted.standing(lines, state.attempt),
+        "paces": rank_timing.measure_rank_timings(lines, state.attempt),
+        "standing": rank_timing.find_idle_ranks(lines, state.attempt),
         "unbegun": time_unbegun(lines, state),
     }
 
 
 def time_unbegun(lines: Mapping[str, Sequence[bytes]], state: RunState) -> float | None:
     """Return for how many seconds the ranks of an attempt have run without any progress; `None` once there was one."""
-    if state.running_since is None or not paces.unbegun(lines, state.attempt):
+    if state.running_since is None or not rank_timing.has_no_progress_yet(lines, state.attempt):
         return None
     newest = [next(door.parse_samples(reversed(own), "activity", "t"), None) for own in lines.values()]
     return max(
@@ -101,11 +101,11 @@ def place_of_evidence(state: RunState) -> str | None:
 
 
 def _standstill(state: RunState) -> StallView | None:
-    if state.stall is not None or state.stood is None:
+    if state.stall is not None or state.last_stall is None:
         return state.stall
-    ends = [worker.verdict.latest for worker in state.workers.values() if worker.verdict is not None]
-    soon = bool(ends) and min(ends) <= (state.stood.until or 0.0) + _LAST_WORDS_S
-    return state.stood if soon else None
+    ends = [worker.exit_analysis.latest for worker in state.workers.values() if worker.exit_analysis is not None]
+    soon = bool(ends) and min(ends) <= (state.last_stall.until or 0.0) + _LAST_WORDS_S
+    return state.last_stall if soon else None
 
 
 def keep(run: RunDir, verdict: Verdict) -> None:

@@ -1,4 +1,7 @@
-"""What the controller writes into its own journal: what it did, saw of the links, and decided. Values only."""
+"""What the controller writes into its own journal: what it did, saw of the links, and decided. Values only.
+
+An error that ended a start, as the controller's journal keeps it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from clusterctl.agent.protocol.dataclass_json import parse_dataclass
 from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.errors import NodesError, UnhealthyError
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.process_types import RemainingProcess
+    from clusterctl.errors import ClusterctlError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +94,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traces:
+class TouchedNodes:
     """From now on something of the run may lie on these nodes, whether or not an attempt comes to begin there."""
 
     KIND: ClassVar[str] = "traces"
@@ -112,11 +117,11 @@ class Attempt:
     nodes: list[dict[str, Any]] = field(default_factory=list)
     why: str = ""
     resume_from: str | None = None
-    newest: str | None = None
+    newest_checkpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
+class EndDecided:
     """The attempt is being ended everywhere, for this `StopReason`."""
 
     KIND: ClassVar[str] = "decided"
@@ -144,7 +149,7 @@ class Restarting:
     at: float
     nodes: list[str] = field(default_factory=list)
     ended: str = ""
-    newest: str | None = None
+    newest_checkpoint: str | None = None
     cause: dict[str, Any] | None = None
     step: int | None = None
     number: int = 0
@@ -152,7 +157,7 @@ class Restarting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StallSeen:
+class StallChanged:
     """The stall rule's view changed. `phase` is none, suspected or confirmed; `evidence` is a folder of the run."""
 
     KIND: ClassVar[str] = "stall"
@@ -224,7 +229,7 @@ class Results:
     to: str
     files: int = 0
     bytes: int = 0
-    lacking: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,11 +247,11 @@ ControllerEvent = (
     | Phase
     | Link
     | Clock
-    | Traces
+    | TouchedNodes
     | Attempt
-    | Decided
+    | EndDecided
     | Restarting
-    | StallSeen
+    | StallChanged
     | Health
     | Note
     | StartFailed
@@ -260,11 +265,11 @@ _KINDS: dict[str, type[Any]] = {
         Phase,
         Link,
         Clock,
-        Traces,
+        TouchedNodes,
         Attempt,
-        Decided,
+        EndDecided,
         Restarting,
-        StallSeen,
+        StallChanged,
         Health,
         Note,
         StartFailed,
@@ -294,3 +299,21 @@ def decode(line: str | bytes) -> tuple[int, float, ControllerEvent] | None:
     if type(seq) is not int or not isinstance(time, (int, float)):
         raise FrameError(f"not an event: {line[:80]!r}")
     return None if cls is None else (seq, time, parse_dataclass(cls, record))
+
+
+def build_start_failed(error: ClusterctlError) -> StartFailed:
+    """Return the event that says why a start has failed."""
+    reason: dict[str, Any] = {
+        "class": type(error).__name__,
+        "message": str(error),
+        "hint": error.hint,
+        "exit_code": int(error.exit_code),
+        "node": getattr(error, "node", None),
+    }
+    if isinstance(error, NodesError):
+        reason["nodes"] = [
+            {"node": e.node, "message": str(e), "hint": e.hint, "class": type(e).__name__} for e in error.errors
+        ]
+    if isinstance(error, UnhealthyError):
+        reason["findings"] = [f.to_json() for f in error.findings]
+    return StartFailed(error=reason)

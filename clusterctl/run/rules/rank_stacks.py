@@ -20,9 +20,9 @@ _THREAD = re.compile(
     r"^(?P<current>Current thread|Thread) 0x(?P<id>[0-9a-fA-F]+)(?: \[.*\])? \(most recent call first\)"
 )
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
-_OURS = "/_clusterctl_shim/"
+_SHIM_PATH = "/_clusterctl_shim/"
 # A rank in one of these tells another story than one that runs or sleeps, however equal their stacks.
-_TELLING_STATES = "TtDZX"
+_SPECIAL_STATES = "TtDZX"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class RankStack:
         return next((thread.frames for thread in self.threads or () if thread.main), None)
 
 
-def parse_signal(text: str, main_thread: int | None = None) -> tuple[Thread, ...]:
+def parse_faulthandler(text: str, main_thread: int | None = None) -> tuple[Thread, ...]:
     """Reads what faulthandler dumped; of several dumps the last.
 
     Args:
@@ -77,21 +77,21 @@ def parse_signal(text: str, main_thread: int | None = None) -> tuple[Thread, ...
     blocks: list[tuple[int, bool, list[Frame]]] = []
     for line in text.splitlines():
         if head := _THREAD.match(line):
-            if any(current for _, current, _ in blocks) and _repeats(blocks, int(head["id"], 16)):
+            if any(current for _, current, _ in blocks) and _has_thread(blocks, int(head["id"], 16)):
                 blocks = []
             blocks.append((int(head["id"], 16), head["current"].startswith("Current"), []))
-        elif blocks and (frame := _frame(line)) is not None:
+        elif blocks and (frame := _parse_frame(line)) is not None:
             blocks[-1][2].append(frame)
-    main = _main_of(blocks, main_thread)
+    main = _find_main_thread(blocks, main_thread)
     return tuple(
         Thread(ident=ident, main=ident == main, frames=tuple(frames))
         for ident, _, frames in blocks
-        if not any(_OURS in frame.file for frame in frames)
+        if not any(_SHIM_PATH in frame.file for frame in frames)
     )
 
 
 @lru_cache(maxsize=4096)
-def _frame(line: str) -> Frame | None:
+def _parse_frame(line: str) -> Frame | None:
     """Return the call that a line of a dump is; thousands of ranks stand at the same lines."""
     frame = _FRAME.match(line)
     if frame is None:
@@ -99,11 +99,11 @@ def _frame(line: str) -> Frame | None:
     return Frame(frame["function"], frame["file"], int(frame["line"]) if frame["line"].isdigit() else 0)
 
 
-def _repeats(blocks: list[tuple[int, bool, list[Frame]]], ident: int) -> bool:
+def _has_thread(blocks: list[tuple[int, bool, list[Frame]]], ident: int) -> bool:
     return any(other == ident for other, _, _ in blocks)
 
 
-def _main_of(blocks: list[tuple[int, bool, list[Frame]]], main: int | None) -> int | None:
+def _find_main_thread(blocks: list[tuple[int, bool, list[Frame]]], main: int | None) -> int | None:
     idents = [ident for ident, _, _ in blocks]
     if main in idents:
         return main
@@ -114,12 +114,12 @@ def _main_of(blocks: list[tuple[int, bool, list[Frame]]], main: int | None) -> i
 def parse_py_spy(text: str) -> tuple[Thread, ...]:
     """Reads `py-spy dump --json`; nothing where it is not that."""
     try:
-        return tuple(_py_spy_thread(thread) for thread in json.loads(text))
+        return tuple(_parse_py_spy_thread(thread) for thread in json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ()
 
 
-def _py_spy_thread(thread: Mapping[str, Any]) -> Thread:
+def _parse_py_spy_thread(thread: Mapping[str, Any]) -> Thread:
     ident = thread.get("os_thread_id") or thread["thread_id"]
     return Thread(
         ident=int(ident),
@@ -129,20 +129,20 @@ def _py_spy_thread(thread: Mapping[str, Any]) -> Thread:
     )
 
 
-def from_evidence(ranks: Mapping[str, RankEvidence]) -> tuple[RankStack, ...]:
+def parse_rank_stacks(ranks: Mapping[str, RankEvidence]) -> tuple[RankStack, ...]:
     """The stacks in what the agents collected, ascending by rank.
 
     Args:
         ranks: Rank -> its evidence (`ranks` of `agent.watch.evidence.collect`), of one node or of all together.
     """
-    return tuple(_rank_stack(int(rank), ranks[rank]) for rank in sorted(ranks, key=int))
+    return tuple(_parse_rank_stack(int(rank), ranks[rank]) for rank in sorted(ranks, key=int))
 
 
-def _rank_stack(rank: int, evidence: RankEvidence) -> RankStack:
+def _parse_rank_stack(rank: int, evidence: RankEvidence) -> RankStack:
     source, text = str(evidence.get("source", "proc")), str(evidence.get("stacks", ""))
     threads: tuple[Thread, ...] | None = None
     if source == "signal":
-        threads = parse_signal(text, evidence.get("main_thread")) or None
+        threads = parse_faulthandler(text, evidence.get("main_thread")) or None
     elif source == "py-spy":
         threads = parse_py_spy(text) or None
     return RankStack(
@@ -154,7 +154,7 @@ def _rank_stack(rank: int, evidence: RankEvidence) -> RankStack:
     )
 
 
-def fold(stacks: Iterable[RankStack]) -> list[dict[str, Any]]:
+def fold_stacks(stacks: Iterable[RankStack]) -> list[dict[str, Any]]:
     """Equal main-thread stacks as one entry with all their ranks, those of the lowest rank first.
 
     Returns:
@@ -163,31 +163,31 @@ def fold(stacks: Iterable[RankStack]) -> list[dict[str, Any]]:
     """
     groups: dict[object, list[RankStack]] = {}
     for stack in sorted(stacks, key=lambda each: each.rank):
-        telling = stack.state if stack.state and stack.state in _TELLING_STATES else None
+        special = stack.state if stack.state and stack.state in _SPECIAL_STATES else None
         # Without frames the wait channel is all there is to tell ranks apart.
         place: object = (stack.wchan, stack.state) if stack.frames is None else stack.frames
-        groups.setdefault((stack.source, telling, place), []).append(stack)
-    return [_entry(members) for members in groups.values()]
+        groups.setdefault((stack.source, special, place), []).append(stack)
+    return [_format_entry(members) for members in groups.values()]
 
 
-def _entry(members: Sequence[RankStack]) -> dict[str, Any]:
+def _format_entry(members: Sequence[RankStack]) -> dict[str, Any]:
     frames = members[0].frames
     return {
         "ranks": fold_ranks(member.rank for member in members),
         "source": members[0].source,
-        "state": _joined(member.state for member in members),
-        "wchan": _joined(member.wchan for member in members),
+        "state": _join_values(member.state for member in members),
+        "wchan": _join_values(member.wchan for member in members),
         "frames": None
         if frames is None
         else [{"function": frame.function, "file": frame.file, "line": frame.line} for frame in frames],
     }
 
 
-def _joined(values: Iterable[str | None]) -> str | None:
+def _join_values(values: Iterable[str | None]) -> str | None:
     return ",".join(sorted({value for value in values if value})) or None
 
 
-def text(folded: Iterable[Mapping[str, Any]]) -> list[str]:
+def format_stacks(folded: Iterable[Mapping[str, Any]]) -> list[str]:
     """What `fold` gives as lines for people, most recent call first."""
     lines: list[str] = []
     for entry in folded:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.health import monitor
 from clusterctl.health.context import Context
-from clusterctl.run.rules import events
+from clusterctl.run.rules import controller_events
 from clusterctl.validation import samples
 
 if TYPE_CHECKING:
@@ -31,22 +31,22 @@ class HealthObserver:
         self._context = Context.from_spec(spec)
         self._gpus = {host.name: _gpus(host) for host in spec.hosts}
         self._watches: dict[str, monitor.NodeMonitor] = {}
-        self._heard: dict[str, float] = {}
+        self._heard_at: dict[str, float] = {}
 
     def replay(
-        self, node: str, lines: Iterable[bytes], told: Iterable[events.Health], now: float
-    ) -> list[events.Health]:
+        self, node: str, lines: Iterable[bytes], reported_events: Iterable[controller_events.Health], now: float
+    ) -> list[controller_events.Health]:
         """Take in what a node had sampled before this controller was there; return what nobody was told of.
 
         Args:
             node: Whose samples they are.
             lines: Its samples.
-            told: The troubles of that node of which people know.
+            reported_events: The troubles of that node of which people know.
             now: The head's monotonic clock.
         """
-        self.feed(node, lines, now)
+        self.add_lines(node, lines, now)
         present = {_key(change): change for change in monitor.list_active_problems(self._watch(node))}
-        reported = {(event.node, event.gpu, event.key): event for event in told}
+        reported = {(event.node, event.gpu, event.key): event for event in reported_events}
         new = [_event(change) for key, change in present.items() if key not in reported]
         over = [
             replace(event, status="PASS", message=_over(event)) for key, event in reported.items() if self._ended(key)
@@ -58,19 +58,19 @@ class HealthObserver:
         watch = self._watches.get(node)
         return watch is not None and (gpu, check) not in watch.troubles and not check.startswith("gpu.xid")
 
-    def feed(self, node: str, lines: Iterable[bytes], now: float) -> list[events.Health]:
+    def add_lines(self, node: str, lines: Iterable[bytes], now: float) -> list[controller_events.Health]:
         """Take in lines of a node's samples; return what changed."""
         changes: list[monitor.Change] = []
         for sample in samples.parse_samples(lines, "health", "m"):
             watch = self._watch(node)
             # A replica that is sent again from its begin holds what was seen already.
             if watch.last is None or sample["m"] > watch.last:
-                self._watches[node], news = monitor.update(watch, sample)
-                self._heard[node] = now
-                changes += news
+                self._watches[node], changes_of_node = monitor.update(watch, sample)
+                self._heard_at[node] = now
+                changes += changes_of_node
         return [_event(change) for change in changes]
 
-    def tick(self, connected: Collection[str], now: float) -> list[events.Health]:
+    def tick(self, connected: Collection[str], now: float) -> list[controller_events.Health]:
         """Notice nodes whose samples have stopped; return what changed.
 
         Args:
@@ -80,17 +80,17 @@ class HealthObserver:
         changes: list[monitor.Change] = []
         for node, watch in self._watches.items():
             if node not in connected or watch.last is None:
-                self._heard[node] = now
+                self._heard_at[node] = now
                 continue
-            self._watches[node], news = monitor.check_silence(watch, watch.last + now - self._heard[node])
-            changes += news
+            self._watches[node], changes_of_node = monitor.check_silence(watch, watch.last + now - self._heard_at[node])
+            changes += changes_of_node
         return [_event(change) for change in changes]
 
-    def unhealthy(self, nodes: Iterable[str]) -> dict[str, str]:
+    def find_unhealthy(self, nodes: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes a run should not go on with, and why."""
         return _reasons({node: monitor.fatal_reason(watch) for node, watch in self._known(nodes)})
 
-    def doubtful(self, nodes: Iterable[str]) -> dict[str, str]:
+    def find_degraded(self, nodes: Iterable[str]) -> dict[str, str]:
         """Return which of these nodes the next attempt had better do without, though this one may go on, and why."""
         return _reasons({node: monitor.drain_reason(watch) for node, watch in self._known(nodes)})
 
@@ -120,12 +120,12 @@ def _key(change: monitor.Change) -> tuple[str, int | None, str]:
     return change.node, change.gpu, change.key
 
 
-def _over(event: events.Health) -> str:
+def _over(event: controller_events.Health) -> str:
     return f"{event.message}: over"
 
 
-def _event(change: monitor.Change) -> events.Health:
-    return events.Health(
+def _event(change: monitor.Change) -> controller_events.Health:
+    return controller_events.Health(
         node=change.node,
         gpu=change.gpu,
         check=change.check,

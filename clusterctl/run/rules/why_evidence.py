@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.run.rules.blame import said_before_its_stop
-from clusterctl.run.rules.stalls import stacks
+from clusterctl.run.rules import rank_stacks
+from clusterctl.run.rules.blame import find_cause_in_output
+from clusterctl.run.rules.end_warnings import list_end_warnings
 from clusterctl.run.rules.state import NodePhase, WorkerPhase
-from clusterctl.run.rules.warnings import warnings
 from clusterctl.why.evidence import (
     Child,
     CollectiveRecord,
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import NodeState, RunState, WorkerState
 
 LEFT_WORK_HINT = "keep the work in the foreground, or end the script with `wait PID`"
-_NOT_OF_A_WORKER = ("node_lost", "start_failed", "unhealthy", "port_taken", "time_limit")
+_RUN_ERROR_KINDS = ("node_lost", "start_failed", "unhealthy", "port_taken", "time_limit")
 
 
-def case_of(
+def build_why_evidence(
     state: RunState,
     evidence: Mapping[str, RankEvidence],
     *,
@@ -42,7 +42,7 @@ def case_of(
     folder: str | None = None,
     stalled: bool = False,
     outputs: Mapping[int, str] | None = None,
-    counted: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
+    collective_counts: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
 ) -> Evidence:
     """Return what is known of the newest attempt of a run.
 
@@ -53,48 +53,61 @@ def case_of(
         folder: The run's own.
         stalled: Take what was seen as that of a stall, whether or not the rule says so now.
         outputs: The ends of what ranks wrote before they were stopped.
-        counted: What ranks had begun and ended before the first of them ended.
+        collective_counts: What ranks had begun and ended before the first of them ended.
     """
-    counted, outputs = counted or {}, outputs or {}
-    looks = {stack.rank: _look(stack, evidence[str(stack.rank)]) for stack in stacks.from_evidence(evidence)}
+    collective_counts, outputs = collective_counts or {}, outputs or {}
+    snapshots = {
+        stack.rank: _rank_snapshot(stack, evidence[str(stack.rank)])
+        for stack in rank_stacks.parse_rank_stacks(evidence)
+    }
     return Evidence(
         run=state.run,
         over=state.over,
         reason=state.reason,
         ranks=tuple(
-            _rank(worker, looks.get(rank), outputs.get(rank, ""), counted.get(rank))
+            _rank(worker, snapshots.get(rank), outputs.get(rank, ""), collective_counts.get(rank))
             for rank, worker in sorted(state.workers.items())
         ),
         nodes={name: _node(node) for name, node in state.nodes.items()},
         stalled=stalled or (state.stall is not None and state.stall.phase == "confirmed"),
         limit=None if state.stall is None else state.stall.limit_s,
-        other=_other(state),
+        other=_run_error(state),
         troubles=_troubles(state),
-        seen_at=seen_at if looks else None,
+        seen_at=seen_at if snapshots else None,
         folder=folder,
-        warnings=tuple(warnings(state)),
+        warnings=tuple(list_end_warnings(state)),
     )
 
 
 def _rank(
-    worker: WorkerState, look: RankSnapshot | None, output: str, counted: Mapping[str, tuple[int, int]] | None
+    worker: WorkerState,
+    snapshot: RankSnapshot | None,
+    output: str,
+    collective_counts: Mapping[str, tuple[int, int]] | None,
 ) -> Rank:
     started = worker.phase not in (WorkerPhase.PENDING, WorkerPhase.STARTING)
-    end = _end(worker, output) if worker.phase is WorkerPhase.EXITED else None
-    return Rank(rank=worker.rank, node=worker.node, started=started, end=end, look=look, counted=counted)
+    end = _rank_exit(worker, output) if worker.phase is WorkerPhase.EXITED else None
+    return Rank(
+        rank=worker.rank,
+        node=worker.node,
+        started=started,
+        end=end,
+        look=snapshot,
+        counted=collective_counts,
+    )
 
 
-def _end(worker: WorkerState, output: str) -> RankExit:
-    verdict = worker.verdict
-    cause = verdict.cause if verdict is not None else None
+def _rank_exit(worker: WorkerState, output: str) -> RankExit:
+    analysis = worker.exit_analysis
+    cause = analysis.cause if analysis is not None else None
     if worker.stopped and output:
-        cause = said_before_its_stop(worker.rank, worker.node, output)
+        cause = find_cause_in_output(worker.rank, worker.node, output)
     return RankExit(
         exit_code=cause.exit_code if cause is not None else worker.exit_code,
         signal=cause.signal if cause is not None else None,
-        earliest=verdict.earliest if verdict is not None else 0.0,
-        latest=verdict.latest if verdict is not None else 0.0,
-        on_node_clock=verdict.on_node_clock if verdict is not None else None,
+        earliest=analysis.earliest if analysis is not None else 0.0,
+        latest=analysis.latest if analysis is not None else 0.0,
+        on_node_clock=analysis.on_node_clock if analysis is not None else None,
         oom=worker.oom,
         message=worker.swallowed or (cause.message if cause is not None else ""),
         traceback=cause.traceback if cause is not None else None,
@@ -116,8 +129,8 @@ def _node(node: NodeState) -> Node:
     )
 
 
-def _other(state: RunState) -> RunError | None:
-    cause: Cause | None = state.no_exit
+def _run_error(state: RunState) -> RunError | None:
+    cause: Cause | None = state.external_cause
     if state.error is not None and not state.workers:
         error = state.error
         return RunError(
@@ -125,9 +138,9 @@ def _other(state: RunState) -> RunError | None:
             message=str(error.get("message") or "the start was refused"),
             node=error.get("node"),
             hint=str(error.get("hint") or ""),
-            reasons=tuple(_reasons(error)),
+            reasons=tuple(_start_refusals(error)),
         )
-    if cause is not None and cause.kind in _NOT_OF_A_WORKER:
+    if cause is not None and cause.kind in _RUN_ERROR_KINDS:
         return RunError(kind=cause.kind, message=cause.message, node=cause.node)
     if state.has_left_work and state.cause is not None:
         message = f"all ranks ended with 0 within seconds, and {state.cause.message}"
@@ -135,7 +148,7 @@ def _other(state: RunState) -> RunError | None:
     return RunError(kind="cancelled", message="a person ended it") if state.reason == "cancelled" else None
 
 
-def _reasons(error: Mapping[str, Any]) -> Iterator[StartRefusal]:
+def _start_refusals(error: Mapping[str, Any]) -> Iterator[StartRefusal]:
     """Yield what an error that ended a start names (see `start_failure`)."""
     for entry in (*(error.get("findings") or ()), *(error.get("nodes") or ())):
         node = entry.get("node")
@@ -152,7 +165,7 @@ def _troubles(state: RunState) -> dict[str, tuple[str, ...]]:
     return messages
 
 
-def _look(stack: stacks.RankStack, evidence: RankEvidence) -> RankSnapshot:
+def _rank_snapshot(stack: rank_stacks.RankStack, evidence: RankEvidence) -> RankSnapshot:
     inside = evidence.get("inside")
     seq = (inside.get("seq") or {}) if inside else {}
     frames = stack.frames
@@ -182,7 +195,7 @@ def _look(stack: stacks.RankStack, evidence: RankEvidence) -> RankSnapshot:
 
 
 @lru_cache(maxsize=1024)
-def _calls(frames: tuple[stacks.Frame, ...]) -> tuple[StackFrame, ...]:
+def _calls(frames: tuple[rank_stacks.Frame, ...]) -> tuple[StackFrame, ...]:
     """Return a stack; thousands of ranks have the same."""
     return tuple(StackFrame(function=f.function, file=f.file, line=f.line) for f in frames)
 

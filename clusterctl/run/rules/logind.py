@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def ends_at_logout(logind: Mapping[str, Any] | None) -> bool:
+def kills_at_logout(logind: Mapping[str, Any] | None) -> bool:
     """Return whether logind ends all processes of the user when the last login of theirs does; `None`: no logind."""
     return logind is not None and bool(logind.get("kill_user_processes")) and not logind.get("linger")
 
 
-def refuse(hellos: Mapping[str, Mapping[str, Any]]) -> None:
+def refuse_kill_at_logout(hellos: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a start whose workers would not outlive our connections.
 
     Args:
@@ -25,7 +25,7 @@ def refuse(hellos: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         RefusedError: Some nodes end all processes at logout; says how to change that.
     """
-    bad = [node for node, hello in hellos.items() if ends_at_logout(hello.get("logind"))]
+    bad = [node for node, hello in hellos.items() if kills_at_logout(hello.get("logind"))]
     if not bad:
         return
     users = sorted({str(hellos[node].get("user")) for node in bad})
@@ -36,9 +36,9 @@ def refuse(hellos: Mapping[str, Mapping[str, Any]]) -> None:
     )
 
 
-def warning_of_head(logind: Mapping[str, Any] | None, user: str) -> str | None:
+def describe_head_warning(logind: Mapping[str, Any] | None, user: str) -> str | None:
     """Return what a person should know of this head before logging out, or `None`."""
-    if not ends_at_logout(logind):
+    if not kills_at_logout(logind):
         return None
     return (
         f"this head ends all processes of {user} at logout (KillUserProcesses=yes), the controller too, and the run "

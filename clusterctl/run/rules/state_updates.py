@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 from typing_extensions import assert_never
 
 from clusterctl.agent.protocol import events
-from clusterctl.run.rules import events as head
-from clusterctl.run.rules.blame import Cause, Exit, swallowed_exception, verdict
-from clusterctl.run.rules.ended_attempts import PastAttempt, cause_of
+from clusterctl.run.rules import controller_events as head
+from clusterctl.run.rules.blame import Cause, WorkerExit, analyse_exit, find_swallowed_exception
 from clusterctl.run.rules.state import (
+    MutableNodes,
+    MutableWorkers,
     NodeState,
-    OwnNodes,
-    OwnWorkers,
+    PastAttempt,
     RunPhase,
     RunState,
     StallView,
     WorkerPhase,
     WorkerState,
+    cause_from_json,
 )
 
 if TYPE_CHECKING:
@@ -28,24 +29,24 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.process_types import RemainingProcess
 
 
-def apply_node(state: RunState, node: str, stamp: events.Stamp, event: events.Event) -> RunState:
+def apply_node_event(state: RunState, node: str, stamp: events.Stamp, event: events.Event) -> RunState:
     """Return `state` after an event of a node's journal, or `state` itself where it was seen before.
 
     Events of earlier attempts only move the cursor: their part is over.
     """
     if node in state.retired:
         return _apply_retired(state, state.retired[node], stamp, event)
-    seen = state.nodes.get(node)
-    if seen is None or stamp.seq <= _cursor(state, seen):
+    current = state.nodes.get(node)
+    if current is None or stamp.seq <= _cursor(state, current):
         return state
-    state = _with_cursor(state, seen, stamp.seq)
+    state = _with_cursor(state, current, stamp.seq)
     attempt = getattr(event, "attempt", state.attempt)
     if attempt != state.attempt:
         return state
     return _apply_current(state, state.nodes[node], stamp, event)
 
 
-class Folding:
+class StateBuilder:
     """Takes in events as `apply_head` and `apply_node` do, one after the other, and copies the tables of a state once.
 
     A run of thousands of ranks has tens of thousands of events, and each would copy them.
@@ -55,27 +56,27 @@ class Folding:
     """
 
     def __init__(self, state: RunState) -> None:
-        self.state = replace(state, nodes=OwnNodes(state.nodes), workers=OwnWorkers(state.workers))
+        self.state = replace(state, nodes=MutableNodes(state.nodes), workers=MutableWorkers(state.workers))
 
-    def take(self, node: str, stamp: events.Stamp, event: events.Event) -> None:
+    def add_node_event(self, node: str, stamp: events.Stamp, event: events.Event) -> None:
         """Take in an event of a node's journal."""
-        self.state = apply_node(self.state, node, stamp, event)
+        self.state = apply_node_event(self.state, node, stamp, event)
 
-    def hear(self, time: float, event: head.ControllerEvent) -> None:
+    def add_controller_event(self, time: float, event: head.ControllerEvent) -> None:
         """Take in an event of the controller's journal, which may bring other tables."""
         self._settle()
-        before, self.state = self.state, apply_head(self.state, time, event)
+        before, self.state = self.state, apply_controller_event(self.state, time, event)
         if self.state.nodes is not before.nodes or self.state.workers is not before.workers:
-            self.state = Folding(self.state).state
+            self.state = StateBuilder(self.state).state
 
-    def done(self) -> RunState:
+    def build(self) -> RunState:
         """Return the state, for good."""
         self._settle()
         return replace(self.state, nodes=dict(self.state.nodes), workers=dict(self.state.workers))
 
     def _settle(self) -> None:
-        if isinstance(self.state.nodes, OwnNodes):
-            self.state.nodes.settle()
+        if isinstance(self.state.nodes, MutableNodes):
+            self.state.nodes.store_cursors()
 
 
 def _apply_retired(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
@@ -113,9 +114,9 @@ def _apply_current(state: RunState, node: NodeState, stamp: events.Stamp, event:
             return _with_node(state, replace(node, finished=True))
         case events.Alarm() if event.code == events.GPU_MEMORY:
             where = f"GPU {event.gpu}: " if event.gpu is not None else ""
-            return _with_node(state, replace(node, held=f"{where}{event.message}"))
+            return _with_node(state, replace(node, gpu_memory_held=f"{where}{event.message}"))
         case events.Alarm() if event.code == events.PORT_TAKEN:
-            return _with_node(state, replace(node, intruder=event.message))
+            return _with_node(state, replace(node, port_conflict=event.message))
         case events.Adopted() | events.Alarm() | events.Dropped():
             return state
         case _:
@@ -128,7 +129,7 @@ def _started(state: RunState, node: NodeState, event: events.Started, mono: floa
         return state
     worker = replace(worker, phase=WorkerPhase.RUNNING, pid=event.pid, start_time=event.start_time, began_s=mono)
     state = _with_worker(state, worker)
-    if state.phase is RunPhase.STARTING and not OwnWorkers.are_pending(state.workers):
+    if state.phase is RunPhase.STARTING and not MutableWorkers.has_pending(state.workers):
         stalled = state.stall is not None and state.stall.phase == "confirmed"
         return replace(state, phase=RunPhase.STALLED if stalled else RunPhase.RUNNING)
     return state
@@ -147,17 +148,17 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
         stopped=event.stopped,
         oom=event.oom,
         tail=event.tail,
-        swallowed=swallowed_exception(event.tail) if event.exit_code == 0 and event.error is None else "",
+        swallowed=find_swallowed_exception(event.tail) if event.exit_code == 0 and event.error is None else "",
         lasted_s=None if worker.began_s is None else max(0.0, event.latest - worker.began_s),
         has_failed_inside=event.exit_code == 0 and event.error is not None,
-        verdict=None if event.stopped else verdict(_exit_of(node, event)),
+        exit_analysis=None if event.stopped else analyse_exit(_exit_of(node, event)),
     )
     return _with_worker(state, worker)
 
 
-def _exit_of(node: NodeState, event: events.Exited) -> Exit:
+def _exit_of(node: NodeState, event: events.Exited) -> WorkerExit:
     offset, error = node.clock or (0.0, float("inf"))
-    return Exit(
+    return WorkerExit(
         rank=event.rank,
         node=node.node,
         exit_code=event.exit_code,
@@ -171,7 +172,7 @@ def _exit_of(node: NodeState, event: events.Exited) -> Exit:
     )
 
 
-def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> RunState:
+def apply_controller_event(state: RunState, time: float, event: head.ControllerEvent) -> RunState:
     """Return `state` after an event of the controller's journal; `time` is when it was written (head, seconds)."""
     match event:
         case head.Created():
@@ -180,20 +181,20 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
             return _link(state, event)
         case head.Clock():
             return _clock(state, event)
-        case head.Traces():
-            return replace(state, traces=_joined(state.traces, event.nodes))
+        case head.TouchedNodes():
+            return replace(state, touched_nodes=_joined(state.touched_nodes, event.nodes))
         case head.Attempt():
             return _attempt(state, time, event)
-        case head.Decided():
+        case head.EndDecided():
             return _decided(state, time, event)
         case head.Restarting():
             return _restarting(state, time, event)
-        case head.StallSeen():
+        case head.StallChanged():
             return _stall(state, time, event)
         case head.StartFailed():
             why, node = str(event.error.get("message", "")), event.error.get("node")
             cause = Cause(kind="start_failed", node=node, message=why, certain=True)
-            return replace(state, error=event.error, no_exit=cause)
+            return replace(state, error=event.error, external_cause=cause)
         case head.Ended():
             phase = RunPhase(event.state)
             # Told again where something that was left was looked at later: the run ended when it did.
@@ -209,20 +210,20 @@ def apply_head(state: RunState, time: float, event: head.ControllerEvent) -> Run
             assert_never(event)
 
 
-def _decided(state: RunState, time: float, event: head.Decided) -> RunState:
+def _decided(state: RunState, time: float, event: head.EndDecided) -> RunState:
     if event.attempt != state.attempt or state.reason is not None:
         return state
-    stall = None if state.stall is None else state.stall.grown(time)
+    stall = None if state.stall is None else state.stall.at_time(time)
     return replace(state, phase=RunPhase.STOPPING, reason=event.reason, reason_text=event.message, stall=stall)
 
 
 def _restarting(state: RunState, time: float, event: head.Restarting) -> RunState:
-    over = PastAttempt(
+    past = PastAttempt(
         number=state.attempt,
         began=state.running_since,
         ended=time,
         why=event.why,
-        cause=cause_of(event.cause),
+        cause=cause_from_json(event.cause),
         step=event.step,
         resume_from=state.resume_from,
     )
@@ -232,8 +233,8 @@ def _restarting(state: RunState, time: float, event: head.Restarting) -> RunStat
         restart_at=event.at,
         restart_why=event.why,
         next_nodes=tuple(event.nodes),
-        endings=(*state.endings, (event.ended, event.newest)),
-        past=(*state.past, over),
+        endings=(*state.endings, (event.ended, event.newest_checkpoint)),
+        past_attempts=(*state.past_attempts, past),
     )
 
 
@@ -252,15 +253,17 @@ def _link(state: RunState, event: head.Link) -> RunState:
     state = _with_node(state, replace(node, link=event.link, link_why=event.why, swept=swept))
     if event.link != "lost":
         return state
-    left = [r for r in node.ranks if state.workers[r].phase is not WorkerPhase.EXITED]
-    unseen = [r for r in node.ranks if state.workers[r].phase is WorkerPhase.EXITED and state.workers[r].unseen]
-    lost = {r: replace(state.workers[r], phase=WorkerPhase.LOST) for r in left}
+    running = [r for r in node.ranks if state.workers[r].phase is not WorkerPhase.EXITED]
+    unknown = [
+        r for r in node.ranks if state.workers[r].phase is WorkerPhase.EXITED and state.workers[r].is_exit_unknown
+    ]
+    lost = {r: replace(state.workers[r], phase=WorkerPhase.LOST) for r in running}
     state = replace(state, workers={**state.workers, **lost})
-    if state.no_exit is not None or not (left or unseen):
+    if state.external_cause is not None or not (running or unknown):
         return state
     message = f"node lost: {event.why or 'no answer'}"
-    cause = Cause(kind="node_lost", node=event.node, rank=min(left or unseen), message=message, certain=True)
-    return replace(state, no_exit=cause)
+    cause = Cause(kind="node_lost", node=event.node, rank=min(running or unknown), message=message, certain=True)
+    return replace(state, external_cause=cause)
 
 
 def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
@@ -287,17 +290,17 @@ def _attempt(state: RunState, time: float, event: head.Attempt) -> RunState:
         running_since=time,
         reason=None,
         reason_text="",
-        no_exit=None,
+        external_cause=None,
         stall=None,
-        stood=None,
+        last_stall=None,
         troubles={key: event for key, event in state.troubles.items() if event.node in nodes},
         restart_at=None,
         restart_why="",
         next_nodes=(),
         retired={name: node for name, node in before.items() if name not in nodes},
-        placed=(*state.placed, *((event.attempt, e["node"], tuple(e["ranks"])) for e in event.nodes)),
-        traces=_joined(state.traces, nodes),
-        newest=event.newest,
+        placements=(*state.placements, *((event.attempt, e["node"], tuple(e["ranks"])) for e in event.nodes)),
+        touched_nodes=_joined(state.touched_nodes, nodes),
+        newest_checkpoint=event.newest_checkpoint,
         resume_from=event.resume_from,
         results=None,
         restarts=(*state.restarts, time) if event.attempt > 0 else state.restarts,
@@ -308,13 +311,13 @@ def _joined(before: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*before, *more]))
 
 
-def _stall(state: RunState, time: float, event: head.StallSeen) -> RunState:
+def _stall(state: RunState, time: float, event: head.StallChanged) -> RunState:
     if event.attempt != state.attempt:
         return state
     if event.phase == "none":
         phase = RunPhase.RUNNING if state.phase is RunPhase.STALLED else state.phase
-        stood = state.stood if state.stall is None else replace(state.stall, until=time)
-        return replace(state, stall=None, stood=stood, phase=phase)
+        stood = state.last_stall if state.stall is None else replace(state.stall, until=time)
+        return replace(state, stall=None, last_stall=stood, phase=phase)
     stall = StallView(
         phase=event.phase,
         since_s=event.since_s,
@@ -334,26 +337,26 @@ def _health(state: RunState, event: head.Health) -> RunState:
     return replace(state, troubles=others if event.status == "PASS" else {**others, key: event})
 
 
-def _cursor(state: RunState, seen: NodeState) -> int:
-    return state.nodes.cursors.get(seen.node, seen.seq) if isinstance(state.nodes, OwnNodes) else seen.seq
+def _cursor(state: RunState, current: NodeState) -> int:
+    return state.nodes.cursors.get(current.node, current.seq) if isinstance(state.nodes, MutableNodes) else current.seq
 
 
-def _with_cursor(state: RunState, seen: NodeState, seq: int) -> RunState:
-    if isinstance(state.nodes, OwnNodes):
-        state.nodes.cursors[seen.node] = seq
+def _with_cursor(state: RunState, current: NodeState, seq: int) -> RunState:
+    if isinstance(state.nodes, MutableNodes):
+        state.nodes.cursors[current.node] = seq
         return state
-    return _with_node(state, replace(seen, seq=seq))
+    return _with_node(state, replace(current, seq=seq))
 
 
 def _with_node(state: RunState, node: NodeState) -> RunState:
-    if isinstance(state.nodes, OwnNodes):
+    if isinstance(state.nodes, MutableNodes):
         state.nodes[node.node] = node
         return state
     return replace(state, nodes={**state.nodes, node.node: node})
 
 
 def _with_worker(state: RunState, worker: WorkerState) -> RunState:
-    if isinstance(state.workers, OwnWorkers):
+    if isinstance(state.workers, MutableWorkers):
         state.workers.put(worker)
         return state
     return replace(state, workers={**state.workers, worker.rank: worker})

@@ -1,0 +1,88 @@
+"""The warnings about the end of a run: processes left at work, processes killed, separate process groups. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterctl.formatting import duration_text, fold_ranks, plural
+from clusterctl.run.rules.blame import describe_leftover
+from clusterctl.why.exit_causes import normalize_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from clusterctl.agent.protocol.process_types import LeftoverProcess
+    from clusterctl.run.rules.state import NodeState, RunState, WorkerState
+
+
+_MAX_LINES = _MAX_NAMES = 4
+
+
+def list_end_warnings(state: RunState) -> list[str]:
+    """Return what a person shall know of an end that looks as it should: a line for each kind of process."""
+    nodes = list(state.nodes.values())
+    lines = [] if state.has_left_work else [*_warn_of_leftovers(nodes)]
+    swallowed = _warn_of_swallowed_exceptions(state.workers.values())
+    return [*_warn_of_separate_groups(nodes, state.world_size), *swallowed, *lines, *_warn_of_kills(nodes)]
+
+
+def _warn_of_separate_groups(nodes: Sequence[NodeState], world_size: int) -> Iterator[str]:
+    """Tell of workers that did not meet those of other nodes: several groups have one rank, or are of unlike size."""
+    grouped = [(node.node, *node.group) for node in nodes if node.group is not None]
+    ranks = [rank for _, own, _ in grouped for rank in own]
+    sizes = {size for _, _, size in grouped}
+    if len(set(ranks)) == len(ranks) and len(sizes) <= 1 and min(sizes, default=world_size) >= world_size:
+        return
+    names = [f"of {name}" for name, _, _ in grouped[:_MAX_NAMES]]
+    more = f" and {plural(len(grouped) - _MAX_NAMES, 'more node')}" if len(grouped) > _MAX_NAMES else ""
+    whose = " and ".join(names) if not more else ", ".join(names) + more
+    count = {1: "", 2: ", twice"}.get(len(grouped), f", {len(grouped)} times")
+    size = f"world {min(sizes)}{count}" if len(sizes) == 1 else f"worlds of {min(sizes)} to {max(sizes)}"
+    yield f"ranks {whose} formed {'a group' if len(grouped) == 1 else 'groups'} of their own ({size})"
+
+
+def _warn_of_swallowed_exceptions(workers: Iterable[WorkerState]) -> Iterator[str]:
+    """Tell of ranks that ended with 0 behind a traceback: a handler has caught what should have ended the run."""
+    by_message: dict[str, list[WorkerState]] = {}
+    for worker in workers:
+        if worker.swallowed and worker.ended_well:
+            by_message.setdefault(normalize_message(worker.swallowed), []).append(worker)
+    for group in list(by_message.values())[:_MAX_LINES]:
+        who = f"rank{'s' if len(group) > 1 else ''} {fold_ranks(one.rank for one in group)}"
+        whose = "their" if len(group) > 1 else "its"
+        yield f"{who} ended with 0, but {whose} last output is a traceback: {group[0].swallowed}"
+    if len(by_message) > _MAX_LINES:
+        yield f"and {len(by_message) - _MAX_LINES} other tracebacks of ranks that ended with 0"
+
+
+def _warn_of_leftovers(nodes: Iterable[NodeState]) -> Iterator[str]:
+    by_command: dict[str, list[tuple[str, LeftoverProcess]]] = {}
+    for node in nodes:
+        for one in node.leftovers:
+            by_command.setdefault(one["command"], []).append((node.node, one))
+    for processes in list(by_command.values())[:_MAX_LINES]:
+        yield (
+            f"{_name_ranks(processes)} ended with 0 and left {describe_leftover(processes[0][1])} at work, "
+            "which was ended"
+        )
+    if len(by_command) > _MAX_LINES:
+        yield f"and {len(by_command) - _MAX_LINES} other commands were left at work"
+
+
+def _warn_of_kills(nodes: Iterable[NodeState]) -> Iterator[str]:
+    processes = [(node, one) for node in nodes for one in node.past_grace]
+    if processes:
+        what = f"{describe_leftover(processes[0][1])}{f' and {len(processes) - 1} more' if len(processes) > 1 else ''}"
+        whose = _name_ranks([(node.node, one) for node, one in processes])
+        grace = duration_text(processes[0][0].grace_s)
+        yield (
+            f"{whose}: {what} had not ended {grace} after the stop signal (`job.grace`) and "
+            f"{'was' if len(processes) == 1 else 'were'} killed: what was being saved may be incomplete"
+        )
+
+
+def _name_ranks(processes: list[tuple[str, LeftoverProcess]]) -> str:
+    ranks = {one["rank"] for _, one in processes if one["rank"] is not None}
+    names = sorted({node for node, _ in processes})
+    where = names[0] if len(names) == 1 else plural(len(names), "node")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {fold_ranks(ranks)} on {where}" if ranks else f"a rank on {where}"
