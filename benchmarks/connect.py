@@ -63,11 +63,11 @@ def _ssh(bench: BenchLab) -> None:
 
 def connect(path: str) -> dict[str, float]:
     """Open sessions with the hosts of a cluster file; return wall clock and CPU, own and of children."""
-    from clusterctl.config.load import load
+    from clusterctl.config.loader import load_cluster_file
     from clusterctl.session.connect import Transports, open_sessions
     from clusterctl.transport.delivery.agent_archive import load_agent_archive
 
-    spec = load([path], environ={}).spec
+    spec = load_cluster_file([path], environ={}).spec
     importlib.import_module("clusterctl.transport.ssh.ssh")  # which is done once, however many nodes there are
     load_agent_archive()
     inbox: SimpleQueue[Item] = SimpleQueue()

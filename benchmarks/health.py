@@ -21,7 +21,7 @@ from benchmarks.measures import Measure, spread, timed
 from clusterctl.agent.facts.sampler import INTERVAL
 from clusterctl.agent.linux.helper_process import START_SCRIPT
 from clusterctl.cli.lookup.reach import reachable
-from clusterctl.config.load import load
+from clusterctl.config.loader import load_cluster_file
 from clusterctl.run.nodes.preflight import probe_all
 from clusterctl.run.nodes.progress import Progress
 from tests import fake_nvml
@@ -137,7 +137,7 @@ def _of_process(pid: int) -> float:
 
 def _wall(bench: BenchLab, rounds: int) -> Measure:
     """Time what the preflight waits for once its connections are there."""
-    spec = load([str(bench.head.folder / "cluster.yaml")], environ=os.environ).spec
+    spec = load_cluster_file([str(bench.head.folder / "cluster.yaml")], environ=os.environ).spec
     with reachable(spec, spec.hosts) as (sessions, _):
         step = Progress("health", 1, lambda _: None)
         walls = [timed(lambda: probe_all(spec, sessions, step)) for _ in range(rounds * 2)]

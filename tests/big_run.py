@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import events as of_node
 from clusterctl.agent.protocol import run_files
-from clusterctl.config.load import load
-from clusterctl.config.stored import dump_spec
+from clusterctl.config.loader import load_cluster_file
+from clusterctl.config.spec_json import dump_spec
 from clusterctl.run.nodes.evidence import Evidence, keep
 from clusterctl.run.record import origin
 from clusterctl.run.record.rundir import RunDir, create
@@ -101,7 +101,7 @@ class _Story:
         file.write_text(
             f"version: 1\nname: {name}\nhosts: {{{hosts}}}\njob: {{command: [python, train.py, --lr, '3e-4']}}\n"
         )
-        spec = load([file], environ={}).spec
+        spec = load_cluster_file([file], environ={}).spec
         self._run.spec.write_text(dump_spec(spec))
         origin.remember(self._run, spec)
         self._begin(name, file)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from clusterctl.config.path_rules import rename_workdir
 from clusterctl.config.spec import ClusterSpec, JobSpec, RestartSpec, TransportKind
-from clusterctl.config.workdir import renamed
 from clusterctl.errors import RefusedError
 from clusterctl.formatting import plural
 from clusterctl.plan.layout import count_workers
@@ -129,7 +129,7 @@ def _cut(spec: ClusterSpec, share: Mapping[str, int]) -> ClusterSpec:
     name = f"{spec.name[:34]}-bench"
     # In a folder of its own, so that what the job writes does not lie among the results of real runs.
     hosts = tuple(
-        replace(_smaller(host, share[host.name]), workdir=renamed(host.workdir, spec.name, name))
+        replace(_smaller(host, share[host.name]), workdir=rename_workdir(host.workdir, spec.name, name))
         for host in spec.workers
         if host.name in share
     )

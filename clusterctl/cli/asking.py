@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from clusterctl.config import init
+from clusterctl.config import starter_file
 from clusterctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ def ask(script: str | None, tell: Callable[[str], None]) -> Answers:
         script: What to offer, or `None` where nothing in the folder looks like one.
         tell: Says what is wrong with an answer.
     """
-    hosts = _until_right("Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, init.from_words, tell)
+    hosts = _until_right("Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, starter_file.parse_host_words, tell)
     gpus = _until_right("GPUs each (a number, or auto)", "auto", gpus_of, tell)
     chosen = _until_right("Script of the job", script or "train.py", str, tell)
     python = _until_right("Python on the hosts that has what the script imports (a path, or auto)", "auto", str, tell)
-    machines = [init.with_gpus(machine, gpus) for machine in hosts]
+    machines = [starter_file.set_gpus(machine, gpus) for machine in hosts]
     return Answers(machines, chosen, None if python == "auto" else python)
 
 

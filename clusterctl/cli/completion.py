@@ -100,10 +100,10 @@ def _run(context: click.Context) -> RunDir | None:
 def _spec(context: click.Context) -> ClusterSpec:
     """Return the cluster file that the words before this one name; else that of the folder."""
     from clusterctl.cli.words import paths_of
-    from clusterctl.config.load import load
+    from clusterctl.config.loader import load_cluster_file
 
     paths = paths_of(context.params.get("path"), context.params.get("files") or ())
-    return load(paths, environ=os.environ, sets=context.params.get("sets") or ()).spec
+    return load_cluster_file(paths, environ=os.environ, sets=context.params.get("sets") or ()).spec
 
 
 def _nodes(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:

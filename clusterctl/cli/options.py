@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
     from clusterctl.config.sections.context import RunListing
     from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
     from clusterctl.config.text.override import Overrides
@@ -181,16 +181,16 @@ def load_file(
     with_secrets: bool = False,
     console: Console | None = None,
     run_listing: RunListing | None = None,
-) -> Loaded:
+) -> LoadedClusterFile:
     """Read the cluster file; say what is probably not meant. Of its commands that list hosts accepted ones are run.
 
     Raises:
         ConfigError: Something is wrong.
         RefusedError: A command of the file was not accepted.
     """
-    from clusterctl.config.load import load
+    from clusterctl.config.loader import load_cluster_file
 
-    loaded = load(
+    loaded = load_cluster_file(
         paths_of(path, files),
         environ=os.environ,
         sets=sets,
@@ -229,10 +229,10 @@ def chosen_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None = Non
     """
     if nodes is None and exclude is None:
         return spec.hosts
-    from clusterctl.config.hosts import RangeError, select
+    from clusterctl.config.host_ranges import HostRangeError, select_hosts
 
     try:
-        names = set(select([h.name for h in spec.hosts], nodes, exclude))
-    except RangeError as error:
+        names = set(select_hosts([h.name for h in spec.hosts], nodes, exclude))
+    except HostRangeError as error:
         raise click.UsageError(f"these are no nodes: {error}") from error
     return tuple(h for h in spec.hosts if h.name in names)

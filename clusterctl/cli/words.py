@@ -30,11 +30,11 @@ def parse_duration(text: str | None, option: str) -> float | None:
     """
     if text is None:
         return None
-    from clusterctl.config.units import UnitError, duration
+    from clusterctl.config.value_parsers import InvalidValueError, parse_duration
 
     try:
-        return duration(text)
-    except UnitError as error:
+        return parse_duration(text)
+    except InvalidValueError as error:
         raise click.BadParameter(str(error), param_hint=option) from error
 
 
@@ -58,11 +58,11 @@ def parse_size(text: str | None, option: str, default: int) -> int:
     """
     if text is None:
         return default
-    from clusterctl.config.units import UnitError, size
+    from clusterctl.config.value_parsers import InvalidValueError, parse_size
 
     try:
-        return size(text)
-    except UnitError as error:
+        return parse_size(text)
+    except InvalidValueError as error:
         raise click.BadParameter(str(error), param_hint=option) from error
 
 
@@ -88,11 +88,11 @@ def parse_moment(text: str | None, option: str, *, now: float, began: float | No
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except ValueError:
         pass
-    from clusterctl.config.units import UnitError, duration
+    from clusterctl.config.value_parsers import InvalidValueError, parse_duration
 
     try:
-        return now - duration(text)
-    except UnitError as error:
+        return now - parse_duration(text)
+    except InvalidValueError as error:
         said = f"`{text}` is no time; write 10m (that long ago), 22:43:12 (a time of day), or RFC 3339"
         raise click.BadParameter(said, param_hint=option) from error
 

@@ -1,1 +1,1 @@
-"""Cluster files: text to spec, and everything that can be wrong on the way. The way in is `clusterctl.config.load`."""
+"""Cluster files: from text to a spec, with all problems at once. The entry point is `clusterctl.config.loader`."""

@@ -27,61 +27,64 @@ from clusterctl.config.spec import HostSpec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clusterctl.config.kinds import Kind
+    from clusterctl.config.field_types import FieldType
     from clusterctl.config.sections.declared import Declared
 
 _TABLE = re.compile(r"(<!-- keys: (.*?) -->\n)(?:\|.*\n)*")
 _HEAD = "| key | value | default | |\n|---|---|---|---|\n"
 
 
-def page(text: str) -> str:
+def render_page(text: str) -> str:
     """Return the page with its tables made anew."""
-    keys = dict(paths())
+    keys = dict(list_keys())
 
     def made(found: re.Match[str]) -> str:
-        rows = [_row(path, key) for one in found[2].split() for path, key in keys.items() if fnmatchcase(path, one)]
+        rows = [
+            _format_row(path, key) for one in found[2].split() for path, key in keys.items() if fnmatchcase(path, one)
+        ]
         return found[1] + _HEAD + "".join(rows)
 
     return _TABLE.sub(made, text)
 
 
-def paths() -> Iterator[tuple[str, Declared]]:
+def list_keys() -> Iterator[tuple[str, Declared]]:
     """Give every key with its path, but for sections that are told by their keys."""
     yield from ((name, key) for name, key in CLUSTER_FILE.keys.items() if name == "defaults" or name not in SECTIONS)
-    yield from _below("hosts[].", section_of(HostSpec))
+    yield from _list_keys_below("hosts[].", section_of(HostSpec))
     sections = {name: section for name, section in SECTIONS.items() if name != "defaults"}
     for name, section in (sections | {"sync": SYNC, "results": RESULTS, "on_controller_loss": CONTROLLER_LOSS}).items():
-        yield from _below(f"{name}.", section)
+        yield from _list_keys_below(f"{name}.", section)
 
 
-def _below(path: str, section: Section) -> Iterator[tuple[str, Declared]]:
+def _list_keys_below(path: str, section: Section) -> Iterator[tuple[str, Declared]]:
     for name, key in section.keys.items():
         if isinstance(key.type, Section):
-            yield from _below(f"{path}{name}.", key.type)
+            yield from _list_keys_below(f"{path}{name}.", key.type)
         else:
             yield path + name, key
 
 
-def _row(path: str, key: Declared) -> str:
+def _format_row(path: str, key: Declared) -> str:
     default = "required" if key.required else key.default_text
-    return f"| `{path.removeprefix('hosts[].')}` | {_values(key.type, key.kind)} | {default} | {key.key.about} |\n"
+    name, values = path.removeprefix("hosts[]."), _describe_values(key.type, key.kind)
+    return f"| `{name}` | {values} | {default} | {key.key.summary} |\n"
 
 
-def _values(of: Any, kind: Kind) -> str:
+def _describe_values(of: Any, kind: FieldType) -> str:
     """Say what may be written for a type of the spec."""
-    words = kind.choices or _words(of)
-    if kind.words or words:
-        return kind.words or ", ".join(f"`{word}`" for word in words)
+    words = kind.choices or _describe_type(of)
+    if kind.syntax or words:
+        return kind.syntax or ", ".join(f"`{word}`" for word in words)
     if kind.limits is not None:
         return f"{kind.limits[0]} to {kind.limits[1]}"
     if get_origin(of) is tuple:
-        return f"list of {_values(*apart(get_args(of)[0]))}"
+        return f"list of {_describe_values(*apart(get_args(of)[0]))}"
     if get_origin(of) is dict:
-        return f"mapping to {_values(*apart(get_args(of)[1]))}".removesuffix(" to mapping")
+        return f"mapping to {_describe_values(*apart(get_args(of)[1]))}".removesuffix(" to mapping")
     return {str: "text", bool: "`true`, `false`", float: "numbers"}.get(of, "mapping")
 
 
-def _words(of: Any) -> tuple[Any, ...]:
+def _describe_type(of: Any) -> tuple[Any, ...]:
     if get_origin(of) is Literal:
         return get_args(of)
     return tuple(word.value for word in of) if isinstance(of, type) and issubclass(of, Enum) else ()
@@ -89,4 +92,4 @@ def _words(of: Any) -> tuple[Any, ...]:
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    target.write_text(page(target.read_text(encoding="utf-8")), encoding="utf-8")
+    target.write_text(render_page(target.read_text(encoding="utf-8")), encoding="utf-8")

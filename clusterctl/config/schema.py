@@ -16,7 +16,7 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{env:"}
 _EXTENSION: dict[str, Any] = {"^x-": {}}
 
 
-def schema() -> dict[str, Any]:
+def build_schema() -> dict[str, Any]:
     """Give the schema as JSON data."""
     # Importing this at the top would make every command that reads a cluster file pay for it.
     from pydantic import TypeAdapter
@@ -24,9 +24,9 @@ def schema() -> dict[str, Any]:
     sections = (CLUSTER_FILE, DEFAULTS, HOST, SYNC, RESULTS, CONTROLLER_LOSS)
     made: dict[str, Any]
     _, made = TypeAdapter.json_schemas([(section.title, "validation", model_of(section)) for section in sections])
-    definitions = {name: _converted(part) for name, part in made["$defs"].items()}
+    definitions = {name: _convert_to_draft7(part) for name, part in made["$defs"].items()}
     root: dict[str, Any] = definitions.pop("ClusterFile")
-    _describe(root["properties"], "hosts", _hosts())
+    _describe(root["properties"], "hosts", _hosts_schema())
     _describe(root["properties"], "sync", {"anyOf": [{"const": "none"}, _ref("SyncModel")]})
     patterns = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
     _describe(root["properties"], "results", {"anyOf": [*patterns, _ref("ResultsModel")]})
@@ -36,32 +36,32 @@ def schema() -> dict[str, Any]:
     return head | root | {"definitions": dict(sorted(definitions.items()))}
 
 
-def schema_text() -> str:
+def render_schema() -> str:
     """Give the schema as it is committed in `docs/cluster.schema.json`."""
-    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _ref(name: str) -> dict[str, Any]:
     return {"$ref": f"#/definitions/{name}"}
 
 
-def _hosts() -> dict[str, Any]:
+def _hosts_schema() -> dict[str, Any]:
     gpus = _ref("DefaultsModel/properties/gpus")
     keyed = {"anyOf": [gpus, _ref("DefaultsModel"), {"type": "null"}]}
     item = {"anyOf": [{"type": "string"}, _ref("HostModel")]}
     argv = {"type": "array", "minItems": 1, "items": {"type": "string"}}
-    sources = [{"const": "slurm"}, _only("file", {"type": "string"}), _only("command", argv)]
+    sources = [{"const": "slurm"}, _single_key_schema("file", {"type": "string"}), _single_key_schema("command", argv)]
     return {
         "anyOf": [
             {"type": "string", "title": "hosts and ranges, separated by commas"},
-            _only("from", {"anyOf": sources}) | {"title": "hosts from elsewhere"},
+            _single_key_schema("from", {"anyOf": sources}) | {"title": "hosts from elsewhere"},
             {"type": "object", "title": "host or range: GPUs", "minProperties": 1, "additionalProperties": keyed},
             {"type": "array", "title": "list of hosts", "minItems": 1, "items": item},
         ]
     }
 
 
-def _only(key: str, shape: dict[str, Any]) -> dict[str, Any]:
+def _single_key_schema(key: str, shape: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": {key: shape}, "required": [key], "additionalProperties": False}
 
 
@@ -69,60 +69,60 @@ def _describe(properties: dict[str, Any], key: str, shape: dict[str, Any]) -> No
     properties[key] = {**shape, **{k: v for k, v in properties[key].items() if k in ("description", "examples")}}
 
 
-def _converted(part: Any) -> Any:
+def _convert_to_draft7(part: Any) -> Any:
     """Bring a part of a 2020-12 schema down to draft-07."""
     if isinstance(part, list):
-        return [_converted(item) for item in part]
+        return [_convert_to_draft7(item) for item in part]
     if not isinstance(part, dict):
         return part
-    result = {key: _member(key, value) for key, value in part.items() if not _unwanted(key, value)}
+    result = {key: _convert_member(key, value) for key, value in part.items() if not _is_unwanted(key, value)}
     reference = result.get("$ref")
     if isinstance(reference, str):
-        return _reference(result, reference)
+        return _wrap_reference(result, reference)
     if result.get("additionalProperties") is False and "properties" in result:
         result["patternProperties"] = _EXTENSION
         required = result.get("required", ())
         fields = result["properties"].items()
-        result["properties"] = {n: field if n in required else _or_empty(field) for n, field in fields}
+        result["properties"] = {n: field if n in required else _allow_empty(field) for n, field in fields}
     return result
 
 
-def _member(key: str, value: Any) -> Any:
+def _convert_member(key: str, value: Any) -> Any:
     """Names of properties are no keywords, and what stands below them may be filled in or left empty."""
     if key != "properties" or not isinstance(value, dict):
-        return _converted(value)
-    return {name: _fillable(_converted(child)) for name, child in value.items()}
+        return _convert_to_draft7(value)
+    return {name: _allow_variables(_convert_to_draft7(child)) for name, child in value.items()}
 
 
-def _unwanted(key: str, value: Any) -> bool:
+def _is_unwanted(key: str, value: Any) -> bool:
     return (key == "default" and value is None) or (key == "title" and isinstance(value, str))
 
 
-def _reference(result: dict[str, Any], reference: str) -> dict[str, Any]:
+def _wrap_reference(result: dict[str, Any], reference: str) -> dict[str, Any]:
     """In draft-07 a `$ref` silences its neighbours, so it goes into an `allOf`."""
     del result["$ref"]
     target = {"$ref": reference.replace("#/$defs/", "#/definitions/")}
     return {"allOf": [target], **result} if result else target
 
 
-def _or_empty(shape: dict[str, Any]) -> dict[str, Any]:
+def _allow_empty(shape: dict[str, Any]) -> dict[str, Any]:
     """Allow a key without a value, which is as if it were not there."""
-    words, choices = _choices(shape)
+    words, choices = _split_choices(shape)
     if len(choices) == 1 and set(choices[0]) == {"type"} and isinstance(choices[0]["type"], str):
         return {"type": [choices[0]["type"], "null"], **words}
     return {"anyOf": [*choices, {"type": "null"}], **words} if choices != [{}] else shape
 
 
-def _choices(shape: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _split_choices(shape: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Part a shape into what it says to people and the forms that it allows."""
     words = {key: value for key, value in shape.items() if key in ("description", "examples")}
     rest = {key: value for key, value in shape.items() if key not in words}
     return words, rest["anyOf"] if set(rest) == {"anyOf"} else rest["allOf"] if set(rest) == {"allOf"} else [rest]
 
 
-def _fillable(shape: dict[str, Any]) -> dict[str, Any]:
+def _allow_variables(shape: dict[str, Any]) -> dict[str, Any]:
     """Allow `${env:NAME}` wherever the shape is one of numbers, words or truth values."""
-    words, choices = _choices(shape)
+    words, choices = _split_choices(shape)
     scalars = {"integer", "number", "boolean"}
     wanting = any(choice.get("type") in scalars or "enum" in choice or "const" in choice for choice in choices)
     if wanting:

@@ -3,14 +3,14 @@
 Each key of a section stands here and nowhere else: its kind, its default, and what is said of it. What checks a file
 (`clusterctl.config.sections`), `clusterctl config`, the JSON Schema and the tables of docs/cluster-file.md are made of
 that, so the annotations are data: they are evaluated. A field without a `Key` is none of the file's. Durations are in
-seconds, sizes in bytes. `clusterctl.config.stored` keeps it with the run, for whoever adopts it.
+seconds, sizes in bytes. `clusterctl.config.spec_json` keeps it with the run, for whoever adopts it.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, Literal
 
-from clusterctl.config.kinds import (
+from clusterctl.config.field_types import (
     Args,
     Causes,
     Command,
@@ -20,15 +20,16 @@ from clusterctl.config.kinds import (
     DurationOrNone,
     Env,
     ExitCodes,
+    FetchCondition,
     Gpus,
     Interface,
     Interpreter,
-    Key,
+    KeyInfo,
     Port,
     PortOrAuto,
     PositiveDuration,
     Restarts,
-    Resume,
+    ResumePolicy,
     Size,
     SizeOrNone,
     SizeOrZero,
@@ -42,9 +43,8 @@ from clusterctl.config.kinds import (
     StopSignal,
     Texts,
     Weights,
-    When,
     Workers,
-    reached,
+    build_transport_type,
 )
 
 
@@ -87,38 +87,38 @@ class HostSpec:
     """
 
     name: str
-    host: Annotated[str, Key("Host, ssh alias or range.", "gpu01", "gpu[01-04,07]")]
+    host: Annotated[str, KeyInfo("Host, ssh alias or range.", "gpu01", "gpu[01-04,07]")]
     address: Annotated[
-        SshWord | None, Key("What SSH connects to.", "203.0.113.9", unset="`host`, as ssh resolves it")
+        SshWord | None, KeyInfo("What SSH connects to.", "203.0.113.9", unset_text="`host`, as ssh resolves it")
     ] = None
-    internal_ip: Annotated[SshWord | None, Key("Address that workers meet on.", "10.0.0.9", unset="found by route")] = (
-        None
-    )
-    user: Annotated[SshUser | None, Key("User to log in as.", "ubuntu", unset=_SSH_SAYS)] = None
-    port: Annotated[Port | None, Key("Port of sshd.", 22, 2222, unset=_SSH_SAYS)] = None
-    identity_file: Annotated[SshFile | None, Key("Private key.", "~/.ssh/id_ed25519", unset=_SSH_SAYS)] = None
+    internal_ip: Annotated[
+        SshWord | None, KeyInfo("Address that workers meet on.", "10.0.0.9", unset_text="found by route")
+    ] = None
+    user: Annotated[SshUser | None, KeyInfo("User to log in as.", "ubuntu", unset_text=_SSH_SAYS)] = None
+    port: Annotated[Port | None, KeyInfo("Port of sshd.", 22, 2222, unset_text=_SSH_SAYS)] = None
+    identity_file: Annotated[SshFile | None, KeyInfo("Private key.", "~/.ssh/id_ed25519", unset_text=_SSH_SAYS)] = None
     proxy_jump: Annotated[
-        SshHops | None, Key("Hosts to connect through, as for ssh's ProxyJump.", "bastion.example.com")
+        SshHops | None, KeyInfo("Hosts to connect through, as for ssh's ProxyJump.", "bastion.example.com")
     ] = None
     gpus: Annotated[
-        Gpus, Key("GPUs: a count, a list of indices, or `auto` for all there are (default).", 8, [0, 2], "auto")
+        Gpus, KeyInfo("GPUs: a count, a list of indices, or `auto` for all there are (default).", 8, [0, 2], "auto")
     ] = None
-    workers: Annotated[Workers, Key("Training processes.", 2, unset="one a GPU, or 1 without any")] = None
+    workers: Annotated[Workers, KeyInfo("Training processes.", 2, unset_text="one a GPU, or 1 without any")] = None
     python: Annotated[
         Interpreter | None,
-        Key("Python that runs the workers.", ".venv/bin/python", unset="found on the node, shown in the plan"),
+        KeyInfo("Python that runs the workers.", ".venv/bin/python", unset_text="found on the node, shown in the plan"),
     ] = None
     workdir: Annotated[
-        str | None, Key("Folder of the code on the node.", "~/work/llm", unset="one of clusterctl's own")
+        str | None, KeyInfo("Folder of the code on the node.", "~/work/llm", unset_text="one of clusterctl's own")
     ] = None
-    env: Annotated[Env, Key("Environment of this host's workers, merged over `env`.", {"NCCL_IB_HCA": "mlx5_0"})] = (
-        field(default_factory=dict)
-    )
-    role: Annotated[Role, Key("`spare` waits to replace a lost node.", "spare")] = Role.WORKER
+    env: Annotated[
+        Env, KeyInfo("Environment of this host's workers, merged over `env`.", {"NCCL_IB_HCA": "mlx5_0"})
+    ] = field(default_factory=dict)
+    role: Annotated[Role, KeyInfo("`spare` waits to replace a lost node.", "spare")] = Role.WORKER
     transport: Annotated[
         TransportKind | tuple[str, ...],
-        reached(TransportKind),
-        Key(
+        build_transport_type(TransportKind),
+        KeyInfo(
             "`local` starts processes here, without SSH; `command` is run here, and ends in a shell on the host.",
             "local",
             {"command": ["docker", "exec", "-i", "{host}", "/bin/sh"]},
@@ -132,18 +132,20 @@ class SshSpec:
 
     client: Annotated[
         Literal["auto", "builtin", "openssh"],
-        Key(
+        KeyInfo(
             "Who speaks SSH: `openssh` is your own `ssh`, `auto` turns to it where the built-in client cannot log in.",
             "openssh",
         ),
     ] = "auto"
     host_keys: Annotated[
         Literal["strict", "accept-new"] | None,
-        Key("What to do with an unknown host key.", "strict", unset="`strict`"),
+        KeyInfo("What to do with an unknown host key.", "strict", unset_text="`strict`"),
     ] = None
-    known_hosts: Annotated[SshFiles, Key("Files of known host keys, read beside the user's own.", ["known_hosts"])] = ()
-    connect_timeout: Annotated[PositiveDuration, Key("Longest wait for a connection.", "10s")] = 10.0
-    parallel: Annotated[Connections, Key("Connections opened at once.", 64)] = 64
+    known_hosts: Annotated[
+        SshFiles, KeyInfo("Files of known host keys, read beside the user's own.", ["known_hosts"])
+    ] = ()
+    connect_timeout: Annotated[PositiveDuration, KeyInfo("Longest wait for a connection.", "10s")] = 10.0
+    parallel: Annotated[Connections, KeyInfo("Connections opened at once.", 64)] = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,12 +153,12 @@ class NetworkSpec:
     """How workers meet."""
 
     interface: Annotated[
-        Interface, Key("Network interface on every node, or `auto` (default): the one that routes.", "auto", "eth1")
+        Interface, KeyInfo("Network interface on every node, or `auto` (default): the one that routes.", "auto", "eth1")
     ] = None
     master_port: Annotated[
-        PortOrAuto, Key("Port of rank 0, or `auto` (default): fresh for each attempt.", "auto", 29500)
+        PortOrAuto, KeyInfo("Port of rank 0, or `auto` (default): fresh for each attempt.", "auto", 29500)
     ] = None
-    node_lost_after: Annotated[PositiveDuration, Key("Silence after which a node counts as lost.", "2m")] = 120.0
+    node_lost_after: Annotated[PositiveDuration, KeyInfo("Silence after which a node counts as lost.", "2m")] = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,27 +168,29 @@ class SyncSpec:
     `None` in its place is `sync: none`. Here `source` is absolute.
     """
 
-    source: Annotated[str, Key("Folder to send, relative to the cluster file.", ".", "src", unset="the file's own")]
+    source: Annotated[
+        str, KeyInfo("Folder to send, relative to the cluster file.", ".", "src", unset_text="the file's own")
+    ]
     exclude: Annotated[
-        Texts, Key("Patterns to leave out, as in .gitignore; they have the last word.", ["data/", "*.ckpt"])
+        Texts, KeyInfo("Patterns to leave out, as in .gitignore; they have the last word.", ["data/", "*.ckpt"])
     ] = ()
-    max_size: Annotated[Size, Key("Refuse to send more than this.", "500MiB")] = 500 * 1024**2
+    max_size: Annotated[Size, KeyInfo("Refuse to send more than this.", "500MiB")] = 500 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
     """Where checkpoints appear."""
 
-    pattern: Annotated[str | None, Key("Glob of checkpoints, relative to the workdir.", "ckpt/step-*")] = None
-    shared: Annotated[bool, Key("Whether all nodes see the same files.", True)] = False
+    pattern: Annotated[str | None, KeyInfo("Glob of checkpoints, relative to the workdir.", "ckpt/step-*")] = None
+    shared: Annotated[bool, KeyInfo("Whether all nodes see the same files.", True)] = False
     resume: Annotated[
-        Resume,
-        Key(
+        ResumePolicy,
+        KeyInfo(
             "Whose checkpoints are gone on from: those that appeared in `this run` (default), `any`, also at the "
             "start, or `never`.",
             "any",
         ),
-    ] = Resume.THIS_RUN
+    ] = ResumePolicy.THIS_RUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,47 +199,51 @@ class JobSpec:
 
     script: Annotated[
         str | None,
-        Key("Python file, relative to the synced folder; elsewhere on the nodes by its whole path.", "train.py"),
+        KeyInfo("Python file, relative to the synced folder; elsewhere on the nodes by its whole path.", "train.py"),
     ] = None
-    module: Annotated[str | None, Key("Python module, as for `python -m`.", "llm.train")] = None
+    module: Annotated[str | None, KeyInfo("Python module, as for `python -m`.", "llm.train")] = None
     command: Annotated[
         Command,
-        Key(
+        KeyInfo(
             "A text for bash, which ends where a command of it fails; or program and arguments (list).",
             "./run.sh",
             ["./train", "--fast"],
         ),
     ] = None
-    args: Annotated[Args, Key("Arguments; those after `--` of `up` are appended.", ["--epochs", 3])] = ()
+    args: Annotated[Args, KeyInfo("Arguments; those after `--` of `up` are appended.", ["--epochs", 3])] = ()
     prologue: Annotated[
         str | None,
-        Key(
+        KeyInfo(
             "Text for bash that runs before each worker, and ends it where a command of the text fails.",
             "module load cuda",
         ),
     ] = None
-    framework: Annotated[Framework, Key("Whose environment variables workers get.", "torch")] = Framework.AUTO
+    framework: Annotated[Framework, KeyInfo("Whose environment variables workers get.", "torch")] = Framework.AUTO
     start_method: Annotated[
         StartMethod,
-        Key("How workers begin: each anew, by a `fork` of one process per node that has imported, or `auto`.", "fork"),
+        KeyInfo(
+            "How workers begin: each anew, by a `fork` of one process per node that has imported, or `auto`.", "fork"
+        ),
     ] = StartMethod.SPAWN
     preload: Annotated[
         Texts | None,
-        Key(
+        KeyInfo(
             "Installed libraries that are imported once per node if workers are forked; never code of your own.",
             ["torch", "keras"],
-            unset="those of `job.framework`",
+            unset_text="those of `job.framework`",
         ),
     ] = None
-    inject: Annotated[bool, Key("Whether progress is watched from inside the workers.", False)] = True
-    grace: Annotated[Duration, Key("Time between the stop signal and SIGKILL.", "10s")] = 10.0
+    inject: Annotated[bool, KeyInfo("Whether progress is watched from inside the workers.", False)] = True
+    grace: Annotated[Duration, KeyInfo("Time between the stop signal and SIGKILL.", "10s")] = 10.0
     stop_signal: Annotated[
-        StopSignal, Key("What asks workers to end: `SIGINT` raises KeyboardInterrupt in Python.", "SIGINT")
+        StopSignal, KeyInfo("What asks workers to end: `SIGINT` raises KeyboardInterrupt in Python.", "SIGINT")
     ] = "SIGTERM"
-    finish_grace: Annotated[Duration, Key("Longest wait without activity once some ranks have ended.", "5m")] = 300.0
-    max_duration: Annotated[DurationOrNone, Key("Longest duration of the run.", "72h", "none")] = None
+    finish_grace: Annotated[Duration, KeyInfo("Longest wait without activity once some ranks have ended.", "5m")] = (
+        300.0
+    )
+    max_duration: Annotated[DurationOrNone, KeyInfo("Longest duration of the run.", "72h", "none")] = None
     checkpoint: Annotated[
-        CheckpointSpec, Key("Where checkpoints appear.", {"pattern": "ckpt/step-*", "shared": True})
+        CheckpointSpec, KeyInfo("Where checkpoints appear.", {"pattern": "ckpt/step-*", "shared": True})
     ] = field(default_factory=CheckpointSpec)
 
 
@@ -243,18 +251,18 @@ class JobSpec:
 class RestartSpec:
     """When a run is tried again."""
 
-    max_restarts: Annotated[Restarts, Key("Attempts after the first.", 3)] = 0
-    on: Annotated[Causes, Key("What calls for a new attempt.", ["crash", "node_lost"])] = (
+    max_restarts: Annotated[Restarts, KeyInfo("Attempts after the first.", 3)] = 0
+    on: Annotated[Causes, KeyInfo("What calls for a new attempt.", ["crash", "node_lost"])] = (
         "crash",
         "stall",
         "node_lost",
     )
-    backoff: Annotated[Duration, Key("Pause before the first restart, doubled up to 5m.", "10s", 0)] = 10.0
+    backoff: Annotated[Duration, KeyInfo("Pause before the first restart, doubled up to 5m.", "10s", 0)] = 10.0
     backoff_max: float = 300.0
     window: Annotated[
-        DurationOrNone, Key("Count only the restarts of this time.", "6h", "none", unset="`none`, all of them")
+        DurationOrNone, KeyInfo("Count only the restarts of this time.", "6h", "none", unset_text="`none`, all of them")
     ] = None
-    never_codes: Annotated[ExitCodes, Key("Exit codes that end the run at once.", [2, 78])] = ()
+    never_codes: Annotated[ExitCodes, KeyInfo("Exit codes that end the run at once.", [2, 78])] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,11 +270,13 @@ class StallSpec:
     """When a run counts as stalled, and what happens then."""
 
     timeout: Annotated[
-        DurationOrAuto, Key("Time without activity.", "15m", "auto", unset="`auto`, 8m with NCCL and 25m else")
+        DurationOrAuto, KeyInfo("Time without activity.", "15m", "auto", unset_text="`auto`, 8m with NCCL and 25m else")
     ] = None
-    startup_timeout: Annotated[PositiveDuration, Key("The same, before the first step.", "40m")] = 1500.0
-    action: Annotated[StallAction, Key("What to do with a stalled run.", "restart")] = StallAction.REPORT
-    watch: Annotated[Texts, Key("Globs of files whose growth is activity, relative to the workdir.", ["ckpt/**"])] = ()
+    startup_timeout: Annotated[PositiveDuration, KeyInfo("The same, before the first step.", "40m")] = 1500.0
+    action: Annotated[StallAction, KeyInfo("What to do with a stalled run.", "restart")] = StallAction.REPORT
+    watch: Annotated[
+        Texts, KeyInfo("Globs of files whose growth is activity, relative to the workdir.", ["ckpt/**"])
+    ] = ()
 
 
 INTERVAL_KEY = "during.interval"
@@ -277,12 +287,14 @@ class HealthSpec:
     """How findings are weighed; checks are listed in docs/health.md."""
 
     expect: Annotated[
-        dict[str, Any], Key("What nodes must have.", {"gpu_model": "NVIDIA H100*", "driver": "570.*"})
+        dict[str, Any], KeyInfo("What nodes must have.", {"gpu_model": "NVIDIA H100*", "driver": "570.*"})
     ] = field(default_factory=dict)
-    ignore: Annotated[Texts, Key("Checks to ignore, everywhere or `check@node`.", ["host.governor"])] = ()
-    severity: Annotated[Weights, Key("Other weight for a check.", {"xid.31": "ignore"})] = field(default_factory=dict)
-    required: Annotated[Texts, Key("Checks that fail where they cannot look.", ["gpu.count"])] = ()
-    thresholds: Annotated[dict[str, float], Key("Other limits for a check.", {"host.disk.warn": 20})] = field(
+    ignore: Annotated[Texts, KeyInfo("Checks to ignore, everywhere or `check@node`.", ["host.governor"])] = ()
+    severity: Annotated[Weights, KeyInfo("Other weight for a check.", {"xid.31": "ignore"})] = field(
+        default_factory=dict
+    )
+    required: Annotated[Texts, KeyInfo("Checks that fail where they cannot look.", ["gpu.count"])] = ()
+    thresholds: Annotated[dict[str, float], KeyInfo("Other limits for a check.", {"host.disk.warn": 20})] = field(
         default_factory=dict
     )
 
@@ -296,25 +308,27 @@ class HealthSpec:
 class LogsSpec:
     """Bounds of workers' output files on the nodes."""
 
-    max_size: Annotated[SizeOrNone, Key("Longest output file; older replicated bytes go first.", "10GiB", "none")] = (
-        None
-    )
-    reserve: Annotated[SizeOrZero, Key("Disk space kept free for output.", "64MiB")] = 64 * 1024**2
+    max_size: Annotated[
+        SizeOrNone, KeyInfo("Longest output file; older replicated bytes go first.", "10GiB", "none")
+    ] = None
+    reserve: Annotated[SizeOrZero, KeyInfo("Disk space kept free for output.", "64MiB")] = 64 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultsSpec:
     """What is fetched from the nodes at the end of a run. Here `to` is absolute."""
 
-    patterns: Annotated[Texts, Key("Files and folders, relative to the workdir.", ["ckpt/best*", "metrics.json"])]
+    patterns: Annotated[Texts, KeyInfo("Files and folders, relative to the workdir.", ["ckpt/best*", "metrics.json"])]
     to: Annotated[
         str,
-        Key(
-            "Folder for a folder a run, relative to the cluster file.", "~/results", unset="`results`, beside the file"
+        KeyInfo(
+            "Folder for a folder a run, relative to the cluster file.",
+            "~/results",
+            unset_text="`results`, beside the file",
         ),
     ]
-    when: Annotated[When, Key("After which ends.", "always")] = When.SUCCESS
-    max_size: Annotated[Size, Key("What a node may send at most.", "10GiB")] = 10 * 1024**3
+    when: Annotated[FetchCondition, KeyInfo("After which ends.", "always")] = FetchCondition.SUCCESS
+    max_size: Annotated[Size, KeyInfo("What a node may send at most.", "10GiB")] = 10 * 1024**3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

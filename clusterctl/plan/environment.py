@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
-from clusterctl.config.interfaces import selected
+from clusterctl.config.network_interfaces import select_interfaces
 from clusterctl.config.spec import ClusterSpec, Framework
 from clusterctl.plan.layout import get_job
 from clusterctl.plan.rendezvous import NodeInfo, can_reach_other_hosts, is_link_local
@@ -259,7 +259,7 @@ class _NodeInterfaces:
         return ""
 
     def matching_interfaces(self, name: str, env: Mapping[str, str]) -> list[str]:
-        return selected(name, env[name], self.names) if env.get(name) else []
+        return select_interfaces(name, env[name], self.names) if env.get(name) else []
 
 
 def choose_interface_variables(

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.agent.protocol import requests
-from clusterctl.config.kinds import StartMethod
+from clusterctl.config.field_types import StartMethod
 from clusterctl.config.spec import ClusterSpec, Framework, JobSpec
 from clusterctl.plan.environment import (
     AttemptSettings,

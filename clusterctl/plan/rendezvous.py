@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.config.interfaces import VIRTUAL
+from clusterctl.config.network_interfaces import VIRTUAL_INTERFACE_PREFIXES
 from clusterctl.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _choose_address(addresses: Iterable[str]) -> str | None:
 
 def can_reach_other_hosts(interface: str) -> bool:
     """Return whether an interface of this name may lead to other machines."""
-    return not interface.startswith(("lo", *VIRTUAL))
+    return not interface.startswith(("lo", *VIRTUAL_INTERFACE_PREFIXES))
 
 
 def is_link_local(address: str) -> bool:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 def fold_nodes(nodes: Iterable[str]) -> str:
     """Return node names as `gpu[01-03,07]`."""
-    from clusterctl.config.hosts import fold
+    from clusterctl.config.host_ranges import fold_hosts
 
-    return fold(nodes)
+    return fold_hosts(nodes)
 
 
 def count(number: int, noun: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl import rlimits
-from clusterctl.config import words
+from clusterctl.config import value_parsers
 from clusterctl.errors import ConnectError
 from clusterctl.transport.base import Progress, ignore_progress
 from clusterctl.transport.local import LocalChannel, spawn
@@ -38,11 +38,11 @@ def command_argv(host: HostSpec) -> list[str]:
     assert isinstance(host.transport, tuple), host.transport
     known = {"host": host.address or host.host, "user": host.user, "port": host.port}
     values = {name: str(value) for name, value in known.items() if value is not None}
-    missing = [n for word in host.transport for n in words.placeholders(word) if n not in values]
+    missing = [n for word in host.transport for n in value_parsers.find_placeholders(word) if n not in values]
     if missing:
         text = f"its command names `{{{missing[0]}}}`, and the file does not say it"
         raise ConnectError(host.name, text, hint=f"add `{missing[0]}:` to the host")
     # The cluster file was checked when it was read. Check again, because the result is executed.
-    if not words.is_host(values["host"]) or not words.is_user(values.get("user", "x")):
+    if not value_parsers.is_host_name(values["host"]) or not value_parsers.is_user_name(values.get("user", "x")):
         raise ConnectError(host.name, "its name, address or user cannot be put into a command")
-    return [words.filled(word, values) for word in host.transport]
+    return [value_parsers.fill_placeholders(word, values) for word in host.transport]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.config.hosts import fold
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import crash, early_exits, hang, slowness
 from clusterctl.why.headline import SENT_FROM_OUTSIDE
@@ -117,13 +117,13 @@ def _describe_refusals(other: RunError, reasons: Sequence[StartRefusal]) -> Verd
     for reason in reasons:
         nodes.setdefault((reason.check, reason.message), []).extend([reason.node] if reason.node else [])
     told = [
-        ": ".join(part for part in (" on ".join(part for part in (check, fold(names)) if part), message) if part)
+        ": ".join(part for part in (" on ".join(part for part in (check, fold_hosts(names)) if part), message) if part)
         for (check, message), names in nodes.items()
     ]
     more = f"; and {len(told) - 1} more" if len(told) > 1 else ""
     hints = dict.fromkeys(reason.hint for reason in reasons if reason.hint)
     named = dict.fromkeys(reason.node for reason in reasons if reason.node)
-    look = f"clusterctl health --node {fold(named)}" if any(reason.check for reason in reasons) and named else ""
+    look = f"clusterctl health --node {fold_hosts(named)}" if any(reason.check for reason in reasons) and named else ""
     return Verdict(
         kind=Kind.REFUSED,
         cls=Class.REFUSED,

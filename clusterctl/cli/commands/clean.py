@@ -15,7 +15,7 @@ from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
-from clusterctl.config.stored import load_spec
+from clusterctl.config.spec_json import load_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.render.ranks import fold_nodes

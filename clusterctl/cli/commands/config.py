@@ -12,7 +12,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.main import WithExamples
-from clusterctl.config.secret_words import HIDDEN, is_secret_name
+from clusterctl.config.secret_redaction import REDACTED, is_secret_name
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ConfigError, NodeError, NotFoundError, Problem, RefusedError
 from clusterctl.plan import layout
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clusterctl.agent.protocol.command_types import ProgramArguments
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.plan.layout import NodeLayout
     from clusterctl.render.terminal.console import Console
@@ -117,10 +117,10 @@ def _refuse_two_names(spec: ClusterSpec) -> None:
 
 def _file(spec: ClusterSpec, console: Console, *, as_json: bool, quiet: bool) -> int:
     if not quiet:
-        from clusterctl.config.resolve import resolved, to_yaml
+        from clusterctl.config.resolved_file import render_yaml, resolve_spec
 
-        document = resolved(spec)
-        console.json(document) if as_json else console.document(to_yaml(document))
+        document = resolve_spec(spec)
+        console.json(document) if as_json else console.document(render_yaml(document))
     return 0
 
 
@@ -153,7 +153,7 @@ def _unknown(spec: ClusterSpec) -> RefusedError:
     )
 
 
-def _env(loaded: Loaded, rank: int, console: Console, *, live: bool) -> tuple[Any, list[str]]:
+def _env(loaded: LoadedClusterFile, rank: int, console: Console, *, live: bool) -> tuple[Any, list[str]]:
     spec = loaded.spec
     if live:
         entries, sourced = _live_env(spec, rank, console)
@@ -214,14 +214,14 @@ def _live_env(
     of_login = {name: value for name, equals, value in (line.partition("=") for line in variables) if equals}
     for name in ("PWD", "OLDPWD", "_"):
         of_login.pop(name, None)
-    hidden = {name: HIDDEN if is_secret_name(name) else value for name, value in of_login.items()}
+    hidden = {name: REDACTED if is_secret_name(name) else value for name, value in of_login.items()}
     return entries, {name: (value, f"login of {node}") for name, value in hidden.items()} | given
 
 
 _KEYS_OF_ALL = ("network.interface", "job.framework")
 
 
-def _source(loaded: Loaded, name: str, source: str, host: int) -> str:
+def _source(loaded: LoadedClusterFile, name: str, source: str, host: int) -> str:
     """Return who sets a variable: a word, or a place in a file behind the key that it follows from."""
     if source in ("env", "secrets"):
         return loaded.origins.get(f"{source}.{name}", source)
@@ -234,6 +234,6 @@ def _source(loaded: Loaded, name: str, source: str, host: int) -> str:
     return f"{source}, {place}"
 
 
-def _origins(loaded: Loaded) -> tuple[Any, list[str]]:
+def _origins(loaded: LoadedClusterFile) -> tuple[Any, list[str]]:
     width = max(map(len, loaded.origins), default=0)
     return loaded.origins, [f"{pad(key, width)}  {place}" for key, place in loaded.origins.items()]

@@ -17,7 +17,7 @@ from clusterctl.cli.choices import Choices, together
 from clusterctl.cli.lookup.templates import find
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import DEFAULT_FILE, read, write
-from clusterctl.config import init
+from clusterctl.config import starter_file
 from clusterctl.config.sections.listing import without_mark
 from clusterctl.errors import ConfigError, RefusedError
 from clusterctl.render.ranks import count
@@ -147,14 +147,14 @@ def _given(choices: InitChoices, place: _Place) -> list[Machine]:
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--gpus") from error
     if place.hosts is not None:
-        found = init.from_words(place.hosts)
+        found = starter_file.parse_host_words(place.hosts)
     elif choices.source or choices.kind:
         found = _machines(choices)
     elif choices.gpus is not None:
         raise click.UsageError("`--gpus` needs hosts, as in `clusterctl init gpu[01-08] --gpus 8`")
     else:
         return []
-    return [init.with_gpus(machine, gpus) for machine in found]
+    return [starter_file.set_gpus(machine, gpus) for machine in found]
 
 
 def _write_starter(choices: InitChoices, place: _Place, console: Console) -> None:
@@ -166,14 +166,14 @@ def _write_starter(choices: InitChoices, place: _Place, console: Console) -> Non
     if not any(said) and not choices.schema and not choices.quiet and asking.possible():
         answers = asking.ask(script, console.narrate)
         machines, script, python = answers.machines, answers.script, answers.python
-    text = init.starter(
+    text = starter_file.render_starter_file(
         machines, script=script or "train.py", python=python, schema=_SCHEMA if choices.schema else None
     )
     write(path, text)
     if choices.schema:
-        from clusterctl.config.schema import schema_text
+        from clusterctl.config.schema import render_schema
 
-        write(beside, schema_text())
+        write(beside, render_schema())
     hosts = f" with {count(len(machines), 'host')}" if machines else ": put your hosts into it"
     wrote = f"wrote {path}{f' and {beside}' if choices.schema else ''}{hosts}"
     _say_whether_it_checks(wrote, path, console, choices, told=bool(machines))
@@ -213,7 +213,7 @@ def _copy(name: str, folder: Path, machines: list[Machine], console: Console, ch
     _refuse_overwriting([folder / file for file in files], force=choices.force)
     text = (template.path / DEFAULT_FILE).read_text(encoding="utf-8")
     try:
-        text = init.on_machines(text, machines) if machines else text
+        text = starter_file.render_template(text, machines) if machines else text
     except ValueError as error:
         raise RefusedError(f"{name}: {error}") from error
     try:
@@ -237,7 +237,7 @@ def _machines(choices: InitChoices) -> list[Machine]:
         _refuse_filter(choices)
     named = source is not None and source != "-" and not os.path.exists(source)
     if (kind == "slurm" and (source is None or named)) or (kind is None and named and "[" in str(source)):
-        return init.from_slurm(_node_list(source))
+        return starter_file.import_slurm_nodes(_node_list(source))
     if source is None:
         if kind in ("hostfile", "ansible"):
             raise click.UsageError(f"`--{kind}` needs `--from FILE`")
@@ -250,13 +250,13 @@ def _machines(choices: InitChoices) -> list[Machine]:
         _refuse_filter(choices)
     match kind:
         case "ssh-config":
-            return init.from_ssh_config(text, _read_include)
+            return starter_file.import_ssh_config(text, _read_include)
         case "slurm":
-            return init.from_slurm(",".join(text.split()), source)
+            return starter_file.import_slurm_nodes(",".join(text.split()), source)
         case "ansible":
-            return init.from_inventory(source, text)
+            return starter_file.import_ansible_inventory(source, text)
         case _:
-            return init.from_hostfile(source, text, include=choices.include, exclude=choices.exclude)
+            return starter_file.import_hostfile(source, text, include=choices.include, exclude=choices.exclude)
 
 
 def _is_foreign_ssh_config(choices: InitChoices) -> bool:
@@ -294,7 +294,7 @@ def _kind_of(text: str) -> str:
 
 def _looks(text: str) -> list[str]:
     """Return the kinds of file that a text may be by what it shows; none where it shows nothing."""
-    from clusterctl.config.hosts import RangeError, expand
+    from clusterctl.config.host_ranges import HostRangeError, expand_hosts
     from clusterctl.config.sections.foreign import is_hostfile
     from clusterctl.config.sections.inventory import looks_like_one
 
@@ -302,8 +302,8 @@ def _looks(text: str) -> list[str]:
     found += ["ansible"] if looks_like_one(text) else []
     found += ["hostfile"] if is_hostfile(text) else []
     try:
-        expand(",".join(line for line in text.splitlines() if line.strip()))
-    except RangeError:
+        expand_hosts(",".join(line for line in text.splitlines() if line.strip()))
+    except HostRangeError:
         return found
     return [*found, "slurm"]
 

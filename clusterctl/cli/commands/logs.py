@@ -18,7 +18,7 @@ from clusterctl.cli.lookup.logged import attempt_asked, ranks_asked, why_nothing
 from clusterctl.cli.lookup.runs import tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_moment
-from clusterctl.config.hosts import select
+from clusterctl.config.host_ranges import select_hosts
 from clusterctl.logs.failure_tails import FailureTails, fold_last_lines, read_failure_tails
 from clusterctl.logs.fold import LineFolder, fold_history
 from clusterctl.logs.line import LogQuery
@@ -149,7 +149,7 @@ def _query(choices: LogsChoices, state: RunState) -> LogQuery:
 
 
 def _nodes(state: RunState, nodes: str | None) -> frozenset[str] | None:
-    return None if nodes is None else frozenset(select(list(state.nodes), nodes))
+    return None if nodes is None else frozenset(select_hosts(list(state.nodes), nodes))
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

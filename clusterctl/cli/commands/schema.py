@@ -14,13 +14,13 @@ from clusterctl.cli.words import write
 @options.output_options
 def command(output: str | None, color: str, quiet: bool) -> int:
     """Print the JSON Schema of the cluster file, which lets editors complete and check it."""
-    from clusterctl.config.schema import schema_text
+    from clusterctl.config.schema import render_schema
 
     console = options.console_of(color)
     if output is None:
-        console.document(schema_text())
+        console.document(render_schema())
         return 0
-    write(output, schema_text())
+    write(output, render_schema())
     if not quiet:
         console.narrate(
             f"wrote {output}", f"editors find it by the first line `# yaml-language-server: $schema={output}`"

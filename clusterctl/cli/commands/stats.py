@@ -11,7 +11,7 @@ from clusterctl.cli import options
 from clusterctl.cli.lookup import machines
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_pause
-from clusterctl.config.hosts import select
+from clusterctl.config.host_ranges import select_hosts
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import duration_text
 from clusterctl.render.stats import remarks, render_stats, stats_json
@@ -77,7 +77,7 @@ def _stats(subject: Subject, chosen: str | None, console: Console) -> list[NodeS
     stats = machines.stats_of_run(subject.run, state)
     if chosen is None:
         return stats
-    names = set(select([n.node for n in stats], chosen, None))
+    names = set(select_hosts([n.node for n in stats], chosen, None))
     return [n for n in stats if n.node in names]
 
 

@@ -12,9 +12,9 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.main import WithJobArguments
-from clusterctl.config.stored import dump_spec
+from clusterctl.config.path_rules import rename_workdir
+from clusterctl.config.spec_json import dump_spec
 from clusterctl.config.text.override import Overrides
-from clusterctl.config.workdir import renamed
 from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan import environment, layout
@@ -99,7 +99,7 @@ def command(context: click.Context, choices: UpChoices) -> int:
     console = choices.console()
     spec = _spec(choices, context.meta["clusterctl.args"], console)
     if choices.name is not None and not choices.quiet:
-        folders = {h.workdir for h in spec.hosts if renamed(h.workdir, spec.name, "") != h.workdir}
+        folders = {h.workdir for h in spec.hosts if rename_workdir(h.workdir, spec.name, "") != h.workdir}
         console.narrate(*(f"`--name` gives the run a work folder of its own on nodes: {folder}" for folder in folders))
     if choices.dry_run:
         _print_plan(spec, console, as_json=choices.as_json)

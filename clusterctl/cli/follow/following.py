@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.lookup.runs import unattended_of
-from clusterctl.config.hosts import fold
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ExitCode
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.errors import error_line, hint_lines
@@ -119,7 +119,7 @@ def _job_files(run: RunDir, state: RunState) -> list[str]:
         for host in json.loads(run.spec.read_bytes())["hosts"]:
             if host["transport"] != "local" and host["name"] in state.nodes:
                 folders.setdefault(host["workdir"], []).append(host["name"])
-    places = [f"  files of the job: {safe(folder)} on {safe(fold(nodes))}" for folder, nodes in folders.items()]
+    places = [f"  files of the job: {safe(folder)} on {safe(fold_hosts(nodes))}" for folder, nodes in folders.items()]
     return [*places, "  `clusterctl sync --pull 'PATTERN'` fetches them"] if places else []
 
 

@@ -9,7 +9,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.choices import Choices
-from clusterctl.config.hosts import fold
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import NotFoundError
 from clusterctl.suggestion import similar
 
@@ -84,11 +84,13 @@ def _host(spec: ClusterSpec, node: str | None) -> HostSpec:
             return host
     names = [host.name for host in spec.hosts]
     close = similar(node, names)
-    raise NotFoundError(f"no node `{node}`", hint=f"did you mean `{close}`?" if close else f"there are: {fold(names)}")
+    raise NotFoundError(
+        f"no node `{node}`", hint=f"did you mean `{close}`?" if close else f"there are: {fold_hosts(names)}"
+    )
 
 
 def _of_rank(reference: str | None, rank: int) -> Target:
-    from clusterctl.config.stored import load_spec
+    from clusterctl.config.spec_json import load_spec
     from clusterctl.run.record import find
 
     run = find.find(reference)

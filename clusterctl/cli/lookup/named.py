@@ -22,12 +22,12 @@ def spec_of(names: str) -> ClusterSpec:
     Raises:
         click.BadParameter: One is no name of a host.
     """
-    from clusterctl.config.load import Disk, Source, parse
+    from clusterctl.config.loader import ClusterFileText, DiskFiles, parse_cluster_file
 
     text = json.dumps({"version": 1, "name": "hosts", "hosts": names})
-    source = Source(path="-w", absolute=os.path.abspath("cluster.yaml"), text=text)
+    source = ClusterFileText(path="-w", absolute=os.path.abspath("cluster.yaml"), text=text)
     try:
-        return parse([source], environ=os.environ, files=Disk()).spec
+        return parse_cluster_file([source], environ=os.environ, files=DiskFiles()).spec
     except ConfigError as error:
         first = error.problems[0]
         raise click.BadParameter(first.text.removeprefix("hosts: "), param_hint="-w") from error

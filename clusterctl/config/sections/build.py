@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.config.path_rules import default_workdir
 from clusterctl.config.sections import cross, environment, ineffective, listed, machines, target
 from clusterctl.config.sections.check import meant_key, unknown_key_hint, validate
 from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, RESULTS, SECTIONS, SYNC
@@ -25,8 +26,7 @@ from clusterctl.config.spec import (
     TransportKind,
 )
 from clusterctl.config.text.tree import Node
-from clusterctl.config.workdir import default_workdir
-from clusterctl.config.wrong import shown
+from clusterctl.config.value_parsers import describe_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,7 +115,7 @@ def _check_top(root: Node, report: Report) -> None:
         if "version" not in meant:
             report.add(root.mark.shifted(0, 1), "the key `version` is missing", "add `version: 1` at the top")
     elif version.value != 1 or not isinstance(version.value, int) or isinstance(version.value, bool):
-        report.add(version.mark, f"version: must be `1`, not {shown(version.value)}", _version_hint(version))
+        report.add(version.mark, f"version: must be `1`, not {describe_value(version.value)}", _version_hint(version))
     if root.child("hosts") is None and "hosts" not in meant:
         report.add(root.mark.shifted(0, 1), "the key `hosts` is missing", "add `hosts: {gpu01: 8}`: host and GPUs")
 
@@ -162,10 +162,12 @@ def _name(root: Node, context: Context) -> str:
         folder = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(context.folder)).strip("-._")
         return folder[:63] or "cluster"
     if not isinstance(node.value, str):
-        context.report.add(node.mark, f"name: must be text, not {shown(node.value)}", f'put it in quotes: "{node.raw}"')
+        context.report.add(
+            node.mark, f"name: must be text, not {describe_value(node.value)}", f'put it in quotes: "{node.raw}"'
+        )
     elif not _NAME.fullmatch(node.value):
         hint = "letters, digits, `.`, `_` and `-`, at most 63, beginning with a letter or digit"
-        context.report.add(node.mark, f"name: {shown(node.value)} cannot name a run", hint)
+        context.report.add(node.mark, f"name: {describe_value(node.value)} cannot name a run", hint)
     return str(node.value)
 
 
@@ -177,7 +179,7 @@ def _sync(root: Node, context: Context) -> SyncSpec | None:
         return None
     if isinstance(node.value, (str, bool)):
         hint = "write `sync: none`, or `sync: {source: FOLDER}`"
-        context.report.add(node.mark, f"sync: must be `none` or a mapping, not {shown(node.value)}", hint)
+        context.report.add(node.mark, f"sync: must be `none` or a mapping, not {describe_value(node.value)}", hint)
         return None
     values = validate(SYNC, node, ("sync",), context.report)
     if values is None:
@@ -212,7 +214,7 @@ def _stop_after(root: Node, report: Report) -> float | None:
         return None
     if not isinstance(node.value, dict):
         hint = "write `on_controller_loss: {stop_after: 10m}`"
-        text = f"on_controller_loss: must be `keep` or a mapping, not {shown(node.value)}"
+        text = f"on_controller_loss: must be `keep` or a mapping, not {describe_value(node.value)}"
         report.add(node.mark, text, hint)
         return None
     values = validate(CONTROLLER_LOSS, node, ("on_controller_loss",), report)

@@ -10,7 +10,7 @@ from clusterctl.config.sections import normal
 from clusterctl.config.sections.declared import CLUSTER_FILE, HOST, RESULTS, SECTIONS, SYNC, Section
 from clusterctl.config.sections.models import model_of
 from clusterctl.config.text.tree import Node, Path, Report, label
-from clusterctl.config.wrong import shown
+from clusterctl.config.value_parsers import describe_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -157,9 +157,9 @@ def _words(detail: ErrorDetails, node: Node, key: str) -> tuple[str, str | None]
     if kind == "literal_error":
         return _literal_words(str(context["expected"]), node)
     if kind in _LIMITS:
-        return f"must be {_LIMITS[kind]} {next(iter(context.values()))}, not {shown(node.value)}", None
+        return f"must be {_LIMITS[kind]} {next(iter(context.values()))}, not {describe_value(node.value)}", None
     if kind in _TYPES:
-        return f"must be {_TYPES[kind]}, not {shown(node.value)}", _type_hint(kind, node, key)
+        return f"must be {_TYPES[kind]}, not {describe_value(node.value)}", _type_hint(kind, node, key)
     return str(detail["msg"]), None
 
 
@@ -182,7 +182,7 @@ def _literal_words(expected: str, node: Node) -> tuple[str, str | None]:
     import difflib
 
     close = difflib.get_close_matches(str(node.value).lower(), words, 1, 0.5)
-    return f"must be {shown_words}, not {shown(node.value)}", f"did you mean `{close[0]}`?" if close else None
+    return f"must be {shown_words}, not {describe_value(node.value)}", f"did you mean `{close[0]}`?" if close else None
 
 
 def _type_hint(kind: str, node: Node, key: str) -> str | None:

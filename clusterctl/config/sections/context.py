@@ -45,7 +45,7 @@ class Files(Protocol):
     def real(self, path: str) -> str:
         """The one name of a folder that links lead to."""
 
-    def why_not_sent(self, path: str) -> str | None:
+    def find_upload_obstacle(self, path: str) -> str | None:
         """Why a folder must not go to nodes, as a home must not, in words that follow its name."""
 
     def names(self, path: str) -> Sequence[str]:
@@ -64,7 +64,7 @@ loads the file brings along what its user has agreed to."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What building needs besides the tree; see `clusterctl.config.load.load`."""
+    """What building needs besides the tree; see `clusterctl.config.loader.load`."""
 
     path: str
     environ: Mapping[str, str]

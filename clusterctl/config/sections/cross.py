@@ -5,10 +5,10 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config import words
-from clusterctl.config.activation import is_of, last_activation
-from clusterctl.config.homes import REMEDY
-from clusterctl.config.kinds import Resume, StallAction
+from clusterctl.config import value_parsers
+from clusterctl.config.field_types import ResumePolicy, StallAction
+from clusterctl.config.path_rules import UPLOAD_HINT
+from clusterctl.config.program_analysis import find_last_activation, is_python_in_environment
 from clusterctl.config.sections.environment import check_names
 from clusterctl.config.sections.machines import suggestion
 from clusterctl.config.spec import CheckpointSpec, Role, TransportKind
@@ -98,7 +98,7 @@ def _spares(root: Node, spares: Sequence[Machine], sections: Mapping[str, Values
         hint = "set `on_controller_loss: {stop_after: 10m}`, so that a lost node is known to have stopped"
         report.warn(spares[0].mark, text, hint)
     checkpoint: CheckpointSpec = sections.get("job", {}).get("checkpoint") or CheckpointSpec()
-    copied = checkpoint.pattern is not None and not checkpoint.shared and checkpoint.resume is not Resume.NEVER
+    copied = checkpoint.pattern is not None and not checkpoint.shared and checkpoint.resume is not ResumePolicy.NEVER
     if copied and any(machine.spec.transport is not TransportKind.LOCAL for machine in spares):
         text = "job.checkpoint: what only a lost node has is lost with it, and a spare cannot go on from it"
         hint = "write to a folder that all nodes share, and set `job.checkpoint.shared: true`"
@@ -107,12 +107,12 @@ def _spares(root: Node, spares: Sequence[Machine], sections: Mapping[str, Values
 
 def check_activation(root: Node, machines: Sequence[Machine], job: JobSpec, report: Report) -> None:
     """Doubt an environment that the prologue activates for a script which `python:` runs by another one."""
-    found = last_activation(job.prologue or "") if job.command is None else None
+    found = find_last_activation(job.prologue or "") if job.command is None else None
     if found is None:
         return
     for machine in machines:
         python = machine.spec.python
-        if python is None or "/" not in python or is_of(python, found.environment):
+        if python is None or "/" not in python or is_python_in_environment(python, found.environment):
             continue
         own = machine.entry.node.child("python")
         where = label(machine.entry.path) if own is not None else "defaults"
@@ -127,7 +127,7 @@ def check_keys(root: Node, machines: Sequence[Machine], context: Context) -> Non
         path = machine.spec.identity_file
         if path is None or machine.spec.transport is not TransportKind.SSH or not _is_plain(path):
             continue
-        path = words.home() + path[1:] if path.startswith("~") else path
+        path = value_parsers.find_ssh_home() + path[1:] if path.startswith("~") else path
         if context.files.is_file(path) or context.files.is_file(f"{path}.pub"):
             continue
         own = machine.entry.node.child("identity_file")
@@ -145,7 +145,7 @@ def _is_plain(path: str) -> bool:
 def check_source(root: Node, sync: SyncSpec | None, machines: Sequence[Machine], context: Context) -> None:
     """Refuse to send a home to nodes, which a cluster file that lies in one would do."""
     remote = any(machine.spec.transport is not TransportKind.LOCAL for machine in machines)
-    reason = context.files.why_not_sent(sync.source) if sync is not None and remote else None
+    reason = context.files.find_upload_obstacle(sync.source) if sync is not None and remote else None
     if sync is not None and reason is not None:
         text = f"sync.source: `{sync.source}` {reason}, which is not sent to nodes"
-        context.report.add(_at(root, "sync", "source"), text, REMEDY)
+        context.report.add(_at(root, "sync", "source"), text, UPLOAD_HINT)

@@ -13,9 +13,9 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from clusterctl.config import spec
-from clusterctl.config.kinds import Env, Key, Kind, PositiveDuration, Texts
+from clusterctl.config.field_types import Env, FieldType, KeyInfo, PositiveDuration, Texts
 
-_PLAIN = Kind()
+_PLAIN = FieldType()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,20 +29,20 @@ class Declared:
 
     name: str
     type: Any
-    kind: Kind
-    key: Key
+    kind: FieldType
+    key: KeyInfo
     default: Any = None
 
     @property
     def required(self) -> bool:
         """Whether a file must have it."""
-        return self.default is MISSING and not self.key.unset
+        return self.default is MISSING and not self.key.unset_text
 
     @property
     def default_text(self) -> str:
         """What holds without the key, in words; empty for nothing at all."""
-        if self.key.unset or self.default is MISSING:
-            return self.key.unset
+        if self.key.unset_text or self.default is MISSING:
+            return self.key.unset_text
         written = self.written(self.default)
         if written is None or isinstance(written, list):
             return ", ".join(written or ())
@@ -54,12 +54,14 @@ class Declared:
     def description(self) -> str:
         """What is said of it, with its default."""
         text = self.default_text
-        return f"{self.key.about} Default: {text}." if text and "(default)" not in self.key.about else self.key.about
+        return (
+            f"{self.key.summary} Default: {text}." if text and "(default)" not in self.key.summary else self.key.summary
+        )
 
     def written(self, value: Any) -> Any:
         """Write a value of the spec as a cluster file has it; `None` for a key that is left out."""
-        if self.kind.show is not None:
-            return self.kind.show(value)
+        if self.kind.unparse is not None:
+            return self.kind.unparse(value)
         if isinstance(self.type, Section) and value is not None:
             return self.type.written(value)
         if isinstance(value, Enum):
@@ -77,7 +79,7 @@ class Section:
     """
 
     title: str
-    about: str
+    summary: str
     keys: dict[str, Declared]
     spec: Any = dict
 
@@ -87,11 +89,11 @@ class Section:
         return {name: value for name, value in values.items() if value is not None}
 
 
-def apart(hint: Any) -> tuple[Any, Kind]:
+def apart(hint: Any) -> tuple[Any, FieldType]:
     """Part an annotation into its type, without `None`, and its kind."""
     if get_origin(hint) is Annotated:
         of, below = apart(hint.__origin__)
-        return of, next((part for part in hint.__metadata__ if isinstance(part, Kind)), below)
+        return of, next((part for part in hint.__metadata__ if isinstance(part, FieldType)), below)
     if get_origin(hint) in (Union, UnionType):
         some = [part for part in get_args(hint) if part is not NoneType]
         return apart(some[0]) if len(some) == 1 else (hint, _PLAIN)
@@ -104,7 +106,7 @@ def section_of(of: Any) -> Section:
     """Give the section of which a class of the spec is made."""
     keys = {}
     for field in dataclasses.fields(of):
-        key = next((part for part in getattr(field.type, "__metadata__", ()) if isinstance(part, Key)), None)
+        key = next((part for part in getattr(field.type, "__metadata__", ()) if isinstance(part, KeyInfo)), None)
         if key is not None:
             default = field.default if field.default_factory is MISSING else None
             keys[field.name] = Declared(field.name, *apart(field.type), key, default)
@@ -118,8 +120,8 @@ def _host() -> tuple[Section, Section]:
     return Section("DefaultsModel", about, shared), dataclasses.replace(alone, keys=shared | alone.keys)
 
 
-def _key(name: str, hint: Any, about: str, *examples: Any, unset: str = "", default: Any = None) -> Declared:
-    return Declared(name, *apart(hint), Key(about, *examples, unset=unset), default)
+def _key(name: str, hint: Any, about: str, *examples: Any, unset_text: str = "", default: Any = None) -> Declared:
+    return Declared(name, *apart(hint), KeyInfo(about, *examples, unset_text=unset_text), default)
 
 
 DEFAULTS, HOST = _host()
@@ -154,15 +156,15 @@ SECTIONS: dict[str, Section] = {
 
 
 def _section(name: str, about: str, *examples: Any) -> Declared:
-    return Declared(name, SECTIONS[name], _PLAIN, Key(about, *examples))
+    return Declared(name, SECTIONS[name], _PLAIN, KeyInfo(about, *examples))
 
 
 _TOP = (
     _key("version", Literal[1], "Version of the format.", 1, default=MISSING),
-    _key("name", str, "Name of runs.", "llm-pretrain", unset="the file's folder"),
+    _key("name", str, "Name of runs.", "llm-pretrain", unset_text="the file's folder"),
     _key(
         "hosts",
-        Annotated[Any, Kind(words="text, mapping or list")],
+        Annotated[Any, FieldType(syntax="text, mapping or list")],
         "Machines, in order of node rank: text, a mapping of host to GPUs, or a list.",
         *("gpu[01-04]", {"gpu[01-02]": 8}, [{"host": "gpu01", "gpus": 8}]),
         default=MISSING,
@@ -172,7 +174,7 @@ _TOP = (
     _section("network", "How workers meet.", {"interface": "eth1"}),
     _key(
         "sync",
-        Annotated[Any, Kind(words="mapping or `none`")],
+        Annotated[Any, FieldType(syntax="mapping or `none`")],
         "Which code goes to the nodes, or `none`.",
         {"exclude": ["data/"]},
         "none",
@@ -188,14 +190,14 @@ _TOP = (
     _section("job", "What each worker runs.", {"script": "train.py", "args": ["--epochs", 3]}),
     _key(
         "results",
-        Annotated[Any, Kind(words="text, list of texts, or mapping")],
+        Annotated[Any, FieldType(syntax="text, list of texts, or mapping")],
         "What is fetched from the nodes at the end of a run.",
         *(["ckpt/best*", "metrics.json"], {"patterns": ["ckpt/best*"], "when": "always"}),
     ),
     _section("restart", "When a run is tried again.", {"max_restarts": 3}),
     _key(
         "on_controller_loss",
-        Annotated[Any, Kind(words="`keep` or mapping")],
+        Annotated[Any, FieldType(syntax="`keep` or mapping")],
         "`keep` the run (default), or stop it after a time.",
         "keep",
         {"stop_after": "10m"},

@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.config.ownership import ForeignFileError
-from clusterctl.config.secret_words import HIDDEN, is_secret_name, secret_words
+from clusterctl.config.path_rules import UnsafePermissionsError
+from clusterctl.config.secret_redaction import REDACTED, find_secret_words, is_secret_name
 from clusterctl.config.sections import normal
 from clusterctl.config.sections.check import validate
 from clusterctl.config.sections.declared import SECRET
 from clusterctl.config.text.tree import Document, Mark, Node, Report, label
-from clusterctl.config.wrong import shown
+from clusterctl.config.value_parsers import describe_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,8 +92,8 @@ def _warn_of_secret_arguments(root: Node, report: Report) -> None:
     args = job.child("args") if job is not None else None
     nodes: list[Node] = args.value if args is not None and isinstance(args.value, list) else []
     words = [str(node.value) for node in nodes]
-    for index, hidden in list(secret_words(words).items())[:1]:
-        name = words[index - 1] if hidden == HIDDEN and index else hidden
+    for index, hidden in list(find_secret_words(words).items())[:1]:
+        name = words[index - 1] if hidden == REDACTED and index else hidden
         text = f"job.args: `{name}` looks like a secret: arguments are stored and shown"
         hint = "write `secrets: {TOKEN: {env: TOKEN}}`, and have the job read the variable TOKEN"
         report.warn(nodes[index].mark, text, hint)
@@ -126,7 +126,7 @@ def _env(root: Node, report: Report) -> Node | None:
         return None
     if not isinstance(node.value, dict):
         hint = "write `NAME: value` lines, without `- `" if isinstance(node.value, list) else None
-        report.add(node.mark, f"env: must be a mapping, not {shown(node.value)}", hint)
+        report.add(node.mark, f"env: must be a mapping, not {describe_value(node.value)}", hint)
         return None
     check_names(node, ("env",), report)
     shaped = normal.texts(node)
@@ -138,7 +138,7 @@ def _env(root: Node, report: Report) -> Node | None:
 
 def _env_value_problem(name: str, child: Node, report: Report) -> None:
     if child.value is not None:
-        report.add(child.mark, f"env.{name}: must be text, not {shown(child.value)}")
+        report.add(child.mark, f"env.{name}: must be text, not {describe_value(child.value)}")
     elif child.raw is not None:
         report.add(child.mark, f"env.{name}: has no value", 'write `""` for empty text')
 
@@ -149,7 +149,9 @@ def _env_files(root: Node, context: Context) -> Iterator[Node]:
         return
     for item in node.value if isinstance(node.value, list) else [node]:
         if not isinstance(item.value, str):
-            context.report.add(item.mark, f"env_file: must be a file or a list of files, not {shown(item.value)}")
+            context.report.add(
+                item.mark, f"env_file: must be a file or a list of files, not {describe_value(item.value)}"
+            )
             continue
         text = _read(item, "env_file", context, context.files.read_own)
         if text is not None:
@@ -160,7 +162,7 @@ def _read(node: Node, where: str, context: Context, read: Callable[[str], bytes]
     path = context.resolve(node.value)
     try:
         return read(path).decode("utf-8")
-    except ForeignFileError as error:
+    except UnsafePermissionsError as error:
         context.report.add(node.mark, f"{where}: `{path}`: {error}", error.hint)
     except OSError as error:
         reason = "there is no file" if isinstance(error, FileNotFoundError) else f"{error.strerror or error}:"
@@ -215,7 +217,7 @@ def _secrets(root: Node, context: Context) -> dict[str, str]:
         return {}
     if not isinstance(node.value, dict):
         hint = "write `NAME: {env: NAME}` or `NAME: {file: PATH}`"
-        context.report.add(node.mark, f"secrets: must be a mapping, not {shown(node.value)}", hint)
+        context.report.add(node.mark, f"secrets: must be a mapping, not {describe_value(node.value)}", hint)
         return {}
     check_names(node, ("secrets",), context.report)
     return {name: _secret(name, child, node, context) for name, child in node.value.items()}

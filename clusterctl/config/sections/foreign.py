@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from clusterctl.config.text.tree import Document, Mark, Report
-from clusterctl.config.wrong import shown
+from clusterctl.config.value_parsers import describe_value
 
 if TYPE_CHECKING:
     from clusterctl.config.text.tree import Node
@@ -33,7 +33,7 @@ def check(node: Node, report: Report) -> bool:
     """Whether this may be a cluster file; if not, the report says what it is."""
     if not isinstance(node.value, dict):
         hint = "a cluster file has `version:`, `hosts:` and `job:` at the left margin"
-        report.add(node.mark, f"a cluster file is a mapping, and this is {shown(node.value)}", hint)
+        report.add(node.mark, f"a cluster file is a mapping, and this is {describe_value(node.value)}", hint)
         return False
     keys = node.value.keys()
     if "hosts" in keys:

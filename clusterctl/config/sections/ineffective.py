@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.kinds import StallAction, StartMethod
+from clusterctl.config.field_types import StallAction, StartMethod
 from clusterctl.config.spec import CheckpointSpec, Role, TransportKind
 from clusterctl.config.text.tree import label
 

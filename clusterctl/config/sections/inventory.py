@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from clusterctl.config import hosts as ranges
+from clusterctl.config import host_ranges as ranges
 from clusterctl.config.sections import ssh_arguments
 from clusterctl.config.sections.listing import ListingError, Machine, without_mark
 
@@ -62,7 +62,7 @@ def machines_of(text: str) -> list[Machine]:
         else:
             _of_yaml(yaml.safe_load(text), told, 0)
         resolved = told.resolved()
-    except (yaml.YAMLError, ranges.RangeError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ranges.HostRangeError, ValueError, RecursionError) as error:
         if isinstance(error, ListingError):
             raise
         reason = next(iter(str(error).splitlines()), "")
@@ -159,7 +159,7 @@ def _host_line(plain: str, number: int, group: str, told: _Inventory) -> None:
         if bare is not None:
             raise ListingError(f"line {number}: `{bare[:60]}` cannot be read", "a line is `HOST KEY=VALUE`", number)
         told.host(group, name, dict(word.split("=", 1) for word in words))
-    except ranges.RangeError as error:
+    except ranges.HostRangeError as error:
         raise ListingError(f"line {number}: {error}", _PLAIN, number) from error
 
 
@@ -188,7 +188,7 @@ def _of_yaml(tree: object, told: _Inventory, depth: int) -> None:
 
 def _expanded(pattern: str) -> list[str]:
     """Return the names of a pattern, in which Ansible puts a colon where we have a hyphen."""
-    return list(ranges.expand(_RANGE.sub(r"[\1-\2]", pattern)))
+    return list(ranges.expand_hosts(_RANGE.sub(r"[\1-\2]", pattern)))
 
 
 def _machine(name: str, values: Mapping[str, Any], text: str) -> Machine:

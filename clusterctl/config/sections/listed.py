@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.ownership import ForeignFileError
+from clusterctl.config.path_rules import UnsafePermissionsError
 from clusterctl.config.sections import inventory, slurm
 from clusterctl.config.sections.listing import ListingError, Machine, hosts_of
 from clusterctl.config.text.tree import Node
@@ -80,7 +80,7 @@ def _text(path: object, context: Context) -> str:
         raise ListingError("the file must be a path", _HINT)
     try:
         return context.files.read_own(context.resolve(path)).decode("utf-8", "replace")
-    except ForeignFileError as error:
+    except UnsafePermissionsError as error:
         raise ListingError(str(error), error.hint) from error
     except OSError as error:
         raise ListingError(f"{os.path.basename(path)} cannot be read: {error.strerror or error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from clusterctl.config import hosts as ranges
+from clusterctl.config import host_ranges as ranges
 
 _NUMBERED = re.compile(r"([^:]+):([0-9]+)")
 _MAX = 1024
@@ -116,8 +116,8 @@ def hosts_of_line(line: str, number: int) -> list[Machine]:
     if port is not None and not 0 < port < 65536:
         raise ListingError(f"line {number}: {port} is no port", line=number)
     try:
-        names = ranges.expand(name)
-    except ranges.RangeError as error:
+        names = ranges.expand_hosts(name)
+    except ranges.HostRangeError as error:
         raise ListingError(f"line {number}: {error}", error.hint, number) from error
     gpus, workers = values.get("gpus"), values.get("slots")
     return [Machine(host, gpus=gpus, user=user or None, port=port, workers=workers) for host in names]

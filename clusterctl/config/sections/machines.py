@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config import hosts as ranges
-from clusterctl.config import words
+from clusterctl.config import host_ranges as ranges
+from clusterctl.config import value_parsers
 from clusterctl.config.sections import normal
 from clusterctl.config.sections.check import validate
 from clusterctl.config.sections.declared import HOST
 from clusterctl.config.spec import HostSpec, Role, TransportKind
 from clusterctl.config.text.tree import label
-from clusterctl.config.wrong import shown
+from clusterctl.config.value_parsers import describe_value
 from clusterctl.suggestion import similar
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ def _expanded(values: dict[str, Any], entry: HostEntry, report: Report) -> list[
 def _names(node: Node, where: str, report: Report) -> list[str]:
     # An IPv6 address is written as it is; brackets always mean a range.
     try:
-        return ranges.expand(node.value)
-    except ranges.RangeError as error:
+        return ranges.expand_hosts(node.value)
+    except ranges.HostRangeError as error:
         report.add(node.inside(error.offset, error.length), f"{where}: {error}", error.hint)
         return []
 
@@ -89,17 +89,19 @@ def _spread(text: str | None, count: int, key: str, entry: HostEntry, report: Re
     mark = node.mark if node is not None else entry.mark
     where = f"{label(entry.path)}.{key}"
     try:
-        addresses = ranges.expand(text) if "[" in text or "," in text else [text]
-    except ranges.RangeError as error:
+        addresses = ranges.expand_hosts(text) if "[" in text or "," in text else [text]
+    except ranges.HostRangeError as error:
         report.add(mark, f"{where}: {error}", error.hint)
         return [None] * count
     if len(addresses) != count and count:
         text = f"{where}: {len(addresses)} address{'es' if len(addresses) > 1 else ''} for {count} hosts"
         report.add(mark, text, "list the hosts one by one, or write a range such as `10.0.0.[1-4]`")
         return [None] * count
-    wrong = next((address for address in addresses if not words.is_host(address)), None)
+    wrong = next((address for address in addresses if not value_parsers.is_host_name(address)), None)
     if wrong is not None:
-        report.add(mark, f"{where}: {shown(wrong)} is not the name or the address of a host", words.HOST_HINT)
+        report.add(
+            mark, f"{where}: {describe_value(wrong)} is not the name or the address of a host", value_parsers.HOST_HINT
+        )
         return [None] * count
     return [*addresses[:count]]
 
@@ -116,7 +118,7 @@ def _usable(name: str, node: Node, where: str, report: Report) -> bool:
         host, _, port = name.partition(":")
         hint = f"write `host: {host}` and `port: {port}`" if port.isdigit() else "a blank must follow a colon"
         text = f"`{name}` holds a port" if port.isdigit() else f"`{name}` is not a host name"
-    elif not words.is_host(name):
+    elif not value_parsers.is_host_name(name):
         text = f"`{name[:60]}` is not a host name"
     if text is not None:
         report.add(node.mark, f"{where}: {text}", hint)

@@ -24,7 +24,7 @@ from typing_extensions import NotRequired, TypedDict
 from clusterctl.config.sections.declared import Declared, Section, apart
 
 if TYPE_CHECKING:
-    from clusterctl.config.kinds import Kind
+    from clusterctl.config.field_types import FieldType
 
 # Unknown keys are mistakes, and `"8"` is not a number.
 _CONFIG = ConfigDict(extra="forbid", strict=True)
@@ -41,7 +41,7 @@ def _mapping(section: Section) -> Any:
     # Mypy knows mappings alone that stand in the source.
     typed_dict: Any = TypedDict
     made = typed_dict(section.title, {name: _key(key) for name, key in section.keys.items()})
-    made.__doc__, made.__pydantic_config__ = section.about, _CONFIG
+    made.__doc__, made.__pydantic_config__ = section.summary, _CONFIG
     return made
 
 
@@ -51,7 +51,7 @@ def _key(key: Declared) -> Any:
     return checked if key.required else NotRequired[checked]
 
 
-def _checked(of: Any, kind: Kind) -> Any:
+def _checked(of: Any, kind: FieldType) -> Any:
     checked = _typed(of, kind) if kind.parse is None else Annotated[Any, PlainValidator(kind.parse)]
     if kind.before is not None:
         checked = Annotated[checked, BeforeValidator(kind.before)]
@@ -60,7 +60,7 @@ def _checked(of: Any, kind: Kind) -> Any:
     return checked if kind.schema is None else Annotated[checked, WithJsonSchema(kind.schema)]
 
 
-def _typed(of: Any, kind: Kind) -> Any:
+def _typed(of: Any, kind: FieldType) -> Any:
     """Say in pydantic's terms what is written for a type of the spec, and how that becomes one."""
     if isinstance(of, Section):
         return Annotated[_mapping(of), AfterValidator(lambda values: of.spec(**values))]

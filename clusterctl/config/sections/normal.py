@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.sections.declared import HOST, Section
 from clusterctl.config.text.tree import Node, Path, Report, label
-from clusterctl.config.wrong import shown
+from clusterctl.config.value_parsers import describe_value
 
 if TYPE_CHECKING:
     from clusterctl.config.text.tree import Mark
@@ -32,7 +32,7 @@ def host_entries(hosts: Node, report: Report) -> list[HostEntry]:
     if isinstance(hosts.value, list):
         listed = [_from_item(("hosts", i), child, report) for i, child in enumerate(hosts.value)]
         return [item for item in listed if item is not None]
-    report.add(hosts.mark, f"hosts: must be text, a mapping or a list, not {shown(hosts.value)}", _HOSTS_HINT)
+    report.add(hosts.mark, f"hosts: must be text, a mapping or a list, not {describe_value(hosts.value)}", _HOSTS_HINT)
     return []
 
 
@@ -63,7 +63,7 @@ def _from_item(path: Path, child: Node, report: Report) -> HostEntry | None:
     if isinstance(child.value, str):
         return HostEntry(path, _named(child), child.mark)
     if not isinstance(child.value, dict):
-        report.add(child.mark, f"{label(path)}: must be a host or a mapping, not {shown(child.value)}")
+        report.add(child.mark, f"{label(path)}: must be a host or a mapping, not {describe_value(child.value)}")
         return None
     if len(child.value) == 1 and _is_short_form(child):
         key = next(iter(child.value))
@@ -95,7 +95,7 @@ def section(node: Node, shape: Section) -> Node:
             entries[key] = child
         elif child.value is not None:
             below = section(child, kind.type) if isinstance(kind.type, Section) else child
-            entries[key] = texts(child) if kind.kind.as_written else below
+            entries[key] = texts(child) if kind.kind.keep_text else below
     return node.with_entries(entries)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from clusterctl.config import hosts as ranges
+from clusterctl.config import host_ranges as ranges
 from clusterctl.config.sections.listing import ListingError, Machine
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def allocation(environ: Mapping[str, str]) -> list[Machine]:
         hint = "start clusterctl once, from the batch script itself and not by `srun`"
         raise ListingError("this is inside a step of Slurm, which has a part of the job alone", hint)
     try:
-        names = ranges.expand(environ.get("SLURM_JOB_NODELIST", ""))
-    except ranges.RangeError as error:
+        names = ranges.expand_hosts(environ.get("SLURM_JOB_NODELIST", ""))
+    except ranges.HostRangeError as error:
         raise ListingError(f"SLURM_JOB_NODELIST cannot be read: {error}") from error
     cpus = list(_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "")))
     cpus += [1] * (len(names) - len(cpus))

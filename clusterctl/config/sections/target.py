@@ -8,8 +8,13 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.config.launchers import Shortfall, shell_words, single_node_launcher
-from clusterctl.config.python_text import NoPython, why_no_python
+from clusterctl.config.program_analysis import (
+    OtherFileType,
+    SingleNodeLauncher,
+    find_python_problem,
+    find_single_node_launcher,
+    split_shell_commands,
+)
 from clusterctl.config.sections.machines import suggestion
 from clusterctl.config.spec import Role, TransportKind
 
@@ -129,8 +134,8 @@ def _missing_script(script: str, path: str, mark: Mark, context: Context) -> Non
 
 def _check_python(script: str, path: str, mark: Mark, context: Context) -> None:
     data = _read(path, context)
-    found = None if data is None else why_no_python(script, data)
-    if isinstance(found, NoPython):
+    found = None if data is None else find_python_problem(script, data)
+    if isinstance(found, OtherFileType):
         context.report.add(mark, f"job.script: `{script}` {found.what}", found.hint)
     elif found is not None:
         hint = "a newer Python on the nodes may read it"
@@ -151,7 +156,7 @@ def _read(path: str, context: Context) -> bytes | None:
 
 def _named_files(command: str | tuple[str, ...], source: str, context: Context) -> Iterator[tuple[str, bytes]]:
     """Give the files of the synced folder that begin like a script of a shell or that a command gives to one."""
-    words = [word for line in shell_words(command) for word in line]
+    words = [word for line in split_shell_commands(command) for word in line]
     for before, word in zip(["", *words], words, strict=False):
         path = os.path.normpath(os.path.join(source, word))
         if not context.files.is_file(path) or (data := _read(path, context)) is None:
@@ -180,12 +185,12 @@ def _check_command(
     if not several or "PET_NNODES" in env:
         return
     texts = [command, *(data.decode("utf-8", "replace") for data in files.values() if _SHELLS.match(data))]
-    found = next((found for text in texts if (found := single_node_launcher(text)) is not None), None)
+    found = next((found for text in texts if (found := find_single_node_launcher(text)) is not None), None)
     if found is not None:
         _warn_of_worlds(found, len(workers), mark, context)
 
 
-def _warn_of_worlds(found: Shortfall, hosts: int, mark: Mark, context: Context) -> None:
+def _warn_of_worlds(found: SingleNodeLauncher, hosts: int, mark: Mark, context: Context) -> None:
     where = f"on each of the {hosts} hosts" if hosts > 1 else "in each rank"
     text = f"job.command: `{found.launcher}` {found.why} makes a world of its own {where}"
     hint = "`script:` with the Python file alone makes one world of all"

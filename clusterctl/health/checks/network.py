@@ -6,7 +6,7 @@ import ipaddress
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
-from clusterctl.config.interfaces import VIRTUAL, selected
+from clusterctl.config.network_interfaces import VIRTUAL_INTERFACE_PREFIXES, select_interfaces
 from clusterctl.formatting import plural
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare
@@ -134,7 +134,7 @@ def _route_problem(route: dict[str, Any], states: dict[str, dict[str, Any]]) -> 
     if _is_loopback(source):
         # A peer on the same machine is reached over loopback, rightly.
         return None
-    if name and name.startswith(VIRTUAL):
+    if name and name.startswith(VIRTUAL_INTERFACE_PREFIXES):
         return f"by the container interface {name}"
     state = states.get(name or "", {}).get("operstate")
     return f"interface {name} is {state}" if state in ("down", "lowerlayerdown", "notpresent") else None
@@ -172,12 +172,16 @@ def ifname_env(view: View) -> Iterator[Outcome]:
 
 def _names_one(key: str, value: str, there: list[str]) -> bool:
     """Tell whether a setting selects an interface; Gloo and TensorPipe take one plain name."""
-    return value in there if not key.startswith("NCCL") else value.startswith("^") or bool(selected(key, value, there))
+    return (
+        value in there
+        if not key.startswith("NCCL")
+        else value.startswith("^") or bool(select_interfaces(key, value, there))
+    )
 
 
 def _two_networks(env: dict[str, str], there: list[str]) -> str | None:
     """Return which settings lead ranks of one node to different networks."""
-    found = {key: selected(key, value, there) for key, value in env.items()}
+    found = {key: select_interfaces(key, value, there) for key, value in env.items()}
     for key, names in found.items():
         for other, others in found.items():
             if names and others and not set(names) & set(others):

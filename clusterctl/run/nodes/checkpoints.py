@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.config.kinds import Resume
+from clusterctl.config.field_types import ResumePolicy
 from clusterctl.config.spec import CheckpointSpec, TransportKind
 from clusterctl.errors import RefusedError
 from clusterctl.plan.layout import get_workdir
@@ -106,7 +106,7 @@ def sentence(number: int, checkpoint: CheckpointSpec, path: str | None) -> str:
     """Return what a person should know of an attempt: which checkpoint it takes, or that there is none."""
     if path is not None:
         return f"attempt {number} goes on from `{path}`"
-    whose = "" if checkpoint.resume is Resume.ANY else " of this run"
+    whose = "" if checkpoint.resume is ResumePolicy.ANY else " of this run"
     return f"attempt {number} starts from scratch: no checkpoint{whose} matches `{checkpoint.pattern}`"
 
 
@@ -189,12 +189,12 @@ class Resuming:
             NodeError: A node cannot be asked, or was lost.
         """
         pattern, mode = self._checkpoint.pattern, self._checkpoint.resume
-        if pattern is None or (number == 0 and mode is not Resume.ANY and not self._was_requeued(nodes)):
+        if pattern is None or (number == 0 and mode is not ResumePolicy.ANY and not self._was_requeued(nodes)):
             self._take_note(nodes)
             return None, None
         look = self._look(nodes, former)
         newest = look.checkpoints[0] if look.checkpoints else None
-        if mode is Resume.NEVER:
+        if mode is ResumePolicy.NEVER:
             return None, newest
         if newest is None:
             self._refuse_to_forget(look)
@@ -209,7 +209,7 @@ class Resuming:
 
         What was there before that one was there before this one, and what it has written belongs to both.
         """
-        if self._checkpoint.resume is not Resume.THIS_RUN:
+        if self._checkpoint.resume is not ResumePolicy.THIS_RUN:
             return False
         memories = [_memory(run.path / _FILE) for run in origin.begun_before_requeue(self._run)]
         earlier = next((memory for memory in memories if memory.before), None)
@@ -310,7 +310,7 @@ class Resuming:
         old = {version for versions in self._memory.before.values() for version in versions}
         for node, there in files.items():
             # In a whole one that is new, a file may be a copy of an older one, with its time.
-            if path not in look.seen[node] and self._checkpoint.resume is not Resume.ANY:
+            if path not in look.seen[node] and self._checkpoint.resume is not ResumePolicy.ANY:
                 files[node] = {p: version for p, version in there.items() if version not in old}
         return resolve_copies(files, self._memory.copies)
 
@@ -365,12 +365,12 @@ class Resuming:
         raise_first({node: errors[node] for node in nodes if node in errors})
         self._memory.before = {node: _pairs(answer["versions"]) for node, answer in answers.items()}
         self._memory.save(self._file)
-        if self._checkpoint.resume is Resume.NEVER:
+        if self._checkpoint.resume is ResumePolicy.NEVER:
             return
         # Who has read it once at a start of this job knows it; what each restart takes is told anyway.
         earlier = list(self._of_earlier_runs())
         older = {entry["path"] for answer in answers.values() for entry in answer["found"]}
-        if older and self._checkpoint.resume is Resume.THIS_RUN and not any(map(_shows_any, earlier)):
+        if older and self._checkpoint.resume is ResumePolicy.THIS_RUN and not any(map(_shows_any, earlier)):
             self._post(controller_events.Note(text=sentence_of_older(len(older), pattern)))
         if self._restarts and _on_disks_of_their_own({node: answers[node] for node in nodes}, self._here):
             shared = self._checkpoint.shared
@@ -410,7 +410,7 @@ class Resuming:
             self._cancelled.wait(_LOOK_AGAIN)
 
     def _seen(self, order: Sequence[str], nodes: Sequence[str]) -> Seen:
-        mine = self._checkpoint.resume is not Resume.ANY
+        mine = self._checkpoint.resume is not ResumePolicy.ANY
         strangers = [node for node in order if node not in self._memory.before] if mine else []
         answers = self._answers(order, nodes, lambda node, session: self._ask(node, session, versions=bool(strangers)))
         if strangers:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from clusterctl.agent.protocol.file_list import LINK_MODE
-from clusterctl.config import homes
+from clusterctl.config import path_rules
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import format_size
 from clusterctl.run.nodes.files.selection import Found, LeftOut, unless_gone, walk
@@ -164,9 +164,11 @@ def files_of(sync: SyncSpec, left_out: Callable[[LeftOut], None], *, most_files:
     source = Path(sync.source)
     if not source.is_dir():
         raise ConfigError([Problem(sync.source, 0, 0, "`sync.source` is not a folder")])
-    reason = homes.why_not_sent(sync.source)
+    reason = path_rules.find_upload_obstacle(sync.source)
     if reason is not None:
-        raise RefusedError(f"`sync.source`: {sync.source} {reason}, which is not sent to nodes", hint=homes.REMEDY)
+        raise RefusedError(
+            f"`sync.source`: {sync.source} {reason}, which is not sent to nodes", hint=path_rules.UPLOAD_HINT
+        )
     files: list[str] = []
     total, largest = 0, list[tuple[int, str]]()
     for found in walk(source, sync.exclude, left_out):

@@ -108,6 +108,6 @@ def quietly(call: Callable[[], Any]) -> None:
 
 def names(nodes: Iterable[str]) -> str:
     """Return node names folded."""
-    from clusterctl.config.hosts import fold
+    from clusterctl.config.host_ranges import fold_hosts
 
-    return fold(list(nodes))
+    return fold_hosts(list(nodes))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.config.kinds import StartMethod
+from clusterctl.config.field_types import StartMethod
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ClusterctlError
 from clusterctl.formatting import format_size, plural

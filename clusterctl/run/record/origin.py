@@ -12,7 +12,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.secret_words import hide_secrets, hide_secrets_in
+from clusterctl.config.secret_redaction import redact_text, redact_words
 from clusterctl.run.record.disk import write_atomically
 from clusterctl.run.record.rundir import RunDir
 
@@ -119,10 +119,10 @@ def command_of(job: JobSpec) -> str:
     elif job.module is not None:
         words = ["-m", job.module]
     elif isinstance(job.command, str):
-        return " ".join([hide_secrets_in(job.command), *map(shlex.quote, hide_secrets(job.args))])
+        return " ".join([redact_text(job.command), *map(shlex.quote, redact_words(job.args))])
     else:
         words = [*(job.command or ())]
-    return shlex.join(hide_secrets([*words, *job.args]))
+    return shlex.join(redact_words([*words, *job.args]))
 
 
 def remember_commit(run: RunDir, folder: str) -> None:

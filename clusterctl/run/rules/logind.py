@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.hosts import fold
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def refuse_kill_at_logout(hellos: Mapping[str, Mapping[str, Any]]) -> None:
         return
     users = sorted({str(hellos[node].get("user")) for node in bad})
     raise RefusedError(
-        f"{fold(bad)}: logind ends all processes of {' and '.join(users)} at logout (KillUserProcesses=yes), "
+        f"{fold_hosts(bad)}: logind ends all processes of {' and '.join(users)} at logout (KillUserProcesses=yes), "
         "so workers would end with our connection",
         hint=f"on these nodes: {' and '.join(f'`loginctl enable-linger {user}`' for user in users)}",
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.requests import StopReason
-from clusterctl.config.kinds import StallAction
+from clusterctl.config.field_types import StallAction
 from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import duration_text

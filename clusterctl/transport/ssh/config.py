@@ -18,7 +18,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.config import words
+from clusterctl.config import value_parsers
 from clusterctl.errors import ConnectError
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ CONFIG_VARIABLE = "CLUSTERCTL_SSH_CONFIG"
 
 _RESOLVE_SECONDS = 10.0
 _NAMES = {
-    "h": ("a host name", words.is_host),
-    "k": ("a name of a host key", words.is_known_name),
-    "n": ("a host name", words.is_host),
-    "r": ("a user name", words.is_user),
+    "h": ("a host name", value_parsers.is_host_name),
+    "k": ("a name of a host key", value_parsers.is_known_hosts_name),
+    "n": ("a host name", value_parsers.is_host_name),
+    "r": ("a user name", value_parsers.is_user_name),
 }
 """Values that may be filled into a proxy command, by token. They are validated again, whatever their origin."""
 ALGORITHMS = ("ciphers", "macs", "kexalgorithms", "hostkeyalgorithms")
@@ -148,7 +148,7 @@ def parse_hop(text: str, proxy_jump: str | None = None) -> Destination:
         text: The hop.
         proxy_jump: The hops before it, or `None` to use ssh_config.
     """
-    user, host, port = words.split_hop(text)
+    user, host, port = value_parsers.split_proxy_hop(text)
     return Destination(host=host, user=user or None, port=port, proxy_jump=proxy_jump)
 
 
@@ -218,12 +218,12 @@ def resolve(node: str, destination: Destination, *, config_file: str | None = No
 def _check_asked(node: str, destination: Destination) -> None:
     """Reject names that `ssh` would pass to a shell of `Match exec` or take for an option or a second line."""
     hops = (destination.proxy_jump or "").split(",") if destination.proxy_jump else []
-    _check(node, "a host name", words.is_host, destination.host)
-    _check(node, "an address", words.is_host, destination.address)
-    _check(node, "a user name", words.is_user, destination.user)
-    _check(node, "a path of a key", words.is_path, destination.identity_file)
+    _check(node, "a host name", value_parsers.is_host_name, destination.host)
+    _check(node, "an address", value_parsers.is_host_name, destination.address)
+    _check(node, "a user name", value_parsers.is_user_name, destination.user)
+    _check(node, "a path of a key", value_parsers.is_ssh_path, destination.identity_file)
     for hop in hops:
-        _check(node, "a jump host", words.is_hop, hop)
+        _check(node, "a jump host", value_parsers.is_proxy_hop, hop)
 
 
 def _check(node: str, what: str, is_one: Callable[[str], bool], text: str | None) -> None:
@@ -275,7 +275,7 @@ def parse(node: str, text: str, destination: Destination) -> SshOptions:
     first = functools.partial(_first, values)
     jump = first("proxyjump")
     for hop in jump.split(",") if jump else ():
-        _check(node, "a jump host", words.is_hop, hop)
+        _check(node, "a jump host", value_parsers.is_proxy_hop, hop)
     return SshOptions(
         hostname=tokens["h"],
         port=int(tokens["p"]),
@@ -310,7 +310,7 @@ def _environment(patterns: Iterable[str], settings: Iterable[str]) -> tuple[tupl
 
 
 def _defaults(node: str, destination: Destination) -> SshOptions:
-    home = words.home()
+    home = value_parsers.find_ssh_home()
     lines = [f"hostname {destination.address or destination.host}"]
     lines += [f"user {destination.user or getpass.getuser()}", f"port {destination.port or 22}"]
     keys = [destination.identity_file] if destination.identity_file else [f"{home}/.ssh/{k}" for k in _DEFAULT_KEYS]
@@ -329,7 +329,7 @@ def _program() -> str | None:
 def _tokens(destination: Destination, values: dict[str, list[str]]) -> dict[str, str]:
     return {
         "%": "%",
-        "d": words.home(),
+        "d": value_parsers.find_ssh_home(),
         "h": values.get("hostname", [destination.host])[0],
         "i": str(os.getuid()),
         "k": values.get("hostkeyalias", [destination.host])[0],

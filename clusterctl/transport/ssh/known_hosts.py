@@ -22,7 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.config import words
+from clusterctl.config import value_parsers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -154,7 +154,7 @@ def append_key(path: str, name: str, key: HostKey, *, hashed: bool = False) -> N
         KeyNotAddedError: `path` is no known-hosts file; `name` is no host name, or has another key meanwhile.
         OSError: The file cannot be written.
     """
-    if not words.is_known_name(name):
+    if not value_parsers.is_known_hosts_name(name):
         raise KeyNotAddedError(f"`{name}` is not the name of a host")
     shown = hash_name(name, os.urandom(20)) if hashed else name
     line = f"{shown} {key.type} {base64.b64encode(key.blob).decode()}\n".encode("utf-8", "surrogateescape")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from clusterctl.bench import results, series
 from clusterctl.bench.results import Measured
+from clusterctl.config.path_rules import default_workdir
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, TransportKind
-from clusterctl.config.workdir import default_workdir
 from clusterctl.errors import RefusedError
 
 NO_PARTS: dict[str, float | None] = dict.fromkeys(results.PARTS)

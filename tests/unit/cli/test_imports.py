@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
-from clusterctl.config.stored import dump_spec
+from clusterctl.config.spec_json import dump_spec
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules.controller_events import Created
@@ -73,4 +73,4 @@ def test_a_command_that_reads_a_run_imports_nothing_of_cluster_files(folder: Pat
     writer.close()
     spec = ClusterSpec(name="demo", path="", hosts=(HostSpec(name="a", host="a"),), job=JobSpec(script="train.py"))
     writer.run.spec.write_text(dump_spec(spec))
-    assert told(folder, command, heavy=(*HEAVY, "yaml", "clusterctl.config.load", "paramiko")) == "0 []"
+    assert told(folder, command, heavy=(*HEAVY, "yaml", "clusterctl.config.loader", "paramiko")) == "0 []"

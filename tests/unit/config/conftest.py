@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.config.load import Loaded, Source, parse
+from clusterctl.config.loader import ClusterFileText, LoadedClusterFile, parse_cluster_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class Shelf:
     def real(self, path: str) -> str:
         return path.replace("/home/me/link", FOLDER).replace(f"{FOLDER}/linked.py", "/elsewhere/linked.py")
 
-    def why_not_sent(self, path: str) -> str | None:
+    def find_upload_obstacle(self, path: str) -> str | None:
         return "is a home" if path == "/home/me" else None
 
     def names(self, path: str) -> Sequence[str]:
@@ -61,12 +61,12 @@ SHELF = Shelf(
 )
 
 
-def _parse(*texts: bytes | str, environ: dict[str, str] | None = None, **options: Any) -> Loaded:
+def _parse(*texts: bytes | str, environ: dict[str, str] | None = None, **options: Any) -> LoadedClusterFile:
     names = ["cluster.yaml", "more.yaml", "third.yaml"]
-    sources = [Source(path=n, absolute=f"{FOLDER}/{n}", text=t) for n, t in zip(names, texts, strict=False)]
-    return parse(sources, environ={"HOME": "/home/me", **(environ or {})}, files=SHELF, **options)
+    sources = [ClusterFileText(path=n, absolute=f"{FOLDER}/{n}", text=t) for n, t in zip(names, texts, strict=False)]
+    return parse_cluster_file(sources, environ={"HOME": "/home/me", **(environ or {})}, files=SHELF, **options)
 
 
 @pytest.fixture(scope="session")
-def parse_text() -> Callable[..., Loaded]:
+def parse_text() -> Callable[..., LoadedClusterFile]:
     return _parse

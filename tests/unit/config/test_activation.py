@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
 
 TEXT = """\
 version: 1
@@ -55,7 +55,7 @@ job:
     ],
 )
 def test_a_prologue_that_activates_another_environment_than_python_is_warned_of(
-    python: str, prologue: str, command: str, parse_text: Callable[..., Loaded]
+    python: str, prologue: str, command: str, parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     (warning,) = parse_text(TEXT.replace("PYTHON", python).replace("PROLOGUE", prologue)).warnings
     assert warning.line == 3
@@ -80,18 +80,18 @@ def test_a_prologue_that_activates_another_environment_than_python_is_warned_of(
     ],
 )
 def test_a_prologue_that_leaves_the_python_of_the_file_is_not_warned_of(
-    python: str, prologue: str, parse_text: Callable[..., Loaded]
+    python: str, prologue: str, parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     assert parse_text(TEXT.replace("PYTHON", python).replace("PROLOGUE", prologue)).warnings == ()
 
 
-def test_the_python_of_a_host_is_named_by_its_place(parse_text: Callable[..., Loaded]) -> None:
+def test_the_python_of_a_host_is_named_by_its_place(parse_text: Callable[..., LoadedClusterFile]) -> None:
     text = "version: 1\nhosts: [{host: a}, {host: b, python: /e/A/bin/python}]\n"
     job = "job: {module: m, prologue: conda activate B}\n"
     (warning,) = parse_text(text + job).warnings
     assert (warning.line, warning.text.partition(":")[0]) == (2, "hosts[1].python")
 
 
-def test_a_command_runs_what_the_prologue_puts_first(parse_text: Callable[..., Loaded]) -> None:
+def test_a_command_runs_what_the_prologue_puts_first(parse_text: Callable[..., LoadedClusterFile]) -> None:
     text = "version: 1\nhosts: a\ndefaults: {python: /e/A/bin/python}\n"
     assert parse_text(text + "job: {command: python x.py, prologue: conda activate B}\n").warnings == ()

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.load import Overrides
-from clusterctl.config.resolve import resolved, to_yaml
+from clusterctl.config.resolved_file import render_yaml, resolve_spec
+from clusterctl.config.text.override import Overrides
 from clusterctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
 
 H = "version: 1\nhosts: a\n"
 HERE = {"RANK": "7", "PATH": "/head/bin", "PYTHONPATH": "/head/py", "USER": "me", "N": "3"}
@@ -31,7 +31,7 @@ SHELL = 'echo $RANK ${RANK} ${HOME:-x} $(hostname) "$@" $$ ${x%%.*} ~/a'
     ],
 )
 def test_text_for_a_shell_reaches_the_node_as_it_was_written(
-    setting: dict[str, str], parse_text: Callable[..., Loaded]
+    setting: dict[str, str], parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     text = H + setting.pop("text")
     loaded = parse_text(text, environ=HERE, **setting)
@@ -50,7 +50,7 @@ def test_text_for_a_shell_reaches_the_node_as_it_was_written(
     ],
 )
 def test_a_variable_of_the_head_is_filled_in_where_it_is_asked_for(
-    options: dict[str, object], expected: str, parse_text: Callable[..., Loaded]
+    options: dict[str, object], expected: str, parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     job = parse_text(H + "job: {command: 'echo a-${env:N}'}\n", environ=HERE, **options).spec.job
     assert job is not None
@@ -83,7 +83,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("text", "words", "hint"), [pytest.param(*row, id=key) for key, row in REFUSED.items()])
 def test_text_that_nobody_would_fill_in_is_refused_with_what_works(
-    text: str, words: str, hint: str, parse_text: Callable[..., Loaded]
+    text: str, words: str, hint: str, parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text(H + text + "\n", environ=HERE)
@@ -92,14 +92,14 @@ def test_text_that_nobody_would_fill_in_is_refused_with_what_works(
     assert hint in (problem.hint or "")
 
 
-def test_a_set_follows_the_rule_of_the_file(parse_text: Callable[..., Loaded]) -> None:
+def test_a_set_follows_the_rule_of_the_file(parse_text: Callable[..., LoadedClusterFile]) -> None:
     with pytest.raises(ConfigError, match=r"env\.A: nothing fills in `\$HOME`"):
         parse_text(H, sets=["env.A=$HOME/x"], environ=HERE)
 
 
 @pytest.mark.parametrize("argument", ["$GROUP_RANK", "--rank=${RANK}", "${RANK:-0}"])
 def test_what_follows_two_dashes_is_refused_where_nobody_would_fill_it_in(
-    argument: str, parse_text: Callable[..., Loaded]
+    argument: str, parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     overrides = Overrides(script="train.py", args=("--machine_rank", argument))
     with pytest.raises(ConfigError) as caught:
@@ -111,7 +111,9 @@ def test_what_follows_two_dashes_is_refused_where_nobody_would_fill_it_in(
 
 
 @pytest.mark.parametrize("argument", ["$(hostname)", "--out=~/x"])
-def test_what_follows_two_dashes_is_warned_of_as_in_the_file(argument: str, parse_text: Callable[..., Loaded]) -> None:
+def test_what_follows_two_dashes_is_warned_of_as_in_the_file(
+    argument: str, parse_text: Callable[..., LoadedClusterFile]
+) -> None:
     loaded = parse_text(H, overrides=Overrides(script="train.py", args=(argument,)), environ=HERE)
     assert loaded.spec.job is not None
     assert loaded.spec.job.args == (argument,)
@@ -119,7 +121,7 @@ def test_what_follows_two_dashes_is_warned_of_as_in_the_file(argument: str, pars
     assert (warning.path, warning.text.partition(": nothing ")[0]) == ("--", "job.args[0]")
 
 
-def test_what_follows_two_dashes_is_written_as_in_the_file(parse_text: Callable[..., Loaded]) -> None:
+def test_what_follows_two_dashes_is_written_as_in_the_file(parse_text: Callable[..., LoadedClusterFile]) -> None:
     overrides = Overrides(script="train.py", args=("$$HOME", "a${env:N}", "lr=5$", "1e-3", "0x10"))
     job = parse_text(H, overrides=overrides, environ=HERE).spec.job
     assert job is not None
@@ -137,13 +139,15 @@ def test_what_follows_two_dashes_is_written_as_in_the_file(parse_text: Callable[
         pytest.param("5$ $1 $.", "5$ $1 $.", id="no_name"),
     ],
 )
-def test_a_dollar_that_is_meant_can_be_written(written: str, value: str, parse_text: Callable[..., Loaded]) -> None:
+def test_a_dollar_that_is_meant_can_be_written(
+    written: str, value: str, parse_text: Callable[..., LoadedClusterFile]
+) -> None:
     loaded = parse_text(H + f"env: {{A: '{written}'}}\n", environ=HERE)
     assert loaded.spec.env == {"A": value}
-    assert parse_text(to_yaml(resolved(loaded.spec)), environ=HERE).spec.env == {"A": value}
+    assert parse_text(render_yaml(resolve_spec(loaded.spec)), environ=HERE).spec.env == {"A": value}
 
 
-def test_single_quotes_of_an_env_file_keep_dollars(parse_text: Callable[..., Loaded]) -> None:
+def test_single_quotes_of_an_env_file_keep_dollars(parse_text: Callable[..., LoadedClusterFile]) -> None:
     assert parse_text(H + "env_file: quoted.env\n", environ=HERE).spec.env == {"PW": "pa$word ${x}", "N": "3"}
 
 
@@ -164,7 +168,7 @@ def test_single_quotes_of_an_env_file_keep_dollars(parse_text: Callable[..., Loa
     ],
 )
 def test_what_works_and_is_probably_not_meant_is_warned_of(
-    text: str, words: str, parse_text: Callable[..., Loaded]
+    text: str, words: str, parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     (warning,) = parse_text(H + text + "\n", environ=HERE).warnings
     assert words in warning.text
@@ -180,7 +184,7 @@ def test_what_works_and_is_probably_not_meant_is_warned_of(
         pytest.param("hosts: a\nenv_file: ~/.token.env\nresults: {patterns: x, to: ~/r}\n", id="home_of_the_head"),
     ],
 )
-def test_what_is_meant_is_not_warned_of(text: str, parse_text: Callable[..., Loaded]) -> None:
+def test_what_is_meant_is_not_warned_of(text: str, parse_text: Callable[..., LoadedClusterFile]) -> None:
     assert parse_text("version: 1\n" + text, environ=HERE).warnings == ()
 
 
@@ -194,7 +198,9 @@ def test_what_is_meant_is_not_warned_of(text: str, parse_text: Callable[..., Loa
         pytest.param("venv/", "`venv/` is a folder", id="folder"),
     ],
 )
-def test_a_python_that_is_no_program_is_refused(python: str, words: str, parse_text: Callable[..., Loaded]) -> None:
+def test_a_python_that_is_no_program_is_refused(
+    python: str, words: str, parse_text: Callable[..., LoadedClusterFile]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text(H + f"defaults: {{python: {python}}}\n")
     (problem,) = caught.value.problems
@@ -202,6 +208,6 @@ def test_a_python_that_is_no_program_is_refused(python: str, words: str, parse_t
     assert "bin/python" in (problem.hint or "")
 
 
-def test_a_python_below_a_folder_with_a_blank_is_taken(parse_text: Callable[..., Loaded]) -> None:
+def test_a_python_below_a_folder_with_a_blank_is_taken(parse_text: Callable[..., LoadedClusterFile]) -> None:
     python = "/opt/my env/bin/python"
     assert parse_text(H + f"defaults: {{python: {python}}}\n").spec.hosts[0].python == python

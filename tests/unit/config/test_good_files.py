@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from clusterctl.config.kinds import StallAction
-from clusterctl.config.resolve import resolved, to_yaml
-from clusterctl.config.schema import schema, schema_text
+from clusterctl.config.field_types import StallAction
+from clusterctl.config.resolved_file import render_yaml, resolve_spec
+from clusterctl.config.schema import build_schema, render_schema
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, Role, TransportKind
-from clusterctl.config.stored import dump_spec, load_spec
+from clusterctl.config.spec_json import dump_spec, load_spec
 from clusterctl.config.text.tree import Document, Report
 from clusterctl.config.text.yaml_text import parse_text as read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
 
 REPOSITORY = Path(__file__).parents[3]
 H = "version: 1\nhosts: gpu01\n"
@@ -285,23 +285,25 @@ GOOD: list[Any] = [
 
 
 @pytest.fixture(params=[pytest.param(row.values, id=row.id) for row in GOOD])
-def good(request: pytest.FixtureRequest, parse_text: Callable[..., Loaded]) -> tuple[str, Loaded, Any]:
+def good(
+    request: pytest.FixtureRequest, parse_text: Callable[..., LoadedClusterFile]
+) -> tuple[str, LoadedClusterFile, Any]:
     text, holds = request.param
     return text, parse_text(text, environ={"PORT": "29501", "USER": "me"}, with_secrets=True), holds
 
 
-def test_a_good_file_says_what_it_says(good: tuple[str, Loaded, Any]) -> None:
+def test_a_good_file_says_what_it_says(good: tuple[str, LoadedClusterFile, Any]) -> None:
     _, loaded, holds = good
     assert holds(loaded.spec)
 
 
-def test_a_good_file_satisfies_the_schema(good: tuple[str, Loaded, Any]) -> None:
+def test_a_good_file_satisfies_the_schema(good: tuple[str, LoadedClusterFile, Any]) -> None:
     tree = read_tree(Document("cluster.yaml", good[0].removeprefix("\ufeff")), Report())
     assert tree is not None
-    jsonschema.Draft7Validator(schema()).validate(tree.plain())
+    jsonschema.Draft7Validator(build_schema()).validate(tree.plain())
 
 
-def test_a_spec_survives_being_stored_without_its_secrets(good: tuple[str, Loaded, Any]) -> None:
+def test_a_spec_survives_being_stored_without_its_secrets(good: tuple[str, LoadedClusterFile, Any]) -> None:
     spec = good[1].spec
     text = dump_spec(spec)
     again = load_spec(text)
@@ -314,16 +316,18 @@ def vars_of(spec: ClusterSpec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in ClusterSpec.__slots__}
 
 
-def test_the_resolved_file_means_the_same(good: tuple[str, Loaded, Any], parse_text: Callable[..., Loaded]) -> None:
+def test_the_resolved_file_means_the_same(
+    good: tuple[str, LoadedClusterFile, Any], parse_text: Callable[..., LoadedClusterFile]
+) -> None:
     spec = good[1].spec
-    document = resolved(spec)
+    document = resolve_spec(spec)
     assert "s3cret" not in json.dumps(document)
     document["secrets"] = {}
-    again = parse_text(to_yaml(document)).spec
+    again = parse_text(render_yaml(document)).spec
     assert {**vars_of(again), "secrets": None} == {**vars_of(spec), "secrets": None}
 
 
-def test_every_resolved_value_has_an_origin(good: tuple[str, Loaded, Any]) -> None:
+def test_every_resolved_value_has_an_origin(good: tuple[str, LoadedClusterFile, Any]) -> None:
     _, loaded, _ = good
     assert loaded.origins["version"].startswith("cluster.yaml:")
     assert all(place == "default" or ":" in place for place in loaded.origins.values())
@@ -334,11 +338,11 @@ def test_there_are_twenty_five_good_files_and_more() -> None:
 
 
 def test_the_committed_schema_is_not_stale() -> None:
-    assert (REPOSITORY / "docs" / "cluster.schema.json").read_text() == schema_text()
+    assert (REPOSITORY / "docs" / "cluster.schema.json").read_text() == render_schema()
 
 
 def test_the_schema_is_draft_7_and_describes_every_field() -> None:
-    document = schema()
+    document = build_schema()
     jsonschema.Draft7Validator.check_schema(document)
     assert "$defs" not in json.dumps(document)
     for part in (document, *document["definitions"].values()):
@@ -362,10 +366,10 @@ def test_the_schema_is_draft_7_and_describes_every_field() -> None:
 def test_the_schema_refuses_what_the_parser_refuses(text: str) -> None:
     tree = read_tree(Document("cluster.yaml", text), Report())
     assert tree is not None
-    assert not jsonschema.Draft7Validator(schema()).is_valid(tree.plain())
+    assert not jsonschema.Draft7Validator(build_schema()).is_valid(tree.plain())
 
 
-def test_defaults_are_those_of_the_spec(parse_text: Callable[..., Loaded]) -> None:
+def test_defaults_are_those_of_the_spec(parse_text: Callable[..., LoadedClusterFile]) -> None:
     spec = parse_text(H).spec
     (host,) = spec.hosts
     assert host == HostSpec(name="gpu01", host="gpu01", workdir=host.workdir)

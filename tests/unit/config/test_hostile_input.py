@@ -17,10 +17,10 @@ from tests.unit.config.hostile import LAUGHS, PIECES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
 
 
-def _survives(parse_text: Callable[..., Loaded], content: bytes | str) -> None:
+def _survives(parse_text: Callable[..., LoadedClusterFile], content: bytes | str) -> None:
     wrong = None
     try:
         parse_text(content, require_job=True, with_secrets=True)
@@ -32,18 +32,18 @@ def _survives(parse_text: Callable[..., Loaded], content: bytes | str) -> None:
 
 
 @given(content=st.binary(max_size=300))
-def test_no_bytes_make_parsing_crash(parse_text: Callable[..., Loaded], content: bytes) -> None:
+def test_no_bytes_make_parsing_crash(parse_text: Callable[..., LoadedClusterFile], content: bytes) -> None:
     _survives(parse_text, content)
 
 
 @given(content=st.lists(PIECES, max_size=40).map("".join))
 @settings(max_examples=400)
-def test_no_mixture_of_yaml_makes_parsing_crash(parse_text: Callable[..., Loaded], content: str) -> None:
+def test_no_mixture_of_yaml_makes_parsing_crash(parse_text: Callable[..., LoadedClusterFile], content: str) -> None:
     _survives(parse_text, content)
 
 
 @given(content=st.text(max_size=100))
-def test_no_text_below_a_key_makes_parsing_crash(parse_text: Callable[..., Loaded], content: str) -> None:
+def test_no_text_below_a_key_makes_parsing_crash(parse_text: Callable[..., LoadedClusterFile], content: str) -> None:
     _survives(parse_text, f"version: 1\nhosts: gpu01\nname: {content}\n")
 
 
@@ -73,7 +73,9 @@ MERGED_LAUGHS = "a0: &a0 {x: 1, y: 2}\n" + "".join(
         pytest.param("version: 1\nhosts: [" + "'a[1-9999]'," * 2000 + "]\n", "more than 10000 hosts", id="many_hosts"),
     ],
 )
-def test_a_hostile_file_is_refused_within_bounds(content: str, words: str, parse_text: Callable[..., Loaded]) -> None:
+def test_a_hostile_file_is_refused_within_bounds(
+    content: str, words: str, parse_text: Callable[..., LoadedClusterFile]
+) -> None:
     tracemalloc.start()
     began = time.process_time()
     try:

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.config.hosts import MAX_HOSTS, RangeError, expand, fold, natural_key, select
+from clusterctl.config.host_ranges import (
+    MAX_HOSTS,
+    HostRangeError,
+    expand_hosts,
+    fold_hosts,
+    natural_sort_key,
+    select_hosts,
+)
 from clusterctl.errors import NotFoundError
 
 
@@ -27,7 +34,7 @@ from clusterctl.errors import NotFoundError
     ],
 )
 def test_expand_gives_names_in_order(expression: str, names: list[str]) -> None:
-    assert expand(expression) == names
+    assert expand_hosts(expression) == names
 
 
 NUMBERS = "write numbers, as in `gpu[01-04,07]`"
@@ -75,17 +82,17 @@ COMMAS = "separate hosts with commas"
 def test_a_bad_range_is_refused_at_its_place(
     expression: str, marked: tuple[int, int], said: str, hint: str | None
 ) -> None:
-    with pytest.raises(RangeError) as caught:
-        expand(expression)
+    with pytest.raises(HostRangeError) as caught:
+        expand_hosts(expression)
 
     error = caught.value
     assert ((error.offset, error.length), str(error), error.hint) == (marked, said, hint)
 
 
 def test_as_many_hosts_as_there_may_be_are_taken() -> None:
-    assert len(expand("n[1-9999],a")) == len(expand("n[1-10000]")) == MAX_HOSTS
-    assert expand("n[1-3]", limit=3) == ["n1", "n2", "n3"]
-    assert expand("n[123456789012345678]") == ["n123456789012345678"]
+    assert len(expand_hosts("n[1-9999],a")) == len(expand_hosts("n[1-10000]")) == MAX_HOSTS
+    assert expand_hosts("n[1-3]", limit=3) == ["n1", "n2", "n3"]
+    assert expand_hosts("n[123456789012345678]") == ["n123456789012345678"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +121,7 @@ def test_as_many_hosts_as_there_may_be_are_taken() -> None:
     ],
 )
 def test_fold_writes_neighbours_as_ranges(names: list[str], folded: str) -> None:
-    assert fold(names) == folded
+    assert fold_hosts(names) == folded
 
 
 name = st.from_regex(r"[a-z0-9][a-z0-9.-]{0,6}(0{0,2}[0-9]{1,3})?", fullmatch=True)
@@ -122,8 +129,8 @@ name = st.from_regex(r"[a-z0-9][a-z0-9.-]{0,6}(0{0,2}[0-9]{1,3})?", fullmatch=Tr
 
 @given(st.lists(name, max_size=30))
 def test_expand_gives_back_what_was_folded_in_natural_order(names: list[str]) -> None:
-    folded = fold(names)
-    assert (expand(folded) if folded else []) == sorted(set(names), key=natural_key)
+    folded = fold_hosts(names)
+    assert (expand_hosts(folded) if folded else []) == sorted(set(names), key=natural_sort_key)
 
 
 @given(st.integers(0, 1200), st.integers(1, 300), st.integers(0, 4), st.sampled_from(["", "-r1", ".cluster"]))
@@ -131,20 +138,20 @@ def test_expand_gives_back_numbered_hosts_in_the_order_of_their_numbers(
     first: int, count: int, width: int, rest: str
 ) -> None:
     names = [f"gpu{number:0{width}}{rest}" for number in range(first, first + count)]
-    assert expand(fold(names)) == names
+    assert expand_hosts(fold_hosts(names)) == names
 
 
 @given(st.lists(name, max_size=30))
 def test_fold_depends_on_the_set_alone(names: list[str]) -> None:
-    assert fold(names) == fold([*reversed(names), *names])
+    assert fold_hosts(names) == fold_hosts([*reversed(names), *names])
 
 
 @given(st.text(alphabet="ab019[]-, /", max_size=40))
 def test_expand_is_bounded_or_refuses(expression: str) -> None:
     offset = count = 0
     try:
-        count = len(expand(expression))
-    except RangeError as error:
+        count = len(expand_hosts(expression))
+    except HostRangeError as error:
         offset = error.offset
     assert 0 <= offset <= len(expression)
     assert count <= MAX_HOSTS
@@ -164,7 +171,7 @@ NODES = ["gpu01", "gpu02", "gpu03", "local.0", "local.1"]
     ],
 )
 def test_select_chooses_nodes(include: str | None, exclude: str | None, chosen: list[str]) -> None:
-    assert select(NODES, include, exclude) == chosen
+    assert select_hosts(NODES, include, exclude) == chosen
 
 
 @pytest.mark.parametrize(
@@ -180,31 +187,31 @@ def test_select_chooses_nodes(include: str | None, exclude: str | None, chosen: 
 )
 def test_select_refuses_what_is_not_there(include: str | None, exclude: str | None, said: str, hint: str) -> None:
     with pytest.raises(NotFoundError) as caught:
-        select(NODES, include, exclude)
+        select_hosts(NODES, include, exclude)
 
     assert (str(caught.value), caught.value.hint) == (said, hint)
 
 
 def test_select_of_nothing_says_so() -> None:
     with pytest.raises(NotFoundError) as caught:
-        select([])
+        select_hosts([])
 
     assert (str(caught.value), caught.value.hint) == ("no node is left to act on", None)
 
 
 def test_a_copy_of_a_host_has_a_number_behind_its_name() -> None:
-    assert select(["a", "a.1", "a.b", "ab.1", "a.1.2"], "a") == ["a", "a.1"]
+    assert select_hosts(["a", "a.1", "a.b", "ab.1", "a.1.2"], "a") == ["a", "a.1"]
 
 
 def test_names_are_sorted_as_people_count() -> None:
     names = ["n10", "n9", "n", "n1a", "n01", "n1", "m2", "n12345678901234567891", "n12345678901234567890", "10", "9"]
-    assert sorted(names, key=natural_key) == [
+    assert sorted(names, key=natural_sort_key) == [
         *("9", "10", "m2", "n", "n01", "n1", "n1a", "n9", "n10"),
         *("n12345678901234567890", "n12345678901234567891"),
     ]
 
 
 def test_ranges_need_neither_yaml_nor_pydantic() -> None:
-    code = "import sys, clusterctl.config.hosts; print({'yaml', 'pydantic'} & set(sys.modules))"
+    code = "import sys, clusterctl.config.host_ranges; print({'yaml', 'pydantic'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

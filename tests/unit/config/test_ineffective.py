@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.load import load
+from clusterctl.config.loader import load_cluster_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
 
 ROOT = Path(__file__).parents[3]
 SSH = "hosts: [a, b]\n"
@@ -57,7 +57,7 @@ COMMAND = "hosts: [{host: a, transport: {command: [in, '{host}', sh]}}]\n"
     ],
 )
 def test_a_key_without_an_effect_is_warned_of_at_its_place(
-    text: str, key: str, why: str, parse_text: Callable[..., Loaded]
+    text: str, key: str, why: str, parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     (warning,) = parse_text("version: 1\n" + text).warnings
     assert warning.text.startswith(f"{key}: has no effect: ")
@@ -77,7 +77,7 @@ def test_a_key_without_an_effect_is_warned_of_at_its_place(
         pytest.param("hosts: [b, {host: a, transport: local}]\ndefaults: {user: ann}\n", id="one by SSH"),
     ],
 )
-def test_a_key_with_an_effect_is_not_warned_of(text: str, parse_text: Callable[..., Loaded]) -> None:
+def test_a_key_with_an_effect_is_not_warned_of(text: str, parse_text: Callable[..., LoadedClusterFile]) -> None:
     assert parse_text("version: 1\n" + text).warnings == ()
 
 
@@ -87,4 +87,4 @@ def test_a_key_with_an_effect_is_not_warned_of(text: str, parse_text: Callable[.
     ids=lambda path: path.parent.name,
 )
 def test_the_files_that_come_along_have_no_key_without_an_effect(path: Path) -> None:
-    assert not [warning for warning in load([path], environ={}).warnings if "no effect" in warning.text]
+    assert not [warning for warning in load_cluster_file([path], environ={}).warnings if "no effect" in warning.text]

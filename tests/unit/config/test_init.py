@@ -7,16 +7,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.init import from_hostfile, from_inventory, from_slurm, from_ssh_config, on_machines, starter
 from clusterctl.config.sections.inventory import looks_like_one
 from clusterctl.config.sections.listed import machines_of as hosts_listed
 from clusterctl.config.sections.listing import Machine
+from clusterctl.config.starter_file import (
+    import_ansible_inventory,
+    import_hostfile,
+    import_slurm_nodes,
+    import_ssh_config,
+    render_starter_file,
+    render_template,
+)
 from clusterctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
 
 TEMPLATES = Path(__file__).resolve().parents[3] / "templates"
 HOSTFILE = (
@@ -35,16 +42,16 @@ HOSTFILE = (
     ],
 )
 def test_a_starter_file_is_a_good_file_with_its_machines_in_order(
-    machines: list[Machine], parse_text: Callable[..., Loaded]
+    machines: list[Machine], parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
-    spec = parse_text(starter(machines, name="trial"), require_job=True).spec
+    spec = parse_text(render_starter_file(machines, name="trial"), require_job=True).spec
     expected = machines or [Machine("gpu01", 8), Machine("gpu02", 8)]
     assert [Machine(h.host, h.gpus) for h in spec.hosts] == expected
     assert spec.name == "trial"
 
 
-def test_every_commented_line_of_the_starter_file_is_good_too(parse_text: Callable[..., Loaded]) -> None:
-    lines = starter().splitlines()
+def test_every_commented_line_of_the_starter_file_is_good_too(parse_text: Callable[..., LoadedClusterFile]) -> None:
+    lines = render_starter_file().splitlines()
     uncommented = [line.replace("# ", "", 1) if _is_example(line) else line for line in lines]
     spec = parse_text("\n".join(uncommented)).spec
     assert spec.restart.max_restarts == 3
@@ -64,27 +71,27 @@ def _is_example(line: str) -> bool:
 @pytest.mark.parametrize("name", [path.parent.name for path in sorted(TEMPLATES.glob("*/cluster.yaml"))])
 @pytest.mark.parametrize("gpus", [8, 0, None])
 def test_every_template_is_a_good_file_on_other_machines(
-    name: str, gpus: int | None, parse_text: Callable[..., Loaded]
+    name: str, gpus: int | None, parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     own = (TEMPLATES / name / "cluster.yaml").read_text()
     alone = own.count("host: localhost") == 1
     machines = [Machine(host, gpus) for host in (["gpu01"] if alone else ["gpu01", "gpu02"])]
 
-    spec = parse_text(on_machines(own, machines), require_job=True).spec
+    spec = parse_text(render_template(own, machines), require_job=True).spec
 
     assert [Machine(host.host, host.gpus) for host in spec.hosts] == machines
     assert bool((spec.job and spec.job.args) or spec.env) == (gpus == 0 and not alone)
-    assert "all on this machine" not in on_machines(own, machines)
+    assert "all on this machine" not in render_template(own, machines)
 
 
 def test_a_template_for_one_machine_takes_no_more() -> None:
     own = (TEMPLATES / "torch_dataparallel/cluster.yaml").read_text()
     with pytest.raises(ValueError, match="runs on one machine, and 2 are named"):
-        on_machines(own, [Machine("a"), Machine("b")])
+        render_template(own, [Machine("a"), Machine("b")])
 
 
 def test_a_hostfile_gives_hosts_and_slots() -> None:
-    assert from_hostfile("hf", HOSTFILE) == [
+    assert import_hostfile("hf", HOSTFILE) == [
         Machine("worker-1", 8),
         Machine("worker-2", 8),
         Machine("worker-3", 4, user="root"),
@@ -105,7 +112,7 @@ def test_a_hostfile_gives_hosts_and_slots() -> None:
     ],
 )
 def test_filters_of_deepspeed_choose_hosts_and_slots(include: str, exclude: str, expected: list[Machine]) -> None:
-    assert from_hostfile("hf", HOSTFILE, include=include, exclude=exclude) == expected
+    assert import_hostfile("hf", HOSTFILE, include=include, exclude=exclude) == expected
 
 
 @pytest.mark.parametrize(
@@ -124,13 +131,13 @@ def test_filters_of_deepspeed_choose_hosts_and_slots(include: str, exclude: str,
 )
 def test_a_bad_hostfile_is_refused_at_its_line(text: str, place: tuple[str, int]) -> None:
     with pytest.raises(ConfigError) as caught:
-        from_hostfile("hf", text)
+        import_hostfile("hf", text)
     assert (caught.value.problems[0].path, caught.value.problems[0].line) == place
 
 
 def test_ssh_config_gives_hosts_without_patterns_and_forges() -> None:
     text = "Host gpu01 gpu02\n  User u\nHost *.corp !x\nhost=gpu03\nHost github.com\nInclude more\n"
-    assert [m.host for m in from_ssh_config(text, lambda pattern: ["Host inner\n"])] == [
+    assert [m.host for m in import_ssh_config(text, lambda pattern: ["Host inner\n"])] == [
         "gpu01",
         "gpu02",
         "gpu03",
@@ -139,26 +146,26 @@ def test_ssh_config_gives_hosts_without_patterns_and_forges() -> None:
 
 
 def test_an_ssh_config_that_includes_itself_ends() -> None:
-    assert from_ssh_config("Include self\nHost a\n", lambda pattern: ["Include self\nHost a\n"]) == [Machine("a")]
+    assert import_ssh_config("Include self\nHost a\n", lambda pattern: ["Include self\nHost a\n"]) == [Machine("a")]
 
 
 def test_a_slurm_expression_gives_its_hosts() -> None:
-    assert [m.host for m in from_slurm("gpu[08-10],head")] == ["gpu08", "gpu09", "gpu10", "head"]
+    assert [m.host for m in import_slurm_nodes("gpu[08-10],head")] == ["gpu08", "gpu09", "gpu10", "head"]
     with pytest.raises(ConfigError):
-        from_slurm("gpu[08-")
+        import_slurm_nodes("gpu[08-")
 
 
 def test_a_file_that_is_no_slurm_expression_is_not_shown_whole() -> None:
     with pytest.raises(ConfigError) as caught:
-        from_slurm("some word\n" * 1000)
+        import_slurm_nodes("some word\n" * 1000)
     assert len(str(caught.value)) < 200
 
 
 def test_the_modeline_is_written_where_a_schema_is_given() -> None:
-    assert starter(schema="cluster.schema.json").startswith(
+    assert render_starter_file(schema="cluster.schema.json").startswith(
         "# yaml-language-server: $schema=cluster.schema.json\nversion"
     )
-    assert starter().startswith("version: 1\n")
+    assert render_starter_file().startswith("version: 1\n")
 
 
 INVENTORY = """\
@@ -210,7 +217,7 @@ all:
 )
 def test_an_inventory_of_ansible_is_known_and_read(text: str, machines: list[Machine]) -> None:
     assert looks_like_one(text)
-    assert from_inventory("inv", text) == machines
+    assert import_ansible_inventory("inv", text) == machines
 
 
 SHARED_BY_GROUPS = """\
@@ -248,15 +255,15 @@ all:
 
 @pytest.mark.parametrize("text", [SHARED_BY_GROUPS, SHARED_BY_GROUPS_IN_YAML], ids=["ini", "yaml"])
 def test_variables_of_groups_reach_their_hosts_and_the_inner_ones_win(text: str) -> None:
-    assert from_inventory("inv", text) == [
+    assert import_ansible_inventory("inv", text) == [
         Machine("node1", user="gpu", port=2222),
         Machine("node2", user="me", port=2222),
         Machine("node3", address="10.0.0.3", user="root", port=22),
     ]
 
 
-def test_machines_keep_how_they_are_reached(parse_text: Callable[..., Loaded]) -> None:
-    spec = parse_text(starter(from_inventory("inv", INVENTORY))).spec
+def test_machines_keep_how_they_are_reached(parse_text: Callable[..., LoadedClusterFile]) -> None:
+    spec = parse_text(render_starter_file(import_ansible_inventory("inv", INVENTORY))).spec
 
     assert [(host.host, host.address, host.user, host.port) for host in spec.hosts] == [
         ("node1", "10.98.0.2", "ubuntu", None),
@@ -276,7 +283,7 @@ def test_machines_keep_how_they_are_reached(parse_text: Callable[..., Loaded]) -
 )
 def test_an_inventory_that_cannot_be_read_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        from_inventory("inv", text)
+        import_ansible_inventory("inv", text)
     (problem,) = caught.value.problems
     assert "--from -" in (problem.hint or "")
 
@@ -304,7 +311,7 @@ def test_an_inventory_that_cannot_be_read_is_refused_in_one_line(text: str) -> N
     ],
 )
 def test_how_an_inventory_says_a_host_is_reached_is_kept(line: str, machine: Machine) -> None:
-    assert from_inventory("inv", f"[gpu]\n{line}\n") == [machine]
+    assert import_ansible_inventory("inv", f"[gpu]\n{line}\n") == [machine]
     assert hosts_listed(f"[gpu]\n{line}\n") == [machine]
 
 
@@ -328,7 +335,7 @@ def test_how_an_inventory_says_a_host_is_reached_is_kept(line: str, machine: Mac
 )
 def test_what_of_an_inventory_no_cluster_file_can_say_is_refused_at_its_line(line: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        from_inventory("inv", f"[gpu]\n{line}\n")
+        import_ansible_inventory("inv", f"[gpu]\n{line}\n")
     (problem,) = caught.value.problems
     assert said in problem.text
     assert problem.line == 2
@@ -337,7 +344,7 @@ def test_what_of_an_inventory_no_cluster_file_can_say_is_refused_at_its_line(lin
 @pytest.mark.parametrize("part", ["gpu: nodes", "gpu: {host: {a: }}", "gpu: {hosts: {a: {ansible_become: yes}}}"])
 def test_no_part_of_an_inventory_in_yaml_is_passed_over(part: str) -> None:
     with pytest.raises(ConfigError):
-        from_inventory("inv", f"all:\n  hosts: {{b: }}\n  children:\n    {part}\n")
+        import_ansible_inventory("inv", f"all:\n  hosts: {{b: }}\n  children:\n    {part}\n")
 
 
 @pytest.mark.parametrize(
@@ -354,4 +361,4 @@ def test_no_part_of_an_inventory_in_yaml_is_passed_over(part: str) -> None:
     ],
 )
 def test_a_colon_in_a_hostfile_stands_before_a_count(line: str, machine: Machine) -> None:
-    assert from_hostfile("hosts", line) == [machine]
+    assert import_hostfile("hosts", line) == [machine]

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.config import docs, spec
-from clusterctl.config.resolve import resolved, to_yaml
+from clusterctl.config.resolved_file import render_yaml, resolve_spec
 from clusterctl.config.sections.declared import section_of
 from clusterctl.config.sections.models import model_of
-from clusterctl.config.stored import dump_spec
-from clusterctl.config.units import format_duration
+from clusterctl.config.spec_json import dump_spec
+from clusterctl.config.value_parsers import format_exact_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
     from clusterctl.config.sections.declared import Declared
 
 PAGE = Path(__file__).parents[3] / "docs" / "cluster-file.md"
-KEYS = dict(docs.paths())
+KEYS = dict(docs.list_keys())
 
 
 def test_the_tables_of_keys_are_not_stale() -> None:
-    assert PAGE.read_text() == docs.page(PAGE.read_text()), "run `make docs`"
+    assert PAGE.read_text() == docs.render_page(PAGE.read_text()), "run `make docs`"
 
 
 def test_each_key_stands_in_one_table() -> None:
@@ -39,15 +39,17 @@ def test_each_key_stands_in_one_table() -> None:
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 def test_a_sentence_that_names_a_default_names_the_one_that_holds(key: Declared) -> None:
-    if "(default)" in key.key.about:
-        assert key.default_text in key.key.about
-    word = key.kind.show(None) if key.default is None and key.kind.show is not None else None
-    if word is not None and "`" in key.key.unset:
-        assert key.key.unset.startswith(f"`{word}`")
+    if "(default)" in key.key.summary:
+        assert key.default_text in key.key.summary
+    word = key.kind.unparse(None) if key.default is None and key.kind.unparse is not None else None
+    if word is not None and "`" in key.key.unset_text:
+        assert key.key.unset_text.startswith(f"`{word}`")
 
 
 def test_the_sentence_about_backoff_names_its_ceiling() -> None:
-    assert f"doubled up to {format_duration(spec.RestartSpec().backoff_max)}" in KEYS["restart.backoff"].description
+    assert (
+        f"doubled up to {format_exact_duration(spec.RestartSpec().backoff_max)}" in KEYS["restart.backoff"].description
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,8 +154,10 @@ STORED = (
 )
 
 
-def test_a_file_that_says_little_is_printed_and_stored_with_every_default(parse_text: Callable[..., Loaded]) -> None:
+def test_a_file_that_says_little_is_printed_and_stored_with_every_default(
+    parse_text: Callable[..., LoadedClusterFile],
+) -> None:
     said = parse_text("version: 1\nhosts: gpu01\njob: {script: train.py}\n").spec
 
-    assert re.sub("llm-[0-9a-f]{8}", "llm-HASH", to_yaml(resolved(said))) == DEFAULTS
+    assert re.sub("llm-[0-9a-f]{8}", "llm-HASH", render_yaml(resolve_spec(said))) == DEFAULTS
     assert re.sub("llm-[0-9a-f]{8}", "llm-HASH", dump_spec(said)) == STORED

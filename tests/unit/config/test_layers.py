@@ -6,23 +6,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.load import Overrides, load
+from clusterctl.config.loader import load_cluster_file
+from clusterctl.config.text.override import Overrides
 from clusterctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
 
 BASE = "version: 1\nhosts: {a: 8, b: 8}\nenv: {A: 1, B: 1}\njob: {script: train.py, args: [-v]}\n"
 
 
-def test_a_file_with_settings_of_a_job_and_nothing_to_run_has_none(parse_text: Callable[..., Loaded]) -> None:
+def test_a_file_with_settings_of_a_job_and_nothing_to_run_has_none(
+    parse_text: Callable[..., LoadedClusterFile],
+) -> None:
     assert parse_text("version: 1\nhosts: a\njob: {args: [--fast]}\n").spec.job is None
 
 
-def test_later_files_merge_mappings_and_replace_lists(parse_text: Callable[..., Loaded]) -> None:
+def test_later_files_merge_mappings_and_replace_lists(parse_text: Callable[..., LoadedClusterFile]) -> None:
     spec = parse_text(BASE, "env: {B: 2}\nhosts: {b: 4, c: 1}\njob: {args: [-q]}\n").spec
     assert spec.env == {"A": "1", "B": "2"}
     assert [(h.name, h.gpus) for h in spec.hosts] == [("a", 8), ("b", 4), ("c", 1)]
@@ -43,7 +46,7 @@ def test_later_files_merge_mappings_and_replace_lists(parse_text: Callable[..., 
     ],
 )
 def test_set_changes_one_value_and_is_its_origin(
-    setting: str, path: str, value: object, parse_text: Callable[..., Loaded]
+    setting: str, path: str, value: object, parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     loaded = parse_text(BASE, sets=[setting])
     spec = loaded.spec
@@ -61,7 +64,7 @@ def test_set_changes_one_value_and_is_its_origin(
     assert loaded.origins[path] == "--set"
 
 
-def test_set_reaches_items_of_a_list(parse_text: Callable[..., Loaded]) -> None:
+def test_set_reaches_items_of_a_list(parse_text: Callable[..., LoadedClusterFile]) -> None:
     text = "version: 1\nhosts: [{host: a}, {host: b}]\n"
     assert [h.gpus for h in parse_text(text, sets=["hosts[1].gpus=4", "hosts.0.gpus=2"]).spec.hosts] == [2, 4]
 
@@ -77,7 +80,7 @@ def test_set_reaches_items_of_a_list(parse_text: Callable[..., Loaded]) -> None:
         pytest.param("stall.timeout=soon", "not a duration", id="bad_value"),
     ],
 )
-def test_a_wrong_set_is_named_as_such(setting: str, words: str, parse_text: Callable[..., Loaded]) -> None:
+def test_a_wrong_set_is_named_as_such(setting: str, words: str, parse_text: Callable[..., LoadedClusterFile]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text(BASE, sets=[setting])
     (problem,) = caught.value.problems
@@ -96,26 +99,26 @@ def test_a_wrong_set_is_named_as_such(setting: str, words: str, parse_text: Call
     ],
 )
 def test_options_of_up_lie_over_the_job(
-    overrides: Overrides, expected: tuple[object, ...], parse_text: Callable[..., Loaded]
+    overrides: Overrides, expected: tuple[object, ...], parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     job = parse_text(BASE, overrides=overrides).spec.job
     assert job is not None
     assert (job.script, job.module, job.command, job.args) == expected
 
 
-def test_a_file_without_job_runs_what_the_options_say(parse_text: Callable[..., Loaded]) -> None:
+def test_a_file_without_job_runs_what_the_options_say(parse_text: Callable[..., LoadedClusterFile]) -> None:
     loaded = parse_text("version: 1\nhosts: a\n", overrides=Overrides(script="train.py", name="x"), require_job=True)
     assert loaded.spec.job is not None
     assert (loaded.spec.name, loaded.origins["job.script"]) == ("x", "--script")
 
 
-def test_a_missing_script_named_by_an_option_is_blamed_on_it(parse_text: Callable[..., Loaded]) -> None:
+def test_a_missing_script_named_by_an_option_is_blamed_on_it(parse_text: Callable[..., LoadedClusterFile]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text(BASE, overrides=Overrides(script="no.py"))
     assert caught.value.problems[0].path == "--script"
 
 
-def test_secrets_are_not_read_unless_wanted(parse_text: Callable[..., Loaded]) -> None:
+def test_secrets_are_not_read_unless_wanted(parse_text: Callable[..., LoadedClusterFile]) -> None:
     assert parse_text("version: 1\nhosts: a\nsecrets: {T: {env: NOPE}}\n").spec.secrets == {"T": ""}
 
 
@@ -127,7 +130,9 @@ def test_secrets_are_not_read_unless_wanted(parse_text: Callable[..., Loaded]) -
         pytest.param("restart: {max_restarts: 1, on: [node_lost]}\n", "no effect", id="node_lost_without_fence"),
     ],
 )
-def test_what_is_probably_not_meant_gives_a_warning(text: str, words: str, parse_text: Callable[..., Loaded]) -> None:
+def test_what_is_probably_not_meant_gives_a_warning(
+    text: str, words: str, parse_text: Callable[..., LoadedClusterFile]
+) -> None:
     (warning,) = parse_text("version: 1\nhosts: a\n" + text).warnings
     assert words in warning.text
 
@@ -154,12 +159,14 @@ LOSES = "job.checkpoint: what only a lost node has is lost with it, and a spare 
     ],
 )
 def test_spares_that_would_not_help_are_warned_of(
-    text: str, expected: list[str], parse_text: Callable[..., Loaded]
+    text: str, expected: list[str], parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     assert [warning.text for warning in parse_text(text).warnings] == expected
 
 
-def test_a_private_key_that_is_not_there_is_named_once_where_it_is_said(parse_text: Callable[..., Loaded]) -> None:
+def test_a_private_key_that_is_not_there_is_named_once_where_it_is_said(
+    parse_text: Callable[..., LoadedClusterFile],
+) -> None:
     text = "version: 1\nhosts:\n  gpu[1-9]: 8\n  b: {identity_file: /nope/b}\ndefaults: {identity_file: /nope/id}\n"
 
     said = [(warning.line, warning.text) for warning in parse_text(text).warnings]
@@ -181,18 +188,18 @@ def test_a_private_key_that_is_not_there_is_named_once_where_it_is_said(parse_te
     ],
 )
 def test_a_private_key_is_doubted_only_where_a_login_would_miss_it(
-    host: str, parse_text: Callable[..., Loaded]
+    host: str, parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     warnings = parse_text(f"version: 1\nhosts: {{a: {host}}}\n").warnings
     assert not [warning for warning in warnings if "there is no file" in warning.text]
 
 
-def test_a_host_hidden_by_its_name_gives_a_warning(parse_text: Callable[..., Loaded]) -> None:
+def test_a_host_hidden_by_its_name_gives_a_warning(parse_text: Callable[..., LoadedClusterFile]) -> None:
     loaded = parse_text("version: 1\nhosts: {a: 8, x-1: 8}\n")
     assert [w.column for w in loaded.warnings] == [15]
 
 
-def test_origins_tell_own_values_from_defaults(parse_text: Callable[..., Loaded]) -> None:
+def test_origins_tell_own_values_from_defaults(parse_text: Callable[..., LoadedClusterFile]) -> None:
     text = "version: 1\ndefaults: {user: u}\nhosts:\n  a: {port: 22}\nenv_file: .env\n"
     origins = parse_text(text).origins
     assert origins["hosts[0].port"] == "cluster.yaml:4:13"
@@ -205,7 +212,7 @@ def test_files_are_read_from_disk_relative_to_the_first(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / ".env").write_text("A=1\n")
     (tmp_path / "cluster.yaml").write_text("version: 1\nhosts: a\nenv_file: .env\njob: {script: train.py}\n")
-    spec = load([tmp_path / "cluster.yaml"], environ={}, require_job=True).spec
+    spec = load_cluster_file([tmp_path / "cluster.yaml"], environ={}, require_job=True).spec
     assert spec.env == {"A": "1"}
     assert spec.sync is not None
     assert spec.sync.source == str(tmp_path)
@@ -213,13 +220,13 @@ def test_files_are_read_from_disk_relative_to_the_first(tmp_path: Path) -> None:
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file") as caught:
-        load([tmp_path / "cluster.yaml"], environ={})
+        load_cluster_file([tmp_path / "cluster.yaml"], environ={})
     assert "clusterctl init" in (caught.value.hint or "")
 
 
 def test_a_folder_is_answered_with_the_file_in_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a folder"):
-        load([tmp_path], environ={})
+        load_cluster_file([tmp_path], environ={})
 
 
 @pytest.mark.parametrize(
@@ -235,4 +242,4 @@ def test_a_cluster_without_a_name_is_named_after_its_folder(tmp_path: Path, fold
     file = tmp_path / folder / "cluster.yaml"
     file.write_text("version: 1\nhosts: gpu01\n")
 
-    assert load([file], environ={}).spec.name == name
+    assert load_cluster_file([file], environ={}).spec.name == name

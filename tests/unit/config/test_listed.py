@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterctl.config.load import Loaded
+from clusterctl.config.loader import LoadedClusterFile
 from clusterctl.config.sections.listing import ListingError, hosts_of
 from clusterctl.config.sections.slurm import allocation, is_ours, transport
 from clusterctl.config.spec import TransportKind
@@ -112,7 +112,7 @@ def test_the_command_of_a_step_is_known_as_ours_and_a_changed_one_is_not() -> No
 FROM = "version: 1\nhosts: {from: %s}\n"
 
 
-def test_hosts_of_an_allocation_are_as_if_they_were_written(parse_text: Callable[..., Loaded]) -> None:
+def test_hosts_of_an_allocation_are_as_if_they_were_written(parse_text: Callable[..., LoadedClusterFile]) -> None:
     spec = parse_text(FROM % "slurm", environ=BATCH).spec
     assert [host.name for host in spec.hosts] == ["gpu01", "gpu02", "big"]
     assert spec.hosts[2].transport == transport(64)
@@ -122,7 +122,7 @@ def test_hosts_of_an_allocation_are_as_if_they_were_written(parse_text: Callable
     )
 
 
-def test_what_a_list_says_of_the_way_to_a_host_holds(parse_text: Callable[..., Loaded]) -> None:
+def test_what_a_list_says_of_the_way_to_a_host_holds(parse_text: Callable[..., LoadedClusterFile]) -> None:
     inventory = "[gpu]\na ansible_host=10.0.0.1 ansible_user=me ansible_ssh_common_args='-J b'\n"
     text = "version: 1\nhosts: {from: {command: [list]}}\n"
 
@@ -133,7 +133,7 @@ def test_what_a_list_says_of_the_way_to_a_host_holds(parse_text: Callable[..., L
     assert (other.host, other.user, other.port, other.workers) == ("c", "you", 2222, 2)
 
 
-def test_a_command_that_lists_hosts_is_run_by_whoever_may(parse_text: Callable[..., Loaded]) -> None:
+def test_a_command_that_lists_hosts_is_run_by_whoever_may(parse_text: Callable[..., LoadedClusterFile]) -> None:
     asked = []
 
     def run(argv: tuple[str, ...]) -> str:
@@ -148,7 +148,7 @@ def test_a_command_that_lists_hosts_is_run_by_whoever_may(parse_text: Callable[.
         parse_text(text)
 
 
-def test_a_host_may_be_called_from(parse_text: Callable[..., Loaded]) -> None:
+def test_a_host_may_be_called_from(parse_text: Callable[..., LoadedClusterFile]) -> None:
     assert [host.name for host in parse_text(FROM % "8").spec.hosts] == ["from"]
 
 
@@ -165,7 +165,9 @@ def test_a_host_may_be_called_from(parse_text: Callable[..., Loaded]) -> None:
         pytest.param("slurm", "no Slurm allocation here", id="outside"),
     ],
 )
-def test_a_source_that_is_wrong_is_marked(parse_text: Callable[..., Loaded], source: str, message: str) -> None:
+def test_a_source_that_is_wrong_is_marked(
+    parse_text: Callable[..., LoadedClusterFile], source: str, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         parse_text(FROM % source)
     assert [problem.line for problem in caught.value.problems] == [2]
@@ -173,7 +175,7 @@ def test_a_source_that_is_wrong_is_marked(parse_text: Callable[..., Loaded], sou
 
 @pytest.mark.parametrize("text", ["-x\n", "a;id\n", "$(id)\n", "u@-x\n"])
 def test_a_name_that_is_no_host_s_is_refused_from_wherever_it_comes(
-    parse_text: Callable[..., Loaded], text: str
+    parse_text: Callable[..., LoadedClusterFile], text: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"hosts\[0\]"):
         parse_text(FROM % "{command: [x]}", run_listing=lambda _: text)

@@ -12,7 +12,7 @@ from tests.unit.config.test_wrong_files import WRONG
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
 
 LONGER_THAN_A_CHARACTER = {
     "results_outside": "../x",
@@ -109,7 +109,9 @@ LONGER_THAN_A_CHARACTER = {
 
 
 @pytest.mark.parametrize(("text", "name"), [pytest.param(case.values[0], case.id, id=case.id) for case in WRONG])
-def test_the_mark_covers_what_is_wrong(text: bytes | str, name: str, parse_text: Callable[..., Loaded]) -> None:
+def test_the_mark_covers_what_is_wrong(
+    text: bytes | str, name: str, parse_text: Callable[..., LoadedClusterFile]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text(text, require_job="job" in name, with_secrets=True)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.load import load
+from clusterctl.config.loader import load_cluster_file
 from clusterctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 def said(path: Path) -> tuple[str, str | None] | None:
     try:
-        load([str(path)], environ={})
+        load_cluster_file([str(path)], environ={})
     except ConfigError as error:
         return error.problems[0].text, error.problems[0].hint
     return None
@@ -114,19 +114,19 @@ def test_each_of_several_files_and_each_env_file_is_held_to_that(folder: Path) -
     env.write_text("A=1\n")
     chown(bad, "root:root", 0o666)
     with pytest.raises(ConfigError, match=r"more\.yaml: others can write it"):
-        load([str(good), str(bad)], environ={})
+        load_cluster_file([str(good), str(bad)], environ={})
     good.write_text(TEXT + "env_file: env\n")
-    assert load([str(good)], environ={}).spec.env == {"A": "1"}
+    assert load_cluster_file([str(good)], environ={}).spec.env == {"A": "1"}
     chown(env, "root:root", 0o666)
     with pytest.raises(ConfigError, match=r"cluster\.yaml:3:11: env_file: `.*/env`: others can write it"):
-        load([str(good)], environ={})
+        load_cluster_file([str(good)], environ={})
 
 
 def test_a_pipe_is_taken_for_what_the_user_gave(folder: Path) -> None:
     ours, theirs = os.pipe()
     os.write(theirs, TEXT.encode())
     os.close(theirs)
-    assert load([f"/dev/fd/{ours}"], environ={}).spec.hosts[0].name == "gpu01"
+    assert load_cluster_file([f"/dev/fd/{ours}"], environ={}).spec.hosts[0].name == "gpu01"
     os.close(ours)
 
 

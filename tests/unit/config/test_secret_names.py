@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     ],
 )
 def test_a_name_like_a_secrets_in_env_is_warned_of_once(
-    parse_text: Callable[..., Loaded], text: str, name: str | None
+    parse_text: Callable[..., LoadedClusterFile], text: str, name: str | None
 ) -> None:
     warnings = parse_text(f"version: 1\n{text}").warnings
     assert len(warnings) == (name is not None)

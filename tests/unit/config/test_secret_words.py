@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.secret_words import hide_secrets, hide_secrets_in
+from clusterctl.config.secret_redaction import redact_text, redact_words
 from clusterctl.config.spec import JobSpec
 from clusterctl.run.record.origin import command_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
 
 HF = "hf_" + "a1B2" * 8
 
@@ -43,11 +43,11 @@ HF = "hf_" + "a1B2" * 8
     ids=lambda words: " ".join(words)[:30],
 )
 def test_words_that_look_like_a_secret_are_hidden(words: list[str], shown: list[str]) -> None:
-    assert hide_secrets(words) == shown
+    assert redact_words(words) == shown
 
 
 def test_a_text_of_a_shell_keeps_its_blanks() -> None:
-    assert hide_secrets_in("a  --token x\n b") == "a  --token ***\n b"
+    assert redact_text("a  --token x\n b") == "a  --token ***\n b"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_command_of_a_run_is_shown_without_secrets(job: JobSpec) -> None:
     ids=["option", "assigned", "value", "none"],
 )
 def test_an_argument_that_looks_like_a_secret_is_warned_of(
-    parse_text: Callable[..., Loaded], args: list[str], name: str | None
+    parse_text: Callable[..., LoadedClusterFile], args: list[str], name: str | None
 ) -> None:
     text = f"version: 1\nhosts: a\njob: {{command: ['true'], args: {json.dumps(args)}}}\n"
     warnings = parse_text(text).warnings

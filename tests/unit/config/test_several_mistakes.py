@@ -13,7 +13,7 @@ from clusterctl.render.terminal.door import through_door
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
 
 MANY = """\
 version: 1
@@ -38,7 +38,7 @@ secrets: {TOKEN: {env: NOPE}}
 """
 
 
-def test_mistakes_in_every_section_are_all_reported_in_order(parse_text: Callable[..., Loaded]) -> None:
+def test_mistakes_in_every_section_are_all_reported_in_order(parse_text: Callable[..., LoadedClusterFile]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text(MANY, with_secrets=True)
     assert [(p.line, p.column) for p in caught.value.problems] == [
@@ -57,27 +57,27 @@ def test_mistakes_in_every_section_are_all_reported_in_order(parse_text: Callabl
     ]
 
 
-def test_mistakes_of_two_files_are_grouped_by_file(parse_text: Callable[..., Loaded]) -> None:
+def test_mistakes_of_two_files_are_grouped_by_file(parse_text: Callable[..., LoadedClusterFile]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text("version: 1\nhosts: gpu01\nstall: {timeout: x}\n", "logs: {max_size: x}\nenv: {RANK: 1}\n")
     places = [(p.path, p.line) for p in caught.value.problems]
     assert places == [("cluster.yaml", 3), ("more.yaml", 1), ("more.yaml", 2)]
 
 
-def test_an_anchor_used_twice_tells_its_mistake_once(parse_text: Callable[..., Loaded]) -> None:
+def test_an_anchor_used_twice_tells_its_mistake_once(parse_text: Callable[..., LoadedClusterFile]) -> None:
     text = "version: 1\nhosts:\n  a: &big {gpus: 8, port: 0}\n  b: *big\n"
     with pytest.raises(ConfigError) as caught:
         parse_text(text)
     assert {(p.line, p.column) for p in caught.value.problems} == {(3, 27)}
 
 
-def test_mistakes_in_an_env_file_point_into_it(parse_text: Callable[..., Loaded]) -> None:
+def test_mistakes_in_an_env_file_point_into_it(parse_text: Callable[..., LoadedClusterFile]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text("version: 1\nhosts: a\nenv_file: bad.env\n")
     assert [(p.path, p.line, p.column) for p in caught.value.problems] == [("bad.env", 2, 1), ("bad.env", 3, 1)]
 
 
-def test_the_text_shows_place_line_caret_hint_and_count(parse_text: Callable[..., Loaded]) -> None:
+def test_the_text_shows_place_line_caret_hint_and_count(parse_text: Callable[..., LoadedClusterFile]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text("version: 1\nhosts:\n  - host: gpu01\n    gpu: 8\nstall: {action: resart}\n")
     assert render_config_error(caught.value) == (
@@ -93,7 +93,7 @@ def test_the_text_shows_place_line_caret_hint_and_count(parse_text: Callable[...
     )
 
 
-def test_colour_changes_nothing_but_colour(parse_text: Callable[..., Loaded]) -> None:
+def test_colour_changes_nothing_but_colour(parse_text: Callable[..., LoadedClusterFile]) -> None:
     import re
 
     with pytest.raises(ConfigError) as caught:
@@ -104,7 +104,7 @@ def test_colour_changes_nothing_but_colour(parse_text: Callable[..., Loaded]) ->
     assert re.sub("\x1b\\[[0-9]+m", "", coloured) == render_config_error(caught.value)
 
 
-def test_a_long_line_is_cut_around_the_caret(parse_text: Callable[..., Loaded]) -> None:
+def test_a_long_line_is_cut_around_the_caret(parse_text: Callable[..., LoadedClusterFile]) -> None:
     text = "version: 1\nhosts: gpu01\nenv: {A: " + "x" * 300 + ", RANK: 1, B: " + "y" * 300 + "}\n"
     with pytest.raises(ConfigError) as caught:
         parse_text(text)
@@ -113,13 +113,13 @@ def test_a_long_line_is_cut_around_the_caret(parse_text: Callable[..., Loaded]) 
     assert source[caret.index("^") :].startswith("RANK")
 
 
-def test_control_sequences_of_a_file_never_reach_the_terminal(parse_text: Callable[..., Loaded]) -> None:
+def test_control_sequences_of_a_file_never_reach_the_terminal(parse_text: Callable[..., LoadedClusterFile]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text(b"version: 1\nhosts: \x1b[2Jgpu\n")
     assert "\x1b" not in render_config_error(caught.value)
 
 
-def test_the_caret_stands_below_wide_characters(parse_text: Callable[..., Loaded]) -> None:
+def test_the_caret_stands_below_wide_characters(parse_text: Callable[..., LoadedClusterFile]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text("version: 1\nhosts: gpu01\nenv: {名: 1, RANK: 1}\n")
     lines = render_config_error(caught.value).splitlines()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.config import spec
-from clusterctl.config.stored import dump_spec, load_spec
+from clusterctl.config.spec_json import dump_spec, load_spec
 
 
 def exact(value: Any) -> str:
@@ -36,7 +36,7 @@ JOBS = st.builds(
     framework=st.sampled_from(spec.Framework),
     grace=st.floats(0, 1e9),
     max_duration=st.none() | st.floats(0, 1e9),
-    checkpoint=st.builds(spec.CheckpointSpec, resume=st.sampled_from(spec.Resume)),
+    checkpoint=st.builds(spec.CheckpointSpec, resume=st.sampled_from(spec.ResumePolicy)),
 )
 SPECS = st.builds(
     spec.ClusterSpec,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.load import Loaded, Source, parse
+from clusterctl.config.loader import ClusterFileText, LoadedClusterFile, parse_cluster_file
 from clusterctl.config.spec import JobSpec
 from clusterctl.errors import ConfigError
 from clusterctl.plan.launch import build_job_argv
@@ -20,15 +20,15 @@ PYTHON = b"import sys\nprint(sys.argv)\n"
 NOTEBOOK = b'{"cells": [], "metadata": {}, "nbformat": 4}'
 
 
-def load(job: str, files: dict[str, bytes], hosts: str = "{a: 1, b: 1}", more: str = "") -> Loaded:
+def load(job: str, files: dict[str, bytes], hosts: str = "{a: 1, b: 1}", more: str = "") -> LoadedClusterFile:
     """A cluster file beside some files."""
     text = f"version: 1\nhosts: {hosts}\njob: {job}\n{more}"
-    source = Source(path="c.yaml", absolute=f"{FOLDER}/c.yaml", text=text)
+    source = ClusterFileText(path="c.yaml", absolute=f"{FOLDER}/c.yaml", text=text)
     shelf = Shelf({f"{FOLDER}/{name}": data for name, data in files.items()} | {f"{FOLDER}/src/x.py": b""})
-    return parse([source], environ={"HOME": "/home/me"}, files=shelf)
+    return parse_cluster_file([source], environ={"HOME": "/home/me"}, files=shelf)
 
 
-def job_of(loaded: Loaded) -> JobSpec:
+def job_of(loaded: LoadedClusterFile) -> JobSpec:
     assert loaded.spec.job is not None
     return loaded.spec.job
 
@@ -99,8 +99,10 @@ def test_python_that_this_one_cannot_read_is_doubted_and_taken() -> None:
 def test_a_script_inside_what_is_synced_is_named_relative_to_it(script: str, path: str) -> None:
     shelf = Shelf({f"{FOLDER}/bin/train.py": PYTHON, "/home/me/link/bin/train.py": PYTHON})
     text = f"version: 1\nhosts: a\njob: {{script: {script}}}\n"
-    loaded = parse(
-        [Source(path="c.yaml", absolute=f"{FOLDER}/c.yaml", text=text)], environ={"HOME": "/home/me"}, files=shelf
+    loaded = parse_cluster_file(
+        [ClusterFileText(path="c.yaml", absolute=f"{FOLDER}/c.yaml", text=text)],
+        environ={"HOME": "/home/me"},
+        files=shelf,
     )
     assert job_of(loaded).script == path
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.config.units import (
+from clusterctl.config.value_parsers import (
     DURATION_PATTERN,
     SIZE_PATTERN,
-    UnitError,
-    duration,
-    format_duration,
-    format_size,
-    size,
+    InvalidValueError,
+    format_exact_duration,
+    format_exact_size,
+    parse_duration,
+    parse_size,
 )
 
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     ],
 )
 def test_durations_are_seconds(written: object, seconds: float) -> None:
-    assert duration(written) == seconds
+    assert parse_duration(written) == seconds
 
 
 @pytest.mark.parametrize(
     "written", ["", "ten", "10 m", "1m30", "22:00", "-5", -5, True, None, [1], float("nan"), 1e300, "9" * 500]
 )
 def test_other_things_are_no_durations(written: object) -> None:
-    with pytest.raises(UnitError):
-        duration(written)
+    with pytest.raises(InvalidValueError):
+        parse_duration(written)
 
 
 @pytest.mark.parametrize(
@@ -52,28 +52,28 @@ def test_other_things_are_no_durations(written: object) -> None:
     [(5, 5), ("5", 5), ("500MiB", 500 * 2**20), ("10GB", 10**10), ("1.5 GiB", 3 * 2**29), ("1kB", 1000), ("7B", 7)],
 )
 def test_sizes_are_bytes(written: object, count: int) -> None:
-    assert size(written) == count
+    assert parse_size(written) == count
 
 
 @pytest.mark.parametrize("written", ["", "5M", "5 miles", -5, 1.5, True, None, "9" * 50 + "PB"])
 def test_other_things_are_no_sizes(written: object) -> None:
-    with pytest.raises(UnitError):
-        size(written)
+    with pytest.raises(InvalidValueError):
+        parse_size(written)
 
 
 @given(st.integers(0, 10**8))
 def test_whole_seconds_are_read_back(seconds: int) -> None:
-    assert duration(format_duration(seconds)) == seconds
+    assert parse_duration(format_exact_duration(seconds)) == seconds
 
 
 @given(st.integers(1, 10**6))
 def test_milliseconds_are_read_back(milliseconds: int) -> None:
-    assert duration(format_duration(milliseconds / 1000)) == pytest.approx(milliseconds / 1000)
+    assert parse_duration(format_exact_duration(milliseconds / 1000)) == pytest.approx(milliseconds / 1000)
 
 
 @given(st.integers(0, 2**59))
 def test_sizes_are_read_back(count: int) -> None:
-    assert size(format_size(count)) == count
+    assert parse_size(format_exact_size(count)) == count
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_sizes_are_read_back(count: int) -> None:
     ],
 )
 def test_a_duration_is_written_as_people_write_it(seconds: float, written: str) -> None:
-    assert format_duration(seconds) == written
+    assert format_exact_duration(seconds) == written
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_duration_is_written_as_people_write_it(seconds: float, written: str) 
     ],
 )
 def test_a_size_is_written_in_the_largest_unit_that_keeps_it_whole(count: int, written: str) -> None:
-    assert format_size(count) == written
+    assert format_exact_size(count) == written
 
 
 DURATION_HINT = "write seconds, or `90s`, `10m`, `1h30m`"
@@ -124,91 +124,95 @@ SIZE_HINT = "write bytes, or `500MiB`, `10GB`"
 @pytest.mark.parametrize(
     ("read", "written", "said", "hint"),
     [
-        pytest.param(duration, "ten", "`ten` is not a duration", DURATION_HINT, id="a word"),
-        pytest.param(duration, float("nan"), "`nan` is not a duration", DURATION_HINT, id="not a number"),
-        pytest.param(duration, True, "`true` is not a duration", DURATION_HINT, id="a truth"),
-        pytest.param(duration, None, "`None` is not a duration", DURATION_HINT, id="nothing"),
-        pytest.param(duration, [1], "a list is not a duration", DURATION_HINT, id="a list"),
-        pytest.param(duration, {"a": 1}, "a mapping is not a duration", DURATION_HINT, id="a mapping"),
-        pytest.param(duration, "x" * 40, f"`{'x' * 40}` is not a duration", DURATION_HINT, id="forty characters"),
-        pytest.param(duration, "x" * 41, f"`{'x' * 37}...` is not a duration", DURATION_HINT, id="more than forty"),
-        pytest.param(duration, "0" * 65, f"`{'0' * 37}...` is not a duration", DURATION_HINT, id="too many digits"),
-        pytest.param(duration, -0.5, "a duration cannot be negative", None, id="negative"),
+        pytest.param(parse_duration, "ten", "`ten` is not a duration", DURATION_HINT, id="a word"),
+        pytest.param(parse_duration, float("nan"), "`nan` is not a duration", DURATION_HINT, id="not a number"),
+        pytest.param(parse_duration, True, "`true` is not a duration", DURATION_HINT, id="a truth"),
+        pytest.param(parse_duration, None, "`None` is not a duration", DURATION_HINT, id="nothing"),
+        pytest.param(parse_duration, [1], "a list is not a duration", DURATION_HINT, id="a list"),
+        pytest.param(parse_duration, {"a": 1}, "a mapping is not a duration", DURATION_HINT, id="a mapping"),
+        pytest.param(parse_duration, "x" * 40, f"`{'x' * 40}` is not a duration", DURATION_HINT, id="forty characters"),
         pytest.param(
-            duration,
+            parse_duration, "x" * 41, f"`{'x' * 37}...` is not a duration", DURATION_HINT, id="more than forty"
+        ),
+        pytest.param(
+            parse_duration, "0" * 65, f"`{'0' * 37}...` is not a duration", DURATION_HINT, id="too many digits"
+        ),
+        pytest.param(parse_duration, -0.5, "a duration cannot be negative", None, id="negative"),
+        pytest.param(
+            parse_duration,
             "3660d1s",
             "longer than ten years",
             "leave it out for no limit, where that is the default",
             id="beyond ten years",
         ),
         pytest.param(
-            duration,
+            parse_duration,
             10**400,
             "longer than ten years",
             "leave it out for no limit, where that is the default",
             id="beyond a float",
         ),
-        pytest.param(size, "5 miles", "`5 miles` is not a size", SIZE_HINT, id="miles"),
-        pytest.param(size, 1.5, "`1.5` is not a size", SIZE_HINT, id="half a byte"),
-        pytest.param(size, False, "`false` is not a size", SIZE_HINT, id="a truth for a size"),
-        pytest.param(size, "1" * 65, f"`{'1' * 37}...` is not a size", SIZE_HINT, id="a size of too many digits"),
+        pytest.param(parse_size, "5 miles", "`5 miles` is not a size", SIZE_HINT, id="miles"),
+        pytest.param(parse_size, 1.5, "`1.5` is not a size", SIZE_HINT, id="half a byte"),
+        pytest.param(parse_size, False, "`false` is not a size", SIZE_HINT, id="a truth for a size"),
+        pytest.param(parse_size, "1" * 65, f"`{'1' * 37}...` is not a size", SIZE_HINT, id="a size of too many digits"),
         pytest.param(
-            size,
+            parse_size,
             "5m",
             "`5m` does not say which unit it is",
             "write `5MB` (powers of 1000) or `5MiB` (powers of 1024)",
             id="which unit",
         ),
         pytest.param(
-            size,
+            parse_size,
             "2K",
             "`2K` does not say which unit it is",
             "write `2KB` (powers of 1000) or `2KiB` (powers of 1024)",
             id="thousands, or not quite",
         ),
-        pytest.param(size, -1, "a size cannot be negative", None, id="a negative size"),
-        pytest.param(size, 2**60, "larger than any disk", None, id="larger than any disk"),
+        pytest.param(parse_size, -1, "a size cannot be negative", None, id="a negative size"),
+        pytest.param(parse_size, 2**60, "larger than any disk", None, id="larger than any disk"),
     ],
 )
 def test_a_refusal_names_what_was_written_and_says_how_to_write_it(
     read: Callable[[object], object], written: object, said: str, hint: str | None
 ) -> None:
-    with pytest.raises(UnitError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         read(written)
 
     assert (str(caught.value), caught.value.hint) == (said, hint)
 
 
 def test_the_longest_and_largest_are_taken() -> None:
-    assert duration("3660d") == duration(3660 * 86400) == 3660 * 86400.0
-    assert duration("0" * 63 + "5") == 5.0
-    assert size(2**60 - 1) == 2**60 - 1
-    assert size("0" * 63 + "5") == 5
-    assert size(" 5 GiB ") == 5 * 2**30
-    assert duration(0) == size(0) == 0
-    assert duration("1.5h250ms") == 5400.25
+    assert parse_duration("3660d") == parse_duration(3660 * 86400) == 3660 * 86400.0
+    assert parse_duration("0" * 63 + "5") == 5.0
+    assert parse_size(2**60 - 1) == 2**60 - 1
+    assert parse_size("0" * 63 + "5") == 5
+    assert parse_size(" 5 GiB ") == 5 * 2**30
+    assert parse_duration(0) == parse_size(0) == 0
+    assert parse_duration("1.5h250ms") == 5400.25
 
 
 @pytest.mark.parametrize("unit", ["kB", "KB", "KiB", "MB", "MiB", "GB", "GiB", "TB", "TiB", "PB", "PiB"])
 def test_every_unit_is_its_power(unit: str) -> None:
     base = 1024 if "i" in unit else 1000
-    assert size(f"3{unit}") == 3 * base ** ("KMGTP".index(unit[0].upper()) + 1)
+    assert parse_size(f"3{unit}") == 3 * base ** ("KMGTP".index(unit[0].upper()) + 1)
 
 
 def refusal(read: Callable[[object], object], written: object) -> str:
     """Why it is refused; nothing where it is taken."""
     try:
         read(written)
-    except UnitError as error:
+    except InvalidValueError as error:
         return str(error)
     return ""
 
 
 @given(st.from_regex(DURATION_PATTERN, fullmatch=True).filter(lambda text: len(text) <= 64))
 def test_what_the_schema_takes_for_a_duration_is_one_or_too_long(written: str) -> None:
-    assert refusal(duration, written) in ("", "longer than ten years")
+    assert refusal(parse_duration, written) in ("", "longer than ten years")
 
 
 @given(st.from_regex(SIZE_PATTERN, fullmatch=True).filter(lambda text: len(text) <= 64))
 def test_what_the_schema_takes_for_a_size_is_one_or_larger_than_any_disk(written: str) -> None:
-    assert refusal(size, written) in ("", "larger than any disk")
+    assert refusal(parse_size, written) in ("", "larger than any disk")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from clusterctl.config.load import Source, parse
+from clusterctl.config.loader import ClusterFileText, parse_cluster_file
 from tests.unit.config.conftest import FOLDER, SHELF
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
 
 ONE = "version: 1\nhosts: gpu01\n"
 
 
 def workdir(folder: str, text: str = ONE, file: str = "cluster.yaml") -> str | None:
-    source = Source(path=file, absolute=f"{folder}/{file}", text=text)
-    return parse([source], environ={"HOME": "/home/me"}, files=SHELF).spec.hosts[0].workdir
+    source = ClusterFileText(path=file, absolute=f"{folder}/{file}", text=text)
+    return parse_cluster_file([source], environ={"HOME": "/home/me"}, files=SHELF).spec.hosts[0].workdir
 
 
 def test_two_checkouts_in_folders_of_one_name_have_folders_of_their_own_on_a_node() -> None:
@@ -37,7 +37,7 @@ def test_code_is_looked_for_where_it_was_synced_also_by_a_run_that_does_not_sync
 
 
 def test_what_the_file_says_is_taken_as_it_is_and_this_machine_uses_the_code_itself(
-    parse_text: Callable[..., Loaded],
+    parse_text: Callable[..., LoadedClusterFile],
 ) -> None:
     hosts = "hosts:\n- {host: a, workdir: ~/mine}\n- {host: b, transport: local}\n"
 

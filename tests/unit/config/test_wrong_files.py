@@ -11,7 +11,7 @@ from clusterctl.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clusterctl.config.load import Loaded
+    from clusterctl.config.loader import LoadedClusterFile
 
 # text of the file · line · column · what the message says · hint
 WRONG = [
@@ -1061,7 +1061,7 @@ def test_one_mistake_gives_one_message_at_its_place(
     column: int,
     words: str,
     hint: str | None,
-    parse_text: Callable[..., Loaded],
+    parse_text: Callable[..., LoadedClusterFile],
     request: pytest.FixtureRequest,
 ) -> None:
     needs_job = "job" in request.node.callspec.id

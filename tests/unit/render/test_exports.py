@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterctl.config.load import Loaded, load
+from clusterctl.config.loader import LoadedClusterFile, load_cluster_file
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role
 from clusterctl.errors import RefusedError
 from clusterctl.render.exports import kubernetes, slurm
@@ -151,13 +151,13 @@ on_controller_loss: {stop_after: 10m}
 
 
 @pytest.fixture
-def rich(tmp_path: Path) -> Loaded:
+def rich(tmp_path: Path) -> LoadedClusterFile:
     (tmp_path / "cluster.yaml").write_text(RICH)
     (tmp_path / "train.env").write_text("WANDB_PROJECT=llm\n")
-    return load([tmp_path / "cluster.yaml"], environ={"HF_TOKEN": "s3cret"}, sets=["sync.exclude=[data/]"])
+    return load_cluster_file([tmp_path / "cluster.yaml"], environ={"HF_TOKEN": "s3cret"}, sets=["sync.exclude=[data/]"])
 
 
-def test_keys_that_do_not_hold_in_pods_are_named(rich: Loaded) -> None:
+def test_keys_that_do_not_hold_in_pods_are_named(rich: LoadedClusterFile) -> None:
     lost = kubernetes.lost(rich.spec, rich.written_keys)
 
     dropped, variables, *others = lost
@@ -179,13 +179,13 @@ def test_keys_that_do_not_hold_in_pods_are_named(rich: Loaded) -> None:
     assert [*yaml.safe_load_all(text)]
 
 
-def test_variables_that_all_hosts_have_alike_hold_in_pods(rich: Loaded) -> None:
+def test_variables_that_all_hosts_have_alike_hold_in_pods(rich: LoadedClusterFile) -> None:
     names = {entry["name"]: entry.get("value") for entry in pods(rich.spec)[2]["env"]}
     assert (names["A"], names["HF_HOME"], names["WANDB_PROJECT"]) == ("1", "/data/hf", "llm")
     assert "NCCL_IB_HCA" not in names
 
 
-def test_keys_of_hosts_that_do_not_hold_in_an_allocation_are_named(rich: Loaded) -> None:
+def test_keys_of_hosts_that_do_not_hold_in_an_allocation_are_named(rich: LoadedClusterFile) -> None:
     lost = slurm.lost(rich.spec, rich.written_keys)
 
     assert lost == [

@@ -13,7 +13,7 @@ import pytest
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
-from clusterctl.config.stored import dump_spec
+from clusterctl.config.spec_json import dump_spec
 from clusterctl.render.status import RunView, render_status
 from clusterctl.render.story.listing import adoption_hints, render_ps
 from clusterctl.render.story.unattended import Fate, Unattended, fate_of

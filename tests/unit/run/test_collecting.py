@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.protocol.file_list import LINK_MODE
-from clusterctl.config.homes import why_not_sent
+from clusterctl.config.path_rules import find_upload_obstacle
 from clusterctl.config.spec import ClusterSpec, JobSpec, SyncSpec
 from clusterctl.errors import RefusedError
 from clusterctl.run.nodes import code
@@ -400,7 +400,7 @@ def test_a_home_is_no_code_and_is_refused(
     (tmp_path / "link").symlink_to("people/me")
     path = os.path.expanduser(folder.format(link=tmp_path / "link"))
     if not os.path.isdir(path):
-        assert why_not_sent(path) == "is a home"
+        assert find_upload_obstacle(path) == "is a home"
         return
 
     with pytest.raises(RefusedError) as refused:
@@ -409,4 +409,4 @@ def test_a_home_is_no_code_and_is_refused(
     assert "not sent to nodes" in str(refused.value)
     assert "`sync.source`" in str(refused.value.hint)
     write(source, "a.py")
-    assert why_not_sent(str(source)) is None
+    assert find_upload_obstacle(str(source)) is None

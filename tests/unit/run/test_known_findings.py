@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.config.load import load
+from clusterctl.config.loader import load_cluster_file
 from clusterctl.health.model import Finding, Status
 from clusterctl.run.record.kept.findings import KnownFindings, sentences
 
@@ -23,7 +23,7 @@ def known(tmp_path: Path) -> KnownFindings:
 def again(folder: Path, name: str = "cluster.yaml") -> KnownFindings:
     file = folder / name
     file.write_text("version: 1\nhosts: {gpu01: 0}\n")
-    return KnownFindings(folder / "state", load([file], environ={}).spec)
+    return KnownFindings(folder / "state", load_cluster_file([file], environ={}).spec)
 
 
 def kept(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.supervisor.forkserver import environments
-from clusterctl.config.kinds import StartMethod
+from clusterctl.config.field_types import StartMethod
 from clusterctl.config.spec import Framework, HostSpec, JobSpec, RestartSpec
 from clusterctl.plan import launch, layout
 from tests.unit.run.test_plan_environment import ANSWERS, RUN, envs, plan_of, spec_of

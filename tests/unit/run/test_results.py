@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.config.kinds import When
+from clusterctl.config.field_types import FetchCondition
 from clusterctl.config.spec import ClusterSpec, ResultsSpec
 from clusterctl.run.nodes.files.results import Gathering, wanted
 from clusterctl.run.rules.state import RunPhase, RunState
@@ -20,22 +20,24 @@ BEGUN = RunState(placements=((0, "n1", (0,)),))
 @pytest.mark.parametrize(
     ("when", "phase", "fetched"),
     [
-        (When.SUCCESS, RunPhase.SUCCEEDED, True),
-        (When.SUCCESS, RunPhase.FAILED, False),
-        (When.SUCCESS, RunPhase.CANCELLED, False),
-        (When.ALWAYS, RunPhase.FAILED, True),
-        (When.ALWAYS, RunPhase.CANCELLED, True),
-        (When.ALWAYS, RunPhase.LOST, True),
+        (FetchCondition.SUCCESS, RunPhase.SUCCEEDED, True),
+        (FetchCondition.SUCCESS, RunPhase.FAILED, False),
+        (FetchCondition.SUCCESS, RunPhase.CANCELLED, False),
+        (FetchCondition.ALWAYS, RunPhase.FAILED, True),
+        (FetchCondition.ALWAYS, RunPhase.CANCELLED, True),
+        (FetchCondition.ALWAYS, RunPhase.LOST, True),
     ],
 )
-def test_results_are_fetched_after(when: When, phase: RunPhase, fetched: bool) -> None:
+def test_results_are_fetched_after(when: FetchCondition, phase: RunPhase, fetched: bool) -> None:
     spec = replace(SPEC, results=replace(RESULTS, when=when))
 
     assert (wanted(spec, BEGUN, phase) is not None) == fetched
 
 
 def test_of_a_run_that_never_began_there_are_no_results() -> None:
-    assert wanted(replace(SPEC, results=replace(RESULTS, when=When.ALWAYS)), RunState(), RunPhase.FAILED) is None
+    assert (
+        wanted(replace(SPEC, results=replace(RESULTS, when=FetchCondition.ALWAYS)), RunState(), RunPhase.FAILED) is None
+    )
 
 
 def test_a_node_that_is_not_connected_is_named_and_the_patterns_are_not() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
-from clusterctl.config.kinds import StallAction
+from clusterctl.config.field_types import StallAction
 from clusterctl.config.spec import RestartSpec
 from clusterctl.run.rules import controller_events, outcome, policy
 from clusterctl.run.rules.state import RunPhase, RunState, WorkerPhase

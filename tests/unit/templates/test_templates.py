@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusterctl.config.load import load
+from clusterctl.config.loader import load_cluster_file
 from clusterctl.config.spec import ClusterSpec
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -18,7 +18,7 @@ EVERY = pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.nam
 
 
 def spec_of(path: Path) -> ClusterSpec:
-    return load([path], environ={}, require_job=True).spec
+    return load_cluster_file([path], environ={}, require_job=True).spec
 
 
 @EVERY

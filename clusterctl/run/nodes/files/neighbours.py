@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.config.hosts import fold
+from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.config.path_rules import rename_workdir
 from clusterctl.config.spec import TransportKind
-from clusterctl.config.stored import load_spec
-from clusterctl.config.workdir import renamed
+from clusterctl.config.spec_json import load_spec
 from clusterctl.run.record import find
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def in_the_same_folder(spec: ClusterSpec, root: Path | None = None) -> Iterator[
         except (OSError, ValueError):
             continue
         if shared := [node for node, place in mine.items() if place in theirs.values()]:
-            chosen = any(renamed(host.workdir, spec.name, "") == host.workdir for host in spec.hosts)
+            chosen = any(rename_workdir(host.workdir, spec.name, "") == host.workdir for host in spec.hosts)
             other = "another `workdir`" if chosen else "`--name OTHER`"
-            yield f"{run.run} works in the same folder on {fold(shared)}; {other} gives this run one of its own"
+            yield f"{run.run} works in the same folder on {fold_hosts(shared)}; {other} gives this run one of its own"
 
 
 def _folders(spec: ClusterSpec) -> dict[str, tuple[str, str | None]]:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.config.kinds import When
+from clusterctl.config.field_types import FetchCondition
 from clusterctl.errors import ClusterctlError
 from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes.fan_out import each, names
@@ -31,7 +31,7 @@ def wanted(spec: ClusterSpec, state: RunState, phase: RunPhase) -> ResultsSpec |
     results = spec.results
     if results is None or not state.placements:
         return None
-    return results if phase is RunPhase.SUCCEEDED or results.when is When.ALWAYS else None
+    return results if phase is RunPhase.SUCCEEDED or results.when is FetchCondition.ALWAYS else None
 
 
 class Gathering:

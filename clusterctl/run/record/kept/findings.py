@@ -11,7 +11,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from clusterctl.config.hosts import fold
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.health.model import Finding, Status
 from clusterctl.run.record.disk import make_private, write_atomically
 
@@ -118,6 +118,6 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
     for finding in findings:
         message = f"{finding.status.value} {finding.check}", finding.message
         alike.setdefault(message, []).append(finding.node or "cluster")
-    lines = [f"new: {check} on {fold(dict.fromkeys(nodes))}: {text}" for (check, text), nodes in alike.items()]
+    lines = [f"new: {check} on {fold_hosts(dict.fromkeys(nodes))}: {text}" for (check, text), nodes in alike.items()]
     left = len(lines) - _MOST_TOLD
     return lines if left <= 1 else [*lines[:_MOST_TOLD], f"new: {left} findings more; `clusterctl health` lists all"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.secret_words import hide_secrets, hide_secrets_in
+from clusterctl.config.secret_redaction import redact_text, redact_words
 from clusterctl.run.record import origin
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def _without_secrets(job: dict[str, Any]) -> dict[str, Any]:
     args, command = [str(word) for word in _list(job.get("args"))], job.get("command")
     return {
         **job,
-        **({"args": hide_secrets(args)} if args else {}),
-        **({"command": hide_secrets_in(command)} if isinstance(command, str) else {}),
+        **({"args": redact_words(args)} if args else {}),
+        **({"command": redact_text(command)} if isinstance(command, str) else {}),
     }
 
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from clusterctl.config import homes, ownership
-from clusterctl.config.ownership import ForeignFileError
+from clusterctl.config import path_rules
+from clusterctl.config.path_rules import UnsafePermissionsError
 from clusterctl.config.sections import build, foreign
 from clusterctl.config.sections import context as context_module
-from clusterctl.config.sections.context import Files
 from clusterctl.config.spec import TransportKind
 from clusterctl.config.text import override
 from clusterctl.config.text.interpolate import Filling
@@ -28,13 +27,12 @@ from clusterctl.suggestion import file_hint
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from clusterctl.config.sections.context import Files
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.config.text.tree import Node
 
-__all__ = ["Disk", "Files", "Loaded", "Overrides", "Source", "load", "parse"]
 
-
-class Disk:
+class DiskFiles:
     """The files of this machine."""
 
     def read(self, path: str) -> bytes:
@@ -45,7 +43,7 @@ class Disk:
     def read_own(self, path: str) -> bytes:
         """Read at most 1 MiB and one byte of a file that nobody else could have written."""
         with open(path, "rb") as file:
-            ownership.check(path, os.fstat(file.fileno()))
+            path_rules.check_ownership(path, os.fstat(file.fileno()))
             return file.read(MAX_BYTES + 1)
 
     def is_file(self, path: str) -> bool:
@@ -60,9 +58,9 @@ class Disk:
         """The one name of a folder that links lead to."""
         return os.path.realpath(path)
 
-    def why_not_sent(self, path: str) -> str | None:
+    def find_upload_obstacle(self, path: str) -> str | None:
         """Why a folder must not go to nodes."""
-        return homes.why_not_sent(path)
+        return path_rules.find_upload_obstacle(path)
 
     def names(self, path: str) -> Sequence[str]:
         """Names in a folder; empty where it cannot be listed."""
@@ -73,7 +71,7 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ClusterFileText:
     """A text to parse.
 
     Attributes:
@@ -88,7 +86,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedClusterFile:
     """A good cluster file.
 
     Attributes:
@@ -104,11 +102,11 @@ class Loaded:
     def origins(self) -> dict[str, str]:
         """Where each value came from: `cluster.yaml:12:3`, `default`, `--set`, `--script`.
 
-        The keys are the paths of `clusterctl.config.resolve.resolved`, such as `hosts[0].gpus`.
+        The keys are the paths of `clusterctl.config.resolved_file.resolved`, such as `hosts[0].gpus`.
         """
-        from clusterctl.config.resolve import origins
+        from clusterctl.config.resolved_file import list_origins
 
-        return origins(self.spec, self._built)
+        return list_origins(self.spec, self._built)
 
     @cached_property
     def written_keys(self) -> tuple[str, ...]:
@@ -125,7 +123,7 @@ class Loaded:
         return tuple(keys)
 
 
-def load(
+def load_cluster_file(
     paths: Sequence[str | os.PathLike[str]],
     *,
     environ: Mapping[str, str],
@@ -135,7 +133,7 @@ def load(
     with_secrets: bool = False,
     health_mistakes: context_module.HealthMistakes | None = None,
     run_listing: context_module.RunListing | None = None,
-) -> Loaded:
+) -> LoadedClusterFile:
     """Read cluster files, later ones merged over earlier ones.
 
     Args:
@@ -153,9 +151,9 @@ def load(
         ConfigError: Something is wrong; all that is, at once.
         RefusedError: A command was not run.
     """
-    disk = Disk()
-    return parse(
-        [_source(disk, os.fspath(path)) for path in paths],
+    disk = DiskFiles()
+    return parse_cluster_file(
+        [_read_file(disk, os.fspath(path)) for path in paths],
         environ=environ,
         files=disk,
         sets=sets,
@@ -167,21 +165,21 @@ def load(
     )
 
 
-def _source(disk: Disk, name: str) -> Source:
+def _read_file(disk: DiskFiles, name: str) -> ClusterFileText:
     if name.endswith((".py", ".sh")):
         option = f"--script {name}" if name.endswith(".py") else f"--command 'bash {name}'"
         hint = f"`clusterctl up {option}` runs it on the hosts of ./cluster.yaml"
         raise ConfigError([Problem(name, 0, 0, "is a script, and no cluster file", hint)])
     try:
         text = disk.read_own(name)
-    except ForeignFileError as error:
+    except UnsafePermissionsError as error:
         raise ConfigError([Problem(name, 0, 0, str(error), error.hint)]) from error
     except OSError as error:
-        raise ConfigError([_unreadable(name, error)]) from error
-    return Source(path=name, absolute=os.path.abspath(name), text=text)
+        raise ConfigError([_describe_read_error(name, error)]) from error
+    return ClusterFileText(path=name, absolute=os.path.abspath(name), text=text)
 
 
-def _unreadable(name: str, error: OSError) -> Problem:
+def _describe_read_error(name: str, error: OSError) -> Problem:
     if isinstance(error, FileNotFoundError):
         return Problem(name, 0, 0, "no such file", file_hint(name) or "`clusterctl init` writes one to start from")
     if isinstance(error, IsADirectoryError):
@@ -189,8 +187,8 @@ def _unreadable(name: str, error: OSError) -> Problem:
     return Problem(name, 0, 0, f"cannot be read: {error.strerror or error}")
 
 
-def parse(
-    sources: Sequence[Source],
+def parse_cluster_file(
+    sources: Sequence[ClusterFileText],
     *,
     environ: Mapping[str, str],
     files: Files,
@@ -200,14 +198,14 @@ def parse(
     with_secrets: bool = False,
     health_mistakes: context_module.HealthMistakes | None = None,
     run_listing: context_module.RunListing | None = None,
-) -> Loaded:
+) -> LoadedClusterFile:
     """Turn texts into a spec; see `load` for the arguments.
 
     Raises:
         ConfigError: Something is wrong; all that is, at once.
     """
     report = Report()
-    trees = [tree for source in sources if (tree := _tree(source, report)) is not None]
+    trees = [tree for source in sources if (tree := _parse_tree(source, report)) is not None]
     if len(trees) < len(sources):
         raise ConfigError(report.ordered(source.path for source in sources))
     root = override.merged(trees)
@@ -230,18 +228,18 @@ def parse(
     if report.problems or built is None:
         raise ConfigError(report.ordered(source.path for source in sources))
     if any(host.transport is not TransportKind.LOCAL for host in built.spec.hosts):
-        _doubt_search_paths(filling)
-    return Loaded(built.spec, tuple(report.warnings), built)
+        _warn_of_search_paths(filling)
+    return LoadedClusterFile(built.spec, tuple(report.warnings), built)
 
 
-def _doubt_search_paths(filling: Filling) -> None:
+def _warn_of_search_paths(filling: Filling) -> None:
     """Tell of search paths of this machine that go to others, where other programs lie elsewhere."""
     for mark, path, name in filling.search_paths:
         hint = f"`job.prologue` extends a node's own: `export {name}=/opt/x/bin:${name}`"
         filling.report.warn(mark, f"{label(path)}: `{name}` of this machine goes to every node", hint)
 
 
-def _tree(source: Source, report: Report) -> Node | None:
+def _parse_tree(source: ClusterFileText, report: Report) -> Node | None:
     """Read one text; `None` where it is not a cluster file at all."""
     if foreign.is_hostfile(source.text):
         place = foreign.start(source.path, source.text)

@@ -27,7 +27,7 @@ _LAST_NUMBER = re.compile(r"(.*?)([0-9]+)([^0-9]*)", re.DOTALL)
 _NATURAL = re.compile(r"([0-9]+)")
 
 
-class RangeError(ValueError):
+class HostRangeError(ValueError):
     """A host expression that cannot be read.
 
     Attributes:
@@ -58,108 +58,108 @@ class _Span:
         return (str(number).zfill(self.width) for number in range(self.first, self.last + 1))
 
 
-def expand(expression: str, *, limit: int = MAX_HOSTS) -> list[str]:
+def expand_hosts(expression: str, *, limit: int = MAX_HOSTS) -> list[str]:
     """Give every name that an expression stands for, in the order written; duplicates stay.
 
     Raises:
         RangeError: The expression is empty, unbalanced, descending or stands for more than `limit` names.
     """
     names: list[str] = []
-    for offset, item in _items(expression):
-        parts = _parts(item, offset)
+    for offset, item in _split_items(expression):
+        parts = _parse_parts(item, offset)
         count = math.prod(sum(map(len, part)) for part in parts if not isinstance(part, str))
         if len(names) + count > limit:
-            raise RangeError(f"stands for more than {limit} hosts", offset, len(item))
+            raise HostRangeError(f"stands for more than {limit} hosts", offset, len(item))
         choices = [[p] if isinstance(p, str) else [t for span in p for t in span.texts()] for p in parts]
         names.extend("".join(choice) for choice in itertools.product(*choices))
     return names
 
 
-def _items(expression: str) -> Iterator[tuple[int, str]]:
+def _split_items(expression: str) -> Iterator[tuple[int, str]]:
     """Split at commas outside brackets; give the offset of each item without its surrounding blanks."""
     start, opened = 0, -1
     for index, character in enumerate(expression + ","):
         if character == "[":
             if opened >= 0:
-                raise RangeError("`[` inside of `[`", index)
+                raise HostRangeError("`[` inside of `[`", index)
             opened = index
         elif character == "]":
             if opened < 0:
-                raise RangeError("`]` without `[`", index)
+                raise HostRangeError("`]` without `[`", index)
             opened = -1
         elif character == "," and (opened < 0 or index == len(expression)):
             if opened >= 0:
-                raise RangeError("`[` is not closed", opened, len(expression) - opened)
-            yield _item(expression, start, index)
+                raise HostRangeError("`[` is not closed", opened, len(expression) - opened)
+            yield _strip_item(expression, start, index)
             start = index + 1
 
 
-def _item(expression: str, start: int, end: int) -> tuple[int, str]:
+def _strip_item(expression: str, start: int, end: int) -> tuple[int, str]:
     text = expression[start:end]
     stripped = text.strip()
     if not stripped:
-        raise RangeError("a host name is missing", min(start, max(0, len(expression) - 1)))
+        raise HostRangeError("a host name is missing", min(start, max(0, len(expression) - 1)))
     offset = start + text.index(stripped)
     blank = next((i for i, c in enumerate(stripped) if c.isspace()), None)
     if blank is not None:
         hint = "separate hosts with commas"
-        raise RangeError("a host name cannot hold blanks", offset + blank, 1, hint)
+        raise HostRangeError("a host name cannot hold blanks", offset + blank, 1, hint)
     return offset, stripped
 
 
-def _parts(item: str, offset: int) -> list[str | list[_Span]]:
+def _parse_parts(item: str, offset: int) -> list[str | list[_Span]]:
     parts: list[str | list[_Span]] = []
     position = 0
     for piece in re.split(r"(\[[^\]]*\])", item):
         if piece.startswith("["):
-            parts.append(_spans(piece[1:-1], offset + position + 1))
+            parts.append(_parse_spans(piece[1:-1], offset + position + 1))
         elif piece:
             parts.append(piece)
         position += len(piece)
     return parts
 
 
-def _spans(body: str, offset: int) -> list[_Span]:
+def _parse_spans(body: str, offset: int) -> list[_Span]:
     spans: list[_Span] = []
     for piece in body.split(","):
-        spans.append(_span(piece, offset))
+        spans.append(_parse_span(piece, offset))
         offset += len(piece) + 1
     return spans
 
 
-def _span(piece: str, offset: int) -> _Span:
+def _parse_span(piece: str, offset: int) -> _Span:
     match = _RANGE.fullmatch(piece)
     if match is None:
         hint = "write numbers, as in `gpu[01-04,07]`"
-        raise RangeError(f"`{piece}` is not a range of numbers", offset, len(piece), hint)
+        raise HostRangeError(f"`{piece}` is not a range of numbers", offset, len(piece), hint)
     first, last = match[1], match[2] or match[1]
     if max(len(first), len(last)) > _MAX_DIGITS:
-        raise RangeError(f"a number of more than {_MAX_DIGITS} digits", offset, len(piece))
+        raise HostRangeError(f"a number of more than {_MAX_DIGITS} digits", offset, len(piece))
     if int(last) < int(first):
         hint = f"did you mean `{last}-{first}`?"
-        raise RangeError(f"the range `{piece}` runs backwards", offset, len(piece), hint)
-    return _Span(int(first), int(last), len(first) if _padded(first) else 0)
+        raise HostRangeError(f"the range `{piece}` runs backwards", offset, len(piece), hint)
+    return _Span(int(first), int(last), len(first) if _padding_of(first) else 0)
 
 
-def _padded(digits: str) -> bool:
+def _padding_of(digits: str) -> bool:
     return len(digits) > 1 and digits[0] == "0"
 
 
-def natural_key(name: str) -> tuple[object, ...]:
+def natural_sort_key(name: str) -> tuple[object, ...]:
     """Sort key that puts `n2` before `n10`."""
     pieces = _NATURAL.split(name)
     numbers = (int(p) if len(p) <= _MAX_DIGITS else 10**_MAX_DIGITS for p in pieces[1::2])
     return (*zip(pieces[::2], [*numbers, -1], strict=True), name)
 
 
-def fold(names: Iterable[str]) -> str:
+def fold_hosts(names: Iterable[str]) -> str:
     """Write names in ranges: `["gpu01", "gpu02", "gpu07"]` gives `gpu[01-02,07]`.
 
     Names come in natural order and once each; only neighbours in that order are folded. So `expand(fold(names))` gives
     them back in this order, unless one holds a bracket, a comma or a blank, which host names do not: what is printed
     may be pasted into a cluster file, where the order decides the ranks.
     """
-    items = [(name, "") for name in sorted(set(names), key=natural_key)]
+    items = [(name, "") for name in sorted(set(names), key=natural_sort_key)]
     while any(_LAST_NUMBER.fullmatch(head) for head, _ in items):
         items = _fold_last_number(items)
     return ",".join(head + tail for head, tail in items)
@@ -168,16 +168,16 @@ def fold(names: Iterable[str]) -> str:
 def _fold_last_number(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Fold the last number of each head; the head keeps what stands before it, the tail takes the rest."""
     folded = []
-    for (prefix, rest, is_counted), group in itertools.groupby(map(_split, items), key=lambda part: part[:3]):
+    for (prefix, rest, is_counted), group in itertools.groupby(map(_split_at_number, items), key=lambda part: part[:3]):
         numbers = [number for *_, number in group]
         if is_counted:
-            folded.append((prefix, _bracket(numbers) + rest))
+            folded.append((prefix, _format_ranges(numbers) + rest))
         else:
             folded += [(prefix, number + rest) for number in numbers]
     return folded
 
 
-def _split(item: tuple[str, str]) -> tuple[str, str, bool, str]:
+def _split_at_number(item: tuple[str, str]) -> tuple[str, str, bool, str]:
     """Return what stands before and behind the last number of a head, whether it can be counted, and the number."""
     head, tail = item
     match = _LAST_NUMBER.fullmatch(head)
@@ -186,25 +186,25 @@ def _split(item: tuple[str, str]) -> tuple[str, str, bool, str]:
     return match[1], match[3] + tail, len(match[2]) <= _MAX_DIGITS, match[2]
 
 
-def _bracket(digits: list[str]) -> str:
+def _format_ranges(digits: list[str]) -> str:
     if len(digits) == 1:
         return digits[0]
     runs: list[list[str]] = []
     for text in digits:
-        if runs and _follows(runs[-1], text):
+        if runs and _continues_range(runs[-1], text):
             runs[-1].append(text)
         else:
             runs.append([text])
     return "[" + ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) + "]"
 
 
-def _follows(run: list[str], text: str) -> bool:
+def _continues_range(run: list[str], text: str) -> bool:
     """Whether a range that begins as this one does writes its next number like this."""
-    width = len(run[0]) if _padded(run[0]) else 0
+    width = len(run[0]) if _padding_of(run[0]) else 0
     return str(int(run[-1]) + 1).zfill(width) == text
 
 
-def select(names: Sequence[str], include: str | None = None, exclude: str | None = None) -> list[str]:
+def select_hosts(names: Sequence[str], include: str | None = None, exclude: str | None = None) -> list[str]:
     """Choose nodes by set expressions, keeping the order of `names`.
 
     Both expressions take ranges, and `*` and `?` as in file names. A name stands for its numbered copies too:
@@ -214,27 +214,27 @@ def select(names: Sequence[str], include: str | None = None, exclude: str | None
         RangeError: An expression cannot be read.
         NotFoundError: An expression names a node that is not there, or nothing is left.
     """
-    wanted = set(names) if include is None else _matching(names, include)
-    unwanted = set() if exclude is None else _matching(names, exclude)
+    wanted = set(names) if include is None else _find_matching(names, include)
+    unwanted = set() if exclude is None else _find_matching(names, exclude)
     chosen = [name for name in names if name in wanted and name not in unwanted]
     if not chosen:
-        raise NotFoundError("no node is left to act on", hint=f"there are: {fold(names)}" if names else None)
+        raise NotFoundError("no node is left to act on", hint=f"there are: {fold_hosts(names)}" if names else None)
     return chosen
 
 
-def _matching(names: Sequence[str], expression: str) -> set[str]:
+def _find_matching(names: Sequence[str], expression: str) -> set[str]:
     matching: set[str] = set()
-    for pattern in expand(expression):
-        hits = {n for n in names if n == pattern or _is_copy(n, pattern) or fnmatch.fnmatchcase(n, pattern)}
+    for pattern in expand_hosts(expression):
+        hits = {n for n in names if n == pattern or _is_copy_of_host(n, pattern) or fnmatch.fnmatchcase(n, pattern)}
         if not hits:
             import difflib
 
             close = difflib.get_close_matches(pattern, names, 1)
-            hint = f"did you mean `{close[0]}`?" if close else f"there are: {fold(names)}"
+            hint = f"did you mean `{close[0]}`?" if close else f"there are: {fold_hosts(names)}"
             raise NotFoundError(f"no node `{pattern}`", hint=hint)
         matching |= hits
     return matching
 
 
-def _is_copy(name: str, host: str) -> bool:
+def _is_copy_of_host(name: str, host: str) -> bool:
     return name.startswith(host + ".") and name[len(host) + 1 :].isdigit()

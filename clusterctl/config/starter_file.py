@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.config import hosts as ranges
+from clusterctl.config import host_ranges as ranges
 from clusterctl.config.sections import inventory
 from clusterctl.config.sections.listing import ListingError, Machine, hosts_of_line, without_mark
 from clusterctl.config.text.tree import Document, Mark
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 # As much of a list of nodes as an error shows: what cannot be read may be any file.
-_SHOWN = 60
+_MAX_CHARS = 60
 # Names that stand in many people's ssh_config and are no training machines.
-_FORGES = ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "ssh.dev.azure.com")
+_CODE_FORGES = ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "ssh.dev.azure.com")
 
 
-def from_hostfile(path: str, text: str, *, include: str = "", exclude: str = "") -> list[Machine]:
+def import_hostfile(path: str, text: str, *, include: str = "", exclude: str = "") -> list[Machine]:
     """Read a hostfile of DeepSpeed or Open MPI: one host a line, `slots=N`, comments.
 
     Args:
@@ -50,20 +50,20 @@ def from_hostfile(path: str, text: str, *, include: str = "", exclude: str = "")
         for machine in found:
             if machine.host in machines:
                 problems.append(mark.problem(f"`{machine.host}` is listed twice"))
-            machines[machine.host] = _with_slots_as_gpus(machine)
+            machines[machine.host] = _convert_slots_to_gpus(machine)
     if not machines and not problems:
         problems.append(Problem(path, 0, 0, "no host in this file"))
     if problems:
         raise ConfigError(problems)
-    return _filtered(list(machines.values()), include, exclude)
+    return _filter_hosts(list(machines.values()), include, exclude)
 
 
-def _with_slots_as_gpus(machine: Machine) -> Machine:
+def _convert_slots_to_gpus(machine: Machine) -> Machine:
     """Return a machine of a hostfile for a file that a person goes on with: slots are GPUs there, as for DeepSpeed."""
     return machine if machine.gpus is not None else replace(machine, gpus=machine.workers, workers=None)
 
 
-def from_inventory(path: str, text: str) -> list[Machine]:
+def import_ansible_inventory(path: str, text: str) -> list[Machine]:
     """Read the machines of an Ansible inventory.
 
     Args:
@@ -82,20 +82,20 @@ def from_inventory(path: str, text: str) -> list[Machine]:
         raise ConfigError([Mark(Document(path, text), error.line, 1).problem(said, error.hint)]) from error
 
 
-def _filtered(machines: list[Machine], include: str, exclude: str) -> list[Machine]:
+def _filter_hosts(machines: list[Machine], include: str, exclude: str) -> list[Machine]:
     if include and exclude:
         raise ConfigError([Problem("--include", 0, 0, "cannot be used together with --exclude")])
     if not include and not exclude:
         return machines
     option = "--include" if include else "--exclude"
-    wanted = _filters(option, include or exclude, {machine.host for machine in machines})
+    wanted = _parse_filter(option, include or exclude, {machine.host for machine in machines})
     if include:
         chosen = {machine.host: machine for machine in machines}
         return [replace(chosen[host], gpus=slots or chosen[host].gpus) for host, slots in wanted.items()]
-    return [kept for machine in machines if (kept := _without(machine, wanted)) is not None]
+    return [kept for machine in machines if (kept := _remove_slots(machine, wanted)) is not None]
 
 
-def _filters(option: str, text: str, known: set[str]) -> dict[str, tuple[int, ...]]:
+def _parse_filter(option: str, text: str, known: set[str]) -> dict[str, tuple[int, ...]]:
     """Read `HOST[:SLOT,...][@...]`; no slots mean all of the host."""
     wanted: dict[str, tuple[int, ...]] = {}
     for part in text.split("@"):
@@ -107,7 +107,7 @@ def _filters(option: str, text: str, known: set[str]) -> dict[str, tuple[int, ..
     return wanted
 
 
-def _without(machine: Machine, unwanted: dict[str, tuple[int, ...]]) -> Machine | None:
+def _remove_slots(machine: Machine, unwanted: dict[str, tuple[int, ...]]) -> Machine | None:
     slots = unwanted.get(machine.host)
     if slots is None:
         return machine
@@ -117,18 +117,18 @@ def _without(machine: Machine, unwanted: dict[str, tuple[int, ...]]) -> Machine 
     return replace(machine, gpus=left) if left else None
 
 
-def from_ssh_config(text: str, read_include: Callable[[str], Iterable[str]] = lambda pattern: ()) -> list[Machine]:
+def import_ssh_config(text: str, read_include: Callable[[str], Iterable[str]] = lambda pattern: ()) -> list[Machine]:
     """Read the hosts of an `ssh_config`: every name after `Host` that is no pattern.
 
     Args:
         text: The file.
         read_include: Gives the texts of the files that an `Include` names; each is read once.
     """
-    names = dict.fromkeys(_ssh_hosts(text, read_include, depth=0))
-    return [Machine(name) for name in names if not name.endswith(_FORGES)]
+    names = dict.fromkeys(_list_ssh_hosts(text, read_include, depth=0))
+    return [Machine(name) for name in names if not name.endswith(_CODE_FORGES)]
 
 
-def _ssh_hosts(text: str, read_include: Callable[[str], Iterable[str]], depth: int) -> Iterable[str]:
+def _list_ssh_hosts(text: str, read_include: Callable[[str], Iterable[str]], depth: int) -> Iterable[str]:
     # ssh itself stops at 16 levels of Include.
     for line in text.splitlines() if depth < 16 else ():
         words = line.replace("=", " ", 1).split()
@@ -140,41 +140,41 @@ def _ssh_hosts(text: str, read_include: Callable[[str], Iterable[str]], depth: i
         elif keyword == "include":
             for pattern in rest:
                 for included in read_include(pattern):
-                    yield from _ssh_hosts(included, read_include, depth + 1)
+                    yield from _list_ssh_hosts(included, read_include, depth + 1)
 
 
-def from_slurm(expression: str, source: str = "--from") -> list[Machine]:
+def import_slurm_nodes(expression: str, source: str = "--from") -> list[Machine]:
     """Read a Slurm node list such as `gpu[01-04,07]` (of `SLURM_JOB_NODELIST` or `sinfo`).
 
     Raises:
         ConfigError: It cannot be read.
     """
     try:
-        return [Machine(host) for host in dict.fromkeys(ranges.expand(expression))]
-    except ranges.RangeError as error:
-        shown = expression if len(expression) <= _SHOWN else f"{expression[:_SHOWN]}…"
+        return [Machine(host) for host in dict.fromkeys(ranges.expand_hosts(expression))]
+    except ranges.HostRangeError as error:
+        shown = expression if len(expression) <= _MAX_CHARS else f"{expression[:_MAX_CHARS]}…"
         raise ConfigError([Problem(source, 0, 0, f"`{shown}`: {error}", error.hint)]) from error
 
 
-def from_words(text: str) -> list[Machine]:
+def parse_host_words(text: str) -> list[Machine]:
     """Read hosts as a person names them: `gpu[01-08]`, `a,b`, `ubuntu@gpu01`.
 
     Raises:
         ConfigError: It cannot be read.
     """
     machines: dict[str, Machine] = {}
-    for machine in from_slurm(text, "HOSTS"):
+    for machine in import_slurm_nodes(text, "HOSTS"):
         user, at, host = machine.host.rpartition("@")
         machines[host] = Machine(host, user=user if at else None)
     return list(machines.values())
 
 
-def with_gpus(machine: Machine, gpus: int | None) -> Machine:
+def set_gpus(machine: Machine, gpus: int | None) -> Machine:
     """Return a machine of which it is said how many GPUs it has, where nothing else did."""
     return machine if machine.gpus is not None else replace(machine, gpus=gpus)
 
 
-def on_machines(template: str, machines: Sequence[Machine]) -> str:
+def render_template(template: str, machines: Sequence[Machine]) -> str:
     """Return the cluster file of a template for these machines, instead of for this one.
 
     With GPUs, what the template says for its CPU workers is left out: `env` and `args`.
@@ -191,7 +191,11 @@ def on_machines(template: str, machines: Sequence[Machine]) -> str:
     alone = len(entries) == 1
     if alone and len(machines) > 1:
         raise ValueError(f"this template runs on one machine, and {len(machines)} are named")
-    hosts = [f"  {_scalar(machines[0].host)}: {_entry(machines[0], workers=1)}"] if alone else _host_lines(machines)
+    hosts = (
+        [f"  {_format_scalar(machines[0].host)}: {_format_host(machines[0], workers=1)}"]
+        if alone
+        else _format_hosts(machines)
+    )
     own = [*lines[:first], "hosts:", *hosts, *lines[after:]]
     if any(machine.gpus != 0 for machine in machines):
         own = [line for line in own if not line.startswith(("env:", "  args:"))]
@@ -201,7 +205,7 @@ def on_machines(template: str, machines: Sequence[Machine]) -> str:
     return "\n".join(kept).rstrip() + "\n"
 
 
-def starter(
+def render_starter_file(
     machines: Sequence[Machine] = (),
     *,
     script: str = "train.py",
@@ -219,28 +223,28 @@ def starter(
         schema: Path or URL of the JSON Schema for the modeline that editors read; no modeline without.
     """
     modeline = f"# yaml-language-server: $schema={schema}\n" if schema else ""
-    hosts = _host_lines(machines or [Machine("gpu01", 8), Machine("gpu02", 8)])
+    hosts = _format_hosts(machines or [Machine("gpu01", 8), Machine("gpu02", 8)])
     title = f"name: {json.dumps(name)}\n" if name else ""
-    text = _STARTER.format(modeline=modeline, title=title, hosts="\n".join(hosts), script=_scalar(script))
+    text = _STARTER.format(modeline=modeline, title=title, hosts="\n".join(hosts), script=_format_scalar(script))
     if python is None:
         return text
     return re.sub(
-        r"(?m)^# (defaults:)$|^# (  python: ).*$", lambda line: line[1] or f"{line[2]}{_scalar(python)}", text
+        r"(?m)^# (defaults:)$|^# (  python: ).*$", lambda line: line[1] or f"{line[2]}{_format_scalar(python)}", text
     )
 
 
-def _host_lines(machines: Sequence[Machine]) -> list[str]:
+def _format_hosts(machines: Sequence[Machine]) -> list[str]:
     """Fold neighbours that are alike; order is node rank, so machines are never moved."""
     groups: list[tuple[Machine, list[str]]] = []
     for machine in machines:
-        if groups and replace(groups[-1][0], host=machine.host) == machine and _folds(groups[-1][1], machine.host):
+        if groups and replace(groups[-1][0], host=machine.host) == machine and _can_fold(groups[-1][1], machine.host):
             groups[-1][1].append(machine.host)
         else:
             groups.append((machine, [machine.host]))
-    return [f"  {_scalar(ranges.fold(names))}: {_entry(machine)}" for machine, names in groups]
+    return [f"  {_format_scalar(ranges.fold_hosts(names))}: {_format_host(machine)}" for machine, names in groups]
 
 
-def _entry(machine: Machine, workers: int | None = None) -> str:
+def _format_host(machine: Machine, workers: int | None = None) -> str:
     reached = {
         "workers": workers or machine.workers,
         "address": machine.address,
@@ -250,20 +254,20 @@ def _entry(machine: Machine, workers: int | None = None) -> str:
         "proxy_jump": machine.proxy_jump,
         "python": machine.python,
     }
-    told = [f"{key}: {_scalar(v) if isinstance(v, str) else v}" for key, v in reached.items() if v is not None]
-    return f"{{{', '.join((f'gpus: {_gpus(machine.gpus)}', *told))}}}" if told else _gpus(machine.gpus)
+    told = [f"{key}: {_format_scalar(v) if isinstance(v, str) else v}" for key, v in reached.items() if v is not None]
+    return f"{{{', '.join((f'gpus: {_format_gpus(machine.gpus)}', *told))}}}" if told else _format_gpus(machine.gpus)
 
 
-def _folds(names: list[str], host: str) -> bool:
-    folded = ranges.fold([*names, host])
-    return ranges.expand(folded) == [*names, host] and "," not in re.sub(r"\[[^\]]*\]", "", folded)
+def _can_fold(names: list[str], host: str) -> bool:
+    folded = ranges.fold_hosts([*names, host])
+    return ranges.expand_hosts(folded) == [*names, host] and "," not in re.sub(r"\[[^\]]*\]", "", folded)
 
 
-def _gpus(gpus: int | tuple[int, ...] | None) -> str:
+def _format_gpus(gpus: int | tuple[int, ...] | None) -> str:
     return "auto" if gpus is None else json.dumps(gpus)
 
 
-def _scalar(text: str) -> str:
+def _format_scalar(text: str) -> str:
     return text if re.fullmatch(r"[A-Za-z_./][\w./\[\],-]*", text) and text.lower() != "null" else json.dumps(text)
 
 

@@ -20,33 +20,33 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.config.text.tree import Node, Path
 
-HIDDEN = "***"
+REDACTED = "***"
 """What stands for a secret."""
 
 
-def resolved(spec: ClusterSpec) -> dict[str, Any]:
+def resolve_spec(spec: ClusterSpec) -> dict[str, Any]:
     """Give the cluster file that says all that `spec` does; parsed again it gives the same spec, secrets aside."""
     document: dict[str, Any] = {
         "version": 1,
         "name": spec.name,
         "hosts": [{"host": host.host} | HOST.written(host) for host in spec.hosts],
-        "ssh": _written(spec.ssh),
-        "network": _written(spec.network),
-        "sync": "none" if spec.sync is None else _written(spec.sync),
+        "ssh": _format_part(spec.ssh),
+        "network": _format_part(spec.network),
+        "sync": "none" if spec.sync is None else _format_part(spec.sync),
         "env": dict(spec.env),
-        "secrets": dict.fromkeys(spec.secrets, HIDDEN),
-        "results": None if spec.results is None else _written(spec.results),
-        "job": None if spec.job is None else _written(spec.job),
-        "restart": _written(spec.restart),
+        "secrets": dict.fromkeys(spec.secrets, REDACTED),
+        "results": None if spec.results is None else _format_part(spec.results),
+        "job": None if spec.job is None else _format_part(spec.job),
+        "restart": _format_part(spec.restart),
         "on_controller_loss": "keep" if spec.stop_after is None else CONTROLLER_LOSS.written(spec),
-        "stall": _written(spec.stall),
-        "health": _written(spec.health),
-        "logs": _written(spec.logs),
+        "stall": _format_part(spec.stall),
+        "health": _format_part(spec.health),
+        "logs": _format_part(spec.logs),
     }
     return {key: value for key, value in document.items() if value is not None}
 
 
-def _written(part: Any) -> dict[str, Any]:
+def _format_part(part: Any) -> dict[str, Any]:
     of: Any = type(part)
     return section_of(of).written(part)
 
@@ -60,68 +60,75 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = "'" if not isinstance(core_scalar(text), str) else "|" if "\n" in text.rstrip("\n") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_text)
 
 
-def to_yaml(document: Mapping[str, Any]) -> str:
+def render_yaml(document: Mapping[str, Any]) -> str:
     """Write a resolved document as YAML that can be used as a cluster file."""
     text: str = yaml.dump(
-        _escaped(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=False
+        _escape_variables(document),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=110,
+        default_flow_style=False,
     )
     return text
 
 
-def _escaped(value: Any, path: Path = ()) -> Any:
+def _escape_variables(value: Any, path: Path = ()) -> Any:
     """Write all texts so that no variable is filled in a second time."""
     if isinstance(value, str):
         return escaped(value, is_shell=is_shell_text(path))
     if isinstance(value, list):
         shell = shell_items(path, value)
-        return [escaped(v, is_shell=True) if i in shell else _escaped(v, (*path, i)) for i, v in enumerate(value)]
-    return {key: _escaped(v, (*path, key)) for key, v in value.items()} if isinstance(value, dict) else value
+        return [
+            escaped(v, is_shell=True) if i in shell else _escape_variables(v, (*path, i)) for i, v in enumerate(value)
+        ]
+    return {key: _escape_variables(v, (*path, key)) for key, v in value.items()} if isinstance(value, dict) else value
 
 
-def leaves(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def iterate_leaves(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Give each value that is no mapping, with its path; items of `hosts` are entered, other lists are values."""
     if isinstance(document, dict) and document:
         for key, value in document.items():
-            yield from leaves(value, (*path, key))
+            yield from iterate_leaves(value, (*path, key))
     elif isinstance(document, list) and path == ("hosts",):
         for index, value in enumerate(document):
-            yield from leaves(value, (*path, index))
+            yield from iterate_leaves(value, (*path, index))
     else:
         yield path, document
 
 
-def origins(spec: ClusterSpec, built: Built) -> dict[str, str]:
+def list_origins(spec: ClusterSpec, built: Built) -> dict[str, str]:
     """Say for each leaf of `resolved(spec)` where it came from."""
     places: dict[str, str] = {}
-    for path, _ in leaves(resolved(spec)):
+    for path, _ in iterate_leaves(resolve_spec(spec)):
         if path[0] == "hosts" and len(path) > 1:
-            node = _host_node(path, built.machines, built.root)
+            node = _find_host_value(path, built.machines, built.root)
         elif path[0] == "env" and len(path) > 1:
             node = built.env.child(path[1])
         else:
-            node = _descend(built.root, path)
+            node = _find_value(built.root, path)
         places[label(path)] = node.mark.place if node is not None else "default"
     return places
 
 
-def _host_node(path: Path, machines: Sequence[Machine], root: Node) -> Node | None:
+def _find_host_value(path: Path, machines: Sequence[Machine], root: Node) -> Node | None:
     entry = machines[int(path[1])].entry.node
-    own = _descend(entry, path[2:])
+    own = _find_value(entry, path[2:])
     if own is not None:
         return own
     defaults = root.child("defaults")
-    return _descend(defaults, path[2:]) if defaults is not None else None
+    return _find_value(defaults, path[2:]) if defaults is not None else None
 
 
-def _descend(node: Node, path: Path) -> Node | None:
+def _find_value(node: Node, path: Path) -> Node | None:
     below: Node | None = node
     for part in path:
         below = below.child(part) if below is not None else None

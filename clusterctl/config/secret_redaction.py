@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HIDDEN = "***"
+REDACTED = "***"
 
 _NAME = re.compile(r"TOKEN(_|$)|SECRET|PASSWORD|PASSWD|_KEY(_|$)")
-_OF_A_MODEL = re.compile(
+_TRAINING_NAME = re.compile(
     r"(^|_)(PAD|EOS|BOS|UNK|SEP|CLS|MASK|STOP|IMAGE|SPECIAL)_TOKEN|TOKEN_(ID|TYPE)|"
     r"(^|_)(SORT|PRIMARY|FOREIGN|INPUT|TARGET|LABEL|IMAGE|TEXT|DATA|CACHE|DICT|COLUMN)_KEY"
 )
 """Names that mean something else on the command line of a training."""
-_VALUE = re.compile(
+_TOKEN = re.compile(
     r"(hf_|ghp_|gho_|github_pat_|glpat-|xox[abp]-|sk-|AKIA)[A-Za-z0-9_-]{12,}|eyJ[\w-]{10,}\.[\w.-]{10,}"
 )
 """Beginnings by which the tokens of well-known services are told."""
-_ASSIGNED = re.compile(r"(-*[\w.-]+)=(.+)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"(-*[\w.-]+)=(.+)", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 
 
@@ -29,33 +29,33 @@ def is_secret_name(name: str) -> bool:
     return bool(_NAME.search(name.upper()))
 
 
-def secret_words(words: Sequence[str]) -> dict[int, str]:
+def find_secret_words(words: Sequence[str]) -> dict[int, str]:
     """Return which words of a command line look like a secret: the index to the word as it may be shown."""
     found = {}
     for index, word in enumerate(words):
-        assigned = _ASSIGNED.fullmatch(word)
+        assigned = _ASSIGNMENT.fullmatch(word)
         before = words[index - 1] if index else ""
         if assigned is not None and _is_secret_option(assigned[1]):
-            found[index] = f"{assigned[1]}={HIDDEN}"
+            found[index] = f"{assigned[1]}={REDACTED}"
         elif _OPTION.fullmatch(before) and _is_secret_option(before) and not _OPTION.fullmatch(word):
-            found[index] = HIDDEN
-        elif _VALUE.search(word):
-            found[index] = _VALUE.sub(HIDDEN, word)
+            found[index] = REDACTED
+        elif _TOKEN.search(word):
+            found[index] = _TOKEN.sub(REDACTED, word)
     return found
 
 
-def hide_secrets(words: Sequence[str]) -> list[str]:
+def redact_words(words: Sequence[str]) -> list[str]:
     """Return the words of a command line without those that look like a secret."""
-    found = secret_words(words)
+    found = find_secret_words(words)
     return [found.get(index, word) for index, word in enumerate(words)]
 
 
-def hide_secrets_in(text: str) -> str:
+def redact_text(text: str) -> str:
     """Return a text of a shell without words that look like a secret; blanks stay as they are."""
     pieces = re.split(r"(\s+)", text)
-    return "".join(piece + blank for piece, blank in zip(hide_secrets(pieces[::2]), [*pieces[1::2], ""], strict=True))
+    return "".join(piece + blank for piece, blank in zip(redact_words(pieces[::2]), [*pieces[1::2], ""], strict=True))
 
 
 def _is_secret_option(name: str) -> bool:
     plain = re.sub(r"[.-]", "_", name.lstrip("-")).upper()
-    return bool(_NAME.search(plain)) and not _OF_A_MODEL.search(plain)
+    return bool(_NAME.search(plain)) and not _TRAINING_NAME.search(plain)

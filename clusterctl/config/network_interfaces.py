@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VIRTUAL = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "tunl", "kube", "vnet")
+VIRTUAL_INTERFACE_PREFIXES = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "tunl", "kube", "vnet")
 """How the names of interfaces of containers and virtual machines begin: workers of several nodes do not meet there."""
 
 
-def selected(variable: str, value: str, names: Sequence[str]) -> list[str]:
+def select_interfaces(variable: str, value: str, names: Sequence[str]) -> list[str]:
     """Return which interfaces of a node a variable selects, in its order, or in that of the node.
 
     NCCL takes beginnings of names, `=` and whole names, or `^` and what it shall not take; the others take whole names.
@@ -21,5 +21,7 @@ def selected(variable: str, value: str, names: Sequence[str]) -> list[str]:
     found = {want: [name for name in names if (name == want if is_whole else name.startswith(want))] for want in wanted}
     if variable.startswith("NCCL") and value.startswith("^"):
         unwanted = {name for some in found.values() for name in some}
-        return [name for name in names if name not in unwanted and not name.startswith(("lo", *VIRTUAL))]
+        return [
+            name for name in names if name not in unwanted and not name.startswith(("lo", *VIRTUAL_INTERFACE_PREFIXES))
+        ]
     return list(dict.fromkeys(name for some in found.values() for name in some))

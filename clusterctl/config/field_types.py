@@ -1,0 +1,304 @@
+"""How people write the values of a cluster file: what each kind of them is read by, written back by, and called.
+
+`clusterctl.config.spec` says of each key which kind it is. Nothing here needs pydantic, so that the spec costs little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Annotated, Any
+
+from clusterctl.config import value_parsers
+from clusterctl.config.value_parsers import COMMAND_HINT, InvalidValueError, describe_value
+
+Converter = Callable[[object], Any]
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class FieldType:
+    """What a type alone does not say of how its values are written.
+
+    Attributes:
+        words: What people write, for the page of keys; empty for what the type says.
+        parse: Makes a value of what was written, instead of a check of the type.
+        before: Looks at what was written before the type is checked.
+        after: Makes a value of what has the right type.
+        show: Writes a value back.
+        schema: The shape for editors; `None` for that of the type.
+        limits: The least and the greatest number.
+        choices: The words that there are.
+        as_written: Whether scalars are taken as text: `1e-3` stays `1e-3`, `yes` stays `yes`.
+    """
+
+    syntax: str = ""
+    parse: Converter | None = None
+    before: Converter | None = None
+    after: Converter | None = None
+    unparse: Callable[[Any], Any] | None = None
+    schema: dict[str, Any] | None = None
+    limits: tuple[int, int] | None = None
+    choices: tuple[str, ...] = ()
+    keep_text: bool = False
+
+
+class StartMethod(str, Enum):
+    """How the workers of a node come to be."""
+
+    SPAWN = "spawn"
+    FORK = "fork"
+    AUTO = "auto"
+
+
+class StallAction(str, Enum):
+    """What happens to a run that is confirmed as stalled."""
+
+    REPORT = "report"
+    STOP = "stop"
+    RESTART = "restart"
+
+
+class ResumePolicy(str, Enum):
+    """Which checkpoints an attempt may go on from."""
+
+    NEVER = "never"
+    THIS_RUN = "this run"
+    ANY = "any"
+
+
+class FetchCondition(str, Enum):
+    """After which ends of a run something is done."""
+
+    SUCCESS = "success"
+    ALWAYS = "always"
+
+
+class KeyInfo:
+    """What is said of a key.
+
+    Attributes:
+        about: A sentence; `(default)` in it names the default, which is told at its end otherwise.
+        examples: Values as a person may write them.
+        unset: What holds without the key, where the default itself does not say it.
+    """
+
+    __slots__ = ("examples", "summary", "unset_text")
+
+    def __init__(self, summary: str, *examples: Any, unset_text: str = "") -> None:
+        self.summary, self.examples, self.unset_text = summary, examples, unset_text
+
+
+def _parse(kind: FieldType, value: object) -> Any:
+    assert kind.parse is not None
+    return kind.parse(value)
+
+
+def _require_positive(kind: FieldType) -> FieldType:
+    def parse(value: object) -> Any:
+        number = _parse(kind, value)
+        if number <= 0:
+            raise InvalidValueError("must be more than 0")
+        return number
+
+    return replace(kind, syntax=kind.syntax.removesuffix(" or 0"), parse=parse)
+
+
+def _accept_word(kind: FieldType, word: str) -> FieldType:
+    """Let a word stand for `None`."""
+    form = kind.schema or {}
+    return replace(
+        kind,
+        syntax=f"{kind.syntax}{',' if ',' in kind.syntax else ''} or `{word}`",
+        parse=lambda value: None if value == word else _parse(kind, value),
+        unparse=lambda value: word if value is None else kind.unparse(value) if kind.unparse else value,
+        schema={"anyOf": [*form.get("anyOf", [form]), {"const": word}]},
+    )
+
+
+_MAX_DEVICES = 1024
+
+
+def _parse_count(value: object, what: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidValueError(f"must be {what}, not {describe_value(value)}")
+    if not least <= value <= _MAX_DEVICES:
+        raise InvalidValueError(f"must be between {least} and {_MAX_DEVICES}, not {describe_value(value)}")
+    return value
+
+
+def _parse_gpus(value: object) -> int | tuple[int, ...]:
+    if not isinstance(value, list):
+        return _parse_count(value, "a count, a list of indices, or `auto`", 0)
+    indices = tuple(_parse_count(item, "a list of device indices", 0) for item in value)
+    if not indices:
+        raise InvalidValueError("an empty list of devices", "write `gpus: 0` for none")
+    if len(set(indices)) < len(indices):
+        raise InvalidValueError("lists a device twice")
+    return indices
+
+
+def _parse_port(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidValueError(f"must be a port or `auto`, not {describe_value(value)}")
+    if not 1 <= value <= 65535:
+        raise InvalidValueError("must be a port from 1 to 65535")
+    return value
+
+
+def _parse_command(value: object) -> str | tuple[str, ...]:
+    if isinstance(value, str) and "\r" in value:
+        raise InvalidValueError("has the line ends of Windows, at which bash fails", "take the `\\r` out of the text")
+    if isinstance(value, str) and value.strip():
+        return value
+    if isinstance(value, list) and None in value:
+        # What could not be filled in has been told already.
+        return ()
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise InvalidValueError("must be a shell command, or a list of program and arguments")
+
+
+def _check_interpreter(value: object) -> object:
+    """Refuse what only a shell could run, and folders."""
+    words_of_value = value.split() if isinstance(value, str) else []
+    if any("/" not in word for word in words_of_value[1:]) or words_of_value[:1] in (["source"], ["."]):
+        hint = "name its interpreter, such as `.venv/bin/python`; `job.command` runs a command"
+        raise InvalidValueError(f"{describe_value(value)} is a command, not the path of one program", hint)
+    if isinstance(value, str) and value.endswith("/"):
+        hint = f"name the interpreter in it: `{value}bin/python`"
+        raise InvalidValueError(f"{describe_value(value)} is a folder", hint)
+    return value
+
+
+def build_transport_type(of: type[Enum]) -> FieldType:
+    """Make the kind of a transport: a word of `of`, or a command as a list of its words."""
+    by_word = {word.value: word for word in of}
+
+    def parse(value: object) -> Any:
+        if isinstance(value, str) and value in by_word:
+            return by_word[value]
+        if isinstance(value, dict) and [*value] == ["command"]:
+            return value_parsers.parse_transport_command(value["command"])
+        raise InvalidValueError(
+            f"must be {', '.join(f'`{word}`' for word in by_word)} or a mapping with the key `command`", COMMAND_HINT
+        )
+
+    argv = {"type": "array", "minItems": 1, "items": {"type": "string"}}
+    keyed = {"type": "object", "properties": {"command": argv}, "required": ["command"], "additionalProperties": False}
+    return FieldType(
+        syntax=", ".join(f"`{word}`" for word in by_word) + " or `command:` with a list",
+        parse=parse,
+        unparse=lambda value: {"command": [*value]} if isinstance(value, tuple) else value.value,
+        schema={"anyOf": [{"enum": [*by_word]}, keyed]},
+    )
+
+
+def _wrap_in_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _convert_tuple_to_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+_COUNT_SCHEMA: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": _MAX_DEVICES}
+_SCALAR_SCHEMA: dict[str, Any] = {"type": ["string", "number", "boolean"]}
+_CAUSES = ("crash", "stall", "node_lost", "unhealthy")
+_PORT_SCHEMA: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 65535}
+
+
+def _item_or_list_schema(item: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [item, {"type": "array", "items": item}]}
+
+
+def _build_quantity_type(
+    word: str, number: str, pattern: str, parse: Converter, show: Callable[[Any], str]
+) -> FieldType:
+    forms = [{"type": number, "minimum": 0}, {"type": "string", "pattern": pattern}]
+    return FieldType(syntax=f"{word} or 0", parse=parse, unparse=show, schema={"anyOf": forms})
+
+
+_DURATION = _build_quantity_type(
+    "duration",
+    "number",
+    value_parsers.DURATION_PATTERN,
+    value_parsers.parse_duration,
+    value_parsers.format_exact_duration,
+)
+_SIZE = _build_quantity_type(
+    "size", "integer", value_parsers.SIZE_PATTERN, value_parsers.parse_size, value_parsers.format_exact_size
+)
+_INDICES_SCHEMA: dict[str, Any] = {"type": "array", "minItems": 1, "uniqueItems": True, "items": _COUNT_SCHEMA}
+_GPUS = FieldType(
+    syntax="count, list of indices",
+    parse=_parse_gpus,
+    unparse=_convert_tuple_to_list,
+    schema={"anyOf": [_COUNT_SCHEMA, _INDICES_SCHEMA]},
+)
+_WORKERS = FieldType(
+    syntax="count",
+    parse=lambda value: _parse_count(value, "a count or `auto`", 1),
+    schema=_COUNT_SCHEMA | {"minimum": 1},
+)
+
+Duration = Annotated[float, _DURATION]
+PositiveDuration = Annotated[float, _require_positive(_DURATION)]
+DurationOrNone = Annotated[float | None, _accept_word(_require_positive(_DURATION), "none")]
+DurationOrAuto = Annotated[float | None, _accept_word(_require_positive(_DURATION), "auto")]
+Size = Annotated[int, _require_positive(_SIZE)]
+SizeOrZero = Annotated[int, _SIZE]
+SizeOrNone = Annotated[int | None, _accept_word(_require_positive(_SIZE), "none")]
+Port = Annotated[int, FieldType(limits=(1, 65535))]
+PortOrAuto = Annotated[
+    int | None, _accept_word(FieldType(syntax="port", parse=_parse_port, schema=_PORT_SCHEMA), "auto")
+]
+Gpus = Annotated[int | tuple[int, ...] | None, _accept_word(_GPUS, "auto")]
+Workers = Annotated[int | None, _accept_word(_WORKERS, "auto")]
+Interface = Annotated[
+    str | None,
+    FieldType(
+        syntax="name or `auto`",
+        after=lambda name: None if name == "auto" else name,
+        unparse=lambda name: name or "auto",
+    ),
+]
+Connections = Annotated[int, FieldType(limits=(1, 1024))]
+Restarts = Annotated[int, FieldType(limits=(0, 1000))]
+ExitCodes = tuple[Annotated[int, FieldType(limits=(0, 255))], ...]
+Texts = Annotated[
+    tuple[str, ...],
+    FieldType(syntax="text or list of texts", before=_wrap_in_list, schema=_item_or_list_schema({"type": "string"})),
+]
+Args = Annotated[
+    tuple[str, ...], FieldType(syntax="list", schema={"type": "array", "items": _SCALAR_SCHEMA}, keep_text=True)
+]
+Env = Annotated[
+    dict[str, str],
+    FieldType(syntax="mapping", schema={"type": "object", "additionalProperties": _SCALAR_SCHEMA}, keep_text=True),
+]
+Command = Annotated[
+    str | tuple[str, ...] | None,
+    FieldType(
+        syntax="text or list",
+        parse=_parse_command,
+        unparse=_convert_tuple_to_list,
+        schema={"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _SCALAR_SCHEMA}]},
+        keep_text=True,
+    ),
+]
+Causes = Annotated[
+    tuple[Annotated[str, FieldType(choices=_CAUSES)], ...],
+    FieldType(before=_wrap_in_list, schema=_item_or_list_schema({"enum": [*_CAUSES]})),
+]
+StopSignal = Annotated[str, FieldType(choices=("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"))]
+Weights = dict[str, Annotated[str, FieldType(choices=("fail", "warn", "ignore"))]]
+Interpreter = Annotated[str, FieldType(before=_check_interpreter)]
+SshWord = Annotated[str, FieldType(before=value_parsers.check_ssh_argument)]
+SshUser = Annotated[str, FieldType(before=value_parsers.check_user_name)]
+SshHops = Annotated[str, FieldType(syntax="hosts, with `,` between", before=value_parsers.check_proxy_jump)]
+SshFile = Annotated[str, FieldType(syntax="file", before=value_parsers.check_ssh_path)]
+SshFiles = Annotated[
+    tuple[SshFile, ...],
+    FieldType(syntax="file or list of files", before=_wrap_in_list, schema=_item_or_list_schema({"type": "string"})),
+]

@@ -1,0 +1,153 @@
+"""Whether a file may say what is run: it has to be the user's or root's, and nobody else may be able to write it.
+
+OpenSSH asks the same of its own files. A group-writable file is no reason where the group is the user's alone, as it is
+on Debian and Fedora, whose umask of 002 makes every file so.
+
+Whether a folder is somebody's home, or holds homes: it is no code, and is full of what nobody else may have.
+
+Where the code lies on a node of which the cluster file does not say it: a folder of our own for each cluster.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shlex
+import stat
+import zlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class UnsafePermissionsError(Exception):
+    """A file that somebody else could have written; `hint` says what helps."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def check_ownership(path: str, found: os.stat_result) -> None:
+    """Refuse a file that somebody else owns or can write, or can put another in the place of.
+
+    Args:
+        path: As it was opened.
+        found: What is known of the open file; anything but a regular file came by the user's own hand (a pipe).
+
+    Raises:
+        ForeignFileError: So it is.
+        OSError: Its folder cannot be looked at.
+    """
+    if not stat.S_ISREG(found.st_mode):
+        return
+    me = os.geteuid()
+    if found.st_uid not in (0, me):
+        whose, mine = _format_user(found.st_uid), _format_user(me)
+        hint = f"read it, then use a copy that is yours, or make it yours: `chown {mine} {shlex.quote(path)}`"
+        raise UnsafePermissionsError(f"belongs to {whose}, and what it says would be run as {mine}", hint)
+    if _can_others_write(found):
+        raise UnsafePermissionsError(
+            "others can write it, and what it says is run", f"`chmod go-w {shlex.quote(path)}`"
+        )
+    for folder in dict.fromkeys((os.path.dirname(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))):
+        state = os.stat(folder)
+        if _can_others_write(state) and not state.st_mode & stat.S_ISVTX:
+            hint = f"`chmod go-w {shlex.quote(folder)}`, or keep it in a folder of your own"
+            raise UnsafePermissionsError(f"others can write in {folder}, and put another file in its place", hint)
+
+
+def _can_others_write(found: os.stat_result) -> bool:
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and found.st_gid != 0 and not _is_private_group(found.st_gid)
+
+
+def _is_private_group(gid: int) -> bool:
+    """Tell whether a group is the user's own: primary, called like the user, and without anybody else in it."""
+    try:
+        me, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    if me.pw_gid != gid or group.gr_name != me.pw_name or not set(group.gr_mem) <= {me.pw_name}:
+        return False
+    # Last: where users are in a directory of the network, to list them all may take long.
+    return all(user.pw_name == me.pw_name for user in _list_primary_members(gid))
+
+
+def _list_primary_members(gid: int) -> list[pwd.struct_passwd]:
+    return [user for user in pwd.getpwall() if user.pw_gid == gid]
+
+
+def _format_user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+_HOME_PARENTS = ("/home", "/Users")
+_FIRST_OF_PEOPLE, _NOBODY = 1000, 65534
+UPLOAD_HINT = "put the code into a folder of its own, and name that as `sync.source`; or `sync: none`"
+
+
+def find_upload_obstacle(folder: str) -> str | None:
+    """Return why a folder must not be sent as code, in words that follow its name; `None` where it may be."""
+    real = os.path.realpath(folder)
+    if ".ssh" in real.split("/"):
+        return "holds the keys of ssh"
+    if real == "/":
+        return "is the whole file system"
+    if real in _HOME_PARENTS:
+        return "holds the homes of people"
+    if os.path.dirname(real) in _HOME_PARENTS or real == "/root":
+        return "is a home"
+    try:
+        found = os.stat(real)
+    except OSError:
+        return None
+    for home in _list_homes(found.st_uid):
+        if home.startswith(real + "/"):
+            return f"holds the home {home}"
+        # Another path may be the same folder, where it is mounted twice.
+        if home == real or (os.path.exists(home) and os.path.samestat(os.stat(home), found)):
+            return "is a home"
+    return None
+
+
+def _list_homes(owner: int) -> Iterator[str]:
+    """Yield homes: the user's own, the one of a folder's owner, and those of people that the machine can list."""
+    people = [entry for entry in pwd.getpwall() if _FIRST_OF_PEOPLE <= entry.pw_uid < _NOBODY or entry.pw_uid == 0]
+    for uid in {os.getuid(), owner}:
+        try:
+            people.append(pwd.getpwuid(uid))
+        except KeyError:
+            continue
+    for home in {os.environ.get("HOME", ""), *(entry.pw_dir for entry in people)}:
+        real = os.path.realpath(home)
+        # Of users who are none, such as daemons, the file may say anything.
+        if home.startswith("/") and real != "/":
+            yield real
+
+
+_WORKDIR_ROOT = "~/.local/share/clusterctl/work"
+
+
+def default_workdir(name: str, folder: str) -> str:
+    """Return the folder of the code on other machines than this.
+
+    Args:
+        name: Of the cluster file. Two checkouts may have it in common, being that of their folder.
+        folder: Absolute path of the cluster file's folder, which tells such checkouts apart.
+    """
+    return f"{_WORKDIR_ROOT}/{name}-{zlib.crc32(os.fsencode(folder)):08x}"
+
+
+def rename_workdir(workdir: str | None, old: str, new: str) -> str | None:
+    """Return what a folder of the cluster called `old` is for one called `new`; one that a person chose stays."""
+    ours = f"{_WORKDIR_ROOT}/{old}-"
+    return (
+        workdir if workdir is None or not workdir.startswith(ours) else f"{_WORKDIR_ROOT}/{new}-{workdir[len(ours) :]}"
+    )

@@ -1,0 +1,278 @@
+"""Launchers of other projects in a command: which of them knows of one node alone. Pure.
+
+Whether a file is a Python program, by its name and its content. Pure.
+
+Which Python environment a text of a shell activates. Pure.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import re
+import shlex
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class SingleNodeLauncher(NamedTuple):
+    """A launcher, and what it lacks to know of the other nodes."""
+
+    launcher: str
+    why: str
+
+
+_TORCHRUN = ("--nnodes", "--nnode", "--rdzv-endpoint", "--rdzv_endpoint")
+_ACCELERATE = ("--num_machines", "--num-machines", "--config_file", "--config-file")
+_DEEPSPEED = ("--hostfile", "-H", "--num_nodes", "--no_ssh")
+_MPI = ("--hostfile", "-hostfile", "--host", "-host", "-H", "--machinefile", "-machinefile", "-f", "--hosts", "-hosts")
+_LAUNCHER_PROGRAMS = {
+    "torchrun": _TORCHRUN,
+    "accelerate launch": _ACCELERATE,
+    "accelerate-launch": _ACCELERATE,
+    "deepspeed": _DEEPSPEED,
+    "colossalai run": ("--hostfile", "--host"),
+    "composer": ("--world_size", "--node_rank"),
+    "fabric run": ("--num-nodes", "--num_nodes"),
+    "lightning run": ("--num-nodes", "--num_nodes"),
+    "horovodrun": ("-H", "--hosts", "-hostfile", "--hostfile"),
+    "mpirun": _MPI,
+    "mpiexec": _MPI,
+}
+_LAUNCHER_MODULES = {
+    "torch.distributed.run": _TORCHRUN,
+    "torch.distributed.launch": _TORCHRUN,
+    "accelerate.commands.launch": _ACCELERATE,
+    "deepspeed.launcher.runner": _DEEPSPEED,
+    "paddle.distributed.launch": ("--nnodes", "--ips", "--master"),
+}
+_NON_RUNNERS = ("install", "echo", "which", "type", "import", "printf")
+_SEPARATORS = re.compile(r"[;&|()]+")
+
+
+def find_single_node_launcher(command: str | Sequence[str]) -> SingleNodeLauncher | None:
+    """Return the first launcher of a command that is not told of other nodes, or `None`."""
+    for words in split_shell_commands(command):
+        named = _find_launcher(words)
+        if named is None or any(word in _NON_RUNNERS for word in words[:4]):
+            continue
+        launcher, options, rest = named
+        if options is _TORCHRUN and ("--standalone" in rest or _find_option_value(rest, "--nnodes") == "1"):
+            return SingleNodeLauncher(launcher, "for one node")
+        if not any(word.partition("=")[0] in options for word in rest):
+            return SingleNodeLauncher(launcher, f"without `{options[0]}`")
+    return None
+
+
+def split_shell_commands(command: str | Sequence[str]) -> Iterator[list[str]]:
+    """Give the words of each simple command of a shell text, roughly; a list is one such command."""
+    if not isinstance(command, str):
+        yield list(command)
+        if len(command) > 2 and os.path.basename(command[0]) in ("bash", "sh"):
+            yield from split_shell_commands(command[-1])
+        return
+    for line in command.replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
+        words: list[str] = []
+        for word in _split_line(line):
+            if _SEPARATORS.fullmatch(word):
+                yield words
+                words = []
+            else:
+                words.append(word)
+        yield words
+
+
+def _split_line(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|()")
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError:
+        # A quotation goes on in the next line.
+        return line.split()
+
+
+def _find_launcher(words: list[str]) -> tuple[str, tuple[str, ...], list[str]] | None:
+    """Return a launcher among the words of a command, the options that tell it of other nodes, and what follows it."""
+    for index, word in enumerate(words):
+        for name in (os.path.basename(word), " ".join((os.path.basename(word), *words[index + 1 : index + 2]))):
+            if name in _LAUNCHER_PROGRAMS:
+                return name, _LAUNCHER_PROGRAMS[name], words[index + 1 :]
+        if words[index - 1 : index] == ["-m"] and word in _LAUNCHER_MODULES:
+            return f"python -m {word}", _LAUNCHER_MODULES[word], words[index + 1 :]
+    return None
+
+
+def _find_option_value(words: list[str], option: str) -> str | None:
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word == option:
+            return after
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return None
+
+
+_ARCHIVE_SUFFIXES = (".pyc", ".pyz", ".zip", ".egg", ".whl")
+"""Files of bytes that Python runs all the same."""
+_DATA_SUFFIXES = tuple(
+    ".json .jsonl .yaml .yml .toml .ini .cfg .conf .csv .tsv .xml .html .md .txt .env .lock .log .rst".split()  # noqa: SIM905
+)
+_SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".csh", ".slurm", ".sbatch", ".pbs")
+_PYTHON_RUNNERS = ("uv", "uvx", "pixi", "pdm", "hatch", "poetry", "rye", "conda", "mamba", "micromamba", "sage")
+"""Programs that a shebang names for a Python file, beside Pythons."""
+
+
+class OtherFileType(NamedTuple):
+    """What a file is instead, and which key would run it."""
+
+    what: str
+    hint: str
+
+
+def find_python_problem(name: str, data: bytes) -> OtherFileType | str | None:
+    """Return what a file is that is no Python program; the mistake in one that this Python cannot read; else `None`."""
+    suffix = os.path.splitext(name)[1].lower()
+    if suffix in _ARCHIVE_SUFFIXES or data.startswith(b"PK\3\4"):
+        return None
+    path = name if "/" in name else f"./{name}"
+    interpreter = _find_interpreter(data)
+    if interpreter is not None and not _runs_python(interpreter):
+        return OtherFileType(f"is run by `{interpreter}`, not by Python", f"`command: {path}` runs it")
+    if b"\0" in data:
+        return OtherFileType("is a binary file, no Python", f"`command: {path}` runs it, if it is a program")
+    if suffix == ".ipynb" or _is_notebook(data):
+        hint = f"`command: jupyter nbconvert --to notebook --execute {name}` runs it; `--to script` makes Python of it"
+        return OtherFileType("is a notebook, no Python", hint)
+    if suffix in _SHELL_SUFFIXES:
+        return OtherFileType("is a shell script, no Python", f"`command: bash {name}` runs it")
+    if suffix in _DATA_SUFFIXES:
+        return _describe_data_file(name)
+    return _check_syntax(name, data, suffix)
+
+
+def _describe_data_file(name: str) -> OtherFileType:
+    return OtherFileType("is data, no Python", f"name the program as `script`, and this file in `args: [{name}]`")
+
+
+def _find_interpreter(data: bytes) -> str | None:
+    """Return the name of the program in a shebang, or `None` where there is none."""
+    if not data.startswith(b"#!"):
+        return None
+    words = data[2:512].partition(b"\n")[0].decode("utf-8", "replace").split()
+    if words and os.path.basename(words[0]) == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    return os.path.basename(words[0]) if words else None
+
+
+def _runs_python(interpreter: str) -> bool:
+    return "python" in interpreter or "pypy" in interpreter or interpreter in _PYTHON_RUNNERS
+
+
+def _is_notebook(data: bytes) -> bool:
+    return data.lstrip().startswith(b"{") and b'"cells"' in data and b'"nbformat"' in data
+
+
+def _check_syntax(name: str, data: bytes, suffix: str) -> OtherFileType | str | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(data)
+    except SyntaxError as error:
+        if suffix.startswith(".py"):
+            return f"line {error.lineno}: {error.msg}"
+        return OtherFileType(
+            f"is no Python: line {error.lineno}: {error.msg}", f"`command: bash {name}` runs a shell script"
+        )
+    except (ValueError, RecursionError, MemoryError):
+        return None
+    if tree.body and not _has_only_docstring(tree) and all(_does_nothing(statement) for statement in tree.body):
+        return _describe_data_file(name)
+    return None
+
+
+def _has_only_docstring(tree: ast.Module) -> bool:
+    return len(tree.body) == 1 and ast.get_docstring(tree) is not None
+
+
+_VALUES = (ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Name)
+_IDLE = (*_VALUES, ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator, ast.expr_context)
+
+
+def _does_nothing(statement: ast.stmt) -> bool:
+    """Return whether a statement is a value that nobody takes: JSON, YAML and plain text can be read as such."""
+    if isinstance(statement, ast.AnnAssign):
+        return statement.value is None
+    return isinstance(statement, ast.Expr) and all(isinstance(node, _IDLE) for node in ast.walk(statement.value))
+
+
+class Activation(NamedTuple):
+    """A command that puts a Python first on PATH.
+
+    Attributes:
+        command: As it is written.
+        environment: The folder or the name of the environment; empty where the command does not tell.
+    """
+
+    command: str
+    environment: str
+
+
+_CONDA = ("conda", "mamba", "micromamba")
+_KEYWORDS = ("then", "do", "else", "{", "!", "export", "eval", "declare", "-x")
+_PYTHON_MODULE = re.compile(
+    r"(?i)(?:.*[-_/])?(?:c?python|(?:ana|mini)?conda|miniforge|mambaforge|mamba|(?:py)?torch|tensorflow)[\d.]*(?:[-_/].*)?"
+)
+_OTHER_TOOLS = re.compile(
+    r"(?i)[/_.-](?:cuda|rocm|nccl|rccl|(?:open)?mpi|mpich|hpcx|ucx|nsight|nvidia|libfabric|efa|slurm|gcc|llvm|sbin)"
+)
+"""In a folder of PATH: there is no Python in it."""
+
+
+def find_last_activation(text: str) -> Activation | None:
+    """Return the last command of a text that activates an environment, which is the one that holds; or `None`."""
+    found = None
+    for line in split_shell_commands(text):
+        words = [*itertools.dropwhile(_KEYWORDS.__contains__, line)]
+        environment = _find_environment(words)
+        if environment is not None:
+            found = Activation(" ".join(words), environment)
+    return found
+
+
+def _find_environment(words: Sequence[str]) -> str | None:
+    match words:
+        case ["source" | ".", script, *names] if os.path.basename(script) == "activate":
+            return names[0] if names else os.path.dirname(os.path.dirname(script))
+        case [program, "activate", *names] if os.path.basename(program) in _CONDA:
+            return next((name for name in names if not name.startswith("-")), "base")
+        case ["pyenv", "shell" | "activate", *names] | ["workon", *names]:
+            return names[0] if names else ""
+        case [("module" | "ml"), *names] if any(map(_PYTHON_MODULE.fullmatch, names)) and "unload" not in names:
+            return ""
+        case [first, *_] if first.startswith("PATH="):
+            folder = first.removeprefix("PATH=").partition(":")[0]
+            is_python = (
+                folder.strip("/") and not folder.startswith(("$PATH", "${PATH")) and not _OTHER_TOOLS.search(folder)
+            )
+            return os.path.dirname(folder) if is_python else None
+    return None
+
+
+def is_python_in_environment(python: str, environment: str) -> bool:
+    """Return whether the path of a Python lies in an environment, as far as texts can tell."""
+    own = os.path.dirname(os.path.dirname(_expand_home(python)))
+    other = _expand_home(environment).rstrip("/")
+    if own.startswith("/") and other.startswith("/"):
+        return os.path.normpath(own) == os.path.normpath(other)
+    name = os.path.basename(os.path.normpath(other)) if other else ""
+    if name == "base" and "/" not in other:
+        return "/envs/" not in own
+    return name == os.path.basename(os.path.normpath(own))
+
+
+def _expand_home(path: str) -> str:
+    return re.sub(r"^(?:\$HOME|\$\{HOME\})(?=/)", "~", path)

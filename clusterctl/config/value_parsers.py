@@ -1,0 +1,291 @@
+"""Values that a check refuses, and how a message names them.
+
+Durations and sizes as people write them.
+
+Words that reach `ssh`, and through its configuration a shell: which texts may stand for what.
+
+A cluster file may come from elsewhere, and what it names is filled into `ProxyCommand` and `Match exec` of the user's
+own ssh_config, as shell text. So each word is held to what it may be made of, and nothing is quoted or taken out.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pwd
+import re
+from pathlib import Path
+
+
+class InvalidValueError(ValueError):
+    """A value that a check refuses, with a remedy."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def describe_value(value: object) -> str:
+    """Name a value in a message."""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, str):
+        return f"the text `{value if len(value) <= 40 else value[:37] + '...'}`"
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "a mapping"
+    return "nothing" if value is None else f"`{value}`"
+
+
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|[dhms]))+")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[dhms])")
+_SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_MAX_DURATION_S = 10 * 366 * 86400.0
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_BYTES = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}": base ** (power + 1)
+    for power, prefix in enumerate("kmgtp")
+    for suffix, base in (("b", 1000), ("ib", 1024))
+}
+_MAX_SIZE_BYTES = 2**60
+
+DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|[dhms])?|([0-9]+(\.[0-9]+)?(ms|[dhms]))+)$"
+SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)? *(([kKmMgGtTpP][iI]?)?[bB])?$"
+
+
+def parse_duration(value: object) -> float:
+    """Read `90`, `90s`, `10m`, `1h30m`, `250ms` or `2d` as seconds.
+
+    Raises:
+        InvalidValueError: It is something else, negative, or longer than ten years.
+    """
+    seconds = _parse_seconds(value)
+    if seconds is None or not math.isfinite(seconds):
+        raise InvalidValueError(f"{_describe_bare(value)} is not a duration", "write seconds, or `90s`, `10m`, `1h30m`")
+    if seconds < 0:
+        raise InvalidValueError("a duration cannot be negative")
+    if seconds > _MAX_DURATION_S:
+        raise InvalidValueError("longer than ten years", "leave it out for no limit, where that is the default")
+    return seconds
+
+
+def _parse_seconds(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    if not isinstance(value, str):
+        # An integer of many digits does not fit a float; it is refused as too long, whatever it was.
+        return _MAX_DURATION_S * 2 if value > _MAX_DURATION_S else float(value)
+    if len(value) > 64:
+        return None
+    if _DURATION.fullmatch(value):
+        return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(value))
+    return float(value) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", value) else None
+
+
+def parse_size(value: object) -> int:
+    """Read `500MiB`, `10GB` or a number of bytes.
+
+    Raises:
+        InvalidValueError: It is something else, negative, or 2**60 and more.
+    """
+    count = _parse_bytes(value)
+    if count < 0:
+        raise InvalidValueError("a size cannot be negative")
+    if count >= _MAX_SIZE_BYTES:
+        raise InvalidValueError("larger than any disk")
+    return count
+
+
+def _parse_bytes(value: object) -> int:
+    wrong = InvalidValueError(f"{_describe_bare(value)} is not a size", "write bytes, or `500MiB`, `10GB`")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or len(value) > 64:
+        raise wrong
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise wrong
+    number, unit = match[1], match[2].lower()
+    if unit in {"k", "m", "g", "t", "p"}:
+        hint = f"write `{number}{unit.upper()}B` (powers of 1000) or `{number}{unit.upper()}iB` (powers of 1024)"
+        raise InvalidValueError(f"`{value}` does not say which unit it is", hint)
+    if unit not in _BYTES:
+        raise wrong
+    return int(float(number) * _BYTES[unit]) if "." in number else int(number) * _BYTES[unit]
+
+
+def _describe_bare(value: object) -> str:
+    return "`None`" if value is None else describe_value(value).removeprefix("the text ")
+
+
+def format_exact_duration(seconds: float) -> str:
+    """Write seconds so that `duration` reads the same number: `90.0` gives `1m30s`, `0.25` gives `250ms`."""
+    if seconds != int(seconds):
+        milli = round(seconds * 1000, 3)
+        return f"{int(milli)}ms" if milli == int(milli) and seconds < 60 else f"{seconds:.3f}".rstrip("0") + "s"
+    rest, parts = int(seconds), []
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, length)
+        parts += [f"{count}{unit}"] if count else []
+    return "".join(parts) or "0s"
+
+
+def format_exact_size(count: int) -> str:
+    """Write bytes in the largest unit that keeps the number whole: `524288000` gives `500MiB`."""
+    for unit in ("PiB", "PB", "TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "kB"):
+        if count and count % _BYTES[unit.lower()] == 0:
+            return f"{count // _BYTES[unit.lower()]}{unit}"
+    return f"{count}B"
+
+
+_HOST = re.compile(r"\w[\w.-]{0,252}")
+_SCOPE = re.compile(r"[\w.-]{1,64}")
+# `DOMAIN\user` is how winbind names people.
+_USER = re.compile(r"[\w.+][\w.@+-]{0,127}(\\[\w.@+-]{1,127})?")
+_FORBIDDEN_IN_PATH = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029`$;&|<>\"'\\\\]")
+
+HOST_HINT = "letters, digits, `.`, `_` and `-`, or an IP address"
+_USER_HINT = "letters, digits, `.`, `_`, `-`, `+` and `@`"
+_PATH_HINT = "leave out quotes, `$`, `` ` ``, `;`, `&`, `|`, `<`, `>`, `\\` and line breaks; `~` is the home"
+
+COMMAND_HINT = 'write `command: [docker, exec, -i, "{host}", /bin/sh]`; there are `{host}`, `{user}` and `{port}`'
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+def is_ipv6(text: str) -> bool:
+    """Tell whether `text` is an IPv6 address; a scope (`fe80::1%eth0`) may follow it."""
+    # Most files have names alone.
+    import ipaddress
+
+    address, percent, scope = text.partition("%")
+    try:
+        return ipaddress.IPv6Address(address) is not None and (not percent or bool(_SCOPE.fullmatch(scope)))
+    except ValueError:
+        return False
+
+
+def is_host_name(text: str) -> bool:
+    """Tell whether `text` can be the name or the address of a host, and nothing else."""
+    return bool(_HOST.fullmatch(text)) or is_ipv6(text)
+
+
+def is_known_hosts_name(text: str) -> bool:
+    """Tell whether `text` is what a host key may be filed under: a host, or `[host]:port`."""
+    bracketed = re.fullmatch(r"\[([^\]]+)\]:[0-9]{1,5}", text)
+    return is_host_name(bracketed[1] if bracketed else text)
+
+
+def is_user_name(text: str) -> bool:
+    """Tell whether `text` can be the name of a user, and nothing else."""
+    return bool(_USER.fullmatch(text))
+
+
+def is_ssh_path(text: str) -> bool:
+    """Tell whether `text` is a path without characters that a shell, or a list of lines, takes for its own."""
+    return bool(text.strip()) and not text.startswith("-") and not _FORBIDDEN_IN_PATH.search(text)
+
+
+def split_proxy_hop(text: str) -> tuple[str, str, int | None]:
+    """Return user (or nothing), host and port of a hop of ProxyJump: `[ssh://][user@]host[:port]`.
+
+    An IPv6 address stands in brackets where a port follows it. What is returned is not checked.
+    """
+    rest = text.strip().removeprefix("ssh://").rstrip("/")
+    user, _, place = rest.rpartition("@")
+    bracketed = re.fullmatch(r"\[([^\]]+)\](?::([0-9]{1,5}))?", place)
+    if bracketed:
+        return user, bracketed[1], int(bracketed[2]) if bracketed[2] else None
+    host, _, port = place.partition(":")
+    if place.count(":") == 1 and re.fullmatch("[0-9]{1,5}", port):
+        return user, host, int(port)
+    return user, place, None
+
+
+def is_proxy_hop(text: str) -> bool:
+    """Tell whether `text` is one hop of ProxyJump, and nothing else."""
+    user, host, _ = split_proxy_hop(text)
+    return is_host_name(host) and (not user or is_user_name(user))
+
+
+def check_ssh_argument(value: object) -> object:
+    """Check a word that stands on the command line of `ssh`; what is no text is left to pydantic.
+
+    Raises:
+        WrongValueError: It is empty, holds a blank, or would be an option.
+    """
+    if isinstance(value, str) and (value.startswith("-") or not value.strip() or any(c.isspace() for c in value)):
+        raise InvalidValueError(
+            f"{describe_value(value)} cannot be used: it is empty, holds a blank, or begins with `-`"
+        )
+    return value
+
+
+def check_user_name(value: object) -> object:
+    """Check the name of a user (see `argument`)."""
+    if isinstance(check_ssh_argument(value), str) and not is_user_name(str(value)):
+        raise InvalidValueError(f"{describe_value(value)} is not the name of a user", _USER_HINT)
+    return value
+
+
+def check_proxy_jump(value: object) -> object:
+    """Check the hops of a ProxyJump (see `argument`)."""
+    if isinstance(check_ssh_argument(value), str):
+        wrong = next((hop for hop in str(value).split(",") if not is_proxy_hop(hop)), None)
+        if wrong is not None:
+            raise InvalidValueError(
+                f"{describe_value(wrong)} is not a host to connect through", "write `[user@]host[:port]`"
+            )
+    return value
+
+
+def check_ssh_path(value: object) -> object:
+    """Check the path of a file of keys (see `argument`; it may hold blanks)."""
+    if isinstance(value, str) and not is_ssh_path(value):
+        raise InvalidValueError(f"{describe_value(value)} cannot be the path of a file of keys", _PATH_HINT)
+    return value
+
+
+def parse_transport_command(value: object) -> tuple[str, ...]:
+    """Check a command that leads to a shell on a host, and return its words.
+
+    Raises:
+        WrongValueError: It is no list of texts, is not found the same way from every folder, or names no host.
+    """
+    if isinstance(value, list) and None in value:
+        # What could not be filled in has been told already.
+        return ()
+    if not isinstance(value, list) or not value or not all(isinstance(word, str) for word in value):
+        raise InvalidValueError("the command must be a list of texts", COMMAND_HINT)
+    if any(not word.isprintable() for word in value):
+        raise InvalidValueError("the command holds a line break or a control character", COMMAND_HINT)
+    program = value[0]
+    if not program or program.startswith("-") or ("/" in program and not program.startswith("/")) or "{" in program:
+        hint = "name it as on the command line (`docker`), or by its whole path"
+        raise InvalidValueError(f"{describe_value(program)} cannot be the program of the command", hint)
+    named = {name for word in value for name in find_placeholders(word)}
+    strange = sorted(named - {"host", "user", "port"})
+    if strange:
+        raise InvalidValueError(f"the command names `{{{strange[0]}}}`, which nothing fills in", COMMAND_HINT)
+    if "host" not in named:
+        raise InvalidValueError(
+            "the command does not name `{host}`: it would lead every host to one place", COMMAND_HINT
+        )
+    return tuple(value)
+
+
+def find_placeholders(word: str) -> list[str]:
+    """Return the names that are filled into a word of a command."""
+    return _PLACEHOLDER.findall(word)
+
+
+def fill_placeholders(word: str, values: dict[str, str]) -> str:
+    """Fill a word of a command in; what a value holds is never filled in again."""
+    return _PLACEHOLDER.sub(lambda found: values[found[1]], word)
+
+
+def find_ssh_home() -> str:
+    """Return the folder that `~` is for ssh: it goes by the password database, not by $HOME."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return str(Path.home())
