@@ -153,7 +153,7 @@ def _with_model(spec: ClusterSpec, modes: tuple[str, ...], most: int, options: S
         script=None,
         command=None,
         module=MODULE,
-        args=("--modes", ",".join(modes), "--most", str(most), *options),
+        args=("--modes", ",".join(modes), "--max-workers", str(most), *options),
         inject=True,
     )
     return replace(spec, job=job)

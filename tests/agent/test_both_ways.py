@@ -182,7 +182,7 @@ def test_one_that_reads_nothing_holds_up_no_other_command(node: Node) -> None:
     ("host", "kind", "said"),
     [
         pytest.param("127.0.0.1", "refused", "nothing answers at 127.0.0.1:1: Connection refused", id="nobody"),
-        pytest.param("gpu01", "bad_request", "`gpu01` is no address", id="a name"),
+        pytest.param("gpu01", "bad_request", "`gpu01` is not an IP address", id="a name"),
     ],
 )
 def test_a_connection_that_cannot_be_made_is_refused(node: Node, host: str, kind: str, said: str) -> None:

@@ -57,7 +57,7 @@ def test_a_held_port_is_refused_to_a_second_holder_and_free_for_the_worker(nodes
     node, other = nodes(), nodes()
     talk = node.talk()
     (port,) = node.prepare(talk, ports=[0])["ports"]
-    with pytest.raises(Refused, match=f"port {port} cannot be held: Address already in use"):
+    with pytest.raises(Refused, match=f"port {port} cannot be reserved: Address already in use"):
         other.prepare(other.talk(), ports=[port])
     node.follow(talk)
     node.start(talk, ["{python}", "-c", LISTEN, str(port)])
@@ -101,7 +101,7 @@ def test_the_looks_at_a_port_that_nobody_uses_become_rare() -> None:
 def test_a_port_that_a_program_listens_on_is_refused(node: Node) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(Refused, match=f"port {port} cannot be held"):
+        with pytest.raises(Refused, match=f"port {port} cannot be reserved"):
             node.prepare(node.talk(), ports=[port])
 
 

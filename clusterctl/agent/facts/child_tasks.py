@@ -40,7 +40,7 @@ class _Child:
     """A fork that runs some tasks in turn and reports the result of each."""
 
     def __init__(self, names: list[str], tasks: dict[str, Task], deadline: float, later: dict[str, float]) -> None:
-        self.left = list(names)
+        self.unfinished = list(names)
         self.began = time.monotonic()
         self._deadlines = {name: later.get(name, deadline) for name in names}
         self._look_at = deadline
@@ -75,14 +75,14 @@ class _Child:
 
     def _deadline(self) -> float:
         """Return the deadline of the present task, or of the last one."""
-        return self._deadlines[self.left[0]] if self.left else min(self._deadlines.values())
+        return self._deadlines[self.unfinished[0]] if self.unfinished else min(self._deadlines.values())
 
     def add_output(self, chunk: bytes) -> dict[str, FactGroup]:
         """Return the results that these bytes complete."""
         *lines, self._partial = (self._partial + chunk).split(b"\n")
         groups: dict[str, FactGroup] = {}
         for line in lines:
-            name = self.left.pop(0)
+            name = self.unfinished.pop(0)
             groups[name] = json.loads(line)
         return groups
 
@@ -91,11 +91,11 @@ class _Child:
         status = os.waitpid(self.pid, 0)[1]
         died = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
         reason = f"the look ended with {died}"
-        return {name: self._timed({"status": "error", "reason": reason, "data": {}}) for name in self.left}
+        return {name: self._timed({"status": "error", "reason": reason, "data": {}}) for name in self.unfinished}
 
     def give_up(self) -> dict[str, FactGroup]:
         """End the child; return an error for each task that it has not finished."""
-        if self.left:
+        if self.unfinished:
             return self.abandon()
         os.waitpid(self.pid, 0)
         return {}
@@ -119,9 +119,9 @@ class _Child:
             "wchan": wchan,
             "abandoned": not gone,
         }
-        first = self.left[0]
+        first = self.unfinished[0]
         late = f"not looked at, because `{first}` hung before it"
-        return {n: self._timed({**result, "reason": reason if n == first else late}) for n in self.left}
+        return {n: self._timed({**result, "reason": reason if n == first else late}) for n in self.unfinished}
 
     def _timed(self, result: FactGroup) -> FactGroup:
         result["ms"] = round((time.monotonic() - self.began) * 1000, 1)
@@ -195,10 +195,12 @@ def run_program(argv: list[str], seconds: float | None = None) -> tuple[int, str
         for _, writer in pipes.values():
             os.close(writer)
     outputs = {ends[0]: bytearray() for ends in pipes.values()}
-    left = set(outputs)
+    open_readers = set(outputs)
     until = None if seconds is None else time.monotonic() + seconds
-    while left:
-        ready = select.select(list(left), [], [], None if until is None else max(0.0, until - time.monotonic()))[0]
+    while open_readers:
+        ready = select.select(
+            list(open_readers), [], [], None if until is None else max(0.0, until - time.monotonic())
+        )[0]
         if not ready:
             os.kill(pid, _SIGKILL)
             until = None
@@ -206,7 +208,7 @@ def run_program(argv: list[str], seconds: float | None = None) -> tuple[int, str
             chunk = os.read(reader, 1 << 16)
             outputs[reader] += chunk
             if not chunk:
-                left.discard(reader)
+                open_readers.discard(reader)
                 os.close(reader)
     status = os.waitpid(pid, 0)[1]
     code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

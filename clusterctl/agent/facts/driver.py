@@ -152,11 +152,11 @@ def find_hidden_gpus(driver: facts_types.DriverFacts, nvml: facts_types.NvmlFact
     """Return NVIDIA's entries of `driver.pci` that NVML does not show; none if either side has no addresses."""
     if nvml.get("count") is None:
         return []
-    shown = [short_address(device["v"]["pci"]) for device in nvml["devices"] if "pci" in device["v"]]
+    nvml_addresses = [short_address(device["v"]["pci"]) for device in nvml["devices"] if "pci" in device["v"]]
     # A device whose handle is lost has no address, but NVML counts it, so it is not missing.
-    nameless = len(nvml["devices"]) - len(shown)
+    nameless = len(nvml["devices"]) - len(nvml_addresses)
     cards = [entry for entry in driver.get("pci") or [] if entry["vendor"] == "nvidia"]
-    absent = [entry for entry in cards if short_address(entry["address"]) not in shown]
+    absent = [entry for entry in cards if short_address(entry["address"]) not in nvml_addresses]
     return absent[: max(0, len(absent) - nameless)]
 
 

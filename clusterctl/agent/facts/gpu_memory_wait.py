@@ -50,20 +50,20 @@ def wait_until_free(indices: list[int], seconds: float, run: str) -> dict[str, A
     if session.init_error is not None:
         return _answer("error", f"NVML does not open (code {session.init_error})", [])
     deadline = time.monotonic() + seconds
-    held = [gpu for gpu in session.holders(indices) if not _is_free(gpu)]
+    busy_gpus = [gpu for gpu in session.holders(indices) if not _is_free(gpu)]
     sys.stdout.write("\n")
     sys.stdout.flush()
     while True:
-        if not held:
+        if not busy_gpus:
             return _answer("free", None, [])
-        if time.monotonic() >= deadline or not any(_may_change(gpu, run) for gpu in held):
-            return _answer("held", None, held)
+        if time.monotonic() >= deadline or not any(_may_change(gpu, run) for gpu in busy_gpus):
+            return _answer("held", None, busy_gpus)
         time.sleep(_RECHECK_S)
-        held = [gpu for gpu in session.holders(indices) if not _is_free(gpu)]
+        busy_gpus = [gpu for gpu in session.holders(indices) if not _is_free(gpu)]
 
 
-def _answer(status: str, reason: str | None, held: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"status": status, "reason": reason, "gpus": held}
+def _answer(status: str, reason: str | None, busy_gpus: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"status": status, "reason": reason, "gpus": busy_gpus}
 
 
 def _is_free(gpu: dict[str, Any]) -> bool:

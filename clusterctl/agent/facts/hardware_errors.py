@@ -27,12 +27,12 @@ def collect_hardware_errors(root: str) -> facts_types.HardwareErrorFacts:
     for place, what in cards:
         for port in _port_path(place):
             places.setdefault(port, what if port == place else f"above {what}")
-    told: list[facts_types.PcieDeviceErrors] = [
+    devices: list[facts_types.PcieDeviceErrors] = [
         {"address": os.path.basename(place), "of": what, **errors}
         for place, what in places.items()
         if (errors := _errors(place)) is not None
     ]
-    return {"pcie": told, "memory": _memory(root)}
+    return {"pcie": devices, "memory": _memory(root)}
 
 
 def _gpus(root: str) -> list[tuple[str, str]]:

@@ -69,8 +69,8 @@ class Listener:
         """
         until, served = time.monotonic() + seconds, 0
         try:
-            while (left := until - time.monotonic()) > 0 and (enough is None or served < enough):
-                for fd, events in self._ready(left):
+            while (remaining_s := until - time.monotonic()) > 0 and (enough is None or served < enough):
+                for fd, events in self._ready(remaining_s):
                     if fd != self.descriptor:
                         served += fd in self._peers and self._serve(fd)
                     elif events & ~select.POLLIN or not self._accept():

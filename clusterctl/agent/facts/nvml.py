@@ -308,11 +308,11 @@ class NvmlReading:
     def _fields(self, wanted: dict[int, str]) -> None:
         if not wanted:
             return
-        told, error = try_call(self._nvml, self._nvml.nvmlDeviceGetFieldValues, self._handle, list(wanted))
+        fields, error = try_call(self._nvml, self._nvml.nvmlDeviceGetFieldValues, self._handle, list(wanted))
         if error is not None:
             self.codes.update(dict.fromkeys(wanted.values(), error))
             return
-        for answer in told:
+        for answer in fields:
             number, code = answer.fieldId, answer.nvmlReturn
             # An older driver reports an unknown field as an invalid argument.
             newer = code == _INVALID_ARGUMENT

@@ -150,7 +150,7 @@ class _DriverChild:
     def __init__(self) -> None:
         self._pid: int | None = None
         self._requests = self._answers = -1
-        self._asked: float | None = None
+        self._asked_at: float | None = None
         self._buffer = b""
         self._not_before = 0.0
 
@@ -160,8 +160,8 @@ class _DriverChild:
             if time.monotonic() < self._not_before:
                 return _without("error", "the child that asks the driver ended; it is started again later")
             self._start()
-        if self._asked is None:
-            self._asked = time.monotonic()
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
             try:
                 os.write(self._requests, b"\n")
             except OSError:
@@ -177,20 +177,20 @@ class _DriverChild:
             self._pid = None
 
     def _start(self) -> None:
-        pid, asked, requests, answers, answered = syscalls.fork_with_pipes(2)
+        pid, request_reader, requests, answers, answer_writer = syscalls.fork_with_pipes(2)
         if pid == 0:
             os.close(requests)
             os.close(answers)
-            _serve(asked, answered)
-        os.close(asked)
-        os.close(answered)
+            _serve(request_reader, answer_writer)
+        os.close(request_reader)
+        os.close(answer_writer)
         self._pid, self._requests, self._answers = pid, requests, answers
-        self._asked, self._buffer = None, b""
+        self._asked_at, self._buffer = None, b""
 
     def _answer(self, deadline: float) -> sample_types.GpuSamples:
         while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._answers], [], [], left)[0]:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0 or not select.select([self._answers], [], [], remaining_s)[0]:
                 return self._stuck()
             chunk = os.read(self._answers, 1 << 16)
             if not chunk:
@@ -198,17 +198,17 @@ class _DriverChild:
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         # It may be the late answer to a request that was stuck, and then it is the newest.
-        self._asked = None
+        self._asked_at = None
         sample: sample_types.GpuSamples = json.loads(line)
         return sample
 
     def _stuck(self) -> sample_types.GpuSamples:
         assert self._pid is not None
-        assert self._asked is not None
-        waited = round(time.monotonic() - self._asked, 1)
+        assert self._asked_at is not None
+        stuck_s = round(time.monotonic() - self._asked_at, 1)
         state, wchan = child_tasks.read_state(self._pid)
-        sample = _without("stuck", f"the driver has not answered for {waited:.0f} s")
-        return {**sample, "stuck_s": waited, "state": state, "wchan": wchan}
+        sample = _without("stuck", f"the driver has not answered for {stuck_s:.0f} s")
+        return {**sample, "stuck_s": stuck_s, "state": state, "wchan": wchan}
 
     def _ended(self) -> sample_types.GpuSamples:
         assert self._pid is not None

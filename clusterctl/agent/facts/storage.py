@@ -101,12 +101,12 @@ MAX_MOUNTS = 32
 """The most mounts that are checked; those that the request names come first."""
 
 
-def collect_mounts(root: str, wanted: list[str], deadline: float) -> facts_types.MountFacts:
+def collect_mounts(root: str, required: list[str], deadline: float) -> facts_types.MountFacts:
     """Return the group `mounts`."""
     table = filesystems.list_mounts(root)
     # Of two mounts at one place, the later one is visible.
     fstypes = {mount.mount_point: mount.fstype for mount in table}
-    folders = [os.path.expanduser(path) for path in wanted]
+    folders = [os.path.expanduser(path) for path in required]
     folders += [place for place, kind in fstypes.items() if filesystems.may_hang(kind) and place not in folders]
     tasks = {path: _listing(path) for path in folders[:MAX_MOUNTS]}
     results = child_tasks.run_tasks(tasks, deadline - 0.4 if deadline - time.monotonic() > 0.8 else deadline - 0.15)

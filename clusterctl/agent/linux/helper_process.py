@@ -102,7 +102,7 @@ def parse_result(messages: list[Message]) -> TaskResult:
         return request_errors.RequestError(commands.ErrorKind(error["kind"]), error["message"], error["hint"])
     if "at" in last:
         return request_errors.make_failed_error(
-            f"{last['at']} does not answer", "a file system may hang: `health` looks at each mount"
+            f"{last['at']} does not answer", "a file system may hang: `clusterctl health` checks each mount"
         )
     result: Message | None = last.get("result")
     return request_errors.make_failed_error("the process that did it was killed") if result is None else result

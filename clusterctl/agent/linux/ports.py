@@ -97,7 +97,7 @@ def _bind_name(port: int) -> socket.socket:
         sock.bind(f"\0clusterctl-port-{port}")
     except OSError as error:
         sock.close()
-        raise PortError(f"port {port} is held by another run") from error
+        raise PortError(f"port {port} is reserved by another run") from error
     return sock
 
 
@@ -137,7 +137,7 @@ def _bind_reserved(port: int) -> list[socket.socket]:
             raise
         holder = describe_port_owner("/", port) if error.errno == errno.EADDRINUSE else None
         by = f" by {holder}" if holder else ""
-        raise PortError(f"port {port} cannot be held: {os.strerror(error.errno or 0)}{by}") from error
+        raise PortError(f"port {port} cannot be reserved: {os.strerror(error.errno or 0)}{by}") from error
     return [sock, *names]
 
 
@@ -246,4 +246,4 @@ class IntruderCheck:
 
 
 def _describe_intruder(port: int, uid: int) -> str:
-    return f"uid {uid} listens on port {port}, which is held for the workers; no process of the run is of that user"
+    return f"uid {uid} listens on port {port}, which is reserved for the workers; no process of the run is of that user"

@@ -139,10 +139,10 @@ def read_identity(pid: int) -> ProcessIdentity | None:
     return None if process is None else process.identity
 
 
-def is_alive(who: ProcessIdentity) -> bool:
+def is_alive(identity: ProcessIdentity) -> bool:
     """Return whether this very process still runs."""
-    process = read_stat(who.pid)
-    return process is not None and process.start_time == who.start_time and not process.is_gone
+    process = read_stat(identity.pid)
+    return process is not None and process.start_time == identity.start_time and not process.is_gone
 
 
 def list_pids() -> Iterator[int]:
@@ -244,42 +244,42 @@ def _is_output_open(pid: int, name: str, base: str, prefix: str) -> bool:
     return False
 
 
-def is_exiting(found: ProcessStat) -> bool:
+def is_exiting(stat: ProcessStat) -> bool:
     """Return whether the kernel is already tearing the process down."""
-    return bool(found.flags & _PF_EXITING)
+    return bool(stat.flags & _PF_EXITING)
 
 
-def is_exiting_unblocked(found: ProcessStat) -> bool:
+def is_exiting_unblocked(stat: ProcessStat) -> bool:
     """Return whether the kernel is tearing the process down and no thread is blocked, so that it will end."""
-    return all(one.state in "ZX" or (is_exiting(one) and one.state != "D") for one in _read_threads(found))
+    return all(one.state in "ZX" or (is_exiting(one) and one.state != "D") for one in _read_threads(stat))
 
 
-def _read_threads(found: ProcessStat) -> list[ProcessStat]:
+def _read_threads(stat: ProcessStat) -> list[ProcessStat]:
     """Return the present state of each thread of this very process; none if it has ended."""
-    base = f"/proc/{found.pid}/task"
+    base = f"/proc/{stat.pid}/task"
     try:
-        names = os.listdir(base) if is_alive(found.identity) else []
+        names = os.listdir(base) if is_alive(stat.identity) else []
     except OSError:
         names = []
     threads = (parse_stat(read_bytes(f"{base}/{name}/stat")) for name in names)
     return [one for one in threads if one is not None]
 
 
-def is_dying(who: ProcessIdentity) -> bool:
+def is_dying(identity: ProcessIdentity) -> bool:
     """Return whether a process has ended or is ending without our doing: it exits, or SIGKILL is pending.
 
     This can take long. Before its parent hears of it, the kernel frees its memory, closes its devices and sockets
     (which
     its peers notice) and waits for its other threads, whose SIGKILL is pending meanwhile.
     """
-    if not is_alive(who):
+    if not is_alive(identity):
         return True
     try:
-        tasks = os.listdir(f"/proc/{who.pid}/task")
+        tasks = os.listdir(f"/proc/{identity.pid}/task")
     except OSError:
         return True
     # The main thread decides for nearly every process, so it comes first.
-    return all(_is_thread_dying(f"/proc/{who.pid}/task/{task}") for task in sorted(tasks, key=int))
+    return all(_is_thread_dying(f"/proc/{identity.pid}/task/{task}") for task in sorted(tasks, key=int))
 
 
 def _is_thread_dying(path: str) -> bool:

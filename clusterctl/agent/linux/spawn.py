@@ -129,10 +129,10 @@ def _restore_limits() -> None:
 def _raise_worker_file_limit() -> None:
     """Raise the soft file limit to the hard one: the soft default of 1024 exists for `select` only."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
+    max_files = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < max_files:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, hard))
 
 
 def close_descriptors(keep: Iterable[int]) -> None:

@@ -43,10 +43,10 @@ def _add_methods(cls: type) -> type:
     def digest(self: object) -> int:
         return hash(tuple(vars(self)[name] for name in names))
 
-    def shown(self: object) -> str:
+    def describe(self: object) -> str:
         return f"{cls.__name__}({', '.join(f'{name}={vars(self)[name]!r}' for name in names)})"
 
-    methods = {"__init__": fill, "__setattr__": refuse, "__eq__": equals, "__hash__": digest, "__repr__": shown}
+    methods = {"__init__": fill, "__setattr__": refuse, "__eq__": equals, "__hash__": digest, "__repr__": describe}
     for name, method in {**methods, "__match_args__": names}.items():
         setattr(cls, name, method)
     return cls

@@ -48,10 +48,10 @@ def parse_attempt(name: str) -> int:
     return int(number) if name.startswith("attempt-") and number.isascii() and number.isdecimal() else -1
 
 
-def find_first_kept_byte(size: int, most: int) -> int:
+def find_first_kept_byte(size: int, max_bytes: int) -> int:
     """Return the first byte that is kept of a file of `size` bytes that discards its front: at least `most / 2` stay.
 
     It depends on the size only, so a reader of the file knows what is gone.
     """
-    half = most // 2
+    half = max_bytes // 2
     return max(0, size // half - 1) * half

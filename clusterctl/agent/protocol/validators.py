@@ -92,33 +92,33 @@ def boolean(value: Any) -> None:
         raise ValidationError("true or false", value)
 
 
-def optional(shape: Validator) -> Validator:
+def optional(validator: Validator) -> Validator:
     """A value that fits, or null."""
 
     def check(value: Any) -> None:
         if value is not None:
-            shape(value)
+            validator(value)
 
-    _VALIDATOR_WITHOUT_NULL[check] = shape
+    _VALIDATOR_WITHOUT_NULL[check] = validator
     return check
 
 
-def any_of(*shapes: Validator) -> Validator:
+def any_of(*validators: Validator) -> Validator:
     """A value that fits one of several validators; the error is that of the last one."""
 
     def check(value: Any) -> None:
-        for shape in shapes[:-1]:
+        for validator in validators[:-1]:
             try:
-                shape(value)
+                validator(value)
             except ValidationError:
                 continue
             return
-        shapes[-1](value)
+        validators[-1](value)
 
     return check
 
 
-def list_of(shape: Validator, max_items: int) -> Validator:
+def list_of(validator: Validator, max_items: int) -> Validator:
     """A list of at most so many items."""
     expected = f"a list of at most {max_items}"
 
@@ -127,30 +127,30 @@ def list_of(shape: Validator, max_items: int) -> Validator:
             raise ValidationError(expected, value)
         for place, item in enumerate(value):
             try:
-                shape(item)
+                validator(item)
             except ValidationError as error:
                 raise error.add_place(place) from None
 
     return check
 
 
-def tuple_of(*shapes: Validator) -> Validator:
+def tuple_of(*validators: Validator) -> Validator:
     """A list with one value for each validator, in this order."""
-    expected = f"a list of {len(shapes)}"
+    expected = f"a list of {len(validators)}"
 
     def check(value: Any) -> None:
-        if not isinstance(value, list) or len(value) != len(shapes):
+        if not isinstance(value, list) or len(value) != len(validators):
             raise ValidationError(expected, value)
-        for place, (shape, item) in enumerate(zip(shapes, value)):
+        for place, (validator, item) in enumerate(zip(validators, value)):
             try:
-                shape(item)
+                validator(item)
             except ValidationError as error:
                 raise error.add_place(place) from None
 
     return check
 
 
-def mapping_of(key: Validator, shape: Validator, max_items: int) -> Validator:
+def mapping_of(key: Validator, validator: Validator, max_items: int) -> Validator:
     """An object with at most so many names, whose values all fit one validator."""
     expected = f"an object with at most {max_items} names"
 
@@ -160,7 +160,7 @@ def mapping_of(key: Validator, shape: Validator, max_items: int) -> Validator:
         for name, item in value.items():
             try:
                 key(name)
-                shape(item)
+                validator(item)
             except ValidationError as error:
                 raise error.add_place(name) from None
 
@@ -170,8 +170,8 @@ def mapping_of(key: Validator, shape: Validator, max_items: int) -> Validator:
 def object_of(needed: Mapping[str, Validator], optional: Mapping[str, Validator] | None = None) -> Validator:
     """An object with these fields; other fields are ignored, so that either side may add some."""
     allowed = {**needed, **(optional or {})}
-    may_be_null = frozenset(name for name, shape in allowed.items() if shape in _VALIDATOR_WITHOUT_NULL)
-    shape_of = {name: _VALIDATOR_WITHOUT_NULL.get(shape, shape) for name, shape in allowed.items()}.get
+    may_be_null = frozenset(name for name, validator in allowed.items() if validator in _VALIDATOR_WITHOUT_NULL)
+    shape_of = {name: _VALIDATOR_WITHOUT_NULL.get(validator, validator) for name, validator in allowed.items()}.get
 
     def check(value: Any) -> None:
         if not isinstance(value, dict):
@@ -180,11 +180,11 @@ def object_of(needed: Mapping[str, Validator], optional: Mapping[str, Validator]
             if name not in value:
                 raise ValidationError(f"an object with `{name}`", value)
         for name, item in value.items():
-            shape = shape_of(name)
-            if shape is None or (item is None and name in may_be_null):
+            validator = shape_of(name)
+            if validator is None or (item is None and name in may_be_null):
                 continue
             try:
-                shape(item)
+                validator(item)
             except ValidationError as error:
                 raise error.add_place(name) from None
 

@@ -85,14 +85,14 @@ def _list_differing_files(tree: file_tree.FileTree, files: list[list[Any]]) -> l
     return need
 
 
-def _refuse_code_of_live_runs(root: str, wanted: set[str]) -> None:
-    for run in run_dir.list_run_dirs(root) if wanted else ():
+def _refuse_code_of_live_runs(root: str, paths: set[str]) -> None:
+    for run in run_dir.list_run_dirs(root) if paths else ():
         other_run = summarize_run(run)
         if not other_run["live"] or not other_run["workdir"]:
             continue
         folder = os.path.realpath(other_run["workdir"])
         for path in synced_code.SyncedWorkdir(folder, root).list_synced_files():
-            if os.path.join(folder, path) in wanted:
+            if os.path.join(folder, path) in paths:
                 hint = f"`clusterctl down {run.run}`, wait for it, or copy to another place"
                 raise request_errors.make_refused_error(
                     f"{folder}/{path} is code that run {run.run} was started with", hint
@@ -127,7 +127,7 @@ class SyncGuard:
                 place.read_sync_stamp() != self._stamps[place.folder]
                 and os.path.relpath(whole, place.folder) in place.list_synced_files()
             ):
-                text = f"{whole} is code that a sync has brought while this copy went on"
+                text = f"{whole} was written by a sync while this copy ran"
                 raise request_errors.make_refused_error(text, "copy it again once no run needs it, or to another place")
 
     def _list_workspaces(self, path: str) -> list[synced_code.SyncedWorkdir]:
@@ -314,10 +314,10 @@ class _FileCommands:
         stream = int(arguments["stream"])
         if arguments["manifest"] not in self._transfers:
             raise request_errors.RequestError(commands.ErrorKind.BAD_REQUEST, "these files were not compared")
-        wanted = self._transfers.pop(arguments["manifest"])
-        receiver = wanted.make_receiver()
+        transfer = self._transfers.pop(arguments["manifest"])
+        receiver = transfer.make_receiver()
         if receiver.is_complete:
-            wanted.finish()
+            transfer.finish()
             return {"written": receiver.written, "hash": receiver.hash}
 
         def take(data: frames.StreamData) -> None:
@@ -330,7 +330,7 @@ class _FileCommands:
                 self._session.answer_error(request_id, error)
                 return
             if receiver.is_complete:
-                wanted.finish()
+                transfer.finish()
                 del self._session.data_handlers[stream], self._receivers[stream]
                 self._session.answer(request_id, {"written": receiver.written, "hash": receiver.hash})
 

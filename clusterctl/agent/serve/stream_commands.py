@@ -240,7 +240,9 @@ class _StreamCommands:
         try:
             cwd = os.readlink(f"/proc/{process.pid}/cwd")
         except OSError as error:
-            raise RequestError(ErrorKind.REFUSED, f"rank {rank} cannot be looked into: {error.strerror}") from error
+            raise RequestError(
+                ErrorKind.REFUSED, f"the folder of rank {rank} cannot be read: {error.strerror}"
+            ) from error
         argv = [spawn.encode_peer_text(word) for word in _terminal_argv(arguments)]
         return spawn.Program(argv=argv, env=env, cwd=os.fsencode(cwd), tag=child_processes.generate_tag())
 
@@ -261,7 +263,7 @@ class _StreamCommands:
         """
         host, port, number = str(arguments["host"]), int(arguments["port"]), int(arguments["stream"])
         if not addresses.is_ip_address(host):
-            raise RequestError(ErrorKind.BAD_REQUEST, f"`{host}` is no address")
+            raise RequestError(ErrorKind.BAD_REQUEST, f"`{host}` is not an IP address")
         connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

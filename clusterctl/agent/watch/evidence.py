@@ -75,7 +75,7 @@ def _collect_in_threads(workers: list[RankProcess], status_dir: str, deadline: f
         try:
             evidence[str(worker["rank"])] = _collect_rank(worker, processes, status_dir, deadline)
         except Exception as error:
-            evidence[str(worker["rank"])] = _make_empty_evidence(worker, f"the look at it failed: {error!r}")
+            evidence[str(worker["rank"])] = _make_empty_evidence(worker, f"collecting it failed: {error!r}")
 
     threads = [threading.Thread(target=look, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:

@@ -30,7 +30,9 @@ def _parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=1024, help="images of an epoch")
     parser.add_argument("--batch", type=int, default=256, help="images of a step, over all workers")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine that DataParallel may use")
-    parser.add_argument("--most", type=int, default=1, help="workers that ever share this machine, and so its cores")
+    parser.add_argument(
+        "--max-workers", type=int, default=1, help="workers that ever share this machine, and so its cores"
+    )
     return parser.parse_args(words)
 
 
@@ -67,7 +69,7 @@ class _Benchmark:
             torch.cuda.set_device(self.device)
         else:
             # A single worker gets as many threads as one of many; otherwise it would have all cores to itself.
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // options.most))
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // options.max_workers))
         generator = torch.Generator().manual_seed(0)
         count = options.samples
         self.images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
@@ -149,7 +151,7 @@ class _Benchmark:
         steps = self.options.samples // self.options.batch
         for number in range(self.options.epochs + 1):
             for mode in modes:
-                mode.run(self, steps if number else min(steps, _WARM_UP_STEPS), kept=number > 0)
+                mode.run(self, steps if number else min(steps, _WARM_UP_STEPS), is_measured=number > 0)
         return [mode.result(self) for mode in modes]
 
     def _mode(self, name: str) -> _TrainingMode:
@@ -180,7 +182,7 @@ class _TrainingMode:
         self.epochs: list[float] = []
         self.parts: list[dict[str, float]] = []
 
-    def run(self, bench: _Benchmark, steps: int, *, kept: bool) -> None:
+    def run(self, bench: _Benchmark, steps: int, *, is_measured: bool) -> None:
         """Train one epoch as a script does, then one in parts."""
         if self.share > 1:
             import torch.distributed as dist
@@ -188,7 +190,7 @@ class _TrainingMode:
             dist.barrier()
         epoch = bench.plain_epoch(self.model, self.optimizer, self.share, steps)
         parts = bench.taken_apart(self.model, self.optimizer, self.share, steps)
-        if kept:
+        if is_measured:
             self.epochs.append(epoch)
             self.parts.append(parts)
 

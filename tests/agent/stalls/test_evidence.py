@@ -197,7 +197,7 @@ def test_a_look_that_fails_says_why_and_costs_no_other_rank_its_own(bench):
     found = evidence.collect_evidence(
         [unknown, other.facts], str(bench.status_dir), str(bench.tmp_path / "evidence"), time.monotonic() + 4.0
     )
-    assert found["ranks"]["0"]["error"] == "the look at it failed: KeyError('start_time')"
+    assert found["ranks"]["0"]["error"] == "collecting it failed: KeyError('start_time')"
     assert found["took_s"] < 3.0
     assert functions(found, 1) == ["waits", "<module>"]
 

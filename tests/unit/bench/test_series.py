@@ -71,7 +71,7 @@ def test_without_gpus_one_run_measures_all_that_one_process_can_be() -> None:
 
 def test_local_hosts_share_the_cores_of_one_machine() -> None:
     spec = cluster(0, 0, transport=TransportKind.LOCAL)
-    assert all("--most 2" in " ".join(s.spec.job.args) for s in steps(spec) if s.spec.job)
+    assert all("--max-workers 2" in " ".join(s.spec.job.args) for s in steps(spec) if s.spec.job)
 
 
 @pytest.mark.parametrize(
