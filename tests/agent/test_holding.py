@@ -133,7 +133,7 @@ def test_gpus_and_ports_stay_with_a_run_between_its_attempts(nodes: Callable[[],
     held = {"gpus": [995], "ports": [port]}
     talk = node.launch(["false"], **held)
     talk.wait_for("swept")
-    for wanted, why in ((held, f"GPU 995 is held by run {node.run}"), ({"ports": [port]}, f"port {port} is held")):
+    for wanted, why in ((held, f"GPU 995 is held by run {node.run}"), ({"ports": [port]}, f"port {port} is reserved")):
         with pytest.raises(Refused, match=why):
             other.prepare(other.talk(), **wanted)
     assert node.prepare(talk, attempt=1, **held)["ports"] == [port]
