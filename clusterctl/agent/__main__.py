@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return gpu_memory_wait.main(arguments)
     if command == "wait":
-        from clusterctl.agent.supervisor.forkserver import forked_waiter
+        from clusterctl.agent.supervisor import forked_waiter
 
         forked_waiter.main(arguments)
     sys.stderr.write("usage: serve | facts | sampler SECONDS | gpu-memory-wait GPUS SECONDS RUN | wait NUMBERS\n")

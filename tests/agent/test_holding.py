@@ -17,7 +17,7 @@ import pytest
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.ports import IntruderCheck
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.supervisor.claims import PREFIX, ClaimError, Claims
+from clusterctl.agent.supervisor.gpu_claims import PREFIX, GpuClaimError, GpuClaims
 from tests.agent.talk import Refused
 
 if TYPE_CHECKING:
@@ -182,14 +182,14 @@ def test_gpus_stay_claimed_while_a_worker_lives_and_its_supervisor_does_not(node
 
 
 def test_after_a_refused_claim_nothing_new_is_held_and_nothing_old_is_given_up(tmp_path: Path) -> None:
-    first, second, third = (Claims(run, "n1", str(tmp_path)) for run in ("first", "second", "third"))
+    first, second, third = (GpuClaims(run, "n1", str(tmp_path)) for run in ("first", "second", "third"))
     first.take([991])
     second.take([990])
-    with pytest.raises(ClaimError, match="GPU 991 is held by run first"):
+    with pytest.raises(GpuClaimError, match="GPU 991 is held by run first"):
         second.take([992, 991])
     assert len(second.paths) == 1
     third.take([992])
-    with pytest.raises(ClaimError, match="GPU 990 is held by run second"):
+    with pytest.raises(GpuClaimError, match="GPU 990 is held by run second"):
         third.take([990])
     for claims in (first, second, third):
         claims.release()
@@ -201,11 +201,11 @@ def us() -> list[int]:
 
 def test_two_nodes_of_one_run_on_one_machine_do_not_share_a_gpu(tmp_path: Path) -> None:
     one, again, other = (
-        Claims("run", node, str(tmp_path), guards) for node, guards in (("n1", tuple), ("n1", us), ("n2", tuple))
+        GpuClaims("run", node, str(tmp_path), guards) for node, guards in (("n1", tuple), ("n1", us), ("n2", tuple))
     )
     one.take([990])
     again.take([990])
-    with pytest.raises(ClaimError, match=r"GPU 990 is held by run run \(node n1\)"):
+    with pytest.raises(GpuClaimError, match=r"GPU 990 is held by run run \(node n1\)"):
         other.take([990])
     for claims in (one, again):
         claims.release()
@@ -271,9 +271,9 @@ def test_what_others_put_into_the_folder_of_claims_takes_no_gpu_and_costs_no_fil
 ) -> None:
     locks = tmp_path / "locks"
     make(planted(locks))
-    first, second = (Claims(run, "n1", str(locks)) for run in ("first", "second"))
+    first, second = (GpuClaims(run, "n1", str(locks)) for run in ("first", "second"))
     first.take([990])
-    with pytest.raises(ClaimError, match="GPU 990 is held by run first"):
+    with pytest.raises(GpuClaimError, match="GPU 990 is held by run first"):
         second.take([990])
     first.release()
     second.take([990])
@@ -304,20 +304,20 @@ def test_a_folder_whose_files_others_could_remove_takes_no_claims(
     tmp_path: Path, make: Callable[[Path], object], why: str
 ) -> None:
     make(tmp_path / "locks")
-    with pytest.raises(ClaimError, match=why):
-        Claims("run", "n1", str(tmp_path / "locks")).take([990])
+    with pytest.raises(GpuClaimError, match=why):
+        GpuClaims("run", "n1", str(tmp_path / "locks")).take([990])
 
 
 AS_NOBODY = """
 import os, sys
-from clusterctl.agent.supervisor import claims
+from clusterctl.agent.supervisor import gpu_claims
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
-held = claims.Claims("theirs", "n1", sys.argv[1])
+held = gpu_claims.GpuClaims("theirs", "n1", sys.argv[1])
 try:
     held.take([990])
-except claims.ClaimError as error:
+except gpu_claims.GpuClaimError as error:
     print(error)
 else:
     print("held", flush=True)
@@ -340,14 +340,14 @@ def test_two_users_keep_each_other_off_a_gpu_and_see_whose_it_is() -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         locks = Path(name)
         locks.chmod(0o1777)
-        ours = Claims("ours", "n1", name)
+        ours = GpuClaims("ours", "n1", name)
         ours.take([990])
         with nobody(locks) as word:
             assert word == "GPU 990 is held by run ours of root (node n1)"
         ours.release()
         with nobody(locks) as word:
             assert word == "held"
-            with pytest.raises(ClaimError, match=r"^GPU 990 is held by run theirs of nobody \(node n1\)$"):
+            with pytest.raises(GpuClaimError, match=r"^GPU 990 is held by run theirs of nobody \(node n1\)$"):
                 ours.take([990])
         ours.take([990])
         ours.release()
@@ -377,15 +377,15 @@ def test_locks_that_others_put_on_a_file_of_ours_are_no_claim() -> None:
         with subprocess.Popen(argv, text=True, stdin=pipe, stdout=pipe) as other:
             assert other.stdout is not None
             assert other.stdout.readline() == "locked\n"
-            claims = Claims("ours", "n1", name)
+            claims = GpuClaims("ours", "n1", name)
             claims.take([990])
             claims.release()
             other.communicate(timeout=60)
 
 
 def test_what_a_claim_says_of_itself_cannot_steer_a_terminal(tmp_path: Path) -> None:
-    first = Claims("fir\x1b]52;c;eA==\x07st", "n1", str(tmp_path))
+    first = GpuClaims("fir\x1b]52;c;eA==\x07st", "n1", str(tmp_path))
     first.take([990])
-    with pytest.raises(ClaimError, match=r"held by run fir\?\]52;c;eA==\?st"):
-        Claims("second", "n1", str(tmp_path)).take([990])
+    with pytest.raises(GpuClaimError, match=r"held by run fir\?\]52;c;eA==\?st"):
+        GpuClaims("second", "n1", str(tmp_path)).take([990])
     first.release()

@@ -12,7 +12,7 @@ from clusterctl.agent.linux import helper_process
 from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.protocol import commands, frames, request_errors
 from clusterctl.agent.serve.session import Session
-from clusterctl.agent.supervisor.listening import Peers
+from clusterctl.agent.supervisor.control_server import ControlServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,7 @@ def in_the_supervisor(error: Exception, place: Path) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as peer:
         listener.bind(path)
         listener.listen()
-        Peers(loop, fail, lambda _text: None).listen(listener)
+        ControlServer(loop, fail, lambda _text: None).listen(listener)
         peer.connect(path)
         peer.sendall(frames.encode_message({"id": 1}))
         loop.run()

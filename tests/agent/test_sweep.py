@@ -319,7 +319,7 @@ WATCHED_LADDER = """
     import os, subprocess, sys, time
     from clusterctl.agent.linux import event_loop, proc
     from clusterctl.agent.processes import run_markers, run_processes
-    from clusterctl.agent.supervisor import ladder
+    from clusterctl.agent.processes import termination
     stubborn = ["sh", "-c", "trap '' TERM; echo; while :; do sleep 0.1; done"]
     worker = subprocess.Popen(stubborn, stdout=subprocess.PIPE, start_new_session=True)
     worker.stdout.readline()
@@ -327,11 +327,11 @@ WATCHED_LADDER = """
     sys.addaudithook(lambda event, values: seen.append(f"{event} {values[0] if values else ''}"))
     events, began = event_loop.EventLoop(), time.monotonic()
     known = run_processes.KnownProcesses(workers={proc.read_identity(worker.pid): None}, protected={proc.read_identity(os.getpid())})
-    steps = ladder.Ladder(
+    steps = termination.Terminator(
         events, run_markers.RunMarkers(b"run", b"node", 1 << 60, "/none", os.getuid()), known, began + 2.0,
         lambda left: events.stop() or True, lambda left: None,
     )
-    events.every(0.25, steps.poke)
+    events.every(0.25, steps.check_now)
     events.on_children(worker.poll)
     events.run()
 """
@@ -342,13 +342,13 @@ def test_who_has_a_grace_is_asked_first_however_late_the_first_look_is_over() ->
     import os, subprocess, time
     from clusterctl.agent.linux import event_loop, proc
     from clusterctl.agent.processes import run_markers, run_processes
-    from clusterctl.agent.supervisor import ladder
+    from clusterctl.agent.processes import termination
     polite = ["sh", "-c", "trap 'echo asked; exit' TERM; echo; while :; do sleep 0.1; done"]
     worker = subprocess.Popen(polite, stdout=subprocess.PIPE, text=True, start_new_session=True)
     worker.stdout.readline()
     events, began = event_loop.EventLoop(), time.monotonic()
     known = run_processes.KnownProcesses(workers={proc.read_identity(worker.pid): None}, protected={proc.read_identity(os.getpid())})
-    ladder.Ladder(
+    termination.Terminator(
         events, run_markers.RunMarkers(b"run", b"node", 1 << 60, "/none", os.getuid()), known, began + 0.5,
         lambda left: events.stop() or True, lambda left: None,
     )
@@ -389,7 +389,7 @@ def test_of_a_kernel_thread_and_of_what_was_there_before_the_attempt_next_to_not
         LOOKS
         + """
     us = proc.read_identity(os.getpid())
-    kernel = [pid for pid in proc.list_pids() if (found := proc.read_stat(pid)) and found.kernel][:1]
+    kernel = [pid for pid in proc.list_pids() if (found := proc.read_stat(pid)) and found.is_kernel_thread][:1]
     for pid in (*kernel, os.getppid()):
         seen.clear()
         run_processes.classify_process(who, run_processes.KnownProcesses(workers={us: None}), set(), pid)

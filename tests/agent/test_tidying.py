@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.supervisor.claims import ClaimError, Claims
+from clusterctl.agent.supervisor.gpu_claims import GpuClaimError, GpuClaims
 
 if TYPE_CHECKING:
     from tests.agent.conftest import Node
@@ -79,10 +79,10 @@ def test_a_gpu_is_not_claimed_twice_after_a_tidying(tmp_path: Path) -> None:
     locks = tmp_path / "locks"
     locks.mkdir()
     (locks / "forgotten").touch()
-    first, second = (Claims(run, "node", str(locks)) for run in ("first", "second"))
+    first, second = (GpuClaims(run, "node", str(locks)) for run in ("first", "second"))
     first.take([990])
     tidy(locks)
-    with pytest.raises(ClaimError, match="GPU 990 is held by run first"):
+    with pytest.raises(GpuClaimError, match="GPU 990 is held by run first"):
         second.take([990])
     assert not (locks / "forgotten").exists()
     first.release()

@@ -12,7 +12,7 @@ import pytest
 from clusterctl.agent.inject import status
 from clusterctl.agent.linux import proc
 from clusterctl.agent.protocol import worker_status
-from clusterctl.agent.supervisor.workers import error_of
+from clusterctl.agent.supervisor.workers import read_error_file
 from clusterctl.run.rules import blame
 from tests.agent.controlling import run_on
 
@@ -94,7 +94,7 @@ def test_a_status_file_that_is_no_json_of_ours_is_none(tmp_path: Path, text: str
 )
 def test_an_error_of_blanks_alone_says_nothing(tmp_path: Path, error: dict[str, Any]) -> None:
     (tmp_path / "error.json").write_text(json.dumps(error))
-    found = error_of(str(tmp_path / "error.json"))
+    found = read_error_file(str(tmp_path / "error.json"))
 
     exit_ = blame.WorkerExit(
         rank=0, node="n", exit_code=1, signal=None, oom=None, error=found, tail="", earliest=0.0, latest=0.0

@@ -84,7 +84,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
         f"{_NODE}full_disk.py",
     ),
     **dict.fromkeys(
-        ("agent/supervisor/output_space", "agent/supervisor/output"),
+        ("agent/supervisor/output_files",),
         (
             f"{_AGENT}/test_outputs.py",
             _AGENT,
@@ -93,7 +93,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
             f"{_NODE}full_disk.py",
         ),
     ),
-    "agent/supervisor/claims": (f"{_AGENT}/test_claims.py", _AGENT, f"{_NODE}holding.py"),
+    "agent/supervisor/gpu_claims": (f"{_AGENT}/test_claims.py", _AGENT, f"{_NODE}holding.py"),
     "agent/processes/run_processes": (f"{_AGENT}/test_sweep_words.py", _AGENT, f"{_NODE}sweep.py"),
 }
 """Module (below `clusterctl/`, without its ending) to the tests, those first that fail first."""

@@ -124,7 +124,7 @@ class _NodeCommands:
 
         workdir = resolve_folder(arguments.get("cwd"))
         find_python = functools.partial(
-            workers.look_before_sync, workdir, arguments.get("python"), arguments.get("python_hint")
+            workers.probe_before_sync, workdir, arguments.get("python"), arguments.get("python_hint")
         )
 
         def use_python(answer: TaskResult) -> None:
@@ -138,7 +138,7 @@ class _NodeCommands:
     def _probe(self, request_id: int, arguments: command_types.ProbeArguments, workdir: str, python: str) -> None:
         from clusterctl.agent.supervisor import workers
 
-        name = workers.name_of_python(python, arguments.get("python"), arguments.get("prologue"))
+        name = workers.get_python_argv0(python, arguments.get("python"), arguments.get("prologue"))
         program = build_program(
             arguments, helper_process.build_agent_command("facts", python=name, isolated=False), workdir
         )

@@ -15,10 +15,10 @@ from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.linux.event_loop import FrameChannel
 from clusterctl.agent.node_state import journal
 from clusterctl.agent.node_state.journal import fold_journal
-from clusterctl.agent.processes import run_markers, supervisor_lookup
+from clusterctl.agent.processes import run_markers, supervisor_lookup, termination
 from clusterctl.agent.protocol import commands, frames, request_errors
 from clusterctl.agent.serve import run_summary
-from clusterctl.agent.supervisor import ladder, starting
+from clusterctl.agent.supervisor import supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ def end_run_without_supervisor(run: RunDir, grace: float) -> None:
                 os.setsid()
                 spawn.close_descriptors(())
                 state = fold_journal(journal.read_journal(run.journal))
-                ladder.end_all(
+                termination.terminate_and_wait(
                     run_markers.make_run_markers(run), run_summary.collect_known_processes(run, state), grace
                 )
             finally:
@@ -234,7 +234,7 @@ class SupervisorLink:
     def _start(self) -> None:
         self._starting = True
         try:
-            _, fd = starting.start(self._run)
+            _, fd = supervisor.fork_supervisor(self._run)
         except OSError as error:
             self._starting = False
             self._fail(f"cannot start a supervisor: {error.strerror}")

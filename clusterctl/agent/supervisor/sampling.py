@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 _FIRST_SECONDS = 5.0
 _RESTART_SECONDS = 30.0
 _RETRY_SECONDS = 900.0
-_LIVED_SECONDS = 600.0
+_MIN_LIFETIME_S = 600.0
 _MAX_LINE = 1 << 20
 _STEADY_AGE_S = 4.0
 _STEADY_FOR_S = 60.0
 _STEADY_EVERY_S = 10.0
 
 
-class Samples:
+class SampleFile:
     """The file of samples of a run, cut from its front. What cannot be written is left out: no sample is worth a run.
 
     Args:
@@ -40,8 +40,8 @@ class Samples:
         most: Bytes to keep.
     """
 
-    def __init__(self, path: str, most: int = run_files.MAX_SAMPLES_BYTES) -> None:
-        self._most = most
+    def __init__(self, path: str, max_bytes: int = run_files.MAX_SAMPLES_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, attempt: int, kind: str, values: sample_types.ActivitySample | sample_types.HealthSample) -> None:
@@ -56,13 +56,13 @@ class Samples:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, before)
             return
-        first = run_files.find_first_kept_byte(before + len(line), self._most)
-        if first != run_files.find_first_kept_byte(before, self._most):
+        first = run_files.find_first_kept_byte(before + len(line), self._max_bytes)
+        if first != run_files.find_first_kept_byte(before, self._max_bytes):
             with contextlib.suppress(OSError):
                 syscalls.punch_hole(self._fd, 0, first)
 
 
-class Steadiness:
+class SampleThinning:
     """Tells when every rank of a node has kept making progress for so long that a look now and then is enough.
 
     The rule that calls a run stalled waits far longer than a sample is left out for; as soon as a rank falls behind,
@@ -74,10 +74,10 @@ class Steadiness:
         self._since: float | None = None
         self._written = float("-inf")
 
-    def leaves_out(self, sample: sample_types.ActivitySample) -> bool:
+    def should_skip(self, sample: sample_types.ActivitySample) -> bool:
         """Return whether a sample (see `activity.Sampler.sample`) need not be written."""
         now = float(sample["m"])
-        if not all(_moves(rank) for rank in sample["ranks"].values()):
+        if not all(_is_making_progress(rank) for rank in sample["ranks"].values()):
             self._since = None
         elif self._since is None:
             self._since = now
@@ -88,7 +88,7 @@ class Steadiness:
         return False
 
 
-def _moves(rank: sample_types.RankActivity) -> bool:
+def _is_making_progress(rank: sample_types.RankActivity) -> bool:
     """Return whether a rank has just made progress and says so itself."""
     inside = rank["inside"]
     if not rank["alive"] or inside is None or inside["phase"] is not None or inside["progress_age_s"] is None:
@@ -96,21 +96,21 @@ def _moves(rank: sample_types.RankActivity) -> bool:
     return bool(max(inside["age_s"], inside["progress_age_s"]) <= _STEADY_AGE_S)
 
 
-class Activity:
+class ActivitySampler:
     """Samples of the workers of one attempt, from a child: it looks at files of the user's, which may hang."""
 
-    def __init__(self, loop: EventLoop, run: RunDir, attempt: Attempt, samples: Samples) -> None:
+    def __init__(self, loop: EventLoop, run: RunDir, attempt: Attempt, samples: SampleFile) -> None:
         self._loop, self._run, self._attempt, self._samples = loop, run, attempt, samples
-        self._steadiness = Steadiness()
+        self._steadiness = SampleThinning()
         self._ranks: frozenset[int] = frozenset()
         self._child: tuple[int, int] | None = None
         self._decoder = frames.FrameDecoder()
         self._not_before = 0.0
 
-    def keep_up(self) -> None:
+    def update(self) -> None:
         """Have the workers sampled that there are now, while one of them lives; to be called now and then."""
         attempt = self._attempt
-        ranks = frozenset(attempt.workers) if attempt.living and not attempt.ending.swept else frozenset()
+        ranks = frozenset(attempt.workers) if attempt.living_workers and not attempt.shutdown.is_swept else frozenset()
         if ranks != self._ranks:
             self.stop()
             self._ranks, self._not_before = ranks, 0.0
@@ -120,12 +120,12 @@ class Activity:
     def _start(self) -> None:
         self._not_before = time.monotonic() + _RESTART_SECONDS
         with contextlib.suppress(OSError):
-            self._child = helper_process.start_helper(self._task())
+            self._child = helper_process.start_helper(self._make_task())
             self._decoder = frames.FrameDecoder()
             os.set_blocking(self._child[1], False)
-            self._loop.on_readable(self._child[1], self._readable)
+            self._loop.on_readable(self._child[1], self._read)
 
-    def _task(self) -> helper_process.Task:
+    def _make_task(self) -> helper_process.Task:
         attempt, run = self._attempt, self._run
         prepare, status_dir = attempt.prepare, run.status_dir(attempt.number)
         ids = [
@@ -148,18 +148,18 @@ class Activity:
 
         return sample
 
-    def _readable(self) -> None:
+    def _read(self) -> None:
         child = self._child
         data = b"" if child is None else os.read(child[1], 65536)
         for frame in self._decoder.feed(data):
             if isinstance(frame, dict) and "sample" in frame:
-                self._taken(frame["sample"])
+                self._write_sample(frame["sample"])
         if not data:
             self.stop()
 
-    def _taken(self, sample: sample_types.ActivitySample) -> None:
+    def _write_sample(self, sample: sample_types.ActivitySample) -> None:
         """Write a sample down unless nothing follows from it."""
-        if not self._steadiness.leaves_out(sample):
+        if not self._steadiness.should_skip(sample):
             self._samples.write(self._attempt.number, "activity", sample)
 
     def stop(self) -> None:
@@ -171,12 +171,12 @@ class Activity:
             os.close(child[1])
 
 
-def retry_after(refused: int) -> float:
+def get_retry_delay_s(refused: int) -> float:
     """Return how many seconds to wait for the next try of what could not be started `refused` times before this one."""
     return float(min(_RESTART_SECONDS * 2 ** min(refused, 16), _RETRY_SECONDS))
 
 
-class Health:
+class HealthSampler:
     """The child that samples GPUs and machine: driver calls may hang, so they are not made in the supervisor."""
 
     def __init__(
@@ -187,11 +187,11 @@ class Health:
         died: Callable[[str], None],
     ) -> None:
         self._loop, self._seconds = loop, seconds
-        self._on_sample, self._died = on_sample, died
+        self._on_sample, self._on_death = on_sample, died
         self._pid: int | None = None
         self._fd = -1
         self._buffer, self._began = b"", 0.0
-        self._again, self._refused = True, 0
+        self._may_restart, self._failed_starts = True, 0
         # Not at once: it would take its part of the processor from workers that are starting.
         loop.after(min(_FIRST_SECONDS, seconds), self._start)
 
@@ -200,16 +200,16 @@ class Health:
             self._pid, self._fd = helper_process.start_agent_command("sampler", str(self._seconds))
         except OSError as error:
             # A machine that has no process to spare may stay so for days: it is said once, and tried ever less often.
-            if not self._refused:
-                self._died(f"GPUs and machine are not watched: {error.strerror}; this is tried again")
-            self._loop.after(retry_after(self._refused), self._start)
-            self._refused += 1
+            if not self._failed_starts:
+                self._on_death(f"GPUs and machine are not watched: {error.strerror}; this is tried again")
+            self._loop.after(get_retry_delay_s(self._failed_starts), self._start)
+            self._failed_starts += 1
             return
-        self._refused = 0
+        self._failed_starts = 0
         self._buffer, self._began = b"", time.monotonic()
-        self._loop.on_readable(self._fd, self._readable)
+        self._loop.on_readable(self._fd, self._read)
 
-    def _readable(self) -> None:
+    def _read(self) -> None:
         try:
             data = os.read(self._fd, 65536)
         except BlockingIOError:
@@ -235,16 +235,16 @@ class Health:
         self._close()
         self._pid = None
         # One that dies soon after it was started again would do so for ever.
-        again, self._again = self._again, time.monotonic() - self._began > _LIVED_SECONDS
-        again = again or self._again
+        again, self._may_restart = self._may_restart, time.monotonic() - self._began > _MIN_LIFETIME_S
+        again = again or self._may_restart
         what = "it is started again" if again else "GPUs and machine are not watched any more"
-        self._died(f"the sampler of GPUs and machine has ended; {what}")
+        self._on_death(f"the sampler of GPUs and machine has ended; {what}")
         if again:
             self._loop.after(_RESTART_SECONDS, self._start)
 
     def stop(self) -> None:
         """End the child."""
-        self._again = False
+        self._may_restart = False
         if self._pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)

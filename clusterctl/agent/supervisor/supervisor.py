@@ -1,6 +1,8 @@
 """The supervisor: one for each run and node. It plans nothing; it starts, watches, writes down, stops and sweeps.
 
 It may be killed at any moment: all that matters is on the disk or in a waiter, and the next one goes on from there.
+
+Starting the supervisor of a run: a process of its own that depends on nothing of who started it.
 """
 
 from __future__ import annotations
@@ -14,27 +16,27 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import inject
-from clusterctl.agent.linux import helper_process, ports, proc
+from clusterctl.agent.linux import helper_process, ports, proc, spawn, syscalls
 from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.node_state import fencing, fsync_queue, journal, secrets, supervisor_lock, tmpfiles
 from clusterctl.agent.node_state.journal import apply_event, fold_journal
 from clusterctl.agent.processes import run_markers, supervisor_lookup
 from clusterctl.agent.protocol import commands, dataclass_json, events, request_errors, requests
-from clusterctl.agent.supervisor import adoption, claims, listening, sampling
+from clusterctl.agent.supervisor import attempt_records, control_server, forkserver_manager, gpu_claims, sampling
 from clusterctl.agent.supervisor.attempt import Attempt
-from clusterctl.agent.supervisor.forkserver import forking
 
 if TYPE_CHECKING:
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol.sample_types import HealthSample
 
-TICK_SECONDS = 0.25
-_UNATTENDED_SECONDS = 600.0
+
+TICK_S = 0.25
+_UNATTENDED_TIMEOUT_S = 600.0
 """After so long without a controller, a supervisor with nothing to watch ends; the next command starts another."""
-_SLOW_SECONDS = 1.0
-_LAST_SYNC_SECONDS = 2.0
-_TOUCH_SECONDS = 86400.0
-_SAY_AGAIN_SECONDS = 60.0
+_SLOW_TICK_S = 1.0
+_LAST_FSYNC_S = 2.0
+_TOUCH_INTERVAL_S = 86400.0
+_REPEAT_LOG_AFTER_S = 60.0
 _STEPS = 10
 """How many times a tick the reserve is looked at while an output grows fast."""
 
@@ -45,58 +47,58 @@ class Supervisor:
     def __init__(self, run: RunDir, place: supervisor_lock.SupervisorLock) -> None:
         """Go on from what the run directory says."""
         self._run, self._supervisor_lock = run, place
-        self._loop = EventLoop(self._failed)
+        self._loop = EventLoop(self._log_failure)
         self._said = ("", 0.0)
         self._fsync_queue = fsync_queue.FsyncQueue(self._loop)
         # The folder of the archive, too: what is imported late comes from there.
-        self._kept = [
+        self._cleanup_locks = [
             *tmpfiles.lock_against_cleanup(run.path),
             *tmpfiles.lock_against_cleanup(os.path.dirname(helper_process.find_import_root())),
         ]
         self._markers = run_markers.make_run_markers(run)
         self._journal, self._replaced = journal.JournalWriter(run.journal), False
         self._state = fold_journal(journal.read_journal(run.journal))
-        self._claims = claims.Claims(run.run, run.node, guards=self._waiters)
+        self._claims = gpu_claims.GpuClaims(run.run, run.node, guards=self._list_waiter_pids)
         self._ports = ports.ReservedPorts()
-        self._samples = sampling.Samples(run.samples)
+        self._samples = sampling.SampleFile(run.samples)
         self._attempt: Attempt | None = None
-        self._activity: sampling.Activity | None = None
-        self._health: sampling.Health | None = None
-        self._peers = listening.Peers(self._loop, self._do, self._say)
-        self._forking = forking.Forking(self._loop, run, self._markers, self._record)
-        self._ending, self._heard = False, fencing.read_lease_clock()
+        self._activity: sampling.ActivitySampler | None = None
+        self._health: sampling.HealthSampler | None = None
+        self._control_server = control_server.ControlServer(self._loop, self._handle_request, self._log)
+        self._forking = forkserver_manager.ForkServerManager(self._loop, run, self._markers, self._record)
+        self._is_ending, self._last_lease_at = False, fencing.read_lease_clock()
         self._commands = {
             commands.Command.PREPARE: self._prepare,
             commands.Command.START: self._start,
             commands.Command.STOP: self._stop,
             commands.Command.FINISH: self._finish,
         }
-        self._adopt()
+        self._adopt_attempt()
 
-    def _waiters(self) -> list[int]:
+    def _list_waiter_pids(self) -> list[int]:
         return [who.pid for who in supervisor_lookup.list_waiters(self._run) if proc.is_alive(who)]
 
     def serve(self) -> None:
         """Work until the run is finished."""
-        self._peers.listen(self._supervisor_lock.listener)
+        self._control_server.listen(self._supervisor_lock.listener)
         self._loop.on_children(self._reap)
-        self._loop.every(TICK_SECONDS, self._tick)
-        self._loop.every(_SLOW_SECONDS, self._slow_tick)
-        self._loop.after(_SLOW_SECONDS, self._touch)
-        self._loop.every(_TOUCH_SECONDS, self._touch)
-        signal.signal(signal.SIGTERM, lambda _number, _frame: self._end_soon())
+        self._loop.every(TICK_S, self._tick)
+        self._loop.every(_SLOW_TICK_S, self._slow_tick)
+        self._loop.after(_SLOW_TICK_S, self._touch_files)
+        self._loop.every(_TOUCH_INTERVAL_S, self._touch_files)
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self._schedule_end())
         self._reap()
         self._loop.run()
         for sampler in (self._health, self._activity):
             if sampler is not None:
                 sampler.stop()
-        self._fsync_queue.flush_and_close(_LAST_SYNC_SECONDS)
+        self._fsync_queue.flush_and_close(_LAST_FSYNC_S)
         if not self._replaced:
             self._journal.close()
 
-    def _end_soon(self) -> None:
+    def _schedule_end(self) -> None:
         """End when nothing is left to watch: the machine goes down, or somebody wants us gone."""
-        self._ending = True
+        self._is_ending = True
 
     # --- the journal
 
@@ -114,21 +116,21 @@ class Supervisor:
     def _alarm(self, code: str, message: str) -> None:
         self._record(events.Alarm(max(self._state.attempt, 0), code, message))
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         # On a full disk there is no room for it either.
         with contextlib.suppress(OSError):
             os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n".encode("utf-8", "replace"))
 
-    def _failed(self) -> None:
+    def _log_failure(self) -> None:
         """Say what an action failed with; what goes on failing in the same way is said once a minute."""
         text, now = traceback.format_exc(), time.monotonic()
-        if text != self._said[0] or now - self._said[1] > _SAY_AGAIN_SECONDS:
+        if text != self._said[0] or now - self._said[1] > _REPEAT_LOG_AFTER_S:
             self._said = text, now
-            self._say(text)
+            self._log(text)
 
     # --- adoption
 
-    def _adopt(self) -> None:
+    def _adopt_attempt(self) -> None:
         """Go on where the last supervisor of this run ended, if there was one."""
         state = self._state
         if state.seq == 0 or state.finished is not None:
@@ -136,31 +138,31 @@ class Supervisor:
         self._record(events.Adopted(state.attempt, os.getpid()))
         if state.attempt < 0:
             return
-        prepare, python = adoption.prepared(self._run, state)
+        prepare, python = attempt_records.read_prepare(self._run, state)
         attempt = self._new_attempt(prepare)
         attempt.python = python
-        with contextlib.suppress(claims.ClaimError):
+        with contextlib.suppress(gpu_claims.GpuClaimError):
             self._claims.take(prepare.gpus)
         if state.swept is not None:
             self._attempt = attempt
-            attempt.ending.swept, attempt.ending.remaining = True, state.swept.remaining
+            attempt.shutdown.is_swept, attempt.shutdown.remaining = True, state.swept.remaining
             return
         self._set_attempt(attempt)
         attempt.reopen_outputs()
         self._adopt_workers(attempt)
         if state.stopping is not None:
-            attempt.ending.resume(*state.stopping)
-        attempt.look()
+            attempt.shutdown.resume(*state.stopping)
+        attempt.poll_exits()
 
     def _adopt_workers(self, attempt: Attempt) -> None:
-        begun = adoption.started(self._run, self._state)
+        begun = attempt_records.read_start_record(self._run, self._state)
         if begun is None:
             return
         attempt.started = True
         attempt.watch_ports(self._state.ports)
         attempt.known_processes.cgroup = begun.cgroup
-        for rank, local_rank in begun.places:
-            worker = adoption.worker(self._run, self._state, rank, local_rank)
+        for rank, local_rank in begun.ranks:
+            worker = attempt_records.read_worker(self._run, self._state, rank, local_rank)
             if worker is not None:
                 attempt.adopt(worker, self._state)
 
@@ -172,10 +174,10 @@ class Supervisor:
         self._attempt = attempt
         if self._activity is not None:
             self._activity.stop()
-        self._activity = sampling.Activity(self._loop, self._run, attempt, self._samples)
+        self._activity = sampling.ActivitySampler(self._loop, self._run, attempt, self._samples)
         seconds = attempt.prepare.health_seconds
         if seconds > 0 and self._health is None:
-            self._health = sampling.Health(self._loop, seconds, self._health_sample, self._sampler_died)
+            self._health = sampling.HealthSampler(self._loop, seconds, self._health_sample, self._sampler_died)
 
     # --- samples and time
 
@@ -188,53 +190,57 @@ class Supervisor:
     def _tick(self) -> None:
         attempt = self._attempt
         if self._activity is not None:
-            self._activity.keep_up()
-        if attempt is None or attempt.ending.swept:
+            self._activity.update()
+        if attempt is None or attempt.shutdown.is_swept:
             return
-        if attempt.outputs.look():
+        if attempt.outputs.update():
             for step in range(1, _STEPS):
-                self._loop.after(step * TICK_SECONDS / _STEPS, attempt.outputs.keep_up)
-        attempt.look()
-        attempt.look_at_ports()
+                self._loop.after(step * TICK_S / _STEPS, attempt.outputs.extend_reserves)
+        attempt.poll_exits()
+        attempt.check_ports()
 
     def _slow_tick(self) -> None:
         self._journal.flush()
         attempt = self._attempt
-        if attempt is not None and not attempt.ending.swept:
-            self._keep_seat()
-            attempt.look_at_groups()
-        if attempt is not None and attempt.ending.remaining:
-            attempt.ending.look_at_remaining()
+        if attempt is not None and not attempt.shutdown.is_swept:
+            self._keep_lock_and_socket()
+            attempt.record_process_groups()
+        if attempt is not None and attempt.shutdown.remaining:
+            attempt.shutdown.check_remaining()
         # Where somebody has removed the file: since it was last there.
-        self._heard = fencing.read_lease(self._run.lease) or self._heard
-        age = fencing.read_lease_clock() - self._heard
-        if attempt is not None and not attempt.ending.swept:
+        self._last_lease_at = fencing.read_lease(self._run.lease) or self._last_lease_at
+        age = fencing.read_lease_clock() - self._last_lease_at
+        if attempt is not None and not attempt.shutdown.is_swept:
             limit = attempt.prepare.stop_after
-            if limit is not None and age > limit and attempt.ending.since is None:
-                attempt.ending.stop(attempt.prepare.grace, requests.StopReason.FENCE.value)
-        busy = attempt is not None and attempt.started and not attempt.ending.swept
+            if limit is not None and age > limit and attempt.shutdown.stopped_at is None:
+                attempt.shutdown.stop(attempt.prepare.grace, requests.StopReason.FENCE.value)
+        busy = attempt is not None and attempt.started and not attempt.shutdown.is_swept
         # Without an attempt there is nothing to lose: who asked for one has left, or was refused.
-        if not busy and self._peers.count == 0 and (self._ending or attempt is None or age > _UNATTENDED_SECONDS):
+        if (
+            not busy
+            and self._control_server.connection_count == 0
+            and (self._is_ending or attempt is None or age > _UNATTENDED_TIMEOUT_S)
+        ):
             self._loop.stop()
 
-    def _keep_seat(self) -> None:
+    def _keep_lock_and_socket(self) -> None:
         """Stay where the next command looks for us, although somebody has removed files of the run."""
         try:
             replaced = self._supervisor_lock.restore()
         except BlockingIOError:
             # It found nobody at the seat and has taken everything in: two must not act.
-            self._say("another supervisor has taken over")
+            self._log("another supervisor has taken over")
             self._replaced = True
             self._loop.stop()
         except OSError:
-            self._failed()
+            self._log_failure()
         else:
             if replaced is not None:
                 self._loop.forget(replaced.fileno())
                 replaced.close()
-                self._peers.listen(self._supervisor_lock.listener)
+                self._control_server.listen(self._supervisor_lock.listener)
 
-    def _touch(self) -> None:
+    def _touch_files(self) -> None:
         """Touch everything that the run will need, so that who tidies up does not take it for forgotten."""
         archive = helper_process.find_import_root()
         paths = [self._run.path, inject.folder(self._run.root), *self._claims.paths]
@@ -250,9 +256,9 @@ class Supervisor:
                     break
                 ended[pid] = status
         if self._attempt is not None:
-            self._attempt.reaped(ended)
+            self._attempt.take_wait_statuses(ended)
 
-    def _do(self, frame: dict[str, Any]) -> listening.Answer:
+    def _handle_request(self, frame: dict[str, Any]) -> control_server.Reply:
         command, arguments = frame.get("cmd"), frame.get("args", {})
         fencing.check_epoch(self._run.epoch, int(frame.get("epoch") or 0))
         if command == commands.Command.REPLICATED.value:
@@ -272,18 +278,18 @@ class Supervisor:
         if self._state.finished is not None:
             raise request_errors.make_refused_error(f"run {self._run.run} is finished on this node")
         attempt = self._attempt
-        if attempt is not None and not attempt.ending.swept:
-            if prepare.attempt != attempt.number or attempt.ending.since is not None:
+        if attempt is not None and not attempt.shutdown.is_swept:
+            if prepare.attempt != attempt.number or attempt.shutdown.stopped_at is not None:
                 raise request_errors.make_refused_error(
                     f"attempt {attempt.number} of run {self._run.run} has not ended on this node"
                 )
-            return self._prepared(attempt)
+            return self._build_prepared_reply(attempt)
         if prepare.attempt <= self._state.attempt:
             raise request_errors.make_refused_error(
                 f"attempt {prepare.attempt} of run {self._run.run} is over on this node"
             )
         attempt = self._new_attempt(prepare)
-        attempt.make_ready()
+        attempt.prepare_node()
         self._fsync_queue.add(self._run.prepare)
         fencing.touch_lease(self._run.lease)
         self._set_attempt(attempt)
@@ -292,12 +298,12 @@ class Supervisor:
         if squatted is not None:
             self._alarm("memory", squatted)
         self._forking.prepare(attempt)
-        return self._prepared(attempt)
+        return self._build_prepared_reply(attempt)
 
-    def _prepared(self, attempt: Attempt) -> dict[str, Any]:
+    def _build_prepared_reply(self, attempt: Attempt) -> dict[str, Any]:
         return {"ports": list(self._state.ports), "run_dir": self._run.path, "python": attempt.python}
 
-    def _start(self, arguments: dict[str, Any]) -> listening.Answer:
+    def _start(self, arguments: dict[str, Any]) -> control_server.Reply:
         start = dataclass_json.parse_dataclass(requests.Start, arguments)
         attempt = self._attempt
         if attempt is None or attempt.number != start.attempt:
@@ -311,15 +317,15 @@ class Supervisor:
     def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
         stop = dataclass_json.parse_dataclass(requests.Stop, arguments)
         if self._attempt is not None:
-            self._attempt.ending.stop(stop.grace, stop.reason)
+            self._attempt.shutdown.stop(stop.grace, stop.reason)
             self._forking.run_waiting_starts()
         return {}
 
     def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
         if self._attempt is not None:
             # Where nothing was started there is nothing to wait for: a start that failed elsewhere is undone like this.
-            self._attempt.abandon()
-            if not self._attempt.ending.swept:
+            self._attempt.close_unstarted()
+            if not self._attempt.shutdown.is_swept:
                 number = self._attempt.number
                 raise request_errors.make_refused_error(
                     f"attempt {number} of run {self._run.run} has not ended on this node"
@@ -340,3 +346,73 @@ class Supervisor:
             return
         for name, offset in offsets.items():
             self._attempt.outputs.replicated_file(name, int(offset))
+
+
+READY = b"ready\n"
+
+TAKEN = b"taken\n"
+
+
+def fork_supervisor(run: RunDir) -> tuple[int, int]:
+    """Fork a supervisor that outlives this process; to be called in a process with one thread.
+
+    It is forked twice, so that it is never our child, and in a session of its own. It executes nothing: all that it
+    needs is loaded here already, and a start waits for it.
+
+    Returns:
+        The pid of a short-lived child, and a descriptor from which READY or TAKEN (or nothing) can be read.
+    """
+    pid, read, write = syscalls.fork_with_pipes()
+    if pid == 0:
+        try:
+            os.setsid()
+            if os.fork() == 0:
+                _run_or_log(run, write)
+        finally:
+            os._exit(0)
+    os.close(write)
+    return pid, read
+
+
+def _run_or_log(run: RunDir, report: int) -> None:
+    try:
+        _detach_from_parent(run, {report})
+        _run_supervisor(run, report)
+    except BaseException:
+        traceback.print_exc()
+        raise
+
+
+def _run_supervisor(run: RunDir, report: int) -> None:
+    """Be the supervisor of a run."""
+    try:
+        place = supervisor_lock.SupervisorLock(run)
+    except BlockingIOError:
+        os.write(report, TAKEN)
+        return
+    supervisor = Supervisor(run, place)
+    with contextlib.suppress(OSError):
+        os.write(report, READY)
+    os.close(report)
+    supervisor.serve()
+    place.release()
+
+
+def _detach_from_parent(run: RunDir, keep: set[int]) -> None:
+    """Depend on nothing of who started us: no terminal, no folder, no descriptor, no signal."""
+    run.make()
+    os.chdir("/")
+    spawn.reset_signals()
+    null = os.open(os.devnull, os.O_RDWR)
+    for target in (0, 1):
+        os.dup2(null, target)
+    log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.dup2(log, 2)
+    spawn.close_descriptors(keep)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    spawn.disable_core_dumps()
+    syscalls.become_subreaper()
+    syscalls.set_process_name("clusterctl-supv")
+    # Others see it: by the names of run and node they would know the marks of its processes.
+    syscalls.set_process_title(f"clusterctl-agent supervise {run.short}")

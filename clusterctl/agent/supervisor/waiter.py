@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import Task
     from clusterctl.agent.linux.spawn import Program
 
-_FENCE_SLACK = 2.0
+_FENCE_SLACK_S = 2.0
 """Seconds by which the waiter lets the supervisor go first with the fence."""
-_NAP_SECONDS = 5.0
-_UNMEASURED_DELAY = 0.05
-_RETRY_SECONDS = 0.25
-_MARGIN = 0.002
-_ENDED = os.WEXITED | os.WNOWAIT
+_MAX_WAIT_S = 5.0
+_UNMEASURED_DELAY_S = 0.05
+_WRITE_RETRY_S = 0.25
+_CLOCK_MARGIN_S = 0.002
+_WAIT_FLAGS = os.WEXITED | os.WNOWAIT
 """The status of a worker stays with the kernel until it is written down: where this process is killed before that, the
 supervisor takes it."""
 
 
 @frozen_dataclass(frozen=True)
-class Post:
+class WaiterConfig:
     """What one waiter is told.
 
     Attributes:
@@ -57,16 +57,16 @@ class Post:
     output: int
     spawn_file: str
     exit_file: str
-    keep: Sequence[int] = ()
+    kept_descriptors: Sequence[int] = ()
     stop_after: float | None = None
     lease: str = ""
     enforce: Task | None = None
     cgroup: str | None = None
     title: str = ""
-    told: Mapping[str, Any] | None = None
+    fence_context: Mapping[str, Any] | None = None
 
 
-def start(post: Post) -> tuple[int, int]:
+def fork_waiter(config: WaiterConfig) -> tuple[int, int]:
     """Fork a waiter, which forks the worker. To be called in a process with one thread.
 
     Returns:
@@ -76,7 +76,7 @@ def start(post: Post) -> tuple[int, int]:
     pid, read, write = syscalls.fork_with_pipes()
     if pid == 0:
         try:
-            _wait_for_worker(post, write, parent)
+            _wait_for_worker(config, write, parent)
         except OSError as error:
             os.write(write, json.dumps({"error": error.strerror}).encode() + b"\n")
         finally:
@@ -85,7 +85,7 @@ def start(post: Post) -> tuple[int, int]:
     return pid, read
 
 
-def _stand(post: Post) -> None:
+def _set_up_waiter(config: WaiterConfig) -> None:
     """Be a waiter: small, deaf and called one."""
     gc.freeze()
     gc.disable()
@@ -94,83 +94,89 @@ def _stand(post: Post) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     syscalls.set_process_name("clusterctl-wait")
-    syscalls.set_process_title(f"clusterctl-agent wait {post.title}")
+    syscalls.set_process_title(f"clusterctl-agent wait {config.title}")
 
 
-def _wait_for_worker(post: Post, report: int, parent: int) -> NoReturn:
+def _wait_for_worker(config: WaiterConfig, report: int, parent: int) -> NoReturn:
     os.setsid()
-    _stand(post)
-    keep = [*post.keep, *tmpfiles.lock_run_folders(post.exit_file)]
-    end = _Exit(post.exit_file)
+    _set_up_waiter(config)
+    keep = [*config.kept_descriptors, *tmpfiles.lock_run_folders(config.exit_file)]
+    end = _ExitFile(config.exit_file)
     gate, go = os.pipe2(os.O_CLOEXEC)
     worker = os.fork()
     if worker == 0:
-        _work(post, gate, go)
+        _become_worker(config, gate, go)
     os.close(gate)
-    _see_through(post, worker, (report, go), parent, {*keep, end.fd}, end)
+    _release_and_wait(config, worker, (report, go), parent, {*keep, end.fd}, end)
 
 
-def attend(post: Post, worker: int, ends: tuple[int, int], parent: int) -> NoReturn:
+def wait_for_forked_worker(config: WaiterConfig, worker: int, ends: tuple[int, int], parent: int) -> NoReturn:
     """Be the waiter of a child that somebody else has forked, and that waits at its gate.
 
     Args:
-        post: Its program and output are not looked at.
+        config: Its program and output are not looked at.
         worker: The child.
         ends: Where to report, and what opens the gate.
         parent: The supervisor.
     """
-    _stand(post)
-    keep = [*post.keep, *tmpfiles.lock_run_folders(post.exit_file)]
-    end = _Exit(post.exit_file)
-    _see_through(post, worker, ends, parent, {*keep, end.fd}, end)
+    _set_up_waiter(config)
+    keep = [*config.kept_descriptors, *tmpfiles.lock_run_folders(config.exit_file)]
+    end = _ExitFile(config.exit_file)
+    _release_and_wait(config, worker, ends, parent, {*keep, end.fd}, end)
 
 
-def _see_through(post: Post, worker: int, ends: tuple[int, int], parent: int, keep: set[int], end: _Exit) -> NoReturn:
+def _release_and_wait(
+    config: WaiterConfig, worker: int, ends: tuple[int, int], parent: int, keep: set[int], end: _ExitFile
+) -> NoReturn:
     report, go = ends
     # A waiter whose supervisor is gone already must not start anything: nobody would know of it.
-    why = _claim(post.spawn_file, worker, report) if os.getppid() == parent else "its supervisor is not its parent"
+    why = (
+        _write_spawn_record(config.spawn_file, worker, report)
+        if os.getppid() == parent
+        else "its supervisor is not its parent"
+    )
     if why is not None:
         # Without a word at its gate the worker ends. How it did is no news: the rank is another waiter's.
-        end.forget()
+        end.discard()
         with contextlib.suppress(OSError):
             os.write(report, json.dumps({"refused": why}).encode() + b"\n")
         os._exit(0)
     os.write(go, b"g")
     os.close(go)
-    _forget_the_rest(keep)
-    fence = _Fence(post)
-    end.write(_outcome(worker, fence))
+    _close_other_descriptors(keep)
+    fence = _Fence(config)
+    end.write(_wait_for_exit(worker, fence))
     os.waitpid(worker, 0)
     fence.close()
     os._exit(0)
 
 
-def _work(post: Post, gate: int, go: int) -> NoReturn:
+def _become_worker(config: WaiterConfig, gate: int, go: int) -> NoReturn:
     try:
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
-        os.dup2(post.output, 1)
-        os.dup2(post.output, 2)
+        os.dup2(config.output, 1)
+        os.dup2(config.output, 2)
         spawn.close_descriptors({gate, go})
         os.close(go)
-        if post.program.tag is not None:
-            spawn.set_tag(post.program.tag)
-        _join(post.cgroup)
+        if config.program.tag is not None:
+            spawn.set_tag(config.program.tag)
+        _join_cgroup(config.cgroup)
         if os.read(gate, 1):
             os.close(gate)
-            spawn.exec_program(post.program)
+            spawn.exec_program(config.program)
     finally:
         os._exit(spawn.EXIT_NOT_EXECUTABLE)
 
 
-def _join(procs: str | None) -> None:
+def _join_cgroup(procs: str | None) -> None:
     if procs is not None:
         with contextlib.suppress(OSError), open(procs, "w") as file:
             file.write("0")
 
 
-class _Exit:
+class _ExitFile:
     """The exit file: made under another name, with space for its content, so that a full disk cannot keep it empty."""
 
     def __init__(self, path: str) -> None:
@@ -195,7 +201,7 @@ class _Exit:
                     return
             except OSError:
                 pass
-            syscalls.sleep_interval(_RETRY_SECONDS)
+            syscalls.sleep_interval(_WRITE_RETRY_S)
 
     def _put(self, line: bytes) -> None:
         if not os.fstat(self.fd).st_nlink:
@@ -206,13 +212,13 @@ class _Exit:
         syscalls.write_all(self.fd, line)
         os.rename(self._temporary, self._path)
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Leave nothing behind."""
         with contextlib.suppress(OSError):
             os.unlink(self._temporary)
 
 
-def _claim(path: str, worker: int, report: int) -> str | None:
+def _write_spawn_record(path: str, worker: int, report: int) -> str | None:
     """Write the identities down; return why the rank is not ours: another waiter may have it already."""
     who, us = proc.read_identity(worker), proc.read_identity(os.getpid())
     if who is None or us is None:
@@ -243,7 +249,7 @@ def _claim(path: str, worker: int, report: int) -> str | None:
     return None
 
 
-def _forget_the_rest(keep: set[int]) -> None:
+def _close_other_descriptors(keep: set[int]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -256,30 +262,30 @@ def _forget_the_rest(keep: set[int]) -> None:
 class _Fence:
     """How long the worker may go on without a controller."""
 
-    def __init__(self, post: Post) -> None:
-        self._post = post
+    def __init__(self, config: WaiterConfig) -> None:
+        self._config = config
         self._last = fencing.read_lease_clock()
         self._sweeper: int | None = None
         self.expired = False
 
-    def left(self) -> float | None:
+    def read_remaining_s(self) -> float | None:
         """Return the seconds until the fence expires, or `None` where there is none (any more)."""
-        if self._post.stop_after is None or self.expired:
+        if self._config.stop_after is None or self.expired:
             return None
-        self._last = max(self._last, fencing.read_lease(self._post.lease) or 0.0)
-        return self._last + self._post.stop_after + _FENCE_SLACK - fencing.read_lease_clock()
+        self._last = max(self._last, fencing.read_lease(self._config.lease) or 0.0)
+        return self._last + self._config.stop_after + _FENCE_SLACK_S - fencing.read_lease_clock()
 
     def enforce(self) -> None:
         """End everything of the run on this node, and wait for the worker without a limit from then on."""
         self.expired = True
-        if self._post.enforce is None:
+        if self._config.enforce is None:
             return
         try:
-            self._sweeper, _ = helper_process.start_helper(self._post.enforce)
+            self._sweeper, _ = helper_process.start_helper(self._config.enforce)
         except OSError:
             # Another way than to do it here, and to see the worker's end later, there is not.
             with open(os.devnull, "wb") as nobody:
-                self._post.enforce(helper_process.HelperOutput(nobody.fileno()))
+                self._config.enforce(helper_process.HelperOutput(nobody.fileno()))
 
     def close(self) -> None:
         """See it through, where it is being enforced."""
@@ -287,36 +293,36 @@ class _Fence:
             os.waitpid(self._sweeper, 0)
 
 
-def _outcome(worker: int, fence: _Fence) -> dict[str, Any]:
+def _wait_for_exit(worker: int, fence: _Fence) -> dict[str, Any]:
     """Wait for the worker; return how it ended, and the monotonic times between which it did."""
     while True:
         before = proc.read_run_delay()
-        end = _wait(worker, fence)
+        end = _wait_once(worker, fence)
         latest = time.monotonic()
         if end is not None:
             break
     after = proc.read_run_delay()
     # Between the worker's end and our looking at the clock lies only the time that we waited for a processor.
-    delay = after - before if before is not None and after is not None else _UNMEASURED_DELAY
+    delay = after - before if before is not None and after is not None else _UNMEASURED_DELAY_S
     killed = end.si_code != os.CLD_EXITED
     return {
         "exit_code": None if killed else end.si_status,
         "signal": end.si_status if killed else None,
-        "earliest": latest - delay - _MARGIN,
+        "earliest": latest - delay - _CLOCK_MARGIN_S,
         "mono": latest,
         "fenced": fence.expired,
     }
 
 
-def _wait(worker: int, fence: _Fence) -> os.waitid_result | None:
+def _wait_once(worker: int, fence: _Fence) -> os.waitid_result | None:
     """Wait until the worker has ended and return how, or `None` to be called again; it is not reaped."""
-    left = fence.left()
-    if left is None:
-        return os.waitid(os.P_PID, worker, _ENDED)
-    if left <= 0:
+    remaining_s = fence.read_remaining_s()
+    if remaining_s is None:
+        return os.waitid(os.P_PID, worker, _WAIT_FLAGS)
+    if remaining_s <= 0:
         fence.enforce()
     else:
         with contextlib.suppress(OSError):
             # This clock stands still while the machine sleeps; what is left is asked again in time.
-            signal.sigtimedwait({signal.SIGCHLD}, min(left, _NAP_SECONDS))
-    return os.waitid(os.P_PID, worker, _ENDED | os.WNOHANG)
+            signal.sigtimedwait({signal.SIGCHLD}, min(remaining_s, _MAX_WAIT_S))
+    return os.waitid(os.P_PID, worker, _WAIT_FLAGS | os.WNOHANG)

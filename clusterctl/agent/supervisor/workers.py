@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.protocol.process_types import SpawnRecord
 
-_REPORT_SECONDS = 20.0
+_REPORT_TIMEOUT_S = 20.0
 
-_FILES_SECONDS = 10.0
+_FILES_TIMEOUT_S = 10.0
 """How long a user's file system may take to answer."""
-_CODE_SECONDS = 40.0
+_CODE_TIMEOUT_S = 40.0
 """How long the look at every file of the code may take."""
 
 
@@ -49,10 +49,10 @@ class Worker:
     local_rank: int
     identity: ProcessIdentity
     waiter: ProcessIdentity
-    seen: float = 0.0
-    watch: int | None = None
-    watched: ProcessIdentity | None = None
-    status: int | None = None
+    last_alive_at: float = 0.0
+    watch_fd: int | None = None
+    watched_process: ProcessIdentity | None = None
+    wait_status: int | None = None
     exited: bool = False
 
 
@@ -64,7 +64,7 @@ def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
     """
     wanted = [python] if python else [hint, "python3", "python"]
     for name in wanted:
-        path = _executable(name, workdir) if name else None
+        path = _find_executable(name, workdir) if name else None
         if path is not None:
             return path
     if python and os.path.isdir(os.path.join(workdir, os.path.expanduser(python))):
@@ -76,7 +76,7 @@ def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
     )
 
 
-def name_of_python(python: str, named: str | None, prologue: str | None) -> str:
+def get_python_argv0(python: str, named: str | None, prologue: str | None) -> str:
     """Return what is executed as the interpreter: a prologue may choose it by PATH, unless the user named a path.
 
     Args:
@@ -89,7 +89,7 @@ def name_of_python(python: str, named: str | None, prologue: str | None) -> str:
     return named or "python3"
 
 
-def make_ready(workdir: str, python: str | None, hint: str | None, out: HelperOutput) -> dict[str, Any]:
+def resolve_workdir_and_python(workdir: str, python: str | None, hint: str | None, out: HelperOutput) -> dict[str, Any]:
     """Make the folder of the code and find the interpreter, where users keep both. To be done aside."""
     out.message({"at": workdir})
     file_tree.make_workdir(workdir)
@@ -97,7 +97,7 @@ def make_ready(workdir: str, python: str | None, hint: str | None, out: HelperOu
     return {"python": resolve_python(workdir, python, hint)}
 
 
-def look_before_sync(workdir: str, python: str | None, hint: str | None, out: HelperOutput) -> dict[str, Any]:
+def probe_before_sync(workdir: str, python: str | None, hint: str | None, out: HelperOutput) -> dict[str, Any]:
     """Find the interpreter, and where a worker would be as things are: in its folder, or at home where that is to come.
 
     To be done aside.
@@ -108,18 +108,18 @@ def look_before_sync(workdir: str, python: str | None, hint: str | None, out: He
     return {"python": resolve_python(cwd, python, hint), "cwd": cwd}
 
 
-def look_at_files(run: RunDir, prepare: requests.Prepare) -> str:
+def prepare_workdir(run: RunDir, prepare: requests.Prepare) -> str:
     """Make the folder of the code; return the interpreter. What users keep may lie on a mount that hangs.
 
     Raises:
         RequestError: There is no such interpreter or script, or the folder does not hold the code that was synced.
     """
-    find = functools.partial(make_ready, prepare.workdir, prepare.python, prepare.python_hint)
-    python = _aside(find, _FILES_SECONDS)["python"]
+    find = functools.partial(resolve_workdir_and_python, prepare.workdir, prepare.python, prepare.python_hint)
+    python = _run_in_child(find, _FILES_TIMEOUT_S)["python"]
     if prepare.code_hash is not None:
-        _aside(functools.partial(_check_code, run, prepare), _CODE_SECONDS)
+        _run_in_child(functools.partial(_check_code, run, prepare), _CODE_TIMEOUT_S)
     if prepare.script is not None:
-        _aside(functools.partial(_check_script, os.path.join(prepare.workdir, prepare.script)), _FILES_SECONDS)
+        _run_in_child(functools.partial(_check_script, os.path.join(prepare.workdir, prepare.script)), _FILES_TIMEOUT_S)
     return str(python)
 
 
@@ -141,21 +141,21 @@ def _check_code(run: RunDir, prepare: requests.Prepare, out: HelperOutput) -> di
     return {}
 
 
-def _aside(task: helper_process.Task, seconds: float) -> dict[str, Any]:
+def _run_in_child(task: helper_process.Task, seconds: float) -> dict[str, Any]:
     answer = helper_process.parse_result(helper_process.run_in_helper(task, seconds))
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
-def _executable(name: str, workdir: str) -> str | None:
+def _find_executable(name: str, workdir: str) -> str | None:
     name = os.path.expanduser(name)
     if "/" in name:
         name = os.path.join(workdir, name)
     return shutil.which(name)
 
 
-def program(
+def build_worker_program(
     run: RunDir,
     markers: RunMarkers,
     prepare: requests.Prepare,
@@ -164,9 +164,9 @@ def program(
     python: str,
 ) -> spawn.Program:
     """Return what a worker becomes."""
-    env = _environment(run, markers, prepare, start, one)
+    env = _build_environment(run, markers, prepare, start, one)
     env = spawn.prepend_program_folder(encode_peer_text(python), env)
-    python = name_of_python(python, prepare.python, one.prologue)
+    python = get_python_argv0(python, prepare.python, one.prologue)
     argv = [encode_peer_text(word) for word in one.argv]
     if argv and argv[0] == spawn.PYTHON_PLACEHOLDER.encode():
         argv[0] = encode_peer_text(python)
@@ -180,7 +180,7 @@ def program(
     )
 
 
-def _environment(
+def _build_environment(
     run: RunDir, markers: RunMarkers, prepare: requests.Prepare, start: requests.Start, one: requests.WorkerStart
 ) -> dict[bytes, bytes]:
     env = spawn.build_base_environment()
@@ -193,7 +193,7 @@ def _environment(
     status_dir = run.status_dir(start.attempt)
     env[b"CLUSTERCTL_STATUS_DIR"] = encode_peer_text(status_dir)
     if start.inject:
-        env.update(_injected(run, status_dir, env.get(b"PYTHONPATH")))
+        env.update(_build_injected_environment(run, status_dir, env.get(b"PYTHONPATH")))
     env.update(markers.environment())
     return env
 
@@ -210,32 +210,32 @@ def install_shim(run: RunDir) -> bool:
     return True
 
 
-def _injected(run: RunDir, status_dir: str, pythonpath: bytes | None) -> dict[bytes, bytes]:
+def _build_injected_environment(run: RunDir, status_dir: str, pythonpath: bytes | None) -> dict[bytes, bytes]:
     existing = None if pythonpath is None else pythonpath.decode("utf-8", "surrogateescape")
     added = inject.environment(inject.folder(run.root), status_dir, existing)
     return {encode_peer_text(name): encode_peer_text(value) for name, value in added.items()}
 
 
-def begin(rank: int, post: waiter.Post) -> int:
+def fork_waiter_for(rank: int, config: waiter.WaiterConfig) -> int:
     """Start one worker behind its waiter; return a descriptor for `begun`.
 
     Raises:
         RequestError: It could not be started.
     """
     try:
-        return waiter.start(post)[1]
+        return waiter.fork_waiter(config)[1]
     except OSError as error:
         raise request_errors.make_failed_error(f"cannot start rank {rank}: {error.strerror}") from error
 
 
-def begun(rank: int, local_rank: int, descriptor: int) -> Worker:
+def read_started_worker(rank: int, local_rank: int, descriptor: int) -> Worker:
     """Return the worker that a waiter has started.
 
     Raises:
         RequestError: It could not be started, or another start of this rank was first.
     """
     try:
-        answer = report(descriptor)
+        answer = read_waiter_report(descriptor)
     finally:
         os.close(descriptor)
     if answer is None:
@@ -243,30 +243,30 @@ def begun(rank: int, local_rank: int, descriptor: int) -> Worker:
     why = answer.get("error") or answer.get("refused")
     if why is not None:
         raise request_errors.make_failed_error(f"cannot start rank {rank}: {why}")
-    return from_spawn(rank, local_rank, cast("SpawnRecord", answer))
+    return make_worker(rank, local_rank, cast("SpawnRecord", answer))
 
 
-def report(fd: int) -> dict[str, Any] | None:
+def read_waiter_report(fd: int) -> dict[str, Any] | None:
     """Return what a waiter says of its start; `None` where it ends without a word.
 
     The first line counts, and where it is none of ours, such as what a Python says that cannot start, the last one.
     """
-    poll, said, until = select.poll(), b"", time.monotonic() + _REPORT_SECONDS
+    poll, said, until = select.poll(), b"", time.monotonic() + _REPORT_TIMEOUT_S
     poll.register(fd, select.POLLIN)
     while poll.poll(max(0.0, until - time.monotonic()) * 1000):
         data = os.read(fd, 4096)
         said += data
         line, ended, _ = said.partition(b"\n")
-        found = _parsed(line) if ended or not data else None
+        found = _parse_report(line) if ended or not data else None
         if found is not None:
             return found
         if not data:
             last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
             return {"refused": last} if last else None
-    return {"refused": f"nothing was heard of it for {_REPORT_SECONDS:.0f} s"}
+    return {"refused": f"nothing was heard of it for {_REPORT_TIMEOUT_S:.0f} s"}
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parse_report(line: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(line)
     except ValueError:
@@ -274,7 +274,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def from_spawn(rank: int, local_rank: int, spawn_record: SpawnRecord) -> Worker:
+def make_worker(rank: int, local_rank: int, spawn_record: SpawnRecord) -> Worker:
     """Return a worker as its waiter described it; after a reboot its pids mean nothing any more.
 
     Its waiter, and its PID namespace, may not be known.
@@ -286,25 +286,25 @@ def from_spawn(rank: int, local_rank: int, spawn_record: SpawnRecord) -> Worker:
     return Worker(rank, local_rank, who, guard)
 
 
-def watch(worker: Worker) -> None:
+def open_watch(worker: Worker) -> None:
     """Get a descriptor that tells when the waiter has ended, or the worker where the waiter is gone."""
-    unwatch(worker)
+    close_watch(worker)
     for who in (worker.waiter, worker.identity):
         if proc.is_alive(who):
-            worker.watched = who
+            worker.watched_process = who
             try:
-                worker.watch = syscalls.pidfd_open(who.pid)
+                worker.watch_fd = syscalls.pidfd_open(who.pid)
             except OSError:
                 # Kernels before 5.3: it is looked at on every tick instead.
-                worker.watch = None
+                worker.watch_fd = None
             return
 
 
-def unwatch(worker: Worker) -> None:
+def close_watch(worker: Worker) -> None:
     """Give the descriptor back."""
-    if worker.watch is not None:
-        os.close(worker.watch)
-        worker.watch = None
+    if worker.watch_fd is not None:
+        os.close(worker.watch_fd)
+        worker.watch_fd = None
 
 
 _OF_A_TRACEBACK = ("Traceback (most recent call last)", '  File "')
@@ -312,7 +312,7 @@ _FRAMES = 8
 """So many times as much is read as is told, to find the cause above frames."""
 
 
-def error_of(path: str) -> dict[str, Any] | None:
+def read_error_file(path: str) -> dict[str, Any] | None:
     """Return `{message, traceback}` from what `torch.distributed.elastic` wrote on its way down, or `None`.
 
     The file holds `{"message": text}` or `{"message": {"message": text, "extraInfo": {"py_callstack": text}}}`.
@@ -330,11 +330,11 @@ def error_of(path: str) -> dict[str, Any] | None:
 
 def last_words(path: str, *, has_failed: bool) -> str:
     """Return the end of the output of a worker that ended by itself; of one that ended with 0 only with a traceback."""
-    end = tail_of(path)
+    end = read_output_tail(path)
     return end if has_failed or any(word in end for word in _OF_A_TRACEBACK) else ""
 
 
-def tail_of(path: str, limit: int = 8192) -> str:
+def read_output_tail(path: str, limit: int = 8192) -> str:
     """Return the end of an output file for a person to read; of a long one without frames of C++ and of threads."""
     try:
         with open(path, "rb") as file:

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import find_user_name
-from clusterctl.agent.supervisor.claims import PREFIX, ClaimError, Claims
+from clusterctl.agent.supervisor.gpu_claims import PREFIX, GpuClaimError, GpuClaims
 from tests.unit.agent.full import full_at
 
 
@@ -24,18 +24,18 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "shared")
 
 
-def file_of(claims: Claims, index: int) -> Path:
+def file_of(claims: GpuClaims, index: int) -> Path:
     """A GPU that no driver knows has the name of its index and the boot."""
     (path,) = (Path(path) for path in claims.paths if path.endswith(f"/gpu-{index}-{proc.read_boot_id()}"))
     return path
 
 
-def indices(claims: Claims) -> list[int]:
+def indices(claims: GpuClaims) -> list[int]:
     return [int(Path(path).name.split("-")[1]) for path in claims.paths]
 
 
 def test_a_claim_is_a_file_that_all_users_can_read_and_its_owner_alone_can_write(folder: str) -> None:
-    claims = Claims("run-1", "n1", folder)
+    claims = GpuClaims("run-1", "n1", folder)
 
     assert len(claims.take([100, 102])) == 2
     assert sorted(claims.paths) == sorted(str(path) for path in Path(folder).glob(f"{PREFIX}*/*"))
@@ -47,7 +47,7 @@ def test_a_claim_is_a_file_that_all_users_can_read_and_its_owner_alone_can_write
 
 
 def test_what_is_claimed_already_stays_so_and_is_not_new(folder: str) -> None:
-    claims = Claims("run-1", "n1", folder)
+    claims = GpuClaims("run-1", "n1", folder)
     first = claims.take([100])
 
     assert claims.take([100]) == set()
@@ -59,11 +59,11 @@ def test_what_is_claimed_already_stays_so_and_is_not_new(folder: str) -> None:
 
 
 def test_a_gpu_of_another_run_is_refused_by_name_and_nothing_new_is_held(folder: str) -> None:
-    holder, other = Claims("run-1", "n1", folder), Claims("run-2", "n1", folder)
+    holder, other = GpuClaims("run-1", "n1", folder), GpuClaims("run-2", "n1", folder)
     holder.take([101])
     other.take([105])
 
-    with pytest.raises(ClaimError) as caught:
+    with pytest.raises(GpuClaimError) as caught:
         other.take([100, 101])
 
     assert str(caught.value) == "GPU 101 is held by run run-1 (node n1)"
@@ -87,12 +87,12 @@ NOBODY = r"locked by {user}, who names no run: as root, `fuser -k {file}` frees 
     ],
 )
 def test_a_holder_is_named_by_the_file_that_is_locked(folder: str, text: str, words: str) -> None:
-    holder = Claims("run-1", "n1", folder)
+    holder = GpuClaims("run-1", "n1", folder)
     holder.take([103])
     file_of(holder, 103).write_text(text)
 
-    with pytest.raises(ClaimError) as caught:
-        Claims("run-2", "n1", folder).take([103])
+    with pytest.raises(GpuClaimError) as caught:
+        GpuClaims("run-2", "n1", folder).take([103])
 
     assert str(caught.value) == "GPU 103 is " + words.format(
         user=find_user_name(os.getuid()), file=file_of(holder, 103)
@@ -101,37 +101,37 @@ def test_a_holder_is_named_by_the_file_that_is_locked(folder: str, text: str, wo
 
 
 def test_after_a_restart_of_its_supervisor_a_run_has_its_gpus_still(folder: str) -> None:
-    waiters = Claims("run-1", "n1", folder)
+    waiters = GpuClaims("run-1", "n1", folder)
     waiters.take([100])
-    again = Claims("run-1", "n1", folder, guards=lambda: [os.getpid()])
+    again = GpuClaims("run-1", "n1", folder, guards=lambda: [os.getpid()])
 
     assert len(again.take([100])) == 1
     again.release()
-    with pytest.raises(ClaimError, match="held by run run-1"):
-        Claims("run-2", "n1", folder).take([100])
+    with pytest.raises(GpuClaimError, match="held by run run-1"):
+        GpuClaims("run-2", "n1", folder).take([100])
     waiters.release()
 
 
 def test_what_a_file_says_of_a_run_makes_nobody_its_holder(folder: str) -> None:
-    waiters = Claims("run-1", "n1", folder)
+    waiters = GpuClaims("run-1", "n1", folder)
     waiters.take([100])
-    with pytest.raises(ClaimError, match="held by run run-1"):
-        Claims("run-1", "n1", folder).take([100])
+    with pytest.raises(GpuClaimError, match="held by run run-1"):
+        GpuClaims("run-1", "n1", folder).take([100])
     waiters.release()
 
 
 def test_a_waiter_keeps_a_gpu_that_its_supervisor_has_given_back(folder: str) -> None:
-    claims = Claims("run-1", "n1", folder)
+    claims = GpuClaims("run-1", "n1", folder)
     claims.take([100])
     waiter = [os.dup(fd) for fd in claims.descriptors]
     claims.release()
 
-    with pytest.raises(ClaimError, match="held by run run-1"):
-        Claims("run-2", "n1", folder).take([100])
+    with pytest.raises(GpuClaimError, match="held by run run-1"):
+        GpuClaims("run-2", "n1", folder).take([100])
 
     for fd in waiter:
         os.close(fd)
-    after = Claims("run-2", "n1", folder)
+    after = GpuClaims("run-2", "n1", folder)
     after.take([100])
     assert [str(path) for path in Path(folder).glob("*/*")] == after.paths
     after.release()
@@ -139,21 +139,21 @@ def test_a_waiter_keeps_a_gpu_that_its_supervisor_has_given_back(folder: str) ->
 
 
 def test_on_a_full_disk_a_gpu_is_claimed_although_nobody_can_write_whose_it_is(folder: str) -> None:
-    claims = Claims("r", "n", folder)
+    claims = GpuClaims("r", "n", folder)
     with full_at(0):
         claims.take([100])
 
-    with pytest.raises(ClaimError, match="^GPU 100 is locked by [^,]+, who names no run"):
-        Claims("other", "n", folder).take([100])
+    with pytest.raises(GpuClaimError, match="^GPU 100 is locked by [^,]+, who names no run"):
+        GpuClaims("other", "n", folder).take([100])
     claims.release()
 
 
 def test_nothing_stays_open_of_claims_that_were_given_back_or_refused(folder: str) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
-    claims, other = Claims("r", "n", folder), Claims("other", "n", folder)
+    claims, other = GpuClaims("r", "n", folder), GpuClaims("other", "n", folder)
     claims.take([100])
     claims.take([101])
-    with pytest.raises(ClaimError):
+    with pytest.raises(GpuClaimError):
         other.take([102, 101])
     claims.release()
 
@@ -163,22 +163,22 @@ def test_nothing_stays_open_of_claims_that_were_given_back_or_refused(folder: st
 def test_a_folder_in_which_nothing_can_be_claimed_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ClaimError, match=f"^{file} is not a directory"):
-        Claims("r", "n", str(file)).take([100])
+    with pytest.raises(GpuClaimError, match=f"^{file} is not a directory"):
+        GpuClaims("r", "n", str(file)).take([100])
     missing = tmp_path / "missing"
-    with pytest.raises(ClaimError, match=f"^cannot claim GPUs in {missing}: No such file or directory$"):
-        Claims("r", "n", str(missing)).take([100])
+    with pytest.raises(GpuClaimError, match=f"^cannot claim GPUs in {missing}: No such file or directory$"):
+        GpuClaims("r", "n", str(missing)).take([100])
 
 
 def test_of_many_that_want_a_gpu_at_once_one_gets_it(folder: str) -> None:
     start = threading.Barrier(6)
 
-    def take(number: int) -> Claims | None:
-        claims = Claims(f"run-{number}", "n1", folder)
+    def take(number: int) -> GpuClaims | None:
+        claims = GpuClaims(f"run-{number}", "n1", folder)
         start.wait()
         try:
             claims.take([100])
-        except ClaimError:
+        except GpuClaimError:
             return None
         return claims
 

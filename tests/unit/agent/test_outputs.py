@@ -13,8 +13,7 @@ from clusterctl.agent.node_state.output_offsets import OffsetTable
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol.events import Alarm, Dropped, Event, Stamp
 from clusterctl.agent.protocol.run_files import INDEX_RECORD
-from clusterctl.agent.supervisor.output import OpenOutput
-from clusterctl.agent.supervisor.output_space import Outputs
+from clusterctl.agent.supervisor.output_files import OpenOutputFile, OutputFiles
 
 MEGABYTE = 1 << 20
 
@@ -31,9 +30,9 @@ class Run:
         self.events.append(event)
         apply_event(self.state, Stamp(len(self.events), 0.0, 0.0, "b"), event)
 
-    def attempt(self, number: int = 0, *, reserve: int = 0, max_size: int | None = None) -> Outputs:
+    def attempt(self, number: int = 0, *, reserve: int = 0, max_size: int | None = None) -> OutputFiles:
         os.makedirs(self.dir.attempt(number), exist_ok=True)
-        outputs = Outputs(self.dir, number, reserve, max_size, self.record, self.state.dropped)
+        outputs = OutputFiles(self.dir, number, reserve, max_size, self.record, self.state.dropped)
         outputs.make([0])
         return outputs
 
@@ -55,7 +54,7 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-def write(outputs: Outputs, count: int) -> None:
+def write(outputs: OutputFiles, count: int) -> None:
     for begin in range(0, count, MEGABYTE):
         os.write(outputs.descriptor(0), b"x" * min(MEGABYTE, count - begin))
 
@@ -67,7 +66,7 @@ def test_the_index_tells_at_once_of_what_is_new_after_a_while_and_of_much(run: R
     outputs = run.attempt()
     for size in (1, 1, 4095, 1, 4096):
         write(outputs, size)
-        outputs.look()
+        outputs.update()
     assert run.index() == [1, 4097, 8194]
 
 
@@ -75,10 +74,10 @@ def test_what_the_index_did_not_tell_at_once_it_tells_within_a_second(run: Run) 
     outputs = run.attempt()
     for _ in range(2):
         write(outputs, 1)
-        outputs.look()
+        outputs.update()
     begun = time.monotonic()
     while run.index() == [1]:
-        outputs.look()
+        outputs.update()
         assert time.monotonic() - begun < 20
     assert run.index() == [1, 2]
     assert time.monotonic() - begun > 0.9
@@ -88,7 +87,7 @@ def test_the_index_ends_with_the_size_of_the_output(run: Run) -> None:
     outputs = run.attempt()
     for _ in range(3):
         write(outputs, 10)
-        outputs.look()
+        outputs.update()
     outputs.close()
     assert run.index() == [10, 30]
 
@@ -96,11 +95,11 @@ def test_the_index_ends_with_the_size_of_the_output(run: Run) -> None:
 def test_an_index_goes_on_where_the_last_supervisor_left_it(run: Run) -> None:
     outputs = run.attempt()
     write(outputs, 10)
-    outputs.look()
+    outputs.update()
     write(outputs, 10)
-    outputs.look()
+    outputs.update()
     again = run.attempt()
-    again.look()
+    again.update()
     assert run.index() == [10, 20]
 
 
@@ -111,8 +110,8 @@ def test_on_a_disk_with_space_nothing_is_said_and_nothing_given_up(run: Run) -> 
     outputs = run.attempt(reserve=MEGABYTE)
     for _ in range(10):
         write(outputs, MEGABYTE // 2)
-        outputs.look()
-        outputs.keep_up()
+        outputs.update()
+        outputs.extend_reserves()
         outputs.replicated(0, 0, 10 * MEGABYTE)
     outputs.close()
     assert run.events == []
@@ -121,7 +120,7 @@ def test_on_a_disk_with_space_nothing_is_said_and_nothing_given_up(run: Run) -> 
 def test_the_reserve_of_the_index_is_given_back_in_the_end(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
     write(outputs, 10)
-    outputs.look()
+    outputs.update()
     index = Path(run.dir.of_rank(0, 0, "idx"))
     assert index.stat().st_blocks * 512 >= 64 * 1024
     outputs.close()
@@ -134,7 +133,7 @@ def test_an_index_has_space_ahead_however_long_it_gets(run: Run) -> None:
     index = Path(run.dir.of_rank(0, 0, "idx"))
     for _ in range(2 * 64 * 1024 // INDEX_RECORD.size):
         write(outputs, 4096)
-        outputs.look()
+        outputs.update()
     assert index.stat().st_size >= 2 * 64 * 1024
     assert index.stat().st_blocks * 512 >= index.stat().st_size + 16 * 1024
 
@@ -152,7 +151,7 @@ def test_a_limit_is_held_and_the_journal_hears_of_it_once(run: Run) -> None:
     for number in range(1, 41):
         write(outputs, MEGABYTE)
         outputs.replicated(0, 0, number * MEGABYTE)
-        outputs.look()
+        outputs.update()
         assert run.allocated() <= 3 * MEGABYTE
     outputs.close()
     (dropped,) = run.dropped()
@@ -166,7 +165,7 @@ def test_a_limit_is_held_in_pieces_of_a_mebibyte_and_not_at_each_look(run: Run) 
     for number in range(1, 41):
         write(outputs, MEGABYTE // 4)
         outputs.replicated(0, 0, number * MEGABYTE // 4)
-        outputs.look()
+        outputs.update()
         first.append(OffsetTable(run.dir.attempt(0)).of(0).first_valid)
     assert len(set(first)) == 1 + 6
     assert first[-1] >= 5 * MEGABYTE
@@ -177,14 +176,14 @@ def test_under_a_flood_the_journal_hears_of_each_64_mib(run: Run) -> None:
     for number in range(1, 140):
         write(outputs, MEGABYTE)
         outputs.replicated(0, 0, number * MEGABYTE)
-        outputs.look()
+        outputs.update()
     assert [event.first_valid // (64 * MEGABYTE) for event in run.dropped()] == [1, 2]
 
 
 def test_what_is_not_on_the_head_stays_whatever_the_limit(run: Run) -> None:
     outputs = run.attempt(max_size=MEGABYTE)
     write(outputs, 5 * MEGABYTE)
-    outputs.look()
+    outputs.update()
     outputs.close()
     assert run.events == []
     assert run.allocated() >= 5 * MEGABYTE
@@ -219,7 +218,7 @@ def test_what_was_given_up_and_not_told_is_told_by_the_next_supervisor(run: Run)
     outputs = run.attempt(max_size=MEGABYTE)
     write(outputs, 5 * MEGABYTE)
     outputs.replicated(0, 0, 5 * MEGABYTE)
-    outputs.look()
+    outputs.update()
     assert run.dropped() == []
     run.attempt(max_size=MEGABYTE).close()
     assert [event.first_valid for event in run.dropped()] == [4 * MEGABYTE]
@@ -232,7 +231,7 @@ def test_a_file_that_grows_beyond_its_reserve_at_once_was_not_emptied(run: Run) 
     outputs = run.attempt(reserve=MEGABYTE)
     for _ in range(5):
         write(outputs, 3 * MEGABYTE)
-        outputs.look()
+        outputs.update()
     assert run.events == []
     assert OffsetTable(run.dir.attempt(0)).of(0).file_start == 0
 
@@ -241,12 +240,12 @@ def test_a_file_that_grows_beyond_its_reserve_at_once_was_not_emptied(run: Run) 
 def test_a_file_that_was_emptied_goes_on_behind_what_was_sent(run: Run, reserve: int) -> None:
     outputs = run.attempt(reserve=reserve)
     os.write(outputs.descriptor(0), b"first words\n")
-    outputs.look()
+    outputs.update()
     offset_table = OffsetTable(run.dir.attempt(0))
     offset_table.write_sent(0, 12)
     os.truncate(run.log(), 0)
     os.write(outputs.descriptor(0), b"other words than before\n")
-    outputs.look()
+    outputs.update()
     offsets = offset_table.of(0)
     assert (offsets.file_start, offsets.first_valid, offsets.size, offsets.lost) == (12, 12, 36, 0)
     alarm = run.events[0]
@@ -263,7 +262,7 @@ def test_a_file_that_is_emptied_again_and_again_is_told_of_once_a_minute(run: Ru
     outputs = run.attempt(reserve=MEGABYTE)
     for number in range(50):
         os.write(outputs.descriptor(0), b"retry\n")
-        outputs.look()
+        outputs.update()
         OffsetTable(run.dir.attempt(0)).write_sent(0, 6 * (number + 1))
         os.truncate(run.log(), 0)
     outputs.close()
@@ -275,11 +274,11 @@ def test_a_file_that_is_emptied_again_and_again_is_told_of_once_a_minute(run: Ru
 def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
     os.write(outputs.descriptor(0), b"first words\n")
-    outputs.look()
+    outputs.update()
     os.truncate(run.log(), 0)
     os.write(outputs.descriptor(0), b"more words than there were before\n")
-    again = OpenOutput(run.dir, 0, 0, OffsetTable(run.dir.attempt(0)), MEGABYTE)
-    assert again.look()[1]
+    again = OpenOutputFile(run.dir, 0, 0, OffsetTable(run.dir.attempt(0)), MEGABYTE)
+    assert again.update()[1]
     assert again.offsets.lost == 12
     assert again.offsets.file_start % 4096 == 0
 
@@ -287,7 +286,7 @@ def test_a_supervisor_that_was_not_there_when_a_file_was_emptied_finds_out(run: 
 def test_after_a_reboot_a_file_counts_as_it_is(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
     os.write(outputs.descriptor(0), b"first words\n")
-    outputs.look()
+    outputs.update()
     offset_table = Path(run.dir.attempt(0)) / "tallies"
     offset_table.write_bytes(offset_table.read_bytes()[:56] + b"another!")  # the boot that it was written in
     os.truncate(run.log(), 6)
@@ -307,7 +306,7 @@ def test_nothing_stays_open_of_an_attempt_that_is_over(run: Run) -> None:
     assert 0 in outputs
     assert 1 not in outputs
     write(outputs, 10)
-    outputs.look()
+    outputs.update()
     outputs.close()
     assert 0 not in outputs
     assert sorted(os.listdir("/proc/self/fd")) == before
@@ -332,10 +331,10 @@ def test_all_files_of_an_attempt_share_their_tallies(run: Run) -> None:
 )
 def test_what_grows_fast_is_to_be_looked_at_earlier(run: Run, reserve: int, size: int, fast: bool) -> None:
     outputs = run.attempt(reserve=reserve)
-    assert outputs.look() is False
+    assert outputs.update() is False
     write(outputs, size)
-    assert outputs.look() is fast
-    assert outputs.look() is False
+    assert outputs.update() is fast
+    assert outputs.update() is False
     outputs.close()
 
 
@@ -343,7 +342,7 @@ def test_the_reserve_is_ahead_of_what_grows_between_two_looks(run: Run) -> None:
     outputs = run.attempt(reserve=MEGABYTE)
     write(outputs, MEGABYTE)
     assert run.allocated() < MEGABYTE + MEGABYTE // 2
-    outputs.keep_up()
+    outputs.extend_reserves()
     assert run.allocated() >= 2 * MEGABYTE
     outputs.close()
 

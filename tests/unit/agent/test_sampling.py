@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.agent.protocol.run_files import find_first_kept_byte
-from clusterctl.agent.supervisor.sampling import Samples, Steadiness, retry_after
+from clusterctl.agent.supervisor.sampling import SampleFile, SampleThinning, get_retry_delay_s
 
 
 def inside(age: float = 0.3, *, of_file: float = 0.5, phase: Any = None) -> dict[str, Any]:
@@ -22,14 +22,16 @@ def sample(time: float, *insides: dict[str, Any] | None, alive: bool = True) -> 
     return {"m": time, "ranks": {str(r): {"alive": alive, "inside": said} for r, said in enumerate(insides)}}
 
 
-def written(steadiness: Steadiness, times: list[int], *insides: dict[str, Any] | None, alive: bool = True) -> list[int]:
-    return [time for time in times if not steadiness.leaves_out(sample(time, *insides, alive=alive))]
+def written(
+    steadiness: SampleThinning, times: list[int], *insides: dict[str, Any] | None, alive: bool = True
+) -> list[int]:
+    return [time for time in times if not steadiness.should_skip(sample(time, *insides, alive=alive))]
 
 
 def test_once_all_ranks_have_moved_for_a_minute_one_sample_in_five_is_written() -> None:
     times = list(range(0, 120, 2))
 
-    assert written(Steadiness(), times, inside(), inside()) == [*range(0, 60, 2), *range(68, 120, 10)]
+    assert written(SampleThinning(), times, inside(), inside()) == [*range(0, 60, 2), *range(68, 120, 10)]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_once_all_ranks_have_moved_for_a_minute_one_sample_in_five_is_written() 
     ],
 )
 def test_every_sample_counts_as_soon_as(changed: dict[str, Any] | None, alive: bool) -> None:
-    steadiness = Steadiness()
+    steadiness = SampleThinning()
     written(steadiness, list(range(0, 100, 2)), inside(), inside())
     times = list(range(100, 110, 2))
 
@@ -52,11 +54,11 @@ def test_every_sample_counts_as_soon_as(changed: dict[str, Any] | None, alive: b
 
 
 def test_a_sample_says_whether_others_before_it_may_be_missing() -> None:
-    steadiness = Steadiness()
+    steadiness = SampleThinning()
     said = []
     for time in range(0, 70, 2):
         one = sample(time, inside())
-        if not steadiness.leaves_out(one):
+        if not steadiness.should_skip(one):
             said.append((time, one["steady"]))
     assert said == [*((time, False) for time in range(0, 60, 2)), (68, True)]
 
@@ -72,7 +74,7 @@ def test_of_a_file_that_is_cut_from_its_front_the_end_is_kept_and_never_more_tha
 
 def test_the_space_of_samples_that_are_cut_off_is_given_back(tmp_path: Path) -> None:
     path, most = tmp_path / "samples.jsonl", 64 << 10
-    samples = Samples(str(path), most)
+    samples = SampleFile(str(path), most)
     for number in range(4000):
         samples.write(0, "activity", {"number": number, "filler": "x" * 200})
         assert path.stat().st_blocks * 512 <= most + (8 << 10)
@@ -83,4 +85,4 @@ def test_the_space_of_samples_that_are_cut_off_is_given_back(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_started_is_tried_ever_less_often_and_never_given_up() -> None:
-    assert [retry_after(refused) for refused in (0, 1, 2, 5, 1000)] == [30, 60, 120, 900, 900]
+    assert [get_retry_delay_s(refused) for refused in (0, 1, 2, 5, 1000)] == [30, 60, 120, 900, 900]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.supervisor.workers import tail_of
+from clusterctl.agent.supervisor.workers import read_output_tail
 
 C_FRAME = "frame #7: <unknown function> + 0xd6df4 (0x7f38d4b0cdf4 in /v/lib/libstdc++.so.6)\n"
 THREAD = 'Thread 0x00007f2a1d7fa640 (most recent call first):\n  File "/usr/lib/threading.py", line 331 in wait\n'
@@ -23,7 +23,7 @@ def test_a_cause_above_thousands_of_bytes_of_frames_is_told(tmp_path: Path, caus
     output = tmp_path / "rank-0.log"
     output.write_text("step\n" * 3000 + cause + frames)
 
-    told = tail_of(str(output))
+    told = read_output_tail(str(output))
 
     assert cause in told
     assert len(told) <= 8192
@@ -41,4 +41,4 @@ def test_nothing_else_is_left_out(tmp_path: Path, text: str) -> None:
     output = tmp_path / "rank-0.log"
     output.write_text("x" * 9000 * (len(text) > 200) + "\n" + text)
 
-    assert tail_of(str(output)).endswith(text[-8192:])
+    assert read_output_tail(str(output)).endswith(text[-8192:])

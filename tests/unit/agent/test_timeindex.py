@@ -12,7 +12,7 @@ from clusterctl.agent.node_state.journal import NodeState
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.run_files import INDEX_RECORD
-from clusterctl.agent.supervisor.output_space import Outputs
+from clusterctl.agent.supervisor.output_files import OutputFiles
 
 BLOCK = 4096
 TAIL = 64 * 1024
@@ -29,14 +29,14 @@ class Long:
         os.makedirs(self.dir.attempt(0))
         self.index = Path(self.dir.file(NAME))
         self.index.write_bytes(b"".join(INDEX_RECORD.pack(n * BLOCK, float(n)) for n in range(1, RECORDS + 1)))
-        self.outputs = Outputs(self.dir, 0, 0, 1 << 20, lambda _: None, NodeState().dropped)
+        self.outputs = OutputFiles(self.dir, 0, 0, 1 << 20, lambda _: None, NodeState().dropped)
         self.outputs.make([0])
         os.truncate(self.dir.of_rank(0, 0, "log"), RECORDS * BLOCK)
-        self.outputs.look()
+        self.outputs.update()
 
     def give_up(self, replicated: int = RECORDS * BLOCK) -> None:
         self.outputs.replicated(0, 0, replicated)
-        self.outputs.look()
+        self.outputs.update()
 
     @property
     def allocated(self) -> int:

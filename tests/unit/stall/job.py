@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.supervisor.sampling import Steadiness
+from clusterctl.agent.supervisor.sampling import SampleThinning
 from clusterctl.run.rules import stall_detection
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def watch(
     Samples are taken in one by one, and all of two seconds at once: the rule says the same.
     """
     limits = limits or stall_detection.StallLimits()
-    steadiness: dict[str, Steadiness] = defaultdict(Steadiness)
+    steadiness: dict[str, SampleThinning] = defaultdict(SampleThinning)
     state, said, t = stall_detection.start_watch(0, ranks, 1000.0), Seen(), 0.0
     together = state
     while t < until:

@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 SHARED = "/var/tmp"
 PREFIX = "clusterctl-gpus-"
 _ROOT = 0
-_MOST_SHOWN = 100
+_MAX_NAME_LENGTH = 100
 _TRIES = 5
 _PAUSE_S = 0.02
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
-class ClaimError(Exception):
+class GpuClaimError(Exception):
     """A GPU is held by another run, or cannot be claimed; one line that says which."""
 
 
-class Claims:
+class GpuClaims:
     """The GPUs that a run holds on this node.
 
     Args:
@@ -87,7 +87,7 @@ class Claims:
                     self._claim(name, index)
         except OSError as error:
             self.release(set(self._held) - before)
-            raise ClaimError(f"cannot claim GPUs in {self._shared}: {error.strerror}") from error
+            raise GpuClaimError(f"cannot claim GPUs in {self._shared}: {error.strerror}") from error
         except BaseException:
             self.release(set(self._held) - before)
             raise
@@ -95,7 +95,7 @@ class Claims:
 
     def _claim(self, name: str, index: int) -> None:
         """Lock a file of our own first and look at the others then: of two runs at once, one at most gets the GPU."""
-        _check(self._shared)
+        _check_folder(self._shared)
         holder: str | None = None
         for tries in range(_TRIES):
             if not self._folder:
@@ -107,7 +107,7 @@ class Claims:
             self.release([name])
             # Two that come at once refuse each other; the first to come again gets it.
             time.sleep(random.uniform(0, _PAUSE_S * (tries + 1)))
-        raise ClaimError(holder)
+        raise GpuClaimError(holder)
 
     def _make_folder(self) -> None:
         """Make the folder of this run; others see it once it is locked: without, it is one that a run has left."""
@@ -137,17 +137,17 @@ class Claims:
             folder = os.path.join(self._shared, entry)
             if not entry.startswith(PREFIX) or folder == self._folder or _remove_own(folder):
                 continue
-            with _opened(folder, name) as fd:
+            with _open_claim(folder, name) as fd:
                 # After a restart of the supervisor the waiters of this very run still hold a lock.
-                if fd is not None and _is_locked(fd) and not any(_has(pid, fd) for pid in self._guards()):
-                    return _held_by(index, fd, os.path.join(folder, name))
+                if fd is not None and _is_locked(fd) and not any(_has_file_open(pid, fd) for pid in self._guards()):
+                    return _describe_holder(index, fd, os.path.join(folder, name))
         return None
 
     def release(self, names: Iterable[str] | None = None) -> None:
         """Give those back; without a word, all of them. What a waiter holds stays its own."""
         for name in set(self._held if names is None else names):
             os.close(self._held.pop(name))
-            with _opened(self._folder, name) as fd:
+            with _open_claim(self._folder, name) as fd:
                 if fd is not None and not _is_locked(fd):
                     os.unlink(os.path.join(self._folder, name))
         if not self._held:
@@ -162,7 +162,7 @@ class Claims:
 
 
 @contextlib.contextmanager
-def _opened(folder: str, name: str) -> Iterator[int | None]:
+def _open_claim(folder: str, name: str) -> Iterator[int | None]:
     """Open a claim; `None` where there is none: no plain file, one that its owner lets nobody read, or links."""
     try:
         fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -202,7 +202,7 @@ def _is_locked(fd: int) -> bool:
     return kind != fcntl.F_UNLCK
 
 
-def _has(pid: int, fd: int) -> bool:
+def _has_file_open(pid: int, fd: int) -> bool:
     """Whether a process has the same file open."""
     wanted, base = os.fstat(fd), f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
@@ -213,34 +213,34 @@ def _has(pid: int, fd: int) -> bool:
     return False
 
 
-def _held_by(index: int, fd: int, path: str) -> str:
+def _describe_holder(index: int, fd: int, path: str) -> str:
     """Say who holds a GPU: the user whose file is locked, and the run which that user names in it."""
-    user, record = os.fstat(fd).st_uid, _read(fd)
+    user, record = os.fstat(fd).st_uid, _read_claim(fd)
     if not record.get("run"):
         owner = proc.find_user_name(user)
         return f"GPU {index} is locked by {owner}, who names no run: as root, `fuser -k {path}` frees it"
-    node = f" (node {_shown(record['node'])})" if record.get("node") else ""
+    node = f" (node {_format_name(record['node'])})" if record.get("node") else ""
     other = f" of {proc.find_user_name(user)}" if user != os.geteuid() else ""
-    return f"GPU {index} is held by run {_shown(record['run'])}{other}{node}"
+    return f"GPU {index} is held by run {_format_name(record['run'])}{other}{node}"
 
 
-def _shown(value: object) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in str(value)[:_MOST_SHOWN])
+def _format_name(value: object) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value)[:_MAX_NAME_LENGTH])
 
 
-def _check(folder: str) -> None:
+def _check_folder(folder: str) -> None:
     """See to it that nobody can take a claim away."""
     info = os.lstat(folder)
     remedy = f"as root, `chown root {folder}; chmod 1777 {folder}` mends it"
     if not stat.S_ISDIR(info.st_mode):
-        raise ClaimError(f"{folder} is not a directory")
+        raise GpuClaimError(f"{folder} is not a directory")
     if info.st_uid not in (_ROOT, os.getuid()):
-        raise ClaimError(f"{folder} belongs to uid {info.st_uid}, who could take claims away: {remedy}")
+        raise GpuClaimError(f"{folder} belongs to uid {info.st_uid}, who could take claims away: {remedy}")
     if info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX:
-        raise ClaimError(f"everybody could take claims away in {folder}: {remedy}")
+        raise GpuClaimError(f"everybody could take claims away in {folder}: {remedy}")
 
 
-def _read(fd: int) -> dict[str, Any]:
+def _read_claim(fd: int) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         value = json.loads(os.pread(fd, 4096, 0))
         if isinstance(value, dict):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.processes.run_processes import KnownProcesses
 
 
-_READY_SECONDS = 5.0
+_READY_TIMEOUT_S = 5.0
 """How long a rank may take to become what it shall be, before its waiter lets it start however it is."""
 
 
@@ -32,8 +32,8 @@ def main(arguments: list[str]) -> NoReturn:
             os.set_inheritable(fd, False)
         value = json.loads(os.pread(told, os.fstat(told).st_size, 0))
         spawn.disable_core_dumps()
-        if _is_ready(ready):
-            waiter.attend(_post(value, keep), worker, (report, go), value["supervisor"])
+        if _wait_until_ready(ready):
+            waiter.wait_for_forked_worker(_make_waiter_config(value, keep), worker, (report, go), value["supervisor"])
     except OSError as error:
         os.write(report, json.dumps({"error": error.strerror}).encode() + b"\n")
     except BaseException as error:
@@ -42,43 +42,44 @@ def main(arguments: list[str]) -> NoReturn:
         os._exit(1)
 
 
-def _is_ready(ready: int) -> bool:
+def _wait_until_ready(ready: int) -> bool:
     """Whether the rank waits at its gate. One that cannot be what it shall be has said so itself, and is gone."""
     poll = select.poll()
     poll.register(ready, select.POLLIN)
-    return not poll.poll(_READY_SECONDS * 1000) or bool(os.read(ready, 1))
+    return not poll.poll(_READY_TIMEOUT_S * 1000) or bool(os.read(ready, 1))
 
 
-def _enforcing(value: dict[str, Any]) -> Task:
+def _make_fence_task(value: dict[str, Any]) -> Task:
     """Return what ends everything of the run here; all that it needs is loaded now, while it is there."""
     from clusterctl.agent.node_state.run_dir import RunDir
-    from clusterctl.agent.processes import run_markers, run_processes
-    from clusterctl.agent.supervisor import ladder
+    from clusterctl.agent.processes import run_markers, run_processes, termination
 
     def enforce(_out: HelperOutput) -> dict[str, Any]:
         run = RunDir(value["root"], value["run"], value["node"])
         known_processes = run_processes.KnownProcesses(cgroup=value["folder"], stop_signal=value["stop_signal"])
-        return ladder.enforce(run, run_markers.make_run_markers(run), value["attempt"], known_processes, value["grace"])
+        return termination.terminate_for_fence(
+            run, run_markers.make_run_markers(run), value["attempt"], known_processes, value["grace"]
+        )
 
     return enforce
 
 
-def _post(value: dict[str, Any], keep: list[int]) -> waiter.Post:
+def _make_waiter_config(value: dict[str, Any], keep: list[int]) -> waiter.WaiterConfig:
     # Most runs have no fence, and a start need not wait for it.
-    return waiter.Post(
+    return waiter.WaiterConfig(
         program=spawn.Program([], {}),
         output=-1,
         spawn_file=value["spawn_file"],
         exit_file=value["exit_file"],
-        keep=keep,
+        kept_descriptors=keep,
         stop_after=value["stop_after"],
         lease=value["lease"],
-        enforce=None if value["stop_after"] is None else _enforcing(value),
+        enforce=None if value["stop_after"] is None else _make_fence_task(value),
         title=value["title"],
     )
 
 
-def told(run: RunDir, attempt: int, grace: float, known_processes: KnownProcesses) -> dict[str, Any]:
+def build_fence_context(run: RunDir, attempt: int, grace: float, known_processes: KnownProcesses) -> dict[str, Any]:
     """Return what such a waiter has to know to enforce a fence."""
     who = {"root": run.root, "run": run.run, "node": run.node}
     return {

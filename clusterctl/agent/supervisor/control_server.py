@@ -16,26 +16,28 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import EventLoop
 
 
-class Later:
+class DeferredReply:
     """An answer that is not known yet."""
 
     def __init__(self) -> None:
-        self.give: Callable[[Callable[[], dict[str, Any]]], None] = lambda _action: None
+        self.resolve: Callable[[Callable[[], dict[str, Any]]], None] = lambda _action: None
 
 
-Answer = Union[dict[str, Any], Later]
+Reply = Union[dict[str, Any], DeferredReply]
 
 
-class Peers:
+class ControlServer:
     """The conversations. `do` answers a request.
 
     Attributes:
         count: How many there are.
     """
 
-    def __init__(self, loop: EventLoop, do: Callable[[dict[str, Any]], Answer], say: Callable[[str], None]) -> None:
-        self._loop, self._do, self._say = loop, do, say
-        self.count = 0
+    def __init__(
+        self, loop: EventLoop, handle_request: Callable[[dict[str, Any]], Reply], log: Callable[[str], None]
+    ) -> None:
+        self._loop, self._handle_request, self._log = loop, handle_request, log
+        self.connection_count = 0
 
     def listen(self, listener: socket.socket) -> None:
         """Talk to whoever comes."""
@@ -50,30 +52,32 @@ class Peers:
         if syscalls.read_peer_credentials(sock)[1] not in (os.getuid(), 0):
             sock.close()
             return
-        self.count += 1
+        self.connection_count += 1
         fd = sock.detach()
         channel: list[FrameChannel] = []
-        channel.append(FrameChannel(self._loop, fd, fd, lambda frame: self._answer(channel[0], frame), self._gone))
+        channel.append(
+            FrameChannel(self._loop, fd, fd, lambda frame: self._answer(channel[0], frame), self._drop_connection)
+        )
 
-    def _gone(self, _why: str) -> None:
-        self.count -= 1
+    def _drop_connection(self, _why: str) -> None:
+        self.connection_count -= 1
 
     def _answer(self, channel: FrameChannel, frame: frames.Frame) -> None:
         if not isinstance(frame, dict):
             return
-        self._give(channel, frame.get("id", 0), lambda: self._do(frame))
+        self._reply(channel, frame.get("id", 0), lambda: self._handle_request(frame))
 
-    def _give(self, channel: FrameChannel, identity: int, action: Callable[[], Answer]) -> None:
+    def _reply(self, channel: FrameChannel, identity: int, action: Callable[[], Reply]) -> None:
         try:
             result = action()
         except Exception as error:
             # `serve` has read the request before: what is missing now may well be missed by a mistake of ours.
             if not isinstance(error, (request_errors.RequestError, frames.FrameError, OSError)):
-                self._say(traceback.format_exc())
+                self._log(traceback.format_exc())
             message = request_errors.convert_to_request_error(error).answer(identity)
         else:
-            if isinstance(result, Later):
-                result.give = lambda action: self._give(channel, identity, action)
+            if isinstance(result, DeferredReply):
+                result.resolve = lambda action: self._reply(channel, identity, action)
                 return
             message = commands.make_answer(identity, result)
         if identity:

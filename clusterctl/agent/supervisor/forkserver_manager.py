@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent import inject
 from clusterctl.agent.protocol import dataclass_json, events, requests
-from clusterctl.agent.supervisor import workers
-from clusterctl.agent.supervisor.forkserver import starts
-from clusterctl.agent.supervisor.forkserver.server import ForkServer, Stage
-from clusterctl.agent.supervisor.listening import Later
+from clusterctl.agent.supervisor import forkserver, workers
+from clusterctl.agent.supervisor.control_server import DeferredReply
+from clusterctl.agent.supervisor.forkserver import ForkServer, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     Action = Callable[[], None]
 
 
-class Forking:
+class ForkServerManager:
     """Has a forkserver where the head asks for one, and lets starts wait until it is ready."""
 
     def __init__(
@@ -35,57 +34,57 @@ class Forking:
         self._loop, self._run, self._markers, self._record = loop, run, markers, record
         self._server: ForkServer | None = None
         self._attempt: Attempt | None = None
-        self._asked: requests.Forked | None = None
-        self._waiting: list[tuple[Action, Action, Later]] = []
-        self._said: set[str] = set()
+        self._request: requests.Forked | None = None
+        self._waiting_starts: list[tuple[Action, Action, DeferredReply]] = []
+        self._warned_reasons: set[str] = set()
 
     # --- the forkserver
 
     def prepare(self, attempt: Attempt) -> None:
         """Have a forkserver for an attempt, if it wants one: that of the attempt before, if it is still good."""
         wanted = attempt.prepare.forked
-        self._attempt, self._said = attempt, set()
-        self._asked = None if wanted is None else dataclass_json.parse_dataclass(requests.Forked, wanted)
-        if self._asked is None:
+        self._attempt, self._warned_reasons = attempt, set()
+        self._request = None if wanted is None else dataclass_json.parse_dataclass(requests.Forked, wanted)
+        if self._request is None:
             self.close()
             return
-        attempt.begin_all = self._begin_all
-        program, old = self._program(attempt.prepare, attempt.python, self._asked), self._server
-        if old is not None and old.stage is not Stage.OVER and old.matches(self._asked, program):
+        attempt.start_workers = self._start_workers
+        program, old = self._build_program(attempt.prepare, attempt.python, self._request), self._server
+        if old is not None and old.stage is not Stage.OVER and old.matches(self._request, program):
             attempt.known_processes.protected.add(old.identity)
-            old.check(self._asked, program)
+            old.revalidate(self._request, program)
         else:
             self.close()
-            self._start(self._asked, program)
+            self._start(self._request, program)
 
-    def _program(self, prepare: requests.Prepare, python: str, asked: requests.Forked) -> spawn.Program:
-        one = requests.WorkerStart(rank=0, local_rank=0, argv=asked.argv, env=asked.env)
+    def _build_program(self, prepare: requests.Prepare, python: str, request: requests.Forked) -> spawn.Program:
+        one = requests.WorkerStart(rank=0, local_rank=0, argv=request.argv, env=request.env)
         # Of the first attempt, whichever it is: what is of one attempt alone is left out all the same.
-        start = requests.Start(self._run.run, self._run.node, 0, [], inject=asked.inject)
-        return workers.program(self._run, self._markers, prepare, start, one, python)
+        start = requests.Start(self._run.run, self._run.node, 0, [], inject=request.inject)
+        return workers.build_worker_program(self._run, self._markers, prepare, start, one, python)
 
-    def _start(self, asked: requests.Forked, program: spawn.Program) -> None:
+    def _start(self, request: requests.Forked, program: spawn.Program) -> None:
         try:
             if not workers.install_shim(self._run):
                 raise OSError(0, "its modules cannot be written")
-            server = ForkServer(self._loop, asked, program, inject.folder(self._run.root), self._settled)
+            server = ForkServer(self._loop, request, program, inject.folder(self._run.root), self._on_state_change)
         except OSError as error:
-            self._say(f"no process can be had to fork them: {error.strerror}")
+            self._warn_not_forked(f"no process can be had to fork them: {error.strerror}")
             return
         if self._attempt is not None:
             self._attempt.known_processes.protected.add(server.identity)
         self._server = server
 
-    def _settled(self) -> None:
+    def _on_state_change(self) -> None:
         """It is ready, or over."""
         server = self._server
         if server is not None and server.stage is Stage.OVER:
             self._server = None
-            if server.stale and self._attempt is not None and self._asked is not None:
-                again = self._program(self._attempt.prepare, self._attempt.python, self._asked)
-                self._start(self._asked, again)
+            if server.is_stale and self._attempt is not None and self._request is not None:
+                again = self._build_program(self._attempt.prepare, self._attempt.python, self._request)
+                self._start(self._request, again)
                 return
-            self._say(server.why)
+            self._warn_not_forked(server.end_reason)
         self.run_waiting_starts()
 
     def close(self) -> None:
@@ -96,50 +95,50 @@ class Forking:
 
     # --- starts
 
-    def when_ready(self, start: Action, started: Action) -> Answer | Later:
+    def when_ready(self, start: Action, started: Action) -> Answer | DeferredReply:
         """Do a start now, or once the forkserver has imported all; `started` is called after it in any case."""
         if self._server is None or self._server.stage is not Stage.BUSY:
-            return self._begin(start, started)
-        later = Later()
-        self._waiting.append((start, started, later))
+            return self._run_start(start, started)
+        later = DeferredReply()
+        self._waiting_starts.append((start, started, later))
         return later
 
     def run_waiting_starts(self) -> None:
         """Run the starts that wait: the forkserver is ready, or the attempt ends."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting_starts = self._waiting_starts, []
         for start, started, later in waiting:
-            later.give(lambda start=start, started=started: self._begin(start, started))  # type: ignore[misc]
+            later.resolve(lambda start=start, started=started: self._run_start(start, started))  # type: ignore[misc]
 
-    def _begin(self, start: Action, started: Action) -> Answer:
+    def _run_start(self, start: Action, started: Action) -> Answer:
         try:
             start()
         finally:
             started()
-            if self._server is not None and self._server.stage is Stage.READY and not self._server.asked.keep:
+            if self._server is not None and self._server.stage is Stage.READY and not self._server.request.keep:
                 self.close()
         return {}
 
-    def _begin_all(self, wanted: Sequence[starts.Wanted]) -> Iterator[Worker]:
-        server, anew = self._server, len(self._said)
-        yield from starts.begin_all(server, wanted, self._say)
-        if server is not None and len(self._said) == anew and wanted and self._attempt is not None:
-            self._tell(events.FORKED, _gain(server.report, len(wanted)))
+    def _start_workers(self, wanted: Sequence[forkserver.WorkerToStart]) -> Iterator[Worker]:
+        server, anew = self._server, len(self._warned_reasons)
+        yield from forkserver.start_workers(server, wanted, self._warn_not_forked)
+        if server is not None and len(self._warned_reasons) == anew and wanted and self._attempt is not None:
+            self._record_alarm(events.FORKED, _describe_gain(server.report, len(wanted)))
 
-    def _tell(self, code: str, text: str) -> None:
+    def _record_alarm(self, code: str, text: str) -> None:
         if self._attempt is not None:
             self._record(events.Alarm(self._attempt.number, code, text, "info"))
 
-    def _say(self, why: str) -> None:
+    def _warn_not_forked(self, why: str) -> None:
         """Say once in an attempt why ranks are not forked."""
-        if self._attempt is None or self._asked is None or why in self._said:
+        if self._attempt is None or self._request is None or why in self._warned_reasons:
             return
-        self._said.add(why)
-        severity = "warn" if self._asked.demanded else "info"
+        self._warned_reasons.add(why)
+        severity = "warn" if self._request.demanded else "info"
         text = f"not forked, but started anew: {why}"
         self._record(events.Alarm(self._attempt.number, events.NOT_FORKED, text, severity))
 
 
-def _gain(report: dict[str, Any], ranks: int) -> str:
+def _describe_gain(report: dict[str, Any], ranks: int) -> str:
     """Say what it is worth."""
     names = report["modules"]
     what = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

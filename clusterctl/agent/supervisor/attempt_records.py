@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartRecord:
     """What an attempt started here.
 
     Attributes:
@@ -30,11 +30,11 @@ class Started:
         cgroup: The folder of the run's own cgroup, or `None`.
     """
 
-    places: list[list[int]]
+    ranks: list[list[int]]
     cgroup: str | None = None
 
 
-def prepared(run: RunDir, state: NodeState) -> tuple[requests.Prepare, str]:
+def read_prepare(run: RunDir, state: NodeState) -> tuple[requests.Prepare, str]:
     """Return what the newest attempt was prepared with, and its interpreter: empty where nothing more can start."""
     stored = syscalls.read_json(run.prepare) or {}
     try:
@@ -46,25 +46,25 @@ def prepared(run: RunDir, state: NodeState) -> tuple[requests.Prepare, str]:
     return dataclasses.replace(prepare, attempt=state.attempt, ranks=sorted(state.started)), ""
 
 
-def started(run: RunDir, state: NodeState) -> Started | None:
+def read_start_record(run: RunDir, state: NodeState) -> StartRecord | None:
     """Return what the newest attempt started, or `None` where it did not come so far."""
     stored = syscalls.read_json(run.start(state.attempt))
     if stored is not None:
-        return Started(stored["workers"], stored.get("cgroup"))
+        return StartRecord(stored["workers"], stored.get("cgroup"))
     places = [[event.rank, event.local_rank] for event in state.started.values()]
-    return Started(places) if places else None
+    return StartRecord(places) if places else None
 
 
-def worker(run: RunDir, state: NodeState, rank: int, local_rank: int) -> Worker | None:
+def read_worker(run: RunDir, state: NodeState, rank: int, local_rank: int) -> Worker | None:
     """Return a worker as its waiter described it, or else as the journal does; `None` where it was never started."""
     spawned = run_dir.read_spawn_record(run.of_rank(state.attempt, rank, "spawn"))
     event = state.started.get(rank)
     if spawned is None and event is not None:
         spawned = {"pid": event.pid, "start_time": event.start_time, "boot": state.start_boots[rank]}
-    return None if spawned is None else workers.from_spawn(rank, local_rank, spawned)
+    return None if spawned is None else workers.make_worker(rank, local_rank, spawned)
 
 
-def store(run: RunDir, prepare: requests.Prepare, interpreter: str) -> None:
+def write_prepare(run: RunDir, prepare: requests.Prepare, interpreter: str) -> None:
     """Write down what an attempt is prepared with.
 
     Raises:

@@ -1,0 +1,518 @@
+"""One worker's output on this node: its file, its time index, its tally.
+
+The output files of a run on this node: which space they take, and which of them gives way when there is none left.
+
+A `print` on a full disk would end a rank, so bytes of ours give way first: those that are safe on the head, then the
+oldest. What is given up stands in the tally before it is done, so that nobody who reads takes a hole for output; the
+journal hears of it now and then, and at the end of the attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Callable
+
+from clusterctl.agent.linux import syscalls
+from clusterctl.agent.node_state import output_offsets
+from clusterctl.agent.node_state.output_offsets import UNKNOWN_MIN_ALLOCATED, OffsetTable
+from clusterctl.agent.protocol import events, run_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from clusterctl.agent.node_state.run_dir import RunDir
+
+
+BLOCK_BYTES = 4096
+TAIL_BYTES = 64 * 1024
+"""Bytes at the end of what is replicated of a file that stay, so that a new controller can compare them."""
+_INDEX_RESERVE = 64 * 1024
+_INDEX_BYTES, _INDEX_SECONDS = 4096, 1.0
+"""An index tells of so much that is new at once, of less after so long."""
+_ALLOCATION_SLACK_DIVISOR = 4
+"""Of what is allocated, this part of the reserve may come and go without anybody having emptied a file."""
+
+
+class OutputFile:
+    """An output. While its attempt goes on it is an `OpenOutput`; after that nothing of it is open.
+
+    Args:
+        run: Whose.
+        attempt: Of which attempt.
+        rank: Of which rank.
+        tallies: The tallies of the attempt, kept open by the caller; by default they are opened for each access.
+
+    Attributes:
+        tally: What is known of it, as it stands in the file of tallies.
+        fd: What the worker writes to, or -1.
+        why: Why it lost its front last.
+        told_at: When the journal was told of that, monotonic.
+    """
+
+    def __init__(self, run: RunDir, attempt: int, rank: int, offset_table: OffsetTable | None = None) -> None:
+        self.attempt, self.rank = attempt, rank
+        self.path = run.of_rank(attempt, rank, "log")
+        self._index_path = run.of_rank(attempt, rank, "idx")
+        self._index_safe = 0
+        self._offset_table = offset_table or OffsetTable(run.attempt(attempt))
+        self._shared = offset_table is not None
+        self.offsets = self._offset_table.of(rank)
+        self.fd = -1
+        self.why = ""
+        self.journalled_at = float("-inf")
+        if offset_table is None:
+            self._offset_table.close()
+            with contextlib.suppress(OSError):
+                self.offsets.size = max(self.offsets.size, self.offsets.file_start + os.stat(self.path).st_size)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that are still there."""
+        return self.offsets.size - self.offsets.first_valid
+
+    def put(self) -> None:
+        """Write the tally down."""
+        self._offset_table.put(self.rank, self.offsets)
+        if not self._shared:
+            self._offset_table.close()
+
+    def replicated(self, offset: int) -> None:
+        """Take note of what is safe on the head."""
+        size = self.offsets.size if self.fd < 0 else self.offsets.file_start + os.fstat(self.fd).st_size
+        self.offsets.replicated = max(self.offsets.replicated, min(offset, size))
+        self.put()
+
+    def index_replicated(self, offset: int) -> None:
+        """Take note of what of the time index is safe on the head; what of it tells of no byte here is given up."""
+        safe = _round_down(offset - TAIL_BYTES)
+        if safe <= self._index_safe or not self.offsets.first_valid:
+            return
+        self._index_safe = safe
+        with contextlib.suppress(OSError):
+            fd = os.open(self._index_path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                useless = output_offsets.count_obsolete_index_bytes(fd, os.fstat(fd).st_size, self.offsets.first_valid)
+                if useless:
+                    syscalls.punch_hole(fd, 0, min(safe, useless))
+            finally:
+                os.close(fd)
+
+    def discard_front(self, target: int, why: str) -> int:
+        """Give up what lies before `target`, in whole blocks; return how many bytes that frees."""
+        offsets = self.offsets
+        before, after = offsets.first_valid - offsets.file_start, _round_down(target - offsets.file_start)
+        if after <= before:
+            return 0
+        offsets.lost += max(0, offsets.file_start + after - max(offsets.first_valid, offsets.replicated))
+        offsets.first_valid, offsets.head_checksum, self.why = offsets.file_start + after, 0, why
+        offsets.min_allocated = max(0, offsets.min_allocated - (after - _round_down(before)))
+        # Before it is done: whoever reads looks here again after the read.
+        self.put()
+        with contextlib.suppress(OSError), self._writable() as fd:
+            if syscalls.punch_hole(fd, _round_down(before), after - _round_down(before)):
+                return after - before
+        return 0
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[int]:
+        fd = self.fd if self.fd >= 0 else os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            if fd != self.fd:
+                os.close(fd)
+
+
+class OpenOutputFile(OutputFile):
+    """The output of an attempt that goes on.
+
+    Args:
+        run, attempt, rank, tallies: See `Output`.
+        reserve: Bytes to reserve beyond the end.
+
+    Raises:
+        OSError: The files cannot be made.
+    """
+
+    def __init__(self, run: RunDir, attempt: int, rank: int, offset_table: OffsetTable, reserve: int) -> None:
+        super().__init__(run, attempt, rank, offset_table)
+        self._reserve = reserve
+        flags = os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self.fd = os.open(self.path, flags | os.O_WRONLY, 0o600)
+        try:
+            self._index = os.open(self._index_path, flags | os.O_RDWR, 0o600)
+        except OSError:
+            os.close(self.fd)
+            raise
+        self._reserved = 0
+        self._open_index()
+
+    def update(self) -> tuple[int, bool]:
+        """See what the file has become; return by how much it has grown, and whether somebody has emptied it."""
+        offsets, status = self.offsets, os.fstat(self.fd)
+        if not offsets.min_allocated:
+            offsets.sent = self._offset_table.of(self.rank).sent
+        before, emptied = offsets.size, offsets.is_emptied(status, self._read_head)
+        if emptied:
+            self._start_part()
+            self._reserve_part()
+            status = os.fstat(self.fd)
+        offsets.size = offsets.file_start + status.st_size
+        if offsets.update_head_checksum(self._read_head) or offsets.size != before or emptied:
+            self.put()
+        return offsets.size - before, emptied
+
+    @property
+    def is_emptied(self) -> bool:
+        """Somebody has emptied the file, which the next look will take note of."""
+        return self.offsets.is_emptied(os.fstat(self.fd), self._read_head)
+
+    def _read_head(self, count: int) -> bytes:
+        # The worker's own descriptor is for writing alone.
+        return syscalls.read_bytes(self.path, count)
+
+    def _start_part(self) -> None:
+        """Begin a new part, behind all that anybody may have been sent."""
+        offsets = self.offsets
+        handed = max(self._offset_table.of(self.rank).sent, offsets.replicated, offsets.first_valid)
+        end, lost = max(offsets.size, handed), max(0, offsets.size - handed)
+        # A whole page is left open where something is missing, so that a reader of the replica sees that.
+        offsets.file_start = offsets.first_valid = _round_down(end + 2 * BLOCK_BYTES - 1) if lost else end
+        offsets.min_allocated, offsets.head_checksum, offsets.lost = 0, 0, offsets.lost + lost
+        self._reserved, self.why = 0, "its worker emptied the file"
+
+    def _reserve_part(self) -> None:
+        """Reserve space for a new part before a reader is given any of it.
+
+        Whoever has seen the worker's output may make it empty the file again and write the same: only what is reserved
+        tells that, so until it is there the part counts as emptied.
+        """
+        self.offsets.size, self.offsets.min_allocated = self.offsets.file_start, UNKNOWN_MIN_ALLOCATED
+        self.put()
+        self.offsets.min_allocated = 0
+        with contextlib.suppress(OSError):
+            self.extend_reserve()
+
+    # --- the index
+
+    def _open_index(self) -> None:
+        record = run_files.INDEX_RECORD
+        self._index_size = os.fstat(self._index).st_size // record.size * record.size
+        os.ftruncate(self._index, self._index_size)
+        self._index_reserved = self._index_size
+        last = os.pread(self._index, record.size, max(0, self._index_size - record.size))
+        self._indexed, self._indexed_at = int(record.unpack(last)[0]) if last else 0, float("-inf")
+
+    def index(self, *, last: bool = False) -> None:
+        """Tell how much there is at this moment, unless that is hardly more than was told before."""
+        new, now = self.offsets.size - self._indexed, time.monotonic()
+        if not new or not (last or new >= _INDEX_BYTES or now - self._indexed_at >= _INDEX_SECONDS):
+            return
+        record = run_files.INDEX_RECORD.pack(self.offsets.size, time.time())
+        try:
+            syscalls.write_all(self._index, record)
+            self._index_size += len(record)
+            self._indexed, self._indexed_at = self.offsets.size, now
+            self._keep_index_reserve()
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._index, self._index_size)
+
+    def _keep_index_reserve(self) -> None:
+        if self._index_reserved - self._index_size < _INDEX_RESERVE // 2:
+            syscalls.reserve_blocks(self._index, self._index_size, _INDEX_RESERVE)
+            self._index_reserved = self._index_size + _INDEX_RESERVE
+
+    # --- space
+
+    @property
+    def reserve_shortfall(self) -> int:
+        """Bytes to reserve now; 0 while there is enough."""
+        size = os.fstat(self.fd).st_size
+        if self._reserved - size > self._reserve // 2 or not self._reserve:
+            return 0
+        return size + self._reserve - max(self._reserved, size)
+
+    def extend_reserve(self) -> None:
+        """Reserve space beyond the end, for the index too.
+
+        Raises:
+            OSError: There is none.
+        """
+        size = os.fstat(self.fd).st_size
+        if self._reserve and syscalls.reserve_blocks(self.fd, size, self._reserve):
+            self._reserved = size + self._reserve
+            self._raise_min_allocated(size)
+        with contextlib.suppress(OSError):
+            self._keep_index_reserve()
+
+    def _raise_min_allocated(self, size: int) -> None:
+        allocated = os.fstat(self.fd).st_blocks * 512
+        held = size - (self.offsets.first_valid - self.offsets.file_start)
+        # Where the filesystem counts what is reserved, that it is gone tells that somebody has emptied the file.
+        if allocated - held >= self._reserve // 2:
+            self.offsets.min_allocated = max(0, allocated - self._reserve // _ALLOCATION_SLACK_DIVISOR)
+            self.put()
+
+    def release_reserve(self) -> None:
+        """Give back a little space: that beyond the end of the index, which nobody but us writes to."""
+        if self._index_reserved > self._index_size:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._index, self._index_size)
+            self._index_reserved = self._index_size
+
+    def close(self) -> None:
+        """Give back the reserve and close the files."""
+        self.offsets.min_allocated = 0
+        self.put()
+        with contextlib.suppress(OSError):
+            # Blocks beyond the end are freed by setting the size to what it is. A stray may still write: the size is
+            # taken right before, and this is done only when nothing of the attempt is left.
+            for fd in (self.fd, self._index):
+                os.ftruncate(fd, os.fstat(fd).st_size)
+        os.close(self.fd)
+        os.close(self._index)
+
+
+def _round_down(value: int) -> int:
+    return value // BLOCK_BYTES * BLOCK_BYTES
+
+
+_STEP_BYTES = 1 << 20
+_FAST_GROWTH_DIVISOR = 8
+"""What grows by more than this part of the reserve from one look to the next is looked at more often."""
+_TOLD_BYTES, _TOLD_SECONDS = 64 << 20, 60.0
+"""The journal hears of so much that was given up at once; where something is lost, of less after so long."""
+_FULL, _LIMIT = "disk full", "logs.max_size"
+_LOG = re.compile(r"rank-(\d+)\.log")
+
+
+class OutputFiles:
+    """The output files of one attempt, and those of the attempts before it.
+
+    Args:
+        run: Whose.
+        attempt: The attempt.
+        reserve: Bytes to reserve beyond the end of each file.
+        max_size: Bytes of each file after which what is replicated is given up; `None` for never.
+        record: Writes an event into the journal.
+        told: What the journal was told of already, as it is now (`NodeState.dropped`).
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        attempt: int,
+        reserve: int,
+        max_size: int | None,
+        record: Callable[[events.Event], object],
+        journalled: Mapping[tuple[int, int], tuple[int, int]],
+    ) -> None:
+        self._run, self._attempt = run, attempt
+        self._reserve, self._max_size = reserve, max_size
+        self._record, self._journalled = record, journalled
+        self._offset_table = OffsetTable(run.attempt(attempt))
+        self._files: dict[int, OpenOutputFile] = {}
+        self._past: dict[tuple[int, int], OutputFile] = {}
+        self._all_past = False
+        self._alarmed: set[str] = set()
+
+    # --- the files of the attempt
+
+    def make(self, ranks: Iterable[int]) -> None:
+        """Make or open the files of these ranks and reserve space.
+
+        Raises:
+            OSError: No space, or not writable.
+        """
+        wanted = list(ranks)
+        self._offset_table.make(wanted)
+        for rank in wanted:
+            self.open(rank)
+
+    def open(self, rank: int) -> None:
+        """Make or open the files of a rank and reserve space.
+
+        Raises:
+            OSError: No space, or not writable.
+        """
+        one = self._files[rank] = OpenOutputFile(self._run, self._attempt, rank, self._offset_table, self._reserve)
+        one.offsets.first_valid = max(one.offsets.first_valid, self._get_journalled(one)[0])
+        self._update_output(one)
+        one.extend_reserve()
+
+    def __contains__(self, rank: int) -> bool:
+        """Whether the files of a rank are open."""
+        return rank in self._files
+
+    def descriptor(self, rank: int) -> int:
+        """Return the descriptor that a worker writes to."""
+        return self._files[rank].fd
+
+    def update(self) -> bool:
+        """See what has grown: write the index, keep the reserve, hold the limit. To be called every 250 ms.
+
+        Returns:
+            Whether something grows so fast that the reserve should be looked at earlier (`keep_up`).
+        """
+        fast = False
+        for one in self._files.values():
+            grown = self._update_output(one)
+            fast = fast or grown * _FAST_GROWTH_DIVISOR > self._reserve > 0
+            self._keep_reserve(one)
+            one.index()
+            if self._max_size is not None:
+                self._hold_limit(one, self._max_size)
+            self._journal_drop(one)
+        return fast
+
+    def _update_output(self, one: OpenOutputFile) -> int:
+        grown, emptied = one.update()
+        if emptied:
+            self._alarm(
+                "output_emptied",
+                f"rank {one.rank} has emptied its own output, as `> /dev/stderr` and `open('/dev/stdout', 'w')` do:"
+                " what had not been sent is lost; `>&2`, `>> /dev/stderr` and mode 'a' keep it",
+                one.rank,
+            )
+        return grown
+
+    def extend_reserves(self) -> None:
+        """Keep the reserve ahead of what grows, between two looks."""
+        for one in self._files.values():
+            if not one.is_emptied:
+                self._keep_reserve(one)
+
+    def release_reserve(self, rank: int) -> None:
+        """Give back a little space on a disk that may be full: somebody has to say how the worker of a rank ended."""
+        if rank in self._files:
+            self._files[rank].release_reserve()
+
+    def close(self) -> None:
+        """Take a last look, give back the reserve and close all files."""
+        for one in self._files.values():
+            with contextlib.suppress(OSError):
+                self._update_output(one)
+            one.index(last=True)
+            self._journal_drop(one, last=True)
+            one.close()
+        self._files.clear()
+        self._offset_table.close()
+
+    # --- space
+
+    def _keep_reserve(self, one: OpenOutputFile) -> None:
+        wanted = one.reserve_shortfall
+        if not wanted:
+            return
+        try:
+            one.extend_reserve()
+        except OSError:
+            self._make_room(wanted + _STEP_BYTES)
+            with contextlib.suppress(OSError):
+                one.extend_reserve()
+
+    def _make_room(self, wanted: int) -> None:
+        """Free at least that many bytes, if there are so many to free."""
+        self._alarm("disk_full", "the disk is full: the oldest output gives way, what is already on the head first")
+        past = self._list_past_outputs()
+        for one in (*past, *self._files.values()):
+            if wanted > 0:
+                wanted -= self._discard_front(
+                    one, min(one.offsets.replicated - TAIL_BYTES, one.offsets.first_valid + wanted), _FULL
+                )
+        for one in past:
+            if wanted > 0:
+                wanted -= self._discard_front(
+                    one, min(one.offsets.size - TAIL_BYTES, one.offsets.first_valid + wanted), _FULL
+                )
+        while wanted > 0:
+            largest = max(self._files.values(), key=lambda each: each.kept_bytes)
+            target = largest.offsets.first_valid + max(wanted, _STEP_BYTES)
+            freed = self._discard_front(largest, min(largest.offsets.size - TAIL_BYTES, target), _FULL)
+            if freed <= 0:
+                return
+            wanted -= freed
+
+    def _hold_limit(self, one: OutputFile, limit: int) -> None:
+        target = min(one.offsets.size - limit, one.offsets.replicated - TAIL_BYTES)
+        if target - one.offsets.first_valid >= max(BLOCK_BYTES, min(_STEP_BYTES, limit)):
+            self._discard_front(one, target, _LIMIT)
+
+    def _discard_front(self, one: OutputFile, target: int, why: str) -> int:
+        freed = one.discard_front(target, why)
+        self._journal_drop(one)
+        return freed
+
+    # --- what is on the head, and the attempts before
+
+    def replicated_file(self, name: str, offset: int) -> None:
+        """Take note that the head has the beginning of a file, whatever it is."""
+        output = run_files.parse_attempt_and_rank(name)
+        index = run_files.parse_attempt_and_rank(name, run_files.format_index_path)
+        if output is not None:
+            self.replicated(*output, offset)
+        elif index is not None:
+            self.index_replicated(*index, offset)
+
+    def replicated(self, attempt: int, rank: int, offset: int) -> None:
+        """Take note of what is safe on the head; of an attempt that is over it is given up, where there is a limit."""
+        open_one = self._files.get(rank) if attempt == self._attempt else None
+        one = open_one or self._get_past_output(attempt, rank)
+        one.replicated(offset)
+        if open_one is None and self._max_size is not None:
+            self._hold_limit(one, 0)
+            self._journal_drop(one, last=one.offsets.replicated >= one.offsets.size)
+
+    def index_replicated(self, attempt: int, rank: int, offset: int) -> None:
+        """Take note of what of a time index is safe on the head."""
+        open_one = self._files.get(rank) if attempt == self._attempt else None
+        (open_one or self._get_past_output(attempt, rank)).index_replicated(offset)
+
+    def _get_past_output(self, attempt: int, rank: int) -> OutputFile:
+        past = self._past.get((attempt, rank))
+        if past is None:
+            past = self._past[attempt, rank] = OutputFile(self._run, attempt, rank)
+        return past
+
+    def _list_past_outputs(self) -> list[OutputFile]:
+        """Return the output of the attempts before, the oldest first, as far as there is anything to be had of it."""
+        if not self._all_past:
+            with contextlib.suppress(OSError):
+                for attempt in range(self._attempt):
+                    for rank in _list_ranks(self._run.attempt(attempt)):
+                        self._get_past_output(attempt, rank)
+                self._all_past = True
+        return sorted((o for o in self._past.values() if o.kept_bytes > TAIL_BYTES), key=lambda o: (o.attempt, o.rank))
+
+    # --- what is said of it
+
+    def _get_journalled(self, one: OutputFile) -> tuple[int, int]:
+        return self._journalled.get((one.attempt, one.rank), (0, 0))
+
+    def _journal_drop(self, one: OutputFile, *, last: bool = False) -> None:
+        """Let the journal know what is gone: not each time, or a long run would fill the disk with that alone."""
+        first_valid, lost = self._get_journalled(one)
+        gone, lost, now = one.offsets.first_valid - first_valid, one.offsets.lost - lost, time.monotonic()
+        if not gone and not lost:
+            return
+        late = now - one.journalled_at >= _TOLD_SECONDS and (lost > 0 or one.why != _LIMIT)
+        if last or late or gone >= _TOLD_BYTES:
+            one.journalled_at = now
+            self._record(events.Dropped(one.attempt, one.rank, one.offsets.first_valid, lost, one.why))
+
+    def _alarm(self, code: str, message: str, rank: int | None = None) -> None:
+        if code not in self._alarmed:
+            self._alarmed.add(code)
+            self._record(events.Alarm(self._attempt, code, message, rank=rank))
+
+
+def _list_ranks(folder: str) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted(int(match[1]) for match in map(_LOG.fullmatch, names) if match)
