@@ -48,7 +48,7 @@ class Pair:
         self._sock = sock
         self.auth_note: str | None = None
         self.warnings: tuple[str, ...] = ()
-        self.taken = 0
+        self.acknowledged_bytes = 0
         self._reader: threading.Thread | None = None
 
     def send(self, data: bytes, *, timeout: float | None = None) -> None:
