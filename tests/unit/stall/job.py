@@ -105,7 +105,7 @@ def watch(
             if seen(node, t):
                 members = {str(r): rank.sample(t) for r, rank in ranks.items() if rank.node == node}
                 sample = {"m": 50.0 + t, "gpus": gpus, "watched": watched(t), "ranks": members}
-                if not steadiness[node].leaves_out(sample):
+                if not steadiness[node].should_skip(sample):
                     state = stall_detection.add_sample(state, sample, node=node, attempt=0, now=1000.0 + t)
                     arrived.append((sample, node, 1000.0 + t))
         state, said.last = stall_detection.judge_stall(state, limits, 1000.0 + t)
