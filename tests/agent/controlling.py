@@ -73,8 +73,8 @@ class Wire:
             threading.Thread(target=self._travel, daemon=True).start()
 
     @property
-    def taken(self) -> int:
-        return self._inner.taken
+    def acknowledged_bytes(self) -> int:
+        return self._inner.acknowledged_bytes
 
     def send(self, data: bytes, *, timeout: float | None = None) -> None:
         self._dead = self._dead or (self._swallow is not None and self._swallow in data)

@@ -115,7 +115,7 @@ class Talk:
         for frame in self._decoder.feed(data):
             self._take(frame)
 
-    def _take(self, frame: commands.Frame) -> None:
+    def _take(self, frame: frames.StreamData | dict[str, Any]) -> None:
         if isinstance(frame, frames.StreamData):
             self._take_data(frame)
         elif frame.get("push") == "event":

@@ -171,7 +171,7 @@ def test_ctrl_c_ends_it_well_and_its_connections_with_it(head: LocalHead) -> Non
         pytest.param(("70000",), 2, "no port between 1 and 65535", id="beyond all ports"),
         pytest.param(("0:0",), 2, "no port between 1 and 65535", id="any port there"),
         pytest.param(("0:gpu01:1",), 2, "`gpu01` in `0:gpu01:1` is no address", id="a name"),
-        pytest.param(("0:1", "--node", "nowhere"), 102, "no node nowhere", id="no such node"),
+        pytest.param(("0:1", "--node", "nowhere"), 102, "no node `nowhere`", id="no such node"),
         pytest.param(("0:1", "--bind", "192.0.2.1"), 6, "cannot wait at 192.0.2.1:0", id="no address of ours"),
     ],
 )

@@ -52,8 +52,15 @@ def test_a_recording_does_not_name_this_machine(head: LocalHead) -> None:
         pytest.param(("--replay", "none.json"), 102, "none.json: No such file", id="not there"),
         pytest.param(("--replay", "cluster.yaml"), 6, "cluster.yaml: not JSON", id="another file"),
         pytest.param(("--replay", "other.json"), 6, "other.json: not a recording", id="other JSON"),
-        pytest.param(("--replay", "other.json", "cluster.yaml"), 2, "leave out FILE", id="a cluster file beside it"),
-        pytest.param(("--record", "x.json", "--watch", "5s"), 2, "only one of", id="recorded again and again"),
+        pytest.param(
+            ("--replay", "other.json", "cluster.yaml"),
+            2,
+            "cannot be used together with `FILE`",
+            id="a cluster file beside it",
+        ),
+        pytest.param(
+            ("--record", "x.json", "--watch", "5s"), 2, "cannot be used together", id="recorded again and again"
+        ),
         pytest.param(("--record", "no/such/x.json"), 6, "cannot be written", id="no folder"),
     ],
 )

@@ -161,14 +161,14 @@ def test_what_is_started_beside_a_rank_is_no_part_of_its_run(make_head: MakeHead
     assert head.run("down", run).returncode == 0
     found = proc.read_stat(pid)
     assert found is not None
-    assert not found.gone
+    assert not found.is_gone
     os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        pytest.param(("nowhere",), 102, "no node nowhere", id="no such node"),
+        pytest.param(("nowhere",), 102, "no node `nowhere`", id="no such node"),
         pytest.param(("--rank", "77"), 102, "has no rank 77", id="no such rank"),
         pytest.param(("localhost.0", "--rank", "0"), 2, "only one can be used", id="two targets"),
         pytest.param(("--run", "x"), 2, "`--run` needs `--rank`", id="a run alone"),

@@ -42,8 +42,8 @@ class _Channel:
         self.auth_note, self.warnings = inner.auth_note, inner.warnings
 
     @property
-    def taken(self) -> int:
-        return self._inner.taken
+    def acknowledged_bytes(self) -> int:
+        return self._inner.acknowledged_bytes
 
     def send(self, data: bytes, *, timeout: float | None = None) -> None:
         if _FOLLOW.search(data):
