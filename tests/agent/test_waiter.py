@@ -29,7 +29,7 @@ from clusterctl.agent.linux import spawn
 from clusterctl.agent.supervisor import waiter
 from clusterctl.agent.linux.spawn import Program
 folder, *argv = sys.argv[1:]
-post = waiter.Post(
+post = waiter.WaiterConfig(
     program=Program([word.encode() for word in argv], dict(os.environb), folder.encode()),
     output=os.open(folder + "/log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC),
     spawn_file=folder + "/rank-0.spawn",
@@ -38,7 +38,7 @@ post = waiter.Post(
 us = os.getpid()
 if "STOPPED" in os.environ:  # the waiter stands still from its first moment on
     os.register_at_fork(after_in_child=lambda: os.getppid() == us and os.kill(os.getpid(), signal.SIGSTOP))
-pid, report = waiter.start(post)
+pid, report = waiter.fork_waiter(post)
 """
 
 
@@ -127,7 +127,7 @@ def test_why_a_waiter_could_not_start_its_worker_is_told(node: Node) -> None:
 
 
 def test_a_waiter_for_which_a_rank_waits_loads_little() -> None:
-    program = "import sys; sys.path.insert(0, sys.argv[1]); import clusterctl.agent.supervisor.forking.attending\n"
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import clusterctl.agent.supervisor.forked_waiter\n"
     program += "print({'dataclasses', 'inspect', 'shutil', 'socket', 'tempfile', 'hashlib'} & set(sys.modules))"
     argv = [sys.executable, "-I", "-S", "-c", program, str(REPOSITORY)]
     assert subprocess.run(argv, check=True, capture_output=True, text=True).stdout == "set()\n"
