@@ -1,4 +1,4 @@
-"""Making sure that files outlive the machine's power, aside: a disk that is busy with a checkpoint takes its time."""
+"""Fsync of files in a child process: a disk that writes a checkpoint may take long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RETRY_S = 1.0
 
 
 class FsyncQueue:
-    """Has files written through, one fork at a time, in the order in which they were named."""
+    """Fsyncs files one child at a time, in the order of `add`."""
 
     def __init__(self, loop: EventLoop) -> None:
         self._loop = loop
@@ -27,7 +27,7 @@ class FsyncQueue:
         self._is_scheduled = False
 
     def add(self, *paths: str) -> None:
-        """Have files written through, after the present action."""
+        """Fsync these files after the current action of the loop."""
         self._paths.update(dict.fromkeys(paths))
         self._schedule(0.0)
 
@@ -54,7 +54,7 @@ class FsyncQueue:
         self._loop.on_readable(self._fd, self._end)
 
     def _end(self) -> None:
-        # Its answer is worth nothing, its end is all.
+        # The child answers nothing; its end is the answer.
         if os.read(self._fd, 4096):
             return
         self._loop.forget(self._fd)
@@ -63,7 +63,7 @@ class FsyncQueue:
         self._schedule(0.0)
 
     def flush_and_close(self, seconds: float) -> None:
-        """Wait for what was asked for, but no longer than that; the loop is not needed any more."""
+        """Fsync all queued files, at most for that many seconds; the loop need not run any more."""
         deadline = time.monotonic() + seconds
         if self._fd < 0 and self._paths:
             self._begin()
@@ -77,7 +77,7 @@ class FsyncQueue:
 
 
 def fsync_file_and_folder(path: str) -> None:
-    """Wait until a file, and its name in its folder, are on the disk; one that is not there (any more) is left out."""
+    """Fsync a file and its folder; a missing file is skipped."""
     for place, flags in ((path, os.O_RDONLY), (os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)):
         with contextlib.suppress(OSError):
             fd = os.open(place, flags | os.O_CLOEXEC)

@@ -1,8 +1,6 @@
-"""What a journal means: the state of a run on this node. Pure.
+"""The journal of a run on a node, its single writer, its readers, and the state that it describes.
 
-The journal of a run on a node: one JSON object a line, sequence numbers that rise by one, one writer.
-
-The states of the runs on this node, each folded only as far as its journal has grown since it was asked for last.
+Each line is a JSON object; sequence numbers rise by one.
 """
 
 from __future__ import annotations
@@ -25,18 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class NodeState:
-    """A run on a node, as its journal tells it; ranks, ports and how they end are of the newest attempt.
+    """State of a run on this node, folded from its journal; ranks, ports and exits belong to the newest attempt.
 
     Attributes:
-        seq: Of the last event.
+        seq: Sequence number of the last event.
         attempt: The newest attempt, -1 before the first.
-        finished: The run is over.
-        boot: Boot id of the last event: another one now means that nothing of the run is left.
-        started_in: Boot id in which each rank was started.
-        stopping: When SIGTERM went out (monotonic), with the event.
-        dropped: Per attempt and rank, up to where output was given up, and how many bytes of that no head has.
-        began: When the run was prepared first (wall clock).
-        ended: When it was finished (wall clock).
+        finished: The event that finished the run.
+        boot: Boot id of the last event; after a reboot no process of the run is left.
+        start_boots: Boot id in which each rank started.
+        stopping: Monotonic time of the stop signal, and the event.
+        dropped: By attempt and rank: the first valid byte of the output, and how many discarded bytes no head has.
+        began: Wall time of the first prepare.
+        ended: Wall time of the end of the run.
     """
 
     seq: int = 0
@@ -55,7 +53,7 @@ class NodeState:
 
     @property
     def state(self) -> str:
-        """Return where the node is: `new, prepared, started, stopping, exited, swept, finished`."""
+        """State of the run on the node: `new, prepared, started, stopping, exited, swept, finished`."""
         if self.finished is not None:
             return "finished"
         if self.swept is not None:
@@ -68,7 +66,7 @@ class NodeState:
 
 
 def apply_event(state: NodeState, stamp: events.Stamp, event: events.Event) -> None:
-    """Take one event into a state."""
+    """Apply one event to a state."""
     state.seq, state.boot = stamp.seq, stamp.boot
     if isinstance(event, events.Prepared):
         state.attempt, state.ports = event.attempt, event.ports
@@ -93,7 +91,7 @@ def apply_event(state: NodeState, stamp: events.Stamp, event: events.Event) -> N
 
 
 def fold_journal(entries: Iterable[tuple[events.Stamp, events.Event]]) -> NodeState:
-    """Return what a whole journal means."""
+    """Return the state that a whole journal describes."""
     state = NodeState()
     for stamp, event in entries:
         apply_event(state, stamp, event)
@@ -103,16 +101,16 @@ def fold_journal(entries: Iterable[tuple[events.Stamp, events.Event]]) -> NodeSt
 _RESERVE_BYTES = 1 << 20
 _MIN_RESERVE_BYTES = 256 << 10
 _READ_BYTES = 64 << 10
-"""Bytes of a journal that are read at once: that of a long run has more than there is memory for."""
+"""A journal may be larger than the memory, so it is read in pieces of this size."""
 
 
 class JournalReader:
-    """Reads the complete lines of a journal as it grows, and holds no descriptor in between.
+    """Reads the complete lines of a growing journal, with no open descriptor between two reads.
 
-    A torn line is not passed over: it is read once it is whole, or what stands in its place where it was cut off.
+    A torn last line is read when it is complete.
 
     Attributes:
-        anew: The last look found another file, or one that had lost lines, and read it from its beginning.
+        was_restarted: The last read found another file or a shorter one, and read it from the start.
     """
 
     def __init__(self, path: str) -> None:
@@ -121,9 +119,9 @@ class JournalReader:
         self._position = self._inode = 0
 
     def read_lines(self) -> Iterator[bytes]:
-        """Look at the file, and yield the lines that are new, without their ends, as they are read piece by piece.
+        """Yield the new lines without their newline, piece by piece.
 
-        Those that are not taken are read again at the next look.
+        Lines that the caller does not take are yielded again by the next call.
         """
         self.was_restarted = False
         try:
@@ -145,7 +143,7 @@ class JournalReader:
                 yield line[:-1]
 
     def read_events(self) -> Iterator[tuple[events.Stamp, events.Event]]:
-        """Look as `lines` does, and yield what the new ones say; those of kinds that we do not know are left out."""
+        """Yield the events of the new lines; unknown kinds are skipped."""
         return _decode_lines(self.read_lines())
 
 
@@ -158,19 +156,19 @@ def _decode_lines(lines: Iterator[bytes]) -> Iterator[tuple[events.Stamp, events
 
 
 def read_journal(path: str) -> Iterator[tuple[events.Stamp, events.Event]]:
-    """Yield what a journal says; a torn last line and kinds that we do not know are left out."""
+    """Yield the events of a journal; a torn last line and unknown kinds are skipped."""
     return JournalReader(path).read_events()
 
 
 class JournalWriter:
-    """The writer. Only the supervisor of a run has one.
+    """The writer of a journal; only the supervisor of a run has one.
 
-    Space is kept reserved beyond the end of the file, so that a full disk does not silence it. What even that has no
-    room for waits, and is written in its order once there is some: `flush`.
+    It reserves space beyond the end of the file for a full disk. Lines that do not fit are queued until `flush`
+    succeeds.
     """
 
     def __init__(self, path: str) -> None:
-        """Open the journal, cut off a line that a crash tore, and go on with its numbers."""
+        """Open the journal, cut off a torn last line and continue its sequence numbers."""
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._waiting: deque[bytes] = deque()
         self._end = 0
@@ -192,7 +190,7 @@ class JournalWriter:
             self._reserved = self._end + _RESERVE_BYTES
 
     def append(self, event: events.Event) -> events.Stamp:
-        """Write one event down, behind those that wait; who follows sees it as soon as it is written."""
+        """Append an event behind the queued ones; followers see it as soon as it is written."""
         self.seq += 1
         stamp = events.Stamp(self.seq, time.time(), time.monotonic(), proc.read_boot_id())
         self._waiting.append(events.encode_event(stamp, event).encode() + b"\n")
@@ -200,12 +198,12 @@ class JournalWriter:
         return stamp
 
     def flush(self) -> bool:
-        """Write what waits; return whether nothing waits any more."""
+        """Write the queued lines; return whether the queue is empty."""
         while self._waiting:
             try:
                 syscalls.write_all(self._fd, self._waiting[0])
             except OSError:
-                # A part of a line would spoil the next one. This gives back the reserve, too: it was not enough.
+                # A part of a line would spoil the next one. This also gives back the reserve, which was too small.
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._fd, self._end)
                 self._reserved = self._end
@@ -215,20 +213,20 @@ class JournalWriter:
         return True
 
     def close(self) -> None:
-        """Give the space back that is reserved behind what was written; who writes on opens the journal anew."""
+        """Release the reserved space and close the file."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, self._end)
         os.close(self._fd)
 
 
 class JournalCache:
-    """What the journals say. Nobody else may change what `of` returns."""
+    """States of all runs on this node, each folded only for new lines. Callers must not change what `of` returns."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[JournalReader, NodeState]] = {}
 
     def of(self, run: RunDir) -> NodeState:
-        """Return the state of a run; that of a run without a journal is new."""
+        """Return the state of a run; without a journal it is a new state."""
         reader, state = self._known.get(run.path) or (JournalReader(run.journal), NodeState())
         entries = reader.read_events()
         if reader.was_restarted:

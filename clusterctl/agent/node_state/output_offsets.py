@@ -1,16 +1,14 @@
-"""What is known of each output file of an attempt, in a small file that is overwritten in place.
+"""Offsets of each worker's output, and readers of output files and time indices.
 
-A byte of output keeps its offset for good, although its file may lose its front (punched out when space runs short)
-or everything (a worker that opens `/dev/stderr` with O_TRUNC empties its own output): `base` says which byte of the
-output the file begins with now. In place, because a full disk must not keep anybody from saying what is gone.
+A byte of output keeps its offset forever, although its file may lose its front (punched out when space is short) or
+all of it (a worker that opens `/dev/stderr` with O_TRUNC empties its own output). `file_start` is the offset of the
+first byte of the file. The records are overwritten in place, so a full disk does not prevent this.
 
-All of a record but `sent` is written by the supervisor; `sent` by whoever sends the output to a controller.
+The supervisor writes every field but `sent`; the session that sends the output writes `sent`.
 
-The front of a time index, which is given up with the output that it tells of: 16 B a second are much in a long run.
-
-What is given up reads as zeros, and no record is all zeros: so the file itself says where it begins.
-
-Reads a piece of a worker's output, or notices that the file is not what it was: a worker may have emptied it.
+The front of a time index is punched out with the output that it describes: 16 B a second are much in a long run. It
+then
+reads as zeros; no record is all zeros, so the file itself shows where it starts.
 """
 
 from __future__ import annotations
@@ -30,26 +28,26 @@ if TYPE_CHECKING:
 
 
 _OFFSETS_RECORD, _SENT_RECORD = struct.Struct("<8Q"), struct.Struct("<Q")
-"""So long that none lies in two pages: what is written at once is there at once."""
+"""Both sizes divide the page size, so a record never spans two pages and one write is atomic."""
 _CHECKSUM_BYTES = 64
-"""Bytes by whose sum the beginning of a file is known."""
+"""Number of bytes in the checksum of a file's head."""
 UNKNOWN_MIN_ALLOCATED = 2**63
-"""A floor that no file reaches: nothing of the file is to be read, its supervisor is still finding out about it."""
+"""A minimum that no file reaches: readers wait while the supervisor examines the file."""
 
 
 @dataclass
 class OutputOffsets:
-    """One output. Offsets are bytes of the output, not of its file.
+    """Offsets of one output. They count bytes of the output, not of its file.
 
     Attributes:
-        base: What the file begins with.
-        first_valid: What lies before it is gone; never below `base`.
-        size: Up to where the output went when it was last looked at.
-        floor: Bytes that the file has allocated at least, unless somebody emptied it; 0 where nobody can tell.
-        begin: Where nobody can tell, how many bytes (upper half) at the beginning of the file have which sum.
-        lost: Bytes that were given up and that no head has, all together.
-        replicated: Up to where it is safe on the head.
-        sent: Up to where it was handed to a connection.
+        file_start: Offset of the first byte of the file.
+        first_valid: Offset before which bytes are gone; at least `file_start`.
+        size: Size of the output at the last look.
+        min_allocated: Bytes that the file has allocated unless it was emptied; 0 if the filesystem does not tell.
+        head_checksum: Without `min_allocated`: length << 32 | CRC-32 of the first bytes of the file.
+        lost: Total of discarded bytes that no head has.
+        replicated: Offset up to which the head has the output.
+        sent: Offset up to which a session has sent the output.
     """
 
     file_start: int = 0
@@ -62,21 +60,22 @@ class OutputOffsets:
     sent: int = 0
 
     def is_emptied(self, status: os.stat_result, first: Callable[[int], bytes]) -> bool:
-        """Return whether a file has been emptied since this was written, by whomever.
+        """Return whether the file has been emptied since this record was written.
 
-        Its size alone does not tell, for it may have grown again; but what was reserved beyond its end is gone then.
-        Where the filesystem reserves nothing, other bytes at its beginning tell.
+        The size alone does not tell: the file may have grown again. But then its reserved space is gone. If the
+            filesystem
+        reserves nothing, the bytes at the start of the file differ.
 
         Args:
-            status: The file as it is now.
-            first: Reads so many bytes of its beginning.
+            status: The current status of the file.
+            first: Reads a number of bytes from the start of the file.
         """
         if self.file_start + status.st_size < max(self.size, self.sent) or status.st_blocks * 512 < self.min_allocated:
             return True
         return self.head_checksum > 0 and _checksum(first(self.head_checksum >> 32)) != self.head_checksum
 
     def update_head_checksum(self, first: Callable[[int], bytes]) -> bool:
-        """Take note of how the file begins, where nothing else would tell; return whether there was something new."""
+        """Update the checksum of the file's head if nothing else shows an emptied file; return whether it changed."""
         if self.min_allocated or self.first_valid > self.file_start:
             begin = 0
         elif self.head_checksum >> 32 >= min(_CHECKSUM_BYTES, self.size - self.file_start):
@@ -96,14 +95,14 @@ def _checksum(data: bytes) -> int:
 
 
 class OffsetTable:
-    """The records of an attempt, by rank. One that is not there is empty; what cannot be written is left out.
+    """Offsets of all outputs of an attempt, by rank. A missing record is empty; failed writes are ignored.
 
     Args:
-        folder: Of the attempt.
+        folder: Folder of the attempt.
     """
 
     def __init__(self, folder: str) -> None:
-        # What is sent lies in a folder of its own: who watches the attempt's would be woken by each word of its own.
+        # `sent` has a folder of its own: a watch on the attempt's folder would fire at each of our own writes.
         self._offset_table = _RecordFile(os.path.join(folder, "tallies"), _OFFSETS_RECORD)
         self._sent = _RecordFile(os.path.join(folder, "sent", "offsets"), _SENT_RECORD)
 
@@ -111,7 +110,7 @@ class OffsetTable:
         """Make the files with room for all ranks.
 
         Raises:
-            OSError: There is no space for them.
+            OSError: There is no space.
         """
         self._offset_table.make(ranks)
         self._sent.make(ranks)
@@ -120,32 +119,32 @@ class OffsetTable:
         """Return the record of a rank.
 
         Raises:
-            OSError: It is there and cannot be opened.
+            OSError: The file exists and cannot be opened.
         """
         *values, boot = self._offset_table.get(rank)
         offsets = OutputOffsets(*values, *self._sent.get(rank))
         if boot != _boot_number():
-            # Nobody who wrote to the file is left, and what a crash made of it is nobody's doing: it counts as it is.
+            # After a reboot no process writes to the file any more, so its present size counts.
             offsets.size = offsets.sent = offsets.file_start
             offsets.min_allocated = offsets.head_checksum = 0
         return offsets
 
     def put(self, rank: int, offsets: OutputOffsets) -> None:
-        """Write all of a record but `sent`."""
+        """Write all fields but `sent`."""
         self._offset_table.put(rank, (*astuple(offsets)[:-1], _boot_number()))
 
     def write_sent(self, rank: int, end: int) -> None:
-        """Write down up to where the output of a rank is handed on."""
+        """Write the offset up to which the output of a rank is sent."""
         self._sent.put(rank, (end,))
 
     def close(self) -> None:
-        """Give the descriptors back; the next access opens the files anew."""
+        """Close the descriptors; the next access opens the files again."""
         self._offset_table.close()
         self._sent.close()
 
 
 class _RecordFile:
-    """A file of records of one form, by rank."""
+    """A file of fixed-size records, one per rank."""
 
     def __init__(self, path: str, form: struct.Struct) -> None:
         self._path, self._form = path, form
@@ -166,7 +165,7 @@ class _RecordFile:
             return self._form.unpack(bytes(self._form.size))
         place = (self._form.size, rank * self._form.size)
         data = os.pread(fd, *place)
-        # Whoever writes may be amid it: what reads the same twice is whole.
+        # A write may be in progress: two equal reads are a complete record.
         while data != (again := os.pread(fd, *place)):
             data = again
         return self._form.unpack(data.ljust(self._form.size, b"\0"))
@@ -191,14 +190,14 @@ _INDEX_BLOCK = 4096
 
 
 def find_first_index_byte(fd: int, size: int) -> int:
-    """Return the first byte of an index of `size` bytes that is not given up."""
+    """Return the first byte of an index of `size` bytes that is not punched out."""
     return 0 if _read_record(fd, 0) else _find_first_record(fd, size, lambda told: told > 0) * _INDEX_RECORD.size
 
 
 def count_obsolete_index_bytes(fd: int, size: int, first_byte: int) -> int:
-    """Return how many bytes at the front of an index tell of nothing but output before `first_byte`, in whole blocks.
+    """Return how many bytes at the start of an index describe only output before `first_byte`, in whole blocks.
 
-    The last record of those stays: it tells when the first byte that there is was written at the earliest.
+    The last such record stays: it tells the earliest time of the first byte that is left.
     """
     records = _find_first_record(fd, size, lambda told: told >= first_byte)
     return max(0, records - 1) * _INDEX_RECORD.size // _INDEX_BLOCK * _INDEX_BLOCK
@@ -222,12 +221,12 @@ def _read_record(fd: int, number: int) -> int:
 
 @dataclass(frozen=True)
 class OutputPiece:
-    """Bytes of an output. Offsets are bytes of the output, not of its file.
+    """A piece of an output. Offsets count bytes of the output, not of its file.
 
     Attributes:
-        offset: Where they begin.
-        size: How much output there is.
-        first_valid: What lies before it is gone.
+        offset: Offset of the first byte of `data`.
+        size: Size of the whole output.
+        first_valid: Offset before which bytes are gone.
     """
 
     offset: int
@@ -246,23 +245,23 @@ def read_output(
     first_valid: int = 0,
     sending: bool = False,
 ) -> OutputPiece | None:
-    """Return what an output holds from `offset` on, or from its first valid byte where that lies behind it.
+    """Return a piece of an output from `offset` on, or from its first valid byte if that is later.
 
     Args:
-        path: Its file.
-        offset_table: Of its attempt.
-        rank: Whose.
-        offset: Where to begin; below 0 counted from its end.
-        length: How many bytes at most.
-        first_valid: What the journal says is gone.
-        sending: The bytes are for a controller's replica. Up to where they go is written down before they are known
-            good, so that whatever follows in a file that is emptied gets offsets behind them.
+        path: The output file.
+        offset_table: Offsets of the attempt.
+        rank: The rank of the output.
+        offset: Start of the piece; a negative offset counts from the end.
+        length: Maximum number of bytes.
+        first_valid: First valid byte according to the journal.
+        sending: The piece goes to a controller. Its end is recorded before the piece is verified, so that bytes of an
+            emptied file get offsets behind it.
 
     Returns:
-        `None` where the file was emptied and its supervisor has yet to see that: its bytes have no offset until then.
+        `None` if the file was emptied and the supervisor has not noticed yet: its bytes have no offset until then.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: The file cannot be opened.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -285,16 +284,16 @@ def read_output(
 
 
 def read_growing_file(path: str, name: str, offset: int, length: int) -> OutputPiece:
-    """Return what a file holds that only grows; offsets are as for `read`.
+    """Return a piece of a file that only grows; see `read_output` for the offsets.
 
     Args:
         path: The file.
-        name: What it is to the run: it says which of its front is gone, if any.
-        offset: Where to begin.
-        length: How many bytes at most.
+        name: Its name in the run, which tells whether its front may be gone.
+        offset: Start of the piece.
+        length: Maximum number of bytes.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: The file cannot be opened.
     """
     with open(path, "rb", buffering=0) as file:
         fd = file.fileno()
@@ -305,7 +304,7 @@ def read_growing_file(path: str, name: str, offset: int, length: int) -> OutputP
             begin = max(start, first)
             data = os.pread(fd, length, begin)
             size = os.fstat(fd).st_size
-            # What of the samples is gone follows from the size, which grows before anything goes.
+            # The discarded front of the samples follows from the size, which grows before the front goes.
             if _find_first_valid(name, fd, size) <= begin:
                 return OutputPiece(begin, data, size, first)
 
@@ -317,9 +316,9 @@ def _find_first_valid(name: str, fd: int, size: int) -> int:
 
 
 def _check_output(fd: int, offset_table: OffsetTable, rank: int) -> tuple[OutputOffsets, int | None]:
-    """Return what is known of an output now, and how long it is; `None` where its file was emptied."""
+    """Return the offsets and the size of an output; the size is `None` if its file was emptied."""
     status = os.fstat(fd)
-    # Asked after the file: what is given up, and what begins anew, stands there before it is done.
+    # Read the record after the file status: the supervisor writes the record before it changes the file.
     now = offset_table.of(rank)
     emptied = now.is_emptied(status, lambda count: os.pread(fd, count, 0))
     return now, None if emptied else now.file_start + status.st_size

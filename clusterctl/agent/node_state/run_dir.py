@@ -1,4 +1,4 @@
-"""Where things lie on a node: the state root, the directory of a run, and each file in it.
+"""Paths on a node: the state root, the directory of a run, and each file in it.
 
 STATE_ROOT/inject/CONTENT/
 STATE_ROOT/nodes/RUN/NODE/
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 def find_filesystem_type(path: str, root: str = "") -> str:
-    """Return the type of the filesystem that holds `path`, or nothing; `root` is the prefix of /proc."""
+    """Return the type of the filesystem that holds `path`, or "". `root` is the prefix of /proc."""
     mount = filesystems.find_mount(os.path.realpath(path), filesystems.list_mounts(root))
     return "" if mount is None else mount.fstype
 
 
 def is_on_network_filesystem(path: str, root: str = "") -> bool:
-    """Whether `path` (or its nearest parent that exists) lies on a filesystem that other machines may share.
+    """Return whether `path` (or its nearest existing parent) lies on a filesystem that other machines may share.
 
-    What a program serves (FUSE) counts, too: most of it is far away, and nobody knows all names.
+    FUSE counts too: most FUSE filesystems are remote, and nobody knows all their names.
     """
     while not os.path.exists(path) and path != "/":
         path = os.path.dirname(path)
@@ -46,17 +46,17 @@ def is_on_network_filesystem(path: str, root: str = "") -> bool:
 
 
 def choose_state_root(environ: dict[str, str], home: str, uid: int, root: str = "") -> str:
-    """Return where our state goes: under the home, unless other machines share it. `root` is the prefix of /proc."""
+    """Return the state root: in the home, or in /var/tmp if the home is remote. `root` is the prefix of /proc."""
     base = environ.get("XDG_STATE_HOME", "")
     local = os.path.join(base if os.path.isabs(base) else os.path.join(home, ".local/state"), "clusterctl")
     return f"/var/tmp/clusterctl-{uid}" if is_on_network_filesystem(local, root) else local
 
 
 def make_state_root() -> str:
-    """Return the state root of this user on this machine, made and checked.
+    """Make and check the state root of this user on this machine; return its path.
 
     Raises:
-        RootError: It cannot be written, or belongs to somebody else.
+        StateRootError: It cannot be written, or belongs to another user.
     """
     root = choose_state_root(dict(os.environ), os.path.expanduser("~"), os.getuid())
     try:
@@ -66,7 +66,7 @@ def make_state_root() -> str:
             what = f"belongs to uid {info.st_uid}" if stat.S_ISDIR(info.st_mode) else "is not a folder"
             raise StateRootError(f"{root} {what}", "set XDG_STATE_HOME to a folder of your own on a local disk")
         if info.st_mode & 0o022:
-            # As a umask of 002 leaves it; whoever may write here could put a run's folder in place of another.
+            # A umask of 002 leaves it group-writable, and whoever may write here could replace the folder of a run.
             os.chmod(root, 0o700)
         _check_writable(root)
     except OSError as error:
@@ -78,7 +78,7 @@ def make_state_root() -> str:
 
 
 def _check_writable(folder: str) -> None:
-    # As `tempfile` would, but importing that takes longer than all the rest of a hello.
+    # `tempfile` would do the same, but its import takes longer than the rest of a hello.
     path = os.path.join(folder, f".try-{os.getpid()}-{os.urandom(6).hex()}")
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     os.unlink(path)
@@ -88,22 +88,22 @@ def _check_writable(folder: str) -> None:
 
 
 def _quote_name(name: str) -> str:
-    # Imported by who has to do with runs: `import urllib.parse` is a good part of an agent's start.
+    # This import is lazy: it would be a large part of the agent's start.
     from urllib.parse import quote
 
-    # No colon: below lies a folder of PYTHONPATH, where it would begin another one.
+    # No colon: the folder below is on PYTHONPATH, which a colon would split.
     quoted = quote(name, safe="@+,=")
     return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted
 
 
 @frozen_dataclass(frozen=True)
 class RunDir:
-    """The directory of one run on one node. Paths only: it makes nothing by itself.
+    """Paths of one run on one node.
 
     Attributes:
         root: The state root.
         run: Id of the run.
-        node: Name of the node in the run; several may share one machine.
+        node: Name of the node in the run; several nodes may share one machine.
     """
 
     root: str
@@ -112,12 +112,12 @@ class RunDir:
 
     @property
     def path(self) -> str:
-        """The directory itself."""
+        """The directory of the run."""
         return os.path.join(self.root, "nodes", _quote_name(self.run), _quote_name(self.node))
 
     @property
     def key(self) -> str:
-        """A short name for this user, run and node, the same whoever computes it."""
+        """Hash of user, run and node."""
         text = f"{os.getuid()}\0{self.run}\0{self.node}"
         import hashlib
 
@@ -125,7 +125,7 @@ class RunDir:
 
     @property
     def short(self) -> str:
-        """What is shown of the key where others can see it."""
+        """Short form of the key, for names that other users can see."""
         return self.key[:6]
 
     def file(self, name: str) -> str:
@@ -134,42 +134,42 @@ class RunDir:
 
     @property
     def socket(self) -> str:
-        """Where the supervisor is asked."""
+        """Socket of the supervisor."""
         return self.file("socket")
 
     @property
     def lock(self) -> str:
-        """Locked by the supervisor as long as it lives."""
+        """Lock file of the supervisor."""
         return self.file("lock")
 
     @property
     def journal(self) -> str:
-        """The journal."""
+        """Path of the journal."""
         return self.file(run_files.JOURNAL_FILE)
 
     @property
     def samples(self) -> str:
-        """The samples."""
+        """Path of the samples."""
         return self.file(run_files.SAMPLES_FILE)
 
     @property
     def prepare(self) -> str:
-        """The last `Prepare` that was carried out."""
+        """Path of the last `Prepare` that was carried out."""
         return self.file("prepare.json")
 
     @property
     def lease(self) -> str:
-        """When a controller was last heard (`authority.clock`)."""
+        """Path of the lease: the time of the controller's last frame (`fencing.read_lease_clock`)."""
         return self.file("lease")
 
     @property
     def epoch(self) -> str:
-        """The highest epoch seen."""
+        """Path of the highest accepted epoch."""
         return self.file("epoch")
 
     @property
     def log(self) -> str:
-        """What the supervisor itself has to say."""
+        """Path of the supervisor's own log."""
         return self.file("supervisor.log")
 
     def attempt(self, attempt: int) -> str:
@@ -177,23 +177,23 @@ class RunDir:
         return self.file(f"attempt-{attempt}")
 
     def start(self, attempt: int) -> str:
-        """Return where it is written which workers an attempt was to start."""
+        """Return the path of the list of workers that an attempt was to start."""
         return os.path.join(self.attempt(attempt), "start.json")
 
     def fence(self, attempt: int) -> str:
-        """Return where waiters write down that they end an attempt for want of a controller."""
+        """Return the path of the fence file: waiters write it when they end an attempt for want of a controller."""
         return os.path.join(self.attempt(attempt), "fence")
 
     def of_rank(self, attempt: int, rank: int, kind: str) -> str:
-        """Return a file of one worker: `log`, `idx`, `spawn`, `exit` or `error.json`."""
+        """Return the path of a file of one rank: `log`, `idx`, `spawn`, `exit` or `error.json`."""
         return os.path.join(self.attempt(attempt), f"rank-{rank}.{kind}")
 
     def status_dir(self, attempt: int) -> str:
-        """Return the directory where workers of an attempt show how they are; on a tmpfs where there is one."""
+        """Return the folder of the workers' status files, on a tmpfs if there is one."""
         return os.path.join(self.tmpfs_dir() or self.path, f"{self.key[:16]}-{attempt}")
 
     def secrets(self) -> str | None:
-        """Return where secrets wait for a later attempt, or `None` where no folder of ours is in memory."""
+        """Return the path of the secrets for a later attempt, or `None` without a private tmpfs folder."""
         place = self.tmpfs_dir()
         return (
             os.path.join(place, f"{self.key[:16]}.secrets")
@@ -202,7 +202,7 @@ class RunDir:
         )
 
     def tmpfs_dir(self) -> str | None:
-        """Return a private folder on a tmpfs: the usual one, or the one that `make` made in its place."""
+        """Return a private tmpfs folder, the usual one or the replacement that `make` made, or `None`."""
         usual = make_tmpfs_dir()
         if usual is not None:
             return usual
@@ -210,7 +210,7 @@ class RunDir:
         return folder if folder and describe_shared_folder(folder) is None else None
 
     def describe_tmpfs_problem(self) -> str | None:
-        """Say who has made the usual folder in memory, and what follows from that; `None` where nobody else has."""
+        """Describe who else owns the usual tmpfs folder and the consequence; `None` if nobody does."""
         why = describe_shared_folder(get_tmpfs_path())
         if why is None or make_tmpfs_dir() is not None:
             return None
@@ -218,7 +218,7 @@ class RunDir:
         return f"{why}: {f'{place} is used instead' if place else SECRETS_NOT_KEPT}"
 
     def make(self) -> None:
-        """Make the directory of the run, and a folder in memory where somebody else has made the usual one."""
+        """Make the directory of the run, and another tmpfs folder if somebody else owns the usual one."""
         with lock_state_root(self.root, fcntl.LOCK_SH):
             os.makedirs(self.path, mode=0o700, exist_ok=True)
         if self.tmpfs_dir() is None:
@@ -229,7 +229,7 @@ class RunDir:
                     file.write(place.encode("utf-8", "surrogateescape"))
 
     def remove_tmpfs_dir(self) -> None:
-        """Remove the folder that `make` made in memory, once nothing is left in it."""
+        """Remove the replacement tmpfs folder if it is empty."""
         folder = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
         if folder and describe_shared_folder(folder) is None:
             with contextlib.suppress(OSError):
@@ -238,10 +238,10 @@ class RunDir:
 
 @contextlib.contextmanager
 def lock_state_root(root: str, how: int) -> Iterator[None]:
-    """Hold the lock of a state root: shared to make a run in it, alone to remove what all runs share."""
+    """Hold the lock of a state root: shared to make a run, exclusive to remove files that all runs share."""
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # There are file systems without locks.
+        # Some filesystems have no locks.
         with contextlib.suppress(OSError):
             fcntl.flock(fd, how)
         yield
@@ -251,16 +251,16 @@ def lock_state_root(root: str, how: int) -> Iterator[None]:
 
 _MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
 SECRETS_NOT_KEPT = "who adopts the run cannot restart it if it has secrets"
-"""What follows where no secrets can be kept in memory."""
+"""Consequence if secrets cannot be stored in memory."""
 
 
 def get_tmpfs_path() -> str:
-    """Return the private directory on a tmpfs that this user has on this machine, whether it is there or not."""
+    """Return the path of this user's private tmpfs folder, whether it exists or not."""
     return f"/dev/shm/clusterctl-{os.getuid()}"
 
 
 def make_tmpfs_dir() -> str | None:
-    """Return that directory, made where it is not there, or `None` where the machine offers none that is ours."""
+    """Make the private tmpfs folder; return its path, or `None` if the machine has no such folder of ours."""
     path = get_tmpfs_path()
     with contextlib.suppress(OSError):
         os.mkdir(path, 0o700)
@@ -268,7 +268,7 @@ def make_tmpfs_dir() -> str | None:
 
 
 def describe_shared_folder(path: str) -> str | None:
-    """Return why a folder is not ours alone, or `None` where it is and can be written."""
+    """Return why a folder is not private and writable, or `None` if it is."""
     try:
         info = os.lstat(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Secrets that a later attempt needs again: 0600 on a tmpfs, and only as long as the run lasts. Never on a disk."""
+"""Secrets for later attempts, stored on a tmpfs (0600) while the run lasts, and never on a disk."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.requests import Start
 
 _NAMES_FILE = "secrets.names"
-"""File in the directory of the run with the names of the secrets that its workers get."""
+"""File in the run directory with the names of the workers' secrets."""
 
 
 def store_or_restore_secrets(run: RunDir, start: Start, tell: Callable[[str], None]) -> Start:
-    """Keep the secrets of a start where a later attempt may need them; fill them in where this one brings none.
+    """Store the secrets of a start for later attempts; fill in the stored ones if the start brings none.
 
     Args:
-        run: Whose secrets.
-        start: What brings them, or lacks them.
-        tell: Is told why they cannot be kept, and what follows: anybody can fill the memory that all users share.
+        run: The run.
+        start: The start, with or without secrets.
+        tell: Called with the reason and the consequence if the secrets cannot be stored: any user can fill the tmpfs.
 
     Raises:
-        RequestError: They were not kept, or are gone: a worker without them would not do what it is meant to.
+        RequestError: The secrets were not stored, or are gone: workers must not start without them.
     """
     folder = run.secrets()
     if start.secrets:
@@ -58,13 +58,13 @@ def _write_secrets(folder: str, secrets: dict[str, str], tell: Callable[[str], N
         syscalls.write_json(folder, secrets)
     except OSError as error:
         tell(f"{os.path.dirname(folder)}: {error.strerror}: {run_dir.SECRETS_NOT_KEPT}")
-        # Those of an earlier attempt are no stand-in for these.
+        # The secrets of an earlier attempt must not replace these.
         with contextlib.suppress(OSError):
             os.unlink(folder)
 
 
 def remove_secrets(run: RunDir) -> None:
-    """Remove them."""
+    """Remove the stored secrets of a run."""
     folder = run.secrets()
     if folder is not None:
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def remove_secrets(run: RunDir) -> None:
 
 
 def remove_tmpfs_files(run: RunDir, attempts: int) -> None:
-    """Remove all that a run has on the tmpfs, where it had so many attempts."""
+    """Remove everything of a run from the tmpfs, for this number of attempts."""
     remove_secrets(run)
     for number in range(attempts):
         remove_status_dir(run.status_dir(number))
@@ -80,5 +80,5 @@ def remove_tmpfs_files(run: RunDir, attempts: int) -> None:
 
 
 def remove_status_dir(path: str) -> None:
-    """Remove what workers left on the tmpfs."""
+    """Remove a folder of workers' status files."""
     shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Where the one supervisor of a run sits: a lock that tells it from a second one, and the socket where it is asked.
+"""The lock and the socket of a run's only supervisor.
 
-Both lie in the directory of the run, which nobody else may enter. A name in the kernel's own list of sockets could be
-taken by any user of the machine before the supervisor has it.
+Both lie in the directory of the run, which no other user may enter. An abstract socket name could be taken by any user
+before the supervisor binds it.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ _LOCK = struct.Struct("@hhqqi4x")
 
 
 class SupervisorLock:
-    """The seat of the supervisor that this process is.
+    """The lock and the listening socket that this process holds as supervisor of a run.
 
-    The lock is one of the process (fcntl(2)), so that no fork keeps it. It is lost with any descriptor of its file that
-    this process closes: nothing else may open that file here.
+    The lock belongs to the process (fcntl(2)), so a fork does not inherit it. The process loses it when it closes any
+    descriptor of the file: nothing else may open that file here.
 
     Attributes:
-        listener: The socket that listens.
+        listener: The listening socket.
     """
 
     def __init__(self, run: RunDir) -> None:
-        """Take the seat.
+        """Take the lock and listen on the socket.
 
         Raises:
-            BlockingIOError: Another process has it.
-            OSError: There is no place for it.
+            BlockingIOError: Another process has the lock.
+            OSError: The files cannot be made.
         """
         self._run = run
         self._lock = _open_lock(run)
         self.listener, self._socket = _open_listener(run)
 
     def restore(self) -> socket.socket | None:
-        """Make anew what somebody has removed; return the listener that was replaced, to be closed, or `None`.
+        """Make the lock file and the socket again if somebody has removed them; return the replaced listener, or
+        `None`.
 
-        A whole directory that is gone stays so: who asks next is to see that nothing is known of the run any more.
+        A removed run directory is not made again: the next command then finds that the run is gone.
 
         Raises:
-            BlockingIOError: Meanwhile another supervisor has the seat.
-            OSError: It cannot be made.
+            BlockingIOError: Another supervisor has taken the lock meanwhile.
+            OSError: A file cannot be made.
         """
         if _read_inode(self._run.path) is None:
             return None
@@ -67,7 +68,7 @@ class SupervisorLock:
         return replaced
 
     def release(self) -> None:
-        """Take the socket away, and give the lock back."""
+        """Remove the socket and release the lock."""
         if _read_inode(self._run.socket) == self._socket:
             with contextlib.suppress(OSError):
                 os.unlink(self._run.socket)
@@ -79,8 +80,8 @@ def connect_to_socket(run: RunDir) -> socket.socket:
     """Return a connection to the supervisor of a run.
 
     Raises:
-        BlockingIOError: It is there, but has not taken in those who came before.
-        OSError: There is none.
+        BlockingIOError: The supervisor is there, but its backlog is full.
+        OSError: There is no supervisor.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
@@ -93,7 +94,10 @@ def connect_to_socket(run: RunDir) -> socket.socket:
 
 
 def find_lock_owner(run: RunDir) -> int | None:
-    """Return the pid of the supervisor of a run, or `None`; never to be asked by itself, which would lose its lock."""
+    """Return the pid of a run's supervisor, or `None`.
+
+    The supervisor itself must not call this: it would lose its lock.
+    """
     try:
         fd = os.open(run.lock, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -123,7 +127,7 @@ def _open_lock(run: RunDir) -> int:
 
 
 def _open_listener(run: RunDir) -> tuple[socket.socket, tuple[int, int] | None]:
-    """Listen where whoever had the seat before may have left a socket."""
+    """Bind and listen; remove the socket of an earlier supervisor first."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
-"""Keeping the files of a run from who tidies up: `systemd-tmpfiles` takes what is old from /var/tmp, open or not.
+"""Protects the files of a run from `systemd-tmpfiles`, which removes old files from /var/tmp, even open ones.
 
-It leaves a folder alone, and all below it, on which somebody holds a BSD lock (systemd 242 and later,
-https://systemd.io/TEMPORARY_DIRECTORIES/), and whatever was touched lately (always).
+It skips a folder, and everything below it, while some process holds a BSD lock on the folder (systemd 242 and later,
+https://systemd.io/TEMPORARY_DIRECTORIES/). It always skips recently touched files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def lock_against_cleanup(folder: str) -> list[int]:
-    """Return a descriptor that keeps a folder as long as it is open; none where the folder cannot be locked."""
+    """Lock a folder against clean-up; return a list with the descriptor, empty if the folder cannot be locked."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -34,7 +34,7 @@ def lock_against_cleanup(folder: str) -> list[int]:
 
 
 def touch_trees(paths: Iterable[str]) -> None:
-    """Touch files, and folders with all that is in them."""
+    """Touch files, and folders with everything in them."""
     for path in paths:
         _touch(path)
         for place, folders, files in os.walk(path):
@@ -43,7 +43,7 @@ def touch_trees(paths: Iterable[str]) -> None:
 
 
 def touch_in_child(paths: Iterable[str]) -> None:
-    """Do so in a process of its own: it takes its time."""
+    """Call `touch_trees` in a child, because it may take long."""
 
     def work(_out: HelperOutput) -> dict[str, Any]:
         touch_trees(paths)
@@ -59,6 +59,6 @@ def _touch(path: str) -> None:
 
 
 def lock_run_folders(path: str) -> list[int]:
-    """Keep the folders of attempt and run, where a file of a rank is to be written, from who tidies up."""
+    """Lock the folders of attempt and run that hold the file of a rank."""
     attempt = os.path.dirname(path)
     return [*lock_against_cleanup(attempt), *lock_against_cleanup(os.path.dirname(attempt))]

@@ -1,4 +1,4 @@
-"""The marks that a process of a run carries, by which it is found again whatever it has done to itself."""
+"""Markers that every process of a run carries: environment variables and a resource limit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunMarkers:
-    """What tells processes of one run on one node from all others.
+    """Markers that tell the processes of one run on one node from all others.
 
     Attributes:
-        run: Value of CLUSTERCTL_RUN_ID.
-        node: Value of CLUSTERCTL_NODE.
-        tag: Value of a resource limit that Linux does not enforce: survives setsid, double fork, a cleared environment.
-        folder: The directory of the run, whose files only its own processes write.
-        uid: Whose processes they are.
+        run_id: Value of CLUSTERCTL_RUN_ID.
+        node_name: Value of CLUSTERCTL_NODE.
+        tag: Value of a resource limit that Linux does not enforce. It survives setsid, double fork and a cleared
+            environment.
+        run_dir: The directory of the run; only processes of the run write files in it.
+        uid: The user of the processes.
     """
 
     run_id: bytes
@@ -33,17 +34,17 @@ class RunMarkers:
     uid: int
 
     def environment(self) -> dict[bytes, bytes]:
-        """Return the marks that travel in the environment."""
+        """Return the markers that are environment variables."""
         return {b"CLUSTERCTL_RUN_ID": self.run_id, b"CLUSTERCTL_NODE": self.node_name}
 
     def has_tag(self, pid: int) -> bool:
-        """Whether a process carries the surviving mark."""
+        """Return whether a process carries the tag."""
         return proc.has_limit(pid, self.tag)
 
     def has_run_environment(self, pid: int) -> bool | None:
-        """Whether the environment of a process names the run and the node; `None` where it shows none.
+        """Return whether the environment of a process names the run and the node; `None` if it cannot be read.
 
-        To be asked aside: where a process is stuck with its memory locked, this hangs.
+        Call this in a child: the read hangs if the process is stuck with its memory locked.
         """
         environ = proc.read_environment(pid)
         return (
@@ -54,8 +55,8 @@ class RunMarkers:
 
 
 def make_run_markers(run: RunDir) -> RunMarkers:
-    """Return the marks of a run on this node."""
+    """Return the markers of a run on this node."""
     digest = hashlib.sha256(b"tag" + run.key.encode()).digest()
-    # Bit 60 keeps it far above any limit that a person would set; the value stays below RLIM_INFINITY.
+    # Bit 60 makes the tag larger than any limit that a person would set, and keeps it below RLIM_INFINITY.
     tag = int.from_bytes(digest[:7], "big") | 1 << 60
     return RunMarkers(encode_peer_text(run.run), encode_peer_text(run.node), tag, run.path, os.getuid())

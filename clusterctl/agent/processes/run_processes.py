@@ -1,4 +1,7 @@
-"""Finding every process of a run, and ending it. Never by name, never by parent, never what another run owns."""
+"""Finds every process of a run by its markers, and ends it.
+
+A name or a parent never identifies a process, and processes of other runs are never touched.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +26,29 @@ if TYPE_CHECKING:
 
 _ROOT = 0
 _QUERY_TIMEOUT_S, _ALL_QUERIES_TIMEOUT_S = 1.0, 5.0
-"""How long the look at one process, and at all that are left, may take. A process that is stuck in a driver or in an
-exec keeps its memory and more locked, and whoever reads the wrong file of it in `/proc` waits with it."""
+"""Timeout for the query of one process, and of all. A process that is stuck in a driver or in an exec keeps its memory
+locked, and a reader of certain `/proc` files of this process hangs too.
+"""
 
 _MAX_COMMANDS = 256
-"""Of so many survivors the command line is told; of thousands that a dead mount holds all have to fit in one event."""
+"""Only this many survivors are described with their command line: thousands of them must fit into one event."""
 
 T = TypeVar("T")
 
 
 @dataclass
 class KnownProcesses:
-    """Who is known to belong to the run, and who must not be touched.
+    """Processes that belong to the run, and processes that must not be touched.
 
     Attributes:
-        workers: Each worker, and the ticks at which it was seen gone (`None` while it lives).
-        found: Processes that an earlier look found.
-        ours: Supervisor and waiters.
-        strangers: Processes of our user that carry no mark. None comes to one later: all are there from birth.
-        forged: Processes of another user that carry the tag and nothing else of the run; anybody can set it.
-        silent: Pids at which a look has hung; nobody looks there again.
-        unasked: The last look came to no end, for lack of time.
-        stop_signal: What asks a process to end.
+        workers: Each worker, with the clock ticks at which its end was noticed (`None` while it lives).
+        processes: Processes that an earlier scan found.
+        protected: Supervisor and waiters.
+        unrelated: Processes of our user without a marker. A process gets its markers at its fork, so this stays true.
+        foreign_tagged: Processes of another user that carry the tag but descend from no process of the run.
+        unreadable: Pids whose query timed out; no later scan queries them.
+        is_scan_incomplete: The last scan ran out of time.
+        stop_signal: The signal that asks a process to end.
         cgroup: Folder of the run's own cgroup, or `None`.
     """
 
@@ -60,14 +64,14 @@ class KnownProcesses:
 
     @property
     def earliest_start_ticks(self) -> int:
-        """Ticks before which no process of the attempt can have started: all come of a worker."""
+        """Clock ticks before which no process of the attempt can have started, since all descend from a worker."""
         return min((worker.start_time for worker in self.workers), default=0)
 
 
 def find_run_processes(markers: RunMarkers, known_processes: KnownProcesses) -> list[ProcessStat]:
-    """Return every process of the run on this node that has not ended, and remember it in the ledger.
+    """Return every living process of the run on this node, and add them to `known_processes`.
 
-    One that changed its user may be beyond our signals; it is of the run nevertheless, and has to be named.
+    A process that changed its user may be beyond our signals. It still belongs to the run and is named.
     """
     pids = [pid for pid in proc.list_pids() if pid not in known_processes.unreadable and pid != os.getpid()]
     answers, stuck = _query_processes(
@@ -87,7 +91,7 @@ def find_run_processes(markers: RunMarkers, known_processes: KnownProcesses) -> 
 
 
 def list_known_processes(known_processes: KnownProcesses) -> list[ProcessStat]:
-    """Return the processes that are known already and have not ended, without looking at any other."""
+    """Return the living processes that are already known, without a scan of all others."""
     stats = (
         proc.read_stat(who.pid)
         for who in (*known_processes.workers, *(known_processes.processes - known_processes.workers.keys()))
@@ -102,7 +106,7 @@ def list_known_processes(known_processes: KnownProcesses) -> list[ProcessStat]:
 def classify_process(
     markers: RunMarkers, known_processes: KnownProcesses, inside: set[int], pid: int
 ) -> dict[str, Any]:
-    """Say whether a process is a `member` of the run, a `stranger` for good, `forged`, or nothing in particular."""
+    """Classify a process: `member` of the run, `unrelated` for good, `foreign`, or none of these."""
     process = proc.read_stat(pid)
     if (
         process is None
@@ -115,10 +119,11 @@ def classify_process(
     if pid in inside or _is_known(process, known_processes) or _in_session(process, known_processes):
         return {"member": vars(process)}
     if markers.has_tag(pid):
-        # Anybody can copy the tag, but nobody of another user can come of a process of ours without being of the run.
+        # Any user can copy the tag. A process of another user belongs to the run only if it descends from one of its
+        # processes.
         ours = proc.read_uid(pid) == markers.uid or _descends_from_run(markers, known_processes, process)
         return {"member": vars(process)} if ours else {"foreign": process.start_time}
-    # What follows can be copied by a process of somebody else, so its user must be ours, and its time.
+    # Any user can copy the markers below, so only processes of our user that started late enough count.
     if (
         process.start_time < known_processes.earliest_start_ticks
         or process.identity in known_processes.unrelated
@@ -136,22 +141,23 @@ def _is_known(process: ProcessStat, known_processes: KnownProcesses) -> bool:
 
 
 def _in_session(process: ProcessStat, known_processes: KnownProcesses) -> bool:
-    """Whether a process is in the POSIX session of one of the workers.
+    """Return whether a process is in the POSIX session of a worker.
 
-    The pid of a worker that has ended may be used again, by a new session too: so only who was there before its end
-    counts once it has ended. (Who came later carries other marks.)
+    The pid of an ended worker may become the id of a new session. So only processes that started before the worker's
+    end
+    count for this session; later ones carry other markers.
     """
     for worker, ended in known_processes.workers.items():
-        # A worker of another boot has the pid 0, and 0 is the session of whoever never was given one.
+        # A worker of another boot has the pid 0, and 0 is also the session of processes that have none.
         if worker.pid and process.sid == worker.pid and process.start_time >= worker.start_time:
             return process.start_time <= ended if ended is not None else proc.is_alive(worker)
     return False
 
 
 def _descends_from_run(markers: RunMarkers, known_processes: KnownProcesses, process: ProcessStat) -> bool:
-    """Whether a process descends from one that is known, or from one of our user that carries the tag.
+    """Return whether a process descends from a known process, or from a tagged process of our user.
 
-    Sessions and parents are handed on by the kernel, so they cannot be copied. Orphans of the run are children of its
+    The kernel passes on sessions and parents, so nobody can copy them. Orphans of the run are children of its
     supervisor.
     """
     todo, seen = [process], {process.pid}
@@ -166,15 +172,15 @@ def _descends_from_run(markers: RunMarkers, known_processes: KnownProcesses, pro
             return True
         before = (proc.read_stat(pid) for pid in {one.ppid, one.sid} - seen - {0, 1})
         seen |= {one.ppid, one.sid}
-        # A pid that was given out again is nobody's parent.
+        # A process that is younger than its child only reuses the pid of the parent.
         todo += [each for each in before if each is not None and each.start_time <= one.start_time]
     return False
 
 
 def _query_processes(pids: list[int], question: Callable[[int], T]) -> tuple[dict[int, T], set[int]]:
-    """Look at processes in a fork; return what was seen of each, and at which the look hangs.
+    """Query processes in a fork; return the answers by pid, and the pids whose query timed out.
 
-    Some may be in neither, for lack of time.
+    A pid may be in neither if the time is over.
     """
     looks: dict[int, T] = {}
     stuck: set[int] = set()
@@ -183,7 +189,7 @@ def _query_processes(pids: list[int], question: Callable[[int], T]) -> tuple[dic
         try:
             answers = helper_process.run_in_helper(functools.partial(_query_each, pids, question), _QUERY_TIMEOUT_S)
         except OSError:
-            # Not even a process is to be had: better to look here than not at all.
+            # No process is available for the fork, so query them here.
             return {**looks, **{pid: question(pid) for pid in pids}}, stuck
         seen = [answer["seen"] for answer in answers if "seen" in answer]
         looks.update(zip(pids, seen))
@@ -202,9 +208,9 @@ def _query_each(pids: list[int], question: Callable[[int], Any], out: HelperOutp
 
 
 def terminate_groups(processes: list[ProcessStat], signalled: set[int], known_processes: KnownProcesses) -> None:
-    """Send the stop signal and SIGCONT to the processes and their groups, to each group once.
+    """Send the stop signal and SIGCONT to the processes and their groups, once per group.
 
-    A stopped process acts on it only once it is continued. Groups whose leader has ended are reached as well.
+    A stopped process handles the signal only after SIGCONT. A group without its leader gets the signals too.
     """
     ours = _list_protected_groups(known_processes)
     targets = {process.pgid if process.pgid not in ours else -process.pid for process in processes} - signalled
@@ -225,7 +231,7 @@ def kill_processes(processes: list[ProcessStat], known_processes: KnownProcesses
 
 
 def _list_protected_groups(known_processes: KnownProcesses) -> set[int]:
-    """Return the process groups that hold one of us, and those that are none: 0 would be our own, 1 everybody."""
+    """Return the process groups of protected processes, and 0 and 1, which are no group: ours, and all processes."""
     guardians = (proc.read_stat(who.pid) for who in known_processes.protected)
     return {
         0,
@@ -240,7 +246,7 @@ def _list_protected_groups(known_processes: KnownProcesses) -> set[int]:
 
 
 def _send_signal(target: int, number: int) -> None:
-    """Signal a process group, or, by its negative pid, one process."""
+    """Signal a process group, or one process if `target` is negative."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if target < 0:
             os.kill(-target, number)
@@ -249,9 +255,9 @@ def _send_signal(target: int, number: int) -> None:
 
 
 def describe_survivors(survivors: list[ProcessStat]) -> list[SurvivingProcess]:
-    """Return survivors and why they are still there: `{pid, start_time, command, why}` of each.
+    """Return each survivor with the reason why it survives: `{pid, start_time, command, why}`.
 
-    Behind the first few hundred the name of the process stands for its command.
+    After the first few hundred, `command` is the name of the process.
     """
     commands, _ = _query_processes([process.pid for process in survivors[:_MAX_COMMANDS]], proc.read_command)
     return [
@@ -269,12 +275,12 @@ _HELPER_COMMANDS = re.compile(
     r"multiprocessing\.(?:resource_tracker|semaphore_tracker|forkserver)|torch_shm_manager|_inductor[./]compile_worker"
     r"|(?:^|/)(?:wandb-core|wandb-service|gpu_stats|tensorboard|nvidia-smi|dcgmi|rocm-smi|amd-smi)\b"
 )
-"""Command lines of what libraries start for themselves and of what only looks on: it may outlive a rank."""
+"""Command lines of helpers that libraries start and of monitoring tools; they may outlive a rank."""
 _MAX_LEFTOVERS = 64
 
 
 def describe_leftovers(processes: list[ProcessStat], ranks: Mapping[int, int]) -> list[LeftoverProcess]:
-    """Return what is still there and no helper of a library; `ranks` by the POSIX session of their first process."""
+    """Return the leftover processes except helpers of libraries; `ranks` maps POSIX sessions to ranks."""
     now = proc.convert_to_ticks(time.monotonic())
     seen, _ = _query_processes([process.pid for process in processes[:_MAX_LEFTOVERS]], _read_command_and_rank)
     return [

@@ -1,4 +1,4 @@
-"""Who stands guard over a run on this node: its supervisor and its waiters. They are never ended with it."""
+"""Finds the supervisor and the waiters of a run on this node."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def connect_to_supervisor(run: RunDir) -> socket.socket | None:
-    """Return a connection to the supervisor of a run, or `None` where there is none.
+    """Return a connection to the supervisor of a run, or `None` if it has none.
 
     Raises:
-        BlockingIOError: It is there, but has not taken in those who came before.
+        BlockingIOError: The supervisor is there, but its backlog is full.
     """
     try:
         return supervisor_lock.connect_to_socket(run)
@@ -32,7 +32,7 @@ def connect_to_supervisor(run: RunDir) -> socket.socket | None:
 
 
 def find_supervisor(run: RunDir) -> ProcessIdentity | None:
-    """Return the supervisor of a run, or `None` where there is none."""
+    """Return the supervisor of a run, or `None`."""
     try:
         sock = connect_to_supervisor(run)
     except BlockingIOError:
@@ -46,7 +46,7 @@ def find_supervisor(run: RunDir) -> ProcessIdentity | None:
 
 
 def list_waiters(run: RunDir) -> set[ProcessIdentity]:
-    """Return every waiter of a run, of all attempts."""
+    """Return the waiters of all attempts of a run."""
     identities = set()
     for path in glob.glob(os.path.join(glob.escape(run.path), "attempt-*", "rank-*.spawn")):
         spawned = run_dir.read_spawn_record(path)
@@ -57,6 +57,6 @@ def list_waiters(run: RunDir) -> set[ProcessIdentity]:
 
 
 def list_supervisor_and_waiters(run: RunDir) -> set[ProcessIdentity]:
-    """Return the supervisor and every waiter of a run, of all attempts."""
+    """Return the supervisor of a run and the waiters of all its attempts."""
     who = find_supervisor(run)
     return list_waiters(run) | ({who} if who is not None else set())

@@ -1,4 +1,7 @@
-"""The ladder: stop signal and SIGCONT to every group, grace, SIGKILL, sweep until empty twice, an end in any case."""
+"""Termination of all processes of a run: stop signal and SIGCONT to every group, grace, SIGKILL.
+
+It ends when two scans in a row find nothing, or with the survivors when they do not react any more.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,19 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.process_types import SurvivingProcess
 
 _GIVE_UP_AFTER_S = 10.0
-"""Seconds after the first SIGKILL when what is left is given up and named, unless the kernel is at work on its end."""
+"""Seconds after the first SIGKILL until survivors are given up and named, unless the kernel still tears them down."""
 _MAX_KERNEL_TIME_S = 600.0
-"""Seconds that the kernel may take: hundreds of GB of pinned memory are not given back in less than minutes."""
+"""Maximum seconds for the kernel: it takes minutes to free hundreds of GB of pinned memory."""
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 0.25
 _HOLD_STEP_S = 0.05
 _SCAN_INTERVAL_S = 1.0
-"""How often all processes are looked at while nothing but the grace is waited for."""
+"""Interval in seconds of the scans of all processes during the grace."""
 _PAUSE_PER_SCAN_TIME = 4
-"""A look at all processes is followed by a pause of at least this many times what it took."""
+"""The pause after a scan is at least this many times its duration."""
 
 
 class Terminator:
-    """One climb, for all processes of a run on this node."""
+    """One termination of all processes of a run on this node."""
 
     def __init__(
         self,
@@ -44,17 +47,18 @@ class Terminator:
         hold_s: float = 0.0,
         on_late: Callable[[list[ProcessStat], bool], None] = lambda _found, _killed: None,
     ) -> None:
-        """Begin.
+        """Schedule the first step.
 
         Args:
-            loop: Where it runs.
-            markers: Whom to end.
-            known_processes: Whom to end, and whom not.
-            kill_at: Monotonic time of the first SIGKILL. If that is ahead, the stop signal comes first and the time
-                until then is counted from there: to look at all processes may take longer than the grace.
-            on_done: Called with what is left, again until it says that this was the end.
-            on_slow: Called once with what the kernel has not taken apart in the time in which it should be gone.
-            hold_s: For so long what is left may end by itself before anything is sent.
+            loop: The event loop that runs the steps.
+            markers: Markers of the run.
+            known_processes: Processes of the run, and processes that must not be touched.
+            kill_at: Monotonic time of the first SIGKILL. If it is in the future, the stop signal comes first, and the
+                grace
+                starts with this signal: the first scan may take longer than the grace.
+            on_done: Called with the survivors, again and again until it returns true.
+            on_slow: Called once with the processes that the kernel is still tearing down after the normal time.
+            hold_s: Seconds in which processes may end without any signal.
             on_late: Called with the processes that outlived `hold_s`, and with true for those that outlived the grace.
         """
         self._loop, self._markers, self._known_processes, self._on_done, self._on_slow = (
@@ -81,14 +85,14 @@ class Terminator:
         self._timer: Timer = loop.after(0.0, self._step)
 
     def shorten(self, kill_at: float) -> None:
-        """Kill at that time, if it is before the one that was set."""
+        """Move the SIGKILL to an earlier time."""
         if kill_at < self._kill_at:
             self._kill_at, self._grace_pending_since, self._hold_until = kill_at, None, None
             self._has_whole_grace = False
             self.check_now()
 
     def check_now(self) -> None:
-        """Look again now: a process has ended."""
+        """Run the next step now, because a process has ended."""
         if not self._is_over:
             self._pause = _MIN_PAUSE_S
             self._schedule_step(_MIN_PAUSE_S)
@@ -98,7 +102,7 @@ class Terminator:
         self._timer = self._loop.after(seconds, self._step)
 
     def _step(self) -> None:
-        # Should this step fail, there has to be another.
+        # If this step fails, the next one still comes.
         self._schedule_step(_MAX_PAUSE_S)
         wait = _MIN_PAUSE_S if self._survivors is not None else self._signal_processes()
         self._is_over = self._survivors is not None and self._on_done(self._survivors)
@@ -108,7 +112,7 @@ class Terminator:
             self._schedule_step(wait)
 
     def _signal_processes(self) -> float:
-        """Signal what is left, or find that this is the end; return the seconds until the next step."""
+        """Signal the remaining processes or notice the end; return the seconds until the next step."""
         remaining = self._list_remaining()
         now = time.monotonic()
         if self._empty_scans >= 2 or (remaining and self._is_given_up(remaining, now)):
@@ -137,7 +141,7 @@ class Terminator:
         return self._pause if self._killed_at is not None else min(self._pause, max(self._kill_at - now, 0.0))
 
     def _list_remaining(self) -> list[ProcessStat]:
-        """Return what is left: of those that are known, and, where there are none or it is time, of all processes."""
+        """Return the remaining processes: of the known ones, or of a full scan if none is left or a scan is due."""
         began = time.monotonic()
         remaining = run_processes.list_known_processes(self._known_processes)
         if remaining and began < self._scan_at:
@@ -151,7 +155,7 @@ class Terminator:
         return members
 
     def _is_given_up(self, found: list[ProcessStat], now: float) -> bool:
-        """Whether what is left will not go: nothing has moved for long."""
+        """Return whether the remaining processes will not end: nothing has changed for long."""
         if self._killed_at is None:
             return False
         if all(proc.is_exiting_unblocked(one) for one in found):
@@ -168,7 +172,7 @@ class Terminator:
 def terminate_for_fence(
     run: RunDir, markers: RunMarkers, attempt: int, known_processes: run_processes.KnownProcesses, grace: float
 ) -> dict[str, Any]:
-    """End everything of a run here; done aside by a waiter whose fence has expired."""
+    """End everything of a run on this node; a waiter runs this in a child when its fence has expired."""
     fencing.write_fence(run.fence(attempt))
     known_processes.protected |= supervisor_lookup.list_supervisor_and_waiters(run)
     secrets.remove_secrets(run)
@@ -178,7 +182,7 @@ def terminate_for_fence(
 def terminate_and_wait(
     markers: RunMarkers, known_processes: run_processes.KnownProcesses, grace: float
 ) -> list[SurvivingProcess]:
-    """Do the whole ladder and wait for it, for who has nothing else to do; return what is left."""
+    """Run a whole termination in a loop of its own; return the survivors."""
     loop = EventLoop()
     survivors: list[SurvivingProcess] = []
 

@@ -1,4 +1,4 @@
-"""Folders and files of users, gone into step by step: no link leads out of the folder of the code."""
+"""Folders and files of users. They are opened step by step, so no symbolic link leads out of the code folder."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 def check_relative_path(path: str) -> str:
-    """Return a path of a manifest, which must lie inside the workdir.
+    """Return a path of a manifest after a check that it lies inside the workdir.
 
     Raises:
-        RequestError: It is absolute, empty, or leads outside.
+        RequestError: The path is absolute, empty, or leads outside.
     """
     parts = path.split("/")
     if not path or path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
@@ -41,17 +41,17 @@ def check_relative_path(path: str) -> str:
 
 
 _DATA_DIR = "~/.local/share/clusterctl"
-"""Below it lies the code of files that name no `workdir`: what was synced is for its user alone."""
+"""Parent of the default workdirs; only its user may enter it."""
 
 DEFAULT_WORKDIRS = f"{_DATA_DIR}/work"
-"""The folder of the workdirs that nobody chose."""
+"""Folder of the workdirs of files that set no `workdir`."""
 
 
 def make_workdir(folder: str) -> None:
-    """Make the folder that the code goes to, where it is not there.
+    """Make the code folder if it is missing.
 
     Raises:
-        RequestError: It cannot be made, as in the home of a root who is nobody on its server.
+        RequestError: It cannot be made, as in a home on a server that does not accept root.
     """
     ours = os.path.expanduser(_DATA_DIR)
     try:
@@ -67,14 +67,14 @@ def make_workdir(folder: str) -> None:
 
 
 def refuse_without_space(folder: str, coming: Iterable[tuple[str, int]]) -> None:
-    """Refuse files for which a folder has no space, before any of them is sent.
+    """Refuse a transfer if the folder has too little space, before any file is sent.
 
     Args:
-        folder: Where they go.
-        coming: Path and size of each; a file that is there already gives its own space back.
+        folder: The target folder.
+        coming: Path and size of each file; an existing file gives back its own space.
 
     Raises:
-        RequestError: The file system has less than they need.
+        RequestError: The filesystem has too little space.
     """
     needed = largest = 0
     for path, size in coming:
@@ -92,7 +92,7 @@ _FREE_SPACE_HINT = "free space there, or set `workdir` to a folder on another di
 
 
 def _read_free_bytes(folder: str) -> int | None:
-    """Return how many bytes may be written to the file system of a folder; `None` where it does not say."""
+    """Return the free bytes of a folder's filesystem; `None` if it does not tell."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -105,12 +105,12 @@ def _format_mib(count: int) -> str:
 
 
 def make_write_error(folder: str, path: str, error: OSError, left: int = 0) -> request_errors.RequestError:
-    """Return what to say of a file that cannot be written.
+    """Return the error for a file that cannot be written.
 
     Args:
-        folder: Where it was to be.
-        path: Relative to it.
-        error: Why.
+        folder: The target folder.
+        path: Path in the folder.
+        error: The cause.
         left: Bytes that are still to come.
     """
     text = f"`{path}` cannot be written to {folder}: {error.strerror}"
@@ -122,16 +122,16 @@ def make_write_error(folder: str, path: str, error: OSError, left: int = 0) -> r
 
 
 def remove_file(name: str, parent: int) -> None:
-    """Remove a file of an open folder, where it is there."""
+    """Remove a file in an open folder if it exists."""
     with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=parent)
 
 
 def open_folder(name: str, parent: int, *, make: bool) -> int:
-    """Open a folder of an open folder, never through a link.
+    """Open a folder in an open folder, never through a link.
 
     Raises:
-        OSError: It is not there and not to be made, or it is none.
+        OSError: It is no folder, or it is missing and `make` is false.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -145,16 +145,16 @@ def open_folder(name: str, parent: int, *, make: bool) -> int:
 
 
 def remove_empty_folder(name: str, parent: int) -> None:
-    """Remove an empty folder where a file is to be; one with something in it stays, and the sync fails."""
+    """Remove an empty folder that stands in the way of a file. A folder with content stays, and the sync fails."""
     with contextlib.suppress(OSError):
         if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             os.rmdir(name, dir_fd=parent)
 
 
 def find_matches(workdir: str, pattern: str, *, links: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield `(path as the pattern wrote it, absolute path)` of what is inside the workdir and matches.
+    """Yield `(relative path, absolute path)` of everything inside the workdir that matches.
 
-    With `links` also where a link leads elsewhere.
+    With `links`, matches may be links that lead outside.
 
     Raises:
         RequestError: The pattern leads outside.
@@ -168,9 +168,9 @@ def find_matches(workdir: str, pattern: str, *, links: bool = False) -> Iterator
 
 
 def find_matching_files(workdir: str, pattern: str, *, links: bool = False) -> list[tuple[str, str]]:
-    """Return every regular file that a pattern means: matches, and all that lies in matching folders.
+    """Return every regular file that matches, or lies in a matching folder.
 
-    With `links` also files that links lead to; links to folders are gone into where they match themselves.
+    With `links`, links to files count too; links to folders count only if they match themselves.
     """
     files: dict[str, str] = {}
     for name, path in find_matches(workdir, pattern, links=links):
@@ -185,9 +185,9 @@ def find_matching_files(workdir: str, pattern: str, *, links: bool = False) -> l
 
 
 def filter_changed_since(files: list[tuple[str, str]], moment: float, folder: str) -> list[tuple[str, str]]:
-    """Return the files that were written, moved here or given other permissions after a moment (wall clock, seconds).
+    """Return the files that were written, moved or given other permissions after `moment` (wall time in seconds).
 
-    The clock of a file system may be that of a server: it is looked at by a file of ours in `folder`.
+    A server's clock may set the file times: a temporary file in `folder` measures the difference.
     """
     ahead = 0.0
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
@@ -196,7 +196,7 @@ def filter_changed_since(files: list[tuple[str, str]], moment: float, folder: st
 
 
 def _read_change_time(path: str) -> float:
-    """Return when a file was changed; of one that is gone by now, long ago."""
+    """Return the change time of a file, or minus infinity if it is gone."""
     try:
         return os.stat(path).st_ctime
     except OSError:
@@ -211,25 +211,25 @@ def _is_regular_file(path: str, *, links: bool) -> bool:
 
 
 def has_same_content(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
-    """Return whether two entries (size, mode, hash) are files of the same content, or links to the same place."""
+    """Return whether two entries (size, mode, hash) are files with equal content, or links to the same target."""
     return (one[0], one[2], one[1] == LINK_MODE) == (other[0], other[2], other[1] == LINK_MODE)
 
 
 @dataclass
 class FileTree:
-    """A folder and what lies in it.
+    """A folder and its files.
 
     Attributes:
-        folder: Where it is; links on the way there are followed, links in it are not.
+        folder: The path. Links in this path are followed; links below it are not.
     """
 
     folder: str
 
     def open_parent(self, path: str, *, make: bool) -> tuple[int, str]:
-        """Return a descriptor of the folder that holds `path`, and its last name; no symbolic link is followed below.
+        """Return a descriptor of the folder that holds `path`, and the last name. No link below the tree is followed.
 
         Raises:
-            OSError: A folder on the way is missing or is a symbolic link.
+            OSError: A folder in the path is missing or is a symbolic link.
         """
         *folders, name = path.split("/")
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -246,13 +246,13 @@ class FileTree:
     def read_entry(
         self, path: str, hashes: dict[str, Any], fresh: dict[str, Any], of_size: int | None = None
     ) -> tuple[int, int, str] | None:
-        """Return size, mode and hash of a file or link as it is, or `None` where there is none.
+        """Return size, mode and hash of a file or link, or `None` if there is neither.
 
         Args:
-            path: Inside the folder.
-            hashes: Size, time, inode and hash of files when they were last read.
-            fresh: Takes the same, of this file now.
-            of_size: One of another size is not read, and has no hash.
+            path: Path in the folder.
+            hashes: Cache: size, time, inode and hash of each file at its last read.
+            fresh: Receives the new cache entry of this file.
+            of_size: A file of another size is not read and gets the hash "".
         """
         try:
             parent, name = self.open_parent(path, make=False)
@@ -279,7 +279,7 @@ class FileTree:
             os.close(fd)
 
     def chmod(self, path: str, mode: int) -> None:
-        """Give a file these permissions."""
+        """Set the permissions of a file."""
         parent, name = self.open_parent(path, make=False)
         try:
             os.chmod(name, mode & 0o777, dir_fd=parent)
@@ -287,7 +287,11 @@ class FileTree:
             os.close(parent)
 
     def create_temporary(self, path: str) -> tuple[int, int, str, str]:
-        """Open a new file beside where `path` will lie: its descriptor, the folder's, its name there, the last name."""
+        """Create a temporary file beside `path`.
+
+        Returns:
+            Its descriptor, the descriptor of its folder, its name, and the final name.
+        """
         parent, name = self.open_parent(path, make=True)
         temporary = f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -299,17 +303,17 @@ class FileTree:
 
 
 class FileReceiver:
-    """Takes bytes in and makes files of them, each put in place as a whole once its hash is right.
+    """Writes received bytes to files, and moves each file into place when its hash is right.
 
     Args:
-        tree: Where they go.
-        files: Path, size, mode and hash of each, in the order in which they come; the paths have been looked at.
-        note: Called once all have come, with these files, and with size, time, inode and hash of each as it lies there.
-        check: Raises `RequestError` where a file must not be put in place; called just before that.
+        tree: The target folder.
+        files: Path, size, mode and hash of each file, in the order of arrival; the paths are checked already.
+        note: Called at the end with these files, and with size, time, inode and hash of each as it is on disk.
+        check: Called before a file is moved into place; raises `RequestError` to refuse it.
 
     Attributes:
-        done: Everything that was announced has come.
-        written: How many files are in place.
+        is_complete: All announced files have arrived.
+        written: Number of files in place.
     """
 
     def __init__(
@@ -332,14 +336,14 @@ class FileReceiver:
 
     @property
     def hash(self) -> str:
-        """One hash over the paths, modes and contents that came."""
+        """Hash over the paths, modes and contents that arrived."""
         return self._total_digest.hexdigest()
 
     def feed(self, data: bytes) -> None:
-        """Take in the next bytes.
+        """Write the next bytes.
 
         Raises:
-            RequestError: More than was announced, other content, or it cannot be written.
+            RequestError: More bytes than announced, other content, or a write failed.
         """
         view = memoryview(data)
         while view:
@@ -358,7 +362,7 @@ class FileReceiver:
                 self._next()
 
     def _next(self) -> None:
-        """Begin the next file; empty ones are finished at once."""
+        """Start the next file; finish empty ones at once."""
         while True:
             self._number += 1
             if self._number >= len(self._files):
@@ -396,7 +400,7 @@ class FileReceiver:
                 os.fchmod(fd, int(mode) & 0o777)
                 info = os.fstat(fd)
             finally:
-                # Before it is put in place: a network file system may say only now that it has no space.
+                # Close before the rename: a network filesystem may report only now that it has no space.
                 os.close(fd)
             if target is not None:
                 os.unlink(temporary, dir_fd=parent)
@@ -419,7 +423,7 @@ class FileReceiver:
         self.written += 1
 
     def abandon(self) -> None:
-        """Leave nothing half-written behind."""
+        """Remove the unfinished file."""
         if self._open is not None:
             (fd, parent, temporary, _), self._open = self._open, None
             os.close(fd)
@@ -436,7 +440,7 @@ def _read_link_entry(name: str, parent: int) -> tuple[int, int, str] | None:
 
 
 def _check_link_target(path: str, target: bytes) -> bytes:
-    """Return where a link leads, which must be inside the workdir.
+    """Return the target of a link after a check that it lies inside the workdir.
 
     Raises:
         RequestError: It leads outside.

@@ -1,8 +1,8 @@
-"""Code that comes from the head: what is there, what is needed, and nothing touched that did not come from there.
+"""The code in a workdir: comparison with the head's files, transfer, and removal of files that a sync brought.
 
-Per workdir it is written down in the state root what a sync brought (`manifest`), and the hashes of files as they were
-when last read (by size, time and inode). For a sync both are hints: a file that differs is simply sent again. An
-attempt is prepared only where the workdir is what its own sync brought.
+The state root stores per workdir the files of the last sync, and the hashes of files at their last read (by size, time
+and inode). Both are only hints for a sync: a file that differs is sent again. Files that no sync brought are never
+touched. An attempt starts only if the workdir is what its own sync brought.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _PRIVATE_MODE = 0o700
 
 @dataclass(frozen=True)
 class SyncDiff:
-    """What a sync has to do to a workdir.
+    """The changes that a sync has to make.
 
     Attributes:
-        need: Files whose content has to come.
-        modes: Files that have other permissions, and those that they are to have.
-        gone: What an earlier sync brought and this one does not have.
+        changed_files: Files whose content has to be sent.
+        modes: Files with other permissions, and the permissions to set.
+        removed: Files that an earlier sync brought and this one lacks.
         hashes: Size, time, inode and hash of the files that were read.
     """
 
@@ -50,18 +50,18 @@ class SyncDiff:
 
     @property
     def changed(self) -> list[str]:
-        """All files that will be another."""
+        """All files that the sync changes."""
         return [*self.changed_files, *self.removed, *(path for path, _ in self.modes)]
 
 
 @dataclass
 class SyncedWorkdir(FileTree):
-    """One workdir and what is known of it.
+    """One workdir and its stored sync state.
 
     Attributes:
         folder: The workdir.
         root: The state root.
-        lock_file: A file whose lock stands for the workdir (`holds`).
+        lock_file: The lock file of the workdir.
     """
 
     root: str
@@ -73,7 +73,7 @@ class SyncedWorkdir(FileTree):
         self.lock_file = os.path.join(place, f"{name}.lock")
 
     def make_state_dir(self) -> None:
-        """Make the folder in which it is written down what is known of workdirs."""
+        """Make the folder of the sync states."""
         os.makedirs(os.path.dirname(self._file), mode=_PRIVATE_MODE, exist_ok=True)
 
     def _read_state(self) -> dict[str, Any]:
@@ -86,11 +86,11 @@ class SyncedWorkdir(FileTree):
         }
 
     def list_synced_files(self) -> list[str]:
-        """Return the files that the last sync left here."""
+        """Return the files of the last sync."""
         return list(self._read_state()["files"])
 
     def read_sync_stamp(self) -> tuple[int, int] | None:
-        """Return what is another one as soon as a sync has begun here; `None` where none ever did."""
+        """Return a value that changes as soon as a sync begins here; `None` if there was no sync."""
         try:
             status = os.stat(self._file)
         except OSError:
@@ -98,12 +98,12 @@ class SyncedWorkdir(FileTree):
         return status.st_mtime_ns, status.st_ino
 
     def read_synced_run(self) -> str | None:
-        """Return the run for which a sync was here last; `None` where none was, or where it was for no run."""
+        """Return the run of the last sync, or `None`."""
         run = self._read_state()["run"]
         return run if isinstance(run, str) else None
 
     def remove_synced_files(self) -> int:
-        """Remove what syncs brought and nobody has changed, and the workdir if nothing else is there; return bytes."""
+        """Remove the unchanged files of syncs, and the workdir if it is empty then; return the bytes."""
         remembered = self._read_state()
         fresh: dict[str, Any] = {}
         ours = [path for path in remembered["files"] if self._is_unchanged(path, remembered, fresh)]
@@ -115,10 +115,10 @@ class SyncedWorkdir(FileTree):
             os.unlink(self._file)
         return sum(remembered["files"][path][0] for path in ours)
 
-    # --- looking
+    # --- comparison
 
     def diff(self, files: dict[str, list[Any]]) -> SyncDiff:
-        """Return what a sync of files would do; nothing is changed.
+        """Return what a sync of these files would change, without any change.
 
         Args:
             files: Path to size, mode and hash.
@@ -143,15 +143,15 @@ class SyncedWorkdir(FileTree):
         return SyncDiff(changed_files=need, modes=modes, removed=gone, hashes=fresh)
 
     def prepare_sync(self, files: dict[str, list[Any]], live: str | None, run: str | None = None) -> list[str]:
-        """Return which files have to be sent, after removing what an earlier sync brought and this one does not have.
+        """Remove files that this sync lacks, set permissions, and return the files that have to be sent.
 
         Args:
             files: Path to size, mode and hash.
             live: Another run that uses this workdir now, or `None`.
-            run: The one for which they are brought, if any.
+            run: The run of this sync, or `None`.
 
         Raises:
-            RequestError: A path leads outside, something would change under that run, or there is no space.
+            RequestError: A path leads outside, a file of a live run would change, or there is no space.
         """
         found = self.diff(files)
         changed = found.changed
@@ -172,9 +172,9 @@ class SyncedWorkdir(FileTree):
         return found.changed_files
 
     def find_change(self, code_hash: str) -> str | None:
-        """Return in what the workdir differs from the manifest with this hash, in words, or `None` where it does not.
+        """Return in words how the workdir differs from the manifest with this hash, or `None` if it does not.
 
-        Permissions do not count: there are file systems that keep none.
+        Permissions do not count: some filesystems do not store them.
         """
         remembered = self._read_state()
         files = {check_relative_path(path): entry for path, entry in remembered["files"].items()}
@@ -187,9 +187,9 @@ class SyncedWorkdir(FileTree):
         return None
 
     def hash_synced_files(self) -> str | None:
-        """Return one hash over the files that the last sync left here, as they are now; `None` where there was none.
+        """Return one hash over the files of the last sync as they are now; `None` if there was no sync.
 
-        It is the hash of the manifest that was synced where nothing has changed since.
+        If nothing has changed, it is the hash of the manifest that was synced.
         """
         remembered = self._read_state()
         if not remembered["files"]:
@@ -201,7 +201,7 @@ class SyncedWorkdir(FileTree):
         return _hash_listing(listing)
 
     def _is_unchanged(self, path: str, known: dict[str, Any], fresh: dict[str, Any]) -> bool:
-        """Whether a file is still the one that a sync brought; what a person has edited since is theirs."""
+        """Return whether a file is still as a sync left it; a file that a person has edited is theirs."""
         entry = self.read_entry(check_relative_path(path), known["hashes"], fresh)
         fresh.pop(path, None)
         return entry is not None and entry[2] == known["files"][path][2]
@@ -212,7 +212,7 @@ class SyncedWorkdir(FileTree):
         self._remove(path)
 
     def _list_bytecode(self, path: str) -> list[str]:
-        """Return the files beside one of Python that Python makes of it."""
+        """Return the bytecode files that Python made of a source file."""
         folder, _, name = path.rpartition("/")
         if not name.endswith(".py"):
             return []
@@ -234,7 +234,7 @@ class SyncedWorkdir(FileTree):
                 os.unlink(name, dir_fd=parent)
             finally:
                 os.close(parent)
-            # Folders that this leaves empty go too, up to the workdir.
+            # Remove the folders that are empty now too, up to the workdir.
             while "/" in path:
                 path = path.rpartition("/")[0]
                 parent, name = self.open_parent(path, make=False)
@@ -248,18 +248,18 @@ class SyncedWorkdir(FileTree):
         syscalls.write_json(self._file, {"workdir": self.folder, "run": run, "files": files, "hashes": hashes})
 
     def make_receiver(self, files: list[list[Any]]) -> FileReceiver:
-        """Return what takes the content of files in, in that order; `compare` has looked at their paths."""
+        """Return a receiver for the content of these files, in that order; `prepare_sync` has checked their paths."""
         return FileReceiver(self, files, self._save_received)
 
     def _save_received(self, files: list[list[Any]], hashes: dict[str, Any]) -> None:
-        """Write down what a sync has brought, and the hashes of those files as they lie there now."""
+        """Store the files that a sync has brought, and their hashes on disk."""
         remembered = self._read_state()
         remembered["files"].update({path: rest for path, *rest in files})
         self._save(remembered["files"], {**remembered["hashes"], **hashes}, remembered["run"])
 
 
 def find_synced_workdir(run: str, root: str) -> SyncedWorkdir | None:
-    """Return the workdir that was last synced for a run, if there is one."""
+    """Return the workdir of the last sync for a run, or `None`."""
     folder = os.path.join(root, "sync")
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         known = syscalls.read_json(os.path.join(folder, name)) if name.endswith(".json") else None
@@ -269,5 +269,5 @@ def find_synced_workdir(run: str, root: str) -> SyncedWorkdir | None:
 
 
 def _hash_listing(listing: Iterable[tuple[str, Any, Any]]) -> str:
-    """Return one hash over paths, permission bits and hashes; the head computes the same over a manifest."""
+    """Return one hash over paths, permission bits and hashes; the head computes the same for a manifest."""
     return hashlib.sha256(json.dumps(sorted(listing)).encode("utf-8", "surrogateescape")).hexdigest()
