@@ -47,9 +47,9 @@ class SupervisorLock:
         self.listener, self._socket = _open_listener(run)
 
     def restore(self) -> socket.socket | None:
-        """Make the lock file and the socket again if somebody has removed them; return the replaced listener, or
-        `None`.
+        """Make the lock file and the socket again if somebody has removed them.
 
+        Return the replaced listener, which the caller closes, or `None`.
         A removed run directory is not made again: the next command then finds that the run is gone.
 
         Raises:

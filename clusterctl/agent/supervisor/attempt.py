@@ -1,4 +1,4 @@
-"""One attempt on this node, from prepare to swept."""
+"""One attempt on this node, from its preparation to its last process."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from clusterctl.agent.supervisor.workers import Worker
 
 _HOLD_S = 1.0
-"""What a rank leaves behind when it ends well may go by itself for so long; then it is named, and ended."""
+"""Seconds in which processes that outlive their rank may end by themselves; then they are named and ended."""
 Record = Callable[[events.Event], events.Stamp]
 
 
 class Attempt:
-    """The workers of one attempt, what is held for them, and how they end.
+    """The workers of one attempt, and what is claimed for them.
 
-    Every change is an event first; `record` writes it down.
+    Every change is an event first, which `record` writes to the journal.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Attempt:
         held: ports.ReservedPorts,
         dropped: Mapping[tuple[int, int], tuple[int, int]],
     ) -> None:
-        """Begin with nothing. What is claimed and held is the run's, and stays so between its attempts."""
+        """Start without workers. Claims and ports belong to the run and outlive this attempt."""
         self._loop, self._run, self._markers, self._record = loop, run, markers, record
         self.prepare = prepare
         self.number = prepare.attempt
@@ -88,10 +88,10 @@ class Attempt:
     # --- prepare
 
     def prepare_node(self) -> None:
-        """Take and make everything that the workers will need.
+        """Claim and make everything that the workers will need.
 
         Raises:
-            RequestError: Something is not to be had; nothing new is then held.
+            RequestError: Something is not available; nothing new is claimed then.
         """
         self.python = workers.prepare_workdir(self._run, self.prepare)
         with contextlib.ExitStack() as undo:
@@ -127,7 +127,7 @@ class Attempt:
     # --- start
 
     def start(self, start: requests.Start) -> None:
-        """Start the workers that are not started yet.
+        """Start the workers that have not been started yet.
 
         Raises:
             RequestError: The attempt is ending or has ended, or a worker could not be started.
@@ -185,7 +185,7 @@ class Attempt:
         self._record(events.Started(self.number, worker.rank, worker.local_rank, who.pid, who.start_time))
 
     def track(self, worker: Worker) -> None:
-        """Watch over a worker from now on."""
+        """Watch a worker from now on."""
         self.workers[worker.rank] = worker
         self.known_processes.workers[worker.identity] = None
         self.known_processes.protected.add(worker.waiter)
@@ -193,7 +193,7 @@ class Attempt:
         self._watch(worker)
 
     def adopt(self, worker: Worker, state: NodeState) -> None:
-        """Watch over a worker that an earlier supervisor started; what it did not write down is written down now."""
+        """Watch a worker that an earlier supervisor started, and journal what that supervisor did not."""
         self.track(worker)
         if worker.rank not in state.started:
             self._record_started(worker)
@@ -211,11 +211,11 @@ class Attempt:
     # --- ports
 
     def watch_ports(self, numbers: Iterable[int]) -> None:
-        """See to it from now on that nobody else listens where the workers will."""
+        """From now on, check that no other process listens on the workers' ports."""
         self._watched_ports = ports.IntruderCheck(numbers, self._list_user_ids)
 
     def check_ports(self) -> None:
-        """End the attempt where somebody else listens on a port of the workers': their peers may be talking to him."""
+        """End the attempt if a foreign process listens on a port of the workers: their peers may be connected to it."""
         now = time.monotonic()
         if self.shutdown.stopped_at is not None or not self._watched_ports.is_due(now):
             return
@@ -225,7 +225,7 @@ class Attempt:
             self.shutdown.stop(self.prepare.grace, requests.StopReason.PORT_TAKEN.value)
 
     def record_process_groups(self) -> None:
-        """Tell in which process group the workers of this node are, once they are in one."""
+        """Journal the process groups (torch.distributed) of the node's workers once they have joined one."""
         places = status.group_places(self._run.status_dir(self.number)) if self.started else {}
         if places and places != self._groups:
             self._groups = places
@@ -235,15 +235,15 @@ class Attempt:
         seen = dataclasses.replace(self.known_processes, processes=set(self.known_processes.processes))
         return {proc.read_uid(one.pid) for one in run_processes.find_run_processes(self._markers, seen)}
 
-    # --- ends
+    # --- exits
 
     @property
     def living_workers(self) -> list[Worker]:
-        """The workers whose end was not seen yet."""
+        """The workers whose exit has not been noticed yet."""
         return [worker for worker in self.workers.values() if not worker.exited]
 
     def take_wait_statuses(self, ended: dict[int, int]) -> None:
-        """Take note of children of ours that have ended: wait statuses by pid."""
+        """Store the wait statuses of ended children, by pid."""
         for worker in self.living_workers:
             if worker.identity.pid in ended:
                 worker.wait_status = ended[worker.identity.pid]
@@ -252,7 +252,7 @@ class Attempt:
         self.poll_exits()
 
     def poll_exits(self) -> None:
-        """See which workers have ended, and do what follows from that."""
+        """Find the workers that have ended, and act on their exits."""
         before = len(self.living_workers)
         for worker in self.living_workers:
             end = self._collect_exit(worker)
@@ -270,7 +270,7 @@ class Attempt:
         return {worker.identity.pid: rank for rank, worker in self.workers.items()}
 
     def _collect_exit(self, worker: Worker) -> ExitRecord | None:
-        """Return how a worker ended, or `None` while it lives."""
+        """Return the exit record of a worker, or `None` while it lives."""
         path = self._run.of_rank(self.number, worker.rank, "exit")
         end = exit_status.collect_exit(worker, path, lambda: self.outputs.release_reserve(worker.rank))
         if end is None and worker.watched_process is not None and not proc.is_alive(worker.watched_process):
@@ -286,13 +286,13 @@ class Attempt:
         failed = event.exit_code != 0 or event.error is not None
         self._has_failures |= failed or event.stopped
         if failed:
-            # First: one that finds its port taken has only the name of the error.
+            # Check the ports first: a worker that fails with EADDRINUSE cannot say who took the port.
             self.check_ports()
         if failed and not event.stopped and self.living_workers and self.shutdown.stopped_at is None:
             self.shutdown.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
 
     def _untrack(self, worker: Worker) -> None:
-        """Watch no longer over a worker that has ended."""
+        """Stop watching a worker that has ended."""
         worker.exited = True
         if worker.watch_fd is not None:
             self._loop.forget(worker.watch_fd)
@@ -330,7 +330,7 @@ class Attempt:
     # --- the end
 
     def close_unstarted(self) -> None:
-        """Close an attempt none of whose workers was asked for; any other goes on."""
+        """Close an attempt if no worker was requested yet; otherwise it goes on."""
         if not self.started and not self.shutdown.has_begun and not self.shutdown.is_swept:
             self.shutdown.close([])
 

@@ -1,7 +1,6 @@
-"""Going on where an earlier supervisor of the run ended: what can be told of its attempt from the files that are left.
+"""What an earlier supervisor of the run wrote about its attempt: the prepared request, the start and the workers.
 
-The journal alone is enough to end an attempt. Other files may be missing: a machine that lost its power, or somebody
-who tidied up, leaves empty ones or none.
+The journal alone is enough to end an attempt. The other files may be missing or empty after a power loss or a clean-up.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartRecord:
-    """What an attempt started here.
+    """What an attempt started on this node.
 
     Attributes:
-        places: Rank and local rank of each worker.
+        ranks: Rank and local rank of each worker.
         cgroup: The folder of the run's own cgroup, or `None`.
     """
 
@@ -35,7 +34,7 @@ class StartRecord:
 
 
 def read_prepare(run: RunDir, state: NodeState) -> tuple[requests.Prepare, str]:
-    """Return what the newest attempt was prepared with, and its interpreter: empty where nothing more can start."""
+    """Return the `Prepare` of the newest attempt and its interpreter, which is "" if no worker can start any more."""
     stored = syscalls.read_json(run.prepare) or {}
     try:
         prepare = dataclass_json.parse_dataclass(requests.Prepare, stored)
@@ -47,7 +46,7 @@ def read_prepare(run: RunDir, state: NodeState) -> tuple[requests.Prepare, str]:
 
 
 def read_start_record(run: RunDir, state: NodeState) -> StartRecord | None:
-    """Return what the newest attempt started, or `None` where it did not come so far."""
+    """Return what the newest attempt started, or `None` if it did not get so far."""
     stored = syscalls.read_json(run.start(state.attempt))
     if stored is not None:
         return StartRecord(stored["workers"], stored.get("cgroup"))
@@ -56,7 +55,7 @@ def read_start_record(run: RunDir, state: NodeState) -> StartRecord | None:
 
 
 def read_worker(run: RunDir, state: NodeState, rank: int, local_rank: int) -> Worker | None:
-    """Return a worker as its waiter described it, or else as the journal does; `None` where it was never started."""
+    """Return a worker from its spawn file or else from the journal; `None` if it was never started."""
     spawned = run_dir.read_spawn_record(run.of_rank(state.attempt, rank, "spawn"))
     event = state.started.get(rank)
     if spawned is None and event is not None:
@@ -65,7 +64,7 @@ def read_worker(run: RunDir, state: NodeState, rank: int, local_rank: int) -> Wo
 
 
 def write_prepare(run: RunDir, prepare: requests.Prepare, interpreter: str) -> None:
-    """Write down what an attempt is prepared with.
+    """Write the `Prepare` of an attempt and its interpreter.
 
     Raises:
         OSError: No space, or not writable.

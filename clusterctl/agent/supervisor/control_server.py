@@ -1,4 +1,4 @@
-"""Who talks to a supervisor: any number of `serve`, over its socket."""
+"""The supervisor's server on its socket; its clients are the `serve` processes of the node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DeferredReply:
-    """An answer that is not known yet."""
+    """A reply that is not known yet."""
 
     def __init__(self) -> None:
         self.resolve: Callable[[Callable[[], dict[str, Any]]], None] = lambda _action: None
@@ -27,10 +27,10 @@ Reply = Union[dict[str, Any], DeferredReply]
 
 
 class ControlServer:
-    """The conversations. `do` answers a request.
+    """Accepts connections and replies to requests; `handle_request` returns the replies.
 
     Attributes:
-        count: How many there are.
+        connection_count: Number of open connections.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ControlServer:
         self.connection_count = 0
 
     def listen(self, listener: socket.socket) -> None:
-        """Talk to whoever comes."""
+        """Accept connections on this listener."""
         listener.setblocking(False)
         self._loop.on_readable(listener.fileno(), lambda: self._accept(listener))
 
@@ -71,7 +71,7 @@ class ControlServer:
         try:
             result = action()
         except Exception as error:
-            # `serve` has read the request before: what is missing now may well be missed by a mistake of ours.
+            # `serve` has validated the request, so a missing key here is a bug of ours.
             if not isinstance(error, (request_errors.RequestError, frames.FrameError, OSError)):
                 self._log(traceback.format_exc())
             message = request_errors.convert_to_request_error(error).answer(identity)

@@ -1,6 +1,6 @@
-"""How a worker ended, and how we know that the kernel killed it for memory.
+"""How a worker ended, and whether the kernel killed it for want of memory.
 
-It is the word of its waiter, or else its wait status where it became our own child.
+The waiter's exit file tells it, or else the wait status if the worker has become a child of the supervisor.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from clusterctl.agent.supervisor.workers import Worker
 
 _UNKNOWN_WAITER_S = 2.0
-"""How long a waiter of which nobody knows the pid may take to write down how its worker ended."""
+"""Seconds in which a waiter with an unknown pid may write the exit file."""
 _MAX_LOG_RECORDS = 20000
 _CLOCK_DIFFERENCE_S = 5.0
-"""Seconds by which the clock of the kernel log may differ from the monotonic one."""
+"""Maximum difference in seconds between the clock of the kernel log and the monotonic clock."""
 
 
 def collect_exit(worker: Worker, path: str, make_way: Callable[[], None]) -> ExitRecord | None:
-    """Return how a worker ended, from its exit file or its wait status; `None` while it or its waiter is alive.
+    """Return the exit record from exit file or wait status; `None` while worker or waiter is alive.
 
     Args:
-        worker: Who; it is noted when it was last seen alive.
+        worker: The worker; its `last_alive_at` is updated.
         path: Its exit file.
-        make_way: Called while its waiter has yet to write that, for which the disk may be too full.
+        make_way: Called while the waiter has yet to write the file, because the disk may be full.
     """
     if proc.is_alive(worker.waiter):
-        # Between the file and the end of the waiter lies nothing that could go wrong.
+        # Between the exit file and the end of the waiter nothing can fail.
         end = run_dir.read_exit_record(path)
         if end is None and not proc.is_alive(worker.identity):
             _continue_waiter(worker.waiter)
@@ -55,13 +55,13 @@ def collect_exit(worker: Worker, path: str, make_way: Callable[[], None]) -> Exi
 
 
 def _continue_waiter(who: ProcessIdentity) -> None:
-    """Let a waiter go on that has something to write down and was stopped, by whomever."""
+    """Send SIGCONT to a stopped waiter that still has to write an exit file."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(who.pid, signal.SIGCONT)
 
 
 def _reap_status(worker: Worker) -> None:
-    """Reap a worker that became our own child, where nobody has done so yet."""
+    """Reap a worker that has become our child, if nobody has done so yet."""
     if worker.wait_status is None and worker.identity.pid:
         with contextlib.suppress(ChildProcessError):
             pid, status = os.waitpid(worker.identity.pid, os.WNOHANG)
@@ -69,7 +69,7 @@ def _reap_status(worker: Worker) -> None:
 
 
 def _make_exit_from_status(worker: Worker) -> ExitRecord:
-    """Return how a worker ended whose waiter was gone: by its status where it became our child, else nobody knows."""
+    """Return the exit record of a worker without a waiter: unknown unless the worker became our child."""
     now = time.monotonic()
     end: ExitRecord = {"exit_code": None, "signal": None, "earliest": worker.last_alive_at, "mono": now}
     if worker.wait_status is not None:
@@ -87,7 +87,7 @@ def _read_host_oom_kills() -> int | None:
 
 @dataclass(frozen=True)
 class OomKillCounts:
-    """The kernel's counts of such kills, at one moment (monotonic seconds)."""
+    """The kernel's counts of OOM kills at one moment (monotonic seconds)."""
 
     cgroup: int | None
     host: int | None
@@ -95,14 +95,14 @@ class OomKillCounts:
 
 
 def read_oom_kill_counts() -> OomKillCounts:
-    """Return the counts as they are now."""
+    """Return the present counts."""
     return OomKillCounts(cgroup.count_oom_kills(), _read_host_oom_kills(), time.monotonic())
 
 
 def find_oom_evidence(before: OomKillCounts, pid: int) -> tuple[str | None, OomKillCounts]:
-    """Return what tells that a SIGKILL of `pid` came for memory: `cgroup`, `kernel log`, `probably`, or `None`.
+    """Return the evidence that the OOM killer killed `pid`: `cgroup`, `kernel log`, `probably` or `None`.
 
-    Also returns the counts to hold the next one against: a kill that explains one worker's end explains no other's.
+    The second value holds the counts for the next call: one kill explains the end of one worker only.
     """
     now = read_oom_kill_counts()
     if before.cgroup is not None and now.cgroup is not None and now.cgroup > before.cgroup:
@@ -116,7 +116,7 @@ def find_oom_evidence(before: OomKillCounts, pid: int) -> tuple[str | None, OomK
 
 
 def _is_in_kernel_log(pid: int, since: float) -> bool | None:
-    """Whether the kernel log names the process as killed since then; `None` where it may not be read."""
+    """Return whether the kernel log names the process as killed since then; `None` if the log is not readable."""
     try:
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -125,7 +125,7 @@ def _is_in_kernel_log(pid: int, since: float) -> bool | None:
     try:
         for _ in range(_MAX_LOG_RECORDS):
             record = b""
-            # EPIPE: the record was overwritten while we read.
+            # EPIPE: the kernel overwrote the record during the read.
             with contextlib.suppress(BrokenPipeError):
                 record = os.read(fd, 8192)
             if wanted.search(record) and _parse_log_time(record) >= since - _CLOCK_DIFFERENCE_S:
@@ -138,6 +138,6 @@ def _is_in_kernel_log(pid: int, since: float) -> bool | None:
 
 
 def _parse_log_time(record: bytes) -> float:
-    """Return the time of a record of `/dev/kmsg`: `priority,sequence,microseconds,flags;text`."""
+    """Return the time of a record of `/dev/kmsg`, which is `priority,sequence,microseconds,flags;text`."""
     fields = record.split(b",", 3)
     return int(fields[2]) / 1e6 if len(fields) == 4 and fields[2].isdigit() else 0.0

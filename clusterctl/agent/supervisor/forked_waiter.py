@@ -1,7 +1,8 @@
-"""The waiter of a rank that a forkserver has forked: `wait TOLD REPORT GO READY WORKER KEEP...`, all of them numbers.
+"""Command of the agent: the waiter of a rank that a forkserver forked.
 
-The forkserver has forked both, and this one has become a process of the agent since. The worker is its child, and it is
-the supervisor's, as for every worker.
+`wait TOLD REPORT GO READY WORKER KEEP...`, all of them numbers. The forkserver has forked the waiter and the worker;
+the
+waiter then executed the agent. The worker is its child, and it is a child of the supervisor, as for every worker.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
 
 _READY_TIMEOUT_S = 5.0
-"""How long a rank may take to become what it shall be, before its waiter lets it start however it is."""
+"""Seconds in which a forked rank may get ready; then its waiter starts it as it is."""
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Be a waiter."""
+    """Run the waiter."""
     told, report, go, ready, worker, *keep = map(int, arguments)
     try:
         for fd in (told, report, go, ready, *keep):
@@ -43,14 +44,14 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _wait_until_ready(ready: int) -> bool:
-    """Whether the rank waits at its gate. One that cannot be what it shall be has said so itself, and is gone."""
+    """Return whether the rank waits at its gate; a rank that fails before has reported this itself and ended."""
     poll = select.poll()
     poll.register(ready, select.POLLIN)
     return not poll.poll(_READY_TIMEOUT_S * 1000) or bool(os.read(ready, 1))
 
 
 def _make_fence_task(value: dict[str, Any]) -> Task:
-    """Return what ends everything of the run here; all that it needs is loaded now, while it is there."""
+    """Return the task that ends everything of the run here. It imports now, while the files still exist."""
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes import run_markers, run_processes, termination
 
@@ -65,7 +66,7 @@ def _make_fence_task(value: dict[str, Any]) -> Task:
 
 
 def _make_waiter_config(value: dict[str, Any], keep: list[int]) -> waiter.WaiterConfig:
-    # Most runs have no fence, and a start need not wait for it.
+    # Most runs have no fence, and a start need not wait for these imports.
     return waiter.WaiterConfig(
         program=spawn.Program([], {}),
         output=-1,
@@ -80,7 +81,7 @@ def _make_waiter_config(value: dict[str, Any], keep: list[int]) -> waiter.Waiter
 
 
 def build_fence_context(run: RunDir, attempt: int, grace: float, known_processes: KnownProcesses) -> dict[str, Any]:
-    """Return what such a waiter has to know to enforce a fence."""
+    """Return the values that such a waiter needs to enforce a fence."""
     who = {"root": run.root, "run": run.run, "node": run.node}
     return {
         **who,

@@ -1,10 +1,7 @@
-"""What may differ between the environment in which a forkserver imports and that of a rank. Pure.
+"""The supervisor's end of a forkserver: a process of the workers' own Python that imports once and forks ranks.
 
-The supervisor's end of a forkserver: a process of the workers' own Python that imports once and forks ranks.
-
-It ends with the supervisor: it reads the end of their connection, and the kernel kills it should it not read.
-
-Starting the workers of an attempt: each forked from the forkserver where there is one that can, else anew.
+A forkserver ends with its supervisor: it reads the end of their connection, and the kernel kills it otherwise. Workers
+that it cannot fork start as new processes.
 """
 
 from __future__ import annotations
@@ -43,25 +40,25 @@ RANK_NAMES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     "TORCHELASTIC_USE_AGENT_STORE",
 )
-"""What only a rank is told. If a module reads one of these when it is imported, it cannot be imported for all ranks."""
+"""Variables that differ between ranks. A module that reads one at import cannot be imported once for all ranks."""
 _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Has torch count GPUs without the CUDA driver, after which no fork of the process could use CUDA."""
+"""Makes torch count GPUs through NVML: after a call of the CUDA driver no fork could use CUDA."""
 _ROOM_BYTES = 16384
-"""Room for the variables that only a rank has: the kernel shows them there."""
+"""Room for the variables of a rank in the memory in which the kernel shows the environment."""
 
 
 def select_common_variables(workers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return what all workers of a node have alike, in each attempt."""
+    """Return the variables that all workers of a node share in every attempt."""
     names = {name.encode() for name in RANK_NAMES}
     return {name: value for name, value in workers.items() if name not in names}
 
 
 def build_forkserver_environment(workers: Mapping[bytes, bytes], control: int, shim: str) -> dict[bytes, bytes]:
-    """Return what a forkserver is started with.
+    """Return the environment of a forkserver.
 
     Args:
-        workers: What all workers of the node will have.
-        control: Number of its connection.
+        workers: The variables that all workers of the node share.
+        control: Descriptor number of its connection.
         shim: Folder of our `sitecustomize`, which has to be on the path.
     """
     env = select_common_variables(workers)
@@ -76,22 +73,22 @@ def build_forkserver_environment(workers: Mapping[bytes, bytes], control: int, s
 def find_differing_variables(
     common: Mapping[bytes, bytes], rank: Mapping[bytes, bytes], secrets: Iterable[str]
 ) -> list[str]:
-    """Return the variables that a rank has otherwise than all workers of its node: imports may have read them."""
+    """Return the variables of a rank that differ from the shared ones: imports may have read them."""
     free = {name.encode() for name in (*RANK_NAMES, *secrets)}
     names = (common.keys() | rank.keys()) - free
     return sorted(name.decode("utf-8", "replace") for name in names if common.get(name) != rank.get(name))
 
 
 _PROBE = "import sys; sys.exit(f'{sys.executable} does not look at PYTHONPATH')"
-"""Is not run: our `sitecustomize` has executed the command line of a rank by then. If it does not, no script is run."""
+"""This code never runs: our `sitecustomize` takes over before it. Without our `sitecustomize` it ends at once."""
 _IMPORT_TIMEOUT_S = 120.0
-"""How long imports may take before the ranks start without it."""
+"""Seconds in which imports may finish; then the ranks start without the forkserver."""
 _EXIT_READ_TIMEOUT_MS = 1000
 _MAX_LINE_BYTES = 500
 
 
 class Stage(Enum):
-    """How far it is."""
+    """State of a forkserver."""
 
     BUSY = "busy"
     READY = "ready"
@@ -99,29 +96,29 @@ class Stage(Enum):
 
 
 class ForkServer:
-    """One of them.
+    """One forkserver.
 
     Attributes:
-        why: Why it cannot be used, where it is over.
-        stale: What it has imported is not what lies on the disk any more, or nobody can tell: it may be replaced.
-        report: What it said of itself when it was ready.
-        identity: Who it is; it belongs to no attempt.
+        end_reason: Why it is unusable, if it is over.
+        is_stale: The imported files have changed on disk, or cannot be compared: a new one may replace it.
+        report: What it reported when it was ready.
+        identity: Its process; it belongs to no attempt.
     """
 
     def __init__(
         self, loop: EventLoop, request: Forked, program: spawn.Program, shim: str, settled: Callable[[], None]
     ) -> None:
-        """Start it.
+        """Start the forkserver.
 
         Args:
-            loop: Where it runs.
+            loop: The supervisor's event loop.
             request: What the head wants of it.
-            program: What a worker of the node would become.
-            shim: Folder of its modules.
-            settled: Called when it is ready, or over.
+            program: The program of a worker of this node.
+            shim: Folder of the shim's modules.
+            settled: Called when it is ready or over.
 
         Raises:
-            OSError: No process or no descriptor is to be had.
+            OSError: No process or no descriptor is available.
         """
         self._loop, self._settled = loop, settled
         self.request, self._program = request, program
@@ -143,7 +140,7 @@ class ForkServer:
         os.close(file)
 
     def matches(self, request: Forked, program: spawn.Program) -> bool:
-        """Return whether it would be started in the same way, whatever is to become of it after this start."""
+        """Return whether a new forkserver for this request would start in the same way."""
         same = dataclasses.replace(request, keep=self.request.keep, demanded=self.request.demanded)
         return same == self.request and _select_stable_variables(program) == _select_stable_variables(self._program)
 
@@ -152,7 +149,7 @@ class ForkServer:
         env = build_forkserver_environment(program.env, control, shim)
         pid = os.fork()
         if pid == 0:
-            # Python is told once more what it is: our `sitecustomize` executes that.
+            # This argument makes Python execute our `sitecustomize`.
             argv = [program.argv[0], b"-c", _PROBE.encode(), *program.argv]
             become = spawn.Program(argv, env, program.cwd, tag=program.tag)
             _exec_forkserver(become, parent, self._output, control)
@@ -164,7 +161,7 @@ class ForkServer:
         self._deadline = self._loop.after(seconds, functools.partial(self._time_out, seconds))
 
     def _time_out(self, seconds: float) -> None:
-        # Another one would take as long.
+        # A new one would take as long.
         self.is_stale = False
         self.close(f"the imports took longer than {seconds:.0f} s")
 
@@ -180,7 +177,7 @@ class ForkServer:
         try:
             data = self._sock.recv(1 << 16)
         except OSError:
-            # It ended with requests unread.
+            # It ended with unread requests.
             data = b""
         if not data:
             self._ended()
@@ -188,7 +185,7 @@ class ForkServer:
         said = json.loads(data)
         self._pending -= 1
         if said.get("cannot"):
-            # Asked again meanwhile, it speaks of how things lay when it began: another one looks anew.
+            # A second request is pending, so this failure may be outdated: start a new forkserver.
             self.is_stale = self._pending > 0
             self.close(said["cannot"])
         elif said.get("changed"):
@@ -204,7 +201,7 @@ class ForkServer:
         self.close("the process that was to fork the ranks has ended" + (f", last saying: {last}" if last else ""))
 
     def _last_line(self) -> str:
-        """Return the end of what it has printed, where a library may say why it ends the process."""
+        """Return the last line of its output, in which a library may explain the end of the process."""
         try:
             size = os.fstat(self._output).st_size
             data = os.pread(self._output, _MAX_LINE_BYTES, max(0, size - _MAX_LINE_BYTES))
@@ -213,9 +210,9 @@ class ForkServer:
         return data.decode("utf-8", "replace").strip().rpartition("\n")[2]
 
     def explain_end(self) -> str:
-        """Return why it is over, although nobody may have looked yet; nothing where it is not.
+        """Return why it is over, or "" if it is not, even before its end was noticed.
 
-        Where a fork has ended without a word, that of the forkserver may be under way: it is waited for, once.
+        If a fork ended without a report, the forkserver's own report may be on its way: wait for it once.
         """
         if self.stage is not Stage.OVER:
             poll = select.poll()
@@ -232,7 +229,7 @@ class ForkServer:
         self._settled()
 
     def revalidate(self, request: Forked, program: spawn.Program) -> None:
-        """Serve this attempt, if what was imported is still what lies on the disk; it is busy meanwhile."""
+        """Use it for this attempt if the imported files are unchanged on disk; it is busy during this check."""
         self.request, self._program, self.is_stale = request, program, True
         self._pending += 1
         self.stage = Stage.BUSY
@@ -240,23 +237,23 @@ class ForkServer:
         self._send(b"?", [])
 
     def find_obstacle(self, env: dict[bytes, bytes]) -> str | None:
-        """Return why a rank with this environment cannot come of it, or `None`."""
+        """Return why a rank with this environment cannot be forked, or `None`."""
         if self.stage is not Stage.READY:
             return self.end_reason
         names = find_differing_variables(self._program.env, env, self.request.secrets)
         return f"{', '.join(names[:4])} of the rank differs from what the imports have seen" if names else None
 
     def fork_worker(self, config: WaiterConfig) -> int:
-        """Have a rank forked, and its waiter; return a descriptor for `workers.report`.
+        """Fork a rank and its waiter; return a descriptor for `workers.read_waiter_report`.
 
         Raises:
-            OSError: No descriptor is to be had.
+            OSError: No descriptor is available.
         """
         request = {
             "env": _decode_environment(config.program.env),
             "cgroup": config.cgroup,
             "waiter": helper_process.build_agent_command("wait"),
-            # A Python of the agent may need variables of the login to start at all, such as LD_LIBRARY_PATH.
+            # The agent's Python may need variables of the login to start at all, such as LD_LIBRARY_PATH.
             "waiter_env": _decode_environment(spawn.build_base_environment()),
         }
         told = {
@@ -274,7 +271,7 @@ class ForkServer:
         return read
 
     def close(self, why: str) -> None:
-        """End it."""
+        """End the forkserver."""
         if self.stage is Stage.OVER:
             return
         self.end_reason = why
@@ -328,22 +325,22 @@ if TYPE_CHECKING:
 
 
 def start_without_forkserver(wanted: Sequence[WorkerToStart]) -> Iterator[Worker]:
-    """Start workers, none of them from a forkserver; see `begin_all`."""
+    """Start workers as new processes; see `start_workers`."""
     return start_workers(None, wanted, lambda _why: None)
 
 
 def start_workers(
     server: ForkServer | None, wanted: Sequence[WorkerToStart], on_refused: OnForkRefused
 ) -> Iterator[Worker]:
-    """Start workers, all at once; yield each as it is there.
+    """Start all workers at once; yield each one when it is running.
 
     Args:
-        server: What they may be forked from.
-        wanted: What each is, and what its waiter is told.
-        on_refused: Called with the reason where one is not forked, although there is a forkserver.
+        server: The forkserver, or `None`.
+        wanted: The request and the waiter's configuration of each worker.
+        on_refused: Called with the reason if a worker is not forked although there is a forkserver.
 
     Raises:
-        RequestError: One could not be started.
+        RequestError: A worker could not be started.
     """
     forks = [_try_fork(server, config, on_refused) for _, config in wanted]
     reports = [
@@ -374,7 +371,7 @@ def _try_fork(server: ForkServer | None, config: WaiterConfig, on_refused: OnFor
 def _read_forked_worker(
     server: ForkServer, one: requests.WorkerStart, report: int, on_refused: OnForkRefused
 ) -> Worker | None:
-    """Return the worker that was forked, or `None` where none was, and nothing was started."""
+    """Return the forked worker, or `None` if there is none and nothing was started."""
     try:
         said = workers.read_waiter_report(report)
     finally:

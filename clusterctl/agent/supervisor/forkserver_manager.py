@@ -1,4 +1,4 @@
-"""The forkserver of a run on this node: started with the first attempt, kept for the next, and never left behind."""
+"""The forkserver of a run on this node: it starts with the first attempt and may serve later ones."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class ForkServerManager:
-    """Has a forkserver where the head asks for one, and lets starts wait until it is ready."""
+    """Starts a forkserver if the head requests one, and defers starts of workers until it is ready."""
 
     def __init__(
         self, loop: EventLoop, run: RunDir, markers: RunMarkers, record: Callable[[events.Event], object]
     ) -> None:
-        """Begin with none."""
+        """Begin without a forkserver."""
         self._loop, self._run, self._markers, self._record = loop, run, markers, record
         self._server: ForkServer | None = None
         self._attempt: Attempt | None = None
@@ -41,7 +41,7 @@ class ForkServerManager:
     # --- the forkserver
 
     def prepare(self, attempt: Attempt) -> None:
-        """Have a forkserver for an attempt, if it wants one: that of the attempt before, if it is still good."""
+        """Provide a forkserver for an attempt that requests one; the one of the last attempt may serve again."""
         wanted = attempt.prepare.forked
         self._attempt, self._warned_reasons = attempt, set()
         self._request = None if wanted is None else dataclass_json.parse_dataclass(requests.Forked, wanted)
@@ -59,7 +59,7 @@ class ForkServerManager:
 
     def _build_program(self, prepare: requests.Prepare, python: str, request: requests.Forked) -> spawn.Program:
         one = requests.WorkerStart(rank=0, local_rank=0, argv=request.argv, env=request.env)
-        # Of the first attempt, whichever it is: what is of one attempt alone is left out all the same.
+        # Attempt 0 stands for every attempt: the variables of a single attempt are left out anyway.
         start = requests.Start(self._run.run, self._run.node, 0, [], inject=request.inject)
         return workers.build_worker_program(self._run, self._markers, prepare, start, one, python)
 
@@ -76,7 +76,7 @@ class ForkServerManager:
         self._server = server
 
     def _on_state_change(self) -> None:
-        """It is ready, or over."""
+        """Handle a forkserver that has become ready or has ended."""
         server = self._server
         if server is not None and server.stage is Stage.OVER:
             self._server = None
@@ -88,7 +88,7 @@ class ForkServerManager:
         self.run_waiting_starts()
 
     def close(self) -> None:
-        """End it; nobody is told."""
+        """End the forkserver without a message."""
         server, self._server = self._server, None
         if server is not None:
             server.close("")
@@ -96,7 +96,7 @@ class ForkServerManager:
     # --- starts
 
     def when_ready(self, start: Action, started: Action) -> Answer | DeferredReply:
-        """Do a start now, or once the forkserver has imported all; `started` is called after it in any case."""
+        """Run a start now or when the forkserver is ready; `started` is called after it in any case."""
         if self._server is None or self._server.stage is not Stage.BUSY:
             return self._run_start(start, started)
         later = DeferredReply()
@@ -104,7 +104,7 @@ class ForkServerManager:
         return later
 
     def run_waiting_starts(self) -> None:
-        """Run the starts that wait: the forkserver is ready, or the attempt ends."""
+        """Run the deferred starts: the forkserver is ready, or the attempt ends."""
         waiting, self._waiting_starts = self._waiting_starts, []
         for start, started, later in waiting:
             later.resolve(lambda start=start, started=started: self._run_start(start, started))  # type: ignore[misc]
@@ -129,7 +129,7 @@ class ForkServerManager:
             self._record(events.Alarm(self._attempt.number, code, text, "info"))
 
     def _warn_not_forked(self, why: str) -> None:
-        """Say once in an attempt why ranks are not forked."""
+        """Record, once per attempt and reason, why ranks are not forked."""
         if self._attempt is None or self._request is None or why in self._warned_reasons:
             return
         self._warned_reasons.add(why)
@@ -139,7 +139,7 @@ class ForkServerManager:
 
 
 def _describe_gain(report: dict[str, Any], ranks: int) -> str:
-    """Say what it is worth."""
+    """Describe how much a forkserver saves."""
     names = report["modules"]
     what = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     memory = f"{report['kilobytes'] / 1024:.0f} MiB once instead of {ranks} times"

@@ -1,12 +1,10 @@
-"""Claims on the GPUs of a machine: each run has a folder in /var/tmp, with a locked file for each device that it holds.
+"""Claims on the GPUs of a machine: each run has a folder in /var/tmp with one locked file per claimed GPU.
 
-/var/tmp is root's and sticky on every machine: nobody can make it first, and only its owner, or root, can remove what
-lies there, or lock such a file for writing. So a file of another user takes a GPU only as long as a process of that
-user holds its lock, and what else lies there under such a name takes none. Containers and namespaces that see the same
-/var/tmp see the same claims, whatever they see of /proc and /sys.
+/var/tmp belongs to root and is sticky on every machine, so nobody else can create it, and only the owner of a file (or
+root) can remove it or lock it for writing. A file of another user claims a GPU only while a process of that user holds
+the lock. Containers and namespaces that share /var/tmp share the claims, whatever they see of /proc and /sys.
 
-The lock belongs to the open file, so it lasts as long as a supervisor or a waiter of the run holds the descriptor, and
-ends with them, however they end.
+The lock belongs to the open file. It lasts while a supervisor or a waiter of the run has the descriptor open.
 """
 
 from __future__ import annotations
@@ -38,17 +36,17 @@ _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, 
 
 
 class GpuClaimError(Exception):
-    """A GPU is held by another run, or cannot be claimed; one line that says which."""
+    """Another run holds a GPU, or the GPU cannot be claimed; the one-line message says which."""
 
 
 class GpuClaims:
-    """The GPUs that a run holds on this node.
+    """The GPUs that a run has claimed on this node.
 
     Args:
-        run: The run, as others are told.
-        node: Its node.
-        shared: Where the folders of all runs lie.
-        guards: Return the pids of the run's waiters, which keep claims when a supervisor has died.
+        run: Name of the run in messages to others.
+        node: Name of its node.
+        shared: Parent folder of all claims.
+        guards: Returns the pids of the run's waiters, which keep claims after a supervisor's death.
         root: Prefix of /dev, /proc and /sys.
     """
 
@@ -63,25 +61,25 @@ class GpuClaims:
 
     @property
     def descriptors(self) -> list[int]:
-        """Descriptors that hold the locks, for a waiter to keep."""
+        """Descriptors that hold the locks; waiters inherit them."""
         return [*self._held.values(), *self._folder_locks]
 
     @property
     def paths(self) -> list[str]:
-        """The lock files that are held."""
+        """Paths of the locked files."""
         return [os.path.join(self._folder, name) for name in self._held]
 
     def take(self, indices: Iterable[int]) -> set[str]:
-        """Claim devices by index; those that this object holds already stay claimed. Return what is new, for `release`.
+        """Claim GPUs by index; return the new claims, for `release`. Existing claims of this object stay.
 
         Raises:
-            ClaimError: Another run, or another node of this one, holds one of them. Nothing new is then held.
+            GpuClaimError: Another run, or another node of this run, holds one of them. No new claim is left then.
         """
         before = set(self._held)
         names = gpus.list_lock_names(self._root)
         try:
             for index in indices:
-                # A place says which GPU only together with the machine: others may see the same folder.
+                # Several machines may see the same folder, so the name of a claim includes the machine.
                 name = f"{names.get(index, f'gpu-{index}')}-{proc.read_boot_id()}"
                 if name not in self._held:
                     self._claim(name, index)
@@ -94,7 +92,7 @@ class GpuClaims:
         return set(self._held) - before
 
     def _claim(self, name: str, index: int) -> None:
-        """Lock a file of our own first and look at the others then: of two runs at once, one at most gets the GPU."""
+        """Lock a file of our own first, then check all others: of two runs at once, at most one gets the GPU."""
         _check_folder(self._shared)
         holder: str | None = None
         for tries in range(_TRIES):
@@ -105,12 +103,12 @@ class GpuClaims:
             if holder is None:
                 return
             self.release([name])
-            # Two that come at once refuse each other; the first to come again gets it.
+            # Two runs at once refuse each other; the first one to retry gets the GPU.
             time.sleep(random.uniform(0, _PAUSE_S * (tries + 1)))
         raise GpuClaimError(holder)
 
     def _make_folder(self) -> None:
-        """Make the folder of this run; others see it once it is locked: without, it is one that a run has left."""
+        """Make the folder of this run. It counts for others once it is locked; an unlocked folder is a leftover."""
         name = f"{PREFIX}{secrets.token_hex(8)}"
         hidden, self._folder = os.path.join(self._shared, f".{name}"), os.path.join(self._shared, name)
         os.mkdir(hidden, 0o700)
@@ -132,19 +130,19 @@ class GpuClaims:
         return fd
 
     def _holder(self, name: str, index: int) -> str | None:
-        """Say who else has locked a GPU; what earlier runs of this user left is removed."""
+        """Return a description of who else has locked a GPU; remove leftovers of this user's earlier runs."""
         for entry in sorted(os.listdir(self._shared)):
             folder = os.path.join(self._shared, entry)
             if not entry.startswith(PREFIX) or folder == self._folder or _remove_own(folder):
                 continue
             with _open_claim(folder, name) as fd:
-                # After a restart of the supervisor the waiters of this very run still hold a lock.
+                # After a restart of the supervisor, the waiters of this run still hold a lock.
                 if fd is not None and _is_locked(fd) and not any(_has_file_open(pid, fd) for pid in self._guards()):
                     return _describe_holder(index, fd, os.path.join(folder, name))
         return None
 
     def release(self, names: Iterable[str] | None = None) -> None:
-        """Give those back; without a word, all of them. What a waiter holds stays its own."""
+        """Release these claims, or all of them without an argument. Waiters keep their own descriptors."""
         for name in set(self._held if names is None else names):
             os.close(self._held.pop(name))
             with _open_claim(self._folder, name) as fd:
@@ -163,7 +161,7 @@ class GpuClaims:
 
 @contextlib.contextmanager
 def _open_claim(folder: str, name: str) -> Iterator[int | None]:
-    """Open a claim; `None` where there is none: no plain file, one that its owner lets nobody read, or links."""
+    """Open a claim file; `None` if it is no plain file, is not readable, or has more than one link."""
     try:
         fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -178,7 +176,7 @@ def _open_claim(folder: str, name: str) -> Iterator[int | None]:
 
 
 def _remove_own(folder: str) -> bool:
-    """Remove the folder of a run of this user that has ended without doing so."""
+    """Remove the folder of an ended run of this user."""
     with contextlib.suppress(OSError):
         info = os.lstat(folder)
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
@@ -196,14 +194,14 @@ def _remove_own(folder: str) -> bool:
 
 
 def _is_locked(fd: int) -> bool:
-    """Whether somebody else holds the lock for writing, which nobody but the owner of the file can."""
+    """Return whether another process holds the write lock, which only the owner of the file can take."""
     asked = _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     kind: int = _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
     return kind != fcntl.F_UNLCK
 
 
 def _has_file_open(pid: int, fd: int) -> bool:
-    """Whether a process has the same file open."""
+    """Return whether a process has the same file open."""
     wanted, base = os.fstat(fd), f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
         for name in os.listdir(base):
@@ -214,7 +212,7 @@ def _has_file_open(pid: int, fd: int) -> bool:
 
 
 def _describe_holder(index: int, fd: int, path: str) -> str:
-    """Say who holds a GPU: the user whose file is locked, and the run which that user names in it."""
+    """Describe who holds a GPU: the owner of the locked file, and the run that the file names."""
     user, record = os.fstat(fd).st_uid, _read_claim(fd)
     if not record.get("run"):
         owner = proc.find_user_name(user)
@@ -229,7 +227,7 @@ def _format_name(value: object) -> str:
 
 
 def _check_folder(folder: str) -> None:
-    """See to it that nobody can take a claim away."""
+    """Check that nobody else can remove a claim."""
     info = os.lstat(folder)
     remedy = f"as root, `chown root {folder}; chmod 1777 {folder}` mends it"
     if not stat.S_ISDIR(info.st_mode):

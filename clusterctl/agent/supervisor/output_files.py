@@ -1,10 +1,8 @@
-"""One worker's output on this node: its file, its time index, its tally.
+"""The workers' output files on this node: reserved space, time index, and what is discarded when space is short.
 
-The output files of a run on this node: which space they take, and which of them gives way when there is none left.
-
-A `print` on a full disk would end a rank, so bytes of ours give way first: those that are safe on the head, then the
-oldest. What is given up stands in the tally before it is done, so that nobody who reads takes a hole for output; the
-journal hears of it now and then, and at the end of the attempt.
+A `print` on a full disk would end a rank, so our own bytes are discarded first: those that the head has, then the
+oldest. The offsets are written before bytes are discarded, so no reader takes a hole for output. The journal gets an
+event now and then, and at the end of the attempt.
 """
 
 from __future__ import annotations
@@ -28,28 +26,28 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 4096
 TAIL_BYTES = 64 * 1024
-"""Bytes at the end of what is replicated of a file that stay, so that a new controller can compare them."""
+"""Bytes at the end of the replicated part that stay, so that a new controller can compare them."""
 _INDEX_RESERVE = 64 * 1024
 _INDEX_BYTES, _INDEX_SECONDS = 4096, 1.0
-"""An index tells of so much that is new at once, of less after so long."""
+"""A new index record is due after this many new bytes, or after this many seconds."""
 _ALLOCATION_SLACK_DIVISOR = 4
-"""Of what is allocated, this part of the reserve may come and go without anybody having emptied a file."""
+"""Allocated blocks may change by this part of the reserve although nobody has emptied the file."""
 
 
 class OutputFile:
-    """An output. While its attempt goes on it is an `OpenOutput`; after that nothing of it is open.
+    """One output. During its attempt it is an `OpenOutputFile`; later no descriptor is open.
 
     Args:
-        run: Whose.
-        attempt: Of which attempt.
-        rank: Of which rank.
-        tallies: The tallies of the attempt, kept open by the caller; by default they are opened for each access.
+        run: The run.
+        attempt: Number of the attempt.
+        rank: The rank.
+        offset_table: Offsets of the attempt, kept open by the caller; by default opened for each access.
 
     Attributes:
-        tally: What is known of it, as it stands in the file of tallies.
-        fd: What the worker writes to, or -1.
-        why: Why it lost its front last.
-        told_at: When the journal was told of that, monotonic.
+        offsets: The offsets of this output, as in the table.
+        fd: Descriptor for the worker, or -1.
+        why: Why its front was discarded last.
+        journalled_at: Monotonic time of the last journal event about it.
     """
 
     def __init__(self, run: RunDir, attempt: int, rank: int, offset_table: OffsetTable | None = None) -> None:
@@ -70,23 +68,23 @@ class OutputFile:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that are still there."""
+        """Bytes that are still in the file."""
         return self.offsets.size - self.offsets.first_valid
 
     def put(self) -> None:
-        """Write the tally down."""
+        """Write the offsets to the table."""
         self._offset_table.put(self.rank, self.offsets)
         if not self._shared:
             self._offset_table.close()
 
     def replicated(self, offset: int) -> None:
-        """Take note of what is safe on the head."""
+        """Record how much of the output the head has."""
         size = self.offsets.size if self.fd < 0 else self.offsets.file_start + os.fstat(self.fd).st_size
         self.offsets.replicated = max(self.offsets.replicated, min(offset, size))
         self.put()
 
     def index_replicated(self, offset: int) -> None:
-        """Take note of what of the time index is safe on the head; what of it tells of no byte here is given up."""
+        """Record how much of the time index the head has, and punch out records that describe no remaining byte."""
         safe = _round_down(offset - TAIL_BYTES)
         if safe <= self._index_safe or not self.offsets.first_valid:
             return
@@ -101,7 +99,7 @@ class OutputFile:
                 os.close(fd)
 
     def discard_front(self, target: int, why: str) -> int:
-        """Give up what lies before `target`, in whole blocks; return how many bytes that frees."""
+        """Discard everything before `target`, in whole blocks; return the freed bytes."""
         offsets = self.offsets
         before, after = offsets.first_valid - offsets.file_start, _round_down(target - offsets.file_start)
         if after <= before:
@@ -109,7 +107,7 @@ class OutputFile:
         offsets.lost += max(0, offsets.file_start + after - max(offsets.first_valid, offsets.replicated))
         offsets.first_valid, offsets.head_checksum, self.why = offsets.file_start + after, 0, why
         offsets.min_allocated = max(0, offsets.min_allocated - (after - _round_down(before)))
-        # Before it is done: whoever reads looks here again after the read.
+        # Write the offsets first: readers check them again after each read.
         self.put()
         with contextlib.suppress(OSError), self._writable() as fd:
             if syscalls.punch_hole(fd, _round_down(before), after - _round_down(before)):
@@ -127,10 +125,10 @@ class OutputFile:
 
 
 class OpenOutputFile(OutputFile):
-    """The output of an attempt that goes on.
+    """The output of a running attempt.
 
     Args:
-        run, attempt, rank, tallies: See `Output`.
+        run, attempt, rank, offset_table: See `OutputFile`.
         reserve: Bytes to reserve beyond the end.
 
     Raises:
@@ -151,7 +149,7 @@ class OpenOutputFile(OutputFile):
         self._open_index()
 
     def update(self) -> tuple[int, bool]:
-        """See what the file has become; return by how much it has grown, and whether somebody has emptied it."""
+        """Update the offsets from the file; return its growth in bytes, and whether it was emptied."""
         offsets, status = self.offsets, os.fstat(self.fd)
         if not offsets.min_allocated:
             offsets.sent = self._offset_table.of(self.rank).sent
@@ -167,28 +165,29 @@ class OpenOutputFile(OutputFile):
 
     @property
     def is_emptied(self) -> bool:
-        """Somebody has emptied the file, which the next look will take note of."""
+        """Whether the file was emptied since the last update."""
         return self.offsets.is_emptied(os.fstat(self.fd), self._read_head)
 
     def _read_head(self, count: int) -> bytes:
-        # The worker's own descriptor is for writing alone.
+        # The worker's own descriptor is write-only.
         return syscalls.read_bytes(self.path, count)
 
     def _start_part(self) -> None:
-        """Begin a new part, behind all that anybody may have been sent."""
+        """Start a new part behind all bytes that may have been sent."""
         offsets = self.offsets
         handed = max(self._offset_table.of(self.rank).sent, offsets.replicated, offsets.first_valid)
         end, lost = max(offsets.size, handed), max(0, offsets.size - handed)
-        # A whole page is left open where something is missing, so that a reader of the replica sees that.
+        # Leave a whole page empty if bytes are lost, so that a reader of the replica sees the gap.
         offsets.file_start = offsets.first_valid = _round_down(end + 2 * BLOCK_BYTES - 1) if lost else end
         offsets.min_allocated, offsets.head_checksum, offsets.lost = 0, 0, offsets.lost + lost
         self._reserved, self.why = 0, "its worker emptied the file"
 
     def _reserve_part(self) -> None:
-        """Reserve space for a new part before a reader is given any of it.
+        """Reserve space for a new part before any reader gets a byte of it.
 
-        Whoever has seen the worker's output may make it empty the file again and write the same: only what is reserved
-        tells that, so until it is there the part counts as emptied.
+        A worker may empty the file again and write the same bytes. Only the missing reserve shows this, so until it
+        exists the
+        part counts as emptied.
         """
         self.offsets.size, self.offsets.min_allocated = self.offsets.file_start, UNKNOWN_MIN_ALLOCATED
         self.put()
@@ -207,7 +206,7 @@ class OpenOutputFile(OutputFile):
         self._indexed, self._indexed_at = int(record.unpack(last)[0]) if last else 0, float("-inf")
 
     def index(self, *, last: bool = False) -> None:
-        """Tell how much there is at this moment, unless that is hardly more than was told before."""
+        """Append an index record if there is enough new output, or at the end."""
         new, now = self.offsets.size - self._indexed, time.monotonic()
         if not new or not (last or new >= _INDEX_BYTES or now - self._indexed_at >= _INDEX_SECONDS):
             return
@@ -230,17 +229,17 @@ class OpenOutputFile(OutputFile):
 
     @property
     def reserve_shortfall(self) -> int:
-        """Bytes to reserve now; 0 while there is enough."""
+        """Bytes that are missing in the reserve, 0 if it is large enough."""
         size = os.fstat(self.fd).st_size
         if self._reserved - size > self._reserve // 2 or not self._reserve:
             return 0
         return size + self._reserve - max(self._reserved, size)
 
     def extend_reserve(self) -> None:
-        """Reserve space beyond the end, for the index too.
+        """Reserve space beyond the end of the output and its index.
 
         Raises:
-            OSError: There is none.
+            OSError: There is no space.
         """
         size = os.fstat(self.fd).st_size
         if self._reserve and syscalls.reserve_blocks(self.fd, size, self._reserve):
@@ -252,25 +251,25 @@ class OpenOutputFile(OutputFile):
     def _raise_min_allocated(self, size: int) -> None:
         allocated = os.fstat(self.fd).st_blocks * 512
         held = size - (self.offsets.first_valid - self.offsets.file_start)
-        # Where the filesystem counts what is reserved, that it is gone tells that somebody has emptied the file.
+        # If the filesystem counts reserved blocks, a missing reserve shows that the file was emptied.
         if allocated - held >= self._reserve // 2:
             self.offsets.min_allocated = max(0, allocated - self._reserve // _ALLOCATION_SLACK_DIVISOR)
             self.put()
 
     def release_reserve(self) -> None:
-        """Give back a little space: that beyond the end of the index, which nobody but us writes to."""
+        """Release the reserved space of the index, to which only this process writes."""
         if self._index_reserved > self._index_size:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._index, self._index_size)
             self._index_reserved = self._index_size
 
     def close(self) -> None:
-        """Give back the reserve and close the files."""
+        """Release the reserve and close the files."""
         self.offsets.min_allocated = 0
         self.put()
         with contextlib.suppress(OSError):
-            # Blocks beyond the end are freed by setting the size to what it is. A stray may still write: the size is
-            # taken right before, and this is done only when nothing of the attempt is left.
+            # Setting the size to itself frees blocks beyond the end. A stray may still write, so the size is read right
+            # before, and only when nothing of the attempt is left.
             for fd in (self.fd, self._index):
                 os.ftruncate(fd, os.fstat(fd).st_size)
         os.close(self.fd)
@@ -283,23 +282,23 @@ def _round_down(value: int) -> int:
 
 _STEP_BYTES = 1 << 20
 _FAST_GROWTH_DIVISOR = 8
-"""What grows by more than this part of the reserve from one look to the next is looked at more often."""
+"""An output that grows by more than 1/8 of its reserve between two updates is updated more often."""
 _TOLD_BYTES, _TOLD_SECONDS = 64 << 20, 60.0
-"""The journal hears of so much that was given up at once; where something is lost, of less after so long."""
+"""The journal gets an event after this many discarded bytes, or after this many seconds if bytes were lost."""
 _FULL, _LIMIT = "disk full", "logs.max_size"
 _LOG = re.compile(r"rank-(\d+)\.log")
 
 
 class OutputFiles:
-    """The output files of one attempt, and those of the attempts before it.
+    """The output files of one attempt, and those of earlier attempts.
 
     Args:
-        run: Whose.
-        attempt: The attempt.
+        run: The run.
+        attempt: Number of the attempt.
         reserve: Bytes to reserve beyond the end of each file.
-        max_size: Bytes of each file after which what is replicated is given up; `None` for never.
-        record: Writes an event into the journal.
-        told: What the journal was told of already, as it is now (`NodeState.dropped`).
+        max_size: Bytes per file above which replicated bytes are discarded; `None` for no limit.
+        record: Writes an event to the journal.
+        journalled: What the journal already says about discarded output (`NodeState.dropped`).
     """
 
     def __init__(
@@ -349,14 +348,14 @@ class OutputFiles:
         return rank in self._files
 
     def descriptor(self, rank: int) -> int:
-        """Return the descriptor that a worker writes to."""
+        """Return the descriptor of a worker's output."""
         return self._files[rank].fd
 
     def update(self) -> bool:
-        """See what has grown: write the index, keep the reserve, hold the limit. To be called every 250 ms.
+        """Update offsets, index and reserve of all files, and enforce the limit. Call this every 250 ms.
 
         Returns:
-            Whether something grows so fast that the reserve should be looked at earlier (`keep_up`).
+            Whether an output grows so fast that `extend_reserves` should run before the next call.
         """
         fast = False
         for one in self._files.values():
@@ -381,18 +380,18 @@ class OutputFiles:
         return grown
 
     def extend_reserves(self) -> None:
-        """Keep the reserve ahead of what grows, between two looks."""
+        """Extend the reserves between two updates."""
         for one in self._files.values():
             if not one.is_emptied:
                 self._keep_reserve(one)
 
     def release_reserve(self, rank: int) -> None:
-        """Give back a little space on a disk that may be full: somebody has to say how the worker of a rank ended."""
+        """Release a little space on a full disk, so that a waiter can write an exit file."""
         if rank in self._files:
             self._files[rank].release_reserve()
 
     def close(self) -> None:
-        """Take a last look, give back the reserve and close all files."""
+        """Update once more, release the reserves and close all files."""
         for one in self._files.values():
             with contextlib.suppress(OSError):
                 self._update_output(one)
@@ -416,7 +415,7 @@ class OutputFiles:
                 one.extend_reserve()
 
     def _make_room(self, wanted: int) -> None:
-        """Free at least that many bytes, if there are so many to free."""
+        """Free at least that many bytes if possible."""
         self._alarm("disk_full", "the disk is full: the oldest output gives way, what is already on the head first")
         past = self._list_past_outputs()
         for one in (*past, *self._files.values()):
@@ -447,10 +446,10 @@ class OutputFiles:
         self._journal_drop(one)
         return freed
 
-    # --- what is on the head, and the attempts before
+    # --- replicated output, and earlier attempts
 
     def replicated_file(self, name: str, offset: int) -> None:
-        """Take note that the head has the beginning of a file, whatever it is."""
+        """Record how much of a file the head has; any file name is accepted."""
         output = run_files.parse_attempt_and_rank(name)
         index = run_files.parse_attempt_and_rank(name, run_files.format_index_path)
         if output is not None:
@@ -459,7 +458,7 @@ class OutputFiles:
             self.index_replicated(*index, offset)
 
     def replicated(self, attempt: int, rank: int, offset: int) -> None:
-        """Take note of what is safe on the head; of an attempt that is over it is given up, where there is a limit."""
+        """Record how much of an output the head has; with a limit, discard it if its attempt is over."""
         open_one = self._files.get(rank) if attempt == self._attempt else None
         one = open_one or self._get_past_output(attempt, rank)
         one.replicated(offset)
@@ -468,7 +467,7 @@ class OutputFiles:
             self._journal_drop(one, last=one.offsets.replicated >= one.offsets.size)
 
     def index_replicated(self, attempt: int, rank: int, offset: int) -> None:
-        """Take note of what of a time index is safe on the head."""
+        """Record how much of a time index the head has."""
         open_one = self._files.get(rank) if attempt == self._attempt else None
         (open_one or self._get_past_output(attempt, rank)).index_replicated(offset)
 
@@ -479,7 +478,7 @@ class OutputFiles:
         return past
 
     def _list_past_outputs(self) -> list[OutputFile]:
-        """Return the output of the attempts before, the oldest first, as far as there is anything to be had of it."""
+        """Return the outputs of earlier attempts that still have bytes to discard, oldest first."""
         if not self._all_past:
             with contextlib.suppress(OSError):
                 for attempt in range(self._attempt):
@@ -488,13 +487,13 @@ class OutputFiles:
                 self._all_past = True
         return sorted((o for o in self._past.values() if o.kept_bytes > TAIL_BYTES), key=lambda o: (o.attempt, o.rank))
 
-    # --- what is said of it
+    # --- events
 
     def _get_journalled(self, one: OutputFile) -> tuple[int, int]:
         return self._journalled.get((one.attempt, one.rank), (0, 0))
 
     def _journal_drop(self, one: OutputFile, *, last: bool = False) -> None:
-        """Let the journal know what is gone: not each time, or a long run would fill the disk with that alone."""
+        """Journal discarded output, but not every time: the events alone would fill the disk in a long run."""
         first_valid, lost = self._get_journalled(one)
         gone, lost, now = one.offsets.first_valid - first_valid, one.offsets.lost - lost, time.monotonic()
         if not gone and not lost:

@@ -1,4 +1,4 @@
-"""Samples: what the workers do, every few seconds, and what GPUs and machine say, from a child that may hang or die."""
+"""Samples of the workers, the GPUs and the machine, taken in child processes because they may hang or die."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _STEADY_EVERY_S = 10.0
 
 
 class SampleFile:
-    """The file of samples of a run, cut from its front. What cannot be written is left out: no sample is worth a run.
+    """The samples file of a run; its front is discarded. A sample that cannot be written is dropped.
 
     Args:
         path: The file.
-        most: Bytes to keep.
+        max_bytes: Bytes to keep.
     """
 
     def __init__(self, path: str, max_bytes: int = run_files.MAX_SAMPLES_BYTES) -> None:
@@ -45,7 +45,7 @@ class SampleFile:
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, attempt: int, kind: str, values: sample_types.ActivitySample | sample_types.HealthSample) -> None:
-        """Append one sample; where it does not say when it was taken, it was now."""
+        """Append one sample, by default with the present time."""
         now = {"t": round(time.time(), 3), "m": round(time.monotonic(), 3)}
         record = {**now, **values, "attempt": attempt, "kind": kind}
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
@@ -63,11 +63,11 @@ class SampleFile:
 
 
 class SampleThinning:
-    """Tells when every rank of a node has kept making progress for so long that a look now and then is enough.
+    """Skips samples while every rank of a node makes steady progress.
 
-    The rule that calls a run stalled waits far longer than a sample is left out for; as soon as a rank falls behind,
-    declares a phase, ends or is not seen any more, every sample counts again. What is written says `steady` where
-    samples before it were left out.
+    The stall rule waits much longer than the interval of the remaining samples. Every sample counts again when a rank
+    falls
+    behind, declares a phase, ends or disappears. A sample is marked `steady` if samples before it were skipped.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class SampleThinning:
 
 
 def _is_making_progress(rank: sample_types.RankActivity) -> bool:
-    """Return whether a rank has just made progress and says so itself."""
+    """Return whether a rank has just made progress and reports this itself."""
     inside = rank["inside"]
     if not rank["alive"] or inside is None or inside["phase"] is not None or inside["progress_age_s"] is None:
         return False
@@ -97,7 +97,7 @@ def _is_making_progress(rank: sample_types.RankActivity) -> bool:
 
 
 class ActivitySampler:
-    """Samples of the workers of one attempt, from a child: it looks at files of the user's, which may hang."""
+    """Samples the workers of one attempt in a child, which reads files of the user that may hang."""
 
     def __init__(self, loop: EventLoop, run: RunDir, attempt: Attempt, samples: SampleFile) -> None:
         self._loop, self._run, self._attempt, self._samples = loop, run, attempt, samples
@@ -108,7 +108,7 @@ class ActivitySampler:
         self._not_before = 0.0
 
     def update(self) -> None:
-        """Have the workers sampled that there are now, while one of them lives; to be called now and then."""
+        """Sample the present workers while one of them lives. Call this now and then."""
         attempt = self._attempt
         ranks = frozenset(attempt.workers) if attempt.living_workers and not attempt.shutdown.is_swept else frozenset()
         if ranks != self._ranks:
@@ -141,7 +141,7 @@ class ActivitySampler:
             watch.start()
             while True:
                 with contextlib.suppress(OSError):
-                    # logind may clean a tmpfs when the user's last session ends.
+                    # logind may empty a tmpfs when the user's last session ends.
                     os.makedirs(status_dir, mode=0o700, exist_ok=True)
                 out.message({"sample": {**sampler.sample(), "watched": watch.files}})
                 syscalls.sleep_interval(prepare.sample_seconds)
@@ -158,7 +158,7 @@ class ActivitySampler:
             self.stop()
 
     def _write_sample(self, sample: sample_types.ActivitySample) -> None:
-        """Write a sample down unless nothing follows from it."""
+        """Write a sample unless it can be skipped."""
         if not self._steadiness.should_skip(sample):
             self._samples.write(self._attempt.number, "activity", sample)
 
@@ -172,12 +172,12 @@ class ActivitySampler:
 
 
 def get_retry_delay_s(refused: int) -> float:
-    """Return how many seconds to wait for the next try of what could not be started `refused` times before this one."""
+    """Return the seconds until the next try after `refused` failed starts."""
     return float(min(_RESTART_SECONDS * 2 ** min(refused, 16), _RETRY_SECONDS))
 
 
 class HealthSampler:
-    """The child that samples GPUs and machine: driver calls may hang, so they are not made in the supervisor."""
+    """The child that samples GPUs and machine: driver calls may hang, so the supervisor makes none."""
 
     def __init__(
         self,
@@ -192,14 +192,14 @@ class HealthSampler:
         self._fd = -1
         self._buffer, self._began = b"", 0.0
         self._may_restart, self._failed_starts = True, 0
-        # Not at once: it would take its part of the processor from workers that are starting.
+        # Delayed: the sampler would compete with starting workers for the processor.
         loop.after(min(_FIRST_SECONDS, seconds), self._start)
 
     def _start(self) -> None:
         try:
             self._pid, self._fd = helper_process.start_agent_command("sampler", str(self._seconds))
         except OSError as error:
-            # A machine that has no process to spare may stay so for days: it is said once, and tried ever less often.
+            # A machine may lack processes for days: report this once, and retry ever less often.
             if not self._failed_starts:
                 self._on_death(f"GPUs and machine are not watched: {error.strerror}; this is tried again")
             self._loop.after(get_retry_delay_s(self._failed_starts), self._start)
@@ -234,7 +234,7 @@ class HealthSampler:
     def _ended(self) -> None:
         self._close()
         self._pid = None
-        # One that dies soon after it was started again would do so for ever.
+        # Do not restart a child that died soon after its last restart.
         again, self._may_restart = self._may_restart, time.monotonic() - self._began > _MIN_LIFETIME_S
         again = again or self._may_restart
         what = "it is started again" if again else "GPUs and machine are not watched any more"

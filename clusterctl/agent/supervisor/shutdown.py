@@ -1,6 +1,6 @@
-"""Waiting for the memory of an attempt's GPUs, in a child that may hang: a sick driver must not hold the attempt.
+"""The end of an attempt on this node: stop request, termination, wait for GPU memory, and the final event.
 
-How an attempt ends on this node: told to stop, climbed down the ladder, swept; or what of it could not be ended.
+A child waits for GPU memory, because a broken driver must not block the end of the attempt.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 _GPU_WAIT_S = 10.0
-"""How long memory may take to come free."""
+"""Seconds in which GPU memory may become free."""
 _FIRST_ANSWER_S = 6.0
-"""How long the driver may take to answer at all; the sampler has kept it open, so nothing has to be woken up."""
+"""Seconds in which the driver may give its first answer; the sampler keeps it open, so it need not start up."""
 _GPU_WAIT_SLACK_S = 5.0
 _GIB = 1024**3
 
@@ -37,7 +37,7 @@ Tell = Callable[[str, "int | None"], None]
 
 
 class GpuMemoryWait:
-    """One wait. Calls `tell` with a message and a GPU for each that is not free, then `done`, once and in time."""
+    """One wait. Calls `on_message` for each GPU that is not free, then `on_done`, exactly once and in time."""
 
     def __init__(
         self, loop: EventLoop, gpus: list[int], run: str, on_message: Tell, on_done: Callable[[], None]
@@ -105,19 +105,19 @@ def _format_gpu_process(process: dict[str, Any]) -> str:
 
 
 _MAX_EXIT_WAITS = 1000
-"""Looks, 10 ms apart, at whether waiters have said how their workers ended: on a full disk that takes them a while."""
+"""Number of waits, 10 ms each, for exit records of the waiters, which take long on a full disk."""
 
 
 @dataclass(frozen=True)
 class ShutdownHooks:
-    """What an end needs of its attempt.
+    """What a shutdown needs from its attempt.
 
     Attributes:
-        gpus: Device indices whose memory shall be free again; empty where nothing was started.
-        look: Looks which workers have ended.
-        living: The workers whose end was not seen yet.
+        list_gpus: Device indices whose memory must become free; empty if nothing was started.
+        poll_exits: Finds the workers that have ended.
+        list_living: Returns the workers whose exit was not noticed yet.
         close: Closes their outputs.
-        ranks: The rank of each worker by its pid, which is that of its POSIX session.
+        rank_by_pid: Returns the rank of each worker by its pid, which is also its POSIX session.
     """
 
     record: Callable[[events.Event], events.Stamp]
@@ -129,12 +129,12 @@ class ShutdownHooks:
 
 
 class AttemptShutdown:
-    """The end of one attempt here.
+    """The shutdown of one attempt on this node.
 
     Attributes:
-        since: When the stop signal went out (monotonic), `None` before; 0 where a fence ended it nobody knows when.
-        swept: Nothing of the attempt is left, or `remaining`.
-        remaining: What could not be ended: `[{pid, start_time, command, why}]`.
+        stopped_at: Monotonic time of the stop signal, `None` before; 0 if a fence ended it at an unknown time.
+        is_swept: Nothing of the attempt is left except `remaining`.
+        remaining: Processes that could not be ended: `[{pid, start_time, command, why}]`.
     """
 
     def __init__(
@@ -165,15 +165,15 @@ class AttemptShutdown:
 
     @property
     def has_begun(self) -> bool:
-        """Whether somebody is at it."""
+        """Whether the termination has begun."""
         return self._terminator is not None
 
     def was_requested(self, rank: int, latest: float) -> bool:
-        """Return whether a worker that was gone at `latest` (monotonic) ended because it was told to."""
+        """Return whether the stop signal ended a worker that was gone at `latest` (monotonic seconds)."""
         return self.stopped_at is not None and latest >= self.stopped_at and rank not in self._exiting_ranks
 
     def stop(self, grace: float, reason: str) -> None:
-        """Stop everything of the attempt here; again, to shorten the grace."""
+        """Stop everything of the attempt on this node; a second call may shorten the grace."""
         if self.is_swept and not self.remaining:
             return
         now = time.monotonic()
@@ -186,22 +186,22 @@ class AttemptShutdown:
             }
             self.stopped_at = now
             self._hooks.record(events.Stopping(self._number, reason, grace, sorted(self._exiting_ranks)))
-        # Writing that down has taken its time, and the grace is whole.
+        # The event took time to write; the grace starts now.
         self.terminate(time.monotonic() + grace)
 
     def record_fence(self, since: float, reason: str, grace: float) -> None:
-        """Take note that waiters have ended the attempt, since no supervisor was there."""
+        """Record that waiters have ended the attempt while no supervisor was there."""
         if self.stopped_at is None:
             self.stopped_at = since
             self._hooks.record(events.Stopping(self._number, reason, grace))
 
     def resume(self, since: float, event: events.Stopping) -> None:
-        """Go on with a stop that an earlier supervisor began."""
+        """Continue a stop that an earlier supervisor began."""
         self.stopped_at, self._exiting_ranks = since, set(event.exiting_ranks)
         self.terminate(since + event.grace)
 
     def terminate(self, kill_at: float, hold_s: float = 0.0) -> None:
-        """Climb down the ladder: what is left at `kill_at` (monotonic) is killed; nothing is sent for `hold_s`."""
+        """Start the termination: no signal for `hold_s` seconds, and SIGKILL at `kill_at` (monotonic seconds)."""
         if self._terminator is None:
             told = (self._finish_termination, self._report_slow_end)
             self._terminator = termination.Terminator(
@@ -217,12 +217,12 @@ class AttemptShutdown:
             self._terminator.shorten(kill_at)
 
     def check_now(self) -> None:
-        """Look at once at what is left: something has ended."""
+        """Run the next step of the termination now, because a process has ended."""
         if self._terminator is not None:
             self._terminator.check_now()
 
     def close(self, remaining: list[SurvivingProcess]) -> None:
-        """Write down that nothing is left, or what."""
+        """Record the end of the attempt with the processes that remain."""
         strays = self._known_processes.processes - set(self._known_processes.workers)
         self._report_foreign_tagged()
         if not remaining:
@@ -240,25 +240,25 @@ class AttemptShutdown:
             self._past_grace = named
 
     def check_remaining(self) -> None:
-        """Say so once nothing is left any more of what could not be ended: the kernel, or a mount, has let it go."""
+        """Record a clean end once the remaining processes are gone, because the kernel or a mount has released them."""
         if not any(proc.is_alive(ProcessIdentity(entry["pid"], entry["start_time"])) for entry in self.remaining):
             self.close([])
 
     def _finish_termination(self, remaining: list[SurvivingProcess]) -> bool:
-        """Nothing is left, or what is left cannot be ended: close the attempt once every exit is written down."""
+        """Close the attempt when every exit is recorded and nothing is left that can be ended."""
         self._hooks.poll_exits()
         left = {entry["pid"] for entry in remaining}
         if self._exit_waits < _MAX_EXIT_WAITS and any(
             worker.identity.pid not in left for worker in self._hooks.list_living()
         ):
-            # Its waiter is about to say how it ended.
+            # Its waiter is about to write the exit file.
             self._exit_waits += 1
             return False
         gpus = self._hooks.list_gpus()
         if remaining or not gpus:
             self.close(remaining)
         else:
-            # The next attempt, or run, shall find the memory of its GPUs free.
+            # The next attempt or run needs the GPU memory.
             GpuMemoryWait(self._loop, gpus, self._run, self._report_gpu_memory, lambda: self.close([]))
         return True
 
@@ -270,7 +270,7 @@ class AttemptShutdown:
         self._alarm("slow_end", f"the kernel is still taking apart what was killed, and is waited for: pid {names}")
 
     def _report_foreign_tagged(self) -> None:
-        """Say who of another user carries the run's tag and is none of its processes: nobody touches it."""
+        """Report processes of other users that carry the run's tag but do not belong to it; they are not touched."""
         names = [
             f"pid {who.pid} of uid {proc.read_uid(who.pid)}"
             for who in self._known_processes.foreign_tagged

@@ -1,8 +1,7 @@
-"""The supervisor: one for each run and node. It plans nothing; it starts, watches, writes down, stops and sweeps.
+"""The supervisor of one run on one node: it starts, watches, journals and ends the workers. The head decides.
 
-It may be killed at any moment: all that matters is on the disk or in a waiter, and the next one goes on from there.
-
-Starting the supervisor of a run: a process of its own that depends on nothing of who started it.
+It may be killed at any moment. Everything important is on disk or in a waiter, and the next supervisor continues.
+`fork_supervisor` makes it independent of the process that starts it.
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 _UNATTENDED_TIMEOUT_S = 600.0
-"""After so long without a controller, a supervisor with nothing to watch ends; the next command starts another."""
+"""Seconds without a controller after which a supervisor without workers ends; the next command starts another one."""
 _SLOW_TICK_S = 1.0
 _LAST_FSYNC_S = 2.0
 _TOUCH_INTERVAL_S = 86400.0
 _REPEAT_LOG_AFTER_S = 60.0
 _STEPS = 10
-"""How many times a tick the reserve is looked at while an output grows fast."""
+"""Number of reserve updates per tick while an output grows fast."""
 
 
 class Supervisor:
-    """Everything of one run on this node."""
+    """One run on this node."""
 
     def __init__(self, run: RunDir, place: supervisor_lock.SupervisorLock) -> None:
-        """Go on from what the run directory says."""
+        """Continue from the files of the run directory."""
         self._run, self._supervisor_lock = run, place
         self._loop = EventLoop(self._log_failure)
         self._said = ("", 0.0)
         self._fsync_queue = fsync_queue.FsyncQueue(self._loop)
-        # The folder of the archive, too: what is imported late comes from there.
+        # Lock the folder of the archive too: lazy imports still read it.
         self._cleanup_locks = [
             *tmpfiles.lock_against_cleanup(run.path),
             *tmpfiles.lock_against_cleanup(os.path.dirname(helper_process.find_import_root())),
@@ -79,7 +78,7 @@ class Supervisor:
         return [who.pid for who in supervisor_lookup.list_waiters(self._run) if proc.is_alive(who)]
 
     def serve(self) -> None:
-        """Work until the run is finished."""
+        """Run until the run is finished."""
         self._control_server.listen(self._supervisor_lock.listener)
         self._loop.on_children(self._reap)
         self._loop.every(TICK_S, self._tick)
@@ -97,7 +96,7 @@ class Supervisor:
             self._journal.close()
 
     def _schedule_end(self) -> None:
-        """End when nothing is left to watch: the machine goes down, or somebody wants us gone."""
+        """End when no worker is left to watch: the machine shuts down, or somebody has asked for it."""
         self._is_ending = True
 
     # --- the journal
@@ -105,11 +104,11 @@ class Supervisor:
     def _record(self, event: events.Event) -> events.Stamp:
         stamp = self._journal.append(event)
         if isinstance(event, events.Stopping) and event.reason == requests.StopReason.FENCE.value:
-            # Nobody may ever come back for them.
+            # No controller may ever come back for the secrets.
             secrets.remove_secrets(self._run)
             self._forking.close()
         apply_event(self._state, stamp, event)
-        # Who follows has seen it already.
+        # Followers have the event already.
         self._fsync_queue.add(self._run.journal)
         return stamp
 
@@ -117,12 +116,12 @@ class Supervisor:
         self._record(events.Alarm(max(self._state.attempt, 0), code, message))
 
     def _log(self, text: str) -> None:
-        # On a full disk there is no room for it either.
+        # A full disk has no room for this log either.
         with contextlib.suppress(OSError):
             os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n".encode("utf-8", "replace"))
 
     def _log_failure(self) -> None:
-        """Say what an action failed with; what goes on failing in the same way is said once a minute."""
+        """Log the failure of an action; a repeated failure is logged once a minute."""
         text, now = traceback.format_exc(), time.monotonic()
         if text != self._said[0] or now - self._said[1] > _REPEAT_LOG_AFTER_S:
             self._said = text, now
@@ -131,7 +130,7 @@ class Supervisor:
     # --- adoption
 
     def _adopt_attempt(self) -> None:
-        """Go on where the last supervisor of this run ended, if there was one."""
+        """Continue an attempt that an earlier supervisor of this run began."""
         state = self._state
         if state.seq == 0 or state.finished is not None:
             return
@@ -179,7 +178,7 @@ class Supervisor:
         if seconds > 0 and self._health is None:
             self._health = sampling.HealthSampler(self._loop, seconds, self._health_sample, self._sampler_died)
 
-    # --- samples and time
+    # --- samples and timers
 
     def _health_sample(self, values: HealthSample) -> None:
         self._samples.write(max(self._state.attempt, 0), "health", values)
@@ -207,7 +206,7 @@ class Supervisor:
             attempt.record_process_groups()
         if attempt is not None and attempt.shutdown.remaining:
             attempt.shutdown.check_remaining()
-        # Where somebody has removed the file: since it was last there.
+        # If somebody has removed the lease file, its last known time counts.
         self._last_lease_at = fencing.read_lease(self._run.lease) or self._last_lease_at
         age = fencing.read_lease_clock() - self._last_lease_at
         if attempt is not None and not attempt.shutdown.is_swept:
@@ -215,7 +214,7 @@ class Supervisor:
             if limit is not None and age > limit and attempt.shutdown.stopped_at is None:
                 attempt.shutdown.stop(attempt.prepare.grace, requests.StopReason.FENCE.value)
         busy = attempt is not None and attempt.started and not attempt.shutdown.is_swept
-        # Without an attempt there is nothing to lose: who asked for one has left, or was refused.
+        # Without an attempt nothing is lost: the client that asked for one has gone or was refused.
         if (
             not busy
             and self._control_server.connection_count == 0
@@ -224,11 +223,11 @@ class Supervisor:
             self._loop.stop()
 
     def _keep_lock_and_socket(self) -> None:
-        """Stay where the next command looks for us, although somebody has removed files of the run."""
+        """Restore the lock and the socket if somebody has removed files of the run."""
         try:
             replaced = self._supervisor_lock.restore()
         except BlockingIOError:
-            # It found nobody at the seat and has taken everything in: two must not act.
+            # Another supervisor found the lock free and has adopted the workers: two must not act.
             self._log("another supervisor has taken over")
             self._replaced = True
             self._loop.stop()
@@ -241,13 +240,13 @@ class Supervisor:
                 self._control_server.listen(self._supervisor_lock.listener)
 
     def _touch_files(self) -> None:
-        """Touch everything that the run will need, so that who tidies up does not take it for forgotten."""
+        """Touch all files that the run will need, so that a clean-up does not remove them."""
         archive = helper_process.find_import_root()
         paths = [self._run.path, inject.folder(self._run.root), *self._claims.paths]
         tmpfiles.touch_in_child([*paths, archive] if os.path.isfile(archive) else paths)
 
     def _reap(self) -> None:
-        """Take in the ends of all children: waiters, orphans of the run, and helpers."""
+        """Reap all children: waiters, orphans of the run, and helpers."""
         ended: dict[int, int] = {}
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -323,7 +322,7 @@ class Supervisor:
 
     def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
         if self._attempt is not None:
-            # Where nothing was started there is nothing to wait for: a start that failed elsewhere is undone like this.
+            # If nothing was started, the attempt is closed at once: this undoes a start that failed on another node.
             self._attempt.close_unstarted()
             if not self._attempt.shutdown.is_swept:
                 number = self._attempt.number
@@ -354,10 +353,11 @@ TAKEN = b"taken\n"
 
 
 def fork_supervisor(run: RunDir) -> tuple[int, int]:
-    """Fork a supervisor that outlives this process; to be called in a process with one thread.
+    """Fork a supervisor that outlives this process. The calling process must have one thread.
 
-    It is forked twice, so that it is never our child, and in a session of its own. It executes nothing: all that it
-    needs is loaded here already, and a start waits for it.
+    A double fork and a new session make it independent. It executes no other program: all modules are loaded already,
+    and
+    a start waits for it.
 
     Returns:
         The pid of a short-lived child, and a descriptor from which READY or TAKEN (or nothing) can be read.
@@ -384,7 +384,7 @@ def _run_or_log(run: RunDir, report: int) -> None:
 
 
 def _run_supervisor(run: RunDir, report: int) -> None:
-    """Be the supervisor of a run."""
+    """Run the supervisor of a run."""
     try:
         place = supervisor_lock.SupervisorLock(run)
     except BlockingIOError:
@@ -399,7 +399,7 @@ def _run_supervisor(run: RunDir, report: int) -> None:
 
 
 def _detach_from_parent(run: RunDir, keep: set[int]) -> None:
-    """Depend on nothing of who started us: no terminal, no folder, no descriptor, no signal."""
+    """Become independent of the parent: terminal, working directory, descriptors and signals."""
     run.make()
     os.chdir("/")
     spawn.reset_signals()
@@ -414,5 +414,5 @@ def _detach_from_parent(run: RunDir, keep: set[int]) -> None:
     spawn.disable_core_dumps()
     syscalls.become_subreaper()
     syscalls.set_process_name("clusterctl-supv")
-    # Others see it: by the names of run and node they would know the marks of its processes.
+    # Other users see the title: the names of run and node would reveal the markers of its processes.
     syscalls.set_process_title(f"clusterctl-agent supervise {run.short}")

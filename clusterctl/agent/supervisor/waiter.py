@@ -1,7 +1,7 @@
-"""The waiter: a fork between supervisor and worker that does nothing but wait, and writes down how the worker ended.
+"""The waiter: a process between supervisor and worker that waits for the worker and writes its exit file.
 
-It survives the supervisor, and holds the claims on the GPUs as long as the worker lives. Where a fence is set it also
-enforces it, so that the worker ends even if nobody is left to end it.
+It survives the supervisor and holds the claims on the GPUs while the worker lives. It also enforces the fence, so the
+worker ends even if no supervisor is left.
 """
 
 from __future__ import annotations
@@ -25,32 +25,33 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.spawn import Program
 
 _FENCE_SLACK_S = 2.0
-"""Seconds by which the waiter lets the supervisor go first with the fence."""
+"""Seconds by which the waiter enforces the fence later than the supervisor would."""
 _MAX_WAIT_S = 5.0
 _UNMEASURED_DELAY_S = 0.05
 _WRITE_RETRY_S = 0.25
 _CLOCK_MARGIN_S = 0.002
 _WAIT_FLAGS = os.WEXITED | os.WNOWAIT
-"""The status of a worker stays with the kernel until it is written down: where this process is killed before that, the
-supervisor takes it."""
+"""WNOWAIT keeps the status of a worker in the kernel until it is written: if the waiter is killed before that, the
+supervisor reads the status.
+"""
 
 
 @frozen_dataclass(frozen=True)
 class WaiterConfig:
-    """What one waiter is told.
+    """Configuration of one waiter.
 
     Attributes:
-        program: What the worker becomes.
+        program: The worker's program.
         output: Descriptor that becomes the worker's stdout and stderr.
-        spawn_file: Where the identities of waiter and worker are written, before the worker may run.
-        exit_file: Where it is written how the worker ended.
-        keep: Descriptors to hold (claims).
+        spawn_file: Receives the identities of waiter and worker before the worker may run.
+        exit_file: Receives how the worker ended.
+        kept_descriptors: Descriptors to keep open (claims).
         stop_after: Seconds without a controller after which the worker is ended; `None` for never.
         lease: File with the time of the controller's last frame.
         enforce: Ends everything of the run on this node; called in a fork when the fence has expired.
         cgroup: `cgroup.procs` to join, or `None`.
-        title: What tells this waiter from others where everybody can see it.
-        told: What a waiter that is no fork of ours has to know to enforce a fence.
+        title: Distinguishes this waiter from others in process lists.
+        fence_context: Values with which a waiter that a forkserver forked can enforce the fence.
     """
 
     program: Program
@@ -67,7 +68,7 @@ class WaiterConfig:
 
 
 def fork_waiter(config: WaiterConfig) -> tuple[int, int]:
-    """Fork a waiter, which forks the worker. To be called in a process with one thread.
+    """Fork a waiter, which forks the worker. The calling process must have one thread.
 
     Returns:
         The pid of the waiter, and a descriptor from which the content of the spawn file (or nothing) can be read.
@@ -86,7 +87,7 @@ def fork_waiter(config: WaiterConfig) -> tuple[int, int]:
 
 
 def _set_up_waiter(config: WaiterConfig) -> None:
-    """Be a waiter: small, deaf and called one."""
+    """Set up the waiter process: freeze the garbage collector, ignore signals, set name and title."""
     gc.freeze()
     gc.disable()
     spawn.reset_signals()
@@ -111,12 +112,12 @@ def _wait_for_worker(config: WaiterConfig, report: int, parent: int) -> NoReturn
 
 
 def wait_for_forked_worker(config: WaiterConfig, worker: int, ends: tuple[int, int], parent: int) -> NoReturn:
-    """Be the waiter of a child that somebody else has forked, and that waits at its gate.
+    """Wait for a child that a forkserver has forked and that is blocked at its gate.
 
     Args:
-        config: Its program and output are not looked at.
+        config: Its program and output are not used.
         worker: The child.
-        ends: Where to report, and what opens the gate.
+        ends: Descriptors for the report and for opening the gate.
         parent: The supervisor.
     """
     _set_up_waiter(config)
@@ -129,14 +130,14 @@ def _release_and_wait(
     config: WaiterConfig, worker: int, ends: tuple[int, int], parent: int, keep: set[int], end: _ExitFile
 ) -> NoReturn:
     report, go = ends
-    # A waiter whose supervisor is gone already must not start anything: nobody would know of it.
+    # Without its supervisor a waiter must not start a worker that nobody knows.
     why = (
         _write_spawn_record(config.spawn_file, worker, report)
         if os.getppid() == parent
         else "its supervisor is not its parent"
     )
     if why is not None:
-        # Without a word at its gate the worker ends. How it did is no news: the rank is another waiter's.
+        # The worker exits because its gate is closed. Do not record this exit: another waiter owns the rank.
         end.discard()
         with contextlib.suppress(OSError):
             os.write(report, json.dumps({"refused": why}).encode() + b"\n")
@@ -177,7 +178,7 @@ def _join_cgroup(procs: str | None) -> None:
 
 
 class _ExitFile:
-    """The exit file: made under another name, with space for its content, so that a full disk cannot keep it empty."""
+    """The exit file. It is created early with reserved space, so a full disk cannot keep it empty."""
 
     def __init__(self, path: str) -> None:
         self._path, self._temporary = path, f"{path}.{os.getpid()}"
@@ -189,7 +190,7 @@ class _ExitFile:
         return os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Put it in place, however long that takes on a full disk: there is nothing else to do."""
+        """Move the file into place, and retry on a full disk as long as it takes."""
         line = json.dumps(record).encode() + b"\n"
         while True:
             try:
@@ -197,7 +198,7 @@ class _ExitFile:
                 return
             except FileNotFoundError:
                 if not os.path.isdir(os.path.dirname(self._path)):
-                    # The run was cleaned away: there is nobody left to tell.
+                    # The run was cleaned away, so nobody needs the exit file.
                     return
             except OSError:
                 pass
@@ -205,7 +206,7 @@ class _ExitFile:
 
     def _put(self, line: bytes) -> None:
         if not os.fstat(self.fd).st_nlink:
-            # Somebody tidied it away.
+            # A clean-up has removed the file.
             os.close(self.fd)
             self.fd = self._open()
         os.lseek(self.fd, 0, os.SEEK_SET)
@@ -213,13 +214,13 @@ class _ExitFile:
         os.rename(self._temporary, self._path)
 
     def discard(self) -> None:
-        """Leave nothing behind."""
+        """Remove the file."""
         with contextlib.suppress(OSError):
             os.unlink(self._temporary)
 
 
 def _write_spawn_record(path: str, worker: int, report: int) -> str | None:
-    """Write the identities down; return why the rank is not ours: another waiter may have it already."""
+    """Write the identities of waiter and worker; return why the rank belongs to another waiter, or `None`."""
     who, us = proc.read_identity(worker), proc.read_identity(os.getpid())
     if who is None or us is None:
         return "its process is not to be seen"
@@ -232,7 +233,7 @@ def _write_spawn_record(path: str, worker: int, report: int) -> str | None:
         "pid_ns": proc.read_pid_namespace(),
     }
     line = json.dumps(record).encode() + b"\n"
-    temporary = f"{path}.{us.pid}"  # `write_whole` would import much before the gate opens
+    temporary = f"{path}.{us.pid}"  # `write_whole` would import much before the gate opens.
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -260,7 +261,7 @@ def _close_other_descriptors(keep: set[int]) -> None:
 
 
 class _Fence:
-    """How long the worker may go on without a controller."""
+    """The fence: how long the worker may run without a controller."""
 
     def __init__(self, config: WaiterConfig) -> None:
         self._config = config
@@ -269,32 +270,32 @@ class _Fence:
         self.expired = False
 
     def read_remaining_s(self) -> float | None:
-        """Return the seconds until the fence expires, or `None` where there is none (any more)."""
+        """Return the seconds until the fence expires, or `None` if there is no fence or it has expired."""
         if self._config.stop_after is None or self.expired:
             return None
         self._last = max(self._last, fencing.read_lease(self._config.lease) or 0.0)
         return self._last + self._config.stop_after + _FENCE_SLACK_S - fencing.read_lease_clock()
 
     def enforce(self) -> None:
-        """End everything of the run on this node, and wait for the worker without a limit from then on."""
+        """End everything of the run on this node; from then on wait for the worker without a limit."""
         self.expired = True
         if self._config.enforce is None:
             return
         try:
             self._sweeper, _ = helper_process.start_helper(self._config.enforce)
         except OSError:
-            # Another way than to do it here, and to see the worker's end later, there is not.
+            # No process is available for the fork: do it here, and notice the worker's end later.
             with open(os.devnull, "wb") as nobody:
                 self._config.enforce(helper_process.HelperOutput(nobody.fileno()))
 
     def close(self) -> None:
-        """See it through, where it is being enforced."""
+        """Wait for the child that enforces the fence."""
         if self._sweeper is not None:
             os.waitpid(self._sweeper, 0)
 
 
 def _wait_for_exit(worker: int, fence: _Fence) -> dict[str, Any]:
-    """Wait for the worker; return how it ended, and the monotonic times between which it did."""
+    """Wait for the worker; return its exit record with the monotonic interval in which it ended."""
     while True:
         before = proc.read_run_delay()
         end = _wait_once(worker, fence)
@@ -302,7 +303,7 @@ def _wait_for_exit(worker: int, fence: _Fence) -> dict[str, Any]:
         if end is not None:
             break
     after = proc.read_run_delay()
-    # Between the worker's end and our looking at the clock lies only the time that we waited for a processor.
+    # Between the end of the worker and the clock reading lies only this process's wait for a processor.
     delay = after - before if before is not None and after is not None else _UNMEASURED_DELAY_S
     killed = end.si_code != os.CLD_EXITED
     return {
@@ -315,7 +316,7 @@ def _wait_for_exit(worker: int, fence: _Fence) -> dict[str, Any]:
 
 
 def _wait_once(worker: int, fence: _Fence) -> os.waitid_result | None:
-    """Wait until the worker has ended and return how, or `None` to be called again; it is not reaped."""
+    """Wait for the end of the worker without reaping it; return `None` if the caller has to call again."""
     remaining_s = fence.read_remaining_s()
     if remaining_s is None:
         return os.waitid(os.P_PID, worker, _WAIT_FLAGS)
@@ -323,6 +324,6 @@ def _wait_once(worker: int, fence: _Fence) -> os.waitid_result | None:
         fence.enforce()
     else:
         with contextlib.suppress(OSError):
-            # This clock stands still while the machine sleeps; what is left is asked again in time.
+            # This clock stops while the machine sleeps, so wait only for a while and read the lease again.
             signal.sigtimedwait({signal.SIGCHLD}, min(remaining_s, _MAX_WAIT_S))
     return os.waitid(os.P_PID, worker, _WAIT_FLAGS | os.WNOHANG)

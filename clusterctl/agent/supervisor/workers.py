@@ -1,4 +1,4 @@
-"""Workers: what they are started with, and what is known of each while it runs."""
+"""The workers of an attempt: interpreter, program and environment, and their state while they run."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _REPORT_TIMEOUT_S = 20.0
 
 _FILES_TIMEOUT_S = 10.0
-"""How long a user's file system may take to answer."""
+"""Seconds in which a filesystem of the user must answer."""
 _CODE_TIMEOUT_S = 40.0
-"""How long the look at every file of the code may take."""
+"""Seconds in which all files of the code must be read."""
 
 
 @dataclass
@@ -38,11 +38,11 @@ class Worker:
     """One worker of the present attempt.
 
     Attributes:
-        identity: Who it is.
-        waiter: Who waits for it.
-        seen: Monotonic time when it was last seen alive.
-        watch: A pidfd that tells when `watched` ends, or `None` where it has to be looked at.
-        status: Its wait status, where it became our own child because its waiter is gone.
+        identity: The process of the worker.
+        waiter: The process of its waiter.
+        last_alive_at: Monotonic time at which it was last seen alive.
+        watch_fd: A pidfd that becomes readable when `watched_process` ends; `None` if only polling is possible.
+        wait_status: Its wait status, if it became our child because its waiter is gone.
     """
 
     rank: int
@@ -57,10 +57,10 @@ class Worker:
 
 
 def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
-    """Return the interpreter to use on this node: the one that the user named, else `hint`, else any.
+    """Return the interpreter on this node: the one that the user named, else `hint`, else `python3` or `python`.
 
     Raises:
-        RequestError: There is none of that name.
+        RequestError: There is no interpreter of that name.
     """
     wanted = [python] if python else [hint, "python3", "python"]
     for name in wanted:
@@ -77,12 +77,12 @@ def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
 
 
 def get_python_argv0(python: str, named: str | None, prologue: str | None) -> str:
-    """Return what is executed as the interpreter: a prologue may choose it by PATH, unless the user named a path.
+    """Return the word that starts the interpreter: a prologue may choose it by PATH unless the user named a path.
 
     Args:
-        python: The one that `resolve_python` found; the programs beside it come first on PATH before a prologue runs.
-        named: What the user named.
-        prologue: Text that runs first.
+        python: The result of `resolve_python`; the programs beside it come first on PATH before a prologue runs.
+        named: The name in the cluster file.
+        prologue: Shell text that runs first.
     """
     if prologue is None or (named is not None and "/" in named):
         return python
@@ -90,7 +90,7 @@ def get_python_argv0(python: str, named: str | None, prologue: str | None) -> st
 
 
 def resolve_workdir_and_python(workdir: str, python: str | None, hint: str | None, out: HelperOutput) -> dict[str, Any]:
-    """Make the folder of the code and find the interpreter, where users keep both. To be done aside."""
+    """Make the code folder and find the interpreter. Call this in a child: both may lie on a mount that hangs."""
     out.message({"at": workdir})
     file_tree.make_workdir(workdir)
     out.message({"at": python or "the file system of an interpreter"})
@@ -98,9 +98,9 @@ def resolve_workdir_and_python(workdir: str, python: str | None, hint: str | Non
 
 
 def probe_before_sync(workdir: str, python: str | None, hint: str | None, out: HelperOutput) -> dict[str, Any]:
-    """Find the interpreter, and where a worker would be as things are: in its folder, or at home where that is to come.
+    """Find the interpreter and the future folder of a worker: the code folder, or the home if it does not exist yet.
 
-    To be done aside.
+    Call this in a child.
     """
     out.message({"at": workdir})
     cwd = workdir if os.path.isdir(workdir) else os.path.expanduser("~")
@@ -109,10 +109,10 @@ def probe_before_sync(workdir: str, python: str | None, hint: str | None, out: H
 
 
 def prepare_workdir(run: RunDir, prepare: requests.Prepare) -> str:
-    """Make the folder of the code; return the interpreter. What users keep may lie on a mount that hangs.
+    """Make the code folder; return the interpreter. A child does it, because a mount may hang.
 
     Raises:
-        RequestError: There is no such interpreter or script, or the folder does not hold the code that was synced.
+        RequestError: There is no such interpreter or script, or the folder does not hold the synced code.
     """
     find = functools.partial(resolve_workdir_and_python, prepare.workdir, prepare.python, prepare.python_hint)
     python = _run_in_child(find, _FILES_TIMEOUT_S)["python"]
@@ -163,7 +163,7 @@ def build_worker_program(
     one: requests.WorkerStart,
     python: str,
 ) -> spawn.Program:
-    """Return what a worker becomes."""
+    """Return the program of a worker."""
     env = _build_environment(run, markers, prepare, start, one)
     env = spawn.prepend_program_folder(encode_peer_text(python), env)
     python = get_python_argv0(python, prepare.python, one.prologue)
@@ -199,9 +199,9 @@ def _build_environment(
 
 
 def install_shim(run: RunDir) -> bool:
-    """Put the shim for workers in place. A worker without it trains as well; only less can be told about it."""
+    """Write the files of the shim. Workers train without it too, but report less."""
     if os.pathsep in run.root:
-        # On PYTHONPATH it would be two folders, neither of them ours.
+        # PYTHONPATH would split the path at the colon.
         return False
     try:
         inject.install(inject.folder(run.root))
@@ -217,10 +217,10 @@ def _build_injected_environment(run: RunDir, status_dir: str, pythonpath: bytes 
 
 
 def fork_waiter_for(rank: int, config: waiter.WaiterConfig) -> int:
-    """Start one worker behind its waiter; return a descriptor for `begun`.
+    """Fork a waiter for one worker; return a descriptor for `read_started_worker`.
 
     Raises:
-        RequestError: It could not be started.
+        RequestError: The waiter could not be started.
     """
     try:
         return waiter.fork_waiter(config)[1]
@@ -247,9 +247,9 @@ def read_started_worker(rank: int, local_rank: int, descriptor: int) -> Worker:
 
 
 def read_waiter_report(fd: int) -> dict[str, Any] | None:
-    """Return what a waiter says of its start; `None` where it ends without a word.
+    """Return a waiter's report about its start; `None` if it ends without a report.
 
-    The first line counts, and where it is none of ours, such as what a Python says that cannot start, the last one.
+    The first line counts. If it is no report, such as the message of a Python that cannot start, the last line counts.
     """
     poll, said, until = select.poll(), b"", time.monotonic() + _REPORT_TIMEOUT_S
     poll.register(fd, select.POLLIN)
@@ -275,9 +275,9 @@ def _parse_report(line: bytes) -> dict[str, Any] | None:
 
 
 def make_worker(rank: int, local_rank: int, spawn_record: SpawnRecord) -> Worker:
-    """Return a worker as its waiter described it; after a reboot its pids mean nothing any more.
+    """Return the worker of a spawn record; after a reboot its pids mean nothing any more.
 
-    Its waiter, and its PID namespace, may not be known.
+    The waiter and the pid namespace may be unknown.
     """
     here = proc.read_pid_namespace()
     ours = spawn_record["boot"] == proc.read_boot_id() and spawn_record.get("pid_ns", here) == here
@@ -287,7 +287,7 @@ def make_worker(rank: int, local_rank: int, spawn_record: SpawnRecord) -> Worker
 
 
 def open_watch(worker: Worker) -> None:
-    """Get a descriptor that tells when the waiter has ended, or the worker where the waiter is gone."""
+    """Open a pidfd of the waiter, or of the worker if the waiter is gone."""
     close_watch(worker)
     for who in (worker.waiter, worker.identity):
         if proc.is_alive(who):
@@ -295,13 +295,13 @@ def open_watch(worker: Worker) -> None:
             try:
                 worker.watch_fd = syscalls.pidfd_open(who.pid)
             except OSError:
-                # Kernels before 5.3: it is looked at on every tick instead.
+                # Kernels before 5.3 have no pidfd: every tick polls the worker instead.
                 worker.watch_fd = None
             return
 
 
 def close_watch(worker: Worker) -> None:
-    """Give the descriptor back."""
+    """Close the pidfd."""
     if worker.watch_fd is not None:
         os.close(worker.watch_fd)
         worker.watch_fd = None
@@ -309,11 +309,11 @@ def close_watch(worker: Worker) -> None:
 
 _OF_A_TRACEBACK = ("Traceback (most recent call last)", '  File "')
 _FRAMES = 8
-"""So many times as much is read as is told, to find the cause above frames."""
+"""The read is this many times larger than the result, to find the cause above stack frames."""
 
 
 def read_error_file(path: str) -> dict[str, Any] | None:
-    """Return `{message, traceback}` from what `torch.distributed.elastic` wrote on its way down, or `None`.
+    """Return `{message, traceback}` from the error file that `torch.distributed.elastic` wrote, or `None`.
 
     The file holds `{"message": text}` or `{"message": {"message": text, "extraInfo": {"py_callstack": text}}}`.
     """
@@ -329,13 +329,13 @@ def read_error_file(path: str) -> dict[str, Any] | None:
 
 
 def last_words(path: str, *, has_failed: bool) -> str:
-    """Return the end of the output of a worker that ended by itself; of one that ended with 0 only with a traceback."""
+    """Return the end of the output of a worker that ended by itself; for exit code 0 only if it has a traceback."""
     end = read_output_tail(path)
     return end if has_failed or any(word in end for word in _OF_A_TRACEBACK) else ""
 
 
 def read_output_tail(path: str, limit: int = 8192) -> str:
-    """Return the end of an output file for a person to read; of a long one without frames of C++ and of threads."""
+    """Return the end of an output file for a person; a long one without frames of C++ and of threads."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _FRAMES * limit))
@@ -343,13 +343,13 @@ def read_output_tail(path: str, limit: int = 8192) -> str:
     except OSError:
         return ""
     if len(end) > limit:
-        # The cause stands above them.
+        # The cause stands above the frames.
         end = b"".join([line for line in end.splitlines(keepends=True) if not _is_frame(line)])
     return end[-limit:].decode("utf-8", "replace")
 
 
 def _is_frame(line: bytes) -> bool:
-    """Return whether a line is a frame of C++, or one that faulthandler prints of a thread."""
+    """Return whether a line is a C++ frame, or a frame of a thread in a dump of faulthandler."""
     line = line.lstrip()
     of_thread = line.startswith(b'File "') and b" in " in line and b", in " not in line
     return of_thread or line.startswith((b"frame #", b"Thread 0x"))
