@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from clusterctl.config.sections.listing import Machine
+    from clusterctl.config.sections.host_lists import ListedHost
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ _NO_JOBS = ("setup.py", "conftest.py", "__init__.py")
 class Answers:
     """What a person said."""
 
-    machines: list[Machine]
+    machines: list[ListedHost]
     script: str
     python: str | None
 

@@ -149,7 +149,7 @@ def _templates(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
 
 def _keys(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
     """Offer keys of `--set`, up to the `=`."""
-    from clusterctl.config.sections.declared import CLUSTER_FILE, SECTIONS
+    from clusterctl.config.sections.section_fields import CLUSTER_FILE, SECTIONS
 
     keys = {name: key for name, key in CLUSTER_FILE.keys.items() if name not in SECTIONS}
     keys |= {f"{name}.{key.name}": key for name, section in SECTIONS.items() for key in section.keys.values()}

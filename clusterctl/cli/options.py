@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from clusterctl.config.loader import LoadedClusterFile
-    from clusterctl.config.sections.context import RunListing
+    from clusterctl.config.sections.context import HostCommandRunner
     from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
-    from clusterctl.config.text.override import Overrides
+    from clusterctl.config.text.overrides import Overrides
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -180,7 +180,7 @@ def load_file(
     require_job: bool = False,
     with_secrets: bool = False,
     console: Console | None = None,
-    run_listing: RunListing | None = None,
+    run_listing: HostCommandRunner | None = None,
 ) -> LoadedClusterFile:
     """Read the cluster file; say what is probably not meant. Of its commands that list hosts accepted ones are run.
 

@@ -12,15 +12,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from clusterctl.config.sections.declared import (
+from clusterctl.config.sections.section_fields import (
     CLUSTER_FILE,
     CONTROLLER_LOSS,
     RESULTS,
     SECTIONS,
     SYNC,
     Section,
-    apart,
-    section_of,
+    build_section,
+    split_annotation,
 )
 from clusterctl.config.spec import HostSpec
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from clusterctl.config.field_types import FieldType
-    from clusterctl.config.sections.declared import Declared
+    from clusterctl.config.sections.section_fields import SectionField
 
 _TABLE = re.compile(r"(<!-- keys: (.*?) -->\n)(?:\|.*\n)*")
 _HEAD = "| key | value | default | |\n|---|---|---|---|\n"
@@ -47,16 +47,16 @@ def render_page(text: str) -> str:
     return _TABLE.sub(made, text)
 
 
-def list_keys() -> Iterator[tuple[str, Declared]]:
+def list_keys() -> Iterator[tuple[str, SectionField]]:
     """Give every key with its path, but for sections that are told by their keys."""
     yield from ((name, key) for name, key in CLUSTER_FILE.keys.items() if name == "defaults" or name not in SECTIONS)
-    yield from _list_keys_below("hosts[].", section_of(HostSpec))
+    yield from _list_keys_below("hosts[].", build_section(HostSpec))
     sections = {name: section for name, section in SECTIONS.items() if name != "defaults"}
     for name, section in (sections | {"sync": SYNC, "results": RESULTS, "on_controller_loss": CONTROLLER_LOSS}).items():
         yield from _list_keys_below(f"{name}.", section)
 
 
-def _list_keys_below(path: str, section: Section) -> Iterator[tuple[str, Declared]]:
+def _list_keys_below(path: str, section: Section) -> Iterator[tuple[str, SectionField]]:
     for name, key in section.keys.items():
         if isinstance(key.type, Section):
             yield from _list_keys_below(f"{path}{name}.", key.type)
@@ -64,30 +64,34 @@ def _list_keys_below(path: str, section: Section) -> Iterator[tuple[str, Declare
             yield path + name, key
 
 
-def _format_row(path: str, key: Declared) -> str:
+def _format_row(path: str, key: SectionField) -> str:
     default = "required" if key.required else key.default_text
     name, values = path.removeprefix("hosts[]."), _describe_values(key.type, key.kind)
     return f"| `{name}` | {values} | {default} | {key.key.summary} |\n"
 
 
-def _describe_values(of: Any, kind: FieldType) -> str:
+def _describe_values(annotation: Any, kind: FieldType) -> str:
     """Say what may be written for a type of the spec."""
-    words = kind.choices or _describe_type(of)
+    words = kind.choices or _describe_type(annotation)
     if kind.syntax or words:
         return kind.syntax or ", ".join(f"`{word}`" for word in words)
     if kind.limits is not None:
         return f"{kind.limits[0]} to {kind.limits[1]}"
-    if get_origin(of) is tuple:
-        return f"list of {_describe_values(*apart(get_args(of)[0]))}"
-    if get_origin(of) is dict:
-        return f"mapping to {_describe_values(*apart(get_args(of)[1]))}".removesuffix(" to mapping")
-    return {str: "text", bool: "`true`, `false`", float: "numbers"}.get(of, "mapping")
+    if get_origin(annotation) is tuple:
+        return f"list of {_describe_values(*split_annotation(get_args(annotation)[0]))}"
+    if get_origin(annotation) is dict:
+        return f"mapping to {_describe_values(*split_annotation(get_args(annotation)[1]))}".removesuffix(" to mapping")
+    return {str: "text", bool: "`true`, `false`", float: "numbers"}.get(annotation, "mapping")
 
 
-def _describe_type(of: Any) -> tuple[Any, ...]:
-    if get_origin(of) is Literal:
-        return get_args(of)
-    return tuple(word.value for word in of) if isinstance(of, type) and issubclass(of, Enum) else ()
+def _describe_type(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return (
+        tuple(word.value for word in annotation)
+        if isinstance(annotation, type) and issubclass(annotation, Enum)
+        else ()
+    )
 
 
 if __name__ == "__main__":

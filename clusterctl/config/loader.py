@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config import path_rules
 from clusterctl.config.path_rules import UnsafePermissionsError
-from clusterctl.config.sections import build, foreign
 from clusterctl.config.sections import context as context_module
+from clusterctl.config.sections import other_formats, spec_builder
 from clusterctl.config.spec import TransportKind
-from clusterctl.config.text import override
-from clusterctl.config.text.interpolate import Filling
-from clusterctl.config.text.override import Overrides
-from clusterctl.config.text.tree import Report, label
-from clusterctl.config.text.yaml_text import MAX_BYTES, parse_document
+from clusterctl.config.text.interpolation import Interpolation
+from clusterctl.config.text.overrides import Overrides, apply_overrides, apply_sets, merge_trees
+from clusterctl.config.text.tree import Report, format_path
+from clusterctl.config.text.yaml_parser import MAX_BYTES, parse_document
 from clusterctl.errors import ConfigError, Problem
 from clusterctl.suggestion import file_hint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.config.sections.context import Files
+    from clusterctl.config.sections.context import FileAccess
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.config.text.tree import Node
 
@@ -96,7 +95,7 @@ class LoadedClusterFile:
 
     spec: ClusterSpec
     warnings: tuple[Problem, ...]
-    _built: build.Built
+    _built: spec_builder.BuiltSpec
 
     @cached_property
     def origins(self) -> dict[str, str]:
@@ -131,8 +130,8 @@ def load_cluster_file(
     overrides: Overrides | None = None,
     require_job: bool = False,
     with_secrets: bool = False,
-    health_mistakes: context_module.HealthMistakes | None = None,
-    run_listing: context_module.RunListing | None = None,
+    health_mistakes: context_module.HealthNameCheck | None = None,
+    run_listing: context_module.HostCommandRunner | None = None,
 ) -> LoadedClusterFile:
     """Read cluster files, later ones merged over earlier ones.
 
@@ -191,13 +190,13 @@ def parse_cluster_file(
     sources: Sequence[ClusterFileText],
     *,
     environ: Mapping[str, str],
-    files: Files,
+    files: FileAccess,
     sets: Sequence[str] = (),
     overrides: Overrides | None = None,
     require_job: bool = False,
     with_secrets: bool = False,
-    health_mistakes: context_module.HealthMistakes | None = None,
-    run_listing: context_module.RunListing | None = None,
+    health_mistakes: context_module.HealthNameCheck | None = None,
+    run_listing: context_module.HostCommandRunner | None = None,
 ) -> LoadedClusterFile:
     """Turn texts into a spec; see `load` for the arguments.
 
@@ -208,12 +207,12 @@ def parse_cluster_file(
     trees = [tree for source in sources if (tree := _parse_tree(source, report)) is not None]
     if len(trees) < len(sources):
         raise ConfigError(report.ordered(source.path for source in sources))
-    root = override.merged(trees)
-    root = override.apply_sets(root, sets, report)
-    root = override.apply_overrides(root, overrides or Overrides())
-    filling = Filling(environ, report)
-    root = filling.prepared(root)
-    context = context_module.Context(
+    root = merge_trees(trees)
+    root = apply_sets(root, sets, report)
+    root = apply_overrides(root, overrides or Overrides())
+    filling = Interpolation(environ, report)
+    root = filling.interpolate_tree(root)
+    context = context_module.BuildContext(
         path=sources[0].absolute,
         environ=environ,
         filling=filling,
@@ -224,7 +223,7 @@ def parse_cluster_file(
         health_mistakes=health_mistakes,
         run_listing=run_listing,
     )
-    built = build.build(root, context)
+    built = spec_builder.build_spec(root, context)
     if report.problems or built is None:
         raise ConfigError(report.ordered(source.path for source in sources))
     if any(host.transport is not TransportKind.LOCAL for host in built.spec.hosts):
@@ -232,17 +231,17 @@ def parse_cluster_file(
     return LoadedClusterFile(built.spec, tuple(report.warnings), built)
 
 
-def _warn_of_search_paths(filling: Filling) -> None:
+def _warn_of_search_paths(filling: Interpolation) -> None:
     """Tell of search paths of this machine that go to others, where other programs lie elsewhere."""
     for mark, path, name in filling.search_paths:
         hint = f"`job.prologue` extends a node's own: `export {name}=/opt/x/bin:${name}`"
-        filling.report.warn(mark, f"{label(path)}: `{name}` of this machine goes to every node", hint)
+        filling.report.warn(mark, f"{format_path(path)}: `{name}` of this machine goes to every node", hint)
 
 
 def _parse_tree(source: ClusterFileText, report: Report) -> Node | None:
     """Read one text; `None` where it is not a cluster file at all."""
-    if foreign.is_hostfile(source.text):
-        place = foreign.start(source.path, source.text)
+    if other_formats.is_hostfile(source.text):
+        place = other_formats.mark_start(source.path, source.text)
         hint = f"`clusterctl init --from {source.path}` makes a cluster file of it"
         report.add(place, "this is a hostfile, not a cluster file", hint)
         return None
@@ -251,6 +250,6 @@ def _parse_tree(source: ClusterFileText, report: Report) -> Node | None:
     if node is None:
         if len(report.problems) == before:
             hint = "`clusterctl init` writes one to start from"
-            report.add(foreign.start(source.path, source.text), "the file is empty", hint)
+            report.add(other_formats.mark_start(source.path, source.text), "the file is empty", hint)
         return None
-    return node if foreign.check(node, report) else None
+    return node if other_formats.check_format(node, report) else None

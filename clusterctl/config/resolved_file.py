@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from typing_extensions import override
 
-from clusterctl.config.sections.declared import CONTROLLER_LOSS, HOST, section_of
-from clusterctl.config.text.interpolate import escaped, is_shell_text, shell_items
-from clusterctl.config.text.tree import label
-from clusterctl.config.text.yaml_text import core_scalar
+from clusterctl.config.sections.section_fields import CONTROLLER_LOSS, HOST, build_section
+from clusterctl.config.text.interpolation import escape_text, is_shell_text, list_shell_items
+from clusterctl.config.text.tree import format_path
+from clusterctl.config.text.yaml_parser import parse_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from clusterctl.config.sections.build import Built
-    from clusterctl.config.sections.machines import Machine
+    from clusterctl.config.sections.host_section import DeclaredHost
+    from clusterctl.config.sections.spec_builder import BuiltSpec
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.config.text.tree import Node, Path
 
@@ -29,7 +29,7 @@ def resolve_spec(spec: ClusterSpec) -> dict[str, Any]:
     document: dict[str, Any] = {
         "version": 1,
         "name": spec.name,
-        "hosts": [{"host": host.host} | HOST.written(host) for host in spec.hosts],
+        "hosts": [{"host": host.host} | HOST.format_value(host) for host in spec.hosts],
         "ssh": _format_part(spec.ssh),
         "network": _format_part(spec.network),
         "sync": "none" if spec.sync is None else _format_part(spec.sync),
@@ -38,7 +38,7 @@ def resolve_spec(spec: ClusterSpec) -> dict[str, Any]:
         "results": None if spec.results is None else _format_part(spec.results),
         "job": None if spec.job is None else _format_part(spec.job),
         "restart": _format_part(spec.restart),
-        "on_controller_loss": "keep" if spec.stop_after is None else CONTROLLER_LOSS.written(spec),
+        "on_controller_loss": "keep" if spec.stop_after is None else CONTROLLER_LOSS.format_value(spec),
         "stall": _format_part(spec.stall),
         "health": _format_part(spec.health),
         "logs": _format_part(spec.logs),
@@ -48,7 +48,7 @@ def resolve_spec(spec: ClusterSpec) -> dict[str, Any]:
 
 def _format_part(part: Any) -> dict[str, Any]:
     of: Any = type(part)
-    return section_of(of).written(part)
+    return build_section(of).format_value(part)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -61,7 +61,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "'" if not isinstance(core_scalar(text), str) else "|" if "\n" in text.rstrip("\n") else None
+    style = "'" if not isinstance(parse_scalar(text), str) else "|" if "\n" in text.rstrip("\n") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -84,11 +84,12 @@ def render_yaml(document: Mapping[str, Any]) -> str:
 def _escape_variables(value: Any, path: Path = ()) -> Any:
     """Write all texts so that no variable is filled in a second time."""
     if isinstance(value, str):
-        return escaped(value, is_shell=is_shell_text(path))
+        return escape_text(value, is_shell=is_shell_text(path))
     if isinstance(value, list):
-        shell = shell_items(path, value)
+        shell = list_shell_items(path, value)
         return [
-            escaped(v, is_shell=True) if i in shell else _escape_variables(v, (*path, i)) for i, v in enumerate(value)
+            escape_text(v, is_shell=True) if i in shell else _escape_variables(v, (*path, i))
+            for i, v in enumerate(value)
         ]
     return {key: _escape_variables(v, (*path, key)) for key, v in value.items()} if isinstance(value, dict) else value
 
@@ -105,7 +106,7 @@ def iterate_leaves(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]
         yield path, document
 
 
-def list_origins(spec: ClusterSpec, built: Built) -> dict[str, str]:
+def list_origins(spec: ClusterSpec, built: BuiltSpec) -> dict[str, str]:
     """Say for each leaf of `resolved(spec)` where it came from."""
     places: dict[str, str] = {}
     for path, _ in iterate_leaves(resolve_spec(spec)):
@@ -115,11 +116,11 @@ def list_origins(spec: ClusterSpec, built: Built) -> dict[str, str]:
             node = built.env.child(path[1])
         else:
             node = _find_value(built.root, path)
-        places[label(path)] = node.mark.place if node is not None else "default"
+        places[format_path(path)] = node.mark.place if node is not None else "default"
     return places
 
 
-def _find_host_value(path: Path, machines: Sequence[Machine], root: Node) -> Node | None:
+def _find_host_value(path: Path, machines: Sequence[DeclaredHost], root: Node) -> Node | None:
     entry = machines[int(path[1])].entry.node
     own = _find_value(entry, path[2:])
     if own is not None:

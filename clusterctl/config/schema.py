@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, DEFAULTS, HOST, RESULTS, SYNC
-from clusterctl.config.sections.models import model_of
+from clusterctl.config.sections.section_fields import CLUSTER_FILE, CONTROLLER_LOSS, DEFAULTS, HOST, RESULTS, SYNC
+from clusterctl.config.sections.section_validation import build_validator
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{env:"}
 _EXTENSION: dict[str, Any] = {"^x-": {}}
@@ -23,7 +23,9 @@ def build_schema() -> dict[str, Any]:
 
     sections = (CLUSTER_FILE, DEFAULTS, HOST, SYNC, RESULTS, CONTROLLER_LOSS)
     made: dict[str, Any]
-    _, made = TypeAdapter.json_schemas([(section.title, "validation", model_of(section)) for section in sections])
+    _, made = TypeAdapter.json_schemas(
+        [(section.title, "validation", build_validator(section)) for section in sections]
+    )
     definitions = {name: _convert_to_draft7(part) for name, part in made["$defs"].items()}
     root: dict[str, Any] = definitions.pop("ClusterFile")
     _describe(root["properties"], "hosts", _hosts_schema())

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.config import host_ranges as ranges
-from clusterctl.config.sections import inventory
-from clusterctl.config.sections.listing import ListingError, Machine, hosts_of_line, without_mark
+from clusterctl.config.sections import ansible_inventory
+from clusterctl.config.sections.host_lists import HostListError, ListedHost, parse_hostfile_line, strip_bom
 from clusterctl.config.text.tree import Document, Mark
 from clusterctl.errors import ConfigError, Problem
 
@@ -25,7 +25,7 @@ _MAX_CHARS = 60
 _CODE_FORGES = ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "ssh.dev.azure.com")
 
 
-def import_hostfile(path: str, text: str, *, include: str = "", exclude: str = "") -> list[Machine]:
+def import_hostfile(path: str, text: str, *, include: str = "", exclude: str = "") -> list[ListedHost]:
     """Read a hostfile of DeepSpeed or Open MPI: one host a line, `slots=N`, comments.
 
     Args:
@@ -38,13 +38,13 @@ def import_hostfile(path: str, text: str, *, include: str = "", exclude: str = "
         ConfigError: A line or a filter cannot be read; all such are named.
     """
     problems: list[Problem] = []
-    machines: dict[str, Machine] = {}
-    document = Document(path, without_mark(text))
+    machines: dict[str, ListedHost] = {}
+    document = Document(path, strip_bom(text))
     for number, line in enumerate(document.lines, start=1):
         mark = Mark(document, number, 1)
         try:
-            found = hosts_of_line(line, number)
-        except ListingError as error:
+            found = parse_hostfile_line(line, number)
+        except HostListError as error:
             problems.append(mark.problem(str(error).removeprefix(f"line {number}: "), error.hint))
             continue
         for machine in found:
@@ -58,12 +58,12 @@ def import_hostfile(path: str, text: str, *, include: str = "", exclude: str = "
     return _filter_hosts(list(machines.values()), include, exclude)
 
 
-def _convert_slots_to_gpus(machine: Machine) -> Machine:
+def _convert_slots_to_gpus(machine: ListedHost) -> ListedHost:
     """Return a machine of a hostfile for a file that a person goes on with: slots are GPUs there, as for DeepSpeed."""
     return machine if machine.gpus is not None else replace(machine, gpus=machine.workers, workers=None)
 
 
-def import_ansible_inventory(path: str, text: str) -> list[Machine]:
+def import_ansible_inventory(path: str, text: str) -> list[ListedHost]:
     """Read the machines of an Ansible inventory.
 
     Args:
@@ -74,15 +74,15 @@ def import_ansible_inventory(path: str, text: str) -> list[Machine]:
         ConfigError: It cannot be read, names no machine, or says what no cluster file can.
     """
     try:
-        return inventory.machines_of(text)
-    except ListingError as error:
+        return ansible_inventory.parse_ansible_inventory(text)
+    except HostListError as error:
         said = str(error).removeprefix(f"line {error.line}: ")
         if not error.line:
             raise ConfigError([Problem(path, 0, 0, said, error.hint)]) from error
         raise ConfigError([Mark(Document(path, text), error.line, 1).problem(said, error.hint)]) from error
 
 
-def _filter_hosts(machines: list[Machine], include: str, exclude: str) -> list[Machine]:
+def _filter_hosts(machines: list[ListedHost], include: str, exclude: str) -> list[ListedHost]:
     if include and exclude:
         raise ConfigError([Problem("--include", 0, 0, "cannot be used together with --exclude")])
     if not include and not exclude:
@@ -107,7 +107,7 @@ def _parse_filter(option: str, text: str, known: set[str]) -> dict[str, tuple[in
     return wanted
 
 
-def _remove_slots(machine: Machine, unwanted: dict[str, tuple[int, ...]]) -> Machine | None:
+def _remove_slots(machine: ListedHost, unwanted: dict[str, tuple[int, ...]]) -> ListedHost | None:
     slots = unwanted.get(machine.host)
     if slots is None:
         return machine
@@ -117,7 +117,7 @@ def _remove_slots(machine: Machine, unwanted: dict[str, tuple[int, ...]]) -> Mac
     return replace(machine, gpus=left) if left else None
 
 
-def import_ssh_config(text: str, read_include: Callable[[str], Iterable[str]] = lambda pattern: ()) -> list[Machine]:
+def import_ssh_config(text: str, read_include: Callable[[str], Iterable[str]] = lambda pattern: ()) -> list[ListedHost]:
     """Read the hosts of an `ssh_config`: every name after `Host` that is no pattern.
 
     Args:
@@ -125,7 +125,7 @@ def import_ssh_config(text: str, read_include: Callable[[str], Iterable[str]] = 
         read_include: Gives the texts of the files that an `Include` names; each is read once.
     """
     names = dict.fromkeys(_list_ssh_hosts(text, read_include, depth=0))
-    return [Machine(name) for name in names if not name.endswith(_CODE_FORGES)]
+    return [ListedHost(name) for name in names if not name.endswith(_CODE_FORGES)]
 
 
 def _list_ssh_hosts(text: str, read_include: Callable[[str], Iterable[str]], depth: int) -> Iterable[str]:
@@ -143,38 +143,38 @@ def _list_ssh_hosts(text: str, read_include: Callable[[str], Iterable[str]], dep
                     yield from _list_ssh_hosts(included, read_include, depth + 1)
 
 
-def import_slurm_nodes(expression: str, source: str = "--from") -> list[Machine]:
+def import_slurm_nodes(expression: str, source: str = "--from") -> list[ListedHost]:
     """Read a Slurm node list such as `gpu[01-04,07]` (of `SLURM_JOB_NODELIST` or `sinfo`).
 
     Raises:
         ConfigError: It cannot be read.
     """
     try:
-        return [Machine(host) for host in dict.fromkeys(ranges.expand_hosts(expression))]
+        return [ListedHost(host) for host in dict.fromkeys(ranges.expand_hosts(expression))]
     except ranges.HostRangeError as error:
         shown = expression if len(expression) <= _MAX_CHARS else f"{expression[:_MAX_CHARS]}…"
         raise ConfigError([Problem(source, 0, 0, f"`{shown}`: {error}", error.hint)]) from error
 
 
-def parse_host_words(text: str) -> list[Machine]:
+def parse_host_words(text: str) -> list[ListedHost]:
     """Read hosts as a person names them: `gpu[01-08]`, `a,b`, `ubuntu@gpu01`.
 
     Raises:
         ConfigError: It cannot be read.
     """
-    machines: dict[str, Machine] = {}
+    machines: dict[str, ListedHost] = {}
     for machine in import_slurm_nodes(text, "HOSTS"):
         user, at, host = machine.host.rpartition("@")
-        machines[host] = Machine(host, user=user if at else None)
+        machines[host] = ListedHost(host, user=user if at else None)
     return list(machines.values())
 
 
-def set_gpus(machine: Machine, gpus: int | None) -> Machine:
+def set_gpus(machine: ListedHost, gpus: int | None) -> ListedHost:
     """Return a machine of which it is said how many GPUs it has, where nothing else did."""
     return machine if machine.gpus is not None else replace(machine, gpus=gpus)
 
 
-def render_template(template: str, machines: Sequence[Machine]) -> str:
+def render_template(template: str, machines: Sequence[ListedHost]) -> str:
     """Return the cluster file of a template for these machines, instead of for this one.
 
     With GPUs, what the template says for its CPU workers is left out: `env` and `args`.
@@ -206,7 +206,7 @@ def render_template(template: str, machines: Sequence[Machine]) -> str:
 
 
 def render_starter_file(
-    machines: Sequence[Machine] = (),
+    machines: Sequence[ListedHost] = (),
     *,
     script: str = "train.py",
     python: str | None = None,
@@ -223,7 +223,7 @@ def render_starter_file(
         schema: Path or URL of the JSON Schema for the modeline that editors read; no modeline without.
     """
     modeline = f"# yaml-language-server: $schema={schema}\n" if schema else ""
-    hosts = _format_hosts(machines or [Machine("gpu01", 8), Machine("gpu02", 8)])
+    hosts = _format_hosts(machines or [ListedHost("gpu01", 8), ListedHost("gpu02", 8)])
     title = f"name: {json.dumps(name)}\n" if name else ""
     text = _STARTER.format(modeline=modeline, title=title, hosts="\n".join(hosts), script=_format_scalar(script))
     if python is None:
@@ -233,9 +233,9 @@ def render_starter_file(
     )
 
 
-def _format_hosts(machines: Sequence[Machine]) -> list[str]:
+def _format_hosts(machines: Sequence[ListedHost]) -> list[str]:
     """Fold neighbours that are alike; order is node rank, so machines are never moved."""
-    groups: list[tuple[Machine, list[str]]] = []
+    groups: list[tuple[ListedHost, list[str]]] = []
     for machine in machines:
         if groups and replace(groups[-1][0], host=machine.host) == machine and _can_fold(groups[-1][1], machine.host):
             groups[-1][1].append(machine.host)
@@ -244,7 +244,7 @@ def _format_hosts(machines: Sequence[Machine]) -> list[str]:
     return [f"  {_format_scalar(ranges.fold_hosts(names))}: {_format_host(machine)}" for machine, names in groups]
 
 
-def _format_host(machine: Machine, workers: int | None = None) -> str:
+def _format_host(machine: ListedHost, workers: int | None = None) -> str:
     reached = {
         "workers": workers or machine.workers,
         "address": machine.address,

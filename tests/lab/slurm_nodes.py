@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.config.sections import slurm as product
+from clusterctl.config.sections import host_lists as product
 from tests.lab.head import ADDRESS, NETWORK
 from tests.lab.inside import PATH
 from tests.lab.slurm import CGROUP, Slurm, conf
@@ -47,7 +47,7 @@ class SlurmNodes:
         self._lab = lab
         self._ends = ExitStack()
         self._groups: list[Path] = []
-        self.argv = product.transport(CPUS)
+        self.argv = product.build_srun_command(CPUS)
         self.env = {"PATH": PATH, "HOME": "/root", "SLURM_CONF": f"{ROOT}/slurm.conf"}
 
     def start(self) -> None:

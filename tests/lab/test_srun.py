@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.sections import slurm as product
+from clusterctl.config.sections import host_lists as product
 from clusterctl.config.spec import HostSpec
 from clusterctl.transport.command import CommandTransport
 from tests.contract_sessions import Reach, SessionContract
@@ -45,7 +45,7 @@ class TestSrun(SessionContract):
 
 
 def test_the_step_that_the_tests_take_is_the_one_that_the_product_makes(slurm_nodes: SlurmNodes) -> None:
-    assert product.is_ours(slurm_nodes.argv)
+    assert product.is_srun_command(slurm_nodes.argv)
 
 
 def test_a_run_whose_worker_fails_is_ended_and_nothing_is_left_or_lost(

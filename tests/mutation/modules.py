@@ -59,7 +59,7 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "config/value_parsers": ("tests/unit/config/test_units.py", *_CONFIG),
     "config/host_ranges": ("tests/unit/config/test_hosts.py", *_CONFIG),
-    "config/sections/build": _CONFIG,
+    "config/sections/spec_builder": _CONFIG,
     "logs/clean": ("tests/unit/logs/test_clean.py", "tests/unit/logs", "tests/unit/render"),
     "logs/merge": ("tests/unit/logs",),
     "logs/fold": ("tests/unit/logs", "tests/unit/render/test_log.py"),

@@ -32,7 +32,7 @@ from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.cli.lookup import commands
 from clusterctl.cli.lookup.reach import sessions_of
 from clusterctl.cli.main import WithJobArguments
-from clusterctl.config.text.override import Overrides
+from clusterctl.config.text.overrides import Overrides
 from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
 from clusterctl.formatting import format_duration
 from clusterctl.render.progress import ProgressMode

@@ -18,14 +18,14 @@ from clusterctl.cli.lookup.templates import find
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import DEFAULT_FILE, read, write
 from clusterctl.config import starter_file
-from clusterctl.config.sections.listing import without_mark
+from clusterctl.config.sections.host_lists import strip_bom
 from clusterctl.errors import ConfigError, RefusedError
 from clusterctl.render.ranks import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clusterctl.config.sections.listing import Machine
+    from clusterctl.config.sections.host_lists import ListedHost
     from clusterctl.render.terminal.console import Console
 
 _SCHEMA = "cluster.schema.json"
@@ -140,7 +140,7 @@ def _is_path(word: str, choices: InitChoices) -> bool:
     return choices.template is not None and len(choices.words) == 1 and not set(word) & set("[,@")
 
 
-def _given(choices: InitChoices, place: _Place) -> list[Machine]:
+def _given(choices: InitChoices, place: _Place) -> list[ListedHost]:
     """Return the machines that are named, in whichever way."""
     try:
         gpus = None if choices.gpus is None else asking.gpus_of(choices.gpus)
@@ -207,7 +207,7 @@ def _refuse_overwriting(paths: list[Path], *, force: bool) -> None:
         )
 
 
-def _copy(name: str, folder: Path, machines: list[Machine], console: Console, choices: InitChoices) -> None:
+def _copy(name: str, folder: Path, machines: list[ListedHost], console: Console, choices: InitChoices) -> None:
     template = find(name)
     files = list(template.files())
     _refuse_overwriting([folder / file for file in files], force=choices.force)
@@ -231,7 +231,7 @@ def _copy(name: str, folder: Path, machines: list[Machine], console: Console, ch
         console.narrate(f"hint: comments at the end of {path} say what else real machines need")
 
 
-def _machines(choices: InitChoices) -> list[Machine]:
+def _machines(choices: InitChoices) -> list[ListedHost]:
     source, kind = choices.source, choices.kind
     if kind not in (None, "hostfile"):
         _refuse_filter(choices)
@@ -242,7 +242,7 @@ def _machines(choices: InitChoices) -> list[Machine]:
         if kind in ("hostfile", "ansible"):
             raise click.UsageError(f"`--{kind}` needs `--from FILE`")
         source = "~/.ssh/config"
-    text = without_mark(read(source))
+    text = strip_bom(read(source))
     if kind is not None:
         _refuse_another_kind(source, text, kind)
     kind = kind or _kind_of(text)
@@ -295,11 +295,11 @@ def _kind_of(text: str) -> str:
 def _looks(text: str) -> list[str]:
     """Return the kinds of file that a text may be by what it shows; none where it shows nothing."""
     from clusterctl.config.host_ranges import HostRangeError, expand_hosts
-    from clusterctl.config.sections.foreign import is_hostfile
-    from clusterctl.config.sections.inventory import looks_like_one
+    from clusterctl.config.sections.ansible_inventory import is_ansible_inventory
+    from clusterctl.config.sections.other_formats import is_hostfile
 
     found = ["ssh-config"] if _SSH_HOST.search(text) else []
-    found += ["ansible"] if looks_like_one(text) else []
+    found += ["ansible"] if is_ansible_inventory(text) else []
     found += ["hostfile"] if is_hostfile(text) else []
     try:
         expand_hosts(",".join(line for line in text.splitlines() if line.strip()))

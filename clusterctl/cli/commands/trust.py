@@ -19,7 +19,7 @@ from clusterctl.render.ranks import count, fold_nodes
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
-    from clusterctl.config.sections.context import RunListing
+    from clusterctl.config.sections.context import HostCommandRunner
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.terminal.console import Console
     from clusterctl.transport.ssh.trust import Candidate
@@ -96,7 +96,7 @@ def _all_trusted(hosts: Sequence[HostSpec]) -> str:
     return "no host is reached by SSH: there are no host keys"
 
 
-def _listing(console: Console, *, yes: bool) -> RunListing:
+def _listing(console: Console, *, yes: bool) -> HostCommandRunner:
     def run(argv: commands.Argv) -> str:
         _trust_commands([] if commands.is_accepted(argv) else [argv], "to list the hosts", console, yes=yes)
         return listings.run(argv)

@@ -6,7 +6,7 @@ import json
 import shlex
 from typing import TYPE_CHECKING
 
-from clusterctl.config.sections import slurm
+from clusterctl.config.sections import host_lists
 from clusterctl.errors import RefusedError
 from clusterctl.run.record import lock
 from clusterctl.run.record.disk import make_private, write_atomically
@@ -29,7 +29,7 @@ def unknown(hosts: Iterable[HostSpec]) -> list[Argv]:
     """Return the commands that lead to these hosts and were not accepted, each once."""
     wanted = dict.fromkeys(host.transport for host in hosts if isinstance(host.transport, tuple))
     known = _accepted() if wanted else set()
-    return [argv for argv in wanted if argv not in known and not slurm.is_ours(argv)]
+    return [argv for argv in wanted if argv not in known and not host_lists.is_srun_command(argv)]
 
 
 def refuse_unknown(hosts: Iterable[HostSpec]) -> None:

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 
 from clusterctl.cli.lookup import commands
-from clusterctl.config.sections.listing import ListingError
+from clusterctl.config.sections.host_lists import HostListError
 from clusterctl.errors import RefusedError
 
 _SECONDS = 30.0
@@ -39,13 +39,13 @@ def run(argv: tuple[str, ...]) -> str:
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, cwd="/", check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise ListingError(f"{shown} does not end within {_SECONDS:g}s") from error
+        raise HostListError(f"{shown} does not end within {_SECONDS:g}s") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ListingError(f"{shown} cannot be run: {reason}") from error
+        raise HostListError(f"{shown} cannot be run: {reason}") from error
     if done.returncode:
         said = " ".join(done.stderr.decode("utf-8", "replace").split())[-_QUOTED:] or "nothing"
-        raise ListingError(f"{shown} ended with status {done.returncode}; it said: {said}")
+        raise HostListError(f"{shown} ended with status {done.returncode}; it said: {said}")
     if len(done.stdout) > _BYTES:
-        raise ListingError(f"{shown} says more than {_BYTES >> 20} MiB")
+        raise HostListError(f"{shown} says more than {_BYTES >> 20} MiB")
     return done.stdout.decode("utf-8", "replace")

@@ -14,11 +14,11 @@ from clusterctl.config.spec import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.config.text.interpolate import Filling
+    from clusterctl.config.text.interpolation import Interpolation
     from clusterctl.config.text.tree import Report
 
 
-class Files(Protocol):
+class FileAccess(Protocol):
     """What parsing may ask about other files: `env_file`, secrets, the script and the synced folder."""
 
     def read(self, path: str) -> bytes:
@@ -52,29 +52,29 @@ class Files(Protocol):
         """Names in a folder, for suggestions; empty where it cannot be listed."""
 
 
-HealthMistakes = Callable[[HealthSpec], "Sequence[tuple[str, str, str | None]]"]
+HealthNameCheck = Callable[[HealthSpec], "Sequence[tuple[str, str, str | None]]"]
 """Tells names of a `health:` section that mean nothing: (key, name, the name that was probably meant). The checks are
 known further up, so whoever loads a cluster file brings it along."""
 
 
-RunListing = Callable[[tuple[str, ...]], str]
+HostCommandRunner = Callable[[tuple[str, ...]], str]
 """Runs a command of a cluster file that lists hosts, and returns what it says; or refuses to (`RefusedError`). Whoever
 loads the file brings along what its user has agreed to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class BuildContext:
     """What building needs besides the tree; see `clusterctl.config.loader.load`."""
 
     path: str
     environ: Mapping[str, str]
-    filling: Filling
-    files: Files
+    filling: Interpolation
+    files: FileAccess
     report: Report
     require_job: bool
     with_secrets: bool
-    health_mistakes: HealthMistakes | None = None
-    run_listing: RunListing | None = None
+    health_mistakes: HealthNameCheck | None = None
+    run_listing: HostCommandRunner | None = None
 
     @property
     def folder(self) -> str:

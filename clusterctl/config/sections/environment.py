@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.path_rules import UnsafePermissionsError
 from clusterctl.config.secret_redaction import REDACTED, find_secret_words, is_secret_name
-from clusterctl.config.sections import normal
-from clusterctl.config.sections.check import validate
-from clusterctl.config.sections.declared import SECRET
-from clusterctl.config.text.tree import Document, Mark, Node, Report, label
+from clusterctl.config.sections import normalization
+from clusterctl.config.sections.section_fields import SECRET
+from clusterctl.config.sections.section_validation import validate_section
+from clusterctl.config.text.tree import Document, Mark, Node, Report, format_path
 from clusterctl.config.value_parsers import describe_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from clusterctl.config.sections.context import Context
+    from clusterctl.config.sections.context import BuildContext
     from clusterctl.config.text.tree import Path
 
 # torchrun's names (torch 2.13, elastic/agent/server/local_elastic_agent.py), Composer's NODE_RANK, and our own.
-_OWNED = {
+_LAUNCHER_VARIABLES = {
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
     *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
 }
-_OWNED_PREFIXES = ("TORCHELASTIC_", "PET_", "CLUSTERCTL_")
+_LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PET_", "CLUSTERCTL_")
 _REMEDIES = {
     "MASTER_PORT": "set `network.master_port`",
     "MASTER_ADDR": "set `hosts[].internal_ip` of the first host",
@@ -45,23 +45,23 @@ class Environment:
     node: Node
 
 
-def owned(name: str) -> bool:
+def is_launcher_variable(name: str) -> bool:
     """Whether the launcher sets this variable, so that nobody else may."""
-    return name in _OWNED or name.startswith(_OWNED_PREFIXES)
+    return name in _LAUNCHER_VARIABLES or name.startswith(_LAUNCHER_PREFIXES)
 
 
-def build(root: Node, context: Context) -> Environment:
+def build_environment(root: Node, context: BuildContext) -> Environment:
     """Read the three; problems go to the report."""
     entries: dict[str, Node] = {}
     keys: dict[str, Mark] = {}
-    for node in (*_env_files(root, context), _env(root, context.report)):
+    for node in (*_read_env_files(root, context), _read_env(root, context.report)):
         if node is not None:
             entries |= node.value
             keys |= node.keys
-    secrets = _secrets(root, context)
+    secrets = _read_secrets(root, context)
     for name in secrets.keys() & entries.keys():
         place = f"as {keys[name].place} sets it too"
-        context.report.add(_key(root, "secrets", name), f"secrets.{name}: cannot be a secret, {place}")
+        context.report.add(_find_key_mark(root, "secrets", name), f"secrets.{name}: cannot be a secret, {place}")
     _warn_of_secrets(root, keys, context.report)
     _warn_of_secret_arguments(root, context.report)
     env = {name: str(node.value) for name, node in entries.items()}
@@ -99,28 +99,28 @@ def _warn_of_secret_arguments(root: Node, report: Report) -> None:
         report.warn(nodes[index].mark, text, hint)
 
 
-def check_names(node: Node | None, path: Path, report: Report) -> None:
+def check_variable_names(node: Node | None, path: Path, report: Report) -> None:
     """Refuse names that are the launcher's, and names that no environment can hold."""
     for name in node.value if node is not None and isinstance(node.value, dict) else ():
         problem = _name_problem(name)
         if problem is not None and node is not None:
-            report.add(node.key_mark(name), f"{label((*path, name))}: {problem[0]}", problem[1])
+            report.add(node.key_mark(name), f"{format_path((*path, name))}: {problem[0]}", problem[1])
 
 
 def _name_problem(name: str) -> tuple[str, str | None] | None:
-    if owned(name):
+    if is_launcher_variable(name):
         return f"`{name}` is set by clusterctl for each worker", _REMEDIES.get(name)
     if not name or "=" in name or any(c.isspace() for c in name):
         return "no variable can have this name", None
     return None
 
 
-def _key(root: Node, section: str, name: str) -> Mark:
+def _find_key_mark(root: Node, section: str, name: str) -> Mark:
     node = root.child(section)
     return node.key_mark(name) if node is not None else root.mark
 
 
-def _env(root: Node, report: Report) -> Node | None:
+def _read_env(root: Node, report: Report) -> Node | None:
     node = root.child("env")
     if node is None or node.value is None:
         return None
@@ -128,8 +128,8 @@ def _env(root: Node, report: Report) -> Node | None:
         hint = "write `NAME: value` lines, without `- `" if isinstance(node.value, list) else None
         report.add(node.mark, f"env: must be a mapping, not {describe_value(node.value)}", hint)
         return None
-    check_names(node, ("env",), report)
-    shaped = normal.texts(node)
+    check_variable_names(node, ("env",), report)
+    shaped = normalization.keep_scalars_as_text(node)
     for name, child in shaped.value.items():
         if not isinstance(child.value, str):
             _env_value_problem(name, child, report)
@@ -143,7 +143,7 @@ def _env_value_problem(name: str, child: Node, report: Report) -> None:
         report.add(child.mark, f"env.{name}: has no value", 'write `""` for empty text')
 
 
-def _env_files(root: Node, context: Context) -> Iterator[Node]:
+def _read_env_files(root: Node, context: BuildContext) -> Iterator[Node]:
     node = root.child("env_file")
     if node is None or node.value is None:
         return
@@ -153,12 +153,12 @@ def _env_files(root: Node, context: Context) -> Iterator[Node]:
                 item.mark, f"env_file: must be a file or a list of files, not {describe_value(item.value)}"
             )
             continue
-        text = _read(item, "env_file", context, context.files.read_own)
+        text = _read_text(item, "env_file", context, context.files.read_own)
         if text is not None:
-            yield _env_file(Document(item.value, text), context)
+            yield _parse_env_file(Document(item.value, text), context)
 
 
-def _read(node: Node, where: str, context: Context, read: Callable[[str], bytes]) -> str | None:
+def _read_text(node: Node, where: str, context: BuildContext, read: Callable[[str], bytes]) -> str | None:
     path = context.resolve(node.value)
     try:
         return read(path).decode("utf-8")
@@ -172,7 +172,7 @@ def _read(node: Node, where: str, context: Context, read: Callable[[str], bytes]
     return None
 
 
-def _env_file(document: Document, context: Context) -> Node:
+def _parse_env_file(document: Document, context: BuildContext) -> Node:
     """Read `NAME=value` lines as dotenv does: comments, `export`, quotes; single ones keep what stands between them."""
     report = context.report
     entries: dict[str, Node] = {}
@@ -187,12 +187,15 @@ def _env_file(document: Document, context: Context) -> Node:
         if match is None or _has_nul(text):
             report.add(mark, "this line is not `NAME=value`", "begin comments with `#`")
             continue
-        value = _unquoted(match[2], mark, report)
+        value = _unquote(match[2], mark, report)
         entry = Node(value, mark, raw=value, quoted=True)
         name, is_kept = match[1], match[2].startswith("'")
-        entries[name], keys[name] = entry if is_kept else context.filling.prepared(entry, ("env_file", name)), mark
+        entries[name], keys[name] = (
+            entry if is_kept else context.filling.interpolate_tree(entry, ("env_file", name)),
+            mark,
+        )
     node = Node(entries, Mark(document, 1, 1), keys=keys)
-    check_names(node, ("env_file",), report)
+    check_variable_names(node, ("env_file",), report)
     return node
 
 
@@ -200,7 +203,7 @@ def _has_nul(text: str) -> bool:
     return "\0" in text
 
 
-def _unquoted(text: str, mark: Mark, report: Report) -> str:
+def _unquote(text: str, mark: Mark, report: Report) -> str:
     quote = text[:1]
     if quote not in ("'", '"') or not quote:
         return re.split(r"\s+#", text, maxsplit=1)[0]
@@ -211,7 +214,7 @@ def _unquoted(text: str, mark: Mark, report: Report) -> str:
     return text[1:end]
 
 
-def _secrets(root: Node, context: Context) -> dict[str, str]:
+def _read_secrets(root: Node, context: BuildContext) -> dict[str, str]:
     node = root.child("secrets")
     if node is None or node.value is None:
         return {}
@@ -219,26 +222,26 @@ def _secrets(root: Node, context: Context) -> dict[str, str]:
         hint = "write `NAME: {env: NAME}` or `NAME: {file: PATH}`"
         context.report.add(node.mark, f"secrets: must be a mapping, not {describe_value(node.value)}", hint)
         return {}
-    check_names(node, ("secrets",), context.report)
-    return {name: _secret(name, child, node, context) for name, child in node.value.items()}
+    check_variable_names(node, ("secrets",), context.report)
+    return {name: _read_secret(name, child, node, context) for name, child in node.value.items()}
 
 
-def _secret(name: str, child: Node, secrets: Node, context: Context) -> str:
+def _read_secret(name: str, child: Node, secrets: Node, context: BuildContext) -> str:
     path = ("secrets", name)
     if not isinstance(child.value, dict):
         hint = f"write `{name}: {{env: {name}}}` or `{name}: {{file: PATH}}`; a secret does not belong in this file"
-        context.report.add(child.mark, f"{label(path)}: must be a mapping, not a value", hint)
+        context.report.add(child.mark, f"{format_path(path)}: must be a mapping, not a value", hint)
         return ""
-    source = validate(SECRET, child, path, context.report)
+    source = validate_section(SECRET, child, path, context.report)
     if source is None:
         return ""
     if len(source) != 1:
-        context.report.add(secrets.key_mark(name), f"{label(path)}: needs exactly one of `env`, `file`")
+        context.report.add(secrets.key_mark(name), f"{format_path(path)}: needs exactly one of `env`, `file`")
         return ""
-    return _secret_value(child, label(path), context) if context.with_secrets else ""
+    return _read_secret_value(child, format_path(path), context) if context.with_secrets else ""
 
 
-def _secret_value(child: Node, where: str, context: Context) -> str:
+def _read_secret_value(child: Node, where: str, context: BuildContext) -> str:
     source = child.child("env")
     if source is not None and source.value is not None:
         if source.value not in context.environ:
@@ -246,5 +249,5 @@ def _secret_value(child: Node, where: str, context: Context) -> str:
             context.report.add(source.mark, f"{where}: `{source.value}` is not set here", hint)
         return context.environ.get(source.value, "")
     file = child.child("file")
-    text = _read(file, f"{where}.file", context, context.files.read) if file is not None else None
+    text = _read_text(file, f"{where}.file", context, context.files.read) if file is not None else None
     return (text or "").removesuffix("\n").removesuffix("\r")

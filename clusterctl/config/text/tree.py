@@ -149,7 +149,7 @@ class Report:
         return sorted(self.problems, key=lambda p: (order.get(p.path, len(order)), p.line, p.column))
 
 
-def label(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Write a path as people do: `hosts[1].gpus`."""
     text = ""
     for part in path:

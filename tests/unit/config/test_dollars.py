@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.config.resolved_file import render_yaml, resolve_spec
-from clusterctl.config.text.override import Overrides
+from clusterctl.config.text.overrides import Overrides
 from clusterctl.errors import ConfigError
 
 if TYPE_CHECKING:

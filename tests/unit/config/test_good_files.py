@@ -15,7 +15,7 @@ from clusterctl.config.schema import build_schema, render_schema
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, Role, TransportKind
 from clusterctl.config.spec_json import dump_spec, load_spec
 from clusterctl.config.text.tree import Document, Report
-from clusterctl.config.text.yaml_text import parse_text as read_tree
+from clusterctl.config.text.yaml_parser import parse_yaml as read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable

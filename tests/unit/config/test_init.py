@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.config.sections.inventory import looks_like_one
-from clusterctl.config.sections.listed import machines_of as hosts_listed
-from clusterctl.config.sections.listing import Machine
+from clusterctl.config.sections.ansible_inventory import is_ansible_inventory
+from clusterctl.config.sections.host_lists import ListedHost
+from clusterctl.config.sections.host_section import parse_host_list as hosts_listed
 from clusterctl.config.starter_file import (
     import_ansible_inventory,
     import_hostfile,
@@ -35,18 +35,18 @@ HOSTFILE = (
     "machines",
     [
         pytest.param([], id="nothing_known"),
-        pytest.param([Machine("gpu01", 8), Machine("gpu02", 8), Machine("gpu03", 4)], id="unequal"),
-        pytest.param([Machine("b"), Machine("a"), Machine("10.0.0.1"), Machine("null")], id="odd_names"),
-        pytest.param([Machine("n2", (0, 2)), Machine("n1", (0, 2))], id="order_against_folding"),
-        pytest.param([Machine("fe80::1", 1)], id="ipv6"),
+        pytest.param([ListedHost("gpu01", 8), ListedHost("gpu02", 8), ListedHost("gpu03", 4)], id="unequal"),
+        pytest.param([ListedHost("b"), ListedHost("a"), ListedHost("10.0.0.1"), ListedHost("null")], id="odd_names"),
+        pytest.param([ListedHost("n2", (0, 2)), ListedHost("n1", (0, 2))], id="order_against_folding"),
+        pytest.param([ListedHost("fe80::1", 1)], id="ipv6"),
     ],
 )
 def test_a_starter_file_is_a_good_file_with_its_machines_in_order(
-    machines: list[Machine], parse_text: Callable[..., LoadedClusterFile]
+    machines: list[ListedHost], parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
     spec = parse_text(render_starter_file(machines, name="trial"), require_job=True).spec
-    expected = machines or [Machine("gpu01", 8), Machine("gpu02", 8)]
-    assert [Machine(h.host, h.gpus) for h in spec.hosts] == expected
+    expected = machines or [ListedHost("gpu01", 8), ListedHost("gpu02", 8)]
+    assert [ListedHost(h.host, h.gpus) for h in spec.hosts] == expected
     assert spec.name == "trial"
 
 
@@ -75,11 +75,11 @@ def test_every_template_is_a_good_file_on_other_machines(
 ) -> None:
     own = (TEMPLATES / name / "cluster.yaml").read_text()
     alone = own.count("host: localhost") == 1
-    machines = [Machine(host, gpus) for host in (["gpu01"] if alone else ["gpu01", "gpu02"])]
+    machines = [ListedHost(host, gpus) for host in (["gpu01"] if alone else ["gpu01", "gpu02"])]
 
     spec = parse_text(render_template(own, machines), require_job=True).spec
 
-    assert [Machine(host.host, host.gpus) for host in spec.hosts] == machines
+    assert [ListedHost(host.host, host.gpus) for host in spec.hosts] == machines
     assert bool((spec.job and spec.job.args) or spec.env) == (gpus == 0 and not alone)
     assert "all on this machine" not in render_template(own, machines)
 
@@ -87,31 +87,33 @@ def test_every_template_is_a_good_file_on_other_machines(
 def test_a_template_for_one_machine_takes_no_more() -> None:
     own = (TEMPLATES / "torch_dataparallel/cluster.yaml").read_text()
     with pytest.raises(ValueError, match="runs on one machine, and 2 are named"):
-        render_template(own, [Machine("a"), Machine("b")])
+        render_template(own, [ListedHost("a"), ListedHost("b")])
 
 
 def test_a_hostfile_gives_hosts_and_slots() -> None:
     assert import_hostfile("hf", HOSTFILE) == [
-        Machine("worker-1", 8),
-        Machine("worker-2", 8),
-        Machine("worker-3", 4, user="root"),
-        Machine("mpi1", 2),
+        ListedHost("worker-1", 8),
+        ListedHost("worker-2", 8),
+        ListedHost("worker-3", 4, user="root"),
+        ListedHost("mpi1", 2),
     ]
 
 
 @pytest.mark.parametrize(
     ("include", "exclude", "expected"),
     [
-        pytest.param("worker-2@worker-1:0,2", "", [Machine("worker-2", 8), Machine("worker-1", (0, 2))], id="include"),
+        pytest.param(
+            "worker-2@worker-1:0,2", "", [ListedHost("worker-2", 8), ListedHost("worker-1", (0, 2))], id="include"
+        ),
         pytest.param(
             "",
             "worker-1@worker-3:0@mpi1",
-            [Machine("worker-2", 8), Machine("worker-3", (1, 2, 3), user="root")],
+            [ListedHost("worker-2", 8), ListedHost("worker-3", (1, 2, 3), user="root")],
             id="exclude",
         ),
     ],
 )
-def test_filters_of_deepspeed_choose_hosts_and_slots(include: str, exclude: str, expected: list[Machine]) -> None:
+def test_filters_of_deepspeed_choose_hosts_and_slots(include: str, exclude: str, expected: list[ListedHost]) -> None:
     assert import_hostfile("hf", HOSTFILE, include=include, exclude=exclude) == expected
 
 
@@ -146,7 +148,7 @@ def test_ssh_config_gives_hosts_without_patterns_and_forges() -> None:
 
 
 def test_an_ssh_config_that_includes_itself_ends() -> None:
-    assert import_ssh_config("Include self\nHost a\n", lambda pattern: ["Include self\nHost a\n"]) == [Machine("a")]
+    assert import_ssh_config("Include self\nHost a\n", lambda pattern: ["Include self\nHost a\n"]) == [ListedHost("a")]
 
 
 def test_a_slurm_expression_gives_its_hosts() -> None:
@@ -198,25 +200,25 @@ all:
         pytest.param(
             INVENTORY,
             [
-                Machine("node1", address="10.98.0.2", user="ubuntu", python="/usr/bin/python3"),
-                Machine("gpu03", port=2222, python="/usr/bin/python3"),
-                Machine("gpu04", port=2222, python="/usr/bin/python3"),
+                ListedHost("node1", address="10.98.0.2", user="ubuntu", python="/usr/bin/python3"),
+                ListedHost("gpu03", port=2222, python="/usr/bin/python3"),
+                ListedHost("gpu04", port=2222, python="/usr/bin/python3"),
             ],
             id="ini",
         ),
         pytest.param(
             AS_YAML,
             [
-                Machine("node1", address="10.98.0.2", user="ubuntu"),
-                Machine("gpu03", user="ubuntu", port=2222),
-                Machine("gpu04", user="ubuntu", port=2222),
+                ListedHost("node1", address="10.98.0.2", user="ubuntu"),
+                ListedHost("gpu03", user="ubuntu", port=2222),
+                ListedHost("gpu04", user="ubuntu", port=2222),
             ],
             id="yaml",
         ),
     ],
 )
-def test_an_inventory_of_ansible_is_known_and_read(text: str, machines: list[Machine]) -> None:
-    assert looks_like_one(text)
+def test_an_inventory_of_ansible_is_known_and_read(text: str, machines: list[ListedHost]) -> None:
+    assert is_ansible_inventory(text)
     assert import_ansible_inventory("inv", text) == machines
 
 
@@ -256,9 +258,9 @@ all:
 @pytest.mark.parametrize("text", [SHARED_BY_GROUPS, SHARED_BY_GROUPS_IN_YAML], ids=["ini", "yaml"])
 def test_variables_of_groups_reach_their_hosts_and_the_inner_ones_win(text: str) -> None:
     assert import_ansible_inventory("inv", text) == [
-        Machine("node1", user="gpu", port=2222),
-        Machine("node2", user="me", port=2222),
-        Machine("node3", address="10.0.0.3", user="root", port=22),
+        ListedHost("node1", user="gpu", port=2222),
+        ListedHost("node2", user="me", port=2222),
+        ListedHost("node3", address="10.0.0.3", user="root", port=22),
     ]
 
 
@@ -291,26 +293,26 @@ def test_an_inventory_that_cannot_be_read_is_refused_in_one_line(text: str) -> N
 @pytest.mark.parametrize(
     ("line", "machine"),
     [
-        pytest.param("a ansible_ssh_private_key_file=~/.ssh/k", Machine("a", identity_file="~/.ssh/k"), id="key"),
-        pytest.param("a ansible_python_interpreter=/opt/py", Machine("a", python="/opt/py"), id="python"),
-        pytest.param("a ansible_python_interpreter=auto_silent", Machine("a"), id="python as found"),
-        pytest.param("a:2222", Machine("a", port=2222), id="port"),
-        pytest.param("a rack=7 ansible_connection=ssh", Machine("a"), id="variables of playbooks"),
-        pytest.param("a ansible_ssh_common_args='-J me@b:22'", Machine("a", proxy_jump="me@b:22"), id="jump"),
-        pytest.param("a ansible_ssh_extra_args='-o ProxyJump=b,c'", Machine("a", proxy_jump="b,c"), id="jumps"),
+        pytest.param("a ansible_ssh_private_key_file=~/.ssh/k", ListedHost("a", identity_file="~/.ssh/k"), id="key"),
+        pytest.param("a ansible_python_interpreter=/opt/py", ListedHost("a", python="/opt/py"), id="python"),
+        pytest.param("a ansible_python_interpreter=auto_silent", ListedHost("a"), id="python as found"),
+        pytest.param("a:2222", ListedHost("a", port=2222), id="port"),
+        pytest.param("a rack=7 ansible_connection=ssh", ListedHost("a"), id="variables of playbooks"),
+        pytest.param("a ansible_ssh_common_args='-J me@b:22'", ListedHost("a", proxy_jump="me@b:22"), id="jump"),
+        pytest.param("a ansible_ssh_extra_args='-o ProxyJump=b,c'", ListedHost("a", proxy_jump="b,c"), id="jumps"),
         pytest.param(
             """a ansible_ssh_common_args='-o ProxyCommand="ssh -q -W %h:%p -p 2222 me@b" -o ControlPersist=60s'""",
-            Machine("a", proxy_jump="me@b:2222"),
+            ListedHost("a", proxy_jump="me@b:2222"),
             id="command of a jump",
         ),
         pytest.param(
             """a ansible_ssh_args='-oProxyCommand="/usr/bin/ssh me@b nc %h %p" -p 23 -i k -l u'""",
-            Machine("a", proxy_jump="me@b", port=23, identity_file="k", user="u"),
+            ListedHost("a", proxy_jump="me@b", port=23, identity_file="k", user="u"),
             id="options",
         ),
     ],
 )
-def test_how_an_inventory_says_a_host_is_reached_is_kept(line: str, machine: Machine) -> None:
+def test_how_an_inventory_says_a_host_is_reached_is_kept(line: str, machine: ListedHost) -> None:
     assert import_ansible_inventory("inv", f"[gpu]\n{line}\n") == [machine]
     assert hosts_listed(f"[gpu]\n{line}\n") == [machine]
 
@@ -350,15 +352,15 @@ def test_no_part_of_an_inventory_in_yaml_is_passed_over(part: str) -> None:
 @pytest.mark.parametrize(
     ("line", "machine"),
     [
-        pytest.param("gpu01:4", Machine("gpu01", 4), id="a count of slots"),
-        pytest.param("root@gpu01:4", Machine("gpu01", 4, user="root"), id="with a user"),
-        pytest.param("fe80::1 slots=2", Machine("fe80::1", 2), id="an address"),
-        pytest.param("me@gpu01:2222 slots=8", Machine("gpu01", 8, user="me", port=2222), id="a port beside slots"),
-        pytest.param("gpu01:2222", Machine("gpu01", port=2222), id="more than a machine has"),
-        pytest.param("gpu01:22", Machine("gpu01", port=22), id="the port of ssh"),
-        pytest.param("\ufeffgpu01 slots=4", Machine("gpu01", 4), id="behind the mark of Windows"),
-        pytest.param("gpu01 slots=4 gpus=2", Machine("gpu01", 2, workers=4), id="slots and GPUs"),
+        pytest.param("gpu01:4", ListedHost("gpu01", 4), id="a count of slots"),
+        pytest.param("root@gpu01:4", ListedHost("gpu01", 4, user="root"), id="with a user"),
+        pytest.param("fe80::1 slots=2", ListedHost("fe80::1", 2), id="an address"),
+        pytest.param("me@gpu01:2222 slots=8", ListedHost("gpu01", 8, user="me", port=2222), id="a port beside slots"),
+        pytest.param("gpu01:2222", ListedHost("gpu01", port=2222), id="more than a machine has"),
+        pytest.param("gpu01:22", ListedHost("gpu01", port=22), id="the port of ssh"),
+        pytest.param("\ufeffgpu01 slots=4", ListedHost("gpu01", 4), id="behind the mark of Windows"),
+        pytest.param("gpu01 slots=4 gpus=2", ListedHost("gpu01", 2, workers=4), id="slots and GPUs"),
     ],
 )
-def test_a_colon_in_a_hostfile_stands_before_a_count(line: str, machine: Machine) -> None:
+def test_a_colon_in_a_hostfile_stands_before_a_count(line: str, machine: ListedHost) -> None:
     assert import_hostfile("hosts", line) == [machine]

@@ -12,8 +12,8 @@ import pytest
 
 from clusterctl.config import docs, spec
 from clusterctl.config.resolved_file import render_yaml, resolve_spec
-from clusterctl.config.sections.declared import section_of
-from clusterctl.config.sections.models import model_of
+from clusterctl.config.sections.section_fields import build_section
+from clusterctl.config.sections.section_validation import build_validator
 from clusterctl.config.spec_json import dump_spec
 from clusterctl.config.value_parsers import format_exact_duration
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clusterctl.config.loader import LoadedClusterFile
-    from clusterctl.config.sections.declared import Declared
+    from clusterctl.config.sections.section_fields import SectionField
 
 PAGE = Path(__file__).parents[3] / "docs" / "cluster-file.md"
 KEYS = dict(docs.list_keys())
@@ -38,7 +38,7 @@ def test_each_key_stands_in_one_table() -> None:
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
-def test_a_sentence_that_names_a_default_names_the_one_that_holds(key: Declared) -> None:
+def test_a_sentence_that_names_a_default_names_the_one_that_holds(key: SectionField) -> None:
     if "(default)" in key.key.summary:
         assert key.default_text in key.key.summary
     word = key.kind.unparse(None) if key.default is None and key.kind.unparse is not None else None
@@ -68,8 +68,8 @@ def test_the_sentence_about_backoff_names_its_ceiling() -> None:
     ids=lambda of: type(of).__name__,
 )
 def test_a_section_of_defaults_that_is_written_reads_the_same(of: Any) -> None:
-    section = section_of(type(of))
-    assert type(of)(**model_of(section).validate_python(section.written(of))) == of
+    section = build_section(type(of))
+    assert type(of)(**build_validator(section).validate_python(section.format_value(of))) == of
 
 
 DEFAULTS = """\

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.config.loader import load_cluster_file
-from clusterctl.config.text.override import Overrides
+from clusterctl.config.text.overrides import Overrides
 from clusterctl.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,8 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from clusterctl.config.loader import LoadedClusterFile
-from clusterctl.config.sections.listing import ListingError, hosts_of
-from clusterctl.config.sections.slurm import allocation, is_ours, transport
+from clusterctl.config.sections.host_lists import (
+    HostListError,
+    build_srun_command,
+    is_srun_command,
+    list_allocated_hosts,
+    parse_hostfile,
+)
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ConfigError
 
@@ -32,7 +37,7 @@ BATCH = {
     ],
 )
 def test_a_list_of_hosts_is_read_in_the_forms_of_several_launchers(text: str, hosts: list[object]) -> None:
-    assert [(one.host, one.gpus, one.workers) for one in hosts_of(text)] == hosts
+    assert [(one.host, one.gpus, one.workers) for one in parse_hostfile(text)] == hosts
 
 
 @pytest.mark.parametrize(
@@ -50,18 +55,18 @@ def test_a_list_of_hosts_is_read_in_the_forms_of_several_launchers(text: str, ho
     ],
 )
 def test_a_list_that_cannot_be_read_says_where(text: str, message: str) -> None:
-    with pytest.raises(ListingError, match=message.replace("[", r"\[")):
-        hosts_of(text)
+    with pytest.raises(HostListError, match=message.replace("[", r"\[")):
+        parse_hostfile(text)
 
 
 def test_an_allocation_gives_nodes_cpus_and_a_way_to_each() -> None:
-    found = allocation(BATCH)
+    found = list_allocated_hosts(BATCH)
     assert [(one.host, one.gpus, one.workers) for one in found] == [
         ("gpu01", 0, None),
         ("gpu02", 0, None),
         ("big", 0, None),
     ]
-    assert [one.transport for one in found] == [transport(24), transport(24), transport(64)]
+    assert [one.transport for one in found] == [build_srun_command(24), build_srun_command(24), build_srun_command(64)]
 
 
 @pytest.mark.parametrize(
@@ -76,11 +81,11 @@ def test_an_allocation_gives_nodes_cpus_and_a_way_to_each() -> None:
     ],
 )
 def test_gpus_are_those_of_the_job(variables: dict[str, str], gpus: int | None) -> None:
-    assert {one.gpus for one in allocation(BATCH | variables)} == {gpus}
+    assert {one.gpus for one in list_allocated_hosts(BATCH | variables)} == {gpus}
 
 
 def test_tasks_are_workers() -> None:
-    assert {one.workers for one in allocation(BATCH | {"SLURM_NTASKS_PER_NODE": "2"})} == {2}
+    assert {one.workers for one in list_allocated_hosts(BATCH | {"SLURM_NTASKS_PER_NODE": "2"})} == {2}
 
 
 @pytest.mark.parametrize(
@@ -93,20 +98,20 @@ def test_tasks_are_workers() -> None:
     ],
 )
 def test_what_is_no_whole_allocation_is_refused(variables: dict[str, str], message: str) -> None:
-    with pytest.raises(ListingError, match=message) as caught:
-        allocation(BATCH | variables)
+    with pytest.raises(HostListError, match=message) as caught:
+        list_allocated_hosts(BATCH | variables)
     assert caught.value.hint or "cannot be read" in str(caught.value)
 
 
 def test_the_shell_of_salloc_may_be_a_step_of_its_own() -> None:
-    assert len(allocation(BATCH | {"SLURM_STEP_ID": "4294967290"})) == 3
+    assert len(list_allocated_hosts(BATCH | {"SLURM_STEP_ID": "4294967290"})) == 3
 
 
 def test_the_command_of_a_step_is_known_as_ours_and_a_changed_one_is_not() -> None:
-    argv = transport(8)
-    assert is_ours(argv)
-    assert not is_ours((*argv, "; id"))
-    assert not is_ours((*argv[:-1], "id"))
+    argv = build_srun_command(8)
+    assert is_srun_command(argv)
+    assert not is_srun_command((*argv, "; id"))
+    assert not is_srun_command((*argv[:-1], "id"))
 
 
 FROM = "version: 1\nhosts: {from: %s}\n"
@@ -115,7 +120,7 @@ FROM = "version: 1\nhosts: {from: %s}\n"
 def test_hosts_of_an_allocation_are_as_if_they_were_written(parse_text: Callable[..., LoadedClusterFile]) -> None:
     spec = parse_text(FROM % "slurm", environ=BATCH).spec
     assert [host.name for host in spec.hosts] == ["gpu01", "gpu02", "big"]
-    assert spec.hosts[2].transport == transport(64)
+    assert spec.hosts[2].transport == build_srun_command(64)
     assert (
         parse_text(FROM % "slurm" + "defaults: {transport: ssh}\n", environ=BATCH).spec.hosts[0].transport
         is TransportKind.SSH

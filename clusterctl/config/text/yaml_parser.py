@@ -1,4 +1,6 @@
-"""YAML text to a tree with places: YAML 1.2 scalars, nothing unsafe, nothing unbounded.
+"""YAML's own mistakes in words that name the cause: libyaml tells what it expected, people want what they did.
+
+YAML text to a tree with places: YAML 1.2 scalars, nothing unsafe, nothing unbounded.
 
 The tree is built from libyaml's events and not from PyYAML's composer: that one recurses in C as deep as a hostile
 file asks, drops duplicate keys and reads scalars by YAML 1.1.
@@ -8,12 +10,128 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from clusterctl.config.text.syntax import syntax_problem
 from clusterctl.config.text.tree import Document, Mark, Node, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def report_syntax_error(document: Document, error: Exception, report: Report) -> None:
+    """Report what libyaml refused, at the place where a person looks for it."""
+    place = getattr(error, "problem_mark", None)
+    if place is None:
+        report.add(Mark(document, 1, 1), f"not YAML: {str(error).splitlines()[0]}")
+        return
+    context = getattr(error, "context_mark", None)
+    mark = _move_into_text(Mark(document, place.line + 1, place.column + 1))
+    opened = None if context is None else Mark(document, context.line + 1, context.column + 1)
+    problem = str(getattr(error, "problem", "") or "")
+    for words, answer in _SYNTAX:
+        if words in problem:
+            text, hint, at = answer(mark, opened)
+            report.add(at, text, hint)
+            return
+    report.add(mark, f"not YAML: {problem}")
+
+
+def _move_into_text(mark: Mark) -> Mark:
+    """Libyaml points behind the end of the text when something is not closed; people look at the last line."""
+    lines = mark.document.lines
+    if mark.line <= len(lines) and not (mark.line == len(lines) and not lines[-1] and mark.line > 1):
+        return mark
+    last = max(1, len(lines) - (0 if lines[-1] else 1))
+    return Mark(mark.document, last, len(lines[last - 1]) + 1)
+
+
+_Answer = tuple[str, "str | None", Mark]
+
+
+def _character_at(mark: Mark) -> str:
+    lines = mark.document.lines
+    line = lines[mark.line - 1] if mark.line <= len(lines) else ""
+    return line[mark.column - 1 : mark.column]
+
+
+def _cannot_start(mark: Mark, _: Mark | None) -> _Answer:
+    if _character_at(mark) == "\t":
+        return "a tab is used for indentation", "indent with spaces", mark
+    return f"a value cannot begin with `{_character_at(mark)}`", "put the value in quotes", mark
+
+
+def _tab(mark: Mark, _: Mark | None) -> _Answer:
+    return "a tab is used for indentation", "indent with spaces", mark
+
+
+def _second_colon(mark: Mark, _: Mark | None) -> _Answer:
+    line = mark.document.lines[mark.line - 1]
+    before = line[: mark.column - 1]
+    if "\t" in before[: len(before) - len(before.lstrip())]:
+        return "a tab is used for indentation", "indent with spaces", mark.shifted(1 - mark.column, 1)
+    if ":" in before:
+        return "a second `: ` in one line", "put the value in quotes", mark
+    key = mark.shifted(len(before) - len(before.lstrip()) - mark.column + 1, max(1, len(before.strip())))
+    hint = "check the indentation, and whether a `:` is missing in the line above"
+    return "a key cannot stand here: this line continues the value above", hint, key
+
+
+def _no_colon(mark: Mark, opened: Mark | None) -> _Answer:
+    at = opened or mark
+    return "no `:` after this key", "write `key: value`, with a blank after the colon", at
+
+
+def _not_closed(mark: Mark, opened: Mark | None) -> _Answer:
+    at = opened or mark
+    before = mark.document.lines[mark.line - 1][: mark.column - 1] if mark.line <= len(mark.document.lines) else ""
+    if _character_at(mark) == "{" and before.endswith("$"):
+        return "a `${` inside of brackets must be quoted", 'write `"${env:NAME}"`', mark.shifted(-1, 2)
+    if mark.line == at.line and _character_at(mark) in ("[", "]"):
+        return "a `[` inside of brackets must be quoted", 'write `"gpu[01-02]"`', mark
+    return f"this `{_character_at(at)}` is not closed, or a comma is missing in it", None, at
+
+
+def _key_expected(mark: Mark, opened: Mark | None) -> _Answer:
+    if opened is not None and mark.column == opened.column and _character_at(mark) == "-":
+        return "a list item among keys", "indent the list below its key", mark
+    begins_line = not mark.document.lines[mark.line - 1][: mark.column - 1].strip()
+    if opened is not None and begins_line and mark.column != opened.column:
+        text = f"the indentation fits neither the keys above nor below (they begin in column {opened.column})"
+        return text, None, mark
+    return "something is left behind the value", "put the whole value in quotes", mark
+
+
+def _dash_expected(mark: Mark, _: Mark | None) -> _Answer:
+    return "a key among list items", "begin it with `- `, or check the indentation", mark
+
+
+def _quote_open(mark: Mark, opened: Mark | None) -> _Answer:
+    return "this quote is not closed", None, opened or mark
+
+
+def _dash_in_line(mark: Mark, _: Mark | None) -> _Answer:
+    return "a list cannot begin here", "begin it on a line of its own, or write `[a, b]`", mark
+
+
+def _escape(mark: Mark, _: Mark | None) -> _Answer:
+    return "an unknown escape after `\\`", "use single quotes to keep a backslash", mark
+
+
+_SYNTAX: tuple[tuple[str, Callable[[Mark, Mark | None], _Answer]], ...] = (
+    ("cannot start any token", _cannot_start),
+    ("a tab character", _tab),
+    ("mapping values are not allowed", _second_colon),
+    ("could not find expected ':'", _no_colon),
+    ("did not find expected ',' or", _not_closed),
+    ("did not find expected key", _key_expected),
+    ("did not find expected '-'", _dash_expected),
+    ("unexpected end of stream", _quote_open),
+    ("block sequence entries are not allowed", _dash_in_line),
+    ("escape c", _escape),
+)
+
 
 MAX_BYTES = 1024**2
 """Largest cluster file read; a file of a thousand hosts in long form has a tenth of it."""
@@ -40,7 +158,7 @@ _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def core_scalar(text: str) -> Any:
+def parse_scalar(text: str) -> Any:
     """Take a plain scalar for what YAML 1.2 says: null, a truth value, a number, or text."""
     if text[:1] not in _NOT_TEXT:
         return text
@@ -61,32 +179,32 @@ def core_scalar(text: str) -> Any:
 
 def parse_document(path: str, content: bytes | str, report: Report) -> Node | None:
     """Read one document into a tree; what is wrong goes to `report`. `None`: nothing could be read."""
-    text = _decoded(path, content, report)
+    text = _decode(path, content, report)
     if text is None:
         return None
-    return parse_text(Document(path, text), report)
+    return parse_yaml(Document(path, text), report)
 
 
-def parse_text(document: Document, report: Report) -> Node | None:
+def parse_yaml(document: Document, report: Report) -> Node | None:
     """Read one document whose text is known to be text."""
     match = _UNPRINTABLE.search(document.text)
     if match is not None:
         report.add(_mark_at(document, match.start()), f"a control character (U+{ord(match[0]):04X})")
         return None
-    builder = _Builder(document, report)
+    builder = _TreeBuilder(document, report)
     try:
         for event in yaml.parse(document.text, Loader=_LOADER):
             builder.take(event)
-    except _Unbounded as error:
+    except _LimitError as error:
         report.add(error.mark, str(error), error.hint)
         return None
     except yaml.YAMLError as error:
-        syntax_problem(document, error, report)
+        report_syntax_error(document, error, report)
         return None
     return builder.root
 
 
-def _decoded(path: str, content: bytes | str, report: Report) -> str | None:
+def _decode(path: str, content: bytes | str, report: Report) -> str | None:
     if len(content) > MAX_BYTES:
         report.add(Mark(Document(path, ""), 1, 1), f"larger than {MAX_BYTES // 1024} KiB: not a cluster file")
         return None
@@ -107,7 +225,7 @@ def _mark_at(document: Document, index: int) -> Mark:
     return Mark(document, len(before), len(before[-1]) + 1)
 
 
-class _Unbounded(Exception):  # noqa: N818 - it stops the reading, and never leaves this module
+class _LimitError(Exception):
     def __init__(self, mark: Mark, text: str, hint: str | None = None) -> None:
         super().__init__(text)
         self.mark = mark
@@ -124,7 +242,7 @@ class _Frame:
     children: list[Node] = field(default_factory=list)
 
 
-class _Builder:
+class _TreeBuilder:
     """Turns parser events into a tree, counting as it goes."""
 
     def __init__(self, document: Document, report: Report) -> None:
@@ -149,7 +267,7 @@ class _Builder:
             self._put(node, None, node.size)
         elif isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
             hint = "remove the `---`; several files are merged with `--file`"
-            raise _Unbounded(self._mark(event), "a second document in one file", hint)
+            raise _LimitError(self._mark(event), "a second document in one file", hint)
 
     def _mark(self, event: Any) -> Mark:
         start, end = event.start_mark, event.end_mark
@@ -160,7 +278,7 @@ class _Builder:
     def _open(self, event: Any) -> None:
         mark = self._mark(event)
         if len(self._frames) >= MAX_DEPTH:
-            raise _Unbounded(mark, f"nested deeper than {MAX_DEPTH} levels")
+            raise _LimitError(mark, f"nested deeper than {MAX_DEPTH} levels")
         mapping = isinstance(event, yaml.MappingStartEvent)
         self._check_tag(event, mark, "map" if mapping else "seq")
         if event.anchor is not None:
@@ -182,18 +300,18 @@ class _Builder:
         self._check_tag(event, mark, "str", "int", "float", "bool", "null")
         plain = event.implicit[0] or event.tag not in (None, "!", _TAG + "str")
         quoted = event.style in ("'", '"', "|", ">")
-        return Node(core_scalar(text) if plain else text, mark, raw=text, quoted=quoted or not plain)
+        return Node(parse_scalar(text) if plain else text, mark, raw=text, quoted=quoted or not plain)
 
     def _alias(self, event: Any) -> Node:
         anchored = self._anchors.get(event.anchor)
         if anchored is not None:
             return anchored
         if event.anchor in self._anchors:
-            raise _Unbounded(self._mark(event), f"`*{event.anchor}` stands inside of what it repeats")
-        raise _Unbounded(self._mark(event), f"no anchor `&{event.anchor}` before this place")
+            raise _LimitError(self._mark(event), f"`*{event.anchor}` stands inside of what it repeats")
+        raise _LimitError(self._mark(event), f"no anchor `&{event.anchor}` before this place")
 
     def _list(self, frame: _Frame) -> Node:
-        return _sized(Node(frame.children, frame.mark), frame.children)
+        return _set_size(Node(frame.children, frame.mark), frame.children)
 
     def _mapping(self, frame: _Frame) -> Node:
         entries: dict[str, Node] = {}
@@ -213,7 +331,7 @@ class _Builder:
         node = Node(entries, frame.mark, keys=keys)
         for position, value, mark in reversed(merged):
             self._merge(node, position, value, mark)
-        return _sized(node, list(node.value.values()))
+        return _set_size(node, list(node.value.values()))
 
     def _merge(self, node: Node, position: int, value: Node, mark: Mark) -> None:
         """Insert what `<<` brings at its place; keys that are written out win, and of a list the earlier."""
@@ -233,9 +351,9 @@ class _Builder:
     def _put(self, node: Node, anchor: str | None, added: int) -> None:
         self._count += added
         if self._count > MAX_NODES:
-            raise _Unbounded(node.mark, f"more than {MAX_NODES} values: not a cluster file")
+            raise _LimitError(node.mark, f"more than {MAX_NODES} values: not a cluster file")
         if node.depth + len(self._frames) > MAX_DEPTH:
-            raise _Unbounded(node.mark, f"nested deeper than {MAX_DEPTH} levels")
+            raise _LimitError(node.mark, f"nested deeper than {MAX_DEPTH} levels")
         if anchor is not None:
             self._anchors[anchor] = node
         if self._frames:
@@ -244,7 +362,7 @@ class _Builder:
             self.root = node
 
 
-def _sized(node: Node, children: list[Node]) -> Node:
+def _set_size(node: Node, children: list[Node]) -> Node:
     node.size = 1 + sum(child.size for child in children)
     node.depth = 1 + max((child.depth for child in children), default=0)
     return node

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.config.sections.declared import HOST, Section
-from clusterctl.config.text.tree import Node, Path, Report, label
+from clusterctl.config.sections.section_fields import HOST, Section
+from clusterctl.config.text.tree import Node, Path, Report, format_path
 from clusterctl.config.value_parsers import describe_value
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ class HostEntry:
     mark: Mark
 
 
-def host_entries(hosts: Node, report: Report) -> list[HostEntry]:
+def normalize_hosts(hosts: Node, report: Report) -> list[HostEntry]:
     """Bring all forms of `hosts` into entries."""
     if isinstance(hosts.value, str):
-        return [HostEntry(("hosts",), _named(hosts), hosts.mark)]
+        return [HostEntry(("hosts",), _build_entry_node(hosts), hosts.mark)]
     if isinstance(hosts.value, dict):
-        items = [_from_key(hosts, key, child, report) for key, child in hosts.value.items()]
+        items = [_parse_mapping_entry(hosts, key, child, report) for key, child in hosts.value.items()]
         return [item for item in items if item is not None]
     if isinstance(hosts.value, list):
-        listed = [_from_item(("hosts", i), child, report) for i, child in enumerate(hosts.value)]
+        listed = [_parse_list_entry(("hosts", i), child, report) for i, child in enumerate(hosts.value)]
         return [item for item in listed if item is not None]
     report.add(hosts.mark, f"hosts: must be text, a mapping or a list, not {describe_value(hosts.value)}", _HOSTS_HINT)
     return []
@@ -39,36 +39,37 @@ def host_entries(hosts: Node, report: Report) -> list[HostEntry]:
 _HOSTS_HINT = "write `gpu[01-02]: 8` below it"
 
 
-def _named(host: Node, rest: Node | None = None) -> Node:
+def _build_entry_node(host: Node, rest: Node | None = None) -> Node:
     entries = {"host": host, **(rest.value if rest is not None else {})}
     keys = {"host": host.mark, **(rest.keys if rest is not None else {})}
     return Node(entries, host.mark, keys=keys)
 
 
-def _from_key(hosts: Node, key: str, child: Node, report: Report) -> HostEntry | None:
+def _parse_mapping_entry(hosts: Node, key: str, child: Node, report: Report) -> HostEntry | None:
     path, mark = ("hosts", key), hosts.key_mark(key)
     host = Node(key, mark, raw=key)
     if not isinstance(child.value, dict):
         if child.value is None:
-            return HostEntry(path, _named(host), mark)
+            return HostEntry(path, _build_entry_node(host), mark)
         gpus = Node({"gpus": child}, child.mark, keys={"gpus": child.mark})
-        return HostEntry(path, _named(host, gpus), mark)
+        return HostEntry(path, _build_entry_node(host, gpus), mark)
     if "host" in child.value:
-        report.add(child.key_mark("host"), f"{label(path)}.host: the host is named by the key above already")
+        report.add(child.key_mark("host"), f"{format_path(path)}.host: the host is named by the key above already")
         return None
-    return HostEntry(path, _named(host, child), mark)
+    return HostEntry(path, _build_entry_node(host, child), mark)
 
 
-def _from_item(path: Path, child: Node, report: Report) -> HostEntry | None:
+def _parse_list_entry(path: Path, child: Node, report: Report) -> HostEntry | None:
     if isinstance(child.value, str):
-        return HostEntry(path, _named(child), child.mark)
+        return HostEntry(path, _build_entry_node(child), child.mark)
     if not isinstance(child.value, dict):
-        report.add(child.mark, f"{label(path)}: must be a host or a mapping, not {describe_value(child.value)}")
+        report.add(child.mark, f"{format_path(path)}: must be a host or a mapping, not {describe_value(child.value)}")
         return None
     if len(child.value) == 1 and _is_short_form(child):
         key = next(iter(child.value))
-        hint = f"write `- {{host: {_in_flow(key)}, gpus: {child.value[key].raw or '...'}}}`, or the entry without `- `"
-        report.add(child.key_mark(key), f"{label(path)}: a list item cannot be `host: GPUs`", hint)
+        gpus = child.value[key].raw or "..."
+        hint = f"write `- {{host: {_quote_for_flow(key)}, gpus: {gpus}}}`, or the entry without `- `"
+        report.add(child.key_mark(key), f"{format_path(path)}: a list item cannot be `host: GPUs`", hint)
         return None
     return HostEntry(path, child, child.mark)
 
@@ -80,11 +81,11 @@ def _is_short_form(item: Node) -> bool:
     return key not in HOST.keys and looks_like_gpus and any(c.isdigit() for c in key)
 
 
-def _in_flow(text: str) -> str:
+def _quote_for_flow(text: str) -> str:
     return f'"{text}"' if "[" in text else text
 
 
-def section(node: Node, shape: Section) -> Node:
+def normalize_section(node: Node, shape: Section) -> Node:
     """Leave out known keys without a value, and take environment and arguments as they were written."""
     if not isinstance(node.value, dict):
         return node
@@ -94,21 +95,21 @@ def section(node: Node, shape: Section) -> Node:
         if kind is None:
             entries[key] = child
         elif child.value is not None:
-            below = section(child, kind.type) if isinstance(kind.type, Section) else child
-            entries[key] = texts(child) if kind.kind.keep_text else below
+            below = normalize_section(child, kind.type) if isinstance(kind.type, Section) else child
+            entries[key] = keep_scalars_as_text(child) if kind.kind.keep_text else below
     return node.with_entries(entries)
 
 
-def texts(node: Node) -> Node:
+def keep_scalars_as_text(node: Node) -> Node:
     """Take the scalars of a mapping or list as written: `1e-3` stays `1e-3`, `yes` stays `yes`."""
     if isinstance(node.value, dict):
-        return node.with_entries({key: _text(child) for key, child in node.value.items()})
+        return node.with_entries({key: _keep_text(child) for key, child in node.value.items()})
     if isinstance(node.value, list):
-        return Node([_text(child) for child in node.value], node.mark)
+        return Node([_keep_text(child) for child in node.value], node.mark)
     return node
 
 
-def _text(node: Node) -> Node:
+def _keep_text(node: Node) -> Node:
     if node.raw is None or node.value is None:
         return node
     return Node(node.raw, node.mark, raw=node.raw, quoted=node.quoted)

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.text.tree import Mark, Node, Path, Report, label
-from clusterctl.config.text.yaml_text import core_scalar
+from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path
+from clusterctl.config.text.yaml_parser import parse_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -24,17 +24,17 @@ _WORD = re.compile(r"\$\{env:([^{}]{,1000})(\}?)|\$\{(?:[^{}]{,1000}\})?")
 _BODY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-|:\?)(.*))?", re.DOTALL)
 _NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)(?![\w\s])")
 _TAKES_SHELL_TEXT = re.compile(r"-[a-z]{0,4}c[a-z]{0,2}")
-_OF_PATHS = re.compile(r"[A-Z_]*PATH")
-_OF_A_HOME = re.compile(r"(?:^|[:=,])~/|^~[A-Za-z_][\w.-]*/")
-_OF_A_USER = re.compile(r"~[^/]")
+_PATH_VARIABLE = re.compile(r"[A-Z_]*PATH")
+_HOME_PATH = re.compile(r"(?:^|[:=,])~/|^~[A-Za-z_][\w.-]*/")
+_USER_HOME = re.compile(r"~[^/]")
 
 _LITERAL = {"host", "address", "user", "proxy_jump", "identity_file", "transport"}
 """Keys of a host that say where a connection leads: what a variable holds would go to name servers and to strangers."""
 
-_OF_THE_USER = {"USER", "LOGNAME"}
+_USER_VARIABLES = {"USER", "LOGNAME"}
 """What every server is told anyway, so that `user:` may name it."""
 
-_MOST_IN_A_VALUE = 20
+_MAX_MISTAKES = 20
 """Mistakes told of one value; a megabyte of `${` is one mistake, not a hundred thousand."""
 
 _FORMS = (
@@ -43,7 +43,7 @@ _FORMS = (
 
 
 @dataclass
-class Filling:
+class Interpolation:
     """What values are filled in from.
 
     Attributes:
@@ -56,7 +56,7 @@ class Filling:
     report: Report
     search_paths: list[tuple[Mark, Path, str]] = field(default_factory=list)
 
-    def prepared(self, node: Node, path: Path = ()) -> Node:
+    def interpolate_tree(self, node: Node, path: Path = ()) -> Node:
         """Leave out `x-*` keys and fill in variables, everywhere below `node`; keys are never filled in."""
         if isinstance(node.value, dict):
             entries: dict[str, Node] = {}
@@ -64,22 +64,22 @@ class Filling:
                 if key.startswith("x-"):
                     _warn_hidden_host(node.key_mark(key), key, path, self.report)
                     continue
-                entries[key] = self.prepared(child, (*path, key))
+                entries[key] = self.interpolate_tree(child, (*path, key))
             return node.with_entries(entries)
         if isinstance(node.value, list):
-            shell = shell_items(path, [item.value for item in node.value])
+            shell = list_shell_items(path, [item.value for item in node.value])
             items = [self._item(child, (*path, i), is_shell=i in shell) for i, child in enumerate(node.value)]
             return Node(items, node.mark)
         return self._item(node, path, is_shell=is_shell_text(path))
 
     def _item(self, node: Node, path: Path, *, is_shell: bool) -> Node:
         if node.raw is None:
-            return self.prepared(node, path) if isinstance(node.value, (dict, list)) else node
-        if "~" in node.raw and not is_shell and not _means_a_home(node, path, self.report):
+            return self.interpolate_tree(node, path) if isinstance(node.value, (dict, list)) else node
+        if "~" in node.raw and not is_shell and not _check_tilde(node, path, self.report):
             return Node(None, node.mark)
-        return self.filled(node, path, is_shell=is_shell) if "$" in node.raw else node
+        return self.interpolate_value(node, path, is_shell=is_shell) if "$" in node.raw else node
 
-    def filled(self, node: Node, path: Path, *, is_shell: bool = False) -> Node:
+    def interpolate_value(self, node: Node, path: Path, *, is_shell: bool = False) -> Node:
         """Fill in the variables of one value.
 
         Args:
@@ -91,7 +91,7 @@ class Filling:
         reported = before + len(self.report.warnings)
         pieces: list[str] = []
         position = 0
-        looked_at = _OURS if is_shell else _WORD if _is_literal(path) and "command" not in path else _ANY
+        looked_at = _OURS if is_shell else _WORD if _is_literal_key(path) and "command" not in path else _ANY
         for match in looked_at.finditer(raw):
             pieces.append(raw[position : match.start()])
             position = match.end()
@@ -101,13 +101,13 @@ class Filling:
             used = True
             mark = node.inside(match.start(), len(match[0]))
             pieces.append(self._expanded(match, mark, path) if match[0] != "$(" else self._kept(mark, path))
-            if len(self.report.problems) + len(self.report.warnings) - reported > _MOST_IN_A_VALUE:
+            if len(self.report.problems) + len(self.report.warnings) - reported > _MAX_MISTAKES:
                 break
         if len(self.report.problems) > before:
             return Node(None, node.mark)
         text = "".join([*pieces, raw[position:]])
         # Unquoted, `port: ${env:PORT}` means a number; quoted, it is text.
-        value: Any = core_scalar(text) if used and not node.quoted else text
+        value: Any = parse_scalar(text) if used and not node.quoted else text
         return Node(value, node.mark, raw=text, quoted=node.quoted)
 
     def _expanded(self, match: re.Match[str], mark: Mark, path: Path) -> str:
@@ -116,41 +116,45 @@ class Filling:
             self._refuse(match, mark, path)
             return ""
         name, operator, rest = body[1], body[2], body[3]
-        if _is_literal(path) and not (path[-1] == "user" and name in _OF_THE_USER):
+        if _is_literal_key(path) and not (path[-1] == "user" and name in _USER_VARIABLES):
             self._refuse_here(match[0], mark, path)
             return ""
-        if _OF_PATHS.fullmatch(name):
+        if _PATH_VARIABLE.fullmatch(name):
             self.search_paths.append((mark, path, name))
         value = self.environ.get(name, "")
         if operator == ":-":
             return value or rest
         if operator == ":?" and not value:
-            text = f"{label(path)}: `{name}` is not set{': ' + rest if rest else ''}"
+            text = f"{format_path(path)}: `{name}` is not set{': ' + rest if rest else ''}"
             self.report.add(mark, text, f"export {name}=...")
         elif not operator and name not in self.environ:
             hint = f"write `${{env:{name}:-}}` if meant"
-            self.report.warn(mark, f"{label(path)}: `{name}` is not set and taken as empty", hint)
+            self.report.warn(mark, f"{format_path(path)}: `{name}` is not set and taken as empty", hint)
         return value
 
     def _kept(self, mark: Mark, path: Path) -> str:
         hint = "`job.prologue` and a text of `job.command` are read by bash on the node"
-        self.report.warn(mark, f"{label(path)}: nothing runs the command of `$(`, the text stays as it is", hint)
+        self.report.warn(mark, f"{format_path(path)}: nothing runs the command of `$(`, the text stays as it is", hint)
         return "$("
 
     def _refuse(self, match: re.Match[str], mark: Mark, path: Path) -> None:
         token = match[0]
         named = None if match[1] is not None else _NAMED.match(token)
-        if _is_literal(path) and token.startswith("${"):
+        if _is_literal_key(path) and token.startswith("${"):
             self._refuse_here(token, mark, path)
         elif named is None:
-            self.report.add(mark, f"{label(path)}: `{token}` cannot be filled in", _FORMS)
+            self.report.add(mark, f"{format_path(path)}: `{token}` cannot be filled in", _FORMS)
         else:
-            self.report.add(mark, f"{label(path)}: nothing fills in `{token}`", _remedies(named[1], token, path))
+            self.report.add(
+                mark, f"{format_path(path)}: nothing fills in `{token}`", _suggest_remedy(named[1], token, path)
+            )
 
     def _refuse_here(self, token: str, mark: Mark, path: Path) -> None:
         is_file = "identity_file" in path or "known_hosts" in path
-        hint = "`~` is the home" if is_file else f"write the value itself, or give it as `--set {label(path)}=VALUE`"
-        text = f"{label(path)}: `{token}` is not filled in here: it would be shown to whoever is asked"
+        hint = (
+            "`~` is the home" if is_file else f"write the value itself, or give it as `--set {format_path(path)}=VALUE`"
+        )
+        text = f"{format_path(path)}: `{token}` is not filled in here: it would be shown to whoever is asked"
         self.report.add(mark, text, hint)
 
 
@@ -159,7 +163,7 @@ def is_shell_text(path: Path) -> bool:
     return path in (("job", "command"), ("job", "prologue"))
 
 
-def shell_items(path: Path, items: Collection[object]) -> set[int]:
+def list_shell_items(path: Path, items: Collection[object]) -> set[int]:
     """Return which items of a list are read by a shell: in a command, what follows `-c`."""
     if path[-1:] != ("command",):
         return set()
@@ -167,43 +171,45 @@ def shell_items(path: Path, items: Collection[object]) -> set[int]:
     return {i + 1 for i, text in enumerate(texts) if _TAKES_SHELL_TEXT.fullmatch(text)}
 
 
-def escaped(text: str, *, is_shell: bool = False) -> str:
+def escape_text(text: str, *, is_shell: bool = False) -> str:
     """Write a text so that filling it in gives the text again."""
     return re.sub(r"\$(?=\{env:)" if is_shell else r"\$(?=[{A-Za-z_])", "$$", text)
 
 
-def _remedies(name: str, token: str, path: Path) -> str:
+def _suggest_remedy(name: str, token: str, path: Path) -> str:
     here, text = f"`${{env:{name}}}` is its value on this machine", f"`${token}` keeps the text"
     if path[-1] in ("workdir", "python") or path == ("job", "checkpoint", "pattern"):
         return f"`~/` is the home on the node; {here}; {text}"
-    if _is_environment(path):
+    if _is_variable_value(path):
         return f"`job.prologue` may export it with the node's value; {here}; {text}"
     if path[:2] == ("job", "args"):
         return f"a text of `job.command` is read by bash on the node; {here}; {text}"
     return f"{here}; {text}"
 
 
-def _means_a_home(node: Node, path: Path, report: Report) -> bool:
+def _check_tilde(node: Node, path: Path, report: Report) -> bool:
     """Tell of a `~` that nobody expands; return False where the value cannot be used."""
     raw = node.raw or ""
-    if _is_environment(path) or path[:2] in (("job", "args"), ("job", "command")):
-        if _OF_A_HOME.search(raw):
+    if _is_variable_value(path) or path[:2] in (("job", "args"), ("job", "command")):
+        if _HOME_PATH.search(raw):
             hint = "`${env:HOME}` is the home on this machine; `job.prologue` may export the one on the node"
-            report.warn(node.mark, f"{label(path)}: nothing expands `~` here, the program gets it as it is", hint)
-    elif _names_files(path) and _OF_A_USER.match(raw):
+            report.warn(node.mark, f"{format_path(path)}: nothing expands `~` here, the program gets it as it is", hint)
+    elif _is_file_path_key(path) and _USER_HOME.match(raw):
         user = raw.partition("/")[0]
-        report.add(node.mark, f"{label(path)}: `{user}` is not looked up", "write the whole path; `~/` is the home")
+        report.add(
+            node.mark, f"{format_path(path)}: `{user}` is not looked up", "write the whole path; `~/` is the home"
+        )
         return False
     return True
 
 
-def _is_environment(path: Path) -> bool:
+def _is_variable_value(path: Path) -> bool:
     """Return whether a value is that of a variable: of `env`, of a host's, or in an `env_file` (by its name)."""
     of_env = path[-2:-1] == ("env",) and path[0] != "secrets"
     return of_env or (path[0] == "env_file" and isinstance(path[-1], str) and len(path) == 2)
 
 
-def _names_files(path: Path) -> bool:
+def _is_file_path_key(path: Path) -> bool:
     keys = [part for part in path if isinstance(part, str)]
     return keys[-1] in ("workdir", "python", "source", "env_file", "to", "pattern", "watch", "known_hosts") or (
         keys[-1] == "file" and keys[0] in ("secrets", "hosts")
@@ -215,7 +221,7 @@ def _warn_hidden_host(mark: Mark, key: str, path: Path, report: Report) -> None:
         report.warn(mark, f"host `{key}` is ignored, as every key that begins with `x-`", "list hosts as `- x-1`")
 
 
-def _is_literal(path: Path) -> bool:
+def _is_literal_key(path: Path) -> bool:
     """Tell whether the value at `path` is taken as it is written."""
     if path[:2] == ("ssh", "known_hosts"):
         return True

@@ -1,4 +1,6 @@
-"""Machines out of an Ansible inventory, as INI or as YAML. Text to values; who reads the file is the caller.
+"""Arguments of `ssh`, as other tools keep them, put into keys of a host of a cluster file.
+
+Machines out of an Ansible inventory, as INI or as YAML. Text to values; who reads the file is the caller.
 
 What a cluster file can say is taken, variables that are nobody's but the playbooks' are passed over, and every other
 one that Ansible itself reads is refused: a machine would be reached in another way than its owner thinks.
@@ -6,6 +8,7 @@ one that Ansible itself reads is refused: a machine would be reached in another 
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass, field
@@ -14,11 +17,100 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from clusterctl.config import host_ranges as ranges
-from clusterctl.config.sections import ssh_arguments
-from clusterctl.config.sections.listing import ListingError, Machine, without_mark
+from clusterctl.config.sections.host_lists import HostListError, ListedHost, strip_bom
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_OPTION_KEYS = {
+    "proxyjump": "proxy_jump",
+    "port": "port",
+    "user": "user",
+    "identityfile": "identity_file",
+    "hostname": "address",
+}
+_OPTIONS = {"-J": "proxyjump", "-p": "port", "-l": "user", "-i": "identityfile"}
+# They change neither where a login leads nor who logs in.
+_IGNORED_OPTIONS = frozenset(
+    {
+        *("controlmaster", "controlpersist", "controlpath", "serveraliveinterval", "serveralivecountmax", "loglevel"),
+        *("connecttimeout", "connectionattempts", "compression", "batchmode", "tcpkeepalive", "requesttty"),
+    }
+)
+_FLAGS = frozenset({"-C", "-q", "-T", "-x", "-n", "-tt", "-t"})
+
+
+def parse_ssh_arguments(text: str) -> dict[str, str]:
+    """Return the keys of a host that say the same as arguments of ssh.
+
+    Raises:
+        ValueError: One of them says what no key can, or is not known here.
+    """
+    found, rest = _parse_options(shlex.split(text))
+    if rest:
+        raise ValueError(f"`{rest[0][:60]}` is no option of ssh")
+    return found
+
+
+def _parse_options(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return what options say, and the words behind them."""
+    found: dict[str, str] = {}
+    words = list(words)
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        if word in _FLAGS:
+            continue
+        option, value = word[:2], word[2:]
+        if option not in (*_OPTIONS, "-o") or not (value or words):
+            raise ValueError(f"`{word[:60]}` is an option of ssh")
+        value = value or words.pop(0)
+        name = _OPTIONS.get(option)
+        if name is None:
+            name, value = [*re.split(r"\s*=\s*|\s+", value.strip(), maxsplit=1), ""][:2]
+        found.update(_convert_option(name.lower(), value, f"{option} {name}" if option == "-o" else word))
+    return found, words
+
+
+def _convert_option(name: str, value: str, shown: str) -> dict[str, str]:
+    if name == "proxycommand":
+        return {"proxy_jump": _parse_jump_host(value)}
+    if name in _OPTION_KEYS:
+        return {_OPTION_KEYS[name]: value}
+    if name in _IGNORED_OPTIONS:
+        return {}
+    raise ValueError(f"`{shown[:60]}` is an option of ssh")
+
+
+def _parse_jump_host(command: str) -> str:
+    """Return the jump host of a command that goes through one, such as `ssh -W %h:%p user@bastion`."""
+    shown = ValueError(f"`ProxyCommand={command[:60]}` is no jump through another host")
+    words = shlex.split(command)
+    if not words or os.path.basename(words[0]) != "ssh":
+        raise shown
+    del words[0]
+    forwards = [word for word in words if word in ("-W%h:%p", "%h:%p")]
+    found, rest = _parse_words([word for word in words if word not in ("-W", *forwards)])
+    through = bool(forwards) or [os.path.basename(word) for word in rest[1:]] in (
+        ["nc", "%h", "%p"],
+        ["netcat", "%h", "%p"],
+    )
+    if not through or len(rest) != (1 if forwards else 4) or not {"user", "port"} >= found.keys():
+        raise shown
+    user, _, host = rest[0].rpartition("@")
+    user = found.get("user", user)
+    before, behind = f"{user}@" if user else "", f":{found['port']}" if "port" in found else ""
+    return f"{before}{host}{behind}"
+
+
+def _parse_words(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Read options on either side of a host."""
+    found, rest = _parse_options(words)
+    if len(rest) > 1 and rest[1].startswith("-"):
+        more, behind = _parse_options(rest[1:])
+        return {**found, **more}, [rest[0], *behind]
+    return found, rest
+
 
 _SECTION = re.compile(r"^\s*\[(?P<group>[\w.-]+)(?::(?P<kind>children|vars))?\]\s*(?:[#;].*)?$")
 _RANGE = re.compile(r"\[(\d+):(\d+)\]")
@@ -31,16 +123,16 @@ _TEXTS = {
     "python": ("ansible_python_interpreter",),
 }
 _ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
-_WITHOUT_EFFECT = {
+_IGNORED_VALUES = {
     "ansible_connection": ("ssh", "smart", "paramiko", "paramiko_ssh"),
     "ansible_become": ("false", "no"),
     "ansible_python_interpreter": ("auto", "auto_silent", "auto_legacy", "auto_legacy_silent"),
 }
 _PASSWORDS = ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password", "ansible_become_password")
-_DEEPEST = 32
+_MAX_DEPTH = 32
 
 
-def looks_like_one(text: str) -> bool:
+def is_ansible_inventory(text: str) -> bool:
     """Return whether a text is an inventory by its look: sections in brackets, or groups with `hosts:`."""
     lines = text.splitlines()
     if any(_SECTION.match(line) for line in lines):
@@ -48,28 +140,28 @@ def looks_like_one(text: str) -> bool:
     return bool(re.search(r"^\w[\w.-]*:\s*$", text, re.MULTILINE) and re.search(r"^\s+hosts:\s*$", text, re.MULTILINE))
 
 
-def machines_of(text: str) -> list[Machine]:
+def parse_ansible_inventory(text: str) -> list[ListedHost]:
     """Read the machines of an inventory, each once, in order, with how they are reached and their Python.
 
     Raises:
         ListingError: It cannot be read, names no machine, or says what no cluster file can.
     """
-    told = _Inventory()
-    text = without_mark(text)
+    inventory = _Inventory()
+    text = strip_bom(text)
     try:
         if any(map(_SECTION.match, text.splitlines())):
-            _of_ini(text, told)
+            _parse_ini(text, inventory)
         else:
-            _of_yaml(yaml.safe_load(text), told, 0)
-        resolved = told.resolved()
+            _parse_yaml(yaml.safe_load(text), inventory, 0)
+        resolved = inventory.resolved()
     except (yaml.YAMLError, ranges.HostRangeError, ValueError, RecursionError) as error:
-        if isinstance(error, ListingError):
+        if isinstance(error, HostListError):
             raise
         reason = next(iter(str(error).splitlines()), "")
-        raise ListingError(f"this inventory cannot be read: {reason}", _PLAIN) from error
+        raise HostListError(f"this inventory cannot be read: {reason}", _PLAIN) from error
     if not resolved:
-        raise ListingError("no host in this inventory", _PLAIN)
-    return [_machine(name, values, text) for name, values in resolved.items()]
+        raise HostListError("no host in this inventory", _PLAIN)
+    return [_convert_host(name, values, text) for name, values in resolved.items()]
 
 
 _PLAIN = "give a list of hosts, one a line, by `--from -`; `ansible-inventory --list --yaml` writes a plain inventory"
@@ -96,7 +188,7 @@ class _Inventory:
         ported = _HOST_AND_PORT.fullmatch(pattern)
         if ported is not None:
             pattern, values = ported[1], {"ansible_port": ported[2], **values}
-        for name in _expanded(pattern):
+        for name in _expand_pattern(pattern):
             self.group(group).hosts[name] = None
             self.hosts.setdefault(name, {}).update(values)
 
@@ -114,7 +206,7 @@ class _Inventory:
 
     def _depths(self) -> dict[str, int]:
         depths = dict.fromkeys(self.groups, 0)
-        for _ in range(_DEEPEST):
+        for _ in range(_MAX_DEPTH):
             deeper = [(child, depths[name] + 1) for name, group in self.groups.items() for child in group.children]
             changed = [(child, depth) for child, depth in deeper if depths.get(child, -1) < depth]
             if not changed:
@@ -130,13 +222,13 @@ class _Inventory:
         return found
 
 
-def _of_ini(text: str, told: _Inventory) -> None:
+def _parse_ini(text: str, inventory: _Inventory) -> None:
     group, kind = "ungrouped", None
     for number, line in enumerate(text.splitlines(), 1):
         section = _SECTION.match(line)
         if section is not None:
             group, kind = section["group"], section["kind"]
-            told.group(group)
+            inventory.group(group)
             continue
         plain = re.split(r"(?:^|\s)[#;]", line, maxsplit=1)[0].strip()
         if not plain:
@@ -144,30 +236,30 @@ def _of_ini(text: str, told: _Inventory) -> None:
         match kind:
             case "vars":
                 key, _, value = plain.partition("=")
-                told.group(group).variables[key.strip()] = value.strip().strip("'\"")
+                inventory.group(group).variables[key.strip()] = value.strip().strip("'\"")
             case "children":
-                told.group(group).children[plain] = None
-                told.group(plain)
+                inventory.group(group).children[plain] = None
+                inventory.group(plain)
             case _:
-                _host_line(plain, number, group, told)
+                _parse_host_line(plain, number, group, inventory)
 
 
-def _host_line(plain: str, number: int, group: str, told: _Inventory) -> None:
+def _parse_host_line(plain: str, number: int, group: str, inventory: _Inventory) -> None:
     try:
         name, *words = shlex.split(plain)
         bare = next((word for word in words if "=" not in word), None)
         if bare is not None:
-            raise ListingError(f"line {number}: `{bare[:60]}` cannot be read", "a line is `HOST KEY=VALUE`", number)
-        told.host(group, name, dict(word.split("=", 1) for word in words))
+            raise HostListError(f"line {number}: `{bare[:60]}` cannot be read", "a line is `HOST KEY=VALUE`", number)
+        inventory.host(group, name, dict(word.split("=", 1) for word in words))
     except ranges.HostRangeError as error:
-        raise ListingError(f"line {number}: {error}", _PLAIN, number) from error
+        raise HostListError(f"line {number}: {error}", _PLAIN, number) from error
 
 
-def _of_yaml(tree: object, told: _Inventory, depth: int) -> None:
-    if not isinstance(tree, dict) or depth > _DEEPEST:
+def _parse_yaml(tree: object, inventory: _Inventory, depth: int) -> None:
+    if not isinstance(tree, dict) or depth > _MAX_DEPTH:
         raise ValueError("groups with `hosts:` were expected")
     for name, group in tree.items():
-        own = told.group(str(name))
+        own = inventory.group(str(name))
         if group is None:
             continue
         if not isinstance(group, dict):
@@ -180,37 +272,42 @@ def _of_yaml(tree: object, told: _Inventory, depth: int) -> None:
         if not isinstance(hosts, dict):
             raise ValueError("`hosts:` must be a mapping")
         for pattern, values in hosts.items():
-            told.host(str(name), str(pattern), values if isinstance(values, dict) else {})
+            inventory.host(str(name), str(pattern), values if isinstance(values, dict) else {})
         if children:
-            _of_yaml(children, told, depth + 1)
+            _parse_yaml(children, inventory, depth + 1)
             own.children.update(dict.fromkeys(map(str, children)))
 
 
-def _expanded(pattern: str) -> list[str]:
+def _expand_pattern(pattern: str) -> list[str]:
     """Return the names of a pattern, in which Ansible puts a colon where we have a hyphen."""
     return list(ranges.expand_hosts(_RANGE.sub(r"[\1-\2]", pattern)))
 
 
-def _machine(name: str, values: Mapping[str, Any], text: str) -> Machine:
-    said = {key: str(value) for key, value in values.items() if key.startswith("ansible_") and value not in (None, "")}
-    for key, value in said.items():
+def _convert_host(name: str, values: Mapping[str, Any], text: str) -> ListedHost:
+    variables = {
+        key: str(value) for key, value in values.items() if key.startswith("ansible_") and value not in (None, "")
+    }
+    for key, value in variables.items():
         _refuse_unknown(name, key, value, text)
     reached: dict[str, Any] = {}
-    for key in (key for key in _ARGUMENTS if key in said):
+    for key in (key for key in _ARGUMENTS if key in variables):
         try:
-            reached.update(ssh_arguments.read(said[key]))
+            reached.update(parse_ssh_arguments(variables[key]))
         except ValueError as error:
-            raise _error(name, key, f"{error}, which no cluster file can say", text, _IN_SSH_CONFIG) from error
+            raise _variable_error(name, key, f"{error}, which no cluster file can say", text, _IN_SSH_CONFIG) from error
     for key, names in _TEXTS.items():
-        told = next((said[n] for n in names if n in said and said[n].lower() not in _WITHOUT_EFFECT.get(n, ())), None)
-        if told is not None:
-            reached[key] = told
+        inventory = next(
+            (variables[n] for n in names if n in variables and variables[n].lower() not in _IGNORED_VALUES.get(n, ())),
+            None,
+        )
+        if inventory is not None:
+            reached[key] = inventory
     port = reached.pop("port", None)
     if port is not None and not (re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536):
-        raise _error(name, "ansible_port", f"`{port[:60]}` is no port", text)
+        raise _variable_error(name, "ansible_port", f"`{port[:60]}` is no port", text)
     if reached.get("address") == name:
         del reached["address"]
-    return Machine(name, port=None if port is None else int(port), **reached)
+    return ListedHost(name, port=None if port is None else int(port), **reached)
 
 
 _IN_SSH_CONFIG = "let `~/.ssh/config` say it, and take it out here"
@@ -224,15 +321,19 @@ def _refuse_unknown(name: str, key: str, value: str, text: str) -> None:
     """
     if "{{" in value:
         hint = "`ansible-inventory --list --yaml` writes an inventory without templates"
-        raise _error(name, key, f"`{value[:60]}` is a template", text, hint)
+        raise _variable_error(name, key, f"`{value[:60]}` is a template", text, hint)
     if key in _PASSWORDS:
-        raise _error(name, key, "passwords stand in no cluster file", text, "`clusterctl trust --login` asks for it")
+        raise _variable_error(
+            name, key, "passwords stand in no cluster file", text, "`clusterctl trust --login` asks for it"
+        )
     known = key in _ARGUMENTS or any(key in names for names in _TEXTS.values())
-    if not known and value.lower() not in _WITHOUT_EFFECT.get(key, ()):
-        raise _error(name, key, "no cluster file can say this", text, "take it out, if it does not matter here")
+    if not known and value.lower() not in _IGNORED_VALUES.get(key, ()):
+        raise _variable_error(
+            name, key, "no cluster file can say this", text, "take it out, if it does not matter here"
+        )
 
 
-def _error(name: str, key: str, message: str, text: str, hint: str | None = None) -> ListingError:
+def _variable_error(name: str, key: str, message: str, text: str, hint: str | None = None) -> HostListError:
     line = next((number for number, line in enumerate(text.splitlines(), 1) if key in line), 0)
     place = f"line {line}: " if line else ""
-    return ListingError(f"{place}`{key}` of `{name}`: {message}", hint, line)
+    return HostListError(f"{place}`{key}` of `{name}`: {message}", hint, line)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.config.text.tree import Document, Mark, Node, Report
-from clusterctl.config.text.yaml_text import core_scalar, parse_text
+from clusterctl.config.text.yaml_parser import parse_scalar, parse_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,39 +27,39 @@ class Overrides:
     args: tuple[str, ...] = ()
 
 
-def merged(trees: Sequence[Node]) -> Node:
+def merge_trees(trees: Sequence[Node]) -> Node:
     """Lay later trees over earlier ones: mappings merge, everything else is replaced."""
     result = trees[0]
     for tree in trees[1:]:
-        result = _over(result, tree)
+        result = _merge_nodes(result, tree)
     return result
 
 
-def _over(base: Node, top: Node) -> Node:
+def _merge_nodes(base: Node, top: Node) -> Node:
     if not isinstance(base.value, dict) or not isinstance(top.value, dict):
         return top
     entries = dict(base.value)
     for key, child in top.value.items():
-        entries[key] = _over(entries[key], child) if key in entries else child
+        entries[key] = _merge_nodes(entries[key], child) if key in entries else child
     return base.with_entries(entries, top.keys)
 
 
 def apply_sets(root: Node, sets: Sequence[str], report: Report) -> Node:
     """Apply each `key=value`; the key is a path such as `job.args` or `hosts[0].gpus`, the value is a YAML value."""
     for setting in sets:
-        mark = _option("--set", setting)
+        mark = _option_mark("--set", setting)
         key, equals, text = setting.partition("=")
-        parts = _parts(key)
+        parts = _split_path(key)
         if not equals or not parts:
             report.add(mark, f"`{setting}` does not set anything", "write `--set job.grace=30s`")
             continue
-        value = _value(text, mark, report)
+        value = _parse_value(text, mark, report)
         if value is not None:
-            root = _put(root, parts, value, mark, report)
+            root = _set_value(root, parts, value, mark, report)
     return root
 
 
-def _parts(key: str) -> list[str]:
+def _split_path(key: str) -> list[str]:
     """Split a path; names of checks hold dots themselves, so below them nothing is split."""
     parts = [part for part in _INDEX.sub(r".\1", key.strip()).split(".") if part]
     if len(parts) > 2 and parts[0] == "health" and parts[1] in ("severity", "thresholds"):
@@ -67,86 +67,86 @@ def _parts(key: str) -> list[str]:
     return parts
 
 
-def _option(name: str, text: str) -> Mark:
+def _option_mark(name: str, text: str) -> Mark:
     return Mark(Document(name, text, places=False), 1, 1)
 
 
-def _value(text: str, mark: Mark, report: Report) -> Node | None:
+def _parse_value(text: str, mark: Mark, report: Report) -> Node | None:
     """A list, a mapping or a quoted text is YAML; anything else is one scalar, whatever it holds."""
     if text[:1] not in ("[", "{", '"', "'"):
-        value = core_scalar(text) if text else ""
+        value = parse_scalar(text) if text else ""
         return Node(value, mark, raw=text, quoted=not text)
     inner = Report()
-    node = parse_text(Document(mark.document.path, text, places=False), inner)
+    node = parse_yaml(Document(mark.document.path, text, places=False), inner)
     for problem in inner.problems:
         report.add(mark, f"`{mark.document.text}`: {problem.text}", problem.hint)
     return node
 
 
-def _put(node: Node, parts: list[str], value: Node, mark: Mark, report: Report) -> Node:
+def _set_value(node: Node, parts: list[str], value: Node, mark: Mark, report: Report) -> Node:
     if not parts:
         return value
     part, rest = parts[0], parts[1:]
     if isinstance(node.value, list):
-        return _put_item(node, part, rest, value, mark, report)
+        return _set_item(node, part, rest, value, mark, report)
     if not isinstance(node.value, dict) and node.value is not None:
         report.add(mark, f"`{mark.document.text}`: there is no `{part}` in a value that is no mapping")
         return node
     entries = dict(node.value or {})
     below = entries.get(part, Node(None, mark))
-    entries[part] = _put(below, rest, value, mark, report)
+    entries[part] = _set_value(below, rest, value, mark, report)
     keys = {} if part in node.keys and rest else {part: mark}
     return node.with_entries(entries, keys)
 
 
-def _put_item(node: Node, part: str, rest: list[str], value: Node, mark: Mark, report: Report) -> Node:
+def _set_item(node: Node, part: str, rest: list[str], value: Node, mark: Mark, report: Report) -> Node:
     items = list(node.value)
     if not part.isdecimal() or int(part) >= len(items):
         report.add(mark, f"`{mark.document.text}`: the list has no item `{part}`", f"it has {len(items)} items, from 0")
         return node
-    items[int(part)] = _put(items[int(part)], rest, value, mark, report)
+    items[int(part)] = _set_value(items[int(part)], rest, value, mark, report)
     return Node(items, node.mark)
 
 
 def apply_overrides(root: Node, overrides: Overrides) -> Node:
     """Lay the options of `up` over the file, and append what follows `--` to `job.args`."""
     if overrides.name is not None:
-        root = _with(root, "name", _text("--name", overrides.name))
+        root = _set_child(root, "name", _text_node("--name", overrides.name))
     job = root.child("job")
     if job is None or not isinstance(job.value, dict):
         if job is not None and job.value is not None:
             return root
         job = Node({}, root.mark)
-    changed = _with_arguments(_with_target(job, overrides), overrides.args)
-    return root if changed is job else _with(root, "job", changed)
+    changed = _append_arguments(_set_target(job, overrides), overrides.args)
+    return root if changed is job else _set_child(root, "job", changed)
 
 
-def _with(node: Node, key: str, child: Node) -> Node:
+def _set_child(node: Node, key: str, child: Node) -> Node:
     keys = {} if key in node.keys else {key: child.mark}
     return node.with_entries({**node.value, key: child}, keys)
 
 
-def _text(option: str, text: str) -> Node:
-    return Node(text, _option(option, text), raw=text, quoted=True)
+def _text_node(option: str, text: str) -> Node:
+    return Node(text, _option_mark(option, text), raw=text, quoted=True)
 
 
-def _with_target(job: Node, overrides: Overrides) -> Node:
+def _set_target(job: Node, overrides: Overrides) -> Node:
     chosen = {name: text for name in _TARGETS if (text := getattr(overrides, name)) is not None}
     if not chosen:
         return job
     job = job.with_entries({key: child for key, child in job.value.items() if key not in _TARGETS})
     for name, text in chosen.items():
-        node = _text(f"--{name}", text)
+        node = _text_node(f"--{name}", text)
         job = Node({**job.value, name: node}, job.mark, keys={**job.keys, name: node.mark})
     return job
 
 
-def _with_arguments(job: Node, arguments: tuple[str, ...]) -> Node:
+def _append_arguments(job: Node, arguments: tuple[str, ...]) -> Node:
     if not arguments:
         return job
     args = job.child("args")
     given = args.value if args is not None and isinstance(args.value, list) else []
     if args is not None and args.value is not None and not isinstance(args.value, list):
         return job
-    items = [*given, *(_text("--", argument) for argument in arguments)]
-    return _with(job, "args", Node(items, args.mark if given and args is not None else _option("--", "")))
+    items = [*given, *(_text_node("--", argument) for argument in arguments)]
+    return _set_child(job, "args", Node(items, args.mark if given and args is not None else _option_mark("--", "")))

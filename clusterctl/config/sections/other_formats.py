@@ -23,13 +23,13 @@ def is_hostfile(content: bytes | str) -> bool:
     return _HOSTFILE_LINE.fullmatch(first) is not None
 
 
-def start(path: str, content: bytes | str) -> Mark:
+def mark_start(path: str, content: bytes | str) -> Mark:
     """The beginning of a text."""
     text = content.decode("utf-8", "replace") if isinstance(content, bytes) else content
     return Mark(Document(path, text), 1, 1)
 
 
-def check(node: Node, report: Report) -> bool:
+def check_format(node: Node, report: Report) -> bool:
     """Whether this may be a cluster file; if not, the report says what it is."""
     if not isinstance(node.value, dict):
         hint = "a cluster file has `version:`, `hosts:` and `job:` at the left margin"

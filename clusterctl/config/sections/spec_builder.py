@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.path_rules import default_workdir
-from clusterctl.config.sections import cross, environment, ineffective, listed, machines, target
-from clusterctl.config.sections.check import meant_key, unknown_key_hint, validate
-from clusterctl.config.sections.declared import CLUSTER_FILE, CONTROLLER_LOSS, RESULTS, SECTIONS, SYNC
+from clusterctl.config.sections import cross_checks, environment, host_section, job_target
+from clusterctl.config.sections.section_fields import CLUSTER_FILE, CONTROLLER_LOSS, RESULTS, SECTIONS, SYNC
+from clusterctl.config.sections.section_validation import find_similar_key, suggest_key, validate_section
 from clusterctl.config.spec import (
     ClusterSpec,
     HealthSpec,
@@ -31,8 +31,8 @@ from clusterctl.config.value_parsers import describe_value
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.config.sections.context import Context
-    from clusterctl.config.sections.machines import Machine
+    from clusterctl.config.sections.context import BuildContext
+    from clusterctl.config.sections.host_section import DeclaredHost
     from clusterctl.config.text.tree import Report
 
 
@@ -41,37 +41,40 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltSpec:
     """A spec, and the trees that it came from."""
 
     spec: ClusterSpec
     root: Node
-    machines: list[Machine]
+    machines: list[DeclaredHost]
     env: Node
 
 
-def build(root: Node, context: Context) -> Built | None:
+def build_spec(root: Node, context: BuildContext) -> BuiltSpec | None:
     """Check everything; `None` if a part is missing that a spec cannot do without (the report says which)."""
     report = context.report
     _check_top(root, report)
-    root = listed.filled(root, context)
-    sections = _sections(root, report)
-    hosts = [_with_key(machine, context) for machine in machines.build(root, sections.get("defaults", {}), report)]
-    environ = environment.build(root, context)
-    sync = _sync(root, context)
-    job = _job(root, sections.get("job"), context)
-    cross.check(root, hosts, sections, context)
-    cross.check_keys(root, hosts, context)
-    ineffective.check(root, hosts, sections, report)
+    root = host_section.insert_external_hosts(root, context)
+    sections = _validate_sections(root, report)
+    hosts = [
+        _resolve_identity_file(machine, context)
+        for machine in host_section.build_hosts(root, sections.get("defaults", {}), report)
+    ]
+    environ = environment.build_environment(root, context)
+    sync = _build_sync(root, context)
+    job = _build_job(root, sections.get("job"), context)
+    cross_checks.check_sections(root, hosts, sections, context)
+    cross_checks.check_identity_files(root, hosts, context)
+    cross_checks.check_ineffective_keys(root, hosts, sections, report)
     if "health" in sections:
-        cross.check_health(root, HealthSpec(**sections["health"]), hosts, context)
+        cross_checks.check_health(root, HealthSpec(**sections["health"]), hosts, context)
     if job is not None:
-        job = target.check_target(root, job, sync, hosts, environ.env, context)
-        cross.check_source(root, sync, hosts, context)
-        cross.check_activation(root, hosts, job, report)
-    stop_after = _stop_after(root, report)
-    results = _results(root, context)
-    name = _name(root, context)
+        job = job_target.check_target(root, job, sync, hosts, environ.env, context)
+        cross_checks.check_sync_source(root, sync, hosts, context)
+        cross_checks.check_activation(root, hosts, job, report)
+    stop_after = _build_stop_after(root, report)
+    results = _build_results(root, context)
+    name = _build_name(root, context)
     if report.problems:
         return None
     local = sync.source if sync is not None else context.folder
@@ -79,37 +82,37 @@ def build(root: Node, context: Context) -> Built | None:
     spec = ClusterSpec(
         name=name,
         path=context.path,
-        hosts=tuple(_with_workdir(host.spec, local, remote) for host in hosts),
+        hosts=tuple(_set_workdir(host.spec, local, remote) for host in hosts),
         job=job,
         sync=sync,
         env=environ.env,
         secrets=environ.secrets,
         stop_after=stop_after,
         results=results,
-        **_parts(sections, context),
+        **_build_parts(sections, context),
     )
-    return Built(spec, root, hosts, environ.node)
+    return BuiltSpec(spec, root, hosts, environ.node)
 
 
-def _with_workdir(host: HostSpec, local: str, remote: str) -> HostSpec:
+def _set_workdir(host: HostSpec, local: str, remote: str) -> HostSpec:
     if host.workdir is not None:
         return host
     return replace(host, workdir=local if host.transport is TransportKind.LOCAL else remote)
 
 
-def _meant_at_top(root: Node) -> set[str | None]:
+def _list_intended_top_keys(root: Node) -> set[str | None]:
     """Keys that are there after all, misspelt or outside of their section."""
     unknown = [key for key in root.value if key not in CLUSTER_FILE.keys]
-    meant = {meant_key(key, CLUSTER_FILE.keys) for key in unknown}
+    meant = {find_similar_key(key, CLUSTER_FILE.keys) for key in unknown}
     return meant | ({"job"} if any(key in _TARGETS for key in unknown) else set())
 
 
 def _check_top(root: Node, report: Report) -> None:
     for key in root.value:
         if key not in CLUSTER_FILE.keys:
-            hint = unknown_key_hint(key, CLUSTER_FILE.keys)
+            hint = suggest_key(key, CLUSTER_FILE.keys)
             report.add(root.key_mark(key), f"{key}: unknown key", hint)
-    meant = _meant_at_top(root)
+    meant = _list_intended_top_keys(root)
     version = root.child("version")
     if version is None:
         if "version" not in meant:
@@ -126,25 +129,25 @@ def _version_hint(version: Node) -> str | None:
     return "this clusterctl reads version 1" if isinstance(version.value, int) else None
 
 
-def _sections(root: Node, report: Report) -> dict[str, dict[str, Any]]:
+def _validate_sections(root: Node, report: Report) -> dict[str, dict[str, Any]]:
     """Give what the sections say, but for those that are wrong."""
     sections = {}
     for name, section in SECTIONS.items():
         node = root.child(name)
-        values = {} if node is None or node.value is None else validate(section, node, (name,), report)
+        values = {} if node is None or node.value is None else validate_section(section, node, (name,), report)
         if values is not None:
             sections[name] = values
     return sections
 
 
-def _with_key(machine: Machine, context: Context) -> Machine:
+def _resolve_identity_file(machine: DeclaredHost, context: BuildContext) -> DeclaredHost:
     path = machine.spec.identity_file
     if path is None:
         return machine
     return replace(machine, spec=replace(machine.spec, identity_file=context.resolve_for_ssh(path)))
 
 
-def _parts(sections: Mapping[str, Mapping[str, Any]], context: Context) -> dict[str, Any]:
+def _build_parts(sections: Mapping[str, Mapping[str, Any]], context: BuildContext) -> dict[str, Any]:
     ssh, restart = SshSpec(**sections["ssh"]), RestartSpec(**sections["restart"])
     return {
         "ssh": replace(ssh, known_hosts=tuple(map(context.resolve, ssh.known_hosts))),
@@ -156,7 +159,7 @@ def _parts(sections: Mapping[str, Mapping[str, Any]], context: Context) -> dict[
     }
 
 
-def _name(root: Node, context: Context) -> str:
+def _build_name(root: Node, context: BuildContext) -> str:
     node = root.child("name")
     if node is None or node.value is None:
         folder = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(context.folder)).strip("-._")
@@ -171,7 +174,7 @@ def _name(root: Node, context: Context) -> str:
     return str(node.value)
 
 
-def _sync(root: Node, context: Context) -> SyncSpec | None:
+def _build_sync(root: Node, context: BuildContext) -> SyncSpec | None:
     node = root.child("sync")
     if node is None or node.value is None:
         return SyncSpec(source=context.folder)
@@ -181,7 +184,7 @@ def _sync(root: Node, context: Context) -> SyncSpec | None:
         hint = "write `sync: none`, or `sync: {source: FOLDER}`"
         context.report.add(node.mark, f"sync: must be `none` or a mapping, not {describe_value(node.value)}", hint)
         return None
-    values = validate(SYNC, node, ("sync",), context.report)
+    values = validate_section(SYNC, node, ("sync",), context.report)
     if values is None:
         return None
     source = context.resolve(values.get("source", "."))
@@ -192,13 +195,13 @@ def _sync(root: Node, context: Context) -> SyncSpec | None:
     return SyncSpec(**{**values, "source": source})
 
 
-def _results(root: Node, context: Context) -> ResultsSpec | None:
+def _build_results(root: Node, context: BuildContext) -> ResultsSpec | None:
     node = root.child("results")
     if node is None or node.value is None:
         return None
     if not isinstance(node.value, dict):
         node = Node({"patterns": node}, node.mark, keys={"patterns": node.mark})
-    values = validate(RESULTS, node, ("results",), context.report)
+    values = validate_section(RESULTS, node, ("results",), context.report)
     if values is None:
         return None
     for pattern in values["patterns"]:
@@ -208,7 +211,7 @@ def _results(root: Node, context: Context) -> ResultsSpec | None:
     return ResultsSpec(**{**values, "to": context.resolve(values.get("to", "results"))})
 
 
-def _stop_after(root: Node, report: Report) -> float | None:
+def _build_stop_after(root: Node, report: Report) -> float | None:
     node = root.child("on_controller_loss")
     if node is None or node.value is None or node.value == "keep":
         return None
@@ -217,14 +220,14 @@ def _stop_after(root: Node, report: Report) -> float | None:
         text = f"on_controller_loss: must be `keep` or a mapping, not {describe_value(node.value)}"
         report.add(node.mark, text, hint)
         return None
-    values = validate(CONTROLLER_LOSS, node, ("on_controller_loss",), report)
+    values = validate_section(CONTROLLER_LOSS, node, ("on_controller_loss",), report)
     return None if values is None else float(values["stop_after"])
 
 
-def _job(root: Node, values: Mapping[str, Any] | None, context: Context) -> JobSpec | None:
+def _build_job(root: Node, values: Mapping[str, Any] | None, context: BuildContext) -> JobSpec | None:
     node = root.child("job")
     if node is None or node.value is None:
-        if context.require_job and "job" not in _meant_at_top(root):
+        if context.require_job and "job" not in _list_intended_top_keys(root):
             mark = root.key_mark("job") if "job" in root.keys else root.mark.shifted(0, 1)
             hint = "add `job: {script: train.py}`, or pass `--script`, `--module` or `--command`"
             context.report.add(mark, "there is no `job`: nothing to run", hint)

@@ -1,15 +1,41 @@
-"""Validation of one section: the errors of pydantic in our words, each at its mark in the file."""
+"""What pydantic checks a section by, and what the JSON Schema is made of.
+
+A key that is left out keeps its default, so there are none here. Short forms are made long before validation
+(`clusterctl.config.sections.normalization`), so that one mistake gives one message.
+
+Validation of one section: the errors of pydantic in our words, each at its mark in the file.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+)
+from typing_extensions import NotRequired, TypedDict
 
-from clusterctl.config.sections import normal
-from clusterctl.config.sections.declared import CLUSTER_FILE, HOST, RESULTS, SECTIONS, SYNC, Section
-from clusterctl.config.sections.models import model_of
-from clusterctl.config.text.tree import Node, Path, Report, label
+from clusterctl.config.sections import normalization
+from clusterctl.config.sections.section_fields import (
+    CLUSTER_FILE,
+    HOST,
+    RESULTS,
+    SECTIONS,
+    SYNC,
+    Section,
+    SectionField,
+    split_annotation,
+)
+from clusterctl.config.text.tree import Node, Path, Report, format_path
 from clusterctl.config.value_parsers import describe_value
 
 if TYPE_CHECKING:
@@ -17,7 +43,68 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
+    from clusterctl.config.field_types import FieldType
     from clusterctl.config.text.tree import Node, Report
+
+
+# Unknown keys are mistakes, and `"8"` is not a number.
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@cache
+def build_validator(section: Section) -> TypeAdapter[dict[str, Any]]:
+    """Make what checks a section. A file without it never pays for that: half of the time to start."""
+    return TypeAdapter(_build_typed_dict(section))
+
+
+@cache
+def _build_typed_dict(section: Section) -> Any:
+    # Mypy knows mappings alone that stand in the source.
+    typed_dict: Any = TypedDict
+    made = typed_dict(section.title, {name: _build_entry(key) for name, key in section.keys.items()})
+    made.__doc__, made.__pydantic_config__ = section.summary, _STRICT
+    return made
+
+
+def _build_entry(key: SectionField) -> Any:
+    told = Field(description=key.description, examples=list(key.key.examples))
+    checked: Any = Annotated[_annotate_converters(key.type, key.kind), told]
+    return checked if key.required else NotRequired[checked]
+
+
+def _annotate_converters(annotation: Any, kind: FieldType) -> Any:
+    checked = (
+        _convert_annotation(annotation, kind) if kind.parse is None else Annotated[Any, PlainValidator(kind.parse)]
+    )
+    if kind.before is not None:
+        checked = Annotated[checked, BeforeValidator(kind.before)]
+    if kind.after is not None:
+        checked = Annotated[checked, AfterValidator(kind.after)]
+    return checked if kind.schema is None else Annotated[checked, WithJsonSchema(kind.schema)]
+
+
+def _convert_annotation(annotation: Any, kind: FieldType) -> Any:
+    """Say in pydantic's terms what is written for a type of the spec, and how that becomes one."""
+    if isinstance(annotation, Section):
+        return Annotated[_build_typed_dict(annotation), AfterValidator(lambda values: annotation.spec(**values))]
+    if kind.choices:
+        return Literal[kind.choices]
+    if kind.limits is not None:
+        return Annotated[int, Field(ge=kind.limits[0], le=kind.limits[1])]
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return Annotated[Literal[tuple(word.value for word in annotation)], AfterValidator(annotation)]
+    if get_origin(annotation) is tuple:
+        items: Any = _annotate_converters(*split_annotation(get_args(annotation)[0]))
+        return Annotated[list[items], AfterValidator(_convert_to_tuple)]
+    if get_origin(annotation) is dict:
+        values: Any = _annotate_converters(*split_annotation(get_args(annotation)[1]))
+        return dict[str, values]
+    return annotation
+
+
+def _convert_to_tuple(items: list[Any]) -> tuple[Any, ...]:
+    # Pydantic looks at the signature of what it calls: that of `tuple` itself costs 5 ms.
+    return tuple(items)
 
 
 # What people bring along from other tools' files.
@@ -48,44 +135,48 @@ _ALIASES = {
 }
 
 
-def validate(section: Section, node: Node, path: Path, report: Report) -> dict[str, Any] | None:
+def validate_section(section: Section, node: Node, path: Path, report: Report) -> dict[str, Any] | None:
     """Give what a section says, as the spec holds it; problems go to `report`, and then it is `None`."""
-    shaped = normal.section(node, section)
+    shaped = normalization.normalize_section(node, section)
     try:
-        return model_of(section).validate_python(shaped.plain())
+        return build_validator(section).validate_python(shaped.plain())
     except ValidationError as error:
         details = error.errors(include_url=False)
-        meant = _meant_keys(details, section)
+        meant = _list_intended_keys(details, section)
         for detail in details:
             if detail["type"] != "missing" or (detail["loc"][:-1], detail["loc"][-1]) not in meant:
-                _translate(detail, shaped, path, section, report)
+                _report_error(detail, shaped, path, section, report)
         return None
 
 
-def _meant_keys(details: Iterable[ErrorDetails], section: Section) -> set[tuple[Path, int | str]]:
+def _list_intended_keys(details: Iterable[ErrorDetails], section: Section) -> set[tuple[Path, int | str]]:
     """Keys that were written with a typing error, so that they are not reported as missing as well."""
     unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
-    return {(loc[:-1], near) for loc in unknown if (near := meant_key(str(loc[-1]), _fields_at(section, loc[:-1])))}
+    return {
+        (loc[:-1], near)
+        for loc in unknown
+        if (near := find_similar_key(str(loc[-1]), _list_fields_at(section, loc[:-1])))
+    }
 
 
-def _translate(detail: ErrorDetails, root: Node, path: Path, section: Section, report: Report) -> None:
+def _report_error(detail: ErrorDetails, root: Node, path: Path, section: Section, report: Report) -> None:
     loc = detail["loc"]
-    parent, node, inner = _find(root, loc)
+    parent, node, inner = _find_node(root, loc)
     kind = detail["type"]
     if kind == "extra_forbidden":
         key = str(loc[-1])
-        fields = _fields_at(section, loc[:-1])
-        report.add(parent.key_mark(key), f"{label((*path, *loc))}: unknown key", unknown_key_hint(key, fields))
+        fields = _list_fields_at(section, loc[:-1])
+        report.add(parent.key_mark(key), f"{format_path((*path, *loc))}: unknown key", suggest_key(key, fields))
     elif kind == "missing":
         at = parent.key_mark(loc[-2]) if len(loc) > 1 else node.mark
-        report.add(at, f"{label((*path, *loc[:-1]))}: the key `{loc[-1]}` is missing")
+        report.add(at, f"{format_path((*path, *loc[:-1]))}: the key `{loc[-1]}` is missing")
     elif node.value is not None or node.raw is not None:
         # A node without value and text has been reported already, by the filling in of variables.
-        text, hint = _words(detail, node, str(loc[-1]) if loc else "")
-        report.add(node.mark, f"{label((*path, *inner))}: {text}", hint)
+        text, hint = _describe_error(detail, node, str(loc[-1]) if loc else "")
+        report.add(node.mark, f"{format_path((*path, *inner))}: {text}", hint)
 
 
-def _find(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, Node, Path]:
+def _find_node(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, Node, Path]:
     """Walk as far as the document goes: `loc` may name a part that is missing, or an item of a short form."""
     parent = node = root
     inner: list[int | str] = []
@@ -99,7 +190,7 @@ def _find(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, Node, Path]:
     return parent, node, tuple(inner)
 
 
-def _fields_at(section: Section, loc: tuple[int | str, ...]) -> Iterable[str]:
+def _list_fields_at(section: Section, loc: tuple[int | str, ...]) -> Iterable[str]:
     for part in loc:
         kind = section.keys.get(str(part))
         if kind is not None and isinstance(kind.type, Section):
@@ -107,13 +198,13 @@ def _fields_at(section: Section, loc: tuple[int | str, ...]) -> Iterable[str]:
     return section.keys
 
 
-def unknown_key_hint(key: str, fields: Iterable[str]) -> str | None:
+def suggest_key(key: str, fields: Iterable[str]) -> str | None:
     """Guess what an unknown key was meant to be."""
     names = list(fields)
-    meant = meant_key(key, names)
+    meant = find_similar_key(key, names)
     if meant is not None:
         return f"did you mean `{meant}`?"
-    homes = [name for name, home in _HOMES.items() if key in home.keys]
+    homes = [name for name, home in _KEY_SECTIONS.items() if key in home.keys]
     if homes:
         return f"`{key}` belongs to {' or '.join(f'`{home}`' for home in homes[:2])}"
     if key in CLUSTER_FILE.keys:
@@ -121,7 +212,7 @@ def unknown_key_hint(key: str, fields: Iterable[str]) -> str | None:
     return f"there are: {', '.join(names)}" if len(names) <= 16 else None
 
 
-def meant_key(key: str, fields: Iterable[str]) -> str | None:
+def find_similar_key(key: str, fields: Iterable[str]) -> str | None:
     """The known key that an unknown one comes close to."""
     import difflib
 
@@ -136,7 +227,7 @@ def meant_key(key: str, fields: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-_HOMES: dict[str, Section] = {
+_KEY_SECTIONS: dict[str, Section] = {
     "job": SECTIONS["job"],
     "hosts[]": HOST,
     "defaults": SECTIONS["defaults"],
@@ -146,7 +237,7 @@ _HOMES: dict[str, Section] = {
 }
 
 
-def _words(detail: ErrorDetails, node: Node, key: str) -> tuple[str, str | None]:
+def _describe_error(detail: ErrorDetails, node: Node, key: str) -> tuple[str, str | None]:
     kind = detail["type"]
     if node.value is None and kind in _TYPES:
         return "has no value", _type_hint(kind, node, key)
@@ -155,7 +246,7 @@ def _words(detail: ErrorDetails, node: Node, key: str) -> tuple[str, str | None]
         error = context["error"]
         return str(error), getattr(error, "hint", None)
     if kind == "literal_error":
-        return _literal_words(str(context["expected"]), node)
+        return _describe_choices(str(context["expected"]), node)
     if kind in _LIMITS:
         return f"must be {_LIMITS[kind]} {next(iter(context.values()))}, not {describe_value(node.value)}", None
     if kind in _TYPES:
@@ -176,7 +267,7 @@ _TYPES = {
 }
 
 
-def _literal_words(expected: str, node: Node) -> tuple[str, str | None]:
+def _describe_choices(expected: str, node: Node) -> tuple[str, str | None]:
     words = [word.strip("'") for word in expected.replace(" or ", ", ").split(", ")]
     shown_words = " or ".join(filter(None, [", ".join(f"`{w}`" for w in words[:-1]), f"`{words[-1]}`"]))
     import difflib
@@ -196,7 +287,7 @@ def _type_hint(kind: str, node: Node, key: str) -> str | None:
     if kind == "bool_type" and raw.lower() in ("yes", "on", "no", "off"):
         return f"write `{'true' if raw.lower() in ('yes', 'on') else 'false'}`"
     if kind == "list_type" and isinstance(node.value, str):
-        return f"write `{key}: [{', '.join(_quoted(word) for word in _split(raw))}]`"
+        return f"write `{key}: [{', '.join(_quote(word) for word in _split_choices(raw))}]`"
     if kind == "list_type" and node.raw is not None:
         return f"write `{key}: [{raw}]`"
     if kind == "dict_type" and key == "env" and isinstance(node.value, list):
@@ -204,7 +295,7 @@ def _type_hint(kind: str, node: Node, key: str) -> str | None:
     return None
 
 
-def _split(text: str) -> list[str]:
+def _split_choices(text: str) -> list[str]:
     import shlex
 
     try:
@@ -213,5 +304,5 @@ def _split(text: str) -> list[str]:
         return text.split()
 
 
-def _quoted(word: str) -> str:
+def _quote(word: str) -> str:
     return f'"{word}"' if '"' not in word else f"'{word}'"

@@ -1,0 +1,298 @@
+"""The `hosts` section: ranges expanded, defaults merged, names made unique.
+
+`hosts: {from: ...}`: hosts that are not written in the file, put into it as if they were.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.config import host_ranges as ranges
+from clusterctl.config import value_parsers
+from clusterctl.config.path_rules import UnsafePermissionsError
+from clusterctl.config.sections import ansible_inventory, host_lists, normalization
+from clusterctl.config.sections.host_lists import HostListError, ListedHost, parse_hostfile
+from clusterctl.config.sections.section_fields import HOST
+from clusterctl.config.sections.section_validation import validate_section
+from clusterctl.config.spec import HostSpec, Role, TransportKind
+from clusterctl.config.text.tree import Node, format_path
+from clusterctl.config.value_parsers import describe_value
+from clusterctl.suggestion import similar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from clusterctl.config.sections.context import BuildContext
+    from clusterctl.config.sections.normalization import HostEntry
+    from clusterctl.config.text.tree import Mark, Report
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredHost:
+    """A host, where it was listed, and the defaults that hold for it."""
+
+    spec: HostSpec
+    entry: HostEntry
+    mark: Mark
+
+
+def build_hosts(root: Node, defaults: Mapping[str, Any], report: Report) -> list[DeclaredHost]:
+    """Give the hosts in order of node rank."""
+    node = root.child("hosts")
+    if node is None:
+        return []
+    if node.value is None or node.value in ("", {}, []):
+        mark = node.mark if node.value is not None else root.key_mark("hosts")
+        report.add(mark, "hosts: there is none", "write `gpu01: 8` below it: host and GPUs")
+        return []
+    machines: list[DeclaredHost] = []
+    for entry in normalization.normalize_hosts(node, report):
+        values = validate_section(HOST, entry.node, entry.path, report)
+        if values is not None:
+            machines += _expand_entry(_merge_defaults(defaults, values), entry, report)
+        if len(machines) > ranges.MAX_HOSTS:
+            report.add(entry.mark, f"hosts: more than {ranges.MAX_HOSTS} hosts")
+            return []
+    _check_roles(machines, node, root, report)
+    return _name_copies(machines, report)
+
+
+def _expand_entry(values: dict[str, Any], entry: HostEntry, report: Report) -> list[DeclaredHost]:
+    node = entry.node.value["host"]
+    names = _expand_names(node, f"{format_path(entry.path)}", report)
+    addresses = _assign_addresses(values.pop("address", None), len(names), "address", entry, report)
+    internal = _assign_addresses(values.pop("internal_ip", None), len(names), "internal_ip", entry, report)
+    machines = []
+    for name, address, internal_ip in zip(names, addresses, internal, strict=True):
+        if _check_host_name(name, node, format_path(entry.path), report):
+            spec = HostSpec(name=name, host=name, address=address, internal_ip=internal_ip, **values)
+            machines.append(DeclaredHost(spec, entry, node.mark))
+    return machines
+
+
+def _expand_names(node: Node, where: str, report: Report) -> list[str]:
+    # An IPv6 address is written as it is; brackets always mean a range.
+    try:
+        return ranges.expand_hosts(node.value)
+    except ranges.HostRangeError as error:
+        report.add(node.inside(error.offset, error.length), f"{where}: {error}", error.hint)
+        return []
+
+
+def _merge_defaults(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    values = {**defaults, **own, "env": defaults.get("env", {}) | own.get("env", {})}
+    del values["host"]
+    return values
+
+
+def _assign_addresses(text: str | None, count: int, key: str, entry: HostEntry, report: Report) -> list[str | None]:
+    """One address for one host; a range of as many addresses for a range of hosts."""
+    if text is None:
+        return [None] * count
+    node = entry.node.child(key)
+    mark = node.mark if node is not None else entry.mark
+    where = f"{format_path(entry.path)}.{key}"
+    try:
+        addresses = ranges.expand_hosts(text) if "[" in text or "," in text else [text]
+    except ranges.HostRangeError as error:
+        report.add(mark, f"{where}: {error}", error.hint)
+        return [None] * count
+    if len(addresses) != count and count:
+        text = f"{where}: {len(addresses)} address{'es' if len(addresses) > 1 else ''} for {count} hosts"
+        report.add(mark, text, "list the hosts one by one, or write a range such as `10.0.0.[1-4]`")
+        return [None] * count
+    wrong = next((address for address in addresses if not value_parsers.is_host_name(address)), None)
+    if wrong is not None:
+        report.add(
+            mark, f"{where}: {describe_value(wrong)} is not the name or the address of a host", value_parsers.HOST_HINT
+        )
+        return [None] * count
+    return [*addresses[:count]]
+
+
+def _check_host_name(name: str, node: Node, where: str, report: Report) -> bool:
+    """Whether a name may be handed to ssh and used as a folder."""
+    text, hint = None, None
+    user, at, host = name.rpartition("@")
+    if at and user and host:
+        text, hint = f"`{name}` holds a user", f"write `host: {host}` and `user: {user}`"
+    elif name.startswith("-"):
+        text = f"a host cannot begin with `-`: `{name}`"
+    elif name.count(":") == 1:
+        host, _, port = name.partition(":")
+        hint = f"write `host: {host}` and `port: {port}`" if port.isdigit() else "a blank must follow a colon"
+        text = f"`{name}` holds a port" if port.isdigit() else f"`{name}` is not a host name"
+    elif not value_parsers.is_host_name(name):
+        text = f"`{name[:60]}` is not a host name"
+    if text is not None:
+        report.add(node.mark, f"{where}: {text}", hint)
+    return text is None
+
+
+def _check_roles(machines: list[DeclaredHost], node: Node, root: Node, report: Report) -> None:
+    if machines and all(machine.spec.role is Role.SPARE for machine in machines) and not report.problems:
+        mark = root.key_mark("hosts") if "hosts" in root.keys else node.mark
+        report.add(mark, "hosts: every host is a spare", "at least one must have `role: worker`")
+
+
+def _name_copies(machines: list[DeclaredHost], report: Report) -> list[DeclaredHost]:
+    """Number the copies of local hosts, and refuse every other repetition."""
+    copies = Counter(m.spec.host for m in machines)
+    _check_repeated(machines, copies, report)
+    numbers: Counter[str] = Counter()
+    named = []
+    for machine in machines:
+        host = machine.spec.host
+        if copies[host] > 1:
+            named.append(replace(machine, spec=replace(machine.spec, name=f"{host}.{numbers[host]}")))
+            numbers[host] += 1
+        else:
+            named.append(machine)
+    _check_unique_names(named, report)
+    return named
+
+
+def _check_repeated(machines: list[DeclaredHost], copies: Counter[str], report: Report) -> None:
+    seen: dict[str, DeclaredHost] = {}
+    by_address: dict[tuple[str, int | None], DeclaredHost] = {}
+    for machine in machines:
+        spec = machine.spec
+        first = seen.setdefault(spec.host, machine)
+        local = spec.transport is first.spec.transport is TransportKind.LOCAL
+        if first is not machine and not local:
+            hint = f"first {_describe_position(first, machine)}; only hosts with `transport: local` may repeat"
+            report.add(machine.mark, f"{format_path(machine.entry.path)}: `{spec.host}` is listed twice", hint)
+        elif spec.transport is not TransportKind.LOCAL and copies[spec.host] == 1:
+            other = by_address.setdefault((spec.address or spec.host, spec.port), machine)
+            if other is not machine:
+                at = machine.entry.node.child("address") or machine.entry.node
+                text = f"{format_path(machine.entry.path)}: `{spec.host}` and `{other.spec.host}` have one address"
+                report.add(
+                    at.mark, text, f"`{spec.address or spec.host}` is taken {_describe_position(other, machine)}"
+                )
+
+
+def _describe_position(first: DeclaredHost, second: DeclaredHost) -> str:
+    if not first.mark.document.places:
+        return f"by {first.mark.document.path}"
+    if first.mark.document is second.mark.document:
+        return f"on line {first.mark.line}" if first.mark.line != second.mark.line else "in the same line"
+    return f"in {first.mark.place}"
+
+
+def _check_unique_names(machines: list[DeclaredHost], report: Report) -> None:
+    names: set[str] = set()
+    for machine in machines:
+        name = machine.spec.name
+        if name in names and machine.spec.name != machine.spec.host:
+            report.add(machine.mark, f"`{name}` names two nodes", "rename the host that is called so")
+        names.add(name)
+
+
+def suggest_word(word: str, words: list[str]) -> str | None:
+    """A hint that names the closest word."""
+    close = similar(word, words)
+    return f"did you mean `{close}`?" if close else None
+
+
+_FROM_HINT = "write `{from: slurm}`, `{from: {file: PATH}}` or `{from: {command: [PROGRAM, ARGUMENT]}}`"
+
+
+def insert_external_hosts(root: Node, context: BuildContext) -> Node:
+    """Return the tree with the hosts that `from` stands for; where they cannot be had, the report says why."""
+    hosts = root.child("hosts")
+    if hosts is None or not isinstance(hosts.value, dict) or not _is_source(hosts.child("from")):
+        return root
+    source = hosts.value["from"]
+    if len(hosts.value) > 1:
+        other = next(key for key in hosts.value if key != "from")
+        context.report.add(hosts.key_mark(other), "hosts: nothing may stand beside `from`", "put it below `defaults`")
+        return _replace_hosts(root, [], hosts)
+    try:
+        listed = _load_hosts(source, context)
+    except HostListError as error:
+        context.report.add(source.mark, f"hosts.from: {error}", error.hint)
+        listed = []
+    way = root.child("defaults")
+    own_way = way is not None and way.child("transport") is not None
+    return _replace_hosts(root, [_build_host_node(one, source, own_way=own_way) for one in listed], hosts)
+
+
+def _is_source(node: Node | None) -> bool:
+    """Tell `from: slurm` from a host of that name (`from: 8`, `from: {gpus: 8}`)."""
+    if node is None:
+        return False
+    return (isinstance(node.value, str) and node.value != "auto") or (
+        isinstance(node.value, dict) and bool({"file", "command"} & node.value.keys())
+    )
+
+
+def _load_hosts(source: Node, context: BuildContext) -> list[ListedHost]:
+    if source.value == "slurm":
+        return host_lists.list_allocated_hosts(context.environ)
+    if not isinstance(source.value, dict) or len(source.value) > 1:
+        raise HostListError("it is none of the sources that there are", _FROM_HINT)
+    ((kind, node),) = source.value.items()
+    if kind == "file":
+        return parse_host_list(_read_host_list(node.plain(), context))
+    argv = node.plain()
+    if isinstance(argv, list) and None in argv:
+        # What could not be filled in has been told already.
+        return []
+    if not isinstance(argv, list) or not argv or not all(isinstance(w, str) and w.isprintable() for w in argv):
+        raise HostListError("the command must be a list of texts", _FROM_HINT)
+    if "/" in argv[0] and not argv[0].startswith("/"):
+        raise HostListError("its program must be named as on the command line, or by its whole path", _FROM_HINT)
+    if context.run_listing is None:
+        raise HostListError("its command is not run here")
+    return parse_host_list(context.run_listing(tuple(argv)))
+
+
+def parse_host_list(text: str) -> list[ListedHost]:
+    """Read a list of hosts that another tool keeps: an inventory of Ansible, or a hostfile.
+
+    Raises:
+        ListingError: It cannot be read, or says what no cluster file can.
+    """
+    return (
+        ansible_inventory.parse_ansible_inventory(text)
+        if ansible_inventory.is_ansible_inventory(text)
+        else parse_hostfile(text)
+    )
+
+
+def _read_host_list(path: object, context: BuildContext) -> str:
+    if not isinstance(path, str) or not path:
+        raise HostListError("the file must be a path", _FROM_HINT)
+    try:
+        return context.files.read_own(context.resolve(path)).decode("utf-8", "replace")
+    except UnsafePermissionsError as error:
+        raise HostListError(str(error), error.hint) from error
+    except OSError as error:
+        raise HostListError(f"{os.path.basename(path)} cannot be read: {error.strerror or error}") from error
+
+
+_HOST_KEYS = ("gpus", "workers", "address", "user", "port", "identity_file", "proxy_jump", "python")
+
+
+def _build_host_node(listed: ListedHost, source: Node, *, own_way: bool) -> Node:
+    def node(value: Any) -> Node:
+        return Node(value, source.mark, raw=str(value), quoted=True)
+
+    said = {key: getattr(listed, key) for key in ("host", *_HOST_KEYS)}
+    entries = {key: node(value) for key, value in said.items() if value is not None}
+    if listed.transport is not None and not own_way:
+        words = Node([node(word) for word in listed.transport], source.mark)
+        entries["transport"] = Node({"command": words}, source.mark)
+    return Node(entries, source.mark, keys=dict.fromkeys(entries, source.mark))
+
+
+def _replace_hosts(root: Node, entries: list[Node], hosts: Node) -> Node:
+    value = {**root.value, "hosts": Node(entries, hosts.mark)}
+    if not entries:
+        # What is wrong has been told; a section that is not there is told of once more otherwise.
+        del value["hosts"]
+    return root.with_entries(value)
