@@ -1,7 +1,4 @@
-"""The tables of keys in the page of the cluster file: `python -m clusterctl.config.docs docs/cluster-file.md`.
-
-A mark in the page says which keys stand below it, by their paths; everything else of the page is written by hand.
-"""
+"""Tables of keys in docs/cluster-file.md: `python -m clusterctl.config.docs docs/cluster-file.md`."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ _HEAD = "| key | value | default | |\n|---|---|---|---|\n"
 
 
 def render_page(text: str) -> str:
-    """Return the page with its tables made anew."""
+    """Return the page with new tables."""
     keys = dict(list_keys())
 
     def made(found: re.Match[str]) -> str:
@@ -48,7 +45,7 @@ def render_page(text: str) -> str:
 
 
 def list_keys() -> Iterator[tuple[str, SectionField]]:
-    """Give every key with its path, but for sections that are told by their keys."""
+    """Yield path and field of each key, without the sections that consist of keys."""
     yield from ((name, key) for name, key in CLUSTER_FILE.keys.items() if name == "defaults" or name not in SECTIONS)
     yield from _list_keys_below("hosts[].", build_section(HostSpec))
     sections = {name: section for name, section in SECTIONS.items() if name != "defaults"}
@@ -71,7 +68,7 @@ def _format_row(path: str, key: SectionField) -> str:
 
 
 def _describe_values(annotation: Any, kind: FieldType) -> str:
-    """Say what may be written for a type of the spec."""
+    """Return what a user may write for a type."""
     words = kind.choices or _describe_type(annotation)
     if kind.syntax or words:
         return kind.syntax or ", ".join(f"`{word}`" for word in words)

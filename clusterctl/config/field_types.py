@@ -1,6 +1,6 @@
-"""How people write the values of a cluster file: what each kind of them is read by, written back by, and called.
+"""Types of the values in a cluster file: how each one is parsed, written back and described.
 
-`clusterctl.config.spec` says of each key which kind it is. Nothing here needs pydantic, so that the spec costs little.
+`clusterctl.config.spec` assigns a type to each key. This module does not need pydantic, so the spec is cheap to import.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Converter = Callable[[object], Any]
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FieldType:
-    """What a type alone does not say of how its values are written.
+    """How values of a type are written in a cluster file.
 
     Attributes:
-        words: What people write, for the page of keys; empty for what the type says.
-        parse: Makes a value of what was written, instead of a check of the type.
-        before: Looks at what was written before the type is checked.
-        after: Makes a value of what has the right type.
-        show: Writes a value back.
-        schema: The shape for editors; `None` for that of the type.
-        limits: The least and the greatest number.
-        choices: The words that there are.
-        as_written: Whether scalars are taken as text: `1e-3` stays `1e-3`, `yes` stays `yes`.
+        syntax: What people write, for the tables of keys; empty if the type says it.
+        parse: Makes a value from what was written, in place of a check of the type.
+        before: Checks or converts what was written, before the check of the type.
+        after: Converts a value of the right type.
+        unparse: Returns what a cluster file would contain for a value.
+        schema: JSON Schema for editors; `None` for the one of the type.
+        limits: The smallest and the largest number.
+        choices: The accepted words.
+        keep_text: Whether scalars stay text: `1e-3` stays `1e-3`, `yes` stays `yes`.
     """
 
     syntax: str = ""
@@ -44,7 +44,7 @@ class FieldType:
 
 
 class StartMethod(str, Enum):
-    """How the workers of a node come to be."""
+    """How a node starts its workers."""
 
     SPAWN = "spawn"
     FORK = "fork"
@@ -52,7 +52,7 @@ class StartMethod(str, Enum):
 
 
 class StallAction(str, Enum):
-    """What happens to a run that is confirmed as stalled."""
+    """The reaction to a confirmed stall."""
 
     REPORT = "report"
     STOP = "stop"
@@ -60,7 +60,7 @@ class StallAction(str, Enum):
 
 
 class ResumePolicy(str, Enum):
-    """Which checkpoints an attempt may go on from."""
+    """Which checkpoints an attempt may resume from."""
 
     NEVER = "never"
     THIS_RUN = "this run"
@@ -68,19 +68,19 @@ class ResumePolicy(str, Enum):
 
 
 class FetchCondition(str, Enum):
-    """After which ends of a run something is done."""
+    """After which ends of a run results are fetched."""
 
     SUCCESS = "success"
     ALWAYS = "always"
 
 
 class KeyInfo:
-    """What is said of a key.
+    """Documentation of a key.
 
     Attributes:
-        about: A sentence; `(default)` in it names the default, which is told at its end otherwise.
+        summary: A sentence. With `(default)` it names the default itself; else the default is appended.
         examples: Values as a person may write them.
-        unset: What holds without the key, where the default itself does not say it.
+        unset_text: What holds without the key, if the default does not say it.
     """
 
     __slots__ = ("examples", "summary", "unset_text")
@@ -105,7 +105,7 @@ def _require_positive(kind: FieldType) -> FieldType:
 
 
 def _accept_word(kind: FieldType, word: str) -> FieldType:
-    """Let a word stand for `None`."""
+    """Accept a word in place of `None`."""
     form = kind.schema or {}
     return replace(
         kind,
@@ -152,7 +152,7 @@ def _parse_command(value: object) -> str | tuple[str, ...]:
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, list) and None in value:
-        # What could not be filled in has been told already.
+        # The interpolation has already reported it.
         return ()
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return tuple(value)
@@ -160,7 +160,7 @@ def _parse_command(value: object) -> str | tuple[str, ...]:
 
 
 def _check_interpreter(value: object) -> object:
-    """Refuse what only a shell could run, and folders."""
+    """Refuse folders, and commands that only a shell could run."""
     words_of_value = value.split() if isinstance(value, str) else []
     if any("/" not in word for word in words_of_value[1:]) or words_of_value[:1] in (["source"], ["."]):
         hint = "name its interpreter, such as `.venv/bin/python`; `job.command` runs a command"
@@ -172,7 +172,7 @@ def _check_interpreter(value: object) -> object:
 
 
 def build_transport_type(of: type[Enum]) -> FieldType:
-    """Make the kind of a transport: a word of `of`, or a command as a list of its words."""
+    """Return the type of a transport: a word of the enum, or a command as a list of words."""
     by_word = {word.value: word for word in of}
 
     def parse(value: object) -> Any:

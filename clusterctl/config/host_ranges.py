@@ -1,8 +1,4 @@
-"""Host ranges such as `gpu[01-04,07],rack[1-2]-n[0-3]`: expand, fold, choose.
-
-The notation is Slurm's: a bracket holds numbers and ascending ranges, zero padding is kept, several brackets in one
-name multiply. Nothing here needs YAML or pydantic, because the log view and the error folding use it all the time.
-"""
+"""Host ranges such as `gpu[01-04,07],rack[1-2]-n[0-3]`: expand, fold and select."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 MAX_HOSTS = 10_000
-"""Most hosts that one expression may stand for; a typing error must not fill the memory."""
+"""Maximum of hosts in one expression, so that a typing error cannot fill the memory."""
 
 _MAX_DIGITS = 18
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -28,11 +24,11 @@ _NATURAL = re.compile(r"([0-9]+)")
 
 
 class HostRangeError(ValueError):
-    """A host expression that cannot be read.
+    """A host expression is not valid.
 
     Attributes:
-        offset: Index of the offending text in the expression.
-        length: How much of it is wrong, in characters.
+        offset: Index of the wrong text in the expression.
+        length: Length of the wrong text in characters.
         hint: A remedy, or `None`.
     """
 
@@ -45,7 +41,7 @@ class HostRangeError(ValueError):
 
 @dataclass(frozen=True)
 class _Span:
-    """Numbers `first` to `last`, each padded with zeros to `width` (0: as they are)."""
+    """Numbers `first` to `last`, padded with zeros to `width` digits (0: not padded)."""
 
     first: int
     last: int
@@ -59,10 +55,10 @@ class _Span:
 
 
 def expand_hosts(expression: str, *, limit: int = MAX_HOSTS) -> list[str]:
-    """Give every name that an expression stands for, in the order written; duplicates stay.
+    """Return all names of an expression, in the order written; duplicates stay.
 
     Raises:
-        RangeError: The expression is empty, unbalanced, descending or stands for more than `limit` names.
+        HostRangeError: The expression is empty, unbalanced, descending or has more than `limit` names.
     """
     names: list[str] = []
     for offset, item in _split_items(expression):
@@ -76,7 +72,7 @@ def expand_hosts(expression: str, *, limit: int = MAX_HOSTS) -> list[str]:
 
 
 def _split_items(expression: str) -> Iterator[tuple[int, str]]:
-    """Split at commas outside brackets; give the offset of each item without its surrounding blanks."""
+    """Split at commas outside of brackets; return each item, stripped, with its offset."""
     start, opened = 0, -1
     for index, character in enumerate(expression + ","):
         if character == "[":
@@ -146,18 +142,18 @@ def _padding_of(digits: str) -> bool:
 
 
 def natural_sort_key(name: str) -> tuple[object, ...]:
-    """Sort key that puts `n2` before `n10`."""
+    """Return a sort key that puts `n2` before `n10`."""
     pieces = _NATURAL.split(name)
     numbers = (int(p) if len(p) <= _MAX_DIGITS else 10**_MAX_DIGITS for p in pieces[1::2])
     return (*zip(pieces[::2], [*numbers, -1], strict=True), name)
 
 
 def fold_hosts(names: Iterable[str]) -> str:
-    """Write names in ranges: `["gpu01", "gpu02", "gpu07"]` gives `gpu[01-02,07]`.
+    """Return names as ranges: `["gpu01", "gpu02", "gpu07"]` gives `gpu[01-02,07]`.
 
-    Names come in natural order and once each; only neighbours in that order are folded. So `expand(fold(names))` gives
-    them back in this order, unless one holds a bracket, a comma or a blank, which host names do not: what is printed
-    may be pasted into a cluster file, where the order decides the ranks.
+    The names are sorted naturally and appear once; only neighbours in that order are folded. So `expand_hosts` returns
+    the same names in the same order, unless one contains a bracket, a comma or a blank. A user may paste the result
+    into a cluster file, where the order decides the ranks.
     """
     items = [(name, "") for name in sorted(set(names), key=natural_sort_key)]
     while any(_LAST_NUMBER.fullmatch(head) for head, _ in items):
@@ -166,7 +162,7 @@ def fold_hosts(names: Iterable[str]) -> str:
 
 
 def _fold_last_number(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Fold the last number of each head; the head keeps what stands before it, the tail takes the rest."""
+    """Fold the last number of each head: the text before it stays the head, and the ranges join the tail."""
     folded = []
     for (prefix, rest, is_counted), group in itertools.groupby(map(_split_at_number, items), key=lambda part: part[:3]):
         numbers = [number for *_, number in group]
@@ -178,7 +174,7 @@ def _fold_last_number(items: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _split_at_number(item: tuple[str, str]) -> tuple[str, str, bool, str]:
-    """Return what stands before and behind the last number of a head, whether it can be counted, and the number."""
+    """Return the text before and after the last number of a head, whether it can be folded, and the number."""
     head, tail = item
     match = _LAST_NUMBER.fullmatch(head)
     if match is None:
@@ -199,20 +195,20 @@ def _format_ranges(digits: list[str]) -> str:
 
 
 def _continues_range(run: list[str], text: str) -> bool:
-    """Whether a range that begins as this one does writes its next number like this."""
+    """Return whether the range would write its next number as `text`."""
     width = len(run[0]) if _padding_of(run[0]) else 0
     return str(int(run[-1]) + 1).zfill(width) == text
 
 
 def select_hosts(names: Sequence[str], include: str | None = None, exclude: str | None = None) -> list[str]:
-    """Choose nodes by set expressions, keeping the order of `names`.
+    """Select nodes by expressions, in the order of `names`.
 
-    Both expressions take ranges, and `*` and `?` as in file names. A name stands for its numbered copies too:
-    `localhost` chooses `localhost.0` and `localhost.1`.
+    Both expressions may contain ranges, `*` and `?`. A name selects its numbered copies too: `localhost` selects
+    `localhost.0` and `localhost.1`.
 
     Raises:
-        RangeError: An expression cannot be read.
-        NotFoundError: An expression names a node that is not there, or nothing is left.
+        HostRangeError: An expression is not valid.
+        NotFoundError: An expression names an unknown node, or no node remains.
     """
     wanted = set(names) if include is None else _find_matching(names, include)
     unwanted = set() if exclude is None else _find_matching(names, exclude)

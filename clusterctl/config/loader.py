@@ -1,7 +1,7 @@
-"""From cluster files to a spec: the way in.
+"""Loader: from cluster files to a spec.
 
-`load` reads the files and is all that touches the disk; `parse` is the same as a pure function of texts, environment
-and a `Files`.
+`load_cluster_file` reads the files, and only it touches the disk. `parse_cluster_file` does the same as a pure function
+of texts, environment and a `FileAccess`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class DiskFiles:
-    """The files of this machine."""
+    """The files of this machine (see `FileAccess`)."""
 
     def read(self, path: str) -> bytes:
         """Read at most 1 MiB and one byte."""
@@ -46,23 +46,23 @@ class DiskFiles:
             return file.read(MAX_BYTES + 1)
 
     def is_file(self, path: str) -> bool:
-        """Whether there is a file."""
+        """Return whether the file exists."""
         return os.path.isfile(path)
 
     def is_dir(self, path: str) -> bool:
-        """Whether there is a folder."""
+        """Return whether the folder exists."""
         return os.path.isdir(path)
 
     def real(self, path: str) -> str:
-        """The one name of a folder that links lead to."""
+        """Return the path with all links resolved."""
         return os.path.realpath(path)
 
     def find_upload_obstacle(self, path: str) -> str | None:
-        """Why a folder must not go to nodes."""
+        """Return why a folder must not be sent to nodes, or `None`."""
         return path_rules.find_upload_obstacle(path)
 
     def names(self, path: str) -> Sequence[str]:
-        """Names in a folder; empty where it cannot be listed."""
+        """Return the names in a folder; empty if it cannot be listed."""
         try:
             return sorted(os.listdir(path))
         except OSError:
@@ -74,9 +74,9 @@ class ClusterFileText:
     """A text to parse.
 
     Attributes:
-        path: The file as the user named it, for messages.
-        absolute: Its absolute path; that of the first one says where relative paths begin.
-        text: Its content, decoded or not.
+        path: The path as the user wrote it, for messages.
+        absolute: The absolute path; relative paths start at the folder of the first file.
+        text: The content, decoded or not.
     """
 
     path: str
@@ -86,11 +86,11 @@ class ClusterFileText:
 
 @dataclass(frozen=True)
 class LoadedClusterFile:
-    """A good cluster file.
+    """A valid cluster file.
 
     Attributes:
-        spec: What it says, every default that needs no node filled in.
-        warnings: What is allowed and probably not meant.
+        spec: The spec, with all defaults that do not depend on a node.
+        warnings: Problems that do not make the file invalid.
     """
 
     spec: ClusterSpec
@@ -99,9 +99,9 @@ class LoadedClusterFile:
 
     @cached_property
     def origins(self) -> dict[str, str]:
-        """Where each value came from: `cluster.yaml:12:3`, `default`, `--set`, `--script`.
+        """The origin of each value: `cluster.yaml:12:3`, `default`, `--set`, `--script`.
 
-        The keys are the paths of `clusterctl.config.resolved_file.resolved`, such as `hosts[0].gpus`.
+        The keys are paths of the resolved file, such as `hosts[0].gpus`.
         """
         from clusterctl.config.resolved_file import list_origins
 
@@ -109,7 +109,7 @@ class LoadedClusterFile:
 
     @cached_property
     def written_keys(self) -> tuple[str, ...]:
-        """The keys that were written, also by `--set`: `env`, `job.args`, `defaults.python`, `hosts[].gpus`."""
+        """The keys that the file or `--set` contains: `env`, `job.args`, `defaults.python`, `hosts[].gpus`."""
         keys: list[str] = []
         for key, node in self._built.root.value.items():
             if key == "hosts":
@@ -133,21 +133,20 @@ def load_cluster_file(
     health_mistakes: context_module.HealthNameCheck | None = None,
     run_listing: context_module.HostCommandRunner | None = None,
 ) -> LoadedClusterFile:
-    """Read cluster files, later ones merged over earlier ones.
+    """Read cluster files; later ones are merged over earlier ones.
 
     Args:
-        paths: Files as the user named them; at least one.
-        environ: For `${env:NAME}`, `secrets` and `~`.
+        paths: Paths as the user wrote them; at least one.
+        environ: Variables for `${env:NAME}`, `secrets` and `~`.
         sets: `key=value` of each `--set`.
-        overrides: What options of `up` say about the job.
-        require_job: Whether a file without a complete job is wrong, as it is for `up`.
-        with_secrets: Whether secrets are read, as `up` needs them; else their values are empty.
-        health_mistakes: Tells names below `health:` that mean nothing; without it they are taken as they are. Only
-            called where there is such a section.
-        run_listing: Runs the command of `hosts: {from: {command: ...}}`; without it such a file cannot be read.
+        overrides: Options of `up` about the job.
+        require_job: Whether a file without a complete job is an error, as for `up`.
+        with_secrets: Whether to read the secrets, as `up` does; else their values are empty.
+        health_mistakes: Finds unknown names in `health:`; without it they are accepted.
+        run_listing: Runs the command of `hosts: {from: {command: ...}}`; without it such a file is an error.
 
     Raises:
-        ConfigError: Something is wrong; all that is, at once.
+        ConfigError: Something is wrong; it contains all problems.
         RefusedError: A command was not run.
     """
     disk = DiskFiles()
@@ -198,10 +197,10 @@ def parse_cluster_file(
     health_mistakes: context_module.HealthNameCheck | None = None,
     run_listing: context_module.HostCommandRunner | None = None,
 ) -> LoadedClusterFile:
-    """Turn texts into a spec; see `load` for the arguments.
+    """Turn texts into a spec (see `load_cluster_file` for the arguments).
 
     Raises:
-        ConfigError: Something is wrong; all that is, at once.
+        ConfigError: Something is wrong; it contains all problems.
     """
     report = Report()
     trees = [tree for source in sources if (tree := _parse_tree(source, report)) is not None]
@@ -232,14 +231,14 @@ def parse_cluster_file(
 
 
 def _warn_of_search_paths(filling: Interpolation) -> None:
-    """Tell of search paths of this machine that go to others, where other programs lie elsewhere."""
+    """Warn of search paths of this machine that go to other nodes, which have their programs elsewhere."""
     for mark, path, name in filling.search_paths:
         hint = f"`job.prologue` extends a node's own: `export {name}=/opt/x/bin:${name}`"
         filling.report.warn(mark, f"{format_path(path)}: `{name}` of this machine goes to every node", hint)
 
 
 def _parse_tree(source: ClusterFileText, report: Report) -> Node | None:
-    """Read one text; `None` where it is not a cluster file at all."""
+    """Parse one text; return `None` if it is not a cluster file."""
     if other_formats.is_hostfile(source.text):
         place = other_formats.mark_start(source.path, source.text)
         hint = f"`clusterctl init --from {source.path}` makes a cluster file of it"

@@ -1,4 +1,4 @@
-"""Network interfaces that join what runs on one machine, and no machines."""
+"""Names of network interfaces: virtual ones, and the selection by NCCL, Gloo and TensorPipe."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 VIRTUAL_INTERFACE_PREFIXES = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "tunl", "kube", "vnet")
-"""How the names of interfaces of containers and virtual machines begin: workers of several nodes do not meet there."""
+"""Prefixes of virtual interfaces (containers, virtual machines), which do not connect nodes."""
 
 
 def select_interfaces(variable: str, value: str, names: Sequence[str]) -> list[str]:
-    """Return which interfaces of a node a variable selects, in its order, or in that of the node.
+    """Return the interfaces of a node that a variable selects, in the order of its value, or of the node for `^`.
 
-    NCCL takes beginnings of names, `=` and whole names, or `^` and what it shall not take; the others take whole names.
+    NCCL accepts prefixes, `=` with exact names, or `^` with names to exclude; the others accept exact names.
     """
     wanted = [word.partition(":")[0].strip() for word in value.lstrip("^=").split(",")]
     is_whole = not variable.startswith("NCCL") or value.lstrip("^").startswith("=")

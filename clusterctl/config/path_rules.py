@@ -1,11 +1,7 @@
-"""Whether a file may say what is run: it has to be the user's or root's, and nobody else may be able to write it.
+"""Rules for paths: who may write a file, which folders must not be sent to nodes, and the default workdir.
 
-OpenSSH asks the same of its own files. A group-writable file is no reason where the group is the user's alone, as it is
-on Debian and Fedora, whose umask of 002 makes every file so.
-
-Whether a folder is somebody's home, or holds homes: it is no code, and is full of what nobody else may have.
-
-Where the code lies on a node of which the cluster file does not say it: a folder of our own for each cluster.
+A cluster file decides what runs, so it must belong to the user or to root, and nobody else may write it. A home is no
+code, and holds files that nobody else may have.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class UnsafePermissionsError(Exception):
-    """A file that somebody else could have written; `hint` says what helps."""
+    """Somebody else could have written the file; `hint` names the remedy."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -31,15 +27,18 @@ class UnsafePermissionsError(Exception):
 
 
 def check_ownership(path: str, found: os.stat_result) -> None:
-    """Refuse a file that somebody else owns or can write, or can put another in the place of.
+    """Refuse a file that somebody else owns, can write or can replace.
+
+    A group that only the user belongs to may write it, as with the umask 002 of Debian and Fedora. OpenSSH has the same
+    rule for its own files.
 
     Args:
-        path: As it was opened.
-        found: What is known of the open file; anything but a regular file came by the user's own hand (a pipe).
+        path: The path that was opened.
+        found: `os.stat_result` of the open file. A pipe is accepted, as only the user can have passed it.
 
     Raises:
-        ForeignFileError: So it is.
-        OSError: Its folder cannot be looked at.
+        UnsafePermissionsError: The file is not safe.
+        OSError: Its folder cannot be read.
     """
     if not stat.S_ISREG(found.st_mode):
         return
@@ -66,14 +65,14 @@ def _can_others_write(found: os.stat_result) -> bool:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Tell whether a group is the user's own: primary, called like the user, and without anybody else in it."""
+    """Return whether a group is the user's own: the primary group, with the user's name and no other member."""
     try:
         me, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
     except KeyError:
         return False
     if me.pw_gid != gid or group.gr_name != me.pw_name or not set(group.gr_mem) <= {me.pw_name}:
         return False
-    # Last: where users are in a directory of the network, to list them all may take long.
+    # Last, as it may take long to list all users of a network directory.
     return all(user.pw_name == me.pw_name for user in _list_primary_members(gid))
 
 
@@ -94,7 +93,7 @@ UPLOAD_HINT = "put the code into a folder of its own, and name that as `sync.sou
 
 
 def find_upload_obstacle(folder: str) -> str | None:
-    """Return why a folder must not be sent as code, in words that follow its name; `None` where it may be."""
+    """Return why a folder must not be sent as code, as a predicate of its name; `None` if it may be sent."""
     real = os.path.realpath(folder)
     if ".ssh" in real.split("/"):
         return "holds the keys of ssh"
@@ -111,14 +110,14 @@ def find_upload_obstacle(folder: str) -> str | None:
     for home in _list_homes(found.st_uid):
         if home.startswith(real + "/"):
             return f"holds the home {home}"
-        # Another path may be the same folder, where it is mounted twice.
+        # A second mount may give the same folder another path.
         if home == real or (os.path.exists(home) and os.path.samestat(os.stat(home), found)):
             return "is a home"
     return None
 
 
 def _list_homes(owner: int) -> Iterator[str]:
-    """Yield homes: the user's own, the one of a folder's owner, and those of people that the machine can list."""
+    """Yield homes: the user's own, the one of the folder's owner, and those of the people that the machine lists."""
     people = [entry for entry in pwd.getpwall() if _FIRST_OF_PEOPLE <= entry.pw_uid < _NOBODY or entry.pw_uid == 0]
     for uid in {os.getuid(), owner}:
         try:
@@ -127,7 +126,7 @@ def _list_homes(owner: int) -> Iterator[str]:
             continue
     for home in {os.environ.get("HOME", ""), *(entry.pw_dir for entry in people)}:
         real = os.path.realpath(home)
-        # Of users who are none, such as daemons, the file may say anything.
+        # The entries of daemons may name any folder.
         if home.startswith("/") and real != "/":
             yield real
 
@@ -136,17 +135,17 @@ _WORKDIR_ROOT = "~/.local/share/clusterctl/work"
 
 
 def default_workdir(name: str, folder: str) -> str:
-    """Return the folder of the code on other machines than this.
+    """Return the default folder of the code on other machines.
 
     Args:
-        name: Of the cluster file. Two checkouts may have it in common, being that of their folder.
-        folder: Absolute path of the cluster file's folder, which tells such checkouts apart.
+        name: Name of the cluster file. Two checkouts may share it, as it defaults to the name of their folder.
+        folder: Absolute path of the cluster file's folder, which distinguishes such checkouts.
     """
     return f"{_WORKDIR_ROOT}/{name}-{zlib.crc32(os.fsencode(folder)):08x}"
 
 
 def rename_workdir(workdir: str | None, old: str, new: str) -> str | None:
-    """Return what a folder of the cluster called `old` is for one called `new`; one that a person chose stays."""
+    """Return the default workdir of cluster `old` for a cluster named `new`; a workdir that a person chose stays."""
     ours = f"{_WORKDIR_ROOT}/{old}-"
     return (
         workdir if workdir is None or not workdir.startswith(ours) else f"{_WORKDIR_ROOT}/{new}-{workdir[len(ours) :]}"

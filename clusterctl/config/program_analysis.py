@@ -1,9 +1,4 @@
-"""Launchers of other projects in a command: which of them knows of one node alone. Pure.
-
-Whether a file is a Python program, by its name and its content. Pure.
-
-Which Python environment a text of a shell activates. Pure.
-"""
+"""Static analysis of a job's program: launchers of other projects, Python files, activated environments. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SingleNodeLauncher(NamedTuple):
-    """A launcher, and what it lacks to know of the other nodes."""
+    """A launcher in a command, and the option about other nodes that it lacks."""
 
     launcher: str
     why: str
@@ -55,7 +50,7 @@ _SEPARATORS = re.compile(r"[;&|()]+")
 
 
 def find_single_node_launcher(command: str | Sequence[str]) -> SingleNodeLauncher | None:
-    """Return the first launcher of a command that is not told of other nodes, or `None`."""
+    """Return the first launcher of a command that does not know the other nodes, or `None`."""
     for words in split_shell_commands(command):
         named = _find_launcher(words)
         if named is None or any(word in _NON_RUNNERS for word in words[:4]):
@@ -69,7 +64,7 @@ def find_single_node_launcher(command: str | Sequence[str]) -> SingleNodeLaunche
 
 
 def split_shell_commands(command: str | Sequence[str]) -> Iterator[list[str]]:
-    """Give the words of each simple command of a shell text, roughly; a list is one such command."""
+    """Return the words of each simple command of a shell text, roughly; a list is one such command."""
     if not isinstance(command, str):
         yield list(command)
         if len(command) > 2 and os.path.basename(command[0]) in ("bash", "sh"):
@@ -92,12 +87,12 @@ def _split_line(line: str) -> list[str]:
     try:
         return list(lexer)
     except ValueError:
-        # A quotation goes on in the next line.
+        # A quotation continues in the next line.
         return line.split()
 
 
 def _find_launcher(words: list[str]) -> tuple[str, tuple[str, ...], list[str]] | None:
-    """Return a launcher among the words of a command, the options that tell it of other nodes, and what follows it."""
+    """Return a launcher among the words, its options about other nodes, and the words behind it."""
     for index, word in enumerate(words):
         for name in (os.path.basename(word), " ".join((os.path.basename(word), *words[index + 1 : index + 2]))):
             if name in _LAUNCHER_PROGRAMS:
@@ -117,24 +112,24 @@ def _find_option_value(words: list[str], option: str) -> str | None:
 
 
 _ARCHIVE_SUFFIXES = (".pyc", ".pyz", ".zip", ".egg", ".whl")
-"""Files of bytes that Python runs all the same."""
+"""Binary files that Python runs nevertheless."""
 _DATA_SUFFIXES = tuple(
     ".json .jsonl .yaml .yml .toml .ini .cfg .conf .csv .tsv .xml .html .md .txt .env .lock .log .rst".split()  # noqa: SIM905
 )
 _SHELL_SUFFIXES = (".sh", ".bash", ".zsh", ".ksh", ".csh", ".slurm", ".sbatch", ".pbs")
 _PYTHON_RUNNERS = ("uv", "uvx", "pixi", "pdm", "hatch", "poetry", "rye", "conda", "mamba", "micromamba", "sage")
-"""Programs that a shebang names for a Python file, beside Pythons."""
+"""Programs other than Python that the shebang of a Python file may name."""
 
 
 class OtherFileType(NamedTuple):
-    """What a file is instead, and which key would run it."""
+    """The type of a file that is not Python, and the key that would run it."""
 
     what: str
     hint: str
 
 
 def find_python_problem(name: str, data: bytes) -> OtherFileType | str | None:
-    """Return what a file is that is no Python program; the mistake in one that this Python cannot read; else `None`."""
+    """Return the type of a file that is not Python, or the syntax error of one that is; `None` if Python can run it."""
     suffix = os.path.splitext(name)[1].lower()
     if suffix in _ARCHIVE_SUFFIXES or data.startswith(b"PK\3\4"):
         return None
@@ -159,7 +154,7 @@ def _describe_data_file(name: str) -> OtherFileType:
 
 
 def _find_interpreter(data: bytes) -> str | None:
-    """Return the name of the program in a shebang, or `None` where there is none."""
+    """Return the name of the program in a shebang, or `None` without one."""
     if not data.startswith(b"#!"):
         return None
     words = data[2:512].partition(b"\n")[0].decode("utf-8", "replace").split()
@@ -203,7 +198,7 @@ _IDLE = (*_VALUES, ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator, ast.expr_c
 
 
 def _does_nothing(statement: ast.stmt) -> bool:
-    """Return whether a statement is a value that nobody takes: JSON, YAML and plain text can be read as such."""
+    """Return whether a statement is an unused value: JSON, YAML and plain text can parse as such."""
     if isinstance(statement, ast.AnnAssign):
         return statement.value is None
     return isinstance(statement, ast.Expr) and all(isinstance(node, _IDLE) for node in ast.walk(statement.value))
@@ -213,8 +208,8 @@ class Activation(NamedTuple):
     """A command that puts a Python first on PATH.
 
     Attributes:
-        command: As it is written.
-        environment: The folder or the name of the environment; empty where the command does not tell.
+        command: The command as written.
+        environment: Folder or name of the environment; empty if the command does not name it.
     """
 
     command: str
@@ -229,11 +224,11 @@ _PYTHON_MODULE = re.compile(
 _OTHER_TOOLS = re.compile(
     r"(?i)[/_.-](?:cuda|rocm|nccl|rccl|(?:open)?mpi|mpich|hpcx|ucx|nsight|nvidia|libfabric|efa|slurm|gcc|llvm|sbin)"
 )
-"""In a folder of PATH: there is no Python in it."""
+"""Folders of PATH that contain no Python."""
 
 
 def find_last_activation(text: str) -> Activation | None:
-    """Return the last command of a text that activates an environment, which is the one that holds; or `None`."""
+    """Return the last command of a text that activates an environment, as the last one decides; or `None`."""
     found = None
     for line in split_shell_commands(text):
         words = [*itertools.dropwhile(_KEYWORDS.__contains__, line)]
@@ -263,7 +258,7 @@ def _find_environment(words: Sequence[str]) -> str | None:
 
 
 def is_python_in_environment(python: str, environment: str) -> bool:
-    """Return whether the path of a Python lies in an environment, as far as texts can tell."""
+    """Return whether the path of a Python lies in an environment, as far as the texts show."""
     own = os.path.dirname(os.path.dirname(_expand_home(python)))
     other = _expand_home(environment).rstrip("/")
     if own.startswith("/") and other.startswith("/"):

@@ -1,4 +1,4 @@
-"""A spec back to the words of a cluster file, with every default written out, and where each value came from."""
+"""The resolved cluster file: a spec as a cluster file with all defaults, and the origin of each value."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from clusterctl.config.text.tree import Node, Path
 
 REDACTED = "***"
-"""What stands for a secret."""
+"""Replaces the value of a secret."""
 
 
 def resolve_spec(spec: ClusterSpec) -> dict[str, Any]:
-    """Give the cluster file that says all that `spec` does; parsed again it gives the same spec, secrets aside."""
+    """Return a cluster file with all defaults; parsed again it gives the same spec, except for the secrets."""
     document: dict[str, Any] = {
         "version": 1,
         "name": spec.name,
@@ -52,11 +52,11 @@ def _format_part(part: Any) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text so that YAML 1.2 reads text."""
+    """Quotes text that YAML 1.2 would read as another type."""
 
     @override
     def ignore_aliases(self, data: Any) -> bool:
-        """Write repeated values out."""
+        """Repeat equal values instead of an alias."""
         return True
 
 
@@ -69,7 +69,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def render_yaml(document: Mapping[str, Any]) -> str:
-    """Write a resolved document as YAML that can be used as a cluster file."""
+    """Return a resolved document as YAML, which is a valid cluster file."""
     text: str = yaml.dump(
         _escape_variables(document),
         Dumper=_Dumper,
@@ -82,7 +82,7 @@ def render_yaml(document: Mapping[str, Any]) -> str:
 
 
 def _escape_variables(value: Any, path: Path = ()) -> Any:
-    """Write all texts so that no variable is filled in a second time."""
+    """Escape all texts, so that no variable is interpolated a second time."""
     if isinstance(value, str):
         return escape_text(value, is_shell=is_shell_text(path))
     if isinstance(value, list):
@@ -95,7 +95,7 @@ def _escape_variables(value: Any, path: Path = ()) -> Any:
 
 
 def iterate_leaves(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Give each value that is no mapping, with its path; items of `hosts` are entered, other lists are values."""
+    """Yield path and value of each leaf; a list is a leaf, except for `hosts`."""
     if isinstance(document, dict) and document:
         for key, value in document.items():
             yield from iterate_leaves(value, (*path, key))
@@ -107,7 +107,7 @@ def iterate_leaves(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]
 
 
 def list_origins(spec: ClusterSpec, built: BuiltSpec) -> dict[str, str]:
-    """Say for each leaf of `resolved(spec)` where it came from."""
+    """Return the origin of each leaf of the resolved file."""
     places: dict[str, str] = {}
     for path, _ in iterate_leaves(resolve_spec(spec)):
         if path[0] == "hosts" and len(path) > 1:

@@ -1,13 +1,15 @@
-"""The JSON Schema of cluster files for editors, made of the models.
+"""The JSON Schema of cluster files for editors, made from the section fields.
 
-Draft-07, because yaml-language-server reads no newer one. Every value may also be filled in from a variable, so each
-place that wants no text allows `${env:NAME}` too.
+It is draft-07, because yaml-language-server reads no newer one. A variable may fill in each value, so the schema
+allows `${env:NAME}` too for each value that is not text.
 """
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from clusterctl.config.sections.section_fields import CLUSTER_FILE, CONTROLLER_LOSS, DEFAULTS, HOST, RESULTS, SYNC
 from clusterctl.config.sections.section_validation import build_validator
@@ -17,10 +19,7 @@ _EXTENSION: dict[str, Any] = {"^x-": {}}
 
 
 def build_schema() -> dict[str, Any]:
-    """Give the schema as JSON data."""
-    # Importing this at the top would make every command that reads a cluster file pay for it.
-    from pydantic import TypeAdapter
-
+    """Return the schema as JSON data."""
     sections = (CLUSTER_FILE, DEFAULTS, HOST, SYNC, RESULTS, CONTROLLER_LOSS)
     made: dict[str, Any]
     _, made = TypeAdapter.json_schemas(
@@ -39,7 +38,7 @@ def build_schema() -> dict[str, Any]:
 
 
 def render_schema() -> str:
-    """Give the schema as it is committed in `docs/cluster.schema.json`."""
+    """Return the text of `docs/cluster.schema.json`."""
     return json.dumps(build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -72,7 +71,7 @@ def _describe(properties: dict[str, Any], key: str, shape: dict[str, Any]) -> No
 
 
 def _convert_to_draft7(part: Any) -> Any:
-    """Bring a part of a 2020-12 schema down to draft-07."""
+    """Convert a part of a 2020-12 schema to draft-07."""
     if isinstance(part, list):
         return [_convert_to_draft7(item) for item in part]
     if not isinstance(part, dict):
@@ -90,7 +89,7 @@ def _convert_to_draft7(part: Any) -> Any:
 
 
 def _convert_member(key: str, value: Any) -> Any:
-    """Names of properties are no keywords, and what stands below them may be filled in or left empty."""
+    """Convert a member: names of properties are not keywords, and their values may be empty or a variable."""
     if key != "properties" or not isinstance(value, dict):
         return _convert_to_draft7(value)
     return {name: _allow_variables(_convert_to_draft7(child)) for name, child in value.items()}
@@ -101,14 +100,14 @@ def _is_unwanted(key: str, value: Any) -> bool:
 
 
 def _wrap_reference(result: dict[str, Any], reference: str) -> dict[str, Any]:
-    """In draft-07 a `$ref` silences its neighbours, so it goes into an `allOf`."""
+    """Wrap a `$ref` into an `allOf`: in draft-07 it would hide the members beside it."""
     del result["$ref"]
     target = {"$ref": reference.replace("#/$defs/", "#/definitions/")}
     return {"allOf": [target], **result} if result else target
 
 
 def _allow_empty(shape: dict[str, Any]) -> dict[str, Any]:
-    """Allow a key without a value, which is as if it were not there."""
+    """Allow a key without a value, which equals a missing key."""
     words, choices = _split_choices(shape)
     if len(choices) == 1 and set(choices[0]) == {"type"} and isinstance(choices[0]["type"], str):
         return {"type": [choices[0]["type"], "null"], **words}
@@ -116,14 +115,14 @@ def _allow_empty(shape: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split_choices(shape: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Part a shape into what it says to people and the forms that it allows."""
+    """Split a shape into its documentation and the forms that it allows."""
     words = {key: value for key, value in shape.items() if key in ("description", "examples")}
     rest = {key: value for key, value in shape.items() if key not in words}
     return words, rest["anyOf"] if set(rest) == {"anyOf"} else rest["allOf"] if set(rest) == {"allOf"} else [rest]
 
 
 def _allow_variables(shape: dict[str, Any]) -> dict[str, Any]:
-    """Allow `${env:NAME}` wherever the shape is one of numbers, words or truth values."""
+    """Allow `${env:NAME}` for numbers, words and booleans."""
     words, choices = _split_choices(shape)
     scalars = {"integer", "number", "boolean"}
     wanting = any(choice.get("type") in scalars or "enum" in choice or "const" in choice for choice in choices)

@@ -1,4 +1,4 @@
-"""Names and words that look like a secret's, where everything is stored and shown: `env`, and arguments of the job."""
+"""Detection and redaction of secrets in variables and command lines, which clusterctl stores and shows."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _TRAINING_NAME = re.compile(
     r"(^|_)(PAD|EOS|BOS|UNK|SEP|CLS|MASK|STOP|IMAGE|SPECIAL)_TOKEN|TOKEN_(ID|TYPE)|"
     r"(^|_)(SORT|PRIMARY|FOREIGN|INPUT|TARGET|LABEL|IMAGE|TEXT|DATA|CACHE|DICT|COLUMN)_KEY"
 )
-"""Names that mean something else on the command line of a training."""
+"""Names that look like secrets but have another meaning in a training."""
 _TOKEN = re.compile(
     r"(hf_|ghp_|gho_|github_pat_|glpat-|xox[abp]-|sk-|AKIA)[A-Za-z0-9_-]{12,}|eyJ[\w-]{10,}\.[\w.-]{10,}"
 )
-"""Beginnings by which the tokens of well-known services are told."""
+"""Prefixes of the tokens of well-known services."""
 _ASSIGNMENT = re.compile(r"(-*[\w.-]+)=(.+)", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a variable is called like a secret."""
+    """Return whether the name of a variable looks like a secret."""
     return bool(_NAME.search(name.upper()))
 
 
 def find_secret_words(words: Sequence[str]) -> dict[int, str]:
-    """Return which words of a command line look like a secret: the index to the word as it may be shown."""
+    """Return the words of a command line that look like a secret: index to redacted word."""
     found = {}
     for index, word in enumerate(words):
         assigned = _ASSIGNMENT.fullmatch(word)
@@ -45,13 +45,13 @@ def find_secret_words(words: Sequence[str]) -> dict[int, str]:
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line without those that look like a secret."""
+    """Return the words of a command line with secrets redacted."""
     found = find_secret_words(words)
     return [found.get(index, word) for index, word in enumerate(words)]
 
 
 def redact_text(text: str) -> str:
-    """Return a text of a shell without words that look like a secret; blanks stay as they are."""
+    """Return a shell text with secrets redacted; blanks stay as they are."""
     pieces = re.split(r"(\s+)", text)
     return "".join(piece + blank for piece, blank in zip(redact_words(pieces[::2]), [*pieces[1::2], ""], strict=True))
 

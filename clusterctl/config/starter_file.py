@@ -1,7 +1,4 @@
-"""Starter cluster files, from nothing or from what another tool already knows about the machines.
-
-All of it is text to text; who reads and writes the files is the caller.
-"""
+"""Starter cluster files: empty, or with the hosts that another tool knows."""
 
 from __future__ import annotations
 
@@ -19,23 +16,23 @@ from clusterctl.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-# As much of a list of nodes as an error shows: what cannot be read may be any file.
+# Maximum of a node list in an error: an unreadable text may be any file.
 _MAX_CHARS = 60
-# Names that stand in many people's ssh_config and are no training machines.
+# Hosts in many people's ssh_config that are not machines for training.
 _CODE_FORGES = ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "ssh.dev.azure.com")
 
 
 def import_hostfile(path: str, text: str, *, include: str = "", exclude: str = "") -> list[ListedHost]:
-    """Read a hostfile of DeepSpeed or Open MPI: one host a line, `slots=N`, comments.
+    """Parse a hostfile of DeepSpeed or Open MPI: one host per line, `slots=N`, comments.
 
     Args:
-        path: For messages.
-        text: The file.
-        include: DeepSpeed's `--include`, such as `worker-1:0,2@worker-2`: these hosts and slots only.
-        exclude: DeepSpeed's `--exclude`, in the same form; only one of both may be given.
+        path: The path for messages.
+        text: The content of the file.
+        include: DeepSpeed's `--include`, such as `worker-1:0,2@worker-2`: only these hosts and slots.
+        exclude: DeepSpeed's `--exclude`, in the same form; it excludes `include`.
 
     Raises:
-        ConfigError: A line or a filter cannot be read; all such are named.
+        ConfigError: Some lines or a filter are not valid; it contains all problems.
     """
     problems: list[Problem] = []
     machines: dict[str, ListedHost] = {}
@@ -59,19 +56,19 @@ def import_hostfile(path: str, text: str, *, include: str = "", exclude: str = "
 
 
 def _convert_slots_to_gpus(machine: ListedHost) -> ListedHost:
-    """Return a machine of a hostfile for a file that a person goes on with: slots are GPUs there, as for DeepSpeed."""
+    """Return a host of a hostfile with its slots as GPUs, as DeepSpeed means them."""
     return machine if machine.gpus is not None else replace(machine, gpus=machine.workers, workers=None)
 
 
 def import_ansible_inventory(path: str, text: str) -> list[ListedHost]:
-    """Read the machines of an Ansible inventory.
+    """Parse an Ansible inventory.
 
     Args:
-        path: For messages.
-        text: The file.
+        path: The path for messages.
+        text: The content of the file.
 
     Raises:
-        ConfigError: It cannot be read, names no machine, or says what no cluster file can.
+        ConfigError: It is not valid, has no host, or needs something that a cluster file cannot express.
     """
     try:
         return ansible_inventory.parse_ansible_inventory(text)
@@ -96,7 +93,7 @@ def _filter_hosts(machines: list[ListedHost], include: str, exclude: str) -> lis
 
 
 def _parse_filter(option: str, text: str, known: set[str]) -> dict[str, tuple[int, ...]]:
-    """Read `HOST[:SLOT,...][@...]`; no slots mean all of the host."""
+    """Parse `HOST[:SLOT,...][@...]`; a host without slots means all of its slots."""
     wanted: dict[str, tuple[int, ...]] = {}
     for part in text.split("@"):
         host, _, listed = part.strip().partition(":")
@@ -118,18 +115,18 @@ def _remove_slots(machine: ListedHost, unwanted: dict[str, tuple[int, ...]]) -> 
 
 
 def import_ssh_config(text: str, read_include: Callable[[str], Iterable[str]] = lambda pattern: ()) -> list[ListedHost]:
-    """Read the hosts of an `ssh_config`: every name after `Host` that is no pattern.
+    """Return the hosts of an `ssh_config`: every name after `Host` that is not a pattern.
 
     Args:
-        text: The file.
-        read_include: Gives the texts of the files that an `Include` names; each is read once.
+        text: The content of the file.
+        read_include: Returns the texts of the files that an `Include` names; each file is read once.
     """
     names = dict.fromkeys(_list_ssh_hosts(text, read_include, depth=0))
     return [ListedHost(name) for name in names if not name.endswith(_CODE_FORGES)]
 
 
 def _list_ssh_hosts(text: str, read_include: Callable[[str], Iterable[str]], depth: int) -> Iterable[str]:
-    # ssh itself stops at 16 levels of Include.
+    # ssh stops at 16 levels of Include, too.
     for line in text.splitlines() if depth < 16 else ():
         words = line.replace("=", " ", 1).split()
         if len(words) < 2 or words[0].startswith("#"):
@@ -144,10 +141,10 @@ def _list_ssh_hosts(text: str, read_include: Callable[[str], Iterable[str]], dep
 
 
 def import_slurm_nodes(expression: str, source: str = "--from") -> list[ListedHost]:
-    """Read a Slurm node list such as `gpu[01-04,07]` (of `SLURM_JOB_NODELIST` or `sinfo`).
+    """Parse a Slurm node list such as `gpu[01-04,07]` (from `SLURM_JOB_NODELIST` or `sinfo`).
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The list is not valid.
     """
     try:
         return [ListedHost(host) for host in dict.fromkeys(ranges.expand_hosts(expression))]
@@ -157,10 +154,10 @@ def import_slurm_nodes(expression: str, source: str = "--from") -> list[ListedHo
 
 
 def parse_host_words(text: str) -> list[ListedHost]:
-    """Read hosts as a person names them: `gpu[01-08]`, `a,b`, `ubuntu@gpu01`.
+    """Parse hosts as a person writes them: `gpu[01-08]`, `a,b`, `ubuntu@gpu01`.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The text is not valid.
     """
     machines: dict[str, ListedHost] = {}
     for machine in import_slurm_nodes(text, "HOSTS"):
@@ -170,17 +167,17 @@ def parse_host_words(text: str) -> list[ListedHost]:
 
 
 def set_gpus(machine: ListedHost, gpus: int | None) -> ListedHost:
-    """Return a machine of which it is said how many GPUs it has, where nothing else did."""
+    """Return a host with this number of GPUs, unless its list already has a number."""
     return machine if machine.gpus is not None else replace(machine, gpus=gpus)
 
 
 def render_template(template: str, machines: Sequence[ListedHost]) -> str:
-    """Return the cluster file of a template for these machines, instead of for this one.
+    """Return the cluster file of a template for these machines, in place of the local one.
 
-    With GPUs, what the template says for its CPU workers is left out: `env` and `args`.
+    With GPUs, `env` and `args` of the template go, as they are for its CPU workers.
 
     Raises:
-        ValueError: It is for one machine alone.
+        ValueError: The template is for one machine only.
     """
     lines = template.splitlines()
     while lines and lines[0].startswith("#"):
@@ -200,7 +197,7 @@ def render_template(template: str, machines: Sequence[ListedHost]) -> str:
     if any(machine.gpus != 0 for machine in machines):
         own = [line for line in own if not line.startswith(("env:", "  args:"))]
     comments = next((at for at, line in enumerate(own) if line.startswith("#")), len(own))
-    # What else it says of real machines stays; that they are hosts is done.
+    # The file keeps other comments about real machines, but the hosts are no longer an example.
     kept = own if any(line.startswith("# job:") for line in own[comments:]) else own[:comments]
     return "\n".join(kept).rstrip() + "\n"
 
@@ -213,14 +210,14 @@ def render_starter_file(
     name: str | None = None,
     schema: str | None = None,
 ) -> str:
-    """Write a commented cluster file.
+    """Return a commented cluster file.
 
     Args:
-        machines: In order of node rank; without any, two are named that are to be replaced.
-        script: What the job runs.
-        python: The Python of the nodes; they find one by themselves without.
-        name: Of the runs; the folder's otherwise.
-        schema: Path or URL of the JSON Schema for the modeline that editors read; no modeline without.
+        machines: The hosts in order of node rank; without any, the file has two placeholders.
+        script: The script of the job.
+        python: The Python on the nodes; without it each node finds one.
+        name: The name of runs; without it the name of the folder.
+        schema: Path or URL of the JSON Schema for the modeline of editors; without it there is no modeline.
     """
     modeline = f"# yaml-language-server: $schema={schema}\n" if schema else ""
     hosts = _format_hosts(machines or [ListedHost("gpu01", 8), ListedHost("gpu02", 8)])
@@ -234,7 +231,7 @@ def render_starter_file(
 
 
 def _format_hosts(machines: Sequence[ListedHost]) -> list[str]:
-    """Fold neighbours that are alike; order is node rank, so machines are never moved."""
+    """Fold equal neighbours. The order decides the node ranks, so no host is moved."""
     groups: list[tuple[ListedHost, list[str]]] = []
     for machine in machines:
         if groups and replace(groups[-1][0], host=machine.host) == machine and _can_fold(groups[-1][1], machine.host):

@@ -1,11 +1,6 @@
-"""Values that a check refuses, and how a message names them.
+"""Parsers and checks of single values: durations, sizes, names of hosts and users, and arguments of `ssh`.
 
-Durations and sizes as people write them.
-
-Words that reach `ssh`, and through its configuration a shell: which texts may stand for what.
-
-A cluster file may come from elsewhere, and what it names is filled into `ProxyCommand` and `Match exec` of the user's
-own ssh_config, as shell text. So each word is held to what it may be made of, and nothing is quoted or taken out.
+A value reaches `ssh`, and through its configuration a shell, so the checks accept only harmless texts.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ from pathlib import Path
 
 
 class InvalidValueError(ValueError):
-    """A value that a check refuses, with a remedy."""
+    """A value is not valid; `hint` names a remedy, or is `None`."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -26,7 +21,7 @@ class InvalidValueError(ValueError):
 
 
 def describe_value(value: object) -> str:
-    """Name a value in a message."""
+    """Return a value as messages name it."""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, str):
@@ -54,10 +49,10 @@ SIZE_PATTERN = r"^[0-9]+(\.[0-9]+)? *(([kKmMgGtTpP][iI]?)?[bB])?$"
 
 
 def parse_duration(value: object) -> float:
-    """Read `90`, `90s`, `10m`, `1h30m`, `250ms` or `2d` as seconds.
+    """Parse `90`, `90s`, `10m`, `1h30m`, `250ms` or `2d`; return seconds.
 
     Raises:
-        InvalidValueError: It is something else, negative, or longer than ten years.
+        InvalidValueError: The value is not a duration, is negative, or is longer than ten years.
     """
     seconds = _parse_seconds(value)
     if seconds is None or not math.isfinite(seconds):
@@ -73,7 +68,7 @@ def _parse_seconds(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     if not isinstance(value, str):
-        # An integer of many digits does not fit a float; it is refused as too long, whatever it was.
+        # A huge integer does not fit a float; any number above the maximum gives the same error.
         return _MAX_DURATION_S * 2 if value > _MAX_DURATION_S else float(value)
     if len(value) > 64:
         return None
@@ -83,10 +78,10 @@ def _parse_seconds(value: object) -> float | None:
 
 
 def parse_size(value: object) -> int:
-    """Read `500MiB`, `10GB` or a number of bytes.
+    """Parse `500MiB`, `10GB` or a number of bytes; return bytes.
 
     Raises:
-        InvalidValueError: It is something else, negative, or 2**60 and more.
+        InvalidValueError: The value is not a size, is negative, or is 2**60 or more.
     """
     count = _parse_bytes(value)
     if count < 0:
@@ -119,7 +114,7 @@ def _describe_bare(value: object) -> str:
 
 
 def format_exact_duration(seconds: float) -> str:
-    """Write seconds so that `duration` reads the same number: `90.0` gives `1m30s`, `0.25` gives `250ms`."""
+    """Return seconds as text that `parse_duration` reads exactly: `90.0` gives `1m30s`, `0.25` gives `250ms`."""
     if seconds != int(seconds):
         milli = round(seconds * 1000, 3)
         return f"{int(milli)}ms" if milli == int(milli) and seconds < 60 else f"{seconds:.3f}".rstrip("0") + "s"
@@ -131,7 +126,7 @@ def format_exact_duration(seconds: float) -> str:
 
 
 def format_exact_size(count: int) -> str:
-    """Write bytes in the largest unit that keeps the number whole: `524288000` gives `500MiB`."""
+    """Return bytes in the largest unit with a whole number: `524288000` gives `500MiB`."""
     for unit in ("PiB", "PB", "TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "kB"):
         if count and count % _BYTES[unit.lower()] == 0:
             return f"{count // _BYTES[unit.lower()]}{unit}"
@@ -140,7 +135,7 @@ def format_exact_size(count: int) -> str:
 
 _HOST = re.compile(r"\w[\w.-]{0,252}")
 _SCOPE = re.compile(r"[\w.-]{1,64}")
-# `DOMAIN\user` is how winbind names people.
+# winbind names people `DOMAIN\user`.
 _USER = re.compile(r"[\w.+][\w.@+-]{0,127}(\\[\w.@+-]{1,127})?")
 _FORBIDDEN_IN_PATH = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029`$;&|<>\"'\\\\]")
 
@@ -153,8 +148,8 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def is_ipv6(text: str) -> bool:
-    """Tell whether `text` is an IPv6 address; a scope (`fe80::1%eth0`) may follow it."""
-    # Most files have names alone.
+    """Return whether `text` is an IPv6 address, with or without a scope (`fe80::1%eth0`)."""
+    # Saves the import for most files, which contain only names.
     import ipaddress
 
     address, percent, scope = text.partition("%")
@@ -165,30 +160,30 @@ def is_ipv6(text: str) -> bool:
 
 
 def is_host_name(text: str) -> bool:
-    """Tell whether `text` can be the name or the address of a host, and nothing else."""
+    """Return whether `text` is a valid host name or address."""
     return bool(_HOST.fullmatch(text)) or is_ipv6(text)
 
 
 def is_known_hosts_name(text: str) -> bool:
-    """Tell whether `text` is what a host key may be filed under: a host, or `[host]:port`."""
+    """Return whether known_hosts may have a key under `text`: a host, or `[host]:port`."""
     bracketed = re.fullmatch(r"\[([^\]]+)\]:[0-9]{1,5}", text)
     return is_host_name(bracketed[1] if bracketed else text)
 
 
 def is_user_name(text: str) -> bool:
-    """Tell whether `text` can be the name of a user, and nothing else."""
+    """Return whether `text` is a valid name of a user."""
     return bool(_USER.fullmatch(text))
 
 
 def is_ssh_path(text: str) -> bool:
-    """Tell whether `text` is a path without characters that a shell, or a list of lines, takes for its own."""
+    """Return whether `text` is a path without characters that are special in a shell or in a list of lines."""
     return bool(text.strip()) and not text.startswith("-") and not _FORBIDDEN_IN_PATH.search(text)
 
 
 def split_proxy_hop(text: str) -> tuple[str, str, int | None]:
     """Return user (or nothing), host and port of a hop of ProxyJump: `[ssh://][user@]host[:port]`.
 
-    An IPv6 address stands in brackets where a port follows it. What is returned is not checked.
+    An IPv6 address needs brackets before a port. The parts are not checked.
     """
     rest = text.strip().removeprefix("ssh://").rstrip("/")
     user, _, place = rest.rpartition("@")
@@ -202,16 +197,16 @@ def split_proxy_hop(text: str) -> tuple[str, str, int | None]:
 
 
 def is_proxy_hop(text: str) -> bool:
-    """Tell whether `text` is one hop of ProxyJump, and nothing else."""
+    """Return whether `text` is a valid hop of ProxyJump."""
     user, host, _ = split_proxy_hop(text)
     return is_host_name(host) and (not user or is_user_name(user))
 
 
 def check_ssh_argument(value: object) -> object:
-    """Check a word that stands on the command line of `ssh`; what is no text is left to pydantic.
+    """Check a word for the command line of `ssh`; pydantic refuses a value that is not text.
 
     Raises:
-        WrongValueError: It is empty, holds a blank, or would be an option.
+        InvalidValueError: The word is empty, contains a blank, or begins like an option.
     """
     if isinstance(value, str) and (value.startswith("-") or not value.strip() or any(c.isspace() for c in value)):
         raise InvalidValueError(
@@ -221,14 +216,14 @@ def check_ssh_argument(value: object) -> object:
 
 
 def check_user_name(value: object) -> object:
-    """Check the name of a user (see `argument`)."""
+    """Check the name of a user (see `check_ssh_argument`)."""
     if isinstance(check_ssh_argument(value), str) and not is_user_name(str(value)):
         raise InvalidValueError(f"{describe_value(value)} is not the name of a user", _USER_HINT)
     return value
 
 
 def check_proxy_jump(value: object) -> object:
-    """Check the hops of a ProxyJump (see `argument`)."""
+    """Check the hops of a ProxyJump (see `check_ssh_argument`)."""
     if isinstance(check_ssh_argument(value), str):
         wrong = next((hop for hop in str(value).split(",") if not is_proxy_hop(hop)), None)
         if wrong is not None:
@@ -239,20 +234,20 @@ def check_proxy_jump(value: object) -> object:
 
 
 def check_ssh_path(value: object) -> object:
-    """Check the path of a file of keys (see `argument`; it may hold blanks)."""
+    """Check the path of a key file, which may contain blanks."""
     if isinstance(value, str) and not is_ssh_path(value):
         raise InvalidValueError(f"{describe_value(value)} cannot be the path of a file of keys", _PATH_HINT)
     return value
 
 
 def parse_transport_command(value: object) -> tuple[str, ...]:
-    """Check a command that leads to a shell on a host, and return its words.
+    """Check a command that opens a shell on a host; return its words.
 
     Raises:
-        WrongValueError: It is no list of texts, is not found the same way from every folder, or names no host.
+        InvalidValueError: The value is not a list of texts, its program depends on the folder, or it names no host.
     """
     if isinstance(value, list) and None in value:
-        # What could not be filled in has been told already.
+        # The interpolation has already reported it.
         return ()
     if not isinstance(value, list) or not value or not all(isinstance(word, str) for word in value):
         raise InvalidValueError("the command must be a list of texts", COMMAND_HINT)
@@ -274,17 +269,17 @@ def parse_transport_command(value: object) -> tuple[str, ...]:
 
 
 def find_placeholders(word: str) -> list[str]:
-    """Return the names that are filled into a word of a command."""
+    """Return the names of the placeholders in a word of a command."""
     return _PLACEHOLDER.findall(word)
 
 
 def fill_placeholders(word: str, values: dict[str, str]) -> str:
-    """Fill a word of a command in; what a value holds is never filled in again."""
+    """Fill the placeholders of a word; placeholders inside a value stay."""
     return _PLACEHOLDER.sub(lambda found: values[found[1]], word)
 
 
 def find_ssh_home() -> str:
-    """Return the folder that `~` is for ssh: it goes by the password database, not by $HOME."""
+    """Return what `~` means for ssh: the home in the password database, not $HOME."""
     try:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:

@@ -1,10 +1,4 @@
-"""Arguments of `ssh`, as other tools keep them, put into keys of a host of a cluster file.
-
-Machines out of an Ansible inventory, as INI or as YAML. Text to values; who reads the file is the caller.
-
-What a cluster file can say is taken, variables that are nobody's but the playbooks' are passed over, and every other
-one that Ansible itself reads is refused: a machine would be reached in another way than its owner thinks.
-"""
+"""Hosts of an Ansible inventory (INI or YAML), with the `ssh` arguments that it may contain. Pure."""
 
 from __future__ import annotations
 

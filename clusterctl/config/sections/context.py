@@ -1,4 +1,4 @@
-"""What building a spec needs beside the tree."""
+"""Context of a build: everything that the builder of a spec needs besides the tree."""
 
 from __future__ import annotations
 

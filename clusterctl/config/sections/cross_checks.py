@@ -1,7 +1,4 @@
-"""Checks that need more than one key of a cluster file.
-
-Keys that are right and change nothing beside what else the file says.
-"""
+"""Checks that compare several keys, and warnings for keys that have no effect."""
 
 from __future__ import annotations
 

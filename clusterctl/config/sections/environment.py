@@ -1,4 +1,4 @@
-"""`env`, `env_file` and `secrets`: what all workers get, and what nobody may set."""
+"""`env`, `env_file` and `secrets`: the environment of all workers, and the names that clusterctl reserves."""
 
 from __future__ import annotations
 

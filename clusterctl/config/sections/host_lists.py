@@ -1,7 +1,4 @@
-"""Lists of hosts that others write: a host a line, with what is said of it. There is no other reader of them.
-
-The nodes of a Slurm allocation, from the variables that Slurm sets, and the way to them: a step for each.
-"""
+"""Host lists of other tools: hostfiles of launchers, and the nodes of a Slurm allocation with their `srun` command."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The `hosts` section: ranges expanded, defaults merged, names made unique.
-
-`hosts: {from: ...}`: hosts that are not written in the file, put into it as if they were.
-"""
+"""The `hosts` section: external lists (`from`), expanded ranges, merged defaults, unique names."""
 
 from __future__ import annotations
 

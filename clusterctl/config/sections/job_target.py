@@ -1,4 +1,4 @@
-"""What a job runs: whether it is there, and whether the key that names it can run it."""
+"""Checks of what a job runs: whether it exists, and whether its key can run it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short forms to long ones, before validation: whatever form was written, one shape is checked."""
+"""Normalization: short forms become long ones, so that validation knows one form only."""
 
 from __future__ import annotations
 

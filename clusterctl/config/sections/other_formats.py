@@ -1,4 +1,4 @@
-"""Files of other tools, and files that are no mapping at all: recognised, and said so."""
+"""Recognition of files of other tools, and of files that are not a mapping."""
 
 from __future__ import annotations
 

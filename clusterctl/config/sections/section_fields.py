@@ -1,6 +1,6 @@
-"""The sections of a cluster file and their keys, as `clusterctl.config.spec` declares them.
+"""Sections of a cluster file and their fields, built from the annotations of `clusterctl.config.spec`.
 
-Pydantic's models, what is written back, the JSON Schema and the page of keys are all made of these.
+Validation, the resolved file, the JSON Schema and the tables of keys use them.
 """
 
 from __future__ import annotations

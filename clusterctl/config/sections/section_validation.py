@@ -1,9 +1,7 @@
-"""What pydantic checks a section by, and what the JSON Schema is made of.
+"""Validation of one section with pydantic; its errors become our messages, each with its mark in the file.
 
-A key that is left out keeps its default, so there are none here. Short forms are made long before validation
-(`clusterctl.config.sections.normalization`), so that one mistake gives one message.
-
-Validation of one section: the errors of pydantic in our words, each at its mark in the file.
+The models have no defaults: a missing key keeps the default of the spec. Sections are normalized first, so that one
+mistake gives one message.
 """
 
 from __future__ import annotations

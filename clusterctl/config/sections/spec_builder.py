@@ -1,4 +1,4 @@
-"""From a prepared tree to a spec: every section checked, then everything that takes several of them together."""
+"""Builder of the spec: it validates each section, then runs the checks that compare several."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`${env:NAME}` in values: filled in after parsing, so that what a variable holds can never become YAML.
+"""Interpolation of `${env:NAME}`, after parsing, so that the value of a variable cannot become YAML.
 
-Nothing else is filled in from this machine. What looks as if it were is refused, but in text that a shell reads.
+Nothing else is interpolated. A text that looks like another expansion is refused, unless a shell reads it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is laid over a cluster file: further files, `--set`, and options of `up` about the job."""
+"""Overrides of a cluster file: further files, `--set`, and options of `up` about the job."""
 
 from __future__ import annotations
 

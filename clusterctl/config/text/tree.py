@@ -1,4 +1,4 @@
-"""A parsed document in which every value and every key knows where it was written."""
+"""A parsed document as a tree, in which each value and each key has a mark: its file, line and column."""
 
 from __future__ import annotations
 

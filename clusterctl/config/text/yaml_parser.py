@@ -1,9 +1,6 @@
-"""YAML's own mistakes in words that name the cause: libyaml tells what it expected, people want what they did.
+"""YAML parser: text becomes a tree with marks; YAML 1.2 scalars, with limits for size and depth.
 
-YAML text to a tree with places: YAML 1.2 scalars, nothing unsafe, nothing unbounded.
-
-The tree is built from libyaml's events and not from PyYAML's composer: that one recurses in C as deep as a hostile
-file asks, drops duplicate keys and reads scalars by YAML 1.1.
+libyaml's errors say what it expected; ours name the mistake of the user.
 """
 
 from __future__ import annotations
