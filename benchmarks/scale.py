@@ -24,8 +24,8 @@ import psutil
 
 from benchmarks.measures import Measure
 from benchmarks.simulated import address_of
-from clusterctl.run.record import find
-from clusterctl.run.record.reader import load_state
+from clusterctl.run.record import run_lookup
+from clusterctl.run.record.state_reader import load_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -95,13 +95,13 @@ class Simulation:
     def run(self) -> RunDir:
         """Return the run, once there is one."""
         root = self.folder / "state" / "clusterctl" / "runs"
-        found: RunDir = wait("a run", lambda: next(iter(find.all_runs(root)), None))
+        found: RunDir = wait("a run", lambda: next(iter(run_lookup.list_runs(root)), None))
         return found
 
     def close(self) -> None:
         """End the nodes, and controllers that are left."""
-        for run in find.all_runs(self.folder / "state" / "clusterctl" / "runs"):
-            if run.attended and run.controller is not None:
+        for run in run_lookup.list_runs(self.folder / "state" / "clusterctl" / "runs"):
+            if run.is_attended and run.controller is not None:
                 psutil.Process(run.controller.pid).kill()
         self._nodes.kill()
         self._nodes.wait()

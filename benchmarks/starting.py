@@ -55,7 +55,7 @@ def measure(rounds: int) -> Iterable[Measure]:
 def large_run(root: Path, nodes: int) -> rundir.RunDir:
     """Write the run directory of a run that goes on, as its controller keeps it."""
     root.mkdir(parents=True)
-    run = rundir.create("large", root)
+    run = rundir.create_run_dir("large", root)
     writer = Writer(run)
     places = [
         {"node": f"n{i}", "node_rank": i, "address": "10.0.0.1", "ranks": [*range(i * RANKS, (i + 1) * RANKS)]}

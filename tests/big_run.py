@@ -20,7 +20,7 @@ from clusterctl.config.loader import load_cluster_file
 from clusterctl.config.spec_json import dump_spec
 from clusterctl.run.nodes.evidence import Evidence, keep
 from clusterctl.run.record import origin
-from clusterctl.run.record.rundir import RunDir, create
+from clusterctl.run.record.rundir import RunDir, create_run_dir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events as of_head
 
@@ -75,7 +75,7 @@ def made(state_home: Path, end: End, *, name: str = "big", shape: Shape | None =
     """
     root = state_home / "clusterctl" / "runs"
     root.mkdir(parents=True, exist_ok=True)
-    run = create(name, root)
+    run = create_run_dir(name, root)
     writer = Writer(run)
     try:
         _Story(run, writer, shape or Shape(), end).tell(name)
@@ -103,7 +103,7 @@ class _Story:
         )
         spec = load_cluster_file([file], environ={}).spec
         self._run.spec.write_text(dump_spec(spec))
-        origin.remember(self._run, spec)
+        origin.save_origin(self._run, spec)
         self._begin(name, file)
         for number in range(self._shape.nodes):
             self._node(number)

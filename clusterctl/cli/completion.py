@@ -72,13 +72,13 @@ def _active(context: click.Context, incomplete: str) -> list[CompletionItem[str]
 
 
 def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list[CompletionItem[str]]:
-    from clusterctl.run.record import find
+    from clusterctl.run.record import run_lookup
 
     named = context.params.get("references") or ()
-    runs = [r for r in reversed(find.all_runs()) if r.run.startswith(incomplete) and r.run not in named]
+    runs = [r for r in reversed(run_lookup.list_runs()) if r.run.startswith(incomplete) and r.run not in named]
     items_of_runs = []
     for run in runs[:_NEWEST]:
-        state, _ = find.listed_state(run)
+        state, _ = run_lookup.load_listed_state(run)
         if state.may_run or not active:
             items_of_runs.append((state.over, CompletionItem(run.run, help=state.phase.value)))
     return [item for _, item in sorted(items_of_runs, key=lambda pair: pair[0])]
@@ -86,12 +86,12 @@ def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list
 
 def _run(context: click.Context) -> RunDir | None:
     """Return the run that the words before this one name."""
-    from clusterctl.run.record import find
+    from clusterctl.run.record import run_lookup
 
     if not any(parameter.name in ("reference", "references") for parameter in context.command.params):
         return None
     named = context.params.get("reference") or next(iter(context.params.get("references") or ()), None)
-    return find.find(named)
+    return run_lookup.find_run(named)
 
 
 # --- nodes and ranks
@@ -107,7 +107,7 @@ def _spec(context: click.Context) -> ClusterSpec:
 
 
 def _nodes(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    from clusterctl.run.record.reader import load_state
+    from clusterctl.run.record.state_reader import load_state
 
     run = _run(context)
     names = list(load_state(run).nodes) if run is not None else [host.name for host in _spec(context).hosts]
@@ -116,7 +116,7 @@ def _nodes(context: click.Context, incomplete: str) -> list[CompletionItem[str]]
 
 def _ranks(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
     from clusterctl.plan import layout
-    from clusterctl.run.record.reader import load_state
+    from clusterctl.run.record.state_reader import load_state
 
     run = _run(context)
     if run is not None:

@@ -54,9 +54,9 @@ def page(version: str, active: Sequence[str], terminal: Terminal, *, has_file: b
 
 def _active(terminal: Terminal) -> list[str]:
     """Return the table of the runs of which something may run; nothing is imported for it where there was no run."""
-    from clusterctl.run.record.find import all_runs, listed
+    from clusterctl.run.record.run_lookup import list_runs, load_summary_or_state
 
-    going = [run for run in all_runs() if listed(run).may_run]
+    going = [run for run in list_runs() if load_summary_or_state(run).may_run]
     if not going:
         return []
     import time

@@ -294,12 +294,12 @@ def _program() -> str:
 def _bug() -> int:
     import traceback
 
-    from clusterctl.run.record.disk import make_private
-    from clusterctl.run.record.rundir import runs_root
+    from clusterctl.run.record.disk_files import make_private_folder
+    from clusterctl.run.record.rundir import find_runs_root
 
-    path = runs_root().parent / "bug.log"
+    path = find_runs_root().parent / "bug.log"
     try:
-        make_private(path.parent)
+        make_private_folder(path.parent)
         with open(path, "a", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
             os.fchmod(log.fileno(), 0o600)
             traceback.print_exc(file=log)

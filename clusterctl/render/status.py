@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from clusterctl.render.terminal.console import Terminal
-    from clusterctl.run.record.kept.timings import StartTimes
     from clusterctl.run.record.origin import Origin
+    from clusterctl.run.record.start_times import StartTimes
     from clusterctl.run.rules.state import RunState, WorkerState
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {

@@ -25,8 +25,8 @@ from clusterctl.config.spec_json import dump_spec, load_spec
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.nodes.ending import end_on_node
 from clusterctl.run.record import rundir
-from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.state_reader import load_state
 from clusterctl.session.connect import open_session
 from clusterctl.transport.local import LocalTransport
 from tests.lab.waiting import wait_for
@@ -172,7 +172,7 @@ class Run:
         ]
         job = JobSpec(command=command, **{"grace": 1.0, "inject": False, **more.pop("job", {})})
         self.spec = ClusterSpec(name="r", path=str(folder / "cluster.yaml"), hosts=tuple(hosts), job=job, **more)
-        self.dir = rundir.create("r", self.home / "clusterctl" / "runs")
+        self.dir = rundir.create_run_dir("r", self.home / "clusterctl" / "runs")
         self.dir.spec.write_text(dump_spec(self.spec))
         self.nodes = Nodes(self.home)
         self.code: int | None = None

@@ -21,7 +21,7 @@ from clusterctl.errors import ConnectError
 from clusterctl.run.controller import replication
 from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record import rundir
-from clusterctl.run.record.linefile import drop_torn_line
+from clusterctl.run.record.disk_files import drop_torn_line
 from clusterctl.run.rules.state import RunState, WorkerPhase
 from clusterctl.session.connect import open_session
 from clusterctl.transport.local import LocalTransport
@@ -378,7 +378,7 @@ def test_a_node_that_is_lost_while_it_is_checked_ends_the_start_by_its_name(make
 
 def test_all_files_of_a_far_node_are_compared_in_one_round_trip(tmp_path: Path) -> None:
     delay, files = 0.4, [f"attempt-{attempt}/rank-{rank}.log" for attempt in range(10) for rank in range(4)]
-    run, node = rundir.create("far", tmp_path / "head"), tmp_path / "clusterctl" / "nodes"
+    run, node = rundir.create_run_dir("far", tmp_path / "head"), tmp_path / "clusterctl" / "nodes"
     for place in (run.node("n"), node / run.run / "n"):
         for file in files:
             (place / file).parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, TransportKind
 from clusterctl.config.spec_json import dump_spec
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.record import rundir
-from clusterctl.run.record.reader import load_state
+from clusterctl.run.record.state_reader import load_state
 from clusterctl.session.session import Session
 from clusterctl.transport.delivery.bootstrap import Preamble
 from tests.hostile_agent import BORNE, LIES, Agent, Lie
@@ -84,7 +84,7 @@ class Played:
         ]
         job = JobSpec(command="true", grace=GRACE, inject=False)
         self.spec = ClusterSpec(name="r", path=str(root / "cluster.yaml"), hosts=tuple(hosts), job=job)
-        self.dir = rundir.create(name, root)
+        self.dir = rundir.create_run_dir(name, root)
         self.dir.spec.write_text(dump_spec(self.spec))
         self.lie = lie
         self.dialed = {LIAR: 0, HONEST: 0}
@@ -233,7 +233,7 @@ def test_no_lie_leaves_a_file_outside_its_run(stage: Stage) -> None:
         "spec.json",
         "plan-0.json",
         "nodes",
-        "outline.json",
+        "summary.json",
         "code.json",
         "control",
     }

@@ -88,7 +88,7 @@ def make(state: Path, into: Path, run: str, rewrite: Rewrite, *, ended: bool, mo
         lines = [*kept, *said, *(last if ended else [])]
         lines = [{**line, "seq": number} if "seq" in line else line for number, line in enumerate(lines, 1)]
         path.write_text("".join(json.dumps(rewritten(line, rewrite)) + "\n" for line in lines))
-    outline = folder / "outline.json"
+    outline = folder / "summary.json"
     if not ended:
         outline.unlink(missing_ok=True)
     else:  # An outline counts for as long as it fits the journal.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.protocol import run_files
-from clusterctl.run.record.rundir import create
+from clusterctl.run.record.rundir import create_run_dir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from tests import fake_nvml
@@ -37,7 +37,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def run(tmp_path: Path) -> str:
     """A run on two nodes with two GPUs each, whose controller has gone."""
-    made = create("demo", tmp_path / "state" / "clusterctl" / "runs")
+    made = create_run_dir("demo", tmp_path / "state" / "clusterctl" / "runs")
     nodes = [{"node": f"gpu0{i}", "node_rank": i, "address": None, "ranks": [2 * i, 2 * i + 1]} for i in range(2)]
     writer = Writer(made)
     now = time.time()

@@ -19,7 +19,7 @@ from clusterctl.agent.node_state.run_dir import RunDir as NodeDir
 from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.config.spec import HealthSpec, LogsSpec
 from clusterctl.config.spec_json import dump_spec
-from clusterctl.run.record.writer import SAMPLES_KEPT
+from clusterctl.run.record.writer import MAX_SAMPLES_BYTES
 from clusterctl.run.rules.state import WorkerPhase
 from tests.agent.controlling import REPOSITORY, Run
 from tests.lab.waiting import wait_for
@@ -220,7 +220,7 @@ class FollowedRun:
         for rank, path in enumerate(files.logs):
             if self.on_head(path).read_bytes() != numbered(rank, 0, path.stat().st_size // WIDTH):
                 wrong.append(path)
-        first = protocol_files.find_first_kept_byte(_size(self.on_head(files.samples)), SAMPLES_KEPT)
+        first = protocol_files.find_first_kept_byte(_size(self.on_head(files.samples)), MAX_SAMPLES_BYTES)
         for path, kept in [*dict.fromkeys(files.indices, 0).items(), (files.samples, first)]:
             size = _size(self.on_head(path))
             if _part(path, kept, size) != _part(self.on_head(path), kept, size):

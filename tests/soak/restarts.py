@@ -13,8 +13,8 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import frames, requests
 from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.run.record.reader import load_state
 from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from tests.agent.conftest import Node
@@ -173,6 +173,6 @@ class _Head:
 
     def request(self) -> bytes:
         """Return what the node is asked for when it is there again."""
-        cursors = self.writer.cursors(NODE, self._whole)
+        cursors = self.writer.list_cursors(NODE, self._whole)
         follow = requests.Follow(run="r", node=NODE, seq=self._seq, cursors=cursors, complete_before=self._whole)
         return frames.encode_message(wire.make_request(1, Command.FOLLOW, asdict(follow), 1))

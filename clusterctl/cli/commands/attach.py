@@ -17,7 +17,7 @@ from clusterctl.cli.words import parse_ranks
 from clusterctl.errors import NotFoundError
 from clusterctl.render.log import Timestamps
 from clusterctl.run.controller import process
-from clusterctl.run.record import find
+from clusterctl.run.record import run_lookup
 
 if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
@@ -62,9 +62,9 @@ def command(choices: AttachChoices) -> int:
     What happened before stands among the last lines at its time, with its date.
     """
     options.refuse_together(("--all", choices.everything), ("--rank", choices.ranks))
-    run = find.find(choices.reference)
+    run = run_lookup.find_run(choices.reference)
     console = choices.console()
-    state, attended = find.visible_state(run)
+    state, attended = run_lookup.load_visible_state(run)
     tell_unread(state, console)
     if choices.adopt and not state.over:
         if attended:

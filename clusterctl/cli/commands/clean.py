@@ -22,8 +22,7 @@ from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.story.listing import newest_first, render_ps
 from clusterctl.run.nodes import code
 from clusterctl.run.nodes.fan_out import each
-from clusterctl.run.record import find, rundir
-from clusterctl.run.record.kept import findings
+from clusterctl.run.record import health_history, run_lookup, rundir
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def command(
     files, count = _clean_content(going, remove=yes)
     total += count
     if yes and not references:
-        for note in findings.old_files(rundir.runs_root().parent, before):
+        for note in health_history.list_old_files(rundir.find_runs_root().parent, before):
             note.unlink(missing_ok=True)
     if files:
         console.data(f"code that no run needs  {plural(files, 'file')}  {format_size(count)}")
@@ -96,7 +95,7 @@ def command(
 
 
 def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
-    seen = [(run, *find.visible_state(run)) for run in find.all_runs()]
+    seen = [(run, *run_lookup.load_visible_state(run)) for run in run_lookup.list_runs()]
     unattended = [(run, state) for run, state, attended in seen if state.over and not attended]
     unreadable = [(run, state) for run, state in unattended if state.phase is RunPhase.UNREADABLE]
     ended = sorted((pair for pair in unattended if pair not in unreadable), key=lambda e: _ended(*e))
@@ -106,7 +105,7 @@ def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
 
 def _reason(older_than: str, keep: int) -> str:
     """Return why no run is removed, where some have ended."""
-    ended = sum(find.visible_state(run)[0].over for run in find.all_runs())
+    ended = sum(run_lookup.load_visible_state(run)[0].over for run in run_lookup.list_runs())
     if not ended:
         return ""
     if ended <= keep:
@@ -144,8 +143,8 @@ def _runs_gone(
 
 
 def _named(references: tuple[str, ...]) -> list[tuple[RunDir, RunState]]:
-    runs = {run.run: run for run in map(find.find, references)}
-    seen = [(run, *find.visible_state(run)) for run in runs.values()]
+    runs = {run.run: run for run in map(run_lookup.find_run, references)}
+    seen = [(run, *run_lookup.load_visible_state(run)) for run in runs.values()]
     for run, state, attended in seen:
         if attended or not state.over:
             raise RefusedError(f"{run.run} goes on: nothing was removed", hint=f"`clusterctl down {run.run}` ends it")
@@ -154,10 +153,10 @@ def _named(references: tuple[str, ...]) -> list[tuple[RunDir, RunState]]:
 
 def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
     """Remove (or only count) synced content that no run needs which stays; return files and bytes."""
-    content = code.store_of_head(rundir.runs_root())
+    content = code.store_of_head(rundir.find_runs_root())
     if content is None:
         return 0, 0
-    staying = [m for run in find.all_runs() if run.run not in going and (m := code.load(run)) is not None]
+    staying = [m for run in run_lookup.list_runs() if run.run not in going and (m := code.load(run)) is not None]
     used = {digest for manifest in staying for _, _, digest in manifest.files.values()}
     unused = content.unused(used, time.time() - _YOUNG)
     for path, _ in unused if remove else ():

@@ -12,8 +12,8 @@ from clusterctl.cli.main import WithExamples
 from clusterctl.formatting import format_duration
 from clusterctl.render.story.attempts import cause_words
 from clusterctl.render.story.differences import differences, differences_json, render_differences
-from clusterctl.run.record.find import find
-from clusterctl.run.record.kept.portrait import Portrait, portrait
+from clusterctl.run.record.run_facts import RunFacts, read_run_facts
+from clusterctl.run.record.run_lookup import find_run
 from clusterctl.run.rules.outcome import find_final_cause
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ def command(first: str, second: str, as_json: bool, color: str, quiet: bool) -> 
     return 0
 
 
-def _portrait(reference: str, console: Console) -> Portrait:
-    run = find(reference)
+def _portrait(reference: str, console: Console) -> RunFacts:
+    run = find_run(reference)
     view = brief_view_of(run)
     tell_unread(view.state, console)
-    return portrait(run, _outcome(view))
+    return read_run_facts(run, _outcome(view))
 
 
 def _outcome(view: RunView) -> dict[str, str]:

@@ -26,8 +26,8 @@ from clusterctl.render.ranks import count
 from clusterctl.run.controller.process import ControllerEndedError
 from clusterctl.run.nodes.ending import end_on_node, end_without_controller
 from clusterctl.run.nodes.fan_out import each
-from clusterctl.run.record import find
-from clusterctl.run.record.reader import load_state
+from clusterctl.run.record import run_lookup
+from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.rules import outcome
 
 if TYPE_CHECKING:
@@ -137,20 +137,20 @@ def _entry(run: str, state: RunState) -> dict[str, Any]:
 
 def _chosen(choices: DownChoices) -> list[RunDir]:
     if choices.stalled:
-        runs = _named(choices) if choices.references else find.all_runs()
-        return [run for run in runs if may_be_stalled(find.listed(run))]
+        runs = _named(choices) if choices.references else run_lookup.list_runs()
+        return [run for run in runs if may_be_stalled(run_lookup.load_summary_or_state(run))]
     # A start whose controller died may have left something on the nodes, whatever `ps` says of it.
     if choices.references:
         return _named(choices)
-    states = {run: find.listed(run) for run in find.all_runs()}
+    states = {run: run_lookup.load_summary_or_state(run) for run in run_lookup.list_runs()}
     active = [run for run, state in states.items() if not state.over]
     if active and not choices.everything:
-        active = [find.find(None)]
+        active = [run_lookup.find_run(None)]
     return [*active, *(run for run, state in states.items() if state.over and state.remaining)]
 
 
 def _named(choices: DownChoices) -> list[RunDir]:
-    return [find.find(reference) for reference in choices.references]
+    return [run_lookup.find_run(reference) for reference in choices.references]
 
 
 def _ask(run: RunDir, console: Console, choices: DownChoices) -> bool:
@@ -253,7 +253,7 @@ def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
 def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
     """End on the nodes of a cluster file every run that no run directory of this head stands for, or that has ended."""
     spec = options.load_file(path, (), (), console=console).spec
-    own = {run.run: run for run in find.all_runs()}
+    own = {run.run: run for run in run_lookup.list_runs()}
     with reachable(spec, spec.hosts, tell=console.err) as (sessions, errors):
         listed, _ = each(sessions, lambda _, s: s.call(Command.RUNS, {})["runs"])
         orphans = {n: [r for r in runs if _left(r) and r["run"] not in own] for n, runs in listed.items()}
@@ -292,7 +292,7 @@ def _end_known(
     states: dict[str, RunState] = {}
     errors: list[ClusterctlError] = []
     for name, run in own.items():
-        state = find.listed(run)
+        state = run_lookup.load_summary_or_state(run)
         if not state.over:
             continue
         found = [(n, r) for n in listed for r in listed[n] if r["run"] == name and (r["live"] or r["remaining"])]

@@ -21,8 +21,8 @@ from clusterctl.formatting import plural
 from clusterctl.health.context import Context
 from clusterctl.render import findings as render
 from clusterctl.render.findings import HealthView, NodeHealth
-from clusterctl.run.record.kept.findings import KnownFindings, sentences
-from clusterctl.run.record.rundir import runs_root
+from clusterctl.run.record.health_history import KnownFindings, describe_new_findings
+from clusterctl.run.record.rundir import find_runs_root
 from clusterctl.suggestion import similar
 
 if TYPE_CHECKING:
@@ -136,11 +136,11 @@ def _refuse_ignored(choices: HealthChoices) -> None:
 
 def _say_what_is_new(spec: ClusterSpec, view: HealthView, console: Console, *, quiet: bool) -> None:
     """Say which of what was found was not there at the last look, here or at the start of a run."""
-    known = KnownFindings(runs_root().parent, spec)
-    fresh = known.new(view.findings)
-    known.remember(view.findings, [node.node for node in view.nodes])
+    known = KnownFindings(find_runs_root().parent, spec)
+    fresh = known.list_new(view.findings)
+    known.save(view.findings, [node.node for node in view.nodes])
     if not quiet and fresh is not None:
-        console.narrate(*sentences(fresh))
+        console.narrate(*describe_new_findings(fresh))
 
 
 def _list(names: list[str] | None, console: Console, *, as_json: bool) -> int:

@@ -26,8 +26,8 @@ from clusterctl.logs.merge import read_lines
 from clusterctl.logs.sanitize import clean_block
 from clusterctl.render.log import LogWriter, Timestamps, json_line, raw_bytes
 from clusterctl.render.story.marks import Marks
-from clusterctl.run.record.find import all_runs, find
-from clusterctl.run.record.reader import StateReader
+from clusterctl.run.record.run_lookup import find_run, list_runs
+from clusterctl.run.record.state_reader import StateReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from clusterctl.logs.fold import FoldedLine
     from clusterctl.logs.line import LogLine
     from clusterctl.render.terminal.console import Console
-    from clusterctl.run.record.reader import NodeNews
+    from clusterctl.run.record.state_reader import NodeNews
     from clusterctl.run.rules.state import RunState
 
 
@@ -109,13 +109,13 @@ def command(choices: LogsChoices) -> int:
         whole = (("--timestamps", choices.timestamps), ("--no-prefix", choices.no_prefix))
         options.refuse_beside(f"--output {choices.output}", *whole)
     options.refuse_together(("--all", choices.everything), ("--rank", choices.ranks))
-    run = find(choices.reference)
+    run = find_run(choices.reference)
     reader, exited = StateReader(run), _Exits()
-    reader.take_in(node_news=exited.hear)
+    reader.apply_new_events(node_news=exited.hear)
     state = reader.state
     query = _query(choices, state)
     console = choices.console()
-    if choices.reference is None and console.err.live and len(all_runs()) > 1:
+    if choices.reference is None and console.err.live and len(list_runs()) > 1:
         console.narrate(f"{run.run}, {state.phase.value}:")
     tell_unread(state, console)
     shown = _Output(console, state, query, choices)

@@ -23,9 +23,8 @@ from clusterctl.render.page.story import Found, Told, story
 from clusterctl.render.report import Beside, render_report
 from clusterctl.render.story.why import render_why
 from clusterctl.render.terminal.console import Terminal
-from clusterctl.run.record.find import find, visible_state
-from clusterctl.run.record.kept.curves import curves
-from clusterctl.run.record.kept.memory import before_the_kill
+from clusterctl.run.record.run_lookup import find_run, load_visible_state
+from clusterctl.run.record.sample_files import find_memory_before_kill, read_curves
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.why.verdict import Kind
 
@@ -51,12 +50,14 @@ def command(reference: str | None, output: str | None, color: str, quiet: bool) 
     checks found, the failure with its verdict, and the last lines of output. It reads what this head keeps of the run.
     """
     console = options.console_of(color)
-    run = find(reference)
+    run = find_run(reference)
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True)
     state, attended, events = _state_and_events(run, terminal)
     tell_unread(state, console)
-    drawn = curves(run, {node: state.ahead(node) for node in dict.fromkeys(node for _, node, _ in state.placements)})
-    view = told_view_of(run, state, attended=attended, step=drawn.slowest_since(state.running_since))
+    drawn = read_curves(
+        run, {node: state.ahead(node) for node in dict.fromkeys(node for _, node, _ in state.placements)}
+    )
+    view = told_view_of(run, state, attended=attended, step=drawn.find_slowest_step(state.running_since))
     state = view.state
     text = story(
         Told(
@@ -88,7 +89,7 @@ def _state_and_events(run: RunDir, terminal: Terminal) -> tuple[RunState, bool, 
         events.extend(told)
         return state
 
-    state, attended = visible_state(run, load)
+    state, attended = load_visible_state(run, load)
     return state, attended, events
 
 
@@ -97,7 +98,7 @@ def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
     well = state.phase is RunPhase.SUCCEEDED or (not state.over and state.stall is None)
     if well:
         return []
-    beside = Beside(folders=code_folders(run, state), memory=before_the_kill(run, state))
+    beside = Beside(folders=code_folders(run, state), memory=find_memory_before_kill(run, state))
     verdict = verdict_of(run, state, live=False)
     if state.phase is RunPhase.CANCELLED and verdict.kind is Kind.NONE and not state.remaining:
         return []  # a person ended it, and nothing was wrong until then

@@ -14,7 +14,7 @@ from clusterctl.cli.words import parse_ranks
 from clusterctl.errors import ExitCode, NotFoundError
 from clusterctl.render.errors import error_line
 from clusterctl.render.stacks import render_remarks, render_stacks
-from clusterctl.run.record import find
+from clusterctl.run.record import run_lookup
 from clusterctl.run.rules import rank_stacks
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def command(reference: str | None, ranks: str | None, as_json: bool, color: str,
     """
     console = options.console_of(color)
     chosen = parse_ranks(ranks)
-    run = find.find(reference)
-    state, attended = find.visible_state(run)
+    run = run_lookup.find_run(reference)
+    state, attended = run_lookup.load_visible_state(run)
     _check(run, state, chosen)
     evidence = look(run, state, chosen)
     if not evidence.ranks and not evidence.errors:

@@ -15,8 +15,8 @@ from clusterctl.config.host_ranges import select_hosts
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import duration_text
 from clusterctl.render.stats import remarks, render_stats, stats_json
-from clusterctl.run.record import find
-from clusterctl.run.record.clock import now
+from clusterctl.run.record import run_lookup
+from clusterctl.run.record.clock import read_head_time
 
 if TYPE_CHECKING:
     from clusterctl.cli.lookup.machines import Subject
@@ -66,13 +66,13 @@ def _stats(subject: Subject, chosen: str | None, console: Console) -> list[NodeS
             joined = [host for host in hosts if host.name in sessions]
             seen = {n.node: n for n in [*machines.look_at(joined, sessions), *machines.unreachable(errors)]}
         return [seen[host.name] for host in hosts]
-    state, attended = find.visible_state(subject.run)
+    state, attended = run_lookup.load_visible_state(subject.run)
     if not attended and not state.over:
         console.narrate(
             "no controller is alive: nothing new arrives", f"hint: `clusterctl attach --adopt {subject.run.run}`"
         )
     if state.over:
-        when = "" if state.ended is None else f" {duration_text(now() - state.ended)} ago"
+        when = "" if state.ended is None else f" {duration_text(read_head_time() - state.ended)} ago"
         console.narrate(f"{subject.run.run} has ended{when}: this is what its nodes told last")
     stats = machines.stats_of_run(subject.run, state)
     if chosen is None:

@@ -11,8 +11,8 @@ from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import tell_unread, view_from, with_pace
 from clusterctl.cli.main import WithExamples
 from clusterctl.render.status import lists_ranks, render_status
-from clusterctl.run.record.find import find, visible_state
-from clusterctl.run.record.samples import newest_activity
+from clusterctl.run.record.run_lookup import find_run, load_visible_state
+from clusterctl.run.record.sample_files import read_newest_activity
 
 
 @click.command("status", cls=WithExamples)
@@ -24,17 +24,17 @@ def command(reference: str | None, as_json: bool, verbose: bool, color: str, qui
     """Show one run: its state, its nodes and workers, and what failed first."""
     options.refuse_together(("--json", as_json), ("--quiet", quiet), ("--verbose", verbose))
     console = options.console_of(color)
-    run = find(reference)
-    state, attended = visible_state(run)
-    newest = newest_activity(run, state)
+    run = find_run(reference)
+    state, attended = load_visible_state(run)
+    newest = read_newest_activity(run, state)
     outputs = as_json or lists_ranks(state, every=verbose)
     view = with_pace(run, view_from(run, state, attended=attended, newest=newest, outputs=outputs), newest)
     tell_unread(view.state, console)
     if as_json:
         from clusterctl.render.status_json import status_json
-        from clusterctl.run.record.kept.timings import start_times
+        from clusterctl.run.record.start_times import read_start_times
 
-        console.json(status_json(replace(view, start=start_times(run))))
+        console.json(status_json(replace(view, start=read_start_times(run))))
     elif quiet:
         console.data(view.state.phase.value)
     else:

@@ -24,7 +24,7 @@ from clusterctl.run.nodes import code
 from clusterctl.run.nodes.fan_out import each, raise_first
 from clusterctl.run.nodes.files import doubts
 from clusterctl.run.nodes.transfer import MOST_BYTES, Fetching, Parcel, differs, pull, push
-from clusterctl.run.record.rundir import runs_root
+from clusterctl.run.record.rundir import find_runs_root
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,7 +94,7 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
         if not choices.quiet:
             console.narrate(f"nothing to push: local nodes use {spec.sync.source} itself")
         return
-    store = code.ContentStore(runs_root().parent / "content")
+    store = code.ContentStore(find_runs_root().parent / "content")
     manifest = code.collect(spec.sync, store)
     for doubt in doubts.sentences(manifest, store):
         console.narrate(f"warning: {doubt}")

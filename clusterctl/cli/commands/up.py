@@ -24,7 +24,7 @@ from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.terminal.console import safe
 from clusterctl.run.controller import process
 from clusterctl.run.nodes.files import neighbours
-from clusterctl.run.record import disk, origin, rundir
+from clusterctl.run.record import disk_files, origin, rundir
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
@@ -180,9 +180,9 @@ def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
 
     process.hold_back_signals()
     try:
-        run = rundir.create(spec.name)
-        disk.write_atomically(run.spec, dump_spec(spec).encode(), durable=True)
-        origin.remember(run, spec)
+        run = rundir.create_run_dir(spec.name)
+        disk_files.write_atomically(run.spec, dump_spec(spec).encode(), durable=True)
+        origin.save_origin(run, spec)
     except OSError as error:
         hint = "set XDG_STATE_HOME to a folder that can be written to"
         raise RefusedError(f"no folder for the run can be made: {error}", hint=hint) from error

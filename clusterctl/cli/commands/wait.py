@@ -18,7 +18,7 @@ from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.errors import ExitCode
 from clusterctl.render.story.unattended import Fate
-from clusterctl.run.record.find import find
+from clusterctl.run.record.run_lookup import find_run
 
 if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def command(reference: str | None, timeout: str | None, as_json: bool, color: str, quiet: bool) -> int:
     """Wait until a run ends; exit with its code."""
     console = options.console_of(color)
-    run = find(reference)
+    run = find_run(reference)
     limit = parse_duration(timeout, "--timeout")
     if console.err.live and not quiet:
         console.err.transient(f"waiting for {run.run} to end, Ctrl-C leaves it running")

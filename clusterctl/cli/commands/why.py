@@ -14,8 +14,8 @@ from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import format_size
 from clusterctl.render.story.timings import slow_start
 from clusterctl.render.story.why import render_why
-from clusterctl.run.record import find
-from clusterctl.run.record.kept.timings import start_times
+from clusterctl.run.record import run_lookup
+from clusterctl.run.record.start_times import read_start_times
 from clusterctl.why.verdict import Confidence
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ def command(
         options.refuse_beside("--bundle", ("RUN", reference), ("--save", save))
         with opened(bundle) as run:
             return _tell(console, verdict_of(run, live=False), as_json=as_json)
-    run = find.find(reference)
+    run = run_lookup.find_run(reference)
     told, look = verdict_and_look(run)
     if save is not None:
         _save(console, run, save, look, redact=redact, quiet=quiet)
     code = _tell(console, told, as_json=as_json)
     if not as_json:
-        console.tell(*slow_start(start_times(run)))
+        console.tell(*slow_start(read_start_times(run)))
     return code
 
 
@@ -76,10 +76,10 @@ def exit_code_of(verdict: Verdict) -> int:
 def _save(
     console: Console, run: RunDir, target: Path, look: Mapping[str, RankEvidence], *, redact: bool, quiet: bool
 ) -> None:
-    from clusterctl.run.record.kept import bundle
+    from clusterctl.run.record import run_bundle
 
     try:
-        written = bundle.save(run, target, look, hide=redact)
+        written = run_bundle.save_bundle(run, target, look, redact=redact)
     except OSError as error:
         raise RefusedError(f"{target} cannot be written: {error.strerror or error}") from error
     if not quiet:

@@ -16,7 +16,7 @@ from clusterctl.render.report import Beside, render_report
 from clusterctl.render.story.shown import Shown
 from clusterctl.render.terminal.console import safe
 from clusterctl.render.terminal.machine import json_line
-from clusterctl.run.record.kept.memory import before_the_kill
+from clusterctl.run.record.sample_files import find_memory_before_kill
 from clusterctl.run.rules import outcome
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _ending(
         case Leave.ENDED:
             if quiet and state.phase.value == "succeeded":
                 return [], exit_code_of(state)
-            memory = before_the_kill(run, state)
+            memory = find_memory_before_kill(run, state)
             folders = code_folders(run, state)
             beside = Beside(log_path=str(run.path / "nodes"), folders=folders, shown=shown, memory=memory)
             report = render_report(state, terminal, beside)
@@ -96,13 +96,13 @@ def _why(run: RunDir, state: RunState) -> list[str]:
     """Return what went wrong, in short; nothing where the report of the end tells all that there is."""
     if state.phase.value != "failed" or state.error is not None:
         return []
-    from clusterctl.run.record.kept import verdict
+    from clusterctl.run.record import saved_verdict
     from clusterctl.why.verdict import Kind
     from clusterctl.why.verdict_text import brief_lines
 
     # Whatever goes wrong with it: the run has ended, and with this code.
     try:
-        told = verdict.of(run, state)
+        told = saved_verdict.judge_saved_run(run, state)
     except Exception as error:
         return [f"why: it cannot be told: {type(error).__name__}: {error}"]
     if told.kind not in (Kind.CRASH, Kind.HANG, Kind.START):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.render.story.last_line import Pace, Watched, last_line
 from clusterctl.render.terminal.console import DIM, fit
-from clusterctl.run.record.samples import latest_activity
+from clusterctl.run.record.sample_files import read_latest_activity
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
@@ -56,7 +56,7 @@ class Footer:
     def _look(self, state: RunState) -> None:
         """See how far the first rank is."""
         first = state.workers.get(0)
-        sample = None if first is None else latest_activity(self._run, first.node)
+        sample = None if first is None else read_latest_activity(self._run, first.node)
         if sample is None or sample.get("attempt") != state.attempt:
             return
         rank = (sample.get("ranks") or {}).get("0")

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from clusterctl.render import words
-from clusterctl.run.record.reader import StateReader
+from clusterctl.run.record.state_reader import StateReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -8,13 +8,13 @@ from clusterctl.cli.follow.news import News
 from clusterctl.formatting import plural
 from clusterctl.render import words
 from clusterctl.render.page.svg import Tick
-from clusterctl.run.record.reader import StateReader
+from clusterctl.run.record.state_reader import StateReader
 from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
-    from clusterctl.run.record.reader import HeadNews, NodeNews
     from clusterctl.run.record.rundir import RunDir
+    from clusterctl.run.record.state_reader import ControllerNews, NodeNews
     from clusterctl.run.rules.state import RunState
 
 _BAD = (controller_events.StartFailed, controller_events.StallChanged, controller_events.EndDecided)
@@ -25,7 +25,7 @@ def happened(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tick]]:
     """Return the state of a run, and what happened in it, in the order of time."""
     reader, news, found = StateReader(run), News(run, terminal), list[Tick]()
 
-    def of_head(heard: HeadNews) -> None:
+    def of_head(heard: ControllerNews) -> None:
         moment, event = heard
         match event:
             case controller_events.Attempt():
@@ -48,5 +48,5 @@ def happened(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tick]]:
         moment = stamp.wall - reader.state.ahead(node)
         found.extend(Tick(time=moment, label=line, tone="warn") for line in lines[:1])
 
-    reader.take_in(of_head, of_node)
+    reader.apply_new_events(of_head, of_node)
     return reader.state, sorted(found, key=lambda tick: tick.time)

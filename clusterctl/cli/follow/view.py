@@ -235,10 +235,10 @@ class RunScreen:
     def _tell_timings(self, event: controller_events.Phase) -> None:
         if not self._timed and event.ended and (event.name == "start" or event.failed):
             from clusterctl.render.story.timings import render_timings
-            from clusterctl.run.record.kept.timings import start_times
+            from clusterctl.run.record.start_times import read_start_times
 
             self._timed = True
-            times = start_times(self._run)
+            times = read_start_times(self._run)
             self._narrate(*(() if times is None else render_timings(times, self._console.err)))
 
     def _show_ends(self) -> None:

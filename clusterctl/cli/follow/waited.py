@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.render.status import slow_lines
-from clusterctl.run.record.samples import latest_activity
+from clusterctl.run.record.sample_files import read_latest_activity
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class WaitedFor:
 
     def _slow(self, state: RunState) -> dict[int, str]:
         first = state.workers.get(0)
-        sample = None if first is None else latest_activity(self._run, first.node)
+        sample = None if first is None else read_latest_activity(self._run, first.node)
         if sample is None:
             return {}
         from clusterctl.cli.lookup.runs import held_in

@@ -10,8 +10,8 @@ from clusterctl.cli.lookup import machines
 from clusterctl.cli.lookup.runs import view_from
 from clusterctl.logs.sanitize import clean_block, strip_colours
 from clusterctl.render.top.scene import Scene
-from clusterctl.run.record.reader import StateReader
-from clusterctl.run.record.recent import Recent
+from clusterctl.run.record.sample_files import NodeStats
+from clusterctl.run.record.state_reader import StateReader
 
 if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
@@ -32,26 +32,26 @@ class WatchedRun:
     def __init__(self, run: RunDir) -> None:
         self._run, self._reader = run, StateReader(run)
         self._gpus = machines.gpus_of_run(run)
-        self._recent: dict[str, Recent] = {}
+        self._recent: dict[str, NodeStats] = {}
 
     def scene(self) -> Scene:
         """Return what there is to show now."""
-        self._reader.take_in()
+        self._reader.apply_new_events()
         state = self._reader.state
         nodes = sorted(state.nodes.values(), key=lambda node: node.node_rank)
         recent = {node.node: self._refreshed(node.node, len(nodes)) for node in nodes}
         newest = {name: r.activity for name, r in recent.items() if r.activity is not None}
         of_attempt = [s for s in newest.values() if s.get("attempt") == state.attempt]
         times = [newest[name]["t"] - state.ahead(name) for name in newest if newest[name] in of_attempt]
-        paces = {w.rank: p for w in state.workers.values() if (p := recent[w.node].pace(w.rank)) is not None}
+        paces = {w.rank: p for w in state.workers.values() if (p := recent[w.node].steps_per_s(w.rank)) is not None}
         stats = [machines.stats_of_sample(state, name, r.health) for name, r in recent.items()]
         return Scene(
             nodes=stats,
-            view=view_from(self._run, state, attended=self._run.attended, newest=newest),
+            view=view_from(self._run, state, attended=self._run.is_attended, newest=newest),
             gpus_of=self._gpus,
             paces=paces,
             trends={
-                (node.node, which): recent[node.node].trend(which)
+                (node.node, which): recent[node.node].list_utilisation(which)
                 for node in stats
                 for which in (None, *(gpu.gpu for gpu in node.gpus))
             },
@@ -59,8 +59,8 @@ class WatchedRun:
             last_line=lambda rank: self._last_line(state, rank),
         )
 
-    def _refreshed(self, node: str, nodes: int) -> Recent:
-        recent = self._recent.setdefault(node, Recent(self._run, node, first=_SAMPLES_AT_FIRST // nodes))
+    def _refreshed(self, node: str, nodes: int) -> NodeStats:
+        recent = self._recent.setdefault(node, NodeStats(self._run, node, max_first=_SAMPLES_AT_FIRST // nodes))
         recent.refresh()
         return recent
 

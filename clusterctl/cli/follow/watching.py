@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.run.controller.control import Bell
-from clusterctl.run.record.reader import StateReader
+from clusterctl.run.record.state_reader import StateReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from clusterctl.run.record.reader import HeadNews, NodeNews
     from clusterctl.run.record.rundir import RunDir
+    from clusterctl.run.record.state_reader import ControllerNews, NodeNews
     from clusterctl.run.rules.state import RunState
 
 _LOOK_SECONDS = 1.0
@@ -46,7 +46,7 @@ class Look:
         state: What is known of the run now.
     """
 
-    heads: list[HeadNews]
+    heads: list[ControllerNews]
     nodes: list[NodeNews]
     state: RunState
     course: Course
@@ -82,7 +82,7 @@ class Watching:
     def look(self) -> Look:
         """Read what is new."""
         # Before the files are read: what a controller writes last is then among what is read after it has gone.
-        attended = self._bell.clear() or self.run.attended
+        attended = self._bell.clear() or self.run.is_attended
         heads, nodes = self._reader.refresh()
         return Look(heads=heads, nodes=nodes, state=self.state, course=self._course(attended=attended))
 
@@ -129,4 +129,4 @@ class Watching:
     def _taken_over(self) -> bool:
         """Return whether a new controller has come in the place of the one that has gone."""
         self._bell = Bell(self.run)
-        return self._bell.fileno() is not None or self.run.attended
+        return self._bell.fileno() is not None or self.run.is_attended

@@ -91,10 +91,10 @@ def _host(spec: ClusterSpec, node: str | None) -> HostSpec:
 
 def _of_rank(reference: str | None, rank: int) -> Target:
     from clusterctl.config.spec_json import load_spec
-    from clusterctl.run.record import find
+    from clusterctl.run.record import run_lookup
 
-    run = find.find(reference)
-    state, _ = find.visible_state(run)
+    run = run_lookup.find_run(reference)
+    state, _ = run_lookup.load_visible_state(run)
     if state.over or rank not in state.workers:
         what = "is over" if state.over else f"has no rank {rank}" if state.workers else "has not started"
         raise NotFoundError(f"{run.run} {what}", hint="`clusterctl ps` lists the runs that go on")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from clusterctl.config.sections import host_lists
 from clusterctl.errors import RefusedError
 from clusterctl.run.record import lock
-from clusterctl.run.record.disk import make_private, write_atomically
-from clusterctl.run.record.rundir import runs_root
+from clusterctl.run.record.disk_files import make_private_folder, write_atomically
+from clusterctl.run.record.rundir import find_runs_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +22,7 @@ Argv = tuple[str, ...]
 
 
 def _path() -> Path:
-    return runs_root().parent / "commands.json"
+    return find_runs_root().parent / "commands.json"
 
 
 def unknown(hosts: Iterable[HostSpec]) -> list[Argv]:
@@ -51,8 +51,8 @@ def is_accepted(argv: Argv) -> bool:
 
 def accept(commands: Iterable[Argv]) -> None:
     """Accept commands, word for word."""
-    make_private(_path().parent)
-    with lock.alone(_path().parent):
+    make_private_folder(_path().parent)
+    with lock.lock_folder(_path().parent):
         write_atomically(_path(), json.dumps(sorted(map(list, _accepted() | set(commands)))).encode())
 
 

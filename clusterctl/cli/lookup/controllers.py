@@ -34,7 +34,7 @@ def ask_or_adopt(
             return control.ask(run, command, arguments, timeout=_ANSWER_SECONDS)
         except control.NoControllerError as error:
             reason = error
-        if not run.attended and _adopted(run, adopt):
+        if not run.is_attended and _adopted(run, adopt):
             return None
         if time.monotonic() > until:
             raise _out_of_reach(run, reason) from reason
@@ -46,7 +46,7 @@ def _adopted(run: RunDir, adopt: Callable[[], int]) -> bool:
     try:
         process.detach(run, adopt)
     except ClusterctlError:
-        if not run.attended:
+        if not run.is_attended:
             raise
         return False
     return True

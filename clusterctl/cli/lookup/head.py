@@ -21,9 +21,9 @@ from clusterctl.agent.linux.syscalls import read_clock_error
 from clusterctl.errors import ClusterctlError
 from clusterctl.health.head import ControllerFacts, HeadFacts, SshAgentFacts, StateFolderFacts
 from clusterctl.run.record import lock
-from clusterctl.run.record.disk import make_private
-from clusterctl.run.record.find import all_runs
-from clusterctl.run.record.rundir import RunDir, runs_root
+from clusterctl.run.record.disk_files import make_private_folder
+from clusterctl.run.record.run_lookup import list_runs
+from clusterctl.run.record.rundir import RunDir, find_runs_root
 from clusterctl.run.rules.logind import kills_at_logout
 from clusterctl.transport.ssh.keys import SshAgent, SshAgentError
 
@@ -37,7 +37,7 @@ def look() -> HeadFacts:
         python=sys.version_info[:3],
         ssh=_ssh(),
         ssh_agent=_ssh_agent(),
-        folder=_state_folder(runs_root().parent),
+        folder=_state_folder(find_runs_root().parent),
         open_files=_open_files(),
         ends_at_logout=kills_at_logout(read_logind_settings(user)),
         user=user,
@@ -97,9 +97,9 @@ def _state_folder(folder: Path) -> StateFolderFacts:
 def _use(folder: Path) -> str | None:
     """Write a file and take a lock as a controller does; return why that cannot be done."""
     try:
-        make_private(folder)
+        make_private_folder(folder)
         with tempfile.TemporaryDirectory(prefix=".check-", dir=folder) as trial:
-            os.close(lock.take(Path(trial) / "lock"))
+            os.close(lock.take_lock(Path(trial) / "lock"))
     except OSError as error:
         return error.strerror or str(error)
     except ClusterctlError as error:
@@ -120,7 +120,7 @@ def _open_files() -> tuple[int | None, int | None]:
 
 
 def _controllers() -> list[ControllerFacts]:
-    seen = [_controller(run) for run in all_runs() if run.attended]
+    seen = [_controller(run) for run in list_runs() if run.is_attended]
     return [controller for controller in seen if controller is not None]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.cli import words
 from clusterctl.errors import NotFoundError
 from clusterctl.render.stats import NodeStats, stats_from_sample
-from clusterctl.run.record import find, samples
+from clusterctl.run.record import run_lookup, sample_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,12 +48,12 @@ def subject_of(reference: str | None) -> Subject:
     path = words.DEFAULT_FILE if reference is None else reference
     is_file = os.path.isfile(path)
     try:
-        run = find.find(reference)
+        run = run_lookup.find_run(reference)
     except NotFoundError:
         if not is_file:
             raise
         return Subject(path=path)
-    over = find.is_over(run)
+    over = run_lookup.is_over(run)
     if over and reference is None and not is_file:
         raise NotFoundError(
             f"no run is active, and there is no {words.DEFAULT_FILE} here",
@@ -68,7 +68,7 @@ def subject_of(reference: str | None) -> Subject:
 def stats_of_run(run: RunDir, state: RunState) -> list[NodeStats]:
     """Return the newest samples of all nodes of a run, in order of node rank."""
     nodes = sorted(state.nodes.values(), key=lambda n: n.node_rank)
-    return [stats_of_sample(state, node.node, samples.latest_health(run, node.node)) for node in nodes]
+    return [stats_of_sample(state, node.node, sample_files.read_latest_health(run, node.node)) for node in nodes]
 
 
 def stats_of_sample(state: RunState, node: str, sample: HealthSample | None) -> NodeStats:

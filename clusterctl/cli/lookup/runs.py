@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_index_path, format_output_path
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
 from clusterctl.render.story.unattended import Unattended, fate_of
-from clusterctl.run.record import find, origin, outline, samples
+from clusterctl.run.record import origin, run_lookup, sample_files, state_reader
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def with_pace(run: RunDir, view: RunView, newest: Mapping[str, ActivitySample]) 
 
 
 def _end(run: RunDir, node: str) -> bytes:
-    return samples.last_bytes(run.node(node) / SAMPLES_FILE, _RECENT_BYTES)
+    return sample_files.read_last_bytes(run.node(node) / SAMPLES_FILE, _RECENT_BYTES)
 
 
 def held_in(run: RunDir, state: RunState) -> dict[int, str]:
@@ -70,7 +70,7 @@ def held_in(run: RunDir, state: RunState) -> dict[int, str]:
     from clusterctl.run.rules import rank_timing
     from clusterctl.why import slowness
 
-    standing = rank_timing.find_idle_ranks(samples.newest_lines(run, state, _RECENT_BYTES), state.attempt)
+    standing = rank_timing.find_idle_ranks(sample_files.read_newest_lines(run, state, _RECENT_BYTES), state.attempt)
     return {rank: standing[rank].does for rank in slowness.find_blocking_ranks(standing, len(state.workers))}
 
 
@@ -91,8 +91,8 @@ def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, bytes]) -> d
 
 def brief_view_of(run: RunDir) -> RunView:
     """Return what `view_from` does, but not where a run comes from, what its ranks write, and where they stand."""
-    state, attended = find.visible_state(run)
-    seen = _sampled(state, samples.newest_activity(run, state), time.time())
+    state, attended = run_lookup.load_visible_state(run)
+    seen = _sampled(state, sample_files.read_newest_activity(run, state), time.time())
     return RunView(
         state=_with_stall_age(state),
         attended=attended,
@@ -103,11 +103,11 @@ def brief_view_of(run: RunDir) -> RunView:
 
 
 def listed_view_of(run: RunDir) -> RunView:
-    """Return what lists show of a run now; of one that has ended only its outline is read, where there is one."""
-    end = outline.read(run.outline, run.events)
+    """Return what lists show of a run now; of one that has ended only its summary is read, where there is one."""
+    end = state_reader.read_summary(run.summary, run.events)
     if end is None:
         return brief_view_of(run)
-    return RunView(state=end.state, attended=run.attended, activity={0: WorkerActivity(step=end.step)})
+    return RunView(state=end.state, attended=run.is_attended, activity={0: WorkerActivity(step=end.step)})
 
 
 def view_from(
@@ -137,7 +137,7 @@ def view_from(
         attended=attended,
         activity=_activity(run, state, newest, outputs=outputs),
         verdict=_verdict(run, state),
-        origin=origin.read(run),
+        origin=origin.read_origin(run),
         where=where,
         unattended=unattended_of(run, state, attended=attended),
     )
@@ -149,7 +149,7 @@ def told_view_of(run: RunDir, state: RunState, *, attended: bool, step: int | No
         state=_with_stall_age(state),
         attended=attended,
         activity={0: WorkerActivity(step=step)},
-        origin=origin.read(run),
+        origin=origin.read_origin(run),
     )
 
 
@@ -162,7 +162,7 @@ def unattended_of(run: RunDir, state: RunState, *, attended: bool = False) -> Un
     # Without a readable spec the fate is unknown. Two numbers are enough: to validate all of it would import pydantic.
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stored = json.loads(run.spec.read_text())
-        limits, last = Limits(stop_after=stored["stop_after"], grace=stored["job"]["grace"]), run.last_sign()
+        limits, last = Limits(stop_after=stored["stop_after"], grace=stored["job"]["grace"]), run.find_last_write_time()
         return fate_of(state.phase, time.time() - (last or 0.0), limits.stop_after, limits.fence)
     return Unattended()
 
@@ -171,9 +171,9 @@ def _verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
     """Return what the evidence of a stall that goes on told."""
     if state.stall is None or state.stall.phase != "confirmed":
         return None
-    from clusterctl.run.record.kept.told import kept_json
+    from clusterctl.run.record.rundir import read_saved_verdict
 
-    return kept_json(run)
+    return read_saved_verdict(run)
 
 
 def _with_stall_age(state: RunState) -> RunState:
@@ -188,7 +188,7 @@ def _activity(
     run: RunDir, state: RunState, newest: Mapping[str, ActivitySample] | None, *, outputs: bool
 ) -> dict[int, WorkerActivity]:
     now = time.time()
-    sampled = _sampled(state, samples.newest_activity(run, state) if newest is None else newest, now)
+    sampled = _sampled(state, sample_files.read_newest_activity(run, state) if newest is None else newest, now)
     if not outputs:
         return {rank: sampled.get(rank, _NOTHING_SEEN) for rank in state.workers}
     folders = {node: str(run.node(node)) for node in state.nodes}

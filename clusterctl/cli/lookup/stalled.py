@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.render.story.where import where_lines
-from clusterctl.run.record.kept.evidence import of_folder
+from clusterctl.run.record.saved_verdict import read_evidence
 from clusterctl.run.rules import rank_stacks
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def where_ranks_are(run: RunDir, state: RunState) -> list[str]:
     """Return a few lines that say where which ranks are; nothing while no evidence is there."""
     nodes = {rank: worker.node for rank, worker in state.workers.items()}
     for name in reversed(list_stall_folders(str(run.path))):
-        if found := of_folder(run.path / name):
+        if found := read_evidence(run.path / name):
             with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
                 return where_lines(rank_stacks.fold_stacks(rank_stacks.parse_rank_stacks(found)), nodes)
     return []

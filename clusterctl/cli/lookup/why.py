@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from clusterctl.cli.lookup.missing_code import with_code_folder
 from clusterctl.cli.lookup.missing_command import with_login_path
 from clusterctl.errors import ClusterctlError, NotFoundError
-from clusterctl.run.record import find
-from clusterctl.run.record.kept import verdict
+from clusterctl.run.record import run_lookup, saved_verdict
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.suggestion import file_hint
 from clusterctl.why.verdict import Confidence
@@ -48,25 +47,25 @@ def verdict_and_look(
             that was not found.
     """
     if state is None:
-        state, _ = find.visible_state(run)
+        state, _ = run_lookup.load_visible_state(run)
     if not live:
-        return verdict.of(run, state), {}
+        return saved_verdict.judge_saved_run(run, state), {}
     if state.over:
-        return with_code_folder(run, with_login_path(run, verdict.of(run, state))), {}
-    if verdict.place_of_evidence(state) is not None:
-        told = verdict.of(run, state)
+        return with_code_folder(run, with_login_path(run, saved_verdict.judge_saved_run(run, state))), {}
+    if saved_verdict.find_evidence_folder(state) is not None:
+        told = saved_verdict.judge_saved_run(run, state)
         # Where nobody could look then, somebody may now: a node may have been too busy.
         if told.confidence is not Confidence.UNKNOWN:
             return told, {}
     elif state.stall is None:
-        told = verdict.of(run, state)
-        if not verdict.calls_for_a_look(run, state, told):
+        told = saved_verdict.judge_saved_run(run, state)
+        if not saved_verdict.should_collect_stacks(run, state, told):
             return told, {}
     seen = _now(run, state)
     if not seen:
         # The controller looks as well, and may be through by now.
-        state, _ = find.visible_state(run)
-    return verdict.of(run, state, seen), seen
+        state, _ = run_lookup.load_visible_state(run)
+    return saved_verdict.judge_saved_run(run, state, seen), seen
 
 
 def _now(run: RunDir, state: RunState) -> dict[str, RankEvidence]:

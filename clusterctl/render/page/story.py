@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from clusterctl.render.status import RunView
-    from clusterctl.run.record.kept.curves import Curves, Point
+    from clusterctl.run.record.sample_files import Curves, Point
     from clusterctl.run.rules.state import RunState
 
 _MOST_EVENTS = 200

@@ -11,13 +11,13 @@ from clusterctl.render.ranks import fold_nodes
 from clusterctl.render.terminal.console import BOLD, safe
 from clusterctl.render.terminal.table import GAP, Cell, Column, render_table
 from clusterctl.render.terminal.wrapping import cells, wrapped
-from clusterctl.run.record.kept.portrait import Section
+from clusterctl.run.record.run_facts import Section
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clusterctl.render.terminal.console import Terminal
-    from clusterctl.run.record.kept.portrait import Portrait
+    from clusterctl.run.record.run_facts import RunFacts
 
 _MOST_ROWS = 24
 """Rows of a section that people are shown; `--json` has all."""
@@ -35,15 +35,15 @@ class Difference:
     right: str | None
 
 
-def differences(left: Portrait, right: Portrait) -> list[Difference]:
+def differences(left: RunFacts, right: RunFacts) -> list[Difference]:
     """Return what differs, by section; what is alike on several nodes once."""
-    looked_at = left.looked_at and right.looked_at
+    looked_at = left.has_health and right.has_health
     found: dict[tuple[Section, str, str, str], tuple[list[str], str | None, str | None]] = {}
     for key in dict.fromkeys([*left.facts, *right.facts]):
         if key.section in (Section.VERSIONS, Section.HEALTH) and not looked_at:
             continue
         one, two = left.facts.get(key), right.facts.get(key)
-        marks = tuple("\0" if said is None else said.mark or said.shown for said in (one, two))
+        marks = tuple("\0" if said is None else said.compare_key or said.shown for said in (one, two))
         if marks[0] != marks[1]:
             shown = tuple(None if said is None else said.shown for said in (one, two))
             entry = found.setdefault((key.section, key.what, marks[0], marks[1]), ([], shown[0], shown[1]))
@@ -52,8 +52,8 @@ def differences(left: Portrait, right: Portrait) -> list[Difference]:
         Difference(section=section, what=what, nodes=tuple(nodes), left=one, right=two)
         for (section, what, _, _), (nodes, one, two) in found.items()
     ]
-    if left.looked_at != right.looked_at:
-        words = tuple("checked" if one.looked_at else "not checked" for one in (left, right))
+    if left.has_health != right.has_health:
+        words = tuple("checked" if one.has_health else "not checked" for one in (left, right))
         rows.append(
             Difference(section=Section.HEALTH, what="nodes before the start", nodes=(), left=words[0], right=words[1])
         )
@@ -61,7 +61,7 @@ def differences(left: Portrait, right: Portrait) -> list[Difference]:
     return sorted(rows, key=lambda row: order.index(row.section))
 
 
-def render_differences(left: Portrait, right: Portrait, terminal: Terminal) -> list[str]:
+def render_differences(left: RunFacts, right: RunFacts, terminal: Terminal) -> list[str]:
     """Return a table with a part for each section in which the runs differ.
 
     Two values for which there is no room beside each other stand one below the other: what would be cut may be the
@@ -136,7 +136,7 @@ def _name(row: Difference) -> str:
     return f"{row.what} on {names if len(names) <= 24 else plural(len(row.nodes), 'node')}"
 
 
-def differences_json(left: Portrait, right: Portrait) -> dict[str, Any]:
+def differences_json(left: RunFacts, right: RunFacts) -> dict[str, Any]:
     """Return all that differs, for machines."""
     return {
         "runs": [left.run, right.run],

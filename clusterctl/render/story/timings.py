@@ -11,7 +11,7 @@ from clusterctl.render.terminal.table import Column, render_table
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
-    from clusterctl.run.record.kept.timings import StartTimes, StepTime
+    from clusterctl.run.record.start_times import StartTimes, StepTime
 
 SLOW_SECONDS = 60.0
 """A start that takes longer is worth a line where people ask what is wrong."""

@@ -15,7 +15,7 @@ from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.nodes.launch import Begun, NotBegun
 from clusterctl.run.nodes.meeting import answer_of
 from clusterctl.run.nodes.progress import CancelledError, Progress
-from clusterctl.run.record.disk import write_atomically
+from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.rules import controller_events, logind, outcome
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.state import RunPhase

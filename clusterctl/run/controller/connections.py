@@ -14,7 +14,7 @@ from clusterctl.errors import AgentError, ClusterctlError, ConnectError, ExitCod
 from clusterctl.run.controller import replication
 from clusterctl.run.nodes import ending
 from clusterctl.run.nodes.epochs import succeeded
-from clusterctl.run.record.clock import now
+from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import WorkerPhase
 from clusterctl.run.rules.violations import ViolationCounter
@@ -74,9 +74,9 @@ class Connections:
         node = self._run.state.nodes.get(item.node)
         if node is None:
             return
-        offset = now() - time.monotonic() - item.mono_offset_s
+        offset = read_head_time() - time.monotonic() - item.mono_offset_s
         # In the clock of all events, which does not follow where somebody sets the head's.
-        ahead = item.wall_offset_s + time.time() - now()
+        ahead = item.wall_offset_s + time.time() - read_head_time()
         if (
             node.clock is None
             or item.error_s < node.clock[1] / 2

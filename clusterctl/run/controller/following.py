@@ -59,7 +59,7 @@ class Following:
     def request(self, node: str) -> Follow:
         """Return what asks a node for everything after the cursors."""
         whole = self._whole.get(node, 0)
-        known, cursors = self._known(node), self._writer.cursors(node, whole)
+        known, cursors = self._known(node), self._writer.list_cursors(node, whole)
         seq = known.seq if known else 0
         return Follow(run=self._run, node=node, seq=seq, cursors=cursors, complete_before=whole, pace=self.pace)
 
@@ -90,4 +90,4 @@ class Following:
     def is_whole(self, node: str, before: int) -> None:
         """Take note that the replicas of a node are whole for attempts before that one; 0 where nobody knows."""
         self._whole[node] = before
-        self._writer.close_before(node, before)
+        self._writer.close_old_attempts(node, before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
-from clusterctl.run.record.samples import last_lines
+from clusterctl.run.record.sample_files import read_last_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ class HealthWatch:
             return observer.add_lines(node, new, now)
         self._replayed.add(node)
         told = [e for e in state.troubles.values() if e.node == node]
-        return observer.replay(node, last_lines(self._run.node(node) / SAMPLES_FILE), told, now)
+        return observer.replay(node, read_last_lines(self._run.node(node) / SAMPLES_FILE), told, now)
 
     def unhealthy(self, state: RunState) -> dict[str, str]:
         """Return which nodes a restart should leave out, and why: a check failed, or GPU memory is still held."""

@@ -27,8 +27,8 @@ from clusterctl.run.controller.run import ControlledRun, Then
 from clusterctl.run.controller.stalls import StallGuard
 from clusterctl.run.controller.takeover import TakeOver
 from clusterctl.run.nodes.links import Redialed
-from clusterctl.run.record.clock import now
-from clusterctl.run.record.disk import room_not_needed
+from clusterctl.run.record.clock import read_head_time
+from clusterctl.run.record.disk_files import ignore_shortage
 from clusterctl.run.rules import controller_events, policy
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.session.inbox import (
@@ -115,7 +115,7 @@ class Controller:
 
     def _loop(self) -> int:
         run = self._run
-        run.own()
+        run.take_ownership()
         try:
             while not run.state.over:
                 self._take_in()
@@ -147,7 +147,7 @@ class Controller:
         run = self._run
         wait = _TICK
         if run.state.phase is RunPhase.RESTARTING:
-            wait = min(_TICK, max(0.01, (run.state.restart_at or 0.0) - now()))
+            wait = min(_TICK, max(0.01, (run.state.restart_at or 0.0) - read_head_time()))
         try:
             first = run.inbox.get(timeout=wait)
         except queue.Empty:
@@ -218,7 +218,9 @@ class Controller:
         if self._next_attempt.must_look_for_checkpoints():
             return
         observations = self._observe()
-        while isinstance(action := policy.decide_action(run.state, run.limits, observations, now()), policy.GiveUpNode):
+        while isinstance(
+            action := policy.decide_action(run.state, run.limits, observations, read_head_time()), policy.GiveUpNode
+        ):
             # All of a rack at once: one at each look would keep the others waiting for as many looks as it has nodes.
             self._give_up(action)
             observations = self._observe()
@@ -268,7 +270,7 @@ class Controller:
     def _look_at_health(self) -> None:
         """Record what changed on nodes and GPUs."""
         changes: list[controller_events.Health] = []
-        with room_not_needed():
+        with ignore_shortage():
             changes = self._health.look(self._run.state, time.monotonic())
         for event in changes:
             self._run.record(event)

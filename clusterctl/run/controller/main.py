@@ -59,19 +59,19 @@ def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> 
         preflight = Preflight(run, spec, strict=strict)
     controller = Controller(run, spec, dialer(spec), preflight)
     process.ready()
-    origin.remember_commit(run, os.path.dirname(spec.path) or ".")
+    origin.save_commit(run, os.path.dirname(spec.path) or ".")
     return _told(run, controller.start(_warnings_of_head()))
 
 
 def _told(run: RunDir, code: int) -> int:
     """Keep what went wrong with a run that has ended, for whoever comes back later; return its exit code."""
     if code != 0:
-        from clusterctl.run.record.kept import verdict
-        from clusterctl.run.record.reader import load_state
+        from clusterctl.run.record import saved_verdict
+        from clusterctl.run.record.state_reader import load_state
 
         # Whatever goes wrong with it: the run has ended, and with this code. `why` judges it anew.
         try:
-            verdict.keep(run, verdict.of(run, load_state(run)))
+            saved_verdict.save_verdict(run, saved_verdict.judge_saved_run(run, load_state(run)))
         except Exception:
             traceback.print_exc()
     return code

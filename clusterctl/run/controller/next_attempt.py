@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError
 from clusterctl.run.nodes.fan_out import names
 from clusterctl.run.nodes.launch import Begun, NotBegun
-from clusterctl.run.record.clock import now
-from clusterctl.run.record.samples import latest_step
+from clusterctl.run.record.clock import read_head_time
+from clusterctl.run.record.sample_files import find_latest_step
 from clusterctl.run.rules import controller_events, policy
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import cause_to_json
@@ -48,8 +48,8 @@ class NextAttempt:
                 ended=self._ending_words(),
                 newest_checkpoint=run.state.newest_checkpoint,
                 cause=cause_to_json(find_final_cause(run.state)),
-                step=latest_step(run.folder, run.state),
-                number=len(policy.list_counted_restarts(run.state, rules, now())) + 1,
+                step=find_latest_step(run.folder, run.state),
+                number=len(policy.list_counted_restarts(run.state, rules, read_head_time())) + 1,
                 budget=rules.max_restarts,
             )
         )
@@ -77,7 +77,7 @@ class NextAttempt:
     def begin_when_due(self) -> None:
         """Begin the attempt that the journal announces, once it is time and its nodes are there."""
         run, state = self._run, self._run.state
-        if now() < (state.restart_at or 0.0) or not self._nodes_are_there(state.next_nodes):
+        if read_head_time() < (state.restart_at or 0.0) or not self._nodes_are_there(state.next_nodes):
             return
         hosts = tuple(run.hosts[name] for name in state.next_nodes)
         number, why = state.attempt + 1, state.restart_why
@@ -107,7 +107,9 @@ class NextAttempt:
         return policy.list_free_spares(run.spec, run.state, usable)
 
     def _ending_words(self) -> str:
-        return policy.build_failure_signature(self._run.state, checkpoints=self._pattern() is not None, now=now())
+        return policy.build_failure_signature(
+            self._run.state, checkpoints=self._pattern() is not None, now=read_head_time()
+        )
 
     def _pattern(self) -> str | None:
         job = self._run.spec.job

@@ -13,7 +13,7 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
 from clusterctl.errors import NotFoundError
 from clusterctl.run.nodes.fan_out import raise_first, read_all
-from clusterctl.run.record.disk import is_full, is_short
+from clusterctl.run.record.disk_files import is_disk_full, is_shortage
 from clusterctl.validation.answers import parse_stream_file
 from clusterctl.validation.quota import MAX_FILE_BYTES
 
@@ -176,9 +176,9 @@ class Intake:
         try:
             size = self._writer.replicate(item.node, item.file, item.offset, item.payload)
         except OSError as error:
-            if not is_short(error):
+            if not is_shortage(error):
                 raise
-            self._why, self._over = _FULL if is_full(error) else _TOO_MANY
+            self._why, self._over = _FULL if is_disk_full(error) else _TOO_MANY
             self._retry_at = time.monotonic() + _RETRY
             return False
         self._stored(item, size)

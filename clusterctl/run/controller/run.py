@@ -31,14 +31,14 @@ from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.nodes.launch import Launch
 from clusterctl.run.nodes.links import Links
 from clusterctl.run.nodes.progress import Progress
-from clusterctl.run.record.clock import now
-from clusterctl.run.record.owner import OwnedState
-from clusterctl.run.record.placements import Places
-from clusterctl.run.record.reader import load_state
+from clusterctl.run.record.clock import read_head_time
+from clusterctl.run.record.state_reader import load_state
+from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.policy import StopTimers, limits_from_spec
+from clusterctl.run.rules.state import RankIndex
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 from clusterctl.session.calls import answer_timeout_s
 from clusterctl.session.connect import open_all
@@ -71,7 +71,7 @@ class Then:
     call: Callable[[], None]
 
 
-class ControlledRun(OwnedState):
+class ControlledRun(ThreadOwnedState):
     """A run, and whom to ask for it.
 
     Args:
@@ -102,7 +102,7 @@ class ControlledRun(OwnedState):
         self.epoch = 0
         self.launching = self.kill = False
         self.cancelled = threading.Event()
-        self._places = Places()
+        self._places = RankIndex()
         self.following = Following(folder.run, len(spec.hosts), self.links, self.writer, self.known, self.hand_over)
         self.unfit: dict[str, str] = {}
         self.stopping = StopTimers()
@@ -110,11 +110,11 @@ class ControlledRun(OwnedState):
         self.control = ControlServer(folder.new_control_address(), self.inbox.put)
 
     @override
-    def own(self) -> None:
+    def take_ownership(self) -> None:
         """Have this thread be the only one that changes the run, its files and its connections."""
-        super().own()
-        self.writer.own()
-        self.links.own()
+        super().take_ownership()
+        self.writer.take_ownership()
+        self.links.take_ownership()
 
     def close(self) -> None:
         """Let go of every connection and file."""
@@ -172,7 +172,7 @@ class ControlledRun(OwnedState):
     def record(self, event: controller_events.ControllerEvent) -> None:
         """Write an event into the controller's journal, and take it into the state."""
         self.check()
-        moment = now()
+        moment = read_head_time()
         self.writer.append(event, moment)
         self.state = apply_controller_event(self.state, moment, event)
 
@@ -206,7 +206,7 @@ class ControlledRun(OwnedState):
 
     def ranks_on(self, node: str, attempt: int) -> frozenset[int] | None:
         """Return the ranks that a node has in an attempt; `None` for an attempt that is not known here."""
-        return None if attempt > self.state.attempt else self._places.ranks(self.state.placements, attempt, node)
+        return None if attempt > self.state.attempt else self._places.find_ranks(self.state.placements, attempt, node)
 
     def known(self, node: str) -> NodeState | None:
         """Return what is known of a node of this attempt, or of an earlier one."""

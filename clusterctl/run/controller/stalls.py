@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import run_files
 from clusterctl.run.nodes.evidence import Gatherer
-from clusterctl.run.record.samples import last_lines
+from clusterctl.run.record.sample_files import read_last_lines
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.stall_detection import StallJudgement, StallObserver, StallPhase
 from clusterctl.run.rules.state import RunPhase
@@ -39,7 +39,9 @@ class StallGuard:
         """Tell the rule what it knew before: how long steps take, and when the last one was."""
         observer = self._watch()
         if observer is not None:
-            samples = {n: last_lines(self._run.folder.node(n) / run_files.SAMPLES_FILE) for n in self._run.state.nodes}
+            samples = {
+                n: read_last_lines(self._run.folder.node(n) / run_files.SAMPLES_FILE) for n in self._run.state.nodes
+            }
             observer.replay(samples, time.monotonic())
 
     def feed(self, node: str, lines: Sequence[bytes]) -> None:
@@ -78,13 +80,13 @@ class StallGuard:
 
     def _tell_why(self) -> None:
         """Say what the evidence of a stall tells, and keep it. In a thread; the state is that of the files."""
-        from clusterctl.run.record.kept import verdict
-        from clusterctl.run.record.reader import load_state
+        from clusterctl.run.record import saved_verdict
+        from clusterctl.run.record.state_reader import load_state
         from clusterctl.why.verdict_text import brief_lines
 
         run = self._run
-        told = verdict.of(run.folder, load_state(run.folder))
-        verdict.keep(run.folder, told)
+        told = saved_verdict.judge_saved_run(run.folder, load_state(run.folder))
+        saved_verdict.save_verdict(run.folder, told)
         for number, line in enumerate(brief_lines(told, run.folder.run)):
             run.post(controller_events.Note(text=line, level="info" if number else "warn"))
 

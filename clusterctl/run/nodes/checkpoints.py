@@ -20,7 +20,7 @@ from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes.checkpoint_copy import CheckpointCopy
 from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
 from clusterctl.run.record import origin
-from clusterctl.run.record.disk import write_atomically
+from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.checkpoint_files import (
     CopiedFile,
@@ -211,7 +211,7 @@ class Resuming:
         """
         if self._checkpoint.resume is not ResumePolicy.THIS_RUN:
             return False
-        memories = [_memory(run.path / _FILE) for run in origin.begun_before_requeue(self._run)]
+        memories = [_memory(run.path / _FILE) for run in origin.list_runs_before_requeue(self._run)]
         earlier = next((memory for memory in memories if memory.before), None)
         if earlier is None:
             return False
@@ -358,7 +358,7 @@ class Resuming:
     def _take_note(self, nodes: Sequence[str]) -> None:
         """Keep with the run what is there before it has written anything, on its spares too."""
         pattern = self._checkpoint.pattern
-        in_slurm = (begun := origin.read(self._run)) is not None and begun.slurm_job
+        in_slurm = (begun := origin.read_origin(self._run)) is not None and begun.slurm_job
         if pattern is None or not (self._restarts or in_slurm):
             return
         answers, errors = each(self._sessions(), lambda node, session: self._ask(node, session, versions=True))

@@ -22,7 +22,7 @@ from clusterctl.config import path_rules
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import format_size
 from clusterctl.run.nodes.files.selection import Found, LeftOut, unless_gone, walk
-from clusterctl.run.record.disk import make_private, write_atomically
+from clusterctl.run.record.disk_files import make_private_folder, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -67,8 +67,8 @@ class ContentStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        make_private(root.parent)
-        make_private(root)
+        make_private_folder(root.parent)
+        make_private_folder(root)
 
     def path(self, digest: str) -> Path:
         """Return where the content of a hash lies."""

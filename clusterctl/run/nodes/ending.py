@@ -14,8 +14,8 @@ from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
 from clusterctl.run.nodes.epochs import highest_epoch
 from clusterctl.run.nodes.fan_out import each
-from clusterctl.run.record.clock import now
-from clusterctl.run.record.reader import load_state
+from clusterctl.run.record.clock import read_head_time
+from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events, outcome
 from clusterctl.run.rules.state import RunPhase
@@ -93,7 +93,7 @@ def fetch(session: Session, writer: Writer, run: str, node: str, files: Iterable
         ClusterctlError: The node did not answer.
         OSError: The head has no space for it.
     """
-    cursors = writer.cursors(node)
+    cursors = writer.list_cursors(node)
     for file in files:
         offset = cursors.get(file, 0)
         with contextlib.suppress(NotFoundError):
@@ -148,7 +148,7 @@ def end_without_controller(
         left, errors = each(sessions, end)
         remaining = [entry for found in left.values() for entry in found]
         remaining += _not_looked_at(state, {**unreached, **errors})
-        writer.append(_end_of(state, remaining), now())
+        writer.append(_end_of(state, remaining), read_head_time())
     finally:
         writer.close()
     return load_state(run)

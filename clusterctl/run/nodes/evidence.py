@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol import evidence_files
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.nodes.fan_out import each
-from clusterctl.run.record.disk import write_atomically
+from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.rules import rank_stacks
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from clusterctl.run.nodes.files import doubts
 from clusterctl.run.nodes.meeting import answer_of, meet
 from clusterctl.run.nodes.progress import CancelledError, Progress
 from clusterctl.run.nodes.transfer import Parcel, push
-from clusterctl.run.record.disk import room_not_needed, write_atomically
+from clusterctl.run.record.disk_files import ignore_shortage, write_atomically
 from clusterctl.run.rules import controller_events
 from clusterctl.session.calls import answer_timeout_s
 
@@ -161,7 +161,7 @@ class Launch:
         )
         plan = planning.plan_launch(self._spec, identity, entries, answers, where, ports)
         shown = planning.plan_to_json(plan, self._spec.secrets)
-        with room_not_needed() if number else contextlib.nullcontext():
+        with ignore_shortage() if number else contextlib.nullcontext():
             write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode(), durable=True)
         self._check()
         if number == 0:

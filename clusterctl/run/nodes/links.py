@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import AuthError, NodeError
 from clusterctl.run.nodes.fan_out import each
-from clusterctl.run.record.owner import Owned
+from clusterctl.run.record.thread_ownership import ThreadOwned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ class Redialed:
     session: Session
 
 
-class Links(Owned):
+class Links(ThreadOwned):
     """One session per node, kept. It belongs to one thread: others dial, and what they get comes back by the inbox.
 
     Args:

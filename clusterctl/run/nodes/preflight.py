@@ -23,10 +23,10 @@ from clusterctl.run.nodes.fan_out import each, raise_first
 from clusterctl.run.nodes.meeting import likely_interfaces, meeting_addresses, try_port
 from clusterctl.run.nodes.progress import Progress
 from clusterctl.run.nodes.ring import try_ring
-from clusterctl.run.record import reboots
-from clusterctl.run.record.disk import write_atomically
-from clusterctl.run.record.find import all_runs, is_over
-from clusterctl.run.record.kept.findings import KnownFindings, sentences
+from clusterctl.run.record import health_history
+from clusterctl.run.record.disk_files import write_atomically
+from clusterctl.run.record.health_history import KnownFindings, describe_new_findings
+from clusterctl.run.record.run_lookup import is_over, list_runs
 from clusterctl.run.rules.controller_events import Note
 from clusterctl.session.calls import ProtocolError
 
@@ -96,15 +96,15 @@ class Preflight:
         if all(f.node in lost for f in failed):
             raise_first({node: error for node, error in lost.items() if node not in spares})
         self._refuse(failed)
-        for line in sentences(fresh or ()):
+        for line in describe_new_findings(fresh or ()):
             post(Note(text=line, level="warn"))
         return self._left_out([f for f in bad if f.node in spares], post)
 
     def _news(self, found: list[Finding]) -> list[Finding] | None:
         """Return what deserves a look and was not there at the last look; `None` where this is the first."""
-        earlier = KnownFindings.beside(self._run, self._spec)
-        fresh = earlier.new(found)
-        earlier.remember(found, self._facts.keys())
+        earlier = KnownFindings.for_run(self._run, self._spec)
+        fresh = earlier.list_new(found)
+        earlier.save(found, self._facts.keys())
         return fresh
 
     def _may_begin_without(self, failed: Sequence[Finding]) -> bool:
@@ -204,7 +204,9 @@ def _fallen(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     if not young:
         return {}
     since = time.time() - max(host["uptime"] for host in young.values()) - _DOWN_SECONDS
-    return reboots.recent(all_runs(), {node: str(host.get("boot_id")) for node, host in young.items()}, since)
+    return health_history.find_recent_reboots(
+        list_runs(), {node: str(host.get("boot_id")) for node, host in young.items()}, since
+    )
 
 
 def _probe(
@@ -278,7 +280,7 @@ def _runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> di
         there = {entry["run"]: entry["live"] for entry in session.call(Command.RUNS)["runs"]}
     except ClusterctlError:
         return {}
-    here = {run.run: is_over(run) for run in all_runs() if run.run in seen}
+    here = {run.run: is_over(run) for run in list_runs() if run.run in seen}
     live = [run for run in sorted(seen) if there.get(run) and not here.get(run)]
     return {"live_runs": live, "strange_runs": sorted(seen - set(there) - set(here))}
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.nodes.fan_out import each
-from clusterctl.run.record.disk import write_atomically
+from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
 
 if TYPE_CHECKING:

@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """What flock(2) says on file systems without locks: some network homes, and NFS whose lock service is not there."""
 
-_READER_S = 10.0
+_ACQUIRE_TIMEOUT_S = 10.0
 _PAUSE_S = 0.005
 
 
-class HeldError(ClusterctlError):
+class LockedError(ClusterctlError):
     """Somebody else holds the lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class LockHolder:
     """The controller that holds a run: the name of its machine, and its pid there."""
 
     host: str
     pid: int
 
 
-def take(path: Path) -> int:
+def take_lock(path: Path) -> int:
     """Take the lock, and say in it who has it; return the descriptor that holds it until it is closed.
 
     Raises:
@@ -46,9 +46,9 @@ def take(path: Path) -> int:
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if not _take(fd):
-            raise HeldError(f"{path} is locked")
-    except HeldError:
+        if not _acquire(fd):
+            raise LockedError(f"{path} is locked")
+    except LockedError:
         os.close(fd)
         raise
     except OSError as error:
@@ -64,18 +64,18 @@ def take(path: Path) -> int:
     return fd
 
 
-def _take(fd: int) -> bool:
+def _acquire(fd: int) -> bool:
     """Lock a file; return `False` if another controller has it. Who only asks has it for a moment: we wait."""
-    deadline = time.monotonic() + _READER_S
-    while not _lock(fd, fcntl.LOCK_EX):
-        if not _lock(fd, fcntl.LOCK_SH) or time.monotonic() >= deadline:
+    deadline = time.monotonic() + _ACQUIRE_TIMEOUT_S
+    while not _try_flock(fd, fcntl.LOCK_EX):
+        if not _try_flock(fd, fcntl.LOCK_SH) or time.monotonic() >= deadline:
             return False
         fcntl.flock(fd, fcntl.LOCK_UN)
         time.sleep(random.uniform(0, _PAUSE_S))
     return True
 
 
-def _lock(fd: int, how: int) -> bool:
+def _try_flock(fd: int, how: int) -> bool:
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -84,7 +84,7 @@ def _lock(fd: int, how: int) -> bool:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Wait until nobody else changes what lies in a folder, and keep others from it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -95,14 +95,14 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Return whether somebody holds the lock; where there are no locks nobody does."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        return not _lock(fd, fcntl.LOCK_SH)
+        return not _try_flock(fd, fcntl.LOCK_SH)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
@@ -111,10 +111,10 @@ def is_held(path: Path) -> bool:
         os.close(fd)
 
 
-def holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> LockHolder | None:
     """Return who took the lock last; `None` where nobody has said so."""
     try:
         written = json.loads(path.read_bytes())
-        return Holder(host=str(written["host"]), pid=int(written["pid"]))
+        return LockHolder(host=str(written["host"]), pid=int(written["pid"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.secret_redaction import redact_text, redact_words
-from clusterctl.run.record.disk import write_atomically
+from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FILE, _COMMIT_FILE = "origin.json", "commit.json"
 _TEXTS = ("user", "host", "file", "folder", "command", "slurm_job", "slurm_restarts")
-_GIT_SECONDS = 5.0
+_GIT_TIMEOUT_S = 5.0
 _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
 
 
@@ -62,7 +62,7 @@ class Origin:
     commit: Commit | None = None
 
 
-def remember(run: RunDir, spec: ClusterSpec) -> None:
+def save_origin(run: RunDir, spec: ClusterSpec) -> None:
     """Write down who begins a run, and with what."""
     import getpass
 
@@ -72,8 +72,8 @@ def remember(run: RunDir, spec: ClusterSpec) -> None:
             host=os.uname().nodename,
             file=spec.path,
             folder=os.getcwd(),
-            command="" if spec.job is None else command_of(spec.job),
-            slurm_job=_slurm_job(os.environ),
+            command="" if spec.job is None else format_command(spec.job),
+            slurm_job=_format_slurm_job(os.environ),
             slurm_restarts=os.environ.get("SLURM_RESTART_COUNT", "0"),
         )
         value = asdict(origin)
@@ -81,17 +81,17 @@ def remember(run: RunDir, spec: ClusterSpec) -> None:
         write_atomically(run.path / _FILE, json.dumps(value).encode())
 
 
-def _slurm_job(environ: Mapping[str, str]) -> str:
+def _format_slurm_job(environ: Mapping[str, str]) -> str:
     number = environ.get("SLURM_JOB_ID")
     return f"{environ.get('SLURM_CLUSTER_NAME', '')}/{number}" if number else ""
 
 
-def begun_before_requeue(run: RunDir) -> list[RunDir]:
+def list_runs_before_requeue(run: RunDir) -> list[RunDir]:
     """Return the runs that the same Slurm job began with the same file and command before Slurm started it again.
 
     The first one comes first.
     """
-    mine = read(run)
+    mine = read_origin(run)
     if mine is None or not mine.slurm_job:
         return []
     same = (mine.slurm_job, mine.file, mine.command)
@@ -100,17 +100,17 @@ def begun_before_requeue(run: RunDir) -> list[RunDir]:
     return [
         earlier
         for earlier in runs
-        if (other := read(earlier)) is not None
+        if (other := read_origin(earlier)) is not None
         and (other.slurm_job, other.file, other.command) == same
-        and _count(other.slurm_restarts) < _count(mine.slurm_restarts)
+        and _parse_count(other.slurm_restarts) < _parse_count(mine.slurm_restarts)
     ]
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def command_of(job: JobSpec) -> str:
+def format_command(job: JobSpec) -> str:
     """Return what each worker runs, without words that look like a secret: this is shown, and handed on."""
     import shlex
 
@@ -125,35 +125,35 @@ def command_of(job: JobSpec) -> str:
     return shlex.join(redact_words([*words, *job.args]))
 
 
-def remember_commit(run: RunDir, folder: str) -> None:
+def save_commit(run: RunDir, folder: str) -> None:
     """Have git asked beside the start, which does not wait for it."""
     import subprocess
     import threading
 
     def ask() -> None:
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            commit = commit_of(folder)
+            commit = read_commit(folder)
             if commit is not None:
                 write_atomically(run.path / _COMMIT_FILE, json.dumps(asdict(commit)).encode())
 
     threading.Thread(target=ask, name="git", daemon=True).start()
 
 
-def commit_of(folder: str) -> Commit | None:
+def read_commit(folder: str) -> Commit | None:
     """Return what git says of a folder; `None` where it is in no repository that has a commit."""
     import subprocess
 
-    head = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
+    head = _run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
     if not head:
         return None
     changed = None
     with contextlib.suppress(subprocess.SubprocessError):
-        changed = len(_git(folder, "status", "--porcelain").splitlines())
-    branch = _git(folder, "symbolic-ref", "--short", "--quiet", "HEAD").strip()
+        changed = len(_run_git(folder, "status", "--porcelain").splitlines())
+    branch = _run_git(folder, "symbolic-ref", "--short", "--quiet", "HEAD").strip()
     return Commit(commit=head, branch=branch, changes=changed)
 
 
-def _git(folder: str, *arguments: str) -> str:
+def _run_git(folder: str, *arguments: str) -> str:
     import subprocess
 
     argv = [*_GIT, "-C", folder, *arguments]
@@ -163,19 +163,19 @@ def _git(folder: str, *arguments: str) -> str:
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=_GIT_SECONDS,
+        timeout=_GIT_TIMEOUT_S,
         check=False,
     )
     return done.stdout if done.returncode == 0 else ""
 
 
-def read(run: RunDir) -> Origin | None:
+def read_origin(run: RunDir) -> Origin | None:
     """Return where a run comes from; `None` where nobody wrote it down."""
-    value = _json(run.path / _FILE)
+    value = _read_json(run.path / _FILE)
     if value is None:
         return None
     texts = {key: str(value.get(key, "")) for key in _TEXTS}
-    written = _json(run.path / _COMMIT_FILE)
+    written = _read_json(run.path / _COMMIT_FILE)
     commit = None
     if written is not None and written.get("commit"):
         changes = written.get("changes")
@@ -187,7 +187,7 @@ def read(run: RunDir) -> Origin | None:
     return Origin(**texts, commit=commit)
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,27 +1,34 @@
-"""Where things lie in a run directory on the head."""
+"""Where things lie in a run directory on the head.
+
+The verdict that is kept with a run, for those who only show it: to judge takes far more modules.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
 from clusterctl.agent.protocol.run_files import JOURNAL_FILE, SAMPLES_FILE
 from clusterctl.run.record import lock as locking
-from clusterctl.run.record.disk import is_short, make_private, write_atomically
+from clusterctl.run.record.disk_files import is_shortage, make_private_folder, write_atomically
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    # MERGED
+
 
 _REPLICAS = (JOURNAL_FILE, SAMPLES_FILE)
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
-def runs_root() -> Path:
+def find_runs_root() -> Path:
     """Return where all runs of this user lie on this head."""
     return platformdirs.user_state_path("clusterctl") / "runs"
 
@@ -58,9 +65,9 @@ class RunDir:
         return self.path / "epoch"
 
     @property
-    def outline(self) -> Path:
+    def summary(self) -> Path:
         """What lists show of the run once it has ended."""
-        return self.path / "outline.json"
+        return self.path / "summary.json"
 
     @property
     def log(self) -> Path:
@@ -107,18 +114,18 @@ class RunDir:
         try:
             write_atomically(self.control, secrets.token_hex(16).encode())
         except OSError as error:
-            if not is_short(error):
+            if not is_shortage(error):
                 raise
             with contextlib.suppress(OSError):
                 self.control.unlink()
         return self.control_address()
 
     @property
-    def attended(self) -> bool:
+    def is_attended(self) -> bool:
         """A controller is alive."""
-        return locking.is_held(self.lock)
+        return locking.is_locked(self.lock)
 
-    def last_sign(self) -> float | None:
+    def find_last_write_time(self) -> float | None:
         """Return when a controller was last seen to live: when it wrote something, on the head's wall clock."""
         replicas = (folder / name for folder in self.path.glob("nodes/*") for name in _REPLICAS)
         times = []
@@ -128,15 +135,15 @@ class RunDir:
         return max(times, default=None)
 
     @property
-    def controller(self) -> locking.Holder | None:
+    def controller(self) -> locking.LockHolder | None:
         """The controller that is alive, or was last; `None` where none has said so."""
-        return locking.holder(self.lock)
+        return locking.read_holder(self.lock)
 
 
-def create(name: str, root: Path | None = None) -> RunDir:
+def create_run_dir(name: str, root: Path | None = None) -> RunDir:
     """Make the directory of a new run; its id is the name and four random characters."""
-    base = root or runs_root()
-    make_private(base if root else base.parent)
+    base = root or find_runs_root()
+    make_private_folder(base if root else base.parent)
     base.mkdir(mode=0o700, exist_ok=True)
     import secrets
 
@@ -147,3 +154,16 @@ def create(name: str, root: Path | None = None) -> RunDir:
             path.mkdir(mode=0o700)
             (path / "nodes").mkdir()
             return RunDir(path)
+
+
+VERDICT_JSON, VERDICT_TEXT = "why.json", "why.txt"
+_MAX_VERDICT_BYTES = 1 << 20
+
+
+def read_saved_verdict(run: RunDir) -> dict[str, Any] | None:
+    """Return the verdict that is kept with a run, as JSON; `None` where there is none."""
+    try:
+        verdict = json.loads((run.path / VERDICT_JSON).read_bytes()[:_MAX_VERDICT_BYTES])
+    except (OSError, ValueError, RecursionError):
+        return None
+    return verdict if isinstance(verdict, dict) else None

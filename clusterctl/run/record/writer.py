@@ -6,7 +6,7 @@ RUN/events.jsonl         the controller's own journal
 RUN/lock                 held (flock) while a controller is alive; says on which machine, and its pid
 RUN/control              by which name that controller is asked
 RUN/epoch                the highest epoch that a controller of this head has used
-RUN/outline.json         of a run that has ended: what lists show of it
+RUN/summary.json         of a run that has ended: what lists show of it
 RUN/manifest.json        what was synced; the content is in content/SHA256 beside the folder of all runs
 RUN/nodes/NODE/          replicas, under the node's own names; their size is the cursor
 RUN/stall-N/             evidence of a stall
@@ -22,13 +22,11 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol import frames, run_files
 from clusterctl.errors import RefusedError
 from clusterctl.run.record import lock as locking
-from clusterctl.run.record import outline
-from clusterctl.run.record.disk import punch, room_not_needed, write_atomically
-from clusterctl.run.record.linefile import LineFile
-from clusterctl.run.record.owner import Owned
-from clusterctl.run.record.reader import LineTail, load_state
-from clusterctl.run.record.replica_files import ReplicaFiles
-from clusterctl.run.record.samples import latest_step
+from clusterctl.run.record import state_reader
+from clusterctl.run.record.disk_files import LineFile, ReplicaFiles, free_head, ignore_shortage, write_atomically
+from clusterctl.run.record.sample_files import find_latest_step
+from clusterctl.run.record.state_reader import LineTail, load_state
+from clusterctl.run.record.thread_ownership import ThreadOwned
 from clusterctl.run.rules import controller_events as head
 from clusterctl.validation.journal import MAX_LINE_BYTES
 from clusterctl.validation.quota import MAX_JOURNAL_BYTES
@@ -41,14 +39,14 @@ if TYPE_CHECKING:
 _DURABLE = (head.Attempt, head.EndDecided, head.Restarting, head.Ended)
 _EVENTS_RESERVE = 1024 * 1024
 _JOURNAL_RESERVE = 128 * 1024
-SAMPLES_KEPT = 16 * 1024 * 1024
+MAX_SAMPLES_BYTES = 16 * 1024 * 1024
 """Bytes of a node's samples that are kept here at most: many times what any reader looks back."""
 
 
 # --- writing
 
 
-class Writer(Owned):
+class Writer(ThreadOwned):
     """The one writer of a run directory. Holds the lock from construction to `close`.
 
     Raises:
@@ -58,16 +56,16 @@ class Writer(Owned):
     def __init__(self, run: RunDir) -> None:
         self.run = run
         try:
-            self._lock = locking.take(run.lock)
-        except locking.HeldError as error:
+            self._lock = locking.take_lock(run.lock)
+        except locking.LockedError as error:
             raise RefusedError(
                 f"{run.run} has a controller already", hint=f"`clusterctl attach {run.run}` shows it"
             ) from error
-        self._seq = _last_seq(run.events)
+        self._seq = _read_last_seq(run.events)
         self._events = LineFile(run.events, _EVENTS_RESERVE)
         self._journals: dict[str, LineFile] = {}
         self._waiting: dict[str, LineFile] = {}
-        self._files = ReplicaFiles(self._replica)
+        self._files = ReplicaFiles(self._find_replica_path)
 
     def append(self, event: head.ControllerEvent, now: float) -> None:
         """Write an event of the controller's own; `now` is the head's clock in seconds.
@@ -111,38 +109,42 @@ class Writer(Owned):
             OSError: There is no room (`linefile.is_short`); writing the same again later makes it whole.
         """
         self.check()
-        fd = self._files.descriptor(node, file)
+        fd = self._files.open_replica(node, file)
         view, before = memoryview(payload), offset
         while view:
             written = os.pwrite(fd, view, offset)
             view, offset = view[written:], offset + written
         if file == run_files.SAMPLES_FILE:
-            gone = run_files.find_first_kept_byte(offset, SAMPLES_KEPT)
-            if gone != run_files.find_first_kept_byte(before, SAMPLES_KEPT):
-                punch(fd, gone)
+            freed_bytes = run_files.find_first_kept_byte(offset, MAX_SAMPLES_BYTES)
+            if freed_bytes != run_files.find_first_kept_byte(before, MAX_SAMPLES_BYTES):
+                free_head(fd, freed_bytes)
         return offset
 
-    def cursors(self, node: str, whole: int = 0) -> dict[str, int]:
+    def list_cursors(self, node: str, first_attempt: int = 0) -> dict[str, int]:
         """Return the size of every replica of a node, by the file's own name.
 
         Left out are the journal, and attempts before number `whole`.
         """
         base = self.run.node(node)
-        tops = [p for p in base.iterdir() if not -1 < run_files.parse_attempt(p.name) < whole] if base.is_dir() else []
+        tops = (
+            [p for p in base.iterdir() if not -1 < run_files.parse_attempt(p.name) < first_attempt]
+            if base.is_dir()
+            else []
+        )
         paths = [path for top in tops for path in (top, *top.rglob("*"))]
         sizes = {p.relative_to(base).as_posix(): p.stat().st_size for p in paths if p.is_file()}
         sizes.pop(run_files.JOURNAL_FILE, None)
         return sizes
 
-    def close_before(self, node: str, attempt: int) -> None:
+    def close_old_attempts(self, node: str, attempt: int) -> None:
         """Keep no file of a node open that is of an attempt before that one."""
         self.check()
-        self._files.close_where(lambda owner, file: owner == node and -1 < run_files.parse_attempt(file) < attempt)
+        self._files.close_matching(lambda owner, file: owner == node and -1 < run_files.parse_attempt(file) < attempt)
 
     def restart_replica(self, node: str, file: str) -> None:
         """Throw away a replica that turned out to differ from the node's file, so that it is sent again."""
         self.check()
-        os.ftruncate(self._files.descriptor(node, file), 0)
+        os.ftruncate(self._files.open_replica(node, file), 0)
 
     def next_epoch(self, seen: int) -> int:
         """Return an epoch above every one used so far, and remember it; `seen` is the highest that a node knows."""
@@ -153,32 +155,32 @@ class Writer(Owned):
             stored = 0
         epoch = max(stored, seen) + 1
         # The nodes remember it too: that is enough to go on with a run whose head has no space.
-        with room_not_needed():
+        with ignore_shortage():
             write_atomically(self.run.epoch, str(epoch).encode())
         return epoch
 
     def close(self) -> None:
-        """Let go of the lock and of every file; a run that has ended gets its outline."""
+        """Let go of the lock and of every file; a run that has ended gets its summane."""
         for file in (*self._journals.values(), self._events):
             file.close()
-        self._outline()
+        self._write_summary()
         self._files.close()
         os.close(self._lock)
 
-    def _outline(self) -> None:
+    def _write_summary(self) -> None:
         with contextlib.suppress(OSError):
             state = load_state(self.run)
             if state.over:
-                content = outline.encode(state, latest_step(self.run, state), self.run.events)
-                write_atomically(self.run.outline, content)
+                content = state_reader.encode_summary(state, find_latest_step(self.run, state), self.run.events)
+                write_atomically(self.run.summary, content)
 
-    def _replica(self, node: str, file: str) -> Path:
+    def _find_replica_path(self, node: str, file: str) -> Path:
         if ".." in file.split("/") or file.startswith("/"):
             raise RefusedError(f"{node} names a file outside its run directory: {file!r}")
         return self.run.node(node) / file
 
 
-def _last_seq(path: Path) -> int:
+def _read_last_seq(path: Path) -> int:
     last = 0
     for line in LineTail(path).read():
         with contextlib.suppress(frames.FrameError):

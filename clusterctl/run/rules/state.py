@@ -6,6 +6,8 @@ What is known about a run: a fold over the journals of its nodes and of its cont
 
 Run states: starting running stalled restarting stopping, then succeeded failed cancelled lost.
 Worker states: pending starting running exited lost.
+
+Which ranks were placed where: asked for each piece of output, so it must not cost more with every restart.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from clusterctl.run.rules.blame import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from clusterctl.agent.protocol.process_types import LeftoverProcess, RemainingProcess
     from clusterctl.run.rules import controller_events as head
@@ -407,3 +409,21 @@ class RunState:
         if any(w.phase is not WorkerPhase.PENDING for w in workers):
             return NodePhase.RUNNING
         return NodePhase.PREPARED if state.prepared else NodePhase.WAITING
+
+
+Placement = tuple[int, str, tuple[int, ...]]
+
+
+class RankIndex:
+    """An index over `RunState.placed`, which only ever grows."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[tuple[int, str], frozenset[int]] = {}
+        self._taken = 0
+
+    def find_ranks(self, placed: Sequence[Placement], attempt: int, node: str) -> frozenset[int]:
+        """Return the ranks that a node has in an attempt; none where it takes no part in it."""
+        for number, name, ranks in placed[self._taken :]:
+            self._ranks[number, name] = self._ranks.get((number, name), frozenset()).union(ranks)
+        self._taken = len(placed)
+        return self._ranks.get((attempt, node), frozenset())

@@ -34,7 +34,7 @@ CLUSTER = "version: 1\nhosts: {'gpu[01-03]': 2}\njob: {command: [x]}\n"
 
 
 def add_run(name: str, *, ended: bool) -> str:
-    run = rundir.create(name)
+    run = rundir.create_run_dir(name)
     writer = Writer(run)
     writer.append(controller_events.Created(run=run.run, name=name, path="/nowhere/cluster.yaml"), 1.0)
     nodes = [{"node": "gpu07", "node_rank": 0, "address": "gpu07", "ranks": [0, 1]}]

@@ -68,7 +68,7 @@ def test_help_of_the_program_imports_none_of_its_commands(folder: Path) -> None:
 def test_a_command_that_reads_a_run_imports_nothing_of_cluster_files(folder: Path, command: str) -> None:
     runs = folder / "state" / "clusterctl" / "runs"
     runs.mkdir(parents=True)
-    writer = Writer(rundir.create("demo", runs))
+    writer = Writer(rundir.create_run_dir("demo", runs))
     writer.append(Created(run="demo", name="demo", path=str(folder / "cluster.yaml")), 1.0)
     writer.close()
     spec = ClusterSpec(name="demo", path="", hosts=(HostSpec(name="a", host="a"),), job=JobSpec(script="train.py"))

@@ -42,7 +42,7 @@ COMMANDS = (
 
 
 def made(root: Path, name: str) -> RunDir:
-    run = rundir.create(name, root / "clusterctl" / "runs")
+    run = rundir.create_run_dir(name, root / "clusterctl" / "runs")
     layout = [{"node": "n", "node_rank": 0, "ranks": [0]}]
     said = [
         controller_events.Created(run=run.run, name=name, path=""),

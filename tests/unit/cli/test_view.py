@@ -34,7 +34,7 @@ LINES = 200_000
 
 
 def ended_run(root: Path, output: bytes) -> rundir.RunDir:
-    run = rundir.create("demo", root)
+    run = rundir.create_run_dir("demo", root)
     writer = Writer(run)
     nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
     writer.append(controller_events.Created(run=run.run, name="demo", path=""), 1.0)
@@ -87,7 +87,7 @@ def test_a_new_supervisor_is_told_with_what_it_means_for_the_workers(
 
 
 def test_a_step_of_a_new_attempt_takes_the_place_of_the_last_line(tmp_path: Path) -> None:
-    run = rundir.create("demo", tmp_path)
+    run = rundir.create_run_dir("demo", tmp_path)
     writer = Writer(run)
     nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
     began = time.time()
@@ -177,7 +177,7 @@ def test_a_command_tells_nothing_of_what_was_before_it(tmp_path: Path) -> None:
 
 
 def test_ranks_that_have_not_said_a_word_are_told_once_where_nobody_sees_the_last_line(tmp_path: Path) -> None:
-    run = rundir.create("demo", tmp_path)
+    run = rundir.create_run_dir("demo", tmp_path)
     writer = Writer(run)
     nodes = [{"node": "gpu01", "node_rank": 0, "address": None, "ranks": [0]}]
     began = time.time() - 60

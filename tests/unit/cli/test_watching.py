@@ -28,7 +28,7 @@ ENDED = controller_events.Ended(state="succeeded", exit_code=0)
 
 def begun(root: Path, *written: controller_events.ControllerEvent) -> rundir.RunDir:
     """A run without a controller."""
-    run = rundir.create("demo", root)
+    run = rundir.create_run_dir("demo", root)
     with closing(Writer(run)) as writer:
         for event in (controller_events.Created(run=run.run, name="demo", path=""), *written):
             writer.append(event, 1.0)

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.config.secret_redaction import redact_text, redact_words
 from clusterctl.config.spec import JobSpec
-from clusterctl.run.record.origin import command_of
+from clusterctl.run.record.origin import format_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,8 +61,8 @@ def test_a_text_of_a_shell_keeps_its_blanks() -> None:
     ids=["script", "module", "shell", "words"],
 )
 def test_the_command_of_a_run_is_shown_without_secrets(job: JobSpec) -> None:
-    assert "hunter2" not in command_of(job)
-    assert "***" in command_of(job)
+    assert "hunter2" not in format_command(job)
+    assert "***" in format_command(job)
 
 
 @pytest.mark.parametrize(

@@ -7,40 +7,40 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.render.story.differences import Difference, differences, render_differences
-from clusterctl.run.record.kept.portrait import Key, Portrait, Said, Section
+from clusterctl.run.record.run_facts import Fact, FactKey, RunFacts, Section
 
 if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
     from tests.unit.render.conftest import Screen
 
-LR = Key(Section.ENVIRONMENT, "LR")
-TORCH = [Key(Section.VERSIONS, "torch", f"gpu{number:02}") for number in range(1, 5)]
-DISK = Key(Section.HEALTH, "host.disk", "gpu01")
+LR = FactKey(Section.ENVIRONMENT, "LR")
+TORCH = [FactKey(Section.VERSIONS, "torch", f"gpu{number:02}") for number in range(1, 5)]
+DISK = FactKey(Section.HEALTH, "host.disk", "gpu01")
 
 
-def of(facts: dict[Key, Said], run: str = "a", *, looked_at: bool = True) -> Portrait:
-    return Portrait(run=run, facts=facts, looked_at=looked_at)
+def of(facts: dict[FactKey, Fact], run: str = "a", *, has_health: bool = True) -> RunFacts:
+    return RunFacts(run=run, facts=facts, has_health=has_health)
 
 
 @pytest.mark.parametrize(
     ("left", "right", "found"),
     [
-        pytest.param({LR: Said("1")}, {LR: Said("1")}, [], id="alike"),
+        pytest.param({LR: Fact("1")}, {LR: Fact("1")}, [], id="alike"),
         pytest.param(
-            {LR: Said("1")},
-            {LR: Said("2")},
+            {LR: Fact("1")},
+            {LR: Fact("2")},
             [Difference(section=Section.ENVIRONMENT, what="LR", nodes=(), left="1", right="2")],
             id="another value",
         ),
         pytest.param(
             {},
-            {LR: Said("2")},
+            {LR: Fact("2")},
             [Difference(section=Section.ENVIRONMENT, what="LR", nodes=(), left=None, right="2")],
             id="only there",
         ),
         pytest.param(
-            {key: Said("2.4") for key in TORCH},
-            {key: Said("2.5") for key in TORCH},
+            {key: Fact("2.4") for key in TORCH},
+            {key: Fact("2.5") for key in TORCH},
             [
                 Difference(
                     section=Section.VERSIONS, what="torch", nodes=("gpu01", "gpu02", "gpu03", "gpu04"), left="2.4",
@@ -50,31 +50,31 @@ def of(facts: dict[Key, Said], run: str = "a", *, looked_at: bool = True) -> Por
             id="alike on several nodes",
         ),
         pytest.param(
-            {DISK: Said("WARN: 41 GiB free", "WARN")}, {DISK: Said("WARN: 40 GiB free", "WARN")}, [],
+            {DISK: Fact("WARN: 41 GiB free", "WARN")}, {DISK: Fact("WARN: 40 GiB free", "WARN")}, [],
             id="a number that is never the same twice",
         ),
     ],
 )  # fmt: skip
 def test_only_what_differs_is_told_and_what_is_alike_on_several_nodes_once(
-    left: dict[Key, Said], right: dict[Key, Said], found: list[Difference]
+    left: dict[FactKey, Fact], right: dict[FactKey, Fact], found: list[Difference]
 ) -> None:
     assert differences(of(left), of(right)) == found
 
 
 def test_of_nodes_that_were_not_looked_at_nothing_else_is_said() -> None:
-    (found,) = differences(of({DISK: Said("FAIL")}), of({}, looked_at=False))
+    (found,) = differences(of({DISK: Fact("FAIL")}), of({}, has_health=False))
 
     assert (found.what, found.left, found.right) == ("nodes before the start", "checked", "not checked")
 
 
 def test_sections_stand_in_the_order_in_which_people_read() -> None:
-    keys = [Key(section, "x") for section in reversed(Section)]
+    keys = [FactKey(section, "x") for section in reversed(Section)]
 
-    assert [row.section for row in differences(of({key: Said("1") for key in keys}), of({}))] == list(Section)
+    assert [row.section for row in differences(of({key: Fact("1") for key in keys}), of({}))] == list(Section)
 
 
 def test_a_long_section_is_cut_and_says_so(pipe: Terminal) -> None:
-    facts = {Key(Section.CODE, f"file-{number}.py"): Said("x") for number in range(300)}
+    facts = {FactKey(Section.CODE, f"file-{number}.py"): Fact("x") for number in range(300)}
 
     lines = render_differences(of(facts), of({}, "b"), pipe)
 
@@ -83,7 +83,7 @@ def test_a_long_section_is_cut_and_says_so(pipe: Terminal) -> None:
 
 
 def test_a_table_of_many_nodes_fits_80_columns(narrow: Terminal) -> None:
-    facts = {Key(Section.NODES, "takes part", f"rack{n % 7}-gpu{n}"): Said("worker " * 20) for n in range(200)}
+    facts = {FactKey(Section.NODES, "takes part", f"rack{n % 7}-gpu{n}"): Fact("worker " * 20) for n in range(200)}
 
     lines = render_differences(of(facts), of({}, "b"), narrow)
 
@@ -95,9 +95,9 @@ def test_a_table_of_many_nodes_fits_80_columns(narrow: Terminal) -> None:
 def test_values_without_room_beside_each_other_stand_whole_one_below_the_other(
     new_screen: type[Screen], width: int
 ) -> None:
-    command = Key(Section.COMMAND, "runs")
+    command = FactKey(Section.COMMAND, "runs")
     long = "train.py " + "--option value " * 8
-    left, right = of({command: Said(f"{long}--lr 0.1"), LR: Said("1")}), of({command: Said(f"{long}--lr 0.2")}, "b")
+    left, right = of({command: Fact(f"{long}--lr 0.1"), LR: Fact("1")}), of({command: Fact(f"{long}--lr 0.2")}, "b")
 
     lines = render_differences(left, right, new_screen(width=width).terminal)
 

@@ -13,8 +13,8 @@ from clusterctl.render.page.html import element, text
 from clusterctl.render.page.story import Found, Told, speed, story
 from clusterctl.render.page.svg import MOST_LINES, Span, Tick, chart, few, finite
 from clusterctl.render.status import RunView
-from clusterctl.run.record.kept.curves import Curves
 from clusterctl.run.record.origin import Commit, Origin
+from clusterctl.run.record.sample_files import Curves
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 

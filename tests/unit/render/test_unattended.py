@@ -59,7 +59,7 @@ def test_a_run_between_two_attempts_does_nothing_until_it_is_adopted() -> None:
 
 
 def of_run(folder: Path, *, stop_after: float | None, silent: float) -> str:
-    run = rundir.create("demo", folder)
+    run = rundir.create_run_dir("demo", folder)
     with closing(Writer(run)) as writer:
         writer.append(Created(run=run.run, name="demo", path=""), 1.0)
     samples = run.node("n1") / SAMPLES_FILE

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
 from clusterctl.run.controller.loop import Controller
-from clusterctl.run.record.find import visible_state
-from clusterctl.run.record.rundir import create
+from clusterctl.run.record.run_lookup import load_visible_state
+from clusterctl.run.record.rundir import create_run_dir
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,14 +21,14 @@ def test_a_bug_in_the_start_ends_the_start_by_its_name_and_leaves_its_traceback(
     def dial(*_: object) -> NoReturn:
         raise ValueError("a mistake")
 
-    run = create("broken", tmp_path)
+    run = create_run_dir("broken", tmp_path)
     spec = ClusterSpec(
         name="broken", path="/n", hosts=(HostSpec(name="a", host="a", workdir="/w"),), job=JobSpec(command=("true",))
     )
 
     code = Controller(run, spec, lambda _inbox: dial).start()
 
-    state, attended = visible_state(run)
+    state, attended = load_visible_state(run)
     assert (code, state.phase.value, state.exit_code, attended) == (1, "failed", 1, False)
     assert state.error is not None
     assert state.error["message"] == "this is a bug of clusterctl: ValueError: a mistake"

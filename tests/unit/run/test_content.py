@@ -16,8 +16,7 @@ from clusterctl.cli.lookup import commands
 from clusterctl.config.spec import ClusterSpec, SyncSpec
 from clusterctl.errors import RefusedError
 from clusterctl.run.nodes import code
-from clusterctl.run.record import rundir
-from clusterctl.run.record.kept import findings
+from clusterctl.run.record import health_history, rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from tests.lab.waiting import wait_for
@@ -26,7 +25,7 @@ LONG_AGO = 7200.0
 
 
 def ended_run(root: Path, manifest: code.Manifest, when: float) -> rundir.RunDir:
-    run = rundir.create("job", root)
+    run = rundir.create_run_dir("job", root)
     writer = Writer(run)
     writer.append(controller_events.Created(run=run.run, name="job", path="/c.yaml"), when)
     writer.append(controller_events.Ended(state="succeeded", exit_code=0), when)
@@ -116,7 +115,7 @@ def test_a_number_of_runs_to_keep_is_all_that_decides(tmp_path: Path, options: l
 def test_what_health_noted_of_machines_goes_once_it_is_old(tmp_path: Path) -> None:
     state = tmp_path / "clusterctl"
     spec = ClusterSpec(name="x", path=str(tmp_path / "cluster.yaml"), hosts=(), job=None)
-    findings.KnownFindings(state, spec).remember([], [])
+    health_history.KnownFindings(state, spec).save([], [])
     (note,) = (state / "health").iterdir()
 
     clean(tmp_path, "--yes")

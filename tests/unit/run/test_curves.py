@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from clusterctl.render.page import svg
-from clusterctl.run.record.kept.curves import MANY_NODES, Curves, curves, thinned
 from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.sample_files import MANY_NODES, Curves, read_curves, thin_points
 from clusterctl.validation import samples
 
 GPUS = [
@@ -30,7 +30,7 @@ def read(folder: Path, lines: list[Any], *, ahead: float = 0.0) -> Curves:
     run.node("gpu01").mkdir(parents=True)
     written = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     (run.node("gpu01") / "samples.jsonl").write_text("".join(f"{line}\n" for line in written))
-    return curves(run, {"gpu01": ahead})
+    return read_curves(run, {"gpu01": ahead})
 
 
 def test_steps_of_each_rank_stand_on_the_clock_of_the_head(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_of_many_nodes_fewer_samples_are_read_over_all_their_time(tmp_path: Path
         lines = [json.dumps(activity(float(t), r0=t)) for t in range(1000)]
         (run.node(node) / "samples.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
-    few, many = (curves(run, dict.fromkeys(some, 0.0)).steps[0] for some in (nodes[:1], nodes))
+    few, many = (read_curves(run, dict.fromkeys(some, 0.0)).steps[0] for some in (nodes[:1], nodes))
 
     assert (len(few), few[-1][0]) == (200, 999.0)
     assert (many[0][0], many[-1][0]) == (0.0, 999.0)
@@ -87,15 +87,15 @@ def test_of_many_nodes_fewer_samples_are_read_over_all_their_time(tmp_path: Path
 def test_the_slowest_rank_is_the_one_that_was_behind_when_it_was_last_seen(tmp_path: Path) -> None:
     found = read(tmp_path, [activity(1.0, r0=90, r1=80), activity(5.0, r0=3, r1=4), activity(6.0, r1=7)])
 
-    assert [found.slowest_since(began) for began in (None, 4.0, 5.5, 7.0)] == [3, 3, 7, None]
+    assert [found.find_slowest_step(began) for began in (None, 4.0, 5.5, 7.0)] == [3, 3, 7, None]
 
 
 def test_a_node_without_samples_has_no_curves(tmp_path: Path) -> None:
-    assert curves(RunDir(tmp_path), {"gpu01": 0.0}) == Curves()
+    assert read_curves(RunDir(tmp_path), {"gpu01": 0.0}) == Curves()
 
 
 def test_thinned_points_keep_the_first_and_the_last() -> None:
-    found = thinned([(float(n), 0.0) for n in range(1000, 0, -1)], 10)
+    found = thin_points([(float(n), 0.0) for n in range(1000, 0, -1)], 10)
 
     assert (len(found), found[0][0], found[-1][0]) == (10, 1.0, 1000.0)
 

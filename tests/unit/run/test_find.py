@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.errors import NotFoundError, RefusedError
-from clusterctl.run.record.find import find
+from clusterctl.run.record.run_lookup import find_run
 from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ def test_a_run_is_meant_by_its_id_its_name_or_the_beginning_of_its_id(
 ) -> None:
     begun(tmp_path, "digits-k3x9", "digits-long-aaaa", "crash-gq4d")
 
-    assert find(reference, tmp_path).run == meant
+    assert find_run(reference, tmp_path).run == meant
 
 
 def test_a_beginning_that_several_runs_share_is_refused_with_their_ids(tmp_path: Path) -> None:
     begun(tmp_path, "digits-k3x9", "digits-k3y0")
 
     with pytest.raises(RefusedError, match="digits-k3x9, digits-k3y0"):
-        find("digits-k3", tmp_path)
+        find_run("digits-k3", tmp_path)
 
 
 def test_of_runs_that_share_a_beginning_the_one_that_goes_on_is_meant(tmp_path: Path) -> None:
@@ -54,14 +54,14 @@ def test_of_runs_that_share_a_beginning_the_one_that_goes_on_is_meant(tmp_path: 
                 controller_events.encode(2, 2.0, controller_events.Ended(state="succeeded", exit_code=0)) + "\n"
             )
 
-    assert find("digits-k3", tmp_path).run == "digits-k3y0"
+    assert find_run("digits-k3", tmp_path).run == "digits-k3y0"
 
 
 def test_of_many_that_could_be_meant_the_newest_are_named_and_the_others_counted(tmp_path: Path) -> None:
     begun(tmp_path, *(f"digits-k{number:03}" for number in range(20)))
 
     with pytest.raises(RefusedError, match="k019 and 12 more$"):
-        find("digits-k", tmp_path)
+        find_run("digits-k", tmp_path)
 
 
 @pytest.mark.parametrize("reference", [pytest.param("", id="nothing"), pytest.param("x9", id="the end of an id")])
@@ -69,7 +69,7 @@ def test_what_begins_no_id_means_no_run(reference: str, tmp_path: Path) -> None:
     begun(tmp_path, "digits-k3x9")
 
     with pytest.raises(NotFoundError):
-        find(reference, tmp_path)
+        find_run(reference, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,6 @@ def test_who_names_no_run_is_told_which_one_comes_near(reference: str, hint: str
     begun(tmp_path, "digits-k3x9", "crash-gq4d")
 
     with pytest.raises(NotFoundError) as caught:
-        find(reference, tmp_path)
+        find_run(reference, tmp_path)
 
     assert caught.value.hint == hint

@@ -11,8 +11,8 @@ import pytest
 
 from clusterctl.render.report import Beside, render_report
 from clusterctl.render.terminal.console import Terminal
-from clusterctl.run.record.kept.memory import before_the_kill
 from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.sample_files import find_memory_before_kill
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunState
 from tests.unit.run.told import RUNNING, exited, told, wrote
@@ -44,7 +44,7 @@ def measured(folder: Path, **full: float) -> RunDir:
 def test_what_was_measured_last_before_a_kill_is_known(
     tmp_path: Path, state: RunState, full: dict[str, float], known: tuple[float, float] | None
 ) -> None:
-    assert before_the_kill(measured(tmp_path, **full), state) == known
+    assert find_memory_before_kill(measured(tmp_path, **full), state) == known
 
 
 def test_the_report_says_how_full_the_memory_was() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.config.spec import JobSpec
-from clusterctl.run.record.origin import Commit, Origin, command_of, commit_of, read
+from clusterctl.run.record.origin import Commit, Origin, format_command, read_commit, read_origin
 from clusterctl.run.record.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -32,23 +32,25 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_a_folder_that_is_clean_has_its_commit_and_no_changes(repository: Path) -> None:
-    assert commit_of(str(repository)) == Commit(commit=git(repository, "rev-parse", "HEAD"), branch="trunk", changes=0)
+    assert read_commit(str(repository)) == Commit(
+        commit=git(repository, "rev-parse", "HEAD"), branch="trunk", changes=0
+    )
 
 
 def test_files_that_differ_or_are_new_are_counted(repository: Path) -> None:
     (repository / "train.py").write_text("2\n")
     (repository / "new.py").write_text("3\n")
 
-    found = commit_of(str(repository))
+    found = read_commit(str(repository))
 
     assert found is not None
     assert found.changes == 2
 
 
 def test_a_folder_without_a_commit_has_none(tmp_path: Path) -> None:
-    assert commit_of(str(tmp_path)) is None
+    assert read_commit(str(tmp_path)) is None
     git(tmp_path, "init", "-q")
-    assert commit_of(str(tmp_path)) is None
+    assert read_commit(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def test_what_was_written_down_is_read_as_far_as_it_goes(
         if text is not None:
             (tmp_path / name).write_text(text)
 
-    assert read(RunDir(tmp_path)) == expected
+    assert read_origin(RunDir(tmp_path)) == expected
 
 
 @pytest.mark.parametrize(
@@ -86,4 +88,4 @@ def test_what_was_written_down_is_read_as_far_as_it_goes(
     ],
 )
 def test_a_command_is_told_as_one_types_it(job: JobSpec, expected: str) -> None:
-    assert command_of(job) == expected
+    assert format_command(job) == expected

@@ -10,8 +10,8 @@ import pytest
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import run_files
 from clusterctl.errors import NotFoundError
-from clusterctl.run.record import find, rundir
-from clusterctl.run.record.reader import load_state
+from clusterctl.run.record import run_lookup, rundir
+from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events, outcome
 from clusterctl.run.rules.outcome import find_final_cause
@@ -21,7 +21,7 @@ from tests.work import work
 
 def ended_run(root: Path, name: str, ranks: int = 8) -> rundir.RunDir:
     """A run on one node that has ended, as its controller leaves it."""
-    run = rundir.create(name, root)
+    run = rundir.create_run_dir(name, root)
     writer = Writer(run)
     nodes = [{"node": "n0", "node_rank": 0, "address": None, "ranks": list(range(ranks))}]
     attempt = controller_events.Attempt(attempt=0, world_size=ranks, master_addr=None, master_port=None, nodes=nodes)
@@ -40,7 +40,7 @@ def ended_run(root: Path, name: str, ranks: int = 8) -> rundir.RunDir:
 
 def test_lists_show_the_same_of_an_ended_run_whether_it_has_an_outline_or_not(tmp_path: Path) -> None:
     run = ended_run(tmp_path, "demo")
-    outlined = find.listed(run)
+    outlined = run_lookup.load_summary_or_state(run)
     whole = load_state(run)
 
     fields = (
@@ -60,21 +60,21 @@ def test_lists_show_the_same_of_an_ended_run_whether_it_has_an_outline_or_not(tm
         assert getattr(outlined, field) == getattr(whole, field), field
     assert list(outlined.nodes) == list(whole.nodes)
     assert not outlined.workers
-    run.outline.unlink()
-    assert find.listed(run) == whole
+    run.summary.unlink()
+    assert run_lookup.load_summary_or_state(run) == whole
 
 
 def test_the_step_that_the_slowest_rank_had_reached_is_kept(tmp_path: Path) -> None:
-    assert json.loads(ended_run(tmp_path, "demo").outline.read_bytes())["step"] == 5
+    assert json.loads(ended_run(tmp_path, "demo").summary.read_bytes())["step"] == 5
 
 
 def test_lists_name_the_same_failure_whether_there_is_an_outline_or_not(tmp_path: Path) -> None:
     run = ended_run(tmp_path, "demo")
-    outlined = find_final_cause(find.listed(run))
-    run.outline.unlink()
+    outlined = find_final_cause(run_lookup.load_summary_or_state(run))
+    run.summary.unlink()
 
     assert outlined is not None
-    assert cause_to_json(outlined) == cause_to_json(find_final_cause(find.listed(run)))
+    assert cause_to_json(outlined) == cause_to_json(find_final_cause(run_lookup.load_summary_or_state(run)))
 
 
 def test_what_is_written_behind_the_end_counts(tmp_path: Path) -> None:
@@ -82,24 +82,24 @@ def test_what_is_written_behind_the_end_counts(tmp_path: Path) -> None:
     line = controller_events.encode(99, 10.0, controller_events.Ended(state="lost", exit_code=105))
     run.events.write_bytes(run.events.read_bytes() + line.encode() + b"\n")
 
-    assert find.listed(run).exit_code == 105
+    assert run_lookup.load_summary_or_state(run).exit_code == 105
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"events": 1}', b"\xff"])
 def test_an_outline_that_cannot_be_read_counts_for_nothing(tmp_path: Path, content: bytes) -> None:
     run = ended_run(tmp_path, "demo")
-    run.outline.write_bytes(content)
+    run.summary.write_bytes(content)
 
-    assert find.listed(run).exit_code == 100
+    assert run_lookup.load_summary_or_state(run).exit_code == 100
 
 
 def test_a_run_that_goes_on_has_no_outline(tmp_path: Path) -> None:
-    run = rundir.create("demo", tmp_path)
+    run = rundir.create_run_dir("demo", tmp_path)
     writer = Writer(run)
     writer.append(controller_events.Created(run=run.run, name="demo", path=""), 1.0)
     writer.close()
 
-    assert not run.outline.exists()
+    assert not run.summary.exists()
 
 
 def test_many_ranks_of_ended_runs_do_not_slow_down_the_search_for_a_run(tmp_path: Path) -> None:
@@ -109,6 +109,6 @@ def test_many_ranks_of_ended_runs_do_not_slow_down_the_search_for_a_run(tmp_path
 
     def search(ranks: int) -> None:
         with pytest.raises(NotFoundError):
-            find.find("another", tmp_path / str(ranks))
+            run_lookup.find_run("another", tmp_path / str(ranks))
 
     assert work(lambda: search(400)) < 10 * work(lambda: search(1))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.run.record import owner, rundir
-from clusterctl.run.record.owner import NotOwnerError, OwnedState
+from clusterctl.run.record import rundir, thread_ownership
+from clusterctl.run.record.thread_ownership import NotOwnerError, ThreadOwnedState
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules.controller_events import Note
 
@@ -34,12 +34,12 @@ def on_a_thread(call: Callable[[], object]) -> BaseException | None:
 
 
 def test_the_suite_looks_at_who_changes_what() -> None:
-    assert owner.DEBUG
+    assert thread_ownership.DEBUG
 
 
 def test_an_attribute_is_changed_by_its_owner_alone() -> None:
-    thing = OwnedState()
-    thing.own()
+    thing = ThreadOwnedState()
+    thing.take_ownership()
 
     setattr(thing, "size", 1)  # noqa: B010 - a plain assignment would need a class of its own
     assert isinstance(on_a_thread(lambda: setattr(thing, "size", 2)), NotOwnerError)
@@ -47,15 +47,15 @@ def test_an_attribute_is_changed_by_its_owner_alone() -> None:
 
 
 def test_before_anybody_owns_it_any_thread_may_make_it() -> None:
-    thing = OwnedState()
+    thing = ThreadOwnedState()
 
     assert on_a_thread(lambda: setattr(thing, "size", 2)) is None
 
 
 def test_a_journal_is_written_by_the_thread_of_its_loop_alone(tmp_path: Path) -> None:
-    run = rundir.create("demo", tmp_path)
+    run = rundir.create_run_dir("demo", tmp_path)
     writer = Writer(run)
-    writer.own()
+    writer.take_ownership()
 
     error = on_a_thread(lambda: writer.append(Note(text="x"), 1.0))
     writer.close()
@@ -66,13 +66,13 @@ def test_a_journal_is_written_by_the_thread_of_its_loop_alone(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "change", [lambda w: w.close_before("n0", 1), lambda w: w.next_epoch(3)], ids=["files", "epoch"]
+    "change", [lambda w: w.close_old_attempts("n0", 1), lambda w: w.next_epoch(3)], ids=["files", "epoch"]
 )
 def test_nothing_of_a_run_directory_is_changed_by_another_thread(
     tmp_path: Path, change: Callable[[Writer], object]
 ) -> None:
-    writer = Writer(rundir.create("demo", tmp_path))
-    writer.own()
+    writer = Writer(rundir.create_run_dir("demo", tmp_path))
+    writer.take_ownership()
 
     error = on_a_thread(lambda: change(writer))
     writer.close()

@@ -31,7 +31,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_folder_of_runs_is_its_users_alone(state: Path) -> None:
-    run = rundir.create("llm")
+    run = rundir.create_run_dir("llm")
     assert (mode(state), mode(run.path)) == ("0o700", "0o700")
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import run_files
-from clusterctl.run.record.linefile import drop_torn_line
-from clusterctl.run.record.reader import load_state
+from clusterctl.run.record.disk_files import drop_torn_line
 from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.run.record import reboots
+from clusterctl.run.record import health_history
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events as head
 
@@ -49,7 +49,7 @@ def link(word: str, *, rebooted: bool = False) -> head.Link:
     ],
 )
 def test_a_node_went_down_under_a_run(events: list[head.ControllerEvent], fell: bool) -> None:
-    assert reboots.under([(float(i), event) for i, event in enumerate(events)], {"n": "now"}) == (
+    assert health_history.find_rebooted_nodes([(float(i), event) for i, event in enumerate(events)], {"n": "now"}) == (
         {"n"} if fell else set()
     )
 
@@ -64,5 +64,5 @@ def test_the_newest_run_is_named_and_journals_of_long_ago_are_not_read(tmp_path:
         os.utime(folder / "events.jsonl", (when, when))
         runs.append(RunDir(folder))
 
-    assert reboots.recent(runs, {"n": "now", "other": "x"}, 1000.0) == {"n": "run-2"}
-    assert reboots.recent(runs[:1], {"n": "now"}, 1000.0) == {}
+    assert health_history.find_recent_reboots(runs, {"n": "now", "other": "x"}, 1000.0) == {"n": "run-2"}
+    assert health_history.find_recent_reboots(runs[:1], {"n": "now"}, 1000.0) == {}

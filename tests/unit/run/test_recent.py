@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.agent.protocol import run_files
-from clusterctl.run.record.recent import Recent
 from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.sample_files import NodeStats
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,49 +45,49 @@ def write(run: RunDir, *samples: dict[str, Any], end: str = "") -> None:
 
 def test_speed_and_trend_follow_from_samples(run: RunDir) -> None:
     write(run, active(0.0, 10), active(5.0, 15), measured(5.0, 40.0), active(10.0, 30), measured(20.0, 90.0))
-    recent = Recent(run, "a")
+    recent = NodeStats(run, "a")
     recent.refresh()
-    assert recent.pace(3) == 2.0
-    assert recent.pace(4) is None
-    assert (list(recent.trend(0)), list(recent.trend())) == ([40.0, 90.0], [20.0, 45.0])
+    assert recent.steps_per_s(3) == 2.0
+    assert recent.steps_per_s(4) is None
+    assert (list(recent.list_utilisation(0)), list(recent.list_utilisation())) == ([40.0, 90.0], [20.0, 45.0])
 
 
 def test_what_comes_later_is_taken_in_and_a_torn_line_waits_for_its_end(run: RunDir) -> None:
-    recent = Recent(run, "a")
+    recent = NodeStats(run, "a")
     recent.refresh()
     late = json.dumps(active(10.0, 40), separators=(",", ":"))
     write(run, active(0.0, 10), end=late[:20])
     recent.refresh()
-    assert recent.pace(3) is None
+    assert recent.steps_per_s(3) is None
     write(run, end=late[20:] + "\n")
     recent.refresh()
-    assert recent.pace(3) == 3.0
+    assert recent.steps_per_s(3) == 3.0
 
 
 def test_speed_is_that_of_the_last_two_minutes(run: RunDir) -> None:
     write(run, active(0.0, 0), active(1000.0, 10), active(1100.0, 110))
-    recent = Recent(run, "a")
+    recent = NodeStats(run, "a")
     recent.refresh()
-    assert recent.pace(3) == 1.0
+    assert recent.steps_per_s(3) == 1.0
 
 
 @pytest.mark.parametrize("later", [active(10.0, 0), active(10.0, 30, attempt=1)], ids=["step", "attempt"])
 def test_speed_begins_anew_where_steps_do(run: RunDir, later: dict[str, Any]) -> None:
     write(run, active(0.0, 10), active(5.0, 20), later)
-    recent = Recent(run, "a")
+    recent = NodeStats(run, "a")
     recent.refresh()
-    assert recent.pace(3) is None
+    assert recent.steps_per_s(3) is None
 
 
 def test_of_a_long_file_the_end_is_read_and_few_samples_of_it(run: RunDir) -> None:
     write(run, *(active(float(second), 2 * second) for second in range(5000)), *(measured(1.0, 1.0) for _ in range(30)))
-    recent = Recent(run, "a", first=4)
+    recent = NodeStats(run, "a", max_first=4)
     recent.refresh()
-    assert (recent.pace(3), len(recent.trend(0))) == (2.0, 4)
+    assert (recent.steps_per_s(3), len(recent.list_utilisation(0))) == (2.0, 4)
 
 
 def test_lines_that_are_no_samples_are_left_out(run: RunDir) -> None:
     write(run, {"kind": "activity", "m": "x", "ranks": {}}, {"kind": "health"}, end='"activity"\n"health" \x00\n')
-    recent = Recent(run, "a")
+    recent = NodeStats(run, "a")
     recent.refresh()
     assert (recent.activity, recent.health) == (None, None)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_output_path
 from clusterctl.run.record import rundir
-from clusterctl.run.record.samples import latest_activity
-from clusterctl.run.record.writer import SAMPLES_KEPT, Writer
+from clusterctl.run.record.sample_files import read_latest_activity
+from clusterctl.run.record.writer import MAX_SAMPLES_BYTES, Writer
 
 MEGABYTE = 1 << 20
 
@@ -18,21 +18,21 @@ def kept(path: Path) -> int:
 
 
 def test_of_samples_only_the_end_is_kept_and_the_cursor_goes_on(tmp_path: Path) -> None:
-    run = rundir.create("demo", tmp_path)
+    run = rundir.create_run_dir("demo", tmp_path)
     writer = Writer(run)
     line = json.dumps({"kind": "activity", "attempt": 0, "filler": "x" * 1000}).encode() + b"\n"
     payload = line * (MEGABYTE // len(line))
     size = 0
     for _ in range(100):
         size = writer.replicate("n0", SAMPLES_FILE, size, payload)
-        assert kept(run.node("n0") / SAMPLES_FILE) <= SAMPLES_KEPT + MEGABYTE
-    assert writer.cursors("n0") == {SAMPLES_FILE: 100 * len(payload)}
-    assert latest_activity(run, "n0") == json.loads(line)
+        assert kept(run.node("n0") / SAMPLES_FILE) <= MAX_SAMPLES_BYTES + MEGABYTE
+    assert writer.list_cursors("n0") == {SAMPLES_FILE: 100 * len(payload)}
+    assert read_latest_activity(run, "n0") == json.loads(line)
     writer.close()
 
 
 def test_of_output_everything_is_kept(tmp_path: Path) -> None:
-    run = rundir.create("demo", tmp_path)
+    run = rundir.create_run_dir("demo", tmp_path)
     writer = Writer(run)
     for number in range(40):
         writer.replicate("n0", format_output_path(0, 0), number * MEGABYTE, b"x" * MEGABYTE)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.run.record.rundir import runs_root
+from clusterctl.run.record.rundir import find_runs_root
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ def test_runs_lie_in_the_state_folder_of_the_user(
     if state_home is not None:
         monkeypatch.setenv("XDG_STATE_HOME", state_home)
 
-    assert runs_root() == Path(place)
+    assert find_runs_root() == Path(place)

@@ -12,7 +12,7 @@ from clusterctl.render.story.timings import render_timings, slow_start, timings_
 from clusterctl.render.terminal.console import Terminal
 from clusterctl.run.nodes.progress import Progress
 from clusterctl.run.record import rundir
-from clusterctl.run.record.kept.timings import StartTimes, StepTime, start_times
+from clusterctl.run.record.start_times import StartTimes, StepTime, read_start_times
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from tests.json_shapes import STATUS, check
@@ -31,7 +31,7 @@ ATTEMPT = controller_events.Attempt(attempt=0, world_size=2, master_addr=None, m
 @pytest.fixture
 def run(tmp_path: Path) -> rundir.RunDir:
     """A run whose nodes wrote something 2 s and 3 s after its workers were started, and which was restarted later."""
-    run = rundir.create("demo", tmp_path)
+    run = rundir.create_run_dir("demo", tmp_path)
     writer = Writer(run)
     writer.append(controller_events.Created(run=run.run, name="demo", path="/c.yaml"), 100.0)
     writer.append(CONNECT, 109.0)
@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> rundir.RunDir:
 
 
 def test_each_step_of_the_first_start_is_told_with_its_nodes_and_then_the_first_output(run: rundir.RunDir) -> None:
-    times = start_times(run)
+    times = read_start_times(run)
     assert times is not None
     assert [(step.name, step.seconds, step.slowest) for step in times.steps] == [
         ("connect", 9.0, "b"),
@@ -57,7 +57,7 @@ def test_each_step_of_the_first_start_is_told_with_its_nodes_and_then_the_first_
 
 
 def test_the_table_names_the_slowest_node_and_what_it_was_waited_for(run: rundir.RunDir) -> None:
-    times = start_times(run)
+    times = read_start_times(run)
     assert times is not None
     lines = render_timings(times, Terminal(io.StringIO(), colour=False, live=False, unicode=True))
     assert lines[1].split("  ")[0] == "connect"
@@ -66,14 +66,14 @@ def test_the_table_names_the_slowest_node_and_what_it_was_waited_for(run: rundir
 
 
 def test_status_json_has_the_times_in_their_shape(run: rundir.RunDir) -> None:
-    told = timings_json(start_times(run))
+    told = timings_json(read_start_times(run))
     check(STATUS["properties"]["start"], told)
     assert told is not None
     assert told["steps"][0]["longest"] == {"b": {"what": "logging in", "seconds": 8.0}}
 
 
 def test_a_run_that_has_told_nothing_has_no_times(tmp_path: Path) -> None:
-    assert start_times(rundir.create("demo", tmp_path)) is None
+    assert read_start_times(rundir.create_run_dir("demo", tmp_path)) is None
     assert timings_json(None) is None
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from clusterctl.config.spec import StallSpec
-from clusterctl.run.record.samples import last_lines
+from clusterctl.run.record.sample_files import read_last_lines
 from clusterctl.run.rules.stall_detection import StallObserver, StallPhase
 
 
@@ -106,8 +106,8 @@ def test_a_limit_behind_the_frameworks_own_timeout_is_said_once() -> None:
 def test_the_end_of_a_long_file_begins_with_a_whole_line(tmp_path) -> None:
     path = tmp_path / "samples"
     path.write_bytes(b"".join(b"line %d\n" % number for number in range(1000)))
-    assert last_lines(path, 100)[0].startswith(b"line 9")
-    assert last_lines(tmp_path / "none") == []
+    assert read_last_lines(path, 100)[0].startswith(b"line 9")
+    assert read_last_lines(tmp_path / "none") == []
 
 
 def test_a_node_that_says_nothing_is_not_taken_for_one_whose_ranks_stand_still() -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from clusterctl.cli.lookup.why import opened, verdict_of
 from clusterctl.errors import NotFoundError
-from clusterctl.run.record import find
-from clusterctl.run.record.kept import bundle
-from clusterctl.run.record.kept import evidence as kept
+from clusterctl.run.record import run_bundle, run_lookup
+from clusterctl.run.record import saved_verdict as kept
 from clusterctl.run.rules.why_evidence import build_why_evidence
 from clusterctl.why.verdict import Confidence
 
@@ -47,8 +46,8 @@ def test_what_a_rank_recorded_in_an_earlier_pause_does_not_count() -> None:
     with opened(BUNDLES / "gil-3.tar.gz") as run:
         for path in run.path.glob("stall-*/rank-3.json"):
             path.write_text(json.dumps({**json.loads(path.read_text()), "recorded": [paused]}))
-        state, _ = find.visible_state(run)
-        _, evidence = kept.newest(run)
+        state, _ = run_lookup.load_visible_state(run)
+        _, evidence = kept.read_newest_evidence(run)
         case = build_why_evidence(state, evidence, stalled=True)
 
     assert [rank.look.entries for rank in case.ranks if rank.look is not None and rank.rank == 3] == [None]
@@ -70,10 +69,10 @@ def test_what_is_no_bundle_is_refused_in_words(tmp_path: Path, content: bytes) -
 def test_what_was_seen_of_a_run_that_nobody_calls_stalled_is_in_its_bundle(tmp_path: Path) -> None:
     kinds = BUNDLES.with_name("kinds")
     with opened(kinds / "sleeps-0.tar.gz") as other:
-        _, seen = kept.newest(other)
+        _, seen = kept.read_newest_evidence(other)
     with opened(kinds / "rank_0_saves_for_ever-0.tar.gz") as run:
         before = verdict_of(run, live=False)
-        bundle.save(run, tmp_path / "bundle.tar.gz", seen, hide=True)
+        run_bundle.save_bundle(run, tmp_path / "bundle.tar.gz", seen, redact=True)
     with opened(tmp_path / "bundle.tar.gz") as run:
         after = verdict_of(run, live=False)
 

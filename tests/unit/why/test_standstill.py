@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.cli.lookup.why import opened
-from clusterctl.run.record import find
-from clusterctl.run.record.kept import verdict
+from clusterctl.run.record import run_lookup, saved_verdict
 from clusterctl.run.rules import blame, controller_events
 from clusterctl.run.rules.state import RunState, WorkerState
 from clusterctl.run.rules.state_updates import apply_controller_event
@@ -27,7 +26,7 @@ OVER = 5000.0
 def hung() -> Iterator[tuple[RunDir, RunState]]:
     """A run that hangs in its second look."""
     with opened(BUNDLES / "sleep-2.tar.gz") as run:
-        yield run, find.visible_state(run)[0]
+        yield run, run_lookup.load_visible_state(run)[0]
 
 
 def went_on(state: RunState, *, lost_after: float) -> RunState:
@@ -45,7 +44,7 @@ def went_on(state: RunState, *, lost_after: float) -> RunState:
 
 def test_a_run_that_hangs_is_judged_by_what_was_seen_in_this_standstill(hung: tuple[RunDir, RunState]) -> None:
     run, state = hung
-    name, looks = verdict.evidence_of(run, state)
+    name, looks = saved_verdict.read_stall_evidence(run, state)
 
     assert (name, sorted(looks)) == ("stall-2", ["0", "1", "2", "3"])
 
@@ -59,11 +58,11 @@ def test_what_was_seen_before_a_run_went_on_counts_only_where_its_ranks_give_up_
 ) -> None:
     run, state = hung
 
-    assert verdict.evidence_of(run, went_on(state, lost_after=lost_after))[0] == name
+    assert saved_verdict.read_stall_evidence(run, went_on(state, lost_after=lost_after))[0] == name
 
 
 def test_of_a_run_that_goes_on_nothing_that_was_seen_counts(hung: tuple[RunDir, RunState]) -> None:
     run, state = hung
     state = apply_controller_event(state, OVER, controller_events.StallChanged(attempt=state.attempt, phase="none"))
 
-    assert verdict.evidence_of(run, replace(state, workers={}))[0] is None
+    assert saved_verdict.read_stall_evidence(run, replace(state, workers={}))[0] is None

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.cli.lookup.why import opened, verdict_of
-from clusterctl.run.record import find
-from clusterctl.run.record.kept import last_words
+from clusterctl.run.record import run_lookup, saved_verdict
 from clusterctl.run.rules.blame import find_cause_in_output
 from clusterctl.why.evidence import Evidence, Rank
 from clusterctl.why.judge import judge_run
@@ -141,13 +140,13 @@ def test_an_output_that_does_not_end_with_one_says_nothing(output: str) -> None:
 
 def test_what_a_rank_that_caught_the_signal_wrote_afterwards_says_nothing() -> None:
     with opened(KINDS / "loses_its_links_then_raises-1.tar.gz") as run:
-        state, _ = find.visible_state(run)
+        state, _ = run_lookup.load_visible_state(run)
         caught = replace(state.workers[1], signal=None, exit_code=1)
         (index,) = run.path.glob("nodes/*/attempt-0/rank-1.idx")
-        before = last_words.outputs(run, replace(state, workers={**state.workers, 1: caught}))[1]
+        before = saved_verdict.read_final_outputs(run, replace(state, workers={**state.workers, 1: caught}))[1]
         index.write_bytes(b"")
-        after = last_words.outputs(run, replace(state, workers={**state.workers, 1: caught}))
-        other = last_words.outputs(run, state)[1]
+        after = saved_verdict.read_final_outputs(run, replace(state, workers={**state.workers, 1: caught}))
+        other = saved_verdict.read_final_outputs(run, state)[1]
 
     assert state.workers[1].signal == signal.SIGTERM
     assert "ValueError" in before
@@ -157,10 +156,10 @@ def test_what_a_rank_that_caught_the_signal_wrote_afterwards_says_nothing() -> N
 
 def test_outputs_are_not_read_where_a_failure_tells_for_itself() -> None:
     with opened(KINDS / "raises-3.tar.gz") as run:
-        state, _ = find.visible_state(run)
+        state, _ = run_lookup.load_visible_state(run)
 
-        assert last_words.outputs(run, state) == {}
-        assert last_words.counters(run, state) == {}
+        assert saved_verdict.read_final_outputs(run, state) == {}
+        assert saved_verdict.read_final_counters(run, state) == {}
 
 
 def test_of_peers_that_give_up_the_first_alone_is_enough() -> None:

@@ -8,7 +8,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.path_rules import rename_workdir
 from clusterctl.config.spec import TransportKind
 from clusterctl.config.spec_json import load_spec
-from clusterctl.run.record import find
+from clusterctl.run.record import run_lookup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,8 @@ def in_the_same_folder(spec: ClusterSpec, root: Path | None = None) -> Iterator[
     A folder of this machine is the person's own: who starts two runs there has chosen to.
     """
     mine = _folders(spec)
-    for run in find.all_runs(root):
-        if not mine or find.listed(run).over:
+    for run in run_lookup.list_runs(root):
+        if not mine or run_lookup.load_summary_or_state(run).over:
             continue
         try:
             theirs = _folders(load_spec(run.spec.read_text()))

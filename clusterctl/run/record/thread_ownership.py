@@ -15,12 +15,12 @@ class NotOwnerError(AssertionError):
     """A thread changes what another one owns. A mistake of ours, which nothing catches."""
 
 
-class Owned:
+class ThreadOwned:
     """What one thread owns from `own` on; before that, whoever makes it does. Methods that change it call `check`."""
 
     _owner: int | None = None
 
-    def own(self) -> None:
+    def take_ownership(self) -> None:
         """Make this thread the owner."""
         self._owner = threading.get_ident()
 
@@ -34,7 +34,7 @@ class Owned:
             raise NotOwnerError(f"{type(self).__name__} is changed by {threading.current_thread().name}")
 
 
-class OwnedState(Owned):
+class ThreadOwnedState(ThreadOwned):
     """What one thread owns with each of its attributes."""
 
     if DEBUG:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.evidence_files import list_stall_folders
-from clusterctl.run.record.kept.evidence import LOOK
+from clusterctl.run.record.saved_verdict import LIVE_EVIDENCE_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +26,8 @@ _ADDRESS = re.compile(
     rb"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\d)"
     rb"|(?<![\w.:])[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}(?![\w.:])"
 )
-_FEW = 254
-_MANY = ipaddress.IPv4Address("198.18.0.0")
+_TEST_NET_SIZE = 254
+_BENCHMARK_NET = ipaddress.IPv4Address("198.18.0.0")
 _HOME = re.compile(rb"/(?:home|Users)/[^/\s\"':]+")
 _SECRET = re.compile(
     rb"(?i)([\w-]*(?:secret|token|passw|credential|api_?key|private)[\w-]*(?:\\?[\"'])?\s*[=:]\s*)"
@@ -41,37 +41,37 @@ _SECRET_ARGUMENT = re.compile(
 """An option that tells of a secret, and the word after it: in a list of JSON, or in a text of a shell."""
 
 
-def save(run: RunDir, target: Path, look: Mapping[str, RankEvidence], *, hide: bool) -> int:
+def save_bundle(run: RunDir, target: Path, live_evidence: Mapping[str, RankEvidence], *, redact: bool) -> int:
     """Write the bundle of a run (tar, gzip); return its size in bytes.
 
     Args:
         run: Which.
         target: The file to make.
-        look: What was just seen of ranks, by rank, where nothing is kept of them.
-        hide: Leave out values that look like secrets, addresses and names of home folders.
+        live_evidence: What was just seen of ranks, by rank, where nothing is kept of them.
+        redact: Leave out values that look like secrets, addresses and names of home folders.
 
     Raises:
         OSError: It cannot be written.
     """
-    known: dict[bytes, bytes] = {}
-    change: Callable[[bytes], bytes] = (lambda content: hidden(content, known)) if hide else bytes
+    stand_ins: dict[bytes, bytes] = {}
+    change: Callable[[bytes], bytes] = (lambda content: redact_bytes(content, stand_ins)) if redact else bytes
     with tarfile.open(target, "w:gz") as archive:
-        for path, end in _files(run):
-            content = change(_content(path, end))
-            _add(archive, f"{run.run}/{path.relative_to(run.path)}", content, path.stat().st_mtime)
-        for rank, seen in look.items():
+        for path, end in _list_files(run):
+            content = change(_read_end(path, end))
+            _add_file(archive, f"{run.run}/{path.relative_to(run.path)}", content, path.stat().st_mtime)
+        for rank, seen in live_evidence.items():
             content = change(json.dumps({**seen, "rank": int(rank)}).encode())
-            _add(archive, f"{run.run}/{LOOK}/rank-{rank}.json", content, time.time())
+            _add_file(archive, f"{run.run}/{LIVE_EVIDENCE_FOLDER}/rank-{rank}.json", content, time.time())
     return target.stat().st_size
 
 
-def _add(archive: tarfile.TarFile, name: str, content: bytes, time_: float) -> None:
+def _add_file(archive: tarfile.TarFile, name: str, content: bytes, time_: float) -> None:
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = len(content), 0o600, int(time_)
     archive.addfile(info, io.BytesIO(content))
 
 
-def hidden(content: bytes, stand_ins: dict[bytes, bytes] | None = None) -> bytes:
+def redact_bytes(content: bytes, stand_ins: dict[bytes, bytes] | None = None) -> bytes:
     """Return a text without secrets, addresses and names of home folders; equal addresses stay equal.
 
     Args:
@@ -87,26 +87,26 @@ def hidden(content: bytes, stand_ins: dict[bytes, bytes] | None = None) -> bytes
             return match[0]
         if address.is_loopback or address.is_unspecified:
             return match[0]
-        return stand_ins.setdefault(address.compressed.encode(), _stand_in(len(stand_ins) + 1))
+        return stand_ins.setdefault(address.compressed.encode(), _format_stand_in(len(stand_ins) + 1))
 
-    content = _SECRET.sub(_masked, content)
+    content = _SECRET.sub(_mask_value, content)
     content = _SECRET_ARGUMENT.sub(lambda found: found[1] + (found[2] or found[4]) + b"***", content)
     return _HOME.sub(b"/home/user", _ADDRESS.sub(instead, content))
 
 
-def _stand_in(number: int) -> bytes:
+def _format_stand_in(number: int) -> bytes:
     """Return an address that is no machine's, another one for each number."""
-    return b"192.0.2.%d" % number if number <= _FEW else str(_MANY + number).encode()
+    return b"192.0.2.%d" % number if number <= _TEST_NET_SIZE else str(_BENCHMARK_NET + number).encode()
 
 
-def _masked(match: re.Match[bytes]) -> bytes:
+def _mask_value(match: re.Match[bytes]) -> bytes:
     """Return a name with stars for its value, quoted as it was: what is JSON stays JSON."""
     value = match[2]
     quote = rb"\"" if value.startswith(rb"\"") else value[:1] if value[:1] in (b'"', b"'") else b""
     return match[1] + quote + b"***" + quote
 
 
-def _files(run: RunDir) -> Iterator[tuple[Path, int | None]]:
+def _list_files(run: RunDir) -> Iterator[tuple[Path, int | None]]:
     """Yield each file, and of how many bytes at its end; `None` for all of it."""
     for path in (run.spec, run.events, run.log, *sorted(run.path.glob("plan-*.json"))):
         if path.is_file():
@@ -118,7 +118,7 @@ def _files(run: RunDir) -> Iterator[tuple[Path, int | None]]:
             yield path, None if path.name == run_files.JOURNAL_FILE else _END_BYTES
 
 
-def _content(path: Path, end: int | None) -> bytes:
+def _read_end(path: Path, end: int | None) -> bytes:
     with path.open("rb") as file:
         if end is not None:
             file.seek(max(0, path.stat().st_size - end))

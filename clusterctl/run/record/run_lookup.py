@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import NotFoundError, RefusedError
-from clusterctl.run.record import outline
-from clusterctl.run.record.reader import load_created, load_state, load_told
-from clusterctl.run.record.rundir import RunDir, runs_root
+from clusterctl.run.record import state_reader
+from clusterctl.run.record.rundir import RunDir, find_runs_root
+from clusterctl.run.record.state_reader import load_controller_state, load_created_event, load_state
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.suggestion import file_hint, similar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MOST_NAMED = 8
+_MAX_NAMES = 8
 """Runs that are named where several could be meant: the newest."""
 
 
-def all_runs(root: Path | None = None) -> list[RunDir]:
+def list_runs(root: Path | None = None) -> list[RunDir]:
     """Return every run of this head, newest last."""
-    base = root or runs_root()
+    base = root or find_runs_root()
     found = [p for p in base.iterdir() if (p / "events.jsonl").exists()] if base.is_dir() else []
     return [RunDir(p) for p in sorted(found, key=lambda p: (p.stat().st_ctime_ns, p.name))]
 
 
-def find(reference: str | None, root: Path | None = None) -> RunDir:
+def find_run(reference: str | None, root: Path | None = None) -> RunDir:
     """Return the run that a person means.
 
     Args:
@@ -40,38 +40,38 @@ def find(reference: str | None, root: Path | None = None) -> RunDir:
         NotFoundError: There is none.
         RefusedError: Several could be meant.
     """
-    runs = all_runs(root)
+    runs = list_runs(root)
     if reference is None and len(runs) == 1:
         # There is nothing to choose, so nothing to read.
         return runs[0]
     if reference is None:
-        active = [r for r in runs if not _told(r).over]
+        active = [r for r in runs if not _load_controller_state(r).over]
         candidates = active or runs[-1:]
         what = "no run yet"
     else:
-        candidates = [r for r in runs if r.run == reference] or _by_name_or_file(runs, reference)
-        candidates = candidates or _by_beginning(runs, reference)
+        candidates = [r for r in runs if r.run == reference] or _match_name_or_file(runs, reference)
+        candidates = candidates or _match_prefix(runs, reference)
         what = f"no run `{reference}`"
     if not candidates:
-        hint = _nearly(runs, reference) or "`clusterctl ps -a` lists all runs of this head"
+        hint = _describe_near_match(runs, reference) or "`clusterctl ps -a` lists all runs of this head"
         raise NotFoundError(what, hint=hint)
     if len(candidates) > 1:
-        names = ", ".join(r.run for r in candidates[-_MOST_NAMED:])
-        names += f" and {len(candidates) - _MOST_NAMED} more" if len(candidates) > _MOST_NAMED else ""
+        names = ", ".join(r.run for r in candidates[-_MAX_NAMES:])
+        names += f" and {len(candidates) - _MAX_NAMES} more" if len(candidates) > _MAX_NAMES else ""
         raise RefusedError(f"several runs could be meant: {names}", hint="name one of them")
     return candidates[0]
 
 
-def _by_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
+def _match_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
     path = Path(reference)
-    wanted = os.path.realpath(path) if path.is_file() else None
-    states = [(r, _readable(r, load_created)) for r in runs]
-    matching = [r for r, s in states if s.name == reference or (wanted and os.path.realpath(s.path) == wanted)]
-    active = [r for r in matching if not _told(r).over] if len(matching) > 1 else []
+    real_path = os.path.realpath(path) if path.is_file() else None
+    states = [(r, _load_or_unreadable(r, load_created_event)) for r in runs]
+    matching = [r for r, s in states if s.name == reference or (real_path and os.path.realpath(s.path) == real_path)]
+    active = [r for r in matching if not _load_controller_state(r).over] if len(matching) > 1 else []
     return active or matching[-1:]
 
 
-def _nearly(runs: list[RunDir], reference: str | None) -> str | None:
+def _describe_near_match(runs: list[RunDir], reference: str | None) -> str | None:
     """Return which run, or which cluster file, somebody may have meant who wrote something else."""
     if reference is None:
         return None
@@ -83,24 +83,24 @@ def _nearly(runs: list[RunDir], reference: str | None) -> str | None:
     return f"did you mean `{close}`?" if close else None
 
 
-def _by_beginning(runs: list[RunDir], reference: str) -> list[RunDir]:
+def _match_prefix(runs: list[RunDir], reference: str) -> list[RunDir]:
     matching = [r for r in runs if r.run.startswith(reference)] if reference else []
-    active = [r for r in matching if not _told(r).over] if len(matching) > 1 else []
+    active = [r for r in matching if not _load_controller_state(r).over] if len(matching) > 1 else []
     return active if len(active) == 1 else matching
 
 
-def _told(run: RunDir) -> RunState:
+def _load_controller_state(run: RunDir) -> RunState:
     """Return as much of a run's state as tells whether it is meant: its nodes' journals say nothing of that."""
-    known = outline.read(run.outline, run.events)
-    return _readable(run, load_told) if known is None else known.state
+    known = state_reader.read_summary(run.summary, run.events)
+    return _load_or_unreadable(run, load_controller_state) if known is None else known.state
 
 
 def is_over(run: RunDir) -> bool:
     """Return whether a run has ended, or never began: the controller's journal alone tells."""
-    return _visible(_told(run), attended=run.attended).over
+    return _apply_dead_start(_load_controller_state(run), attended=run.is_attended).over
 
 
-def visible_state(run: RunDir, load: Callable[[RunDir], RunState] = load_state) -> tuple[RunState, bool]:
+def load_visible_state(run: RunDir, load: Callable[[RunDir], RunState] = load_state) -> tuple[RunState, bool]:
     """Return the state of a run and whether it is attended.
 
     A start whose controller died before any attempt began left nothing to adopt: it has failed.
@@ -109,23 +109,23 @@ def visible_state(run: RunDir, load: Callable[[RunDir], RunState] = load_state) 
         run: Which.
         load: Reads the state, for somebody who wants more of the same files.
     """
-    attended = run.attended
-    return _visible(_readable(run, load), attended=attended), attended
+    attended = run.is_attended
+    return _apply_dead_start(_load_or_unreadable(run, load), attended=attended), attended
 
 
-def listed_state(run: RunDir) -> tuple[RunState, bool]:
+def load_listed_state(run: RunDir) -> tuple[RunState, bool]:
     """Return what `visible_state` does, but of a run that has ended no more than lists need (see `Outline`)."""
-    attended = run.attended
-    return _visible(listed(run), attended=attended), attended
+    attended = run.is_attended
+    return _apply_dead_start(load_summary_or_state(run), attended=attended), attended
 
 
-def listed(run: RunDir) -> RunState:
+def load_summary_or_state(run: RunDir) -> RunState:
     """Return the state of a run; of one that has ended no more than lists need."""
-    known = outline.read(run.outline, run.events)
-    return _readable(run) if known is None else known.state
+    known = state_reader.read_summary(run.summary, run.events)
+    return _load_or_unreadable(run) if known is None else known.state
 
 
-def _readable(run: RunDir, load: Callable[[RunDir], RunState] = load_state) -> RunState:
+def _load_or_unreadable(run: RunDir, load: Callable[[RunDir], RunState] = load_state) -> RunState:
     """Return the state of a run; of one whose files say nothing, just that."""
     try:
         state = load(run)
@@ -138,11 +138,11 @@ def _readable(run: RunDir, load: Callable[[RunDir], RunState] = load_state) -> R
     return state
 
 
-def _visible(state: RunState, *, attended: bool) -> RunState:
+def _apply_dead_start(state: RunState, *, attended: bool) -> RunState:
     if not attended and not state.over and state.attempt < 0 and state.created is not None:
-        return _never_started(state)
+        return _fail_start(state)
     return state
 
 
-def _never_started(state: RunState) -> RunState:
+def _fail_start(state: RunState) -> RunState:
     return replace(state, phase=RunPhase.FAILED, exit_code=100)

@@ -1,1 +1,0 @@
-"""What is kept of a run to be looked at later, here or elsewhere."""
