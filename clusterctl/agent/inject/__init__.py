@@ -14,6 +14,7 @@ Files in the status directory (a 0700 directory on tmpfs, one per run, node and 
     rank-R.stacks       where stacks are dumped
     rank-R.ready.json   who is armed to dump them: pid, start_time, signal, fd, dev, ino, main_thread
     rank-R.python.json  how the Python ended, where a shell has started it; see `shim.exit_record.ExitRecord`
+    rank-R.signal.json  the last SIGTERM or SIGINT that it has handled; see `shim.signals.SignalRecord`
     rank-R.group.json   rank and size of its default process group
     rank-R.refused      why the shim could not be armed, if so
 """
@@ -28,7 +29,19 @@ import shutil
 import tempfile
 from typing import Optional
 
-_SHIM = ("__init__", "beat", "claim", "collectives", "dump", "encode", "exit_record", "hooks", "stamp", "state")
+_SHIM = (
+    "__init__",
+    "beat",
+    "claim",
+    "collectives",
+    "dump",
+    "encode",
+    "exit_record",
+    "hooks",
+    "signals",
+    "stamp",
+    "state",
+)
 _FORKSERVER = ("__init__", "errors", "installed", "rank", "server", "watch")
 # Source package and module -> path below TARGET. `weight_check` and what it needs travel where they exist.
 _FILES = (

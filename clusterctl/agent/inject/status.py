@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import os
+import signal
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import proc
@@ -130,6 +132,16 @@ def swallowed_failure(status_dir: str, rank: int, leader: int) -> dict[str, Any]
     if end == "running":
         return {"message": f"`{program}` (pid {who.pid}) ended without a word, as by a signal", "traceback": None}
     return {"message": message, "traceback": trace} if end == "failed" else None
+
+
+def handled_signal(status_dir: str, rank: int) -> tuple[int, float] | None:
+    """The last SIGTERM or SIGINT that the Python of a rank has handled, and when (monotonic); `None` without one."""
+    try:
+        said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.signal.json")) or b"null")
+        number, time = int(said["signal"]), float(said["time"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
+        return None
+    return (number, time) if number in (signal.SIGTERM, signal.SIGINT) and math.isfinite(time) else None
 
 
 def recorded(status_dir: str, rank: int) -> list[FlightRecorderEntry] | None:

@@ -68,6 +68,8 @@ class Exited:
             Python
             below a shell that ended with 0 all the same.
         tail: The end of its output (at most 8 KiB), unless it was stopped or ended well without a traceback.
+        outside_signal: With exit code 0: the last SIGTERM or SIGINT that it handled and that we did not send,
+            `{signal, before_s}`, or `None`.
     """
 
     KIND: ClassVar[str] = "exited"
@@ -81,6 +83,7 @@ class Exited:
     oom: str | None = None
     error: dict[str, Any] | None = None
     tail: str = ""
+    outside_signal: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -316,12 +316,20 @@ class Attempt:
             oom=self._find_oom_evidence(worker) if number == signal.SIGKILL and not stopped else None,
             error=self._read_error(worker, bad=bad),
             tail="" if stopped else workers.last_words(of_rank(self.number, worker.rank, "log"), has_failed=bad),
+            outside_signal=None if bad or stopped else self._outside_signal(worker.rank, latest),
         )
 
     def _read_error(self, worker: Worker, *, bad: bool) -> dict[str, Any] | None:
         if bad:
             return workers.read_error_file(self._run.of_rank(self.number, worker.rank, "error.json"))
         return status.swallowed_failure(self._run.status_dir(self.number), worker.rank, worker.identity.pid)
+
+    def _outside_signal(self, rank: int, latest: float) -> dict[str, Any] | None:
+        handled = status.handled_signal(self._run.status_dir(self.number), rank)
+        stopped_at = self.shutdown.stopped_at
+        if handled is None or (stopped_at is not None and handled[1] >= stopped_at):
+            return None
+        return {"signal": handled[0], "before_s": max(0.0, latest - handled[1])}
 
     def _find_oom_evidence(self, worker: Worker) -> str | None:
         evidence, self._oom = exit_status.find_oom_evidence(self._oom, worker.identity.pid)

@@ -1,4 +1,4 @@
-"""The warnings about the end of a run: processes left at work, processes killed, separate process groups. Pure."""
+"""The warnings about the end of a run: swallowed exceptions, signals, what was left or killed, own groups. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import NodeState, RunState, WorkerState
 
 
+_MAX_REACTION_S = 600.0
+"""A program that ends longer after a signal than a large checkpoint takes has gone on in spite of it."""
 _MAX_LINES = _MAX_NAMES = 4
 
 
@@ -23,7 +25,9 @@ def list_end_warnings(state: RunState) -> list[str]:
     nodes = list(state.nodes.values())
     lines = [] if state.has_left_work else [*_warn_of_leftovers(nodes)]
     swallowed = _warn_of_swallowed_exceptions(state.workers.values())
-    return [*_warn_of_separate_groups(nodes, state.world_size), *swallowed, *lines, *_warn_of_kills(nodes)]
+    signals = _warn_of_outside_signals(state.workers.values())
+    groups = _warn_of_separate_groups(nodes, state.world_size)
+    return [*groups, *swallowed, *signals, *lines, *_warn_of_kills(nodes)]
 
 
 def _warn_of_separate_groups(nodes: Sequence[NodeState], world_size: int) -> Iterator[str]:
@@ -53,6 +57,20 @@ def _warn_of_swallowed_exceptions(workers: Iterable[WorkerState]) -> Iterator[st
         yield f"{who} ended with 0, but {whose} last output is a traceback: {group[0].swallowed}"
     if len(by_message) > _MAX_LINES:
         yield f"and {len(by_message) - _MAX_LINES} other tracebacks of ranks that ended with 0"
+
+
+def _warn_of_outside_signals(workers: Iterable[WorkerState]) -> Iterator[str]:
+    """Tell of ranks that somebody else asked to end, and that ended with 0 for it: their work may not be done."""
+    by_signal: dict[str, dict[int, float]] = {}
+    for worker in workers:
+        if worker.outside_signal is not None and worker.ended_well:
+            name, before_s = worker.outside_signal
+            if before_s <= _MAX_REACTION_S:
+                by_signal.setdefault(name, {})[worker.rank] = max(before_s, 1.0)
+    for name, times in by_signal.items():
+        who, they = (f"ranks {fold_ranks(times)}", "they") if len(times) > 1 else (f"rank {fold_ranks(times)}", "it")
+        time = duration_text(max(times.values()))
+        yield f"{who} received {name} from outside clusterctl {time} before {they} ended with 0"
 
 
 def _warn_of_leftovers(nodes: Iterable[NodeState]) -> Iterator[str]:

@@ -128,6 +128,7 @@ class WorkerState:
         stopped: We asked for its end.
         tail: The end of its output, where it did not end well or that holds a traceback.
         swallowed: The exception with whose traceback its output ends, and its line, although it ended with 0; else "".
+        outside_signal: Which signal that we had not sent it had handled, and how many seconds before it ended with 0.
         began_s: When it was started, by the monotonic clock of its node.
         lasted_s: How long its first process lived, once it has ended.
         has_failed_inside: Its Python failed, although its first process ended with 0.
@@ -146,6 +147,7 @@ class WorkerState:
     oom: str | None = None
     tail: str = ""
     swallowed: str = ""
+    outside_signal: tuple[str, float] | None = None
     began_s: float | None = None
     lasted_s: float | None = None
     has_failed_inside: bool = False

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import assert_never
 
 from clusterctl.agent.protocol import events
+from clusterctl.formatting import signal_name
 from clusterctl.run.rules import controller_events as head
 from clusterctl.run.rules.blame import Cause, WorkerExit, analyse_exit, find_swallowed_exception
 from clusterctl.run.rules.state import (
@@ -149,11 +150,17 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
         oom=event.oom,
         tail=event.tail,
         swallowed=find_swallowed_exception(event.tail) if event.exit_code == 0 and event.error is None else "",
+        outside_signal=_outside_signal(event),
         lasted_s=None if worker.began_s is None else max(0.0, event.latest - worker.began_s),
         has_failed_inside=event.exit_code == 0 and event.error is not None,
         exit_analysis=None if event.stopped else analyse_exit(_exit_of(node, event)),
     )
     return _with_worker(state, worker)
+
+
+def _outside_signal(event: events.Exited) -> tuple[str, float] | None:
+    found = event.outside_signal
+    return None if found is None else (signal_name(found["signal"]), float(found["before_s"]))
 
 
 def _exit_of(node: NodeState, event: events.Exited) -> WorkerExit:

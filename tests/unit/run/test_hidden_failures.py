@@ -159,6 +159,45 @@ def test_a_rank_that_left_its_peers_behind_a_traceback_is_named_with_it() -> Non
     ]
 
 
+# --- signals of somebody else
+
+
+def ended_for(*signals: tuple[int, float] | None) -> RunState:
+    """All four ranks ended with 0, and which signal they had handled how long before."""
+    ends = [
+        exited(rank, exit_code=0, outside_signal=each and {"signal": each[0], "before_s": each[1]})
+        for rank, each in enumerate(signals)
+    ]
+    return wrote(wrote(RUNNING, "n0", *ends[:2]), "n1", *ends[2:])
+
+
+@pytest.mark.parametrize(
+    ("signals", "words"),
+    [
+        pytest.param(
+            [(15, 1.2), None, None, None],
+            ["rank 0 received SIGTERM from outside clusterctl 1 s before it ended with 0"],
+            id="one",
+        ),
+        pytest.param(
+            [(15, 1.2), (15, 4.0), (2, 1.0), (2, 1.0)],
+            [
+                "ranks 0-1 received SIGTERM from outside clusterctl 4 s before they ended with 0",
+                "ranks 2-3 received SIGINT from outside clusterctl 1 s before they ended with 0",
+            ],
+            id="two_signals",
+        ),
+        pytest.param([(15, 3600.0), None, None, None], [], id="long_before"),
+    ],
+)
+def test_ranks_that_ended_with_0_for_a_signal_of_somebody_else_are_warned_of(
+    signals: list[tuple[int, float] | None], words: list[str]
+) -> None:
+    over = told(ended_for(*signals), controller_events.Ended(state="succeeded", exit_code=0))
+    assert determine_outcome(over) == (RunPhase.SUCCEEDED, ExitCode.OK)
+    assert status_json(RunView(state=over, attended=True))["warnings"] == words
+
+
 # --- groups of their own
 
 

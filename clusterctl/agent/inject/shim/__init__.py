@@ -50,14 +50,17 @@ def arm(status_dir: str, rank: int) -> None:
     from .beat import Beat
     from .dump import Dumper
     from .exit_record import ExitRecord
+    from .signals import SignalRecord
 
     state = State()
     beat = Beat(state, Dumper(status_dir, rank, start_time), status_dir, rank, start_time)
     armed = Armed(state, beat)
-    hooks.watch_imports(state)
+    signals = SignalRecord(status_dir, rank, start_time)
+    hooks.watch_imports(state, {"signal": signals.watch})
     os.register_at_fork(before=beat.pause, after_in_parent=beat.resume, after_in_child=_disarm)
     atexit.register(beat.finish)
     ExitRecord(status_dir, rank, start_time).begin()
+    signals.begin()
     beat.begin()
 
 

@@ -1,4 +1,4 @@
-"""Counts steps of torch and Keras from the moment they are imported, in the thread that imports them.
+"""Counts steps of torch and Keras, and hooks other modules, from the moment they are imported, in that thread.
 
 Registering later, from a thread of ours, could change torch's table of hooks while a step walks through it.
 """
@@ -24,10 +24,11 @@ _KERAS = (
 )
 
 
-def watch_imports(state: State) -> None:
-    """Hooks the frameworks that are there already, and the others when they come."""
+def watch_imports(state: State, others: dict[str, Callable[[Any], None]]) -> None:
+    """Hooks the frameworks, and other modules, that are there already, and the rest when they come."""
     actions: dict[str, Callable[[Any], None]] = {_TORCH: lambda module: _torch(state, module)}
     actions.update(dict.fromkeys(_KERAS, lambda module: _keras(state, module)))
+    actions.update(others)
     for name in [name for name in actions if name in sys.modules]:
         _apply(state, actions.pop(name), sys.modules[name])
     sys.meta_path.insert(0, _Finder(state, actions))
