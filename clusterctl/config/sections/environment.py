@@ -13,6 +13,7 @@ from clusterctl.config.sections.section_fields import SECRET
 from clusterctl.config.sections.section_validation import validate_section
 from clusterctl.config.text.tree import Document, Mark, Node, Report, format_path
 from clusterctl.config.value_parsers import describe_value
+from clusterctl.config.worker_variables import REMEDIES, is_owned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,19 +21,6 @@ if TYPE_CHECKING:
     from clusterctl.config.sections.context import BuildContext
     from clusterctl.config.text.tree import Path
 
-# torchrun's names (torch 2.13, elastic/agent/server/local_elastic_agent.py), Composer's NODE_RANK, and our own.
-_LAUNCHER_VARIABLES = {
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
-    *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
-}
-_LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PET_", "CLUSTERCTL_")
-_REMEDIES = {
-    "MASTER_PORT": "set `network.master_port`",
-    "MASTER_ADDR": "set `hosts[].internal_ip` of the first host",
-    "WORLD_SIZE": "set `hosts[].workers`",
-    "LOCAL_WORLD_SIZE": "set `hosts[].workers`",
-    "TORCHELASTIC_MAX_RESTARTS": "set `restart.max_restarts`",
-}
 _LINE = re.compile(r"(?:export[ \t]+)?([^=\s'\"]+)[ \t]*=[ \t]*(.*)", re.DOTALL)
 
 
@@ -43,11 +31,6 @@ class Environment:
     env: dict[str, str]
     secrets: dict[str, str]
     node: Node
-
-
-def is_launcher_variable(name: str) -> bool:
-    """Whether the launcher sets this variable, so that nobody else may."""
-    return name in _LAUNCHER_VARIABLES or name.startswith(_LAUNCHER_PREFIXES)
 
 
 def build_environment(root: Node, context: BuildContext) -> Environment:
@@ -108,8 +91,8 @@ def check_variable_names(node: Node | None, path: Path, report: Report) -> None:
 
 
 def _name_problem(name: str) -> tuple[str, str | None] | None:
-    if is_launcher_variable(name):
-        return f"`{name}` is set by clusterctl for each worker", _REMEDIES.get(name)
+    if is_owned(name):
+        return f"`{name}` is set by clusterctl for each worker", REMEDIES.get(name)
     if not name or "=" in name or any(c.isspace() for c in name):
         return "no variable can have this name", None
     return None

@@ -46,8 +46,7 @@ def check_target(
     }
     if job.module is not None:
         _check_module(job.module, marks["module"], context)
-    sync_node = root.child("sync")
-    synced = None if sync_node is not None and sync_node.value == "none" else sync
+    synced = _synced(root, sync)
     if job.script is not None and synced is not None:
         return replace(job, script=_check_script(job.script, synced.source, machines, marks["script"], context))
     if job.command is not None:
@@ -57,6 +56,20 @@ def check_target(
 
 
 _KEYS = ("script", "module", "command")
+
+
+def list_shell_files(root: Node, job: JobSpec, sync: SyncSpec | None, context: BuildContext) -> dict[str, bytes]:
+    """Return the scripts of a shell that the command runs, by name."""
+    synced = _synced(root, sync)
+    if job.command is None or synced is None:
+        return {}
+    named = _list_script_files(job.command, synced.source, context)
+    return {name: data for name, data in named if not data.startswith(b"#!") or _SHELLS.match(data)}
+
+
+def _synced(root: Node, sync: SyncSpec | None) -> SyncSpec | None:
+    node = root.child("sync")
+    return None if node is not None and node.value == "none" else sync
 
 
 def _check_module(module: str, mark: Mark, context: BuildContext) -> None:

@@ -1,0 +1,98 @@
+"""Variables by which workers know their place: clusterctl's own, and those that other launchers set instead. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+# torchrun's names (torch 2.13, elastic/agent/server/local_elastic_agent.py), Composer's NODE_RANK, and our own.
+OWNED_NAMES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
+        *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+_OWNED_PREFIXES = ("TORCHELASTIC_", "PET_", "CLUSTERCTL_")
+REMEDIES = {
+    "MASTER_PORT": "set `network.master_port`",
+    "MASTER_ADDR": "set `hosts[].internal_ip` of the first host",
+    "WORLD_SIZE": "set `hosts[].workers`",
+    "LOCAL_WORLD_SIZE": "set `hosts[].workers`",
+    "TORCHELASTIC_MAX_RESTARTS": "set `restart.max_restarts`",
+}
+"""Which key of the cluster file decides over an owned variable."""
+
+
+class Launcher(NamedTuple):
+    """Another launcher or scheduler.
+
+    Attributes:
+        name: What people call it.
+        prefixes: What the names of its variables begin with.
+        job_names: Variables that are set inside of a job of it alone; where there are none, any of its variables is.
+    """
+
+    name: str
+    prefixes: tuple[str, ...]
+    job_names: tuple[str, ...] = ()
+
+
+_LAUNCHERS = (
+    Launcher("Slurm", ("SLURM_", "SLURMD_"), ("SLURM_JOB_ID", "SLURM_JOBID")),
+    Launcher("MPI", ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_", "MPI_LOCAL", "MV2_COMM_WORLD_", "PALS_")),
+    Launcher("PBS", ("PBS_",), ("PBS_JOBID",)),
+    Launcher("LSF", ("LSB_", "JSM_NAMESPACE_"), ("LSB_JOBID",)),
+    Launcher("Flux", ("FLUX_TASK_", "FLUX_JOB_")),
+    Launcher("Kubernetes", ("KUBERNETES_", "LWS_", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX")),
+    Launcher("Kubeflow", ("PET_",)),
+    Launcher("SkyPilot", ("SKYPILOT_",)),
+    Launcher("dstack", ("DSTACK_",)),
+)
+_SUBSTITUTES = {
+    "RANK": "SLURM_PROCID OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK MV2_COMM_WORLD_RANK PALS_RANKID JSM_NAMESPACE_RANK"
+    " FLUX_TASK_RANK",
+    "LOCAL_RANK": "SLURM_LOCALID OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_NODE_RANK PMI_LOCAL_RANK MPI_LOCALRANKID"
+    " MV2_COMM_WORLD_LOCAL_RANK PALS_LOCAL_RANKID JSM_NAMESPACE_LOCAL_RANK FLUX_TASK_LOCAL_ID",
+    "WORLD_SIZE": "SLURM_NTASKS SLURM_NPROCS OMPI_COMM_WORLD_SIZE OMPI_UNIVERSE_SIZE PMI_SIZE MV2_COMM_WORLD_SIZE"
+    " JSM_NAMESPACE_SIZE FLUX_JOB_SIZE DSTACK_GPUS_NUM",
+    "LOCAL_WORLD_SIZE": "SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE"
+    " OMPI_COMM_WORLD_LOCAL_SIZE PMI_LOCAL_SIZE MPI_LOCALNRANKS MV2_COMM_WORLD_LOCAL_SIZE PALS_LOCAL_SIZE"
+    " JSM_NAMESPACE_LOCAL_SIZE PET_NPROC_PER_NODE SKYPILOT_NUM_GPUS_PER_NODE DSTACK_GPUS_PER_NODE",
+    "GROUP_RANK": "SLURM_NODEID PBS_NODENUM LWS_WORKER_INDEX JOB_COMPLETION_INDEX VC_TASK_INDEX VK_TASK_INDEX"
+    " PET_NODE_RANK SKYPILOT_NODE_RANK DSTACK_NODE_RANK",
+    "GROUP_WORLD_SIZE": "SLURM_NNODES SLURM_JOB_NUM_NODES PBS_NUM_NODES FLUX_JOB_NNODES LWS_GROUP_SIZE PET_NNODES"
+    " SKYPILOT_NUM_NODES DSTACK_NODES_NUM",
+    "MASTER_ADDR": "SLURM_LAUNCH_NODE_IPADDR SLURM_JOB_NODELIST SLURM_NODELIST PBS_NODEFILE LSB_HOSTS LSB_MCPU_HOSTS"
+    " LSB_DJOB_HOSTFILE LWS_LEADER_ADDRESS PET_MASTER_ADDR PET_RDZV_ENDPOINT SKYPILOT_NODE_IPS DSTACK_MASTER_NODE_IP"
+    " DSTACK_NODES_IPS",
+    "MASTER_PORT": "PET_MASTER_PORT",
+    "CLUSTERCTL_RUN_ID": "SLURM_JOB_ID SLURM_JOBID PBS_JOBID LSB_JOBID FLUX_JOB_ID SKYPILOT_TASK_ID DSTACK_RUN_NAME",
+    "CLUSTERCTL_ATTEMPT": "SLURM_RESTART_COUNT",
+    "CLUSTERCTL_NODE": "SLURMD_NODENAME",
+}
+"""Variable of clusterctl to those of other launchers for which a script can take it."""
+_BY_FOREIGN_NAME = {foreign: own for own, names in _SUBSTITUTES.items() for foreign in names.split()}
+
+
+def is_owned(name: str) -> bool:
+    """Return whether clusterctl sets this variable, so that no key of the cluster file may."""
+    return name in OWNED_NAMES or name.startswith(_OWNED_PREFIXES)
+
+
+def find_launcher(name: str) -> Launcher | None:
+    """Return the launcher that sets a variable, or `None` for any other variable."""
+    return next((launcher for launcher in _LAUNCHERS if name.startswith(launcher.prefixes)), None)
+
+
+def is_job_of(launcher: Launcher, names: Collection[str]) -> bool:
+    """Return whether the variables of a process are those of a job of this launcher."""
+    if launcher.job_names:
+        return any(name in names for name in launcher.job_names)
+    return any(name.startswith(launcher.prefixes) for name in names)
+
+
+def find_substitute(name: str) -> str | None:
+    """Return the variable of clusterctl to use in place of one that another launcher sets."""
+    return _BY_FOREIGN_NAME.get(name)

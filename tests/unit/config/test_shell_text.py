@@ -1,0 +1,121 @@
+"""Variables in text for bash: those that clusterctl sets already, and those that only another launcher sets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clusterctl.config.loader import ClusterFileText, parse_cluster_file
+from tests.unit.config.conftest import FOLDER, Shelf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clusterctl.config.loader import LoadedClusterFile
+
+H = "version: 1\nhosts: [a, b]\n"
+
+
+def warnings_of(parse_text: Callable[..., LoadedClusterFile], text: str, **options: object) -> list[str]:
+    """What is said of a command, as text and hint."""
+    found = parse_text(f"{H}job:\n  command: |\n    {text.replace(chr(10), chr(10) + '    ')}\n", **options).warnings
+    return [f"{one.text} -> {one.hint}" for one in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        pytest.param("export RANK=0; python train.py", "`RANK` is", id="export"),
+        pytest.param("export RANK=0 WORLD_SIZE=1\npython train.py", "`RANK`, `WORLD_SIZE` are", id="two at once"),
+        pytest.param("MASTER_PORT=29500 python train.py", "`MASTER_PORT` is", id="for one command"),
+        pytest.param("env LOCAL_RANK=0 python train.py", "`LOCAL_RANK` is", id="env"),
+        pytest.param("MASTER_ADDR=$(hostname -i | head -n1)\npython train.py", "`MASTER_ADDR` is", id="of a command"),
+        pytest.param("bash -c 'export NODE_RANK=0; python train.py'", "`NODE_RANK` is", id="in an inner shell"),
+        pytest.param("declare -x GROUP_RANK=0 && python train.py", "`GROUP_RANK` is", id="declare"),
+        pytest.param("for i in 0 1; do RANK=$i python train.py & done; wait", "`RANK` is", id="a loop"),
+        pytest.param("export RANK=${OTHER:-0}; python train.py", "`RANK` is", id="a default of another"),
+        pytest.param("RANK=${RANK:-0} python train.py", None, id="a default of its own"),
+        pytest.param("export MASTER_PORT=$((MASTER_PORT + 1)); python x.py", None, id="made of itself"),
+        pytest.param('[ -z "$RANK" ] && export RANK=0\npython train.py', None, id="tested"),
+        pytest.param("python train.py --RANK=0 RANK=0", None, id="an argument"),
+        pytest.param("# export RANK=0\necho 'RANK=0' MY_RANK=1", None, id="only spoken of"),
+        pytest.param("mpirun -np 2 bash -c 'RANK=$OMPI_COMM_WORLD_RANK python x.py'", None, id="under mpirun"),
+        pytest.param("PET_NNODES=2 python x.py", None, id="of the user's own torchrun"),
+    ],
+)
+def test_a_text_for_bash_that_sets_what_clusterctl_sets_is_warned_of(
+    text: str, names: str | None, parse_text: Callable[..., LoadedClusterFile]
+) -> None:
+    found = [one for one in warnings_of(parse_text, text) if "set already for every worker" in one]
+    assert len(found) == (names is not None)
+    assert names is None or found[0].startswith(f"job.command: {names} set already for every worker")
+    assert names is None or "leave th" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        pytest.param("python x.py --rank $SLURM_PROCID", "`$RANK` in place of `$SLURM_PROCID`", id="slurm"),
+        pytest.param("echo ${SLURM_LOCALID}", "`$LOCAL_RANK` in place of `$SLURM_LOCALID`", id="in braces"),
+        pytest.param('echo "n $SLURM_NTASKS"', "`$WORLD_SIZE` in place of `$SLURM_NTASKS`", id="in quotes"),
+        pytest.param("A=$SLURM_NODEID python x.py", "`$GROUP_RANK` in place of `$SLURM_NODEID`", id="assigned"),
+        pytest.param("bash -c 'echo $OMPI_COMM_WORLD_RANK'", "`$RANK` in place of", id="mpi"),
+        pytest.param("echo $PMI_SIZE", "`$WORLD_SIZE` in place of `$PMI_SIZE`", id="pmi"),
+        pytest.param("head -1 $PBS_NODEFILE", "`$MASTER_ADDR` in place of `$PBS_NODEFILE`", id="pbs"),
+        pytest.param("echo $LSB_JOBID", "`$CLUSTERCTL_RUN_ID` in place of `$LSB_JOBID`", id="lsf"),
+        pytest.param("x --to $LWS_LEADER_ADDRESS", "`$MASTER_ADDR` in place of", id="kubernetes"),
+        pytest.param("x $SKYPILOT_NODE_RANK", "`$GROUP_RANK` in place of", id="skypilot"),
+        pytest.param("x $DSTACK_NODES_NUM", "`$GROUP_WORLD_SIZE` in place of", id="dstack"),
+        pytest.param("cd $SLURM_SUBMIT_DIR", "set `SLURM_SUBMIT_DIR` in `env`", id="nothing like it"),
+        pytest.param("x --rank ${SLURM_PROCID:-0}", None, id="with a default"),
+        pytest.param(": ${SLURM_PROCID:=0}; x $SLURM_PROCID", None, id="with a default before"),
+        pytest.param('if [ -n "$SLURM_JOB_ID" ]; then RANK=$SLURM_PROCID; fi', None, id="tested"),
+        pytest.param("[[ -v SLURM_PROCID ]] && export RANK=$SLURM_PROCID", None, id="tested by name"),
+        pytest.param("SLURM_PROCID=$RANK; x $SLURM_PROCID", None, id="set before"),
+        pytest.param("srun bash -c 'x $SLURM_PROCID'", None, id="under srun"),
+        pytest.param("x \\$SLURM_PROCID # $SLURM_NODEID", None, id="no variable"),
+        pytest.param("x $SLURMY $RANK $HOME", None, id="others"),
+    ],
+)
+def test_a_variable_that_only_another_launcher_sets_is_warned_of(
+    text: str, remedy: str | None, parse_text: Callable[..., LoadedClusterFile]
+) -> None:
+    found = [one for one in warnings_of(parse_text, text) if "nobody sets" in one]
+    assert len(found) == (remedy is not None)
+    assert remedy is None or remedy in found[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "environ"),
+    [
+        pytest.param("", {"SLURM_JOB_ID": "7"}, id="in a job of Slurm"),
+        pytest.param("env: {SLURM_PROCID: 0}\n", {}, id="in env"),
+        pytest.param("defaults: {env: {SLURM_PROCID: 0}}\n", {}, id="in env of hosts"),
+        pytest.param("defaults: {transport: {command: [srun, '{host}', sh]}}\n", {}, id="a way that may set it"),
+    ],
+)
+def test_a_variable_that_somebody_may_set_is_not_warned_of(
+    more: str, environ: dict[str, str], parse_text: Callable[..., LoadedClusterFile]
+) -> None:
+    text = f"{H}{more}job: {{command: 'x $SLURM_PROCID'}}\n"
+    assert [one for one in parse_text(text, environ=environ).warnings if "nobody sets" in one.text] == []
+    assert [
+        w.text for w in parse_text(f"{H}job: {{command: 'x $SLURM_PROCID'}}\n", environ={"SLURM_CONF": "/x"}).warnings
+    ]
+
+
+@pytest.mark.parametrize(
+    ("job", "places"),
+    [
+        pytest.param("script: train.py, prologue: 'export RANK=$SLURM_PROCID'", ["job.prologue"] * 2, id="prologue"),
+        pytest.param("command: [bash, -c, 'export RANK=$SLURM_PROCID; x']", ["job.command[2]"] * 2, id="list"),
+        pytest.param("command: [env, RANK=0, python, train.py]", ["job.command"], id="list of env"),
+        pytest.param("command: bash run.sh", ["`run.sh` of job.command"] * 2, id="script of a shell"),
+    ],
+)
+def test_each_text_that_a_shell_reads_is_looked_at(job: str, places: list[str]) -> None:
+    files = Shelf({f"{FOLDER}/train.py": b"", f"{FOLDER}/run.sh": b"export RANK=$SLURM_PROCID\npython train.py\n"})
+    source = ClusterFileText(path="c.yaml", absolute=f"{FOLDER}/c.yaml", text=f"{H}job: {{{job}}}\n")
+    found = parse_cluster_file([source], environ={"HOME": "/home/me"}, files=files).warnings
+    assert [one.text.partition(": ")[0] for one in found] == places
