@@ -164,7 +164,7 @@ def _list_texts(root: Node, job: JobSpec) -> Iterator[tuple[Mark, str, str]]:
         shell = list_shell_items(("job", "command"), job.command)
         for number in sorted(shell & set(range(len(job.command)))):
             yield _mark(root, "command", number), f"job.command[{number}]", job.command[number]
-        if os.path.basename(job.command[0]) == "env":
+        if job.command and os.path.basename(job.command[0]) == "env":
             assigned = " ".join(f"{match[0]}x" for word in job.command if (match := _ASSIGNMENT.match(word)))
             yield _mark(root, "command"), "job.command", assigned
 

@@ -11,18 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path
 from clusterctl.config.text.yaml_parser import parse_scalar
+from clusterctl.config.worker_variables import find_launcher, find_substitute, is_owned
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
-_OURS = re.compile(r"\$\$(?=\{env:)|\$\{env:([^{}]{,1000})(\}?)")
+_OURS = re.compile(r"\$\$(?=\{env:)|\$\{env:([^{}]{,1000})(\}?)|(?<![\\$])\$\([A-Z][A-Z0-9_]+\)")
 """What is looked at where a shell reads the text."""
-_ANY = re.compile(r"\$\$(?=[{A-Za-z_])|\$\{env:([^{}]{,1000})(\}?)|\$(?:\{(?:[^{}]{,1000}\})?|\(|[A-Za-z_]\w*)")
+_ANY = re.compile(
+    r"\$\$(?=[{A-Za-z_]|\([A-Z][A-Z0-9_]+\))|\$\{env:([^{}]{,1000})(\}?)"
+    r"|\$(?:\{(?:[^{}]{,1000}\})?|\([A-Z][A-Z0-9_]+\)|\(|[A-Za-z_]\w*)"
+)
 """What is looked at elsewhere."""
 _WORD = re.compile(r"\$\{env:([^{}]{,1000})(\}?)|\$\{(?:[^{}]{,1000}\})?")
 """What is looked at in the name of a host and the like, of which every other `$` is refused anyway."""
 _BODY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-|:\?)(.*))?", re.DOTALL)
 _NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)(?![\w\s])")
+_OF_KUBERNETES = re.compile(r"\$\(([A-Z][A-Z0-9_]+)\)")
+_WHOLLY_FILLED_IN = re.compile(r"\$\{env:[^{}]*\}")
+_OPTION = re.compile(r"--?[A-Za-z][\w-]*")
+_OPTION_AND_MORE = re.compile(r"--[A-Za-z][\w-]*\s+\S|-(?![^=]*=[\"'-]).*\s--?[A-Za-z]", re.DOTALL)
+"""An argument that holds an option and what should follow it; not one whose value is itself of options."""
 _TAKES_SHELL_TEXT = re.compile(r"-[a-z]{0,4}c[a-z]{0,2}")
 _PATH_VARIABLE = re.compile(r"[A-Z_]*PATH")
 _HOME_PATH = re.compile(r"(?:^|[:=,])~/|^~[A-Za-z_][\w.-]*/")
@@ -34,6 +43,7 @@ _LITERAL = {"host", "address", "user", "proxy_jump", "identity_file", "transport
 _USER_VARIABLES = {"USER", "LOGNAME"}
 """What every server is told anyway, so that `user:` may name it."""
 
+_MAX_SHOWN_CHARACTERS = 60
 _MAX_MISTAKES = 20
 """Mistakes told of one value; a megabyte of `${` is one mistake, not a hundred thousand."""
 
@@ -69,6 +79,8 @@ class Interpolation:
         if isinstance(node.value, list):
             shell = list_shell_items(path, [item.value for item in node.value])
             items = [self._item(child, (*path, i), is_shell=i in shell) for i, child in enumerate(node.value)]
+            if path in (("job", "args"), ("job", "command")):
+                _warn_of_blanks(node.value, items, shell, path, self.report)
             return Node(items, node.mark)
         return self._item(node, path, is_shell=is_shell_text(path))
 
@@ -98,8 +110,12 @@ class Interpolation:
             if match[0] == "$$":
                 pieces.append("$")
                 continue
-            used = True
             mark = node.inside(match.start(), len(match[0]))
+            if is_shell and match[0].startswith("$("):
+                self._doubt_command(match[0], mark, path)
+                pieces.append(match[0])
+                continue
+            used = True
             pieces.append(self._expanded(match, mark, path) if match[0] != "$(" else self._kept(mark, path))
             if len(self.report.problems) + len(self.report.warnings) - reported > _MAX_MISTAKES:
                 break
@@ -137,8 +153,23 @@ class Interpolation:
         self.report.warn(mark, f"{format_path(path)}: nothing runs the command of `$(`, the text stays as it is", hint)
         return "$("
 
+    def _doubt_command(self, token: str, mark: Mark, path: Path) -> None:
+        """Warn of a variable as Kubernetes fills it in, where bash runs a command of that name."""
+        name = token[2:-1]
+        if not is_owned(name) and find_launcher(name) is None and name not in self.environ:
+            return
+        text = (
+            f"{format_path(path)}: bash runs a command `{name}` for `{token}`, which is a variable for Kubernetes alone"
+        )
+        self.report.warn(mark, text, f"write `${find_substitute(name) or name}`")
+
     def _refuse(self, match: re.Match[str], mark: Mark, path: Path) -> None:
         token = match[0]
+        of_kubernetes = _OF_KUBERNETES.fullmatch(token)
+        if of_kubernetes is not None:
+            text = f"{format_path(path)}: nothing fills in `{token}`, as Kubernetes would"
+            self.report.add(mark, text, _suggest_remedy(of_kubernetes[1], token, path))
+            return
         named = None if match[1] is not None else _NAMED.match(token)
         if _is_literal_key(path) and token.startswith("${"):
             self._refuse_here(token, mark, path)
@@ -173,18 +204,60 @@ def list_shell_items(path: Path, items: Collection[object]) -> set[int]:
 
 def escape_text(text: str, *, is_shell: bool = False) -> str:
     """Write a text so that filling it in gives the text again."""
-    return re.sub(r"\$(?=\{env:)" if is_shell else r"\$(?=[{A-Za-z_])", "$$", text)
+    return re.sub(r"\$(?=\{env:)" if is_shell else r"\$(?=[{A-Za-z_]|\([A-Z][A-Z0-9_]+\))", "$$", text)
 
 
 def _suggest_remedy(name: str, token: str, path: Path) -> str:
+    own = name if is_owned(name) else find_substitute(name)
     here, text = f"`${{env:{name}}}` is its value on this machine", f"`${token}` keeps the text"
     if path[-1] in ("workdir", "python") or path == ("job", "checkpoint", "pattern"):
         return f"`~/` is the home on the node; {here}; {text}"
+    if own is not None and (_is_variable_value(path) or path[:2] in (("job", "args"), ("job", "command"))):
+        # On this machine there is no such variable, and each worker has it.
+        way = (
+            f"`job.prologue` may export it, made of `${own}`"
+            if _is_variable_value(path)
+            else f"a text of `job.command` is read by bash on the node: write `${own}` there"
+        )
+        return f"{way}; each worker has `{own}` in its environment already; {text}"
     if _is_variable_value(path):
         return f"`job.prologue` may export it with the node's value; {here}; {text}"
     if path[:2] == ("job", "args"):
-        return f"a text of `job.command` is read by bash on the node; {here}; {text}"
+        return f"a text of `job.command` is read by bash on the node{_as_bash_writes(name, token)}; {here}; {text}"
     return f"{here}; {text}"
+
+
+def _as_bash_writes(name: str, token: str) -> str:
+    return f": write `${name}` there" if token.startswith("$(") else ""
+
+
+def _warn_of_blanks(
+    written: Sequence[Node], items: Sequence[Node], shell: set[int], path: Path, report: Report
+) -> None:
+    """Doubt single arguments that hold several."""
+    hint = "write each argument as an item, or use a text of `job.command`, which bash splits at blanks"
+    for i, (before, item) in enumerate(zip(written, items, strict=True)):
+        value = item.value if isinstance(item.value, str) else ""
+        follows = i > 0 and _OPTION.fullmatch(str(items[i - 1].value)) is not None
+        is_filled_in = before.raw is not None and _WHOLLY_FILLED_IN.fullmatch(before.raw.strip()) is not None
+        if i not in shell and holds_several_arguments(value, is_filled_in=is_filled_in and not follows):
+            # As it is written: what the variable holds may be a secret.
+            text = f"{format_path((*path, i))}: `{_shortened(before.raw or value)}` is one argument with blanks"
+            report.warn(item.mark, text, hint)
+
+
+def holds_several_arguments(value: str, *, is_filled_in: bool = False) -> bool:
+    """Return whether an argument looks as if a shell should have split it.
+
+    Args:
+        value: The argument.
+        is_filled_in: All of it is what a variable holds, and it follows no option whose value it may be.
+    """
+    return bool(_OPTION_AND_MORE.match(value)) or (is_filled_in and len(value.split()) > 1)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[: _MAX_SHOWN_CHARACTERS - 1] + "…"
 
 
 def _check_tilde(node: Node, path: Path, report: Report) -> bool:

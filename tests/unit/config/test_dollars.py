@@ -63,6 +63,31 @@ REFUSED = {
     "env_default": ("env: {A: '${A:-1}'}", "env.A: nothing fills in `${A:-1}`", "`$${A:-1}` keeps the text"),
     "host_env": ("defaults: {env: {A: '$B'}}", "defaults.env.A: nothing fills in `$B`", "job.prologue"),
     "args": ("job: {script: train.py, args: [--out, $HOME/x]}", "job.args[1]: nothing fills in `$HOME`", "job.command"),
+    "kubernetes": (
+        "job: {script: train.py, args: ['$(MASTER_ADDR):29500']}",
+        "job.args[0]: nothing fills in `$(MASTER_ADDR)`, as Kubernetes would",
+        "write `$MASTER_ADDR` there; each worker has `MASTER_ADDR` in its environment already; `$$(MASTER_ADDR)` keeps",
+    ),
+    "kubernetes_of_another": (
+        "job: {script: train.py, args: ['$(LWS_LEADER_ADDRESS)']}",
+        "job.args[0]: nothing fills in `$(LWS_LEADER_ADDRESS)`",
+        "a text of `job.command` is read by bash on the node: write `$MASTER_ADDR` there",
+    ),
+    "kubernetes_any": (
+        "job: {command: [python, x.py, '--n=$(MY_POD)']}",
+        "job.command[2]: nothing fills in `$(MY_POD)`",
+        "`${env:MY_POD}` is its value on this machine",
+    ),
+    "kubernetes_env": (
+        "env: {A: 'tcp://$(MASTER_ADDR):1'}",
+        "env.A: nothing fills in `$(MASTER_ADDR)`",
+        "`job.prologue` may export it, made of `$MASTER_ADDR`",
+    ),
+    "slurm": (
+        "job: {script: train.py, args: [--rank, $SLURM_PROCID]}",
+        "job.args[1]: nothing fills in `$SLURM_PROCID`",
+        "is read by bash on the node: write `$RANK` there; each worker has `RANK` in its environment already",
+    ),
     "script": ("job: {script: $HOME/train.py}", "job.script: nothing fills in `$HOME`", "`${env:HOME}`"),
     "words": ("job: {command: [echo, $HOME]}", "job.command[1]: nothing fills in `$HOME`", "`$$HOME` keeps the text"),
     "workdir": (
@@ -134,6 +159,7 @@ def test_what_follows_two_dashes_is_written_as_in_the_file(parse_text: Callable[
         pytest.param("$$word", "$word", id="name"),
         pytest.param("a$${b}", "a${b}", id="braces"),
         pytest.param("$$(x)", "$$(x)", id="parenthesis"),
+        pytest.param("$$(RANK)/$$(N)", "$(RANK)/$$(N)", id="kubernetes"),
         pytest.param("$${env:N}", "${env:N}", id="ours"),
         pytest.param("^a$|b$$", "^a$|b$$", id="ends"),
         pytest.param("5$ $1 $.", "5$ $1 $.", id="no_name"),
@@ -211,3 +237,57 @@ def test_a_python_that_is_no_program_is_refused(
 def test_a_python_below_a_folder_with_a_blank_is_taken(parse_text: Callable[..., LoadedClusterFile]) -> None:
     python = "/opt/my env/bin/python"
     assert parse_text(H + f"defaults: {{python: {python}}}\n").spec.hosts[0].python == python
+
+
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [
+        pytest.param("command: 'x $(MASTER_ADDR):1'", "MASTER_ADDR", id="command"),
+        pytest.param("script: train.py, prologue: 'export A=$(SLURM_NODEID)'", "GROUP_RANK", id="prologue"),
+        pytest.param("command: [bash, -c, 'x $(RANK)']", "RANK", id="list"),
+        pytest.param("command: 'x $(FOO) $(date) \\$(RANK) $$(RANK)'", None, id="commands"),
+    ],
+)
+def test_a_variable_as_kubernetes_writes_it_is_a_command_for_bash(
+    job: str, name: str | None, parse_text: Callable[..., LoadedClusterFile]
+) -> None:
+    loaded = parse_text(f"{H}job: {{{job}}}\n", environ=HERE)
+    assert [one.hint for one in loaded.warnings] == ([] if name is None else [f"write `${name}`"])
+    assert loaded.spec.job is not None
+    assert "$(" in str(loaded.spec.job)
+
+
+ARGUMENTS = {"EXTRA": "--arg1 hello --arg2", "TEXT": "hello world", "ONE": "--x", "PAIR": "--lr 0.1"}
+
+
+@pytest.mark.parametrize(
+    ("job", "place"),
+    [
+        pytest.param("script: train.py, args: ['${env:EXTRA}']", "job.args[0]", id="wholly filled in"),
+        pytest.param("script: train.py, args: [-v=1, '${env:TEXT}']", "job.args[1]", id="filled in without an option"),
+        pytest.param("script: train.py, args: [--more, '${env:EXTRA}']", "job.args[1]", id="options behind an option"),
+        pytest.param("script: train.py, args: ['${env:PAIR}']", "job.args[0]", id="an option and its value"),
+        pytest.param("script: train.py, args: [--lr 0.1]", "job.args[0]", id="written so"),
+        pytest.param("script: train.py, args: ['--lr=1 --wd=2']", "job.args[0]", id="two of them"),
+        pytest.param("script: train.py, args: [-a 1 -b 2]", "job.args[0]", id="short ones"),
+        pytest.param("command: [python, x.py, --a 1 --b]", "job.command[2]", id="a list of a command"),
+        pytest.param("script: train.py, args: [--prompt, '${env:TEXT}']", None, id="the value of an option"),
+        pytest.param("script: train.py, args: ['--prompt=a b', 'hello world']", None, id="a text"),
+        pytest.param("script: train.py, args: ['--more=--a 1 --b']", None, id="a value of options"),
+        pytest.param("script: train.py, args: ['${env:ONE}', -1, '- x']", None, id="no blank"),
+        pytest.param("command: [bash, -c, 'x --a 1 --b', --c]", None, id="for a shell"),
+        pytest.param("command: 'x ${env:EXTRA}'", None, id="a text that bash splits"),
+    ],
+)
+def test_an_argument_that_holds_several_is_warned_of(
+    job: str, place: str | None, parse_text: Callable[..., LoadedClusterFile]
+) -> None:
+    warnings = parse_text(f"{H}job: {{{job}}}\n", environ=ARGUMENTS).warnings
+    assert [one.text.partition(": ")[0] for one in warnings] == ([] if place is None else [place])
+    assert all("is one argument with blanks" in one.text and "write each argument" in str(one.hint) for one in warnings)
+
+
+def test_what_follows_two_dashes_is_looked_at_for_blanks_too(parse_text: Callable[..., LoadedClusterFile]) -> None:
+    overrides = Overrides(script="train.py", args=("--a 1 --b",))
+    (warning,) = parse_text(H, overrides=overrides, environ=HERE).warnings
+    assert (warning.path, "is one argument with blanks" in warning.text) == ("--", True)
