@@ -66,10 +66,10 @@ def _of_own(case: Evidence, own: Sequence[tuple[Rank, RankExit]], failed: Sequen
         kind=Kind.START if cls is Class.NOT_STARTED else Kind.CRASH,
         cls=cls,
         confidence=confidence,
-        summary=f"{summary}: {exit_causes.describe_exit(end)}",
+        summary="; ".join(filter(None, (f"{summary}: {exit_causes.describe_exit(end)}", exit_causes.find_advice(end)))),
         culprits=make_culprits(named),
         waiting=list_peer_victims(others),
-        next=exit_causes.next_command(cls, case.run, first.rank, first.node),
+        next=exit_causes.next_command(cls, case.run, first.rank, first.node, end.message),
     )
 
 

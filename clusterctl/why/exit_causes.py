@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from clusterctl.config.worker_variables import OWNED_NAMES, find_launcher, find_substitute
 from clusterctl.formatting import fold_ranks
+from clusterctl.why import headline_patterns
 from clusterctl.why.stack_position import is_user_code, short_path
 from clusterctl.why.verdict import Class, Culprit, Waiting
 
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 
 _MAX_TEXT = 160
 _OUT_OF_MEMORY = "a kernel that lacked memory has `oom-kill` or `Out of memory: Killed process` in its log of that time"
+_GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP|ROCm|CUBLAS\w*)\b|\bGPU \d", re.I)
+_MISSING_VARIABLE = re.compile(
+    r"KeyError: ['\"](\w+)['\"]|[Ee]nvironment variable ['\"`]?(\w+)['\"`]? (?:expected|not found|is not set)"
+    r"|\b(\w+): unbound variable"
+)
+_BUS_ERROR = "/dev/shm was full, or a file that was mapped into memory was cut short or is gone"
 _TRACEBACK_FRAME = re.compile(
     r'^(?:> )?\s*(?:\[?rank\d+\]?:?\s*)?File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.M
 )
@@ -38,7 +46,7 @@ def classify_exit(end: RankExit) -> Class:
 
 def is_certain_cause(end: RankExit) -> bool:
     """Return whether it is known why a rank ended; lines of its output before that may speak of anything."""
-    return bool(end.oom or end.signal or end.is_recognised)
+    return bool(end.oom or (end.signal and end.signal != "SIGBUS") or end.is_recognised)
 
 
 def innermost_user_line(traceback: str | None) -> tuple[str | None, str | None]:
@@ -66,16 +74,37 @@ def describe_exit(end: RankExit) -> str:
     return shorten(end.message) or f"exit {end.exit_code} without a word"
 
 
+def find_advice(end: RankExit) -> str:
+    """Return what the words of an end do not say, and a person should know; empty where there is nothing."""
+    if classify_exit(end) is Class.SHARED_MEMORY and not headline_patterns.SHARED_MEMORY.search(end.message):
+        return _BUS_ERROR
+    found = _MISSING_VARIABLE.search(end.message)
+    name = next(filter(None, found.groups()), "") if found is not None else ""
+    launcher = find_launcher(name)
+    if name in OWNED_NAMES:
+        return (
+            f"clusterctl sets `{name}` for every worker: `job.command`, `job.prologue`, `sudo` or a container "
+            "has replaced or removed it"
+        )
+    if launcher is None:
+        return ""
+    own = find_substitute(name)
+    remedy = f"read `{own}` instead" if own is not None else "set it in `env`"
+    return f"`{name}` is a variable of {launcher.name}, and nobody sets it here: {remedy}"
+
+
 def shorten(text: str) -> str:
     """Return what a rank said, no longer than a line of a verdict has room for."""
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 
-def next_command(cls: Class, run: str, rank: int | None, node: str | None) -> tuple[str, ...]:
-    """Return what to type next."""
+def next_command(cls: Class, run: str, rank: int | None, node: str | None, message: str = "") -> tuple[str, ...]:
+    """Return what to type next; `message` is what the rank said."""
     logs = f"clusterctl logs {run} --rank {rank}" if rank is not None else f"clusterctl logs {run}"
     at = f" --node {node}" if node is not None else ""
     match cls:
+        case Class.OUT_OF_MEMORY if _GPU_MEMORY.search(message):
+            return (f"clusterctl exec{at} -- {_gpu_tool(message)}", _MORE_GPU_MEMORY, logs)
         case Class.OUT_OF_MEMORY:
             return (logs, f"clusterctl exec{at} -- free -h")
         case Class.DISK_FULL:
@@ -102,6 +131,16 @@ def next_command(cls: Class, run: str, rank: int | None, node: str | None) -> tu
             return (f"clusterctl exec{at} -- ss -ltnp",)
         case _:
             return (logs,)
+
+
+_MORE_GPU_MEMORY = (
+    "if nobody else uses the GPU: a smaller batch, or `env: {PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True}` "
+    "where much is reserved and not allocated"
+)
+
+
+def _gpu_tool(message: str) -> str:
+    return "rocm-smi" if re.search(r"\bHIP\b|ROCm", message) else "nvidia-smi"
 
 
 MAX_NAMED_RANKS = 8

@@ -106,7 +106,10 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
         or (name is not None and cls is Class.SIGNAL)
         or (exit_code == 127 and cls is Class.COMMAND_NOT_FOUND)
     )
-    sure = near and is_own and not found.goes_on
+    is_bare_bus_error = cls is Class.SHARED_MEMORY and not headline_patterns.SHARED_MEMORY.search(
+        f"{found.text}\n{found.words}"
+    )
+    sure = near and is_own and not found.goes_on and not is_bare_bus_error
     return Headline(
         text=_shortened(_with_command(found, exit_code, name)),
         cls=cls,

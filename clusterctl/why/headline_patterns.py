@@ -116,6 +116,12 @@ _CLASSES = (
 _SEARCHES = tuple((cls, _any(*words, flags=re.MULTILINE)) for cls, words in _CLASSES)
 
 
+SHARED_MEMORY = _any(
+    *(form for cls, forms in _CLASSES if cls is Class.SHARED_MEMORY for form in forms if "SIGBUS" not in form)
+)
+"""Words that speak of shared memory, and not of a bus error alone, which a mapped file causes as well."""
+
+
 def class_of_words(text: str) -> Class | None:
     """Return the class of which a text speaks."""
     return next((cls for cls, pattern in _SEARCHES if pattern.search(text)), None)

@@ -59,7 +59,7 @@ def _stopped_before_it_ended(
         f"{'it was' if len(own) == 1 else 'they were'} stopped with its peers, which lost it, before it was gone",
         culprits=make_culprits(own),
         waiting=list_peer_victims([rank for rank, _ in failed]),
-        next=exit_causes.next_command(exit_causes.classify_exit(end), case.run, first.rank, first.node),
+        next=exit_causes.next_command(exit_causes.classify_exit(end), case.run, first.rank, first.node, end.message),
     )
 
 

@@ -48,12 +48,16 @@ def brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: str = "
     for label, text in verdict_lines(verdict):
         by_label.setdefault(label, []).append(text)
     whole = by_label[FIRST_LABEL][0]
-    head = whole.removesuffix(f": {shorten(said)}")
-    if not steps and verdict.kind is Kind.CRASH and verdict.confidence is Confidence.CERTAIN and head != whole:
+    head, _, advice = whole.partition(f": {shorten(said)}") if said else (whole, "", "")
+    if advice and not advice.startswith("; "):
+        head, advice = whole, ""
+    is_said = head != whole
+    head += advice
+    if not steps and verdict.kind is Kind.CRASH and verdict.confidence is Confidence.CERTAIN and is_said:
         # Who failed and how stands beside it.
         place = _place(verdict.culprits[0]) if verdict.culprits else ""
         at = f", at {place}" if place else ""
-        return [f"why: {verdict.cls.value}, {verdict.confidence.value}{at}; `clusterctl why {run}` tells more"]
+        return [f"why: {verdict.cls.value}, {verdict.confidence.value}{at}{advice}; `clusterctl why {run}` tells more"]
     shown = [label for label in ("who", "waits", "unseen", "next") if label in by_label and (steps or label != "next")]
     return [
         head if steps else f"why: {head}",

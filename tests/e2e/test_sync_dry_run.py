@@ -66,7 +66,7 @@ def test_a_start_and_a_sync_name_what_gitignore_leaves_out(make_head: MakeHead) 
     (head.folder / "data/train.csv").write_text("1\n")
     (head.folder / ".gitignore").write_text("data/\n")
     assert head.run("trust", "--yes").returncode == 0
-    said = "not sent: data/ (.gitignore); `clusterctl sync --dry-run -v` lists all"
+    said = "not sent: data/ (.gitignore); `sync: {exclude: ['!data/']}` sends data/, `clusterctl sync --dry-run -v` lists all"
 
     for command in (("sync",), ("up", "--no-health"), ("up", "--no-health", "-d")):
         assert head.run(*command).stderr.splitlines().count(said) == 1, command

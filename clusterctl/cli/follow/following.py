@@ -96,13 +96,14 @@ def _why(run: RunDir, state: RunState) -> list[str]:
     """Return what went wrong, in short; nothing where the report of the end tells all that there is."""
     if state.phase.value != "failed" or state.error is not None:
         return []
+    from clusterctl.cli.lookup.why import with_files_of_run
     from clusterctl.run.record import saved_verdict
     from clusterctl.why.verdict import Kind
     from clusterctl.why.verdict_text import brief_lines
 
     # Whatever goes wrong with it: the run has ended, and with this code.
     try:
-        told = saved_verdict.judge_saved_run(run, state)
+        told = with_files_of_run(run, saved_verdict.judge_saved_run(run, state))
     except Exception as error:
         return [f"why: it cannot be told: {type(error).__name__}: {error}"]
     if told.kind not in (Kind.CRASH, Kind.HANG, Kind.START):

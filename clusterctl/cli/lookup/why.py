@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.cli.lookup.blank_arguments import with_blank_arguments
 from clusterctl.cli.lookup.missing_code import with_code_folder
 from clusterctl.cli.lookup.missing_command import with_login_path
 from clusterctl.errors import ClusterctlError, NotFoundError
@@ -51,7 +52,7 @@ def verdict_and_look(
     if not live:
         return saved_verdict.judge_saved_run(run, state), {}
     if state.over:
-        return with_code_folder(run, with_login_path(run, saved_verdict.judge_saved_run(run, state))), {}
+        return with_files_of_run(run, with_login_path(run, saved_verdict.judge_saved_run(run, state))), {}
     if saved_verdict.find_evidence_folder(state) is not None:
         told = saved_verdict.judge_saved_run(run, state)
         # Where nobody could look then, somebody may now: a node may have been too busy.
@@ -66,6 +67,11 @@ def verdict_and_look(
         # The controller looks as well, and may be through by now.
         state, _ = run_lookup.load_visible_state(run)
     return saved_verdict.judge_saved_run(run, state, seen), seen
+
+
+def with_files_of_run(run: RunDir, told: Verdict) -> Verdict:
+    """Return a verdict with what the code folder and the cluster file of its run tell; no node is asked."""
+    return with_code_folder(run, with_blank_arguments(run, told))
 
 
 def _now(run: RunDir, state: RunState) -> dict[str, RankEvidence]:

@@ -12,6 +12,7 @@ from clusterctl.run.nodes.files import absent
 from clusterctl.run.nodes.files.selection import EMPTY_SUBMODULE, LeftOut
 
 THERE = ["train.py", "tools/helper.py", "src/mypkg/__init__.py", "gen/tables.py", "libs/inner/__init__.py", "a.env"]
+THERE += ["dist/my_lib-0.1-py3-none-any.whl", "dist/my_lib-0.1.tar.gz", "wheels/Fast.Attn-2.0-cp311.whl"]
 NO_MODULE = "rank 1 failed first: ModuleNotFoundError: No module named "
 NO_FILE = "rank 1 failed first: FileNotFoundError: [Errno 2] No such file or directory: "
 
@@ -22,7 +23,8 @@ def folder(tmp_path: Path) -> absent.Folder:
     for path in THERE:
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).write_text("")
-    (source / ".gitignore").write_text("gen/\nlibs/\n*.env\n")
+    (source / ".gitignore").write_text("gen/\nlibs/\n*.env\nwheels/\n")
+    (source / "dist/.gitignore").write_text("*\n")
     sync = SyncSpec(source=str(source))
     manifest = code.collect(sync, code.ContentStore(tmp_path / "content"))
     (source / "late.py").write_text("")
@@ -49,6 +51,19 @@ def folder(tmp_path: Path) -> absent.Folder:
         pytest.param(f"{NO_MODULE}'train'", "`env: {PYTHONPATH: .}` has it look there", id="the top"),
         pytest.param(f"{NO_MODULE}'late'", "`late.py` is in the code folder now, and was not when", id="later"),
         pytest.param(f"{NO_MODULE}'torch'", None, id="a package of others"),
+        pytest.param(
+            f"{NO_MODULE}'my_lib.sub'",
+            "`dist/my_lib-0.1-py3-none-any.whl` is in the code folder, and left out by `*` of dist/.gitignore: "
+            "`sync: {exclude: ['!dist/my_lib-0.1-py3-none-any.whl']}` sends it",
+            id="a wheel",
+        ),
+        pytest.param(
+            f"{NO_MODULE}'fast_attn'",
+            "`wheels/Fast.Attn-2.0-cp311.whl` is in the code folder, and left out by `wheels/` of .gitignore: "
+            "`sync: {exclude: ['!wheels/']}` sends it",
+            id="a wheel in a folder",
+        ),
+        pytest.param(f"{NO_MODULE}'my'", None, id="the beginning of the name of another package"),
         pytest.param(
             f"{NO_FILE}'a.env'", "`a.env` is in the code folder, and left out by `*.env` of .gitignore", id="file"
         ),

@@ -172,3 +172,76 @@ def test_of_a_killed_rank_it_says_what_to_look_for_in_the_kernel_log() -> None:
 
     assert verdict.next[0] == "clusterctl exec --node gpu01 --shell 'dmesg -T | grep -iE \"oom|out of memory\" | tail'"
     assert "`oom-kill` or `Out of memory: Killed process`" in verdict.next[1]
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        pytest.param(
+            "KeyError: 'SLURM_PROCID'", "a variable of Slurm, and nobody sets it here: read `RANK`", id="slurm"
+        ),
+        pytest.param("KeyError: 'OMPI_COMM_WORLD_LOCAL_RANK'", "read `LOCAL_RANK` instead", id="mpi"),
+        pytest.param("KeyError: 'PMI_SIZE'", "read `WORLD_SIZE` instead", id="pmi"),
+        pytest.param("KeyError: 'SLURM_SUBMIT_DIR'", "set it in `env`", id="nothing like it"),
+        pytest.param("run.sh: line 3: SLURM_NODEID: unbound variable", "read `GROUP_RANK` instead", id="bash"),
+        pytest.param("X: Environment variable 'LWS_LEADER_ADDRESS' not found", "read `MASTER_ADDR`", id="omegaconf"),
+        pytest.param(
+            "ValueError: Error initializing: environment variable RANK expected, but not set",
+            "clusterctl sets `RANK` for every worker: `job.command`, `job.prologue`, `sudo` or a container has",
+            id="one that was there",
+        ),
+        pytest.param("KeyError: 'lr'", None, id="any other key"),
+        pytest.param("KeyError: 'MY_RANK'", None, id="any other variable"),
+        pytest.param("RuntimeError: SLURM_PROCID is 3", None, id="only spoken of"),
+    ],
+)
+def test_of_a_variable_that_is_not_there_it_is_said_which_one_is(message: str, advice: str | None) -> None:
+    summary = judge_run(case(raised(message), lost_peer())).summary
+    assert summary.endswith(message) if advice is None else f"{message}; " in summary
+    assert advice is None or advice in summary
+
+
+@pytest.mark.parametrize(
+    ("end", "is_certain"),
+    [
+        pytest.param(ended(None, signal="SIGBUS", message="killed by SIGBUS"), False, id="signal"),
+        pytest.param(
+            ended(135, message="killed by SIGBUS (exit code 135 of the shell): python3 x.py"), False, id="shell"
+        ),
+        pytest.param(
+            ended(
+                None, signal="SIGBUS", message="Fatal Python error: Bus error", tail="Fatal Python error: Bus error\n"
+            ),
+            False,
+            id="faulthandler",
+        ),
+        pytest.param(
+            raised(
+                "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It may be out of shared memory"
+            ),
+            True,
+            id="a loader that says so",
+        ),
+        pytest.param(raised("RuntimeError: unable to allocate shared memory(shm) for file </torch_1>"), True, id="shm"),
+    ],
+)
+def test_a_bus_error_alone_has_two_causes(end: RankExit, is_certain: bool) -> None:
+    told = judge_run(case(end, lost_peer()))
+    assert told.cls is Class.SHARED_MEMORY
+    assert (told.confidence is Confidence.CERTAIN) is is_certain
+    assert ("/dev/shm was full, or a file that was mapped into memory was cut short" in told.summary) is not is_certain
+
+
+@pytest.mark.parametrize(
+    ("message", "tool"),
+    [
+        pytest.param("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", "nvidia-smi", id="cuda"),
+        pytest.param("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED", "nvidia-smi", id="cublas"),
+        pytest.param("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2 GiB.", "rocm-smi", id="hip"),
+        pytest.param("MemoryError: Unable to allocate 5.0 GiB for an array", "free -h", id="host"),
+    ],
+)
+def test_memory_is_looked_at_where_it_was_short(message: str, tool: str) -> None:
+    steps = "\n".join(judge_run(case(raised(message), lost_peer())).next)
+    assert tool in steps
+    assert ("PYTORCH_CUDA_ALLOC_CONF" in steps and "batch" in steps) is (tool != "free -h")

@@ -68,6 +68,15 @@ def test_a_crash_that_is_told_beside_it_gets_one_line(failed: list[RankExit]) ->
     assert told == ["why: EXCEPTION, certain, at train.py:7 in load; `clusterctl why demo-abcd` tells more"]
 
 
+def test_what_the_error_beside_it_does_not_say_stands_in_that_line() -> None:
+    error = "KeyError: 'SLURM_PROCID'"
+    told = brief_lines(judge_run(case(raised(error), raised(error), over=True)), "demo-abcd", steps=False, said=error)
+
+    (line,) = told
+    assert line.startswith("why: EXCEPTION, certain, at train.py:7 in load; `SLURM_PROCID` is a variable of Slurm")
+    assert line.endswith("read `RANK` instead; `clusterctl why demo-abcd` tells more")
+
+
 def test_stacks_of_a_run_that_has_ended_are_not_recommended() -> None:
     assert [step for step in judge_run(HUNG).next if "stacks" in step]
     assert not [step for step in judge_run(replace(HUNG, over=True)).next if "stacks" in step]

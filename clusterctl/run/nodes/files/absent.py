@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import SyncSpec
 
+_MOST_NAMES_OF_A_FOLDER = 10_000
 _MODULE = re.compile(r"No module named '?([A-Za-z_][\w.]*)")
 _FILE = re.compile(r"(?:No such file or directory:|can't open file) '([^']+)'")
 
@@ -28,11 +30,13 @@ class Folder:
         sent: What was sent; where nothing is copied, what is there.
         left_out: What is not sent.
         has: Whether a path is there.
+        list_names: The names in a folder.
     """
 
     sent: Collection[str]
     left_out: Sequence[LeftOut]
     has: Callable[[str], bool]
+    list_names: Callable[[str], Sequence[str]] = lambda _path: ()
 
 
 def folder_of(sync: SyncSpec, sent: Collection[str] | None) -> Folder | None:
@@ -51,7 +55,19 @@ def folder_of(sync: SyncSpec, sent: Collection[str] | None) -> Folder | None:
     def has(path: str) -> bool:
         return os.path.lexists(os.path.join(sync.source, path))
 
-    return Folder(sent=there if sent is None else sent, left_out=() if sent is None else left_out, has=has)
+    def list_names(path: str) -> Sequence[str]:
+        try:
+            with os.scandir(os.path.join(sync.source, path)) as entries:
+                return [entry.name for entry in itertools.islice(entries, _MOST_NAMES_OF_A_FOLDER)]
+        except OSError:
+            return ()
+
+    return Folder(
+        sent=there if sent is None else sent,
+        left_out=() if sent is None else left_out,
+        has=has,
+        list_names=list_names,
+    )
 
 
 def explain(message: str, folder: Folder, workdirs: Iterable[str]) -> str | None:
@@ -77,10 +93,10 @@ def explain(message: str, folder: Folder, workdirs: Iterable[str]) -> str | None
 def _of_module(name: str, folder: Folder) -> str | None:
     path = name.replace(".", "/")
     forms = (f"{path}.py", f"{path}/__init__.py", path)
-    found = _left_out(forms, folder)
+    top = name.partition(".")[0]
+    found = _left_out(forms, folder) or _left_out_package(top, folder)
     if found is not None:
         return found
-    top = name.partition(".")[0]
     for one in folder.left_out:
         if one.rule == EMPTY_SUBMODULE and top in re.split(r"[/-]|\.git$", one.path):
             return f"`{one.path}` is {EMPTY_SUBMODULE}: {one.remedy}"
@@ -114,8 +130,31 @@ def _left_out(paths: Sequence[str], folder: Folder) -> str | None:
             )
             name = next((name for name in names if name is not None and folder.has(name)), None)
             if name is not None and one.rule != EMPTY_SUBMODULE:
-                return f"`{name}` is in the code folder, and left out by {one.rule}"
+                return _by_its_rule(name, one)
     return None
+
+
+def _left_out_package(module: str, folder: Folder) -> str | None:
+    """Say which rule leaves out a wheel or an archive of a package that is named like a module."""
+    package = re.compile(rf"{re.escape(module).replace('_', '[-_.]')}(?:-\d.*)?\.(?:whl|egg|zip|tar\.gz)", re.I)
+    for one in folder.left_out:
+        if one.path.endswith("/"):
+            names = [f"{one.path}{name}" for name in sorted(folder.list_names(one.path), key=_is_no_wheel)]
+        else:
+            names = [one.path]
+        name = next((name for name in names if package.fullmatch(name.rpartition("/")[2])), None)
+        if name is not None:
+            return _by_its_rule(name, one)
+    return None
+
+
+def _is_no_wheel(name: str) -> bool:
+    return not name.endswith(".whl")
+
+
+def _by_its_rule(name: str, one: LeftOut) -> str:
+    way = f": {one.way_to_send} sends it" if one.way_to_send else ""
+    return f"`{name}` is in the code folder, and left out by {one.rule}{way}"
 
 
 def _added(paths: Sequence[str], folder: Folder) -> str | None:

@@ -23,9 +23,13 @@ _POINTER_BYTES = range(100, 1024)
 _MOST_NAMES = 3
 _MADE_BY_TOOLS = re.compile(
     r"(?:.*_cache|.*\.egg-info|node_modules|htmlcov|\.(?:eggs|hypothesis|ipynb_checkpoints|tox|nox|idea|vscode))/"
-    r"|.*\.py[co]|\.coverage.*|\.DS_Store|.*\.swp|.*~"
+    r"|.*\.py[co]|\.coverage.*|\.DS_Store|.*\.swp|.*~|\.git(?:ignore|keep|attributes|modules)|\.keep"
 )
 """What tools and editors write beside code, which no job misses."""
+_PACKAGE = re.compile(r"\.(?:whl|so|egg)$")
+_DATA = re.compile(
+    r"\.(?:tar|tgz|gz|xz|bz2|zst|zip|7z|csv|tsv|jsonl?|parquet|arrow|npy|npz|h5|hdf5|tfrecords?|bin|pt|pth|ckpt|safetensors)$"
+)
 
 
 def sentences(manifest: Manifest, store: ContentStore) -> list[str]:
@@ -61,21 +65,33 @@ def of_left_out(left_out: Iterable[LeftOut]) -> Iterator[str]:
 
 def of_own_rules(left_out: Iterable[LeftOut]) -> str | None:
     """Return in a line what rules that a person wrote leave out; `None` if that is nothing that a job may miss."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[str, str], list[LeftOut]] = {}
     for one in left_out:
         if one.written_in and not one.remedy and not _is_made_by_a_tool(one.path):
-            alike.setdefault((one.written_in, one.rule), []).append(one.path)
-    # Folders first: data is rather one of them.
-    rules = sorted(alike.items(), key=lambda item: not any(path.endswith("/") for path in item[1]))
+            alike.setdefault((one.written_in, one.rule), []).append(one)
+    rules = sorted(
+        (sorted(of_rule, key=_order_of) for of_rule in alike.values()), key=lambda some: _order_of(some[0])[0]
+    )
     if not rules:
         return None
     named = []
-    for (written_in, _), paths in rules[:_MOST_NAMES]:
-        first, *others = sorted(paths, key=lambda path: not path.endswith("/"))
-        named.append(f"{first}{f' and {len(others)} more' if others else ''} ({written_in})")
-    left = sum(len(paths) for _, paths in rules[_MOST_NAMES:])
+    for first, *others in rules[:_MOST_NAMES]:
+        named.append(f"{first.path}{f' and {len(others)} more' if others else ''} ({first.written_in})")
+    left = sum(map(len, rules[_MOST_NAMES:]))
     more = f", … {left} more" if left else ""
-    return f"not sent: {', '.join(named)}{more}; `clusterctl sync --dry-run -v` lists all"
+    firsts = [some[0] for some in rules[:_MOST_NAMES]]
+    sendable = next((one for one in firsts if one.way_to_send and not sensitive.is_named_like_a_secret(one.path)), None)
+    remedy = f"{sendable.way_to_send} sends {sendable.path}, " if sendable is not None else ""
+    return f"not sent: {', '.join(named)}{more}; {remedy}`clusterctl sync --dry-run -v` lists all"
+
+
+def _order_of(one: LeftOut) -> tuple[int, int]:
+    """Return the place of a path among those that a job may miss: packages, folders, data, others; large ones first."""
+    if _PACKAGE.search(one.path):
+        return 0, -one.size_bytes
+    if one.path.endswith("/"):
+        return 1, 0
+    return (2 if _DATA.search(one.path) else 3), -one.size_bytes
 
 
 def _is_made_by_a_tool(path: str) -> bool:

@@ -46,6 +46,7 @@ class LeftOut:
         target: Where a link leads.
         remedy: What a person can do who did not mean to leave it out; empty where a rule of theirs says it.
         written_in: `sync.exclude`, or the `.gitignore` that has the rule; empty for a rule that nobody wrote.
+        size_bytes: Of a file that such a rule leaves out; 0 for a folder.
     """
 
     path: str
@@ -53,11 +54,17 @@ class LeftOut:
     target: str = ""
     remedy: str = ""
     written_in: str = ""
+    size_bytes: int = 0
 
     @property
     def shown(self) -> str:
         """The path, and where it leads."""
         return f"{self.path} -> {self.target}" if self.target else self.path
+
+    @property
+    def way_to_send(self) -> str:
+        """What a person writes who wants it sent in spite of a `.gitignore`; empty where none leaves it out."""
+        return f"`sync: {{exclude: ['!{self.path}']}}`" if self.written_in.endswith(_IGNORE) else ""
 
 
 class Rule(NamedTuple):
@@ -67,10 +74,10 @@ class Rule(NamedTuple):
     written_in: str = ""
 
 
+_IGNORE = ".gitignore"
 _OUTSIDE = "a link out of the folder"
 _WITHOUT_TARGET = "a link to what is not sent"
 EMPTY_SUBMODULE = "an empty submodule"
-_IGNORE = ".gitignore"
 _VENV = "a virtual environment"
 
 
@@ -183,7 +190,10 @@ class _Walk:
     def _file(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Iterator[Found]:
         rule = self._rule(path, entry, rules, ignored)
         if rule is not None:
-            self._leave(path, rule)
+            status = (
+                unless_gone(lambda: entry.stat(follow_symlinks=False), Path(entry.path)) if rule.written_in else None
+            )
+            self._leave(path, rule, 0 if status is None else status.st_size)
         elif entry.is_symlink():
             yield from self._link(path, entry)
         else:
@@ -212,14 +222,14 @@ class _Walk:
             self._links.append((path, written, os.path.relpath(real, self._top)))
             yield Found(path, status, self._as_written(path, written, real))
 
-    def _leave(self, path: str, rule: Rule) -> None:
+    def _leave(self, path: str, rule: Rule, size_bytes: int = 0) -> None:
         """Tell what a rule leaves out; once also that git was to say whether it does, and could not."""
         words, remedy = rule.words, ""
         if self._tracked.failures and not self._is_git_doubted and rule.written_in.endswith(_IGNORE):
             self._is_git_doubted = True
             words += f", and git cannot say whether it tracks this ({next(iter(self._tracked.failures.values()))})"
             remedy = "files that git tracks are sent only if it can say so"
-        self._leave_out(LeftOut(path, words, remedy=remedy, written_in=rule.written_in))
+        self._leave_out(LeftOut(path, words, remedy=remedy, written_in=rule.written_in, size_bytes=size_bytes))
 
     def _note(self, path: str) -> None:
         """Note that a path is sent, and the folders that it lies in."""

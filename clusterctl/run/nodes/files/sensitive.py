@@ -96,11 +96,16 @@ def sentence(files: Iterable[tuple[str, int]], beginning: Callable[[str], bytes]
 
 
 def _looks_secret(path: str, size: int, beginning: Callable[[str], bytes]) -> bool:
-    parts = path.lower().split("/")
-    if any(fnmatch.fnmatchcase(parts[-1], pattern) for pattern in _PUBLIC):
+    if any(fnmatch.fnmatchcase(path.lower().rpartition("/")[2], pattern) for pattern in _PUBLIC):
         return False
+    return is_named_like_a_secret(path) or (
+        64 <= size <= LARGEST_KEY_BYTES and _KEY.search(beginning(path)) is not None
+    )
+
+
+def is_named_like_a_secret(path: str) -> bool:
+    """Return whether files of this name hold keys, tokens or passwords."""
+    parts = path.lower().rstrip("/").split("/")
     # A pattern of two parts means the folder too, and all that is in it.
     pairs = ["/".join(pair) for pair in itertools.pairwise(parts)]
-    if any(fnmatch.fnmatchcase(tried, pattern) for pattern in _LIKE_SECRETS for tried in (parts[-1], *pairs)):
-        return True
-    return 64 <= size <= LARGEST_KEY_BYTES and _KEY.search(beginning(path)) is not None
+    return any(fnmatch.fnmatchcase(tried, pattern) for pattern in _LIKE_SECRETS for tried in (parts[-1], *pairs))
