@@ -21,8 +21,6 @@ from clusterctl.run.record.disk_files import is_shortage, make_private_folder, w
 if TYPE_CHECKING:
     from pathlib import Path
 
-    # MERGED
-
 
 _REPLICAS = (JOURNAL_FILE, SAMPLES_FILE)
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.process_types import LeftoverProcess, RemainingProcess
     from clusterctl.run.rules import controller_events as head
 
-    # MERGED
-
 
 _JSON_FIELDS = ("kind", "node", "rank", "exit_code", "signal", "message", "certain")
 _MAX_MESSAGE = 500
