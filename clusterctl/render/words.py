@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
     """Return the first observed failure in one line; says so where another may have come first."""
-    word = "first observed failure" if cause.certain else "first observed failure (ambiguous: others overlap in time)"
+    is_clear = cause.certain or cause.kind == "stopped"
+    word = "first observed failure" if is_clear else "first observed failure (ambiguous: others overlap in time)"
     place = [f"rank {cause.rank}"] if cause.rank is not None else []
     place += [f"on {safe(cause.node)}"] if cause.node else []
     place += [f"attempt {attempt}"] if attempt > 0 else []
@@ -65,6 +66,7 @@ def how_it_ended(cause: Cause) -> str:
     words = {
         "exited_early": "exit code 0 while the others went on",
         "failed_inside": "its Python failed, although its command ended with 0",
+        "stopped": "stopped by clusterctl before it ended by itself",
         "left_work": "ended with 0 within seconds, before its work was done",
         "unknown": "exit status unknown",
         "node_lost": "",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from clusterctl.config.worker_variables import OWNED_NAMES, find_launcher, find_substitute
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import headline_patterns
+from clusterctl.why.headline import find_last_words
 from clusterctl.why.stack_position import is_user_code, short_path
 from clusterctl.why.verdict import Class, Culprit, Waiting
 
@@ -67,8 +68,11 @@ def describe_exit(end: RankExit) -> str:
     if end.exit_code is None:
         return "it ended, and nobody saw how"
     if end.well:
-        swallowed = f", and its last output is a traceback: {shorten(end.message)}" if end.message else ""
-        return f"it ended with 0 while others went on{swallowed}"
+        last = find_last_words(end.tail)
+        words = f"; its last words: {shorten(last)}" if last else ""
+        if end.message:
+            words = f", and its last output is a traceback: {shorten(end.message)}"
+        return f"it ended with 0 while others went on{words}"
     if end.failed_inside:
         return f"{shorten(end.message)}, although its command ended with 0"
     return shorten(end.message) or f"exit {end.exit_code} without a word"

@@ -140,6 +140,12 @@ def find_closing_traceback(output: str) -> Headline | None:
     )
 
 
+def find_last_words(output: str) -> str:
+    """Return what a program said that ended with 0: a cause, or its last line; "" where it only told of steps."""
+    text = find_headline(output).text if output else ""
+    return "" if headline_patterns.PROGRESS.match(text) else text
+
+
 def _without_ignored(texts: Sequence[str]) -> list[str]:
     """Return lines without the exceptions of which Python says that it ignores them."""
     rest, is_ignored = [], False

@@ -107,17 +107,31 @@ def test_the_end_of_a_failed_workers_output_comes_with_its_exit(node: Node) -> N
             "ZeroDivisionError: division by zero",
             id="traceback",
         ),
-        pytest.param("print('well')", "", id="none"),
+        pytest.param("print('x' * 5000, 'no checkpoint')", "no checkpoint", id="last_line"),
     ],
 )
-def test_of_a_worker_that_ended_with_0_the_end_of_its_output_is_told_where_it_holds_a_traceback(
-    node: Node, script: str, last: str
-) -> None:
+def test_of_a_worker_that_ended_with_0_the_end_of_its_output_is_told(node: Node, script: str, last: str) -> None:
     talk = node.launch([sys.executable, "-c", f"import traceback\n{script}"])
     talk.wait_for("swept")
     assert talk.exits()[0]["exit_code"] == 0
     assert talk.exits()[0]["tail"].strip().endswith(last)
-    assert bool(talk.exits()[0]["tail"]) is bool(last)
+    assert len(talk.exits()[0]["tail"]) <= 1024
+
+
+def test_of_a_worker_that_was_stopped_a_traceback_is_told_that_it_had_printed_before(node: Node) -> None:
+    script = (
+        "import signal, sys, time, traceback\n"
+        "def end(*_): print('told to end', flush=True); sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "try: {}['step']\nexcept KeyError: traceback.print_exc()\n"
+        "open('ready', 'w').close()\n"
+        "time.sleep(1000)\n"
+    )
+    fails = "import os, sys, time\nwhile not os.path.exists('ready'): time.sleep(0.01)\nsys.exit(1)\n"
+    talk = node.launch([sys.executable, "-c", script], [sys.executable, "-c", fails])
+    talk.wait_for("swept")
+    assert talk.exits()[0]["stopped"]
+    assert talk.exits()[0]["tail"].endswith("KeyError: 'step'\n")
 
 
 def test_what_torch_elastic_wrote_about_an_error_comes_with_the_exit(node: Node) -> None:

@@ -67,7 +67,8 @@ class Exited:
         error: Its `TORCHELASTIC_ERROR_FILE`, `{message, traceback}`, or `None`. With exit code 0: the failure of a
             Python
             below a shell that ended with 0 all the same.
-        tail: The end of its output (at most 8 KiB), unless it was stopped or ended well without a traceback.
+        tail: The end of its output (at most 8 KiB). Of one that ended well without a traceback at most 1 KiB; of one
+            that was stopped what it had written before that, and only with a traceback.
         outside_signal: With exit code 0: the last SIGTERM or SIGINT that it handled and that we did not send,
             `{signal, before_s}`, or `None`.
     """

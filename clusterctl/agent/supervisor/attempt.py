@@ -71,6 +71,7 @@ class Attempt:
         self.start_workers: forkserver.StartWorkers = forkserver.start_without_forkserver
         self._has_failures = False
         self._groups: dict[int, int] = {}
+        self._sizes_at_stop: dict[int, int] = {}
         self._oom = exit_status.read_oom_kill_counts()
         self._watched_ports = ports.IntruderCheck([], self._list_user_ids)
         self.outputs = OutputFiles(run, prepare.attempt, prepare.reserve, prepare.max_size, record, dropped)
@@ -82,6 +83,7 @@ class Attempt:
             lambda: self.living_workers,
             self.outputs.close,
             self._map_pids_to_ranks,
+            self._note_output_sizes,
         )
         self.shutdown = AttemptShutdown(loop, run.run, markers, self.number, self.known_processes, parts)
 
@@ -304,7 +306,6 @@ class Attempt:
         stopped = self.shutdown.was_requested(worker.rank, latest)
         code, number = exit_record["exit_code"], exit_record["signal"]
         bad = code != 0
-        of_rank = self._run.of_rank
         return events.Exited(
             attempt=self.number,
             rank=worker.rank,
@@ -315,9 +316,22 @@ class Attempt:
             latest=latest,
             oom=self._find_oom_evidence(worker) if number == signal.SIGKILL and not stopped else None,
             error=self._read_error(worker, bad=bad),
-            tail="" if stopped else workers.last_words(of_rank(self.number, worker.rank, "log"), has_failed=bad),
+            tail=self._read_tail(worker.rank, bad=bad, stopped=stopped),
             outside_signal=None if bad or stopped else self._outside_signal(worker.rank, latest),
         )
+
+    def _read_tail(self, rank: int, *, bad: bool, stopped: bool) -> str:
+        path = self._run.of_rank(self.number, rank, "log")
+        if stopped:
+            return workers.words_before_stop(path, self._sizes_at_stop.get(rank, 0))
+        return workers.last_words(path, has_failed=bad)
+
+    def _note_output_sizes(self) -> None:
+        """Take note of how much each worker has written by itself: the rest may follow from the stop signal."""
+        for worker in self.living_workers:
+            with contextlib.suppress(OSError):
+                path = self._run.of_rank(self.number, worker.rank, "log")
+                self._sizes_at_stop[worker.rank] = os.stat(path).st_size
 
     def _read_error(self, worker: Worker, *, bad: bool) -> dict[str, Any] | None:
         if bad:

@@ -117,7 +117,8 @@ class ShutdownHooks:
         poll_exits: Finds the workers that have ended.
         list_living: Returns the workers whose exit was not noticed yet.
         close: Closes their outputs.
-        rank_by_pid: Returns the rank of each worker by its pid, which is also its POSIX session.
+        rank_by_pid: The rank of each worker by its pid, which is that of its POSIX session.
+        on_stop: Takes note of what is there before the first stop signal goes out.
     """
 
     record: Callable[[events.Event], events.Stamp]
@@ -126,6 +127,7 @@ class ShutdownHooks:
     list_living: Callable[[], list[Worker]]
     close: Callable[[], None]
     rank_by_pid: Callable[[], dict[int, int]]
+    on_stop: Callable[[], None]
 
 
 class AttemptShutdown:
@@ -185,6 +187,7 @@ class AttemptShutdown:
                 worker.rank for worker in self._hooks.list_living() if proc.is_dying(worker.identity)
             }
             self.stopped_at = now
+            self._hooks.on_stop()
             self._hooks.record(events.Stopping(self._number, reason, grace, sorted(self._exiting_ranks)))
         # The event took time to write; the grace starts now.
         self.terminate(time.monotonic() + grace)

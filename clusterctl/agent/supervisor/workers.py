@@ -308,6 +308,7 @@ def close_watch(worker: Worker) -> None:
 
 
 _OF_A_TRACEBACK = ("Traceback (most recent call last)", '  File "')
+_MAX_LAST_WORDS = 1024
 _FRAMES = 8
 """The read is this many times larger than the result, to find the cause above stack frames."""
 
@@ -329,17 +330,38 @@ def read_error_file(path: str) -> dict[str, Any] | None:
 
 
 def last_words(path: str, *, has_failed: bool) -> str:
-    """Return the end of the output of a worker that ended by itself; for exit code 0 only if it has a traceback."""
+    """Return the end of the output of a worker that ended by itself; of one that ended with 0 without a traceback less.
+
+    It may have ended too early, and then its last line tells why.
+    """
     end = read_output_tail(path)
-    return end if has_failed or any(word in end for word in _OF_A_TRACEBACK) else ""
+    return end if has_failed or _holds_traceback(end) else end[-_MAX_LAST_WORDS:]
 
 
-def read_output_tail(path: str, limit: int = 8192) -> str:
-    """Return the end of an output file for a person; a long one without frames of C++ and of threads."""
+def words_before_stop(path: str, size: int) -> str:
+    """Return the end of what a worker had written before it was stopped, `size` bytes, if that holds a traceback."""
+    end = read_output_tail(path, size=size)
+    return end if _holds_traceback(end) else ""
+
+
+def _holds_traceback(output: str) -> bool:
+    return any(word in output for word in _OF_A_TRACEBACK)
+
+
+def read_output_tail(path: str, limit: int = 8192, size: int | None = None) -> str:
+    """Return the end of an output file for a person to read; of a long one without frames of C++ and of threads.
+
+    Args:
+        path: The file.
+        limit: Return so many bytes at most.
+        size: Take so much of the file for the whole.
+    """
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _FRAMES * limit))
-            end = file.read(_FRAMES * limit)
+            whole = os.fstat(file.fileno()).st_size
+            start = max(0, min(whole, whole if size is None else size) - _FRAMES * limit)
+            file.seek(start)
+            end = file.read(_FRAMES * limit if size is None else max(0, min(size - start, _FRAMES * limit)))
     except OSError:
         return ""
     if len(end) > limit:

@@ -96,7 +96,7 @@ def read_final_outputs(run: RunDir, state: RunState) -> dict[int, str]:
     first = _find_first_exit(state)
     if first is None:
         return {}
-    stopped = [worker for worker in state.workers.values() if worker.stopped and worker.exit_code != 0]
+    stopped = [worker for worker in state.workers.values() if worker.stopped]
     return {worker.rank: end for worker in stopped[:_MAX_RANKS] if (end := _read_output_end(run, state, worker, first))}
 
 

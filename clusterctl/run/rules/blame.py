@@ -84,8 +84,9 @@ class Cause:
 
     Attributes:
         kind: exit, signal, oom, unknown (nobody saw it), exited_early, failed_inside (its Python, below a shell that
-            ended with 0), left_work (what it left running was the work), node_lost, start_failed; or the rule that
-            ended the run: stalled, time_limit, unhealthy, port_taken.
+            ended with 0), stopped (we ended it, after it had printed why it fails), left_work (what it left running was
+            the work), node_lost, start_failed; or the rule that ended the run: stalled, time_limit, unhealthy,
+            port_taken.
         message: One line: the headline of the worker's last words (`why.headline`).
         traceback: The worker's own, where it left one.
         cls: What `why` calls it; `None` where no worker's end is the cause.
@@ -113,6 +114,7 @@ class ExitAnalysis:
     Attributes:
         on_node_clock: When it ended by the clock of its node, as `Exit.on_node_clock`.
         peers: Addresses of those to whom it lost its connection, as far as it names them.
+        output: The end of the output of a rank that ended with 0: nobody searches it unless that end is to blame.
     """
 
     cause: Cause
@@ -120,6 +122,7 @@ class ExitAnalysis:
     latest: float
     on_node_clock: tuple[float, float] | None = None
     peers: frozenset[str] = frozenset()
+    output: str = ""
 
     def may_precede(self, other: ExitAnalysis) -> bool:
         """Return whether this end may have come before another one."""
@@ -145,7 +148,8 @@ def sort_causes(analyses: Sequence[ExitAnalysis]) -> tuple[Cause, ...]:
     """
     first, *rest = sorted(analyses, key=lambda v: (v.cause.secondary, v.latest, v.cause.rank))
     rivals = any(v.cause.secondary == first.cause.secondary and v.may_precede(first) for v in rest)
-    return (replace(first.cause, certain=not rivals), *(v.cause for v in rest))
+    message = headline.find_last_words(first.output) or first.cause.message
+    return (replace(first.cause, message=message, certain=not rivals), *(v.cause for v in rest))
 
 
 def find_early_exit(
@@ -170,20 +174,18 @@ def find_early_exit(
         return None
     lost = f"{len(failed)} ranks" if len(failed) > 1 else f"rank {failed[0].cause.rank}"
     message = f"{lost} lost {'their' if len(failed) > 1 else 'its'} connection to it"
+    if last := headline.find_last_words(candidates[0].output):
+        message = f"{last} ({message})"
     return replace(candidates[0].cause, message=message, traceback=None, certain=not first.may_precede(candidates[0]))
 
 
 def find_cause_in_output(rank: int, node: str, output: str) -> Cause | None:
     """Return what a rank says of itself that was stopped, by the traceback with which its output ends; else `None`.
 
-    After one that was caught the output goes on: that one says nothing. `output` is the end of what the rank wrote
-    before anybody asked for its end.
+    After one that was caught the output goes on: that one says nothing. Behind the last one a rank may tell how it
+    cleans up. `output` is the end of what the rank wrote before anybody asked for its end.
     """
-    starts = [match.start() for match in _TRACEBACK.finditer(output)]
-    lines = output[starts[-1] :].splitlines() if starts else []
-    prefix = _rank_prefix_length(lines[0]) if lines else 0
-    last = next((i for i, line in enumerate(lines) if i and re.match(r"\S", _strip_rank_prefix(line))), None)
-    if last is None or not all(_belongs_to_traceback(line, lines[0][:prefix].strip()) for line in lines[last + 1 :]):
+    if not _ends_with_traceback(output):
         return None
     exit_ = WorkerExit(
         rank=rank,
@@ -197,6 +199,39 @@ def find_cause_in_output(rank: int, node: str, output: str) -> Cause | None:
         latest=0.0,
     )
     return _build_cause(exit_, _find_headline(exit_))
+
+
+def find_failed_before_stop(stopped: Sequence[Cause], failed: Sequence[tuple[ExitAnalysis, str]]) -> tuple[Cause, ...]:
+    """Return the ranks that had printed why they fail before they were stopped; none where a failure tells for itself.
+
+    Their peers lost them before they were gone. A traceback that a rank which lost its peer has printed as well was
+    caught there, and says nothing.
+
+    Args:
+        stopped: What stopped ranks had printed of themselves (`find_cause_in_output`).
+        failed: What the exits of ranks that failed say, and their output.
+    """
+    if not failed or not all(analysis.cause.secondary for analysis, _ in failed):
+        return ()
+    own = [cause for cause in stopped if not cause.secondary and cause.cls is not Class.PEER_LOST]
+    own = [cause for cause in own if not any(cause.message in output for _, output in failed)]
+    return tuple(replace(cause, kind="stopped", exit_code=None) for cause in own)
+
+
+def _ends_with_traceback(output: str) -> bool:
+    """Return whether a traceback is the last thing that an output tells, but for the end of the program itself."""
+    starts = [match.start() for match in _TRACEBACK.finditer(output)]
+    if not starts:
+        return False
+    lines = output[starts[-1] :].splitlines()
+    prefix = _rank_prefix_length(lines[0])
+    last = next((i for i, line in enumerate(lines) if i and re.match(r"\S", _strip_rank_prefix(line))), None)
+    if last is None:
+        return False
+    if all(_belongs_to_traceback(line, lines[0][:prefix].strip()) for line in lines[last + 1 :]):
+        return True
+    heading = headline.find_headline(output, exit_code=1)
+    return heading.is_recognised and heading.traceback is not None
 
 
 def find_swallowed_exception(output: str) -> str:

@@ -24,6 +24,7 @@ from clusterctl.run.rules.blame import (
     ExitAnalysis,
     build_left_work_cause,
     find_early_exit,
+    find_failed_before_stop,
     is_idle_process,
     sort_causes,
 )
@@ -124,7 +125,8 @@ class WorkerState:
     Attributes:
         start_time: In clock ticks since the boot of its node.
         stopped: We asked for its end.
-        tail: The end of its output, where it did not end well or that holds a traceback.
+        tail: The end of its output; where we stopped it, only if it had printed a traceback before that.
+        cause_before_stop: Why it was about to fail when we stopped it, as it had printed it.
         swallowed: The exception with whose traceback its output ends, and its line, although it ended with 0; else "".
         outside_signal: Which signal that we had not sent it had handled, and how many seconds before it ended with 0.
         began_s: When it was started, by the monotonic clock of its node.
@@ -146,6 +148,7 @@ class WorkerState:
     tail: str = ""
     swallowed: str = ""
     outside_signal: tuple[str, float] | None = None
+    cause_before_stop: Cause | None = None
     began_s: float | None = None
     lasted_s: float | None = None
     has_failed_inside: bool = False
@@ -351,7 +354,8 @@ class RunState:
         """What is to blame, the first observed failure on top; worked out whenever it is asked for.
 
         Where no rank failed and the others were stopped all the same, a rank that ended well too early is to blame; so
-        it is where all that failed had lost their connection to it.
+        it is where all that failed had lost their connection to it. Those that had printed why they fail before they
+        were stopped come before ranks that only lost a peer.
         """
         ended = [w for w in self.workers.values() if w.exit_analysis is not None and not self._lost_with_node(w)]
         failed = [w.exit_analysis for w in ended if w.failed and w.exit_analysis is not None]
@@ -359,7 +363,8 @@ class RunState:
         if failed:
             addresses = {node.node: node.address for node in self.nodes.values()}
             early = find_early_exit(failed, well, addresses)
-            return sort_causes(failed) if early is None else (early, *sort_causes(failed))
+            own = self._failed_before_stop() if early is None else (early,)
+            return (*own, *sort_causes(failed))
         if well and self.reason == StopReason.PEER_FAILED.value:
             return sort_causes(well)
         if self.has_left_work:
@@ -380,6 +385,12 @@ class RunState:
         return is_at_work and all(
             w.ended_well and w.lasted_s is not None and w.lasted_s < BACKGROUND_MAX_S for w in workers
         )
+
+    def _failed_before_stop(self) -> tuple[Cause, ...]:
+        workers = self.workers.values()
+        stopped = [w.cause_before_stop for w in workers if w.cause_before_stop is not None]
+        failed = [(w.exit_analysis, w.tail) for w in workers if w.failed and w.exit_analysis is not None]
+        return find_failed_before_stop(stopped, failed) if stopped else ()
 
     def _lost_with_node(self, worker: WorkerState) -> bool:
         """Return whether nobody saw a worker's end because its machine went down with it: that is what is to blame."""

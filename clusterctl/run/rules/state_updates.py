@@ -10,7 +10,14 @@ from typing_extensions import assert_never
 from clusterctl.agent.protocol import events
 from clusterctl.formatting import signal_name
 from clusterctl.run.rules import controller_events as head
-from clusterctl.run.rules.blame import Cause, WorkerExit, analyse_exit, find_swallowed_exception
+from clusterctl.run.rules.blame import (
+    Cause,
+    ExitAnalysis,
+    WorkerExit,
+    analyse_exit,
+    find_cause_in_output,
+    find_swallowed_exception,
+)
 from clusterctl.run.rules.state import (
     MutableNodes,
     MutableWorkers,
@@ -149,11 +156,12 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
         stopped=event.stopped,
         oom=event.oom,
         tail=event.tail,
-        swallowed=find_swallowed_exception(event.tail) if event.exit_code == 0 and event.error is None else "",
+        swallowed="" if event.stopped or event.exit_code or event.error else find_swallowed_exception(event.tail),
+        cause_before_stop=find_cause_in_output(event.rank, node.node, event.tail) if event.stopped else None,
         outside_signal=_outside_signal(event),
         lasted_s=None if worker.began_s is None else max(0.0, event.latest - worker.began_s),
         has_failed_inside=event.exit_code == 0 and event.error is not None,
-        exit_analysis=None if event.stopped else analyse_exit(_exit_of(node, event)),
+        exit_analysis=None if event.stopped else _analyse(node, event),
     )
     return _with_worker(state, worker)
 
@@ -161,6 +169,11 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
 def _outside_signal(event: events.Exited) -> tuple[str, float] | None:
     found = event.outside_signal
     return None if found is None else (signal_name(found["signal"]), float(found["before_s"]))
+
+
+def _analyse(node: NodeState, event: events.Exited) -> ExitAnalysis:
+    analysis = analyse_exit(_exit_of(node, event))
+    return replace(analysis, output=event.tail) if event.exit_code == 0 else analysis
 
 
 def _exit_of(node: NodeState, event: events.Exited) -> WorkerExit:

@@ -21,6 +21,7 @@ from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.run.rules.why_evidence import build_why_evidence
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence
+from clusterctl.why.verdict_text import verdict_lines
 from tests.unit.run.told import RUNNING, attempt, exited, started, told, wrote
 
 ERROR = {"message": "RuntimeError: boom", "traceback": "Traceback (most recent call last):\nRuntimeError: boom"}
@@ -196,6 +197,90 @@ def test_ranks_that_ended_with_0_for_a_signal_of_somebody_else_are_warned_of(
     over = told(ended_for(*signals), controller_events.Ended(state="succeeded", exit_code=0))
     assert determine_outcome(over) == (RunPhase.SUCCEEDED, ExitCode.OK)
     assert status_json(RunView(state=over, attended=True))["warnings"] == words
+
+
+# --- ranks that leave their peers, or were about to fail when they were stopped with them
+
+LOST = "step 4\nRuntimeError: Connection closed by peer [10.0.0.2]:4711\n"
+BEFORE_STOP = (
+    'step 4\nTraceback (most recent call last):\n  File "/w/train.py", line 9, in <module>\n    labels[step]\n'
+    "KeyError: 5\nwandb: uploading history ...\n"
+)
+
+
+def lost_peers(*others: node_events.Exited) -> RunState:
+    """Ranks 0 and 1 lost a peer on n1; how ranks 2 and 3 ended there."""
+    state = wrote(RUNNING, "n0", *(exited(rank, exit_code=1, latest=2.0, tail=LOST) for rank in (0, 1)))
+    return wrote(told(state, DECIDED), "n1", *others)
+
+
+def shown_of(state: RunState) -> tuple[str, str]:
+    """What the report of a run says of its end, and what `why` says."""
+    over = told(state, controller_events.Ended(state="failed", exit_code=100))
+    terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=200)
+    verdict = judge_run(build_why_evidence(over, {}, outputs={w.rank: w.tail for w in over.workers.values()}))
+    return "\n".join(render_report(over, terminal)), "\n".join(text for _, text in verdict_lines(verdict))
+
+
+DECIDED = controller_events.EndDecided(attempt=0, reason="peer_failed", message="a worker failed")
+STOPPED = exited(3, signal=15, stopped=True, latest=3.0)
+
+
+@pytest.mark.parametrize(
+    ("tail", "words"),
+    [
+        pytest.param(
+            "step 4\ncould not load the checkpoint: [Errno 2] No such file or directory: 'rank_02'\n",
+            "could not load the checkpoint: [Errno 2] No such file or directory: 'rank_02'",
+            id="a_complaint",
+        ),
+        pytest.param("step 4\nnothing left to do here\n", "nothing left to do here", id="the_last_line"),
+        pytest.param("step 3\nstep 4\n", None, id="steps_alone"),
+    ],
+)
+def test_a_rank_that_left_its_peers_with_0_is_named_with_its_last_words(tail: str, words: str | None) -> None:
+    state = lost_peers(exited(2, exit_code=0, latest=1.0, tail=tail), STOPPED)
+    assert state.cause is not None
+    assert (state.cause.kind, state.cause.rank) == ("exited_early", 2)
+    lost = "2 ranks lost their connection to it"
+    assert state.cause.message == (lost if words is None else f"{words} ({lost})")
+    report, why = shown_of(state)
+    assert words is None or (
+        words in report and f"it ended with 0 while others went on; its last words: {words}" in why
+    )
+
+
+def test_a_rank_that_had_printed_why_it_fails_before_it_was_stopped_is_the_cause() -> None:
+    state = lost_peers(
+        exited(2, signal=15, stopped=True, latest=3.0), exited(3, signal=15, stopped=True, latest=3.0, tail=BEFORE_STOP)
+    )
+    assert state.cause is not None
+    assert (state.cause.kind, state.cause.rank, state.cause.message) == ("stopped", 3, "KeyError: 5")
+    report, why = shown_of(state)
+    assert report.startswith(
+        "first observed failure: rank 3 on n1, stopped by clusterctl before it ended by itself: KeyError: 5"
+    )
+    assert "then ranks 0-1 on n0: exit 1: RuntimeError: Connection closed by peer" in report
+    assert "crash EXCEPTION, likely: rank 3 on n1 failed: KeyError: 5" in why
+
+
+@pytest.mark.parametrize(
+    ("first", "tail"),
+    [
+        pytest.param(LOST, "step 4\n", id="no_traceback"),
+        pytest.param(LOST, BEFORE_STOP + "step 5\n", id="went_on"),
+        pytest.param(BEFORE_STOP + LOST, BEFORE_STOP, id="all_have_printed_it"),
+        pytest.param("RuntimeError: bad batch\n", BEFORE_STOP, id="a_failure_tells_for_itself"),
+        pytest.param(
+            LOST, BEFORE_STOP.replace("KeyError: 5", "RuntimeError: Connection reset by peer"), id="it_lost_a_peer_too"
+        ),
+    ],
+)
+def test_a_rank_that_was_stopped_is_no_cause_where_its_output_does_not_tell_so(first: str, tail: str) -> None:
+    state = wrote(RUNNING, "n0", exited(0, exit_code=1, latest=2.0, tail=first))
+    state = wrote(state, "n1", exited(3, signal=15, stopped=True, latest=3.0, tail=tail))
+    assert state.cause is not None
+    assert state.cause.rank == 0
 
 
 # --- groups of their own

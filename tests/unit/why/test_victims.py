@@ -115,6 +115,8 @@ def test_counters_that_leave_a_doubt_name_nobody(counters: tuple[Mapping[str, tu
         pytest.param(f"step 60\n{RAISED}", id="Python's own"),
         pytest.param(f"step 60\n{TORCH}", id="with what torch sets before each line"),
         pytest.param(f"{TORCH}[rank1]:  Original exception:\n[rank1]: [pair.cc:553] bad\n", id="of several lines"),
+        pytest.param(f"{RAISED}wandb: uploading history, summary ...\n", id="it uploads"),
+        pytest.param(f"{RAISED}crash report written\nsending it to the team\n", id="it tells what it does then"),
         pytest.param(f"{RAISED}\n[W1125 02:55:28.830527067 socket.cpp:207] no name\n", id="a warning after it"),
     ],
 )
@@ -131,6 +133,7 @@ def test_the_traceback_with_which_an_output_ends_is_what_the_rank_says(output: s
         pytest.param("", id="nothing"),
         pytest.param("step 60\nstep 61\n", id="no traceback"),
         pytest.param(f"{RAISED}step 61\n", id="it went on after one"),
+        pytest.param(RAISED + "".join(f"read shard {n}\n" for n in range(20)), id="it went on with other words"),
         pytest.param(RAISED.rpartition("ValueError")[0], id="it was stopped in the middle of it"),
     ],
 )
