@@ -63,6 +63,8 @@ EVENT_SHAPES: dict[str, Validator] = {
             "error": optional(object_of({}, {"message": string(8192), "traceback": optional(string(32768))})),
             "tail": string(8192),
             "outside_signal": optional(object_of({"signal": integer(1, 127), "before_s": number(0.0)})),
+            "worked_alone": boolean,
+            "failed_child": optional(object_of({"pid": PID, "message": string(8192)})),
         },
     ),
     "grouped": _event({"attempt": ATTEMPT, "ranks": list_of(RANK, 4096), "size": RANK}),

@@ -77,6 +77,47 @@ def test_a_launcher_is_not_the_rank_and_judges_its_workers_itself(node: Node, na
     assert (event["exit_code"], event["error"]) == (0, None)
 
 
+PROCESS = """
+import concurrent.futures, multiprocessing as m, sys
+def fails(): raise RuntimeError('NCCL error')
+def ends_so(): sys.exit(3)
+def passes_on():
+    try: fails()
+    except RuntimeError: sys.exit(1)
+def works(_): raise ValueError('for the parent')
+if __name__ == '__main__':
+    m.set_start_method('METHOD')
+    WORK
+"""
+STARTS = "p = m.Process(target={}); p.start(); p.join()"
+
+
+@pytest.mark.parametrize(
+    ("method", "work", "message"),
+    [
+        pytest.param("fork", STARTS.format("fails"), "RuntimeError: NCCL error", id="fork"),
+        pytest.param("spawn", STARTS.format("fails"), "RuntimeError: NCCL error", id="spawn"),
+        pytest.param("forkserver", STARTS.format("fails"), "RuntimeError: NCCL error", id="forkserver"),
+        pytest.param("fork", STARTS.format("passes_on"), "RuntimeError: NCCL error", id="as_torch_multiprocessing"),
+        pytest.param("fork", STARTS.format("ends_so"), None, id="an_exit_code"),
+        pytest.param("fork", STARTS.format("print"), None, id="well"),
+        pytest.param("spawn", "p = m.Process(target=ends_so); p.start(); p.terminate(); p.join()", None, id="ended"),
+        pytest.param(
+            "fork",
+            "e = concurrent.futures.ProcessPoolExecutor(1).submit(works, 1).exception(); print(e)",
+            None,
+            id="executor",
+        ),
+    ],
+)
+def test_a_process_that_ended_by_an_exception_below_a_python_that_ended_with_0_is_told(
+    node: Node, method: str, work: str, message: str | None
+) -> None:
+    event = end_of(node, "exec python train.py", train=PROCESS.replace("METHOD", method).replace("WORK", work))
+    assert (event["exit_code"], event["error"]) == (0, None)
+    assert (event["failed_child"] and event["failed_child"]["message"]) == message
+
+
 def test_the_groups_of_workers_are_told(node: Node) -> None:
     script = (
         "import os\nfor rank in (0, 1):\n"

@@ -15,7 +15,10 @@ Files in the status directory (a 0700 directory on tmpfs, one per run, node and 
     rank-R.ready.json   who is armed to dump them: pid, start_time, signal, fd, dev, ino, main_thread
     rank-R.python.json  how the Python ended, where a shell has started it; see `shim.exit_record.ExitRecord`
     rank-R.signal.json  the last SIGTERM or SIGINT that it has handled; see `shim.signals.SignalRecord`
+    rank-R.child.json   the first process of `multiprocessing` that ended by an exception: pid, message
     rank-R.group.json   rank and size of its default process group
+    rank-R.met          there once anything of it was in a process group with others
+    rank-R.alone        there once its Python has ended that had torch and was in none
     rank-R.refused      why the shim could not be armed, if so
 """
 
@@ -32,11 +35,13 @@ from typing import Optional
 _SHIM = (
     "__init__",
     "beat",
+    "child_record",
     "claim",
     "collectives",
     "dump",
     "encode",
     "exit_record",
+    "group_record",
     "hooks",
     "signals",
     "stamp",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from clusterctl.agent.protocol.process_types import FlightRecorderEntry
+    from clusterctl.agent.protocol.process_types import ChildFailure, FlightRecorderEntry
     from clusterctl.agent.protocol.sample_types import StackDumpOffer, WorkerStatus, WorkerStatusSample
 _STALE_S = 10.0
 
@@ -142,6 +142,22 @@ def handled_signal(status_dir: str, rank: int) -> tuple[int, float] | None:
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
         return None
     return (number, time) if number in (signal.SIGTERM, signal.SIGINT) and math.isfinite(time) else None
+
+
+def worked_alone(status_dir: str, rank: int) -> bool:
+    """Whether the Python of a rank has ended that had torch, and nothing of the rank was in a group with others."""
+    base = os.path.join(status_dir, f"rank-{rank}")
+    return os.path.exists(f"{base}.alone") and not os.path.exists(f"{base}.met")
+
+
+def failed_child(status_dir: str, rank: int) -> ChildFailure | None:
+    """The first process of `multiprocessing` of a rank that ended by an exception; `None` without one."""
+    try:
+        said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.child.json")) or b"null")
+        pid, message = int(said["pid"]), str(said["message"])[:_MOST_MESSAGE]
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
+        return None
+    return {"pid": pid, "message": message} if 0 < pid < 1 << 31 and message else None
 
 
 def recorded(status_dir: str, rank: int) -> list[FlightRecorderEntry] | None:

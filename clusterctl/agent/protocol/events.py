@@ -12,7 +12,7 @@ from clusterctl.agent.protocol.frames import FrameError
 # --- journal
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.process_types import LeftoverProcess, SurvivingProcess
+    from clusterctl.agent.protocol.process_types import ChildFailure, LeftoverProcess, SurvivingProcess
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,9 @@ class Exited:
             that was stopped what it had written before that, and only with a traceback.
         outside_signal: With exit code 0: the last SIGTERM or SIGINT that it handled and that we did not send,
             `{signal, before_s}`, or `None`.
+        worked_alone: It ended well, had torch, and was never in a process group with others.
+        failed_child: The first process of `multiprocessing` below it that ended by an exception, although it ended
+            well.
     """
 
     KIND: ClassVar[str] = "exited"
@@ -85,6 +88,8 @@ class Exited:
     error: dict[str, Any] | None = None
     tail: str = ""
     outside_signal: dict[str, Any] | None = None
+    worked_alone: bool = False
+    failed_child: ChildFailure | None = None
 
 
 @dataclass(frozen=True)

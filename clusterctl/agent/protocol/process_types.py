@@ -57,6 +57,13 @@ class LeftoverProcess(TypedDict):
     age_s: float
 
 
+class ChildFailure(TypedDict):
+    """A process of `multiprocessing` that ended by an exception."""
+
+    pid: int
+    message: str
+
+
 class RemainingProcess(TypedDict):
     """A process of a run that may still live on a node; the fields are `None` if no process is known."""
 

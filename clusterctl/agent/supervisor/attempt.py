@@ -306,6 +306,9 @@ class Attempt:
         stopped = self.shutdown.was_requested(worker.rank, latest)
         code, number = exit_record["exit_code"], exit_record["signal"]
         bad = code != 0
+        error = self._read_error(worker, bad=bad)
+        has_ended_well = not (bad or stopped or error)
+        status_dir = self._run.status_dir(self.number)
         return events.Exited(
             attempt=self.number,
             rank=worker.rank,
@@ -315,9 +318,11 @@ class Attempt:
             earliest=float(exit_record["earliest"]),
             latest=latest,
             oom=self._find_oom_evidence(worker) if number == signal.SIGKILL and not stopped else None,
-            error=self._read_error(worker, bad=bad),
+            error=error,
             tail=self._read_tail(worker.rank, bad=bad, stopped=stopped),
             outside_signal=None if bad or stopped else self._outside_signal(worker.rank, latest),
+            worked_alone=has_ended_well and status.worked_alone(status_dir, worker.rank),
+            failed_child=status.failed_child(status_dir, worker.rank) if has_ended_well else None,
         )
 
     def _read_tail(self, rank: int, *, bad: bool, stopped: bool) -> str:

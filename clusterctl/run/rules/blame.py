@@ -262,10 +262,15 @@ def is_secondary(exit_: WorkerExit) -> bool:
     return _is_secondary(exit_, _find_reason_text(exit_, _find_headline(exit_)))
 
 
+def is_peer_loss(text: str) -> bool:
+    """Return whether an error tells that a peer was lost."""
+    return bool(_PEER_LOSS.search(text))
+
+
 def _is_secondary(exit_: WorkerExit, words: str) -> bool:
     if exit_.oom or exit_.signal not in (None, signal.SIGABRT):
         return False
-    return bool(_PEER_LOSS.search(words))
+    return is_peer_loss(words)
 
 
 def _find_headline(exit_: WorkerExit) -> headline.Headline:

@@ -1,15 +1,15 @@
-"""The warnings about the end of a run: swallowed exceptions, signals, what was left or killed, own groups. Pure."""
+"""The warnings about the end of a run: swallowed exceptions, signals, leftovers, kills, separate groups. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from clusterctl.formatting import duration_text, fold_ranks, plural
-from clusterctl.run.rules.blame import describe_leftover
-from clusterctl.why.exit_causes import normalize_message
+from clusterctl.run.rules.blame import describe_leftover, is_peer_loss
+from clusterctl.why.exit_causes import normalize_message, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from clusterctl.agent.protocol.process_types import LeftoverProcess
     from clusterctl.run.rules.state import NodeState, RunState, WorkerState
@@ -24,10 +24,17 @@ def list_end_warnings(state: RunState) -> list[str]:
     """Return what a person shall know of an end that looks as it should: a line for each kind of process."""
     nodes = list(state.nodes.values())
     lines = [] if state.has_left_work else [*_warn_of_leftovers(nodes)]
-    swallowed = _warn_of_swallowed_exceptions(state.workers.values())
-    signals = _warn_of_outside_signals(state.workers.values())
-    groups = _warn_of_separate_groups(nodes, state.world_size)
+    workers = state.workers.values()
+    groups = [*_warn_of_lonely_ranks(workers)] or [*_warn_of_separate_groups(nodes, state.world_size)]
+    swallowed = [*_warn_of_swallowed_exceptions(workers), *_warn_of_failed_children(workers)]
+    signals = _warn_of_outside_signals(workers)
     return [*groups, *swallowed, *signals, *lines, *_warn_of_kills(nodes)]
+
+
+def _warn_of_lonely_ranks(workers: Collection[WorkerState]) -> Iterator[str]:
+    """Tell of a run all of whose ranks have ended well without a word to each other."""
+    if len(workers) > 1 and all(worker.worked_alone and worker.ended_well for worker in workers):
+        yield f"the {len(workers)} ranks formed no process group with each other: each worked for itself"
 
 
 def _warn_of_separate_groups(nodes: Sequence[NodeState], world_size: int) -> Iterator[str]:
@@ -49,7 +56,7 @@ def _warn_of_swallowed_exceptions(workers: Iterable[WorkerState]) -> Iterator[st
     """Tell of ranks that ended with 0 behind a traceback: a handler has caught what should have ended the run."""
     by_message: dict[str, list[WorkerState]] = {}
     for worker in workers:
-        if worker.swallowed and worker.ended_well:
+        if worker.swallowed and worker.ended_well and worker.failed_child is None:
             by_message.setdefault(normalize_message(worker.swallowed), []).append(worker)
     for group in list(by_message.values())[:_MAX_LINES]:
         who = f"rank{'s' if len(group) > 1 else ''} {fold_ranks(one.rank for one in group)}"
@@ -71,6 +78,25 @@ def _warn_of_outside_signals(workers: Iterable[WorkerState]) -> Iterator[str]:
         who, they = (f"ranks {fold_ranks(times)}", "they") if len(times) > 1 else (f"rank {fold_ranks(times)}", "it")
         time = duration_text(max(times.values()))
         yield f"{who} received {name} from outside clusterctl {time} before {they} ended with 0"
+
+
+def _warn_of_failed_children(workers: Iterable[WorkerState]) -> Iterator[str]:
+    """Tell of ranks that ended with 0 although a process of theirs had failed; those that lost a peer go last."""
+    by_message: dict[str, list[tuple[int, int, str]]] = {}
+    for worker in workers:
+        if worker.failed_child is not None and worker.ended_well:
+            pid, message = worker.failed_child
+            by_message.setdefault(normalize_message(message), []).append((worker.rank, pid, message))
+    groups = sorted(by_message.values(), key=lambda group: is_peer_loss(group[0][2]))
+    for group in groups[:_MAX_LINES]:
+        rank, pid, message = group[0]
+        how = f"ended by {shorten(message.splitlines()[0])}"
+        if len(group) == 1:
+            yield f"rank {rank}: its child process {pid} {how}, and the rank ended with 0"
+        else:
+            yield f"ranks {fold_ranks(each[0] for each in group)}: their child processes {how}, and they ended with 0"
+    if len(groups) > _MAX_LINES:
+        yield f"and {len(groups) - _MAX_LINES} other exceptions of child processes"
 
 
 def _warn_of_leftovers(nodes: Iterable[NodeState]) -> Iterator[str]:

@@ -129,6 +129,8 @@ class WorkerState:
         cause_before_stop: Why it was about to fail when we stopped it, as it had printed it.
         swallowed: The exception with whose traceback its output ends, and its line, although it ended with 0; else "".
         outside_signal: Which signal that we had not sent it had handled, and how many seconds before it ended with 0.
+        worked_alone: It ended well, had torch, and was never in a process group with others.
+        failed_child: Pid and exception of the first process of `multiprocessing` below it that ended by one.
         began_s: When it was started, by the monotonic clock of its node.
         lasted_s: How long its first process lived, once it has ended.
         has_failed_inside: Its Python failed, although its first process ended with 0.
@@ -149,6 +151,8 @@ class WorkerState:
     swallowed: str = ""
     outside_signal: tuple[str, float] | None = None
     cause_before_stop: Cause | None = None
+    worked_alone: bool = False
+    failed_child: tuple[int, str] | None = None
     began_s: float | None = None
     lasted_s: float | None = None
     has_failed_inside: bool = False

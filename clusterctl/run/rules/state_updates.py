@@ -159,6 +159,8 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
         swallowed="" if event.stopped or event.exit_code or event.error else find_swallowed_exception(event.tail),
         cause_before_stop=find_cause_in_output(event.rank, node.node, event.tail) if event.stopped else None,
         outside_signal=_outside_signal(event),
+        worked_alone=event.worked_alone,
+        failed_child=None if event.failed_child is None else (event.failed_child["pid"], event.failed_child["message"]),
         lasted_s=None if worker.began_s is None else max(0.0, event.latest - worker.began_s),
         has_failed_inside=event.exit_code == 0 and event.error is not None,
         exit_analysis=None if event.stopped else _analyse(node, event),

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from clusterctl.agent.inject import status
 from clusterctl.agent.watch import evidence
 from clusterctl.run.rules import rank_stacks as reader
 
@@ -64,6 +65,33 @@ def test_steps_and_collectives_of_ddp_are_counted_and_its_stacks_tell_who_waits(
     # The data loader's own processes are children, and never the rank.
     assert [each["pid"] for each in said] == [worker.pid for worker in workers]
     assert all(len(found["ranks"][rank]["children"]) >= 2 for rank in "01")
+
+
+MEETS = """
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+def meet(rank, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE)
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    WORK
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "size", "alone"),
+    [
+        pytest.param("pass", 2, True, id="no_group"),
+        pytest.param("meet(0, STORE)", 1, True, id="a_group_of_one"),
+        pytest.param("mp.spawn(meet, (STORE,), 2)", 2, False, id="its_processes_meet"),
+    ],
+)
+def test_a_rank_that_has_torch_and_met_nobody_says_so_at_its_end(bench, tmp_path, work, size, alone):
+    (tmp_path / "meets.py").write_text(
+        MEETS.replace("WORK", work).replace("SIZE", str(size)).replace("STORE", repr(str(tmp_path / "store")))
+    )
+    worker = bench.start(f"import runpy\nrunpy.run_path({str(tmp_path / 'meets.py')!r}, run_name='__main__')", rank=0)
+    assert worker.process.wait(120) == 0
+    assert status.worked_alone(str(bench.status_dir), 0) is alone
 
 
 def test_the_recorder_of_ranks_whose_collectives_stand_still_tells_which_one_waits_and_in_what(

@@ -310,3 +310,70 @@ def test_workers_that_did_not_meet_those_of_other_nodes_are_told_of(
         state = wrote(state, node, node_events.Grouped(0, ranks, size))
     said = status_json(RunView(state=state, attended=True))["warnings"]
     assert said == [] if words is None else words in said[0]
+
+
+def ended_as(*how: dict[str, Any], groups: dict[str, tuple[list[int], int]] | None = None) -> list[str]:
+    """What is warned of where all four ranks ended with 0; the run has succeeded all the same."""
+    ends = [exited(rank, exit_code=0, **each) for rank, each in enumerate(how)]
+    state = RUNNING
+    for node, (ranks, size) in (groups or {}).items():
+        state = wrote(state, node, node_events.Grouped(0, ranks, size))
+    state = wrote(wrote(state, "n0", *ends[:2]), "n1", *ends[2:])
+    assert determine_outcome(state) == (RunPhase.SUCCEEDED, ExitCode.OK)
+    over = told(state, controller_events.Ended(state="succeeded", exit_code=0))
+    assert list(build_why_evidence(over, {}).warnings) == status_json(RunView(state=over, attended=True))["warnings"]
+    return list(build_why_evidence(over, {}).warnings)
+
+
+ALONE: dict[str, Any] = {"worked_alone": True}
+EACH_FOR_ITSELF = ["the 4 ranks formed no process group with each other: each worked for itself"]
+
+
+@pytest.mark.parametrize(
+    ("how", "groups", "words"),
+    [
+        pytest.param([ALONE] * 4, None, EACH_FOR_ITSELF, id="no_group"),
+        pytest.param([ALONE] * 4, {"n0": ([0], 1), "n1": ([0], 1)}, EACH_FOR_ITSELF, id="groups_of_one"),
+        pytest.param([ALONE, ALONE, ALONE, {}], None, [], id="one_is_no_torch"),
+    ],
+)
+def test_ranks_that_never_met_are_told_of(
+    how: list[dict[str, Any]], groups: dict[str, tuple[list[int], int]] | None, words: list[str]
+) -> None:
+    assert ended_as(*how, groups=groups) == words
+
+
+def child(pid: int, message: str, **more: Any) -> dict[str, Any]:
+    return {"failed_child": {"pid": pid, "message": message}, **more}
+
+
+PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:{}"
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        pytest.param(
+            [{}, {}, {}, child(1234, "RuntimeError: NCCL error in: x.cpp:1691\nmore")],
+            [
+                "rank 3: its child process 1234 ended by RuntimeError: NCCL error in: x.cpp:1691, and the rank ended with 0"
+            ],
+            id="one",
+        ),
+        pytest.param(
+            [child(rank, PEER.format(rank)) for rank in range(3)] + [child(1234, "RuntimeError: NCCL error")],
+            [
+                "rank 3: its child process 1234 ended by RuntimeError: NCCL error, and the rank ended with 0",
+                f"ranks 0-2: their child processes ended by {PEER.format(0)}, and they ended with 0",
+            ],
+            id="those_that_lost_a_peer_go_last",
+        ),
+        pytest.param(
+            [child(7, "IndexError: no 1", tail=SWALLOWED.format(1)), {}, {}, {}],
+            ["rank 0: its child process 7 ended by IndexError: no 1, and the rank ended with 0"],
+            id="its_traceback_is_told_once",
+        ),
+    ],
+)
+def test_ranks_whose_child_processes_failed_unnoticed_are_told_of(how: list[dict[str, Any]], words: list[str]) -> None:
+    assert ended_as(*how) == words

@@ -41,12 +41,18 @@ def arm(status_dir: str, rank: int) -> None:
         ExitRecord(status_dir, rank, claims.start_ticks("self") or 0).begin()
         return
     start_time = claims.claim(status_dir, rank)
+    from . import hooks
+    from .child_record import ChildRecord
+    from .group_record import GroupRecord
+
+    groups, children = GroupRecord(status_dir, rank), ChildRecord(status_dir, rank)
+    watched = {**groups.hooks, **children.hooks}
     if start_time is None:
+        hooks.watch(State(), watched)
         return
     # Imported here: in the many Pythons that are not the rank, nothing more is to be paid.
     import atexit
 
-    from . import hooks
     from .beat import Beat
     from .dump import Dumper
     from .exit_record import ExitRecord
@@ -56,9 +62,11 @@ def arm(status_dir: str, rank: int) -> None:
     beat = Beat(state, Dumper(status_dir, rank, start_time), status_dir, rank, start_time)
     armed = Armed(state, beat)
     signals = SignalRecord(status_dir, rank, start_time)
-    hooks.watch_imports(state, {"signal": signals.watch})
+    hooks.watch_imports(state, {**watched, "signal": signals.watch})
     os.register_at_fork(before=beat.pause, after_in_parent=beat.resume, after_in_child=_disarm)
+    groups.begin()
     atexit.register(beat.finish)
+    atexit.register(groups.finish, state)
     ExitRecord(status_dir, rank, start_time).begin()
     signals.begin()
     beat.begin()

@@ -29,6 +29,11 @@ def watch_imports(state: State, others: dict[str, Callable[[Any], None]]) -> Non
     actions: dict[str, Callable[[Any], None]] = {_TORCH: lambda module: _torch(state, module)}
     actions.update(dict.fromkeys(_KERAS, lambda module: _keras(state, module)))
     actions.update(others)
+    watch(state, actions)
+
+
+def watch(state: State, actions: dict[str, Callable[[Any], None]]) -> None:
+    """Calls each action with its module: now if that is there already, else once it has been imported."""
     for name in [name for name in actions if name in sys.modules]:
         _apply(state, actions.pop(name), sys.modules[name])
     sys.meta_path.insert(0, _Finder(state, actions))
