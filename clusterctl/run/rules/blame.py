@@ -221,14 +221,12 @@ def find_failed_before_stop(stopped: Sequence[Cause], failed: Sequence[tuple[Exi
 def _ends_with_traceback(output: str) -> bool:
     """Return whether a traceback is the last thing that an output tells, but for the end of the program itself."""
     starts = [match.start() for match in _TRACEBACK.finditer(output)]
-    if not starts:
-        return False
-    lines = output[starts[-1] :].splitlines()
-    prefix = _rank_prefix_length(lines[0])
+    lines = output[starts[-1] :].splitlines() if starts else []
+    prefix = _rank_prefix_length(lines[0]) if lines else 0
     last = next((i for i, line in enumerate(lines) if i and re.match(r"\S", _strip_rank_prefix(line))), None)
-    if last is None:
+    if starts and last is None:
         return False
-    if all(_belongs_to_traceback(line, lines[0][:prefix].strip()) for line in lines[last + 1 :]):
+    if last is not None and all(_belongs_to_traceback(each, lines[0][:prefix].strip()) for each in lines[last + 1 :]):
         return True
     heading = headline.find_headline(output, exit_code=1)
     return heading.is_recognised and heading.traceback is not None

@@ -31,6 +31,12 @@ RAISED = """Traceback (most recent call last):
     raise ValueError("the loss is not finite")
 ValueError: the loss is not finite
 """
+BOXED = """╭──────── Traceback (most recent call last) ────────╮
+│ train.py:7 in step                                │
+│ ❱ 7     raise ValueError("the loss is not finite") │
+╰───────────────────────────────────────────────────╯
+ValueError: the loss is not finite
+"""
 TORCH = "".join(f"[rank1]: {line}\n" for line in RAISED.splitlines())
 WAITS, THROUGH = {"0": (61, 60)}, {"0": (60, 60)}
 
@@ -115,6 +121,7 @@ def test_counters_that_leave_a_doubt_name_nobody(counters: tuple[Mapping[str, tu
         pytest.param(f"step 60\n{RAISED}", id="Python's own"),
         pytest.param(f"step 60\n{TORCH}", id="with what torch sets before each line"),
         pytest.param(f"{TORCH}[rank1]:  Original exception:\n[rank1]: [pair.cc:553] bad\n", id="of several lines"),
+        pytest.param(f"{BOXED}saving a crash report\n", id="in a box"),
         pytest.param(f"{RAISED}wandb: uploading history, summary ...\n", id="it uploads"),
         pytest.param(f"{RAISED}crash report written\nsending it to the team\n", id="it tells what it does then"),
         pytest.param(f"{RAISED}\n[W1125 02:55:28.830527067 socket.cpp:207] no name\n", id="a warning after it"),
