@@ -171,6 +171,7 @@ ELSEWHERE: Final = {
 
 
 MENTIONED: Final = {
+    "git add -f": "how a person has git track what a rule ignores",
     "git lfs pull": "what gets the content of files that git keeps elsewhere",
     "git submodule update --init": "what fills an empty submodule",
     "bash -c": "what runs a command that is text",

@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import JobSpec
     from clusterctl.config.text.tree import Mark, Node
 
+_LONGEST_TEXT = 1 << 16
 _COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
-_READ = re.compile(r"(?<!\\)\$(?:\{(\w+)(?::?[-=+?]|[^}\n]*\})|(\w+))")
+_READ = re.compile(r"(?<!\\)\$(?:\{(\w+)(?::?[-=+?]|[^}\n]{,200}\})|(\w+))")
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):?[-=+?]")
 _TEST = re.compile(
-    r"\[\[?\s[^\n]*?\s\]|\btest\s[^\n;&|]*|\bcase\s[^\n]*?\sin\b|\b(?:el)?if\s+\(\([^\n]*?\)\)|\bprintenv\s+\w+"
+    r"\[\[?\s[^\n]{,1000}?\s\]|\btest\s[^\n;&|]{,1000}|\bcase\s[^\n]{,1000}?\sin\b|if\s+\(\([^\n]{,1000}?\)\)|\bprintenv\s+\w+"
 )
 _NAME = re.compile(r"[A-Z][A-Z0-9_]+")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=")
-_VALUE = r"(?:\"[^\"\n]*\"|'[^'\n]*'|\$\(\([^\n]*?\)\)|\$\([^\n]*?\)|[^\s;&|])*"
+_VALUE = r"(?:\"[^\"\n]{,1000}\"|'[^'\n]{,1000}'|\$\(\([^\n]{,1000}?\)\)|\$\([^\n]{,1000}?\)|[^\s;&|])*"
 _BEFORE_ASSIGNMENTS = re.compile(
     r"then|do|else|[{!]|export|declare|typeset|readonly|local|env|exec|time|command|set|-\w*"
 )
@@ -62,9 +63,11 @@ class ShellVariables:
 
 
 def find_variables(text: str) -> ShellVariables:
-    """Return which variables a text for bash sets and reads; nothing of one that runs another launcher."""
+    """Return which variables a text for bash sets and reads; nothing if it is very long or runs another launcher."""
+    if len(text) > _LONGEST_TEXT:
+        return ShellVariables()
     commands = list(_list_commands(text))
-    if any(os.path.basename(word) in _OTHER_LAUNCHERS for words in commands for word in words):
+    if any(os.path.basename(_find_program(words)) in _OTHER_LAUNCHERS for words in commands):
         return ShellVariables()
     plain = _COMMENT.sub("", text)
     assigned = tuple(dict.fromkeys(name for words in commands for name in _list_assigned(words)))
@@ -96,6 +99,11 @@ def _list_commands(text: str) -> Iterator[list[str]]:
         for before, flag, inner in zip(words, words[1:], words[2:], strict=False):
             if os.path.basename(before) in _SHELLS and flag.startswith("-") and flag.endswith("c"):
                 yield from _list_commands(inner)
+
+
+def _find_program(words: Sequence[str]) -> str:
+    programs = (word for word in words if not _BEFORE_ASSIGNMENTS.fullmatch(word) and not _ASSIGNMENT.match(word))
+    return next(programs, "")
 
 
 def _list_assigned(words: Sequence[str]) -> Iterator[str]:

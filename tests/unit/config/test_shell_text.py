@@ -35,6 +35,7 @@ def warnings_of(parse_text: Callable[..., LoadedClusterFile], text: str, **optio
         pytest.param("declare -x GROUP_RANK=0 && python train.py", "`GROUP_RANK` is", id="declare"),
         pytest.param("for i in 0 1; do RANK=$i python train.py & done; wait", "`RANK` is", id="a loop"),
         pytest.param("export RANK=${OTHER:-0}; python train.py", "`RANK` is", id="a default of another"),
+        pytest.param("RANK=0 python train.py --model flux", "`RANK` is", id="an argument named like a launcher"),
         pytest.param("RANK=${RANK:-0} python train.py", None, id="a default of its own"),
         pytest.param("export MASTER_PORT=$((MASTER_PORT + 1)); python x.py", None, id="made of itself"),
         pytest.param('[ -z "$RANK" ] && export RANK=0\npython train.py', None, id="tested"),
