@@ -28,6 +28,7 @@ _MOST_BEHIND, _MOST_BEHIND_TRACEBACK = 5, 11
 _MOST_LINES, _MOST_NEAR = 400, 40
 _LONGEST_TEXT, _LONGEST_PROMPT = 600, 120
 _LONGEST_BLOCK = 16
+_MAX_SEARCHED_CHARACTERS = 2000
 _MOST_BARS = 2
 """A bar of progress is drawn once more where a loop is left."""
 
@@ -191,7 +192,9 @@ class _Line:
 
 
 def _lines(output: str) -> list[_Line]:
-    raws = [raw.rstrip() for raw in re.split(r"\r?\n|\r", headline_patterns.SEQUENCE.sub("", output))][-_MOST_LINES:]
+    texts = re.split(r"\r?\n|\r", headline_patterns.SEQUENCE.sub("", output))[-_MOST_LINES:]
+    # A cause stands near the start of its line; a line of many kilobytes would be searched by every pattern.
+    raws = [text[:_MAX_SEARCHED_CHARACTERS].rstrip() for text in texts]
     sources = sorted({s for s in map(_source_of, raws, [*raws[1:], ""]) if s}, key=len, reverse=True)
     lines = []
     for raw in raws:
