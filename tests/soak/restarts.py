@@ -163,7 +163,7 @@ class _Head:
         )
         self.writer.append(again, float(attempt))
         self._whole = attempt + 1
-        self.writer.close_before(NODE, self._whole)
+        self.writer.close_old_attempts(NODE, self._whole)
 
     def _tell(self, event: node_events.Event) -> None:
         self._seq += 1
