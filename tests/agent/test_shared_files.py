@@ -72,13 +72,13 @@ def test_what_a_killed_look_has_begun_to_lay_beside_the_archive_keeps_no_later_o
 
 WRITE = """
 import pathlib
-from clusterctl.run.record import disk
+from clusterctl.run.record import disk_files
 data = sys.argv[1].encode() * 300_000
 wrong = set()
 path = pathlib.Path(sys.argv[2], "file")
 for _ in range(100):
     try:
-        disk.write_atomically(path, data)
+        disk_files.write_atomically(path, data)
         if len(set(path.read_bytes())) != 1 or path.stat().st_size != 300_000:
             wrong.add("mixed")
     except OSError as error:

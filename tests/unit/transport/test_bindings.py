@@ -66,7 +66,7 @@ def test_the_bindings_cut_down_say_what_the_whole_ones_say(tmp_path: Path) -> No
     for path in (str(tmp_path), str(Path(spec.origin).parent)):
         code = (
             "import sys, json; sys.path.insert(0, sys.argv[1]); from clusterctl.agent.facts import nvml; "
-            "s = nvml.NvmlSession(); seen = s.looks(); devices = [one.told() for one in seen]; "
+            "s = nvml.NvmlSession(); seen = s.read_gpus(); devices = [one.to_facts() for one in seen]; "
             "print(json.dumps([s.system()['driver'], devices, s.sample(), s.p2p(seen)]))"
         )
         env = {**os.environ, **scene.environment()}
