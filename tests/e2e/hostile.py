@@ -118,6 +118,8 @@ def _example(name: str, annotation: str, run: str) -> Any:
         return {"node": "localhost.1", "run": run}[name]
     if name in _SENSIBLE:
         return _SENSIBLE[name]
+    if annotation.startswith("ChildFailure"):
+        return {"pid": 7, "message": TEXT}
     if "list[list" in annotation:
         return [["localhost.1", TEXT]]
     if "list[dict" in annotation:
