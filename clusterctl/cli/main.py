@@ -315,7 +315,7 @@ def _bug() -> int:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(ClusterctlError, OSError, ValueError):
             stream.flush()
 
 

@@ -116,6 +116,8 @@ def test_up_whose_output_cannot_be_shown_names_the_run_that_goes_on(make_head: M
 
     (found,) = head.json("ps")
     assert f"clusterctl down {found['run']}" in up.stderr
+    assert "error: cannot write to standard output: No space left on device\nhint: " in up.stderr
+    assert up.returncode == 6
 
 
 def test_wait_gives_up_after_its_timeout(head: LocalHead, run: str) -> None:

@@ -2,7 +2,7 @@
 
 `clusterctl ps | head -1`, or a terminal that was closed: what is written after the reader has gone is dropped, so a
 command still does its work and ends with its own code. A command that does nothing but show something asks
-`has_reader`, and leaves. An error of any other kind, such as a full disk, is raised as ever.
+`has_reader`, and leaves. An error of any other kind, such as a full disk, ends the command with its reason.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from typing_extensions import override
+
+from clusterctl.errors import RefusedError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -44,9 +46,13 @@ class _Outliving(io.FileIO):
     def write(self, data: Buffer) -> int:
         try:
             return super().write(data)
-        except OSError:
+        except OSError as error:
             if has_reader(self.fileno()):
-                raise
+                name = {1: "standard output", 2: "standard error"}.get(self.fileno(), "the output")
+                raise RefusedError(
+                    f"cannot write to {name}: {error.strerror}",
+                    hint="write to another place; runs are not affected: `clusterctl ps` lists them",
+                ) from error
             return memoryview(data).nbytes
 
 
