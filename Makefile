@@ -145,7 +145,7 @@ $(VENV)/.dev: $(VENV)/.train requirements/dev.lock
 	@touch $@
 
 $(VENV)/.mutation: $(VENV)/.dev
-	$(PIP) --no-build-isolation --editable '.[train,bench,dev,mutation]'
+	$(PIP) --no-build-isolation --editable '.[train,dev,mutation]'
 	@touch $@
 
 $(VENV)/.system: $(VENV)/bin/python

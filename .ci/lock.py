@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LOCKS = {"head.lock": [], "dev.lock": ["--extra", "bench", "--extra", "dev"]}
+LOCKS = {"head.lock": [], "dev.lock": ["--extra", "dev"]}
 BUILD = "requirements/build.in"
 
 

@@ -88,7 +88,6 @@ STORY: Final = [
     Row("clusterctl ps"),
     Row("clusterctl ps -a"),
     Row("clusterctl status"),
-    Row("clusterctl logs"),
     Row("clusterctl logs -t"),
     Row("clusterctl logs -o json"),
     Row("clusterctl stats"),
@@ -128,8 +127,8 @@ ELSEWHERE: Final = {
     "pip install .": "tests/e2e/test_wheel.py",
     "clusterctl status --json": "tests/e2e/test_why_live.py",
     "python -m tests.lab.why.compare": "tests/agent/test_torchs_analyser.py",
-    "python -m benchmarks NAME --rounds 5": "tests/e2e/test_bench.py",
-    "python -m benchmarks.beside CHECKOUT": "tests/e2e/test_bench.py",
+    "python -m benchmarks NAME --rounds 5": "tests/e2e/test_benchmarks.py",
+    "python -m benchmarks.beside CHECKOUT": "tests/e2e/test_benchmarks.py",
     "clusterctl up --exclude NODE": "tests/e2e/test_taking_part.py",
     "clusterctl up --min-nodes N": "tests/e2e/test_taking_part.py",
     "clusterctl exec -w NODES -- hostname": "tests/lab/test_cli.py",
@@ -149,10 +148,7 @@ ELSEWHERE: Final = {
     "clusterctl export slurm cluster.yaml": "tests/lab/test_slurm.py",
     "clusterctl trust --login": "tests/lab/test_typed_login.py",
     "clusterctl export k8s cluster.yaml": "tests/e2e/test_streams.py",
-    "clusterctl bench": "tests/e2e/test_bench.py",
-    "clusterctl bench --plot scaling.png": "tests/e2e/test_bench.py",
-    "clusterctl bench --model --plot scaling.png": "tests/e2e/test_bench.py",
-    "clusterctl bench --workers 1,2 --epochs 3 -- --data /scratch/imagenet": "tests/e2e/test_bench.py",
+    "clusterctl up -- --ranks 1,2 --steps 100": "tests/e2e/test_scaling.py",
     'eval "$(clusterctl completion bash)"': "tests/unit/cli/test_completion.py",
     'eval "$(clusterctl completion zsh)"': "tests/unit/cli/test_completion.py",
     "clusterctl completion fish | source": "tests/unit/cli/test_completion.py",
@@ -242,7 +238,7 @@ _PROGRAMS = (
     r"clusterctl|cctl|make|pip3?|python3?|ssh|scp|cat|tail|kill|git|sudo|mount|apt-get|apt|sh|bash|eval|systemctl"
     r"|nvidia-smi|loginctl|\.?/?\.ci/\w+|\./[^\s`]+"
 )
-_COMMANDS = "up|down|ps|status|logs|attach|wait|health|stacks|diff|report|diagnose|exec|shell|forward|sync|stats|top|bench|config|init|trust|clean"
+_COMMANDS = "up|down|ps|status|logs|attach|wait|health|stacks|diff|report|diagnose|exec|shell|forward|sync|stats|top|config|init|trust|clean"
 _QUOTED = re.compile(rf"`((?:{_PROGRAMS})\s[^`]+|(?:{_COMMANDS}) -[^`]+)`")
 _INDENTED = re.compile(rf"^(?: {{4,}}|\t)((?:{_PROGRAMS})\s[^─═\n]*)$", re.MULTILINE)
 _ROW = re.compile(r"^\| `(clusterctl [^`]+)` \| ([^|]+) \|$", re.MULTILINE)

@@ -263,19 +263,6 @@ STATS: Final = a_list(
         ),
     )
 )
-BENCH: Final = a_list(
-    an_object(
-        mode=TEXT,
-        workers=COUNT,
-        epoch_s=or_null(SECONDS),
-        speedup=or_null(NUMBER),
-        efficiency=or_null(NUMBER),
-        data=or_null(NUMBER),
-        compute=or_null(NUMBER),
-        comm=or_null(NUMBER),
-        wait=or_null(NUMBER),
-    )
-)
 FINDING: Final = an_object(
     check=TEXT,
     status=VERDICT,
@@ -305,7 +292,6 @@ ALL: Final[Mapping[str, Schema]] = {
     "exec": EXEC,
     "stacks": STACKS,
     "stats": STATS,
-    "bench": BENCH,
     "health": HEALTH,
     "diagnose": DIAGNOSE,
 }

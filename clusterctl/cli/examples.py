@@ -36,7 +36,6 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "clusterctl cp 'all:out/*.txt' results/",
     ),
     "sync": ("clusterctl sync", "clusterctl sync --dry-run", "clusterctl sync --pull 'ckpt/**'"),
-    "bench": ("clusterctl bench --plot scaling.png",),
     "config": ("clusterctl config --ranks", "clusterctl config --env 5"),
     "init": (
         "clusterctl init gpu[01-08] --gpus 8 --script train.py",

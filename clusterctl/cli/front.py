@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from clusterctl.render.terminal.console import Terminal
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Run": ("up", "down", "attach", "wait", "bench"),
+    "Run": ("up", "down", "attach", "wait"),
     "Look": ("ps", "status", "logs", "why", "diff", "report", "stacks", "top", "stats"),
     "Nodes": ("health", "exec", "shell", "forward", "cp", "sync", "trust", "clean"),
     "Set-up": ("init", "templates", "config", "export", "schema", "completion", "version"),

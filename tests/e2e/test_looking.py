@@ -87,7 +87,6 @@ READS_A_FILE: dict[str, tuple[str, ...]] = {
     "forward": ("8080",),
     "cp": ("box:/etc/hostname", "."),
     "sync": (),
-    "bench": ("--workers", "1"),
     "config": (),
     "export": ("slurm",),
     "trust": (),

@@ -57,7 +57,6 @@ CASES: dict[str, list[Case]] = {
     "forward": [Case(("forward", "0:nowhere"), code=2)],
     "cp": [Case(("cp", "localhost:cluster.yaml", "copied.yaml")), Case(("cp", "x"), code=2)],
     "sync": [Case(("sync",))],
-    "bench": [Case(("bench", "--workers", "0"), code=2)],
     "config": [Case(("config",)), Case(("config", "--env", "0"))],
     "init": [Case(("init", "--help"))],
     "export": [

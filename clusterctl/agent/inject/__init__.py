@@ -60,7 +60,6 @@ _FILES = (
     ("clusterctl.agent", "__init__.py", "lib/clusterctl/agent/__init__.py"),
     ("clusterctl.agent.worker", "__init__.py", "lib/clusterctl/agent/worker/__init__.py"),
     ("clusterctl.agent.worker", "weight_check.py", "lib/clusterctl/agent/worker/weight_check.py"),
-    ("clusterctl.agent.worker", "bench_model.py", "lib/clusterctl/agent/worker/bench_model.py"),
 )
 
 

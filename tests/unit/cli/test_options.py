@@ -145,7 +145,6 @@ def test_the_help_of_each_command_ends_with_its_examples(name: str) -> None:
         pytest.param("why --bundle no/folder/x", 102, id="why-bundle"),
         pytest.param("health --replay no/folder/x", 102, id="health-replay"),
         pytest.param("init --from no/folder/x x.yaml", 102, id="init-from"),
-        pytest.param("bench --plot no/folder/x.png", 6, id="bench"),
         pytest.param("config no/folder/x.yaml", 3, id="config"),
         pytest.param("config --file no/folder/x.yaml", 3, id="config-file"),
         pytest.param("up no/folder/x.yaml", 3, id="up"),

@@ -204,7 +204,7 @@ def test_a_mistyped_file_or_name_gets_a_suggestion(
         pytest.param(["up", "--epochs", "3"], "`clusterctl up -- --epochs`", id="an option"),
         pytest.param(["up", "--lr=0.1"], "`clusterctl up -- --lr`", id="an option with its value"),
         pytest.param(["up", "cluster.yaml", "sched", "b"], "`clusterctl up -- sched`", id="words"),
-        pytest.param(["bench", "cluster.yaml", "x"], "`clusterctl bench -- x`", id="another command"),
+        pytest.param(["exec", "cluster.yaml", "x"], "`clusterctl exec -- x`", id="another command"),
     ],
 )
 def test_arguments_of_the_job_without_dashes_are_told_where_they_belong(

@@ -1,1 +1,0 @@
-"""How a job scales: which runs to make, and what their numbers say."""
