@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import click
 
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

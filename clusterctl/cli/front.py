@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("up", "down", "attach", "wait"),
@@ -22,7 +22,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 def show() -> None:
     """Print the front page."""
     from clusterctl._version import __version__
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
 
     console = Console.standard()
     here = os.path.isfile("cluster.yaml")
@@ -62,7 +62,7 @@ def _active(terminal: Terminal) -> list[str]:
     import time
 
     from clusterctl.cli.lookup.runs import listed_view_of
-    from clusterctl.render.story.listing import newest_first, ps_hints, render_ps
+    from clusterctl.render.run_list import newest_first, ps_hints, render_ps
 
     views = [view for run in going if (view := listed_view_of(run)).state.may_run]
     return [*render_ps(newest_first(views), time.time(), terminal), *ps_hints(views)]

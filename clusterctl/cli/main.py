@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from clusterctl.cli.front import GROUPS
 from clusterctl.errors import ClusterctlError, ExitCode
-from clusterctl.render.terminal import streams
+from clusterctl.render import streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +118,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command.
 
-        Our standard streams break no pipe (`render.terminal.streams`). A broken pipe is thus a bug of ours, and so is
+        Our standard streams break no pipe (`render.streams`). A broken pipe is thus a bug of ours, and so is
         the unexpected end of a file: click would end with 1 or 130 for them, and without a word.
         """
         try:
@@ -190,8 +190,8 @@ def _meant_for_the_job(error: click.UsageError) -> str | None:
 
 
 def _say_error(text: str, hint: str | None = None) -> None:
+    from clusterctl.render.console import Console
     from clusterctl.render.errors import error_line, hint_lines
-    from clusterctl.render.terminal.console import Console
 
     terminal = Console.standard().err
     terminal.prose([error_line(text, terminal), *hint_lines(hint, terminal)])
@@ -302,7 +302,7 @@ def _bug() -> int:
             os.fchmod(log.fileno(), 0o600)
             traceback.print_exc(file=log)
     except OSError:
-        from clusterctl.render.terminal.console import Console
+        from clusterctl.render.console import Console
 
         Console.standard().narrate(*traceback.format_exc().splitlines())
         return int(ExitCode.BUG)

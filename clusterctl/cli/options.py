@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from clusterctl.cli.words import paths_of
-from clusterctl.render.terminal.console import ColorChoice, Console
+from clusterctl.render.console import ColorChoice, Console
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -201,7 +201,7 @@ def load_file(
         run_listing=run_listing or _run_accepted,
     )
     if console is not None and loaded.warnings:
-        from clusterctl.render.problems import render_warnings
+        from clusterctl.render.errors import render_warnings
 
         text = render_warnings(loaded.warnings, color=console.err.colour, width=console.err.width or 0)
         console.narrate(*text.split("\n"))

@@ -6,15 +6,15 @@ import shlex
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.formatting import plural
-from clusterctl.render.ranks import fold_nodes, fold_ranks
-from clusterctl.render.terminal.console import DIM
-from clusterctl.render.terminal.table import Column, render_table
+from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.formatting import fold_ranks, plural
+from clusterctl.render.console import DIM
+from clusterctl.render.table import Column, render_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 _COLUMNS = (Column(title="NODE", shrink=True), Column(title="RANKS"), Column(title="COUNT"), Column(title="COMMAND"))
 _COUNTED = "counted at start"
@@ -57,7 +57,7 @@ def _rows(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
         ranks = fold_ranks(worker["rank"] for worker in workers) if is_known else _COUNTED
         each = str(count) if workers[0]["local_rank"] is not None else "1 per GPU"
         each += " each" if len(alike) > 1 and workers[0]["local_rank"] is not None else ""
-        yield fold_nodes(node["node"] for node in alike), ranks, each, command
+        yield fold_hosts(node["node"] for node in alike), ranks, each, command
 
 
 def _start_of(node: Mapping[str, Any]) -> tuple[int, bool, str]:

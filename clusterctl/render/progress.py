@@ -1,19 +1,27 @@
-"""The phases of a start: one aligned line each, with its time; on a terminal rewritten in place while it lasts."""
+"""The lines of a live view: phases of a start, the nodes that a command waits for, and the last line."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from clusterctl.formatting import format_duration
-from clusterctl.render.terminal.console import CYAN, DIM, GREEN, RED, YELLOW, fit, pad, safe
-from clusterctl.render.terminal.machine import json_line
-from clusterctl.render.terminal.wrapping import cells
+from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.formatting import fold_ranks, format_duration, plural
+from clusterctl.render.console import CYAN, DIM, GREEN, RED, YELLOW, fit, pad, safe
+from clusterctl.render.run_messages import step_of
+from clusterctl.render.sanitize import json_line
+from clusterctl.render.wrapping import cells
 
 if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Glyphs, Terminal
+    from collections.abc import Callable, Iterable, Mapping
+
+    from clusterctl.render.console import Glyphs, Terminal
     from clusterctl.run.rules.controller_events import Phase
+    from clusterctl.run.rules.state import RunState
 
 SLOWEST = 5
 _NAME, _COUNT = 9, 7
@@ -237,3 +245,178 @@ class PhaseWriter:
             "seconds": round(view.seconds, 3),
         }
         self._terminal.line(json_line(record))
+
+
+_SILENT_SECONDS = 1.0
+"""What takes no longer needs no word."""
+
+_TICK = 0.5
+_CONNECTING = "connecting"
+
+
+def waiting_line(stages: Mapping[str, str], waited: float, limit: float) -> str:
+    """Return for whom is waited, at what, for how long and until when.
+
+    Args:
+        stages: What each node is at that is not there yet.
+        waited: Seconds until now.
+        limit: Seconds after which a node is given up that cannot be connected to.
+    """
+    alike = set(stages.values())
+    what = alike.pop() if len(alike) == 1 else _CONNECTING
+    until = f", given up after {limit:g} s" if what == _CONNECTING and waited < limit else ""
+    return f"waiting for {fold_hosts(stages)}: {what}, {waited:.0f} s{until}"
+
+
+class Waiting:
+    """Shows for whom is waited, as long as that takes, on the last line.
+
+    Args:
+        nodes: Who is to come.
+        limit: Seconds after which one is given up that cannot be connected to.
+        terminal: Where to; `None` for nowhere.
+        stage: What they are at now.
+        meanwhile: Called before each time that it is said: whatever it writes stands above.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[str],
+        limit: float,
+        terminal: Terminal | None,
+        *,
+        stage: str = _CONNECTING,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._stages = dict.fromkeys(nodes, stage)
+        self._limit, self._terminal, self._meanwhile = limit, terminal, meanwhile
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def at(self, node: str, stage: str) -> None:
+        """Take note of what a node is at; `joined` for one that is there."""
+        if stage == "joined":
+            self._stages.pop(node, None)
+        else:
+            self._stages[node] = stage
+
+    def __enter__(self) -> Waiting:
+        if self._terminal is not None and self._terminal.live and self._stages:
+            self._thread = threading.Thread(target=self._show, args=(self._terminal,), daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Say no more, and take the line away."""
+        self._over.set()
+        if self._thread is not None and self._terminal is not None:
+            self._thread.join()
+            self._terminal.clear()
+
+    def _show(self, terminal: Terminal) -> None:
+        began = time.monotonic()
+        pause = _SILENT_SECONDS
+        while not self._over.wait(pause):
+            pause = _TICK
+            self._meanwhile()
+            stages = dict(self._stages)
+            if stages:
+                text = waiting_line(stages, time.monotonic() - began, self._limit)
+                width = terminal.width
+                terminal.transient(terminal.style(fit(text, width and width - 1, terminal.glyphs), DIM))
+
+
+_WINDOW = 60.0
+"""Seconds over which the speed is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What the line tells.
+
+    Attributes:
+        ranks: Whose output is shown; `None` for all.
+        written: Something of it was shown.
+        owns: Ctrl-C ends the run, it does not only leave it.
+        keys: Keys are heard.
+    """
+
+    ranks: frozenset[int] | None
+    written: bool
+    owns: bool
+    keys: bool
+
+
+class Pace:
+    """How far the run is, and how fast it goes."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, int]] = deque()
+
+    def seen(self, moment: float, step: int) -> None:
+        """Take note of the step at a moment (seconds, any clock); one that went back begins anew."""
+        if self._steps and step < self._steps[-1][1]:
+            self._steps.clear()
+        if not self._steps or moment > self._steps[-1][0]:
+            self._steps.append((moment, step))
+        while len(self._steps) > 2 and moment - self._steps[0][0] > _WINDOW:
+            self._steps.popleft()
+
+    def texts(self, attempt: int = 0) -> list[str]:
+        """Return `step 412` (of an attempt) and `3.1 it/s`, as far as they are known."""
+        if not self._steps:
+            return []
+        (began, first), (last, step) = self._steps[0], self._steps[-1]
+        if last <= began or step == first:
+            return [f"step {step_of(step, attempt)}"]
+        return [f"step {step_of(step, attempt)}", speed_text((step - first) / (last - began))]
+
+
+def speed_text(speed: float) -> str:
+    """Return steps a second (more than 0) as people say them: `3.1 it/s`, `20 s/it`."""
+    return f"{speed:.1f} it/s" if speed >= 0.1 else f"{1 / speed:.0f} s/it"
+
+
+def last_line(
+    state: RunState, watched: Watched, pace: Pace, now: float, glyphs: Glyphs, width: int | None = None
+) -> str:
+    """Return the line; "" where there is nothing to tell. Where it is too long the keys stay.
+
+    Args:
+        state: The run.
+        watched: What of it is shown.
+        pace: How far it is.
+        now: The head's wall clock.
+        glyphs: The signs that the terminal can show.
+        width: Columns that it may take.
+    """
+    if state.attempt < 0 or state.over:
+        return ""
+    up = sum(worker.pid is not None for worker in state.workers.values())
+    if state.phase.value == "running" and not watched.written:
+        parts = [f"importing{glyphs.ellipsis} ({up} of {plural(len(state.workers), 'worker')} up, no output yet)"]
+    elif state.phase.value in ("running", "stalled"):
+        which = sorted(state.workers if watched.ranks is None else watched.ranks)
+        shown = "all" if watched.ranks is None else f"{'rank' if len(which) == 1 else 'ranks'} {fold_ranks(which)} of"
+        whom = f"{shown} {len(state.workers)}" + (" ranks" if watched.ranks is None else "")
+        parts = [f"following {whom}", *pace.texts(state.attempt)]
+    else:
+        parts = [state.phase.value]
+    if state.created is not None:
+        parts.append(format_duration(now - state.created))
+    keys = ["d detach", "^C stop" if watched.owns else "^C leave"] if watched.keys else []
+    return _joined(parts, keys, glyphs, width)
+
+
+def _joined(parts: list[str], keys: list[str], glyphs: Glyphs, width: int | None) -> str:
+    """Leave out what tells least, which stands last, as long as there is no room for it before the keys."""
+    dot = f" {glyphs.dot} "
+    while width is not None and len(parts) > 1 and cells(dot.join([*parts, *keys])) > width:
+        parts = parts[:-1]
+    if width is not None:
+        room = width - cells(dot.join(["", *keys]))
+        parts = [fit(dot.join(parts), room, glyphs)] if room > 0 else []
+    return dot.join([*parts, *keys])

@@ -1,16 +1,17 @@
-"""`stacks`: where every rank is, equal stacks once under the ranks that share them."""
+"""Python stacks and tracebacks: as `stacks` shows them, in a few lines, and without the frames of libraries."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clusterctl.render.ranks import fold_ranks
-from clusterctl.render.terminal.console import BOLD, DIM, YELLOW, safe
+from clusterctl.formatting import fold_ranks
+from clusterctl.render.console import BOLD, DIM, YELLOW, safe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 _STATES = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait", "Z": "dead, not waited for"}
 
@@ -72,3 +73,145 @@ def _remarks(evidence: Mapping[str, Any]) -> list[str]:
 
 def _named(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {fold_ranks(ranks)}"
+
+
+_RANK = re.compile(r"^\[?rank\d+\]?:? ?")
+_FRAME = re.compile(r'^(?P<indent>\s+)File "(?P<file>[^"]+)", line \d+')
+_PACKAGES = re.compile(r"/(?:site|dist)-packages/(?P<name>[^/]+)")
+_STANDARD = re.compile(r"/lib(?:64)?/python3[^/]*/|^<frozen ")
+
+
+class _Part(NamedTuple):
+    """A frame with its source, or a line between frames (`library` is `None`)."""
+
+    lines: list[str]
+    library: str | None = None
+
+
+def folded_trace(lines: Sequence[str], folders: Collection[str] = (), *, ellipsis: str = "…") -> list[str]:
+    """Return the lines of a traceback, without the rank that some frameworks put before each.
+
+    Of frames of libraries in a row the last stays, for it is where something was raised, or what went into the code
+    that follows; of a row that is followed by frames of the code, none does.
+
+    Args:
+        lines: Clean text.
+        folders: Where the code of the run lies, as the file or its defaults name it.
+        ellipsis: The sign for what is left out.
+    """
+    plain = [_RANK.sub("", line) for line in lines]
+    return [relative(line, folders) for line in _folded(list(_parts(plain)), ellipsis)]
+
+
+def raised(lines: Sequence[str]) -> tuple[str, ...] | None:
+    """Return where the last traceback among lines was raised, and with what; `None` where there is none.
+
+    That is its last frame, and all that follows of the same output as far as it is part of a traceback.
+    """
+    plain = [_RANK.sub("", line) for line in lines]
+    last = next((n for n in reversed(range(len(plain))) if _FRAME.match(plain[n])), None)
+    if last is None:
+        return None
+    # The error: the first line after the frame that is no longer indented.
+    end = next((n for n in range(last + 1, len(plain)) if not plain[n].startswith(" ")), None)
+    return None if end is None else (plain[last].strip(), plain[end].strip())
+
+
+def relative(line: str, folders: Collection[str]) -> str:
+    """Return a line with the files of the code folder by their place in it."""
+    for folder in folders:
+        absolute = folder.startswith("/")
+        start = (
+            re.escape(folder.rstrip("/"))
+            if absolute
+            else r"/[^\"]*?/?" + re.escape(folder.removeprefix("~").strip("/"))
+        )
+        line = re.sub(rf'(?<=File "){start}/', "", line)
+    return line
+
+
+def _parts(lines: Sequence[str]) -> Iterator[_Part]:
+    held: list[str] = []
+    library: str | None = None
+    indent = 0
+    for line in lines:
+        frame = _FRAME.match(line)
+        inside = bool(held) and frame is None and len(line) - len(line.lstrip()) > indent
+        if inside:
+            held.append(line)
+            continue
+        if held:
+            yield _Part(held, library)
+            held = []
+        if frame is None:
+            yield _Part([line])
+        else:
+            held, library, indent = [line], library_of(frame["file"]), len(frame["indent"])
+    if held:
+        yield _Part(held, library)
+
+
+def library_of(file: str) -> str:
+    """Return the library that a file belongs to, "" for code of the user's own."""
+    package = _PACKAGES.search(file)
+    if package is not None:
+        return package["name"].removesuffix(".py")
+    return "Python" if _STANDARD.search(file) else ""
+
+
+def _folded(parts: list[_Part], ellipsis: str) -> Iterator[str]:
+    row: list[_Part] = []
+    for part in [*parts, _Part([])]:
+        if part.library:
+            row.append(part)
+            continue
+        # The last frame before what was raised stays.
+        kept = row[-1:] if part.library is None else []
+        gone = row[: len(row) - len(kept)]
+        if len(gone) == 1:
+            kept, gone = [*gone, *kept], []
+        if gone:
+            names = ", ".join(dict.fromkeys(one.library for one in gone if one.library))
+            yield f"  {ellipsis} {len(gone)} frames of {names}"
+        for one in kept:
+            yield from one.lines
+        row = []
+        yield from part.lines
+
+
+_MOST = 3
+
+
+def where_lines(folded: Sequence[Mapping[str, Any]], nodes: Mapping[int, str]) -> list[str]:
+    """Return `rank 2 on gpu03 is in load (train.py:21)`, a line for each place: those with few ranks first.
+
+    Args:
+        folded: What `stalls.stacks.fold` gave.
+        nodes: Rank to its node.
+    """
+    entries = sorted(folded, key=lambda entry: _size(entry["ranks"]))
+    lines = [_line(entry, nodes) for entry in entries[:_MOST]]
+    more = len(entries) - len(lines)
+    return [*lines, f"and {more} other places"] if more else lines
+
+
+def _line(entry: Mapping[str, Any], nodes: Mapping[int, str]) -> str:
+    ranks = str(entry["ranks"])
+    alone = ranks.isdigit()
+    node = nodes.get(int(ranks)) if alone else None
+    who = f"rank {ranks}" + (f" on {safe(node)}" if node else "") if alone else f"ranks {ranks}"
+    return f"{who} {'is' if alone else 'are'} {_describe_place(entry['frames'], entry['wchan'])}"
+
+
+def _describe_place(frames: Sequence[Mapping[str, Any]] | None, wchan: str | None) -> str:
+    if not frames:
+        return f"in {safe(wchan)} of the kernel" if wchan else "somewhere without a Python stack"
+    own = next((frame for frame in frames if not library_of(str(frame["file"]))), frames[0])
+    inside = "" if own is frames[0] else f"in {safe(frames[0]['function'])}, called by "
+    name = str(own["file"]).rpartition("/")[2]
+    return f"{inside or 'in '}{safe(own['function'])} ({safe(name)}:{own['line']})"
+
+
+def _size(ranks: str) -> int:
+    ends = [span.partition("-") for span in ranks.split(",")]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ends)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration
-from clusterctl.render.log import rfc3339
-from clusterctl.render.ranks import fold_nodes
-from clusterctl.render.terminal.console import BOLD, GREEN, RED, YELLOW, safe
-from clusterctl.render.terminal.table import Cell, Column, render_table
+from clusterctl.render.console import BOLD, GREEN, RED, YELLOW, safe
+from clusterctl.render.log_output import rfc3339
+from clusterctl.render.table import Cell, Column, render_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clusterctl.agent.protocol.sample_types import GpuSample, HealthSample
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 _IDLE_PERCENT = 10
 _FEW = 4
@@ -128,7 +128,7 @@ def remarks(nodes: Sequence[NodeStats], now: float) -> list[str]:
     for node in nodes:
         if node.reason and node.status not in ("ok", "absent"):
             reasons.setdefault(node.reason, []).append(node.node)
-    lines = [f"{safe(fold_nodes(names))}: {safe(reason)}" for reason, names in reasons.items()]
+    lines = [f"{safe(fold_hosts(names))}: {safe(reason)}" for reason, names in reasons.items()]
     old = [(n.node, now - n.time) for n in nodes if n.time is not None and now - n.time > STALE_S]
     return lines + _seen_long_ago(old)
 
@@ -136,7 +136,7 @@ def remarks(nodes: Sequence[NodeStats], now: float) -> list[str]:
 def _seen_long_ago(nodes: Sequence[tuple[str, float]]) -> list[str]:
     if len(nodes) < _FEW:
         return [f"{safe(name)}: seen {format_duration(age)} ago" for name, age in nodes]
-    names = safe(fold_nodes(name for name, _ in nodes))
+    names = safe(fold_hosts(name for name, _ in nodes))
     return [f"{names}: seen {format_duration(min(age for _, age in nodes))} ago or longer"]
 
 

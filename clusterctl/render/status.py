@@ -1,19 +1,21 @@
-"""`status` for people: a run as it and lists show it, and its tables."""
+"""`status` for people and for machines: one run, where it comes from, its start, its nodes and its workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.formatting import format_duration
+from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.formatting import duration_text, fold_ranks, format_duration, plural, signal_name
+from clusterctl.render.attempts import attempts_json, render_attempts, waits_for_restart
+from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.errors import remaining_lines
-from clusterctl.render.ranks import count, fold_nodes, fold_ranks
-from clusterctl.render.story.attempts import render_attempts, waits_for_restart
-from clusterctl.render.story.book import render_origin
-from clusterctl.render.story.unattended import Unattended
-from clusterctl.render.terminal.console import BOLD, DIM, GREEN, RED, YELLOW, safe
-from clusterctl.render.terminal.table import Cell, Column, render_table
-from clusterctl.render.words import (
+from clusterctl.render.log_output import rfc3339
+from clusterctl.render.run_messages import (
+    Unattended,
+    cause_json,
     failure_line,
     health_news,
     results_news,
@@ -22,16 +24,19 @@ from clusterctl.render.words import (
     step_of,
     worker_state,
 )
+from clusterctl.render.table import Cell, Column, render_table
 from clusterctl.run.rules.end_warnings import list_end_warnings
+from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.render.terminal.console import Terminal
-    from clusterctl.run.record.origin import Origin
-    from clusterctl.run.record.start_times import StartTimes
-    from clusterctl.run.rules.state import RunState, WorkerState
+    from clusterctl.render.console import Terminal
+    from clusterctl.run.record.origin import Commit, Origin
+    from clusterctl.run.record.start_times import StartTimes, StepTime
+    from clusterctl.run.rules.controller_events import Health, Results
+    from clusterctl.run.rules.state import RunState, StallView, WorkerState
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {
     "starting": (YELLOW,),
@@ -176,7 +181,7 @@ def _headline(view: RunView, now: float, terminal: Terminal) -> str:
     if state.attempt > 0 and view.step is None:
         parts.append(f"attempt {state.attempt}")
     if state.nodes:
-        parts.append(f"{count(len(state.nodes), 'node')}, {count(len(state.workers), 'rank')}")
+        parts.append(f"{plural(len(state.nodes), 'node')}, {plural(len(state.workers), 'rank')}")
     if view.step is not None:
         parts.append(f"step {step_of(view.step, state.attempt)}")
     if state.created is not None:
@@ -215,7 +220,7 @@ def _folded_nodes(view: RunView, terminal: Terminal) -> list[str]:
         groups.setdefault(view.state.node_phase(node.node).value, []).append(node.node)
     columns = [Column(title="NODES", right=True), Column(title="STATE"), Column(title="NAMES", shrink=True)]
     rows: list[list[Cell | str]] = [
-        [str(len(names)), state_cell(state), fold_nodes(names)] for state, names in groups.items()
+        [str(len(names)), state_cell(state), fold_hosts(names)] for state, names in groups.items()
     ]
     return render_table(columns, rows, terminal)
 
@@ -272,7 +277,7 @@ def _folded_workers(workers: Sequence[WorkerState], view: RunView, terminal: Ter
         steps = [s for w in group if (s := view.activity.get(w.rank, WorkerActivity()).step) is not None]
         span = "-" if not steps else str(min(steps)) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}"
         ranks = fold_ranks(w.rank for w in group)
-        rows.append([ranks, Cell(text, _worker_style(group[0])), span, fold_nodes(w.node for w in group)])
+        rows.append([ranks, Cell(text, _worker_style(group[0])), span, fold_hosts(w.node for w in group)])
     return render_table(columns, rows, terminal)
 
 
@@ -294,3 +299,198 @@ def state_cell(state: str, word: str | None = None) -> Cell:
 
 def _styled_state(state: str, terminal: Terminal) -> str:
     return terminal.style(state, *STATE_STYLES.get(state, ()))
+
+
+def stall_json(stall: StallView | None, verdict: Any = None) -> dict[str, Any] | None:
+    """Return what the stall rule says."""
+    if stall is None:
+        return None
+    return {"since_s": stall.since_s, "limit_s": stall.limit_s, "phase": stall.phase, "verdict": verdict}
+
+
+def run_json(view: RunView) -> dict[str, Any]:
+    """Return what `ps --json` and `status --json` both say of a run."""
+    state = view.state
+    return {
+        "run": state.run,
+        "name": state.name,
+        "state": state.phase.value,
+        "attended": view.attended,
+        "attempt": state.attempt,
+        "exit_code": state.exit_code,
+        "cause": cause_json(find_final_cause(state)),
+        "stall": stall_json(state.stall, view.verdict),
+        "remaining": list(state.remaining),
+        "started": time_json(state.created),
+        "ended": time_json(state.ended),
+    }
+
+
+def status_json(view: RunView) -> dict[str, Any]:
+    """Return `status --json`."""
+    state = view.state
+    return run_json(view) | {
+        "health": [_trouble_json(event) for event in state.troubles.values()],
+        "warnings": list_end_warnings(state),
+        "results": _results_json(state.results),
+        "origin": origin_json(view.origin),
+        "start": timings_json(view.start),
+        "attempts": attempts_json(state, view.step),
+        "nodes": [
+            {
+                "node": node.node,
+                "node_rank": node.node_rank,
+                "address": node.address,
+                "state": state.node_phase(node.node).value,
+            }
+            for node in sorted(state.nodes.values(), key=lambda n: n.node_rank)
+        ],
+        "workers": [_worker_json(state.workers[rank], view) for rank in sorted(state.workers)],
+    }
+
+
+def _trouble_json(event: Health) -> dict[str, Any]:
+    keys = ("node", "gpu", "check", "status", "message", "action")
+    return {key: getattr(event, key) for key in keys}
+
+
+def _results_json(results: Results | None) -> dict[str, Any] | None:
+    if results is None:
+        return None
+    return {"to": results.to, "files": results.files, "bytes": results.bytes, "lacking": list(results.missing)}
+
+
+def _worker_json(worker: WorkerState, view: RunView) -> dict[str, Any]:
+    activity = view.activity.get(worker.rank, WorkerActivity())
+    return {
+        "rank": worker.rank,
+        "local_rank": worker.local_rank,
+        "node": worker.node,
+        "pid": worker.pid,
+        "state": worker.phase.value,
+        "exit_code": worker.exit_code,
+        "signal": None if worker.signal is None else signal_name(worker.signal),
+        "stopped": worker.stopped,
+        "step": activity.step,
+        "last_output_s": round_s(activity.last_output_s),
+        "slow": view.slow.get(worker.rank),
+    }
+
+
+def round_s(value: float | None) -> float | None:
+    """Return seconds with three digits."""
+    return None if value is None else round(value, 3)
+
+
+_SHORT = 10
+
+
+def render_origin(state: RunState, origin: Origin | None, now: float, terminal: Terminal) -> list[str]:
+    """Return who began a run, when, what it runs, and from which file and commit; nothing where nobody noted that."""
+    if origin is None:
+        return []
+    dot = f" {terminal.glyphs.dot} "
+    began = (
+        ""
+        if state.created is None
+        else f"started {_clock(state.created)} ({format_duration(now - state.created)} ago) "
+    )
+    who = f"by {safe(origin.user)}@{safe(origin.host)}" if origin.user else ""
+    ended = "" if state.ended is None else f"ended {_clock(state.ended)}"
+    commit = "" if origin.commit is None else commit_words(origin.commit)
+    lines = [(f"{began}{who}".strip(), ended), (safe(origin.command),), (safe(origin.file), commit)]
+    return [f"  {dot.join(filter(None, parts))}" for parts in lines if any(parts)]
+
+
+def commit_words(commit: Commit) -> str:
+    """Return `commit 3f2a1c07b9 (main) + 2 changes`."""
+    branch = f" ({safe(commit.branch)})" if commit.branch else ""
+    changes = f" + {plural(commit.changes, 'change')}" if commit.changes else ""
+    return f"commit {safe(commit.commit)[:_SHORT]}{branch}{changes}"
+
+
+def origin_json(origin: Origin | None) -> dict[str, Any] | None:
+    """Return where a run comes from, for machines."""
+    if origin is None:
+        return None
+    commit = origin.commit
+    return {
+        "user": origin.user,
+        "host": origin.host,
+        "file": origin.file,
+        "folder": origin.folder,
+        "command": origin.command,
+        "commit": None if commit is None else commit.commit,
+        "branch": None if commit is None else commit.branch or None,
+        "changes": None if commit is None else commit.changes,
+    }
+
+
+def time_json(time: float | None) -> str | None:
+    """Return a wall clock time for machines."""
+    return None if time is None else rfc3339(time)
+
+
+def _clock(time: float) -> str:
+    return f"{datetime.fromtimestamp(time).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+SLOW_SECONDS = 60.0
+"""A start that takes longer is worth a line where people ask what is wrong."""
+
+
+def render_timings(times: StartTimes, terminal: Terminal) -> list[str]:
+    """Return the table of `up --timings`."""
+    columns = [
+        Column(title="STEP"),
+        Column(title="ALL", right=True),
+        Column(title="MEDIAN", right=True),
+        Column(title="SLOWEST", shrink=True),
+    ]
+    rows = [[step.name, _seconds(step.seconds), _median(step), _slowest(step)] for step in times.steps]
+    return render_table(columns, [*rows, ["in all", _seconds(times.seconds), "", ""]], terminal)
+
+
+def slow_start(times: StartTimes | None) -> list[str]:
+    """Return a line about a start that took long; none about others."""
+    if times is None or times.seconds < SLOW_SECONDS:
+        return []
+    longest = max(times.steps, key=lambda step: step.seconds)
+    slowest = _slowest(longest)
+    named = f", slowest {slowest}" if slowest else ""
+    total, part = duration_text(times.seconds), duration_text(longest.seconds)
+    return [f"the start took {total}, {part} of it to {longest.name}{named}"]
+
+
+def timings_json(times: StartTimes | None) -> dict[str, Any] | None:
+    """Return the `start` of `status --json`."""
+    if times is None:
+        return None
+    return {"seconds": round(times.seconds, 3), "steps": [_step_json(step) for step in times.steps]}
+
+
+def _step_json(step: StepTime) -> dict[str, Any]:
+    parts = {node: {"what": what, "seconds": seconds} for node, (what, seconds) in step.parts.items()}
+    return {
+        "step": step.name,
+        "seconds": round(step.seconds, 3),
+        "slowest": step.slowest,
+        "nodes": dict(step.nodes),
+        "longest": parts,
+    }
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s"
+
+
+def _median(step: StepTime) -> str:
+    return _seconds(median(step.nodes.values())) if step.nodes else ""
+
+
+def _slowest(step: StepTime) -> str:
+    if step.slowest is None:
+        return ""
+    what, seconds = step.parts.get(step.slowest, ("", 0.0))
+    of = f" ({_seconds(seconds)}: {safe(what)})" if what else ""
+    return f"{safe(step.slowest)} {_seconds(step.nodes[step.slowest])}{of}"

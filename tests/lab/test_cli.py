@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.render.ranks import fold_nodes
+from clusterctl.config.host_ranges import fold_hosts
 from tests import documented
 from tests.documented import typed
 from tests.lab.head_cli import Head
@@ -138,7 +138,7 @@ def test_nodes_to_which_the_same_was_sent_are_one_line(nodes: NodeFactory, head:
 
     assert done.returncode == 0, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"{fold_nodes(n.name for n in made)}: 2 of 2 files sent, ")
+    assert line.startswith(f"{fold_hosts(n.name for n in made)}: 2 of 2 files sent, ")
 
 
 def test_ctrl_c_ends_the_commands_of_exec_on_every_node(nodes: NodeFactory, head: Head) -> None:
@@ -175,7 +175,7 @@ def test_exec_runs_on_the_nodes_that_are_there_while_another_is_still_waited_for
 
 def test_exec_reaches_hosts_that_are_named_without_a_file(nodes: NodeFactory, head: Head) -> None:
     made = nodes(2)
-    words = typed("clusterctl exec -w NODES -- hostname", NODES=fold_nodes(n.name for n in made))
+    words = typed("clusterctl exec -w NODES -- hostname", NODES=fold_hosts(n.name for n in made))
 
     done = head.run(*words)
 

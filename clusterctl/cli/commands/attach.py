@@ -15,7 +15,7 @@ from clusterctl.cli.lookup.runs import tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_ranks
 from clusterctl.errors import NotFoundError
-from clusterctl.render.log import Timestamps
+from clusterctl.render.log_output import Timestamps
 from clusterctl.run.controller import process
 from clusterctl.run.record import run_lookup
 

@@ -15,11 +15,11 @@ from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec_json import load_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
-from clusterctl.render.ranks import fold_nodes
-from clusterctl.render.story.listing import newest_first, render_ps
+from clusterctl.render.run_list import newest_first, render_ps
 from clusterctl.run.nodes import code
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record import health_history, run_lookup, rundir
@@ -27,7 +27,7 @@ from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.session import Session
@@ -86,7 +86,7 @@ def command(
     if not quiet and not chosen and not files:
         console.narrate(f"nothing to clean{_reason(older_than, keep)}")
     elif not quiet:
-        there = f", {format_size(sum(freed.values()))} on {fold_nodes(list(freed))}" if freed else ""
+        there = f", {format_size(sum(freed.values()))} on {fold_hosts(list(freed))}" if freed else ""
         here = f"{format_size(total)} on this head"
         console.narrate(
             f"removed {here}{there}" if yes else f"`--yes` removes these: {here}, and what of them is on their nodes"
@@ -211,7 +211,7 @@ def _remove(run: RunDir, state: RunState, left: _Left, console: Console, *, name
     if away and not named:
         hint = f"`clusterctl clean {run.run}` removes it all the same"
         console.narrate(
-            f"error: something of {run.run} may still run on {fold_nodes(away)}, which could not be reached"
+            f"error: something of {run.run} may still run on {fold_hosts(away)}, which could not be reached"
         )
         console.narrate(f"{run.run} was kept", f"hint: {hint}")
         return False
@@ -219,7 +219,7 @@ def _remove(run: RunDir, state: RunState, left: _Left, console: Console, *, name
         console.narrate(*[f"error: {error}" for error in left.refused], f"{run.run} was kept")
         return False
     if left.unreached:
-        console.narrate(f"warning: {run.run} is still on {fold_nodes(left.unreached)}, which could not be reached")
+        console.narrate(f"warning: {run.run} is still on {fold_hosts(left.unreached)}, which could not be reached")
     shutil.rmtree(run.path)
     return True
 

@@ -12,14 +12,15 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.main import WithExamples
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.secret_redaction import REDACTED, is_secret_name
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ConfigError, NodeError, NotFoundError, Problem, RefusedError
+from clusterctl.formatting import fold_ranks
 from clusterctl.plan import layout
 from clusterctl.plan.launch import explain_environment
-from clusterctl.render.ranks import fold_nodes, fold_ranks
-from clusterctl.render.terminal.console import pad
-from clusterctl.render.terminal.table import Column, render_table
+from clusterctl.render.console import pad
+from clusterctl.render.table import Column, render_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from clusterctl.config.loader import LoadedClusterFile
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.plan.layout import NodeLayout
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
 
 _ENV_SECONDS = 30.0
 _MOST_PADDED = 60
@@ -146,7 +147,7 @@ def _listed(numbers: tuple[int, ...] | None) -> list[int] | None:
 
 
 def _unknown(spec: ClusterSpec) -> RefusedError:
-    silent = fold_nodes(h.name for h in spec.workers if layout.count_workers(h, None) is None)
+    silent = fold_hosts(h.name for h in spec.workers if layout.count_workers(h, None) is None)
     return RefusedError(
         f"the ranks are counted at start, one per GPU of {silent}",
         hint="write `gpus: N` or `workers: N`, or see `clusterctl health`",
@@ -193,7 +194,7 @@ def _live_env(
 ) -> tuple[tuple[NodeLayout, ...], dict[str, tuple[str, str]]]:
     from clusterctl.cli.lookup.reach import sessions_of
     from clusterctl.cli.lookup.remote import Remote
-    from clusterctl.render.waiting import Waiting
+    from clusterctl.render.progress import Waiting
     from clusterctl.run.nodes.fan_out import raise_first
     from clusterctl.run.nodes.meeting import answer_of, meet
 

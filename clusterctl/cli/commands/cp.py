@@ -20,7 +20,7 @@ from clusterctl.run.nodes.transfer import MOST_BYTES
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
 
 _ALL = "all"
 

@@ -10,15 +10,15 @@ from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import brief_view_of, tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.formatting import format_duration
-from clusterctl.render.story.attempts import cause_words
-from clusterctl.render.story.differences import differences, differences_json, render_differences
+from clusterctl.render.attempts import cause_words
+from clusterctl.render.run_diff import differences, differences_json, render_differences
 from clusterctl.run.record.run_facts import RunFacts, read_run_facts
 from clusterctl.run.record.run_lookup import find_run
 from clusterctl.run.rules.outcome import find_final_cause
 
 if TYPE_CHECKING:
+    from clusterctl.render.console import Console
     from clusterctl.render.status import RunView
-    from clusterctl.render.terminal.console import Console
 
 
 @click.command("diff", cls=WithExamples)

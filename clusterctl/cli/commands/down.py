@@ -21,8 +21,8 @@ from clusterctl.cli.lookup.runs import tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.config.spec_json import load_spec
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodesError, RefusedError, TeardownError
+from clusterctl.formatting import plural
 from clusterctl.render.errors import print_error, remaining_lines
-from clusterctl.render.ranks import count
 from clusterctl.run.controller.process import ControllerEndedError
 from clusterctl.run.nodes.ending import end_on_node, end_without_controller
 from clusterctl.run.nodes.fan_out import each
@@ -32,7 +32,7 @@ from clusterctl.run.rules import outcome
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_types import RunSummary
-    from clusterctl.render.terminal.console import Console, Terminal
+    from clusterctl.render.console import Console, Terminal
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.session import Session
@@ -244,7 +244,7 @@ def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
     elif state.remaining:
         console.narrate(f"{run.run}: {state.phase.value}, but not everything could be ended")
     else:
-        where = f"{count(len(state.workers), 'worker')} on {count(len(state.nodes), 'node')}"
+        where = f"{plural(len(state.workers), 'worker')} on {plural(len(state.nodes), 'node')}"
         console.narrate(f"{run.run}: {state.phase.value}; nothing is left of its {where}")
     if state.remaining:
         console.narrate(*remaining_lines(state.remaining, console.err))

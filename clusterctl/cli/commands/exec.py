@@ -21,8 +21,8 @@ from clusterctl.cli.words import parse_duration
 from clusterctl.errors import ExitCode, NodesError
 from clusterctl.plan.launch import build_program_arguments
 from clusterctl.render.errors import render_error
-from clusterctl.render.exec import diff_lines, end_lines, exit_code_of, folded_errors, folded_output
-from clusterctl.render.waiting import Waiting
+from clusterctl.render.exec_output import diff_lines, end_lines, exit_code_of, folded_errors, folded_output
+from clusterctl.render.progress import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_types import ProgramArguments
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.errors import NodeError
-    from clusterctl.render.exec import Answer
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
+    from clusterctl.render.exec_output import Answer
     from clusterctl.session.session import Session
 
 

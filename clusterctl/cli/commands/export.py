@@ -39,7 +39,7 @@ def command(choices: ExportChoices) -> int:
     limit (106). The Job runs the workers in pods, with the same variables, and without clusterctl. What of the file
     does not hold there is named, on stderr and at the head of the output.
     """
-    from clusterctl.render.exports import kubernetes, slurm
+    from clusterctl.render import export_kubernetes, export_slurm
 
     if choices.image is not None and choices.kind != "k8s":
         raise click.UsageError("`--image` needs `k8s`")
@@ -48,14 +48,14 @@ def command(choices: ExportChoices) -> int:
     spec = replace(loaded.spec, hosts=options.chosen_hosts(loaded.spec, choices.nodes, choices.exclude))
     if not spec.workers:
         raise click.UsageError("no host is left that would be a worker")
-    lost = (kubernetes if choices.kind == "k8s" else slurm).lost(spec, loaded.written_keys)
+    lost = (export_kubernetes if choices.kind == "k8s" else export_slurm).lost(spec, loaded.written_keys)
     if choices.kind == "k8s":
         assert spec.job is not None, "it was required"
-        text = kubernetes.manifest(spec, spec.job, image=choices.image or "IMAGE", lost=lost)
+        text = export_kubernetes.manifest(spec, spec.job, image=choices.image or "IMAGE", lost=lost)
     else:
         paths = [os.path.abspath(path) for path in paths_of(choices.path, choices.files)]
         folder = os.path.dirname(paths[0])
-        text = slurm.script(spec, program=_program(), folder=folder, files=paths, sets=choices.sets, lost=lost)
+        text = export_slurm.script(spec, program=_program(), folder=folder, files=paths, sets=choices.sets, lost=lost)
     console.narrate(*(f"warning: {line}" for line in lost))
     console.document(text)
     return 0

@@ -19,8 +19,8 @@ from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import plural
 from clusterctl.health.context import Context
-from clusterctl.render import findings as render
-from clusterctl.render.findings import HealthView, NodeHealth
+from clusterctl.render import health as render
+from clusterctl.render.health import HealthView, NodeHealth
 from clusterctl.run.record.health_history import KnownFindings, describe_new_findings
 from clusterctl.run.record.rundir import find_runs_root
 from clusterctl.suggestion import similar
@@ -28,7 +28,7 @@ from clusterctl.suggestion import similar
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.health.model import Finding
-    from clusterctl.render.terminal.console import Console, Terminal
+    from clusterctl.render.console import Console, Terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

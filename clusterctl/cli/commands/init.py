@@ -20,13 +20,13 @@ from clusterctl.cli.words import DEFAULT_FILE, read, write
 from clusterctl.config import starter_file
 from clusterctl.config.sections.host_lists import strip_bom
 from clusterctl.errors import ConfigError, RefusedError
-from clusterctl.render.ranks import count
+from clusterctl.formatting import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from clusterctl.config.sections.host_lists import ListedHost
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
 
 _SCHEMA = "cluster.schema.json"
 _KINDS = {
@@ -174,7 +174,7 @@ def _write_starter(choices: InitChoices, place: _Place, console: Console) -> Non
         from clusterctl.config.schema import render_schema
 
         write(beside, render_schema())
-    hosts = f" with {count(len(machines), 'host')}" if machines else ": put your hosts into it"
+    hosts = f" with {plural(len(machines), 'host')}" if machines else ": put your hosts into it"
     wrote = f"wrote {path}{f' and {beside}' if choices.schema else ''}{hosts}"
     _say_whether_it_checks(wrote, path, console, choices, told=bool(machines))
     if machines and not choices.quiet and _is_foreign_ssh_config(choices):
@@ -224,7 +224,7 @@ def _copy(name: str, folder: Path, machines: list[ListedHost], console: Console,
         raise RefusedError(f"{folder} cannot be written: {error.strerror or error}") from error
     path = folder / DEFAULT_FILE
     write(path, text)
-    hosts = f"; {path} has {count(len(machines), 'host')}" if machines else ""
+    hosts = f"; {path} has {plural(len(machines), 'host')}" if machines else ""
     wrote = f"wrote {', '.join(str(folder / file) for file in files)}{hosts}"
     _say_whether_it_checks(wrote, path, console, choices, told=True)
     if machines and "\n#" in text and not choices.quiet:

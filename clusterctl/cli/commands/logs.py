@@ -24,8 +24,8 @@ from clusterctl.logs.fold import LineFolder, fold_history
 from clusterctl.logs.line import LogQuery
 from clusterctl.logs.merge import read_lines
 from clusterctl.logs.sanitize import clean_block
-from clusterctl.render.log import LogWriter, Timestamps, json_line, raw_bytes
-from clusterctl.render.story.marks import Marks
+from clusterctl.render.attempts import Marks
+from clusterctl.render.log_output import LogWriter, Timestamps, json_line, raw_bytes
 from clusterctl.run.record.run_lookup import find_run, list_runs
 from clusterctl.run.record.state_reader import StateReader
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from clusterctl.logs.fold import FoldedLine
     from clusterctl.logs.line import LogLine
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
     from clusterctl.run.record.state_reader import NodeNews
     from clusterctl.run.rules.state import RunState
 

@@ -9,7 +9,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
 from clusterctl.cli.main import WithExamples
-from clusterctl.render.story.listing import newest_first, ps_hints, render_ps
+from clusterctl.render.run_list import newest_first, ps_hints, render_ps
 from clusterctl.run.record.run_lookup import list_runs
 from clusterctl.run.rules.state import RunPhase
 
@@ -31,7 +31,7 @@ def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
     for view in views:
         tell_unread(view.state, console)
     if as_json:
-        from clusterctl.render.status_json import ps_json
+        from clusterctl.render.run_list import ps_json
 
         console.json(ps_json(shown))
     elif quiet:

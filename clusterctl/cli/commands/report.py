@@ -19,10 +19,9 @@ from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import write
 from clusterctl.formatting import format_size
 from clusterctl.logs.sanitize import clean_block
-from clusterctl.render.page.story import Found, Told, story
-from clusterctl.render.report import Beside, render_report
-from clusterctl.render.story.why import render_why
-from clusterctl.render.terminal.console import Terminal
+from clusterctl.render.console import Terminal
+from clusterctl.render.end_report import Beside, render_report, render_why
+from clusterctl.render.report_page import Found, Told, story
 from clusterctl.run.record.run_lookup import find_run, load_visible_state
 from clusterctl.run.record.sample_files import find_memory_before_kill, read_curves
 from clusterctl.run.rules.state import RunPhase
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from clusterctl.render.page.svg import Tick
+    from clusterctl.render.charts import Tick
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 

@@ -16,12 +16,12 @@ from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.main import WithJobArguments
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.plan.launch import build_program_arguments
-from clusterctl.render.exec import exit_code_of
+from clusterctl.render.exec_output import exit_code_of
 from clusterctl.run.nodes.fan_out import raise_first
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_types import ProgramArguments
-    from clusterctl.render.exec import Answer
+    from clusterctl.render.exec_output import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def command(context: click.Context, choices: ShellChoices) -> int:
 
 def _work(target: Target, program: ProgramArguments) -> Answer | None:
     from clusterctl.cli.interactive import terminal
-    from clusterctl.render.exec import answer_of
+    from clusterctl.render.exec_output import answer_of
 
     with reachable(target.spec, [target.host], of_run=target.rank is not None) as (sessions, errors):
         raise_first(errors)

@@ -20,8 +20,8 @@ from clusterctl.run.record.clock import read_head_time
 
 if TYPE_CHECKING:
     from clusterctl.cli.lookup.machines import Subject
+    from clusterctl.render.console import Console
     from clusterctl.render.stats import NodeStats
-    from clusterctl.render.terminal.console import Console
 
 
 _MOST_ROWS = 64
@@ -92,8 +92,8 @@ def _show(stats: list[NodeStats], console: Console, *, as_json: bool, every: boo
 
 
 def _folded(stats: list[NodeStats], console: Console) -> list[str]:
-    from clusterctl.render.top.scene import Level, Scene, leaves_of, rows_at
-    from clusterctl.render.top.table import table
+    from clusterctl.render.top_rows import Level, Scene, leaves_of, rows_at
+    from clusterctl.render.top_screen import table
 
     scene = Scene(nodes=stats)
     return table(rows_at(scene, leaves_of(scene), Level.ALIKE, time.time()), scene, console.out.width, console.out)

@@ -31,7 +31,7 @@ def command(reference: str | None, as_json: bool, verbose: bool, color: str, qui
     view = with_pace(run, view_from(run, state, attended=attended, newest=newest, outputs=outputs), newest)
     tell_unread(view.state, console)
     if as_json:
-        from clusterctl.render.status_json import status_json
+        from clusterctl.render.status import status_json
         from clusterctl.run.record.start_times import read_start_times
 
         console.json(status_json(replace(view, start=read_start_times(run))))

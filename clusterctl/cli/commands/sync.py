@@ -14,12 +14,12 @@ from clusterctl.cli.copying.differs import differs_lines
 from clusterctl.cli.lookup.reach import sessions_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_size
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import get_workdir
-from clusterctl.render.ranks import count, fold_nodes
-from clusterctl.render.terminal.console import safe
+from clusterctl.render.console import safe
 from clusterctl.run.nodes import code
 from clusterctl.run.nodes.fan_out import each, raise_first
 from clusterctl.run.nodes.files import doubts
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
     from clusterctl.session.session import Session
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
     if not choices.quiet:
         of_all = plural(len(manifest.files), "file")
         for (number, total), nodes in _alike(sent):
-            console.narrate(f"{fold_nodes(nodes)}: {number} of {of_all} sent, {format_size(total)}")
+            console.narrate(f"{fold_hosts(nodes)}: {number} of {of_all} sent, {format_size(total)}")
     raise_first(errors)
 
 
@@ -146,10 +146,10 @@ def _pull(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
         console.data(*[str(to / node / name) for name in names])
         none = [f"nothing matches `{pattern}`" for pattern, (files, _) in found.items() if not files]
         total = sum(length for _, length in found.values())
-        what = [f"{count(len(names), 'file')}, {format_size(total)}"] if names else []
+        what = [f"{plural(len(names), 'file')}, {format_size(total)}"] if names else []
         told[node] = "; ".join([*what, *none])
     if not choices.quiet:
-        console.narrate(*(f"{fold_nodes(nodes)}: {text}" for text, nodes in _alike(told)))
+        console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in _alike(told)))
     raise_first(errors)
     if not any(files for found in pulled.values() for files, _ in found.values()):
         patterns = ", ".join(f"`{pattern}`" for pattern in choices.pull)

@@ -17,16 +17,15 @@ from clusterctl.cli.follow.watched_run import WatchedRun
 from clusterctl.cli.lookup import machines
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_pause
-from clusterctl.render.top.order import SORTS, Order
-from clusterctl.render.top.scene import Level, Scene
-from clusterctl.render.top.screen import level_of, render_top
+from clusterctl.render.top_rows import SORTS, Level, Order, Scene
+from clusterctl.render.top_screen import level_of, render_top
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from clusterctl.cli.lookup.machines import Subject
+    from clusterctl.render.console import Console, Terminal
     from clusterctl.render.stats import NodeStats
-    from clusterctl.render.terminal.console import Console, Terminal
 
 _LOOK_AGAIN = 2.0
 _TALLEST = 1 << 16

@@ -12,16 +12,17 @@ from clusterctl.cli import options
 from clusterctl.cli.interactive import logins
 from clusterctl.cli.lookup import commands, listings
 from clusterctl.cli.main import WithExamples
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ExitCode, NodesError, RefusedError
-from clusterctl.render.ranks import count, fold_nodes
+from clusterctl.formatting import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
     from clusterctl.config.sections.context import HostCommandRunner
     from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
     from clusterctl.transport.ssh.trust import Candidate
 
 
@@ -78,7 +79,7 @@ def _trust_keys(spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console, 
         new = [c for c in candidates if c.acceptable]
         if not new:
             break
-        console.data(*[f"{fold_nodes(c.nodes)}  {c.key.type}  {c.key.fingerprint}" for c in new])
+        console.data(*[f"{fold_hosts(c.nodes)}  {c.key.type}  {c.key.fingerprint}" for c in new])
         _ask(new, "key", "compare the fingerprints", yes=yes)
         add_to_known_hosts(new)
         console.narrate(f"accepted {len(new)} keys in {new[0].path}")
@@ -110,7 +111,7 @@ def _trust_commands(new: list[commands.Argv], purpose: str, console: Console, *,
         console.data(*[f"  {shlex.join(argv)}" for argv in new])
         _ask(new, "command", "read it", yes=yes)
         commands.accept(new)
-        console.narrate(f"accepted {count(len(new), 'command')}")
+        console.narrate(f"accepted {plural(len(new), 'command')}")
 
 
 def _ask(new: Sized, what: str, before: str, *, yes: bool) -> None:

@@ -12,6 +12,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.main import WithJobArguments
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.path_rules import rename_workdir
 from clusterctl.config.spec_json import dump_spec
 from clusterctl.config.text.overrides import Overrides
@@ -19,16 +20,15 @@ from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan import environment, layout
 from clusterctl.plan import launch as planning
+from clusterctl.render.console import safe
 from clusterctl.render.plan import render_plan
-from clusterctl.render.ranks import fold_nodes
-from clusterctl.render.terminal.console import safe
 from clusterctl.run.controller import process
 from clusterctl.run.nodes.files import neighbours
 from clusterctl.run.record import disk_files, origin, rundir
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
     from clusterctl.run.nodes.files.selection import LeftOut
     from clusterctl.run.record.rundir import RunDir
 
@@ -199,7 +199,7 @@ def _follow(run: RunDir, console: Console, choices: UpChoices) -> int:
     # Only now: the controller was forked from this process, and keeps what was imported before for as long as it lives.
     from clusterctl.cli.follow.following import Leave, conclude
     from clusterctl.cli.follow.view import RunScreen, ViewOptions
-    from clusterctl.render.log import Timestamps
+    from clusterctl.render.log_output import Timestamps
     from clusterctl.render.progress import ProgressMode
 
     shown = ViewOptions(
@@ -259,6 +259,6 @@ def _copied(spec: ClusterSpec) -> list[str]:
     what = f"{plural(len(sizes), 'file')} of {spec.sync.source}, {format_size(sum(sizes.values()))}"
     return [
         "",
-        f"will copy up to {what}, to {fold_nodes(remote)}",
+        f"will copy up to {what}, to {fold_hosts(remote)}",
         *map(safe, doubts.lines(left_out)),
     ]

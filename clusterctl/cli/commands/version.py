@@ -56,7 +56,7 @@ def command(
     console.data(f"clusterctl {shown['clusterctl']}, Python {shown['python']}")
     console.data(*_folded(nodes))
     if head is not None:
-        from clusterctl.render.head import render_head
+        from clusterctl.render.health import render_head
 
         console.data("", *render_head(head.findings, head.verdict, console.out))
     return code
@@ -108,10 +108,10 @@ class _Head:
 
 def _folded(nodes: list[dict[str, str]]) -> list[str]:
     """Return a line for the nodes that are alike."""
-    from clusterctl.render.ranks import fold_nodes
+    from clusterctl.config.host_ranges import fold_hosts
 
     alike: dict[str, list[str]] = {}
     for entry in nodes:
         words = f"Python {entry['python']}, kernel {entry['kernel']} ({entry['machine']}), agent {entry['agent']}"
         alike.setdefault(words, []).append(entry["node"])
-    return [f"{fold_nodes(names)}: {words}" for words, names in alike.items()]
+    return [f"{fold_hosts(names)}: {words}" for words, names in alike.items()]

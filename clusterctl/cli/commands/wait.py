@@ -17,7 +17,7 @@ from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.errors import ExitCode
-from clusterctl.render.story.unattended import Fate
+from clusterctl.render.run_messages import Fate
 from clusterctl.run.record.run_lookup import find_run
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from clusterctl.cli.lookup.why import opened, verdict_and_look, verdict_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import format_size
-from clusterctl.render.story.timings import slow_start
-from clusterctl.render.story.why import render_why
+from clusterctl.render.end_report import render_why
+from clusterctl.render.status import slow_start
 from clusterctl.run.record import run_lookup
 from clusterctl.run.record.start_times import read_start_times
 from clusterctl.why.verdict import Confidence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.agent.protocol.process_types import RankEvidence
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.why.verdict import Verdict
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_size, plural
-from clusterctl.render.ranks import fold_nodes
-from clusterctl.render.terminal.console import safe
+from clusterctl.render.console import safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ def differs_lines(nodes: Sequence[str], found: Differs, of_all: int) -> list[str
         parts.append(f"refused while run {found.user} uses the folder")
     sent = sorted(found.needed, key=lambda file: (-file[1], file[0]))
     return [
-        f"{fold_nodes(nodes)}: {'; '.join(parts)}",
+        f"{fold_hosts(nodes)}: {'; '.join(parts)}",
         *(f"  send    {format_size(length):>9}  {safe(path)}" for path, length in sent[:_MOST]),
         *_more(len(sent)),
         *(f"  remove  {'':9}  {safe(path)}" for path in found.gone[:_MOST]),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.cli.copying.words import asked_of, folder_of
 from clusterctl.cli.lookup.reach import sessions_of
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import NodeRefusedError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import get_workdir
-from clusterctl.render.ranks import fold_nodes
 from clusterctl.run.nodes.fan_out import each, raise_first
 from clusterctl.run.nodes.files import copies
 from clusterctl.run.nodes.transfer import Fetching, pull
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
     from clusterctl.session.session import Session
 
 
@@ -179,7 +179,7 @@ def _say(way: Way, texts: Mapping[str, str]) -> None:
     arrow = way.console.err.glyphs.arrow
     for node, text in texts.items():
         alike.setdefault(text.replace("{to}", arrow, 1), []).append(node)
-    way.console.narrate(*(f"{fold_nodes(nodes)}: {text}" for text, nodes in alike.items()))
+    way.console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in alike.items()))
 
 
 def _by_node(node: str, call: Callable[[], T]) -> T:
@@ -199,5 +199,5 @@ def _refuse_missing(got: Mapping[str, Found]) -> None:
             if not names:
                 missing.setdefault(path, []).append(node)
     if missing:
-        said = "; ".join(f"{fold_nodes(nodes)}: no file is at `{path}`" for path, nodes in missing.items())
+        said = "; ".join(f"{fold_hosts(nodes)}: no file is at `{path}`" for path, nodes in missing.items())
         raise NotFoundError(said, hint="a relative path begins in the code folder, an absolute one with `/`")

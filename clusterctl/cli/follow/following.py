@@ -11,16 +11,15 @@ from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ExitCode
 from clusterctl.logs.sanitize import strip_colours
+from clusterctl.render.console import safe
+from clusterctl.render.end_report import Beside, Shown, render_report
 from clusterctl.render.errors import error_line, hint_lines
-from clusterctl.render.report import Beside, render_report
-from clusterctl.render.story.shown import Shown
-from clusterctl.render.terminal.console import safe
-from clusterctl.render.terminal.machine import json_line
+from clusterctl.render.sanitize import json_line
 from clusterctl.run.record.sample_files import find_memory_before_kill
 from clusterctl.run.rules import outcome
 
 if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Console, Terminal
+    from clusterctl.render.console import Console, Terminal
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.render.story.last_line import Pace, Watched, last_line
-from clusterctl.render.terminal.console import DIM, fit
+from clusterctl.render.console import DIM, fit
+from clusterctl.render.progress import Pace, Watched, last_line
 from clusterctl.run.record.sample_files import read_latest_activity
 
 if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 

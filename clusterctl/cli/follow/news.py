@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.cli.lookup.stalled import where_ranks_are
-from clusterctl.render import words
-from clusterctl.render.story.attempts import restart_news
+from clusterctl.render import run_messages
+from clusterctl.render.attempts import restart_news
 from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
@@ -43,15 +43,15 @@ class News:
             case controller_events.Link():
                 return self._of_link(event)
             case controller_events.EndDecided():
-                return [words.decision_news(event, state)]
+                return [run_messages.decision_news(event, state)]
             case controller_events.Restarting():
                 return restart_news(moment, event, self._terminal)
             case controller_events.Health():
-                return [words.health_news(event)]
+                return [run_messages.health_news(event)]
             case controller_events.Results():
-                return words.results_news(event)
+                return run_messages.results_news(event)
             case controller_events.StallChanged():
-                first, *hints = words.stall_news(event, self._run.run)
+                first, *hints = run_messages.stall_news(event, self._run.run)
                 where = where_ranks_are(self._run, state) if event.phase == "confirmed" else []
                 return [first, *(f"  {line}" for line in where), *hints]
             case _:
@@ -59,7 +59,7 @@ class News:
 
     def of_node(self, node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> Sequence[str]:
         """Return what an event of a node says to whoever follows the run."""
-        lines = words.node_news(node, stamp, event, state)
+        lines = run_messages.node_news(node, stamp, event, state)
         if not isinstance(event, node_events.Alarm) or event.code != node_events.FORKED or len(state.nodes) == 1:
             return lines
         if event.attempt in self._forked:
@@ -74,7 +74,7 @@ class News:
                 return []
             case controller_events.StallChanged():
                 still = state.stall is not None and state.stall.at == moment
-                return [] if still else words.stall_news(event, self._run.run)[:1]
+                return [] if still else run_messages.stall_news(event, self._run.run)[:1]
             case _:
                 return self.of(moment, event, state)
 
@@ -83,7 +83,7 @@ class News:
         match event.link:
             case "unreachable":
                 self._unreachable.add(event.node)
-                return [] if known else [words.unreachable_news(event)]
+                return [] if known else [run_messages.unreachable_news(event)]
             case "connected" if known:
                 self._unreachable.discard(event.node)
                 return [f"{event.node}: connected again"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from clusterctl.render import words
+from clusterctl.render import run_messages
 from clusterctl.run.record.state_reader import StateReader
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def present(state: RunState, now: float) -> list[str]:
     """Return what is wrong with a run now (head's wall clock), for whoever has just come."""
     if state.over:
         return []
-    away = [words.away_now(node) for node in state.nodes.values() if node.link == "unreachable"]
-    troubles = [words.health_news(event) for event in state.troubles.values()]
+    away = [run_messages.away_now(node) for node in state.nodes.values() if node.link == "unreachable"]
+    troubles = [run_messages.health_news(event) for event in state.troubles.values()]
     # Of a run that is being ended it is known for how long nothing had moved then.
     stall = state.stall if state.stall is None or state.reason is not None else state.stall.at_time(now)
-    hints = [] if stall is None else [words.stall_line(stall), *words.stall_hints(state.run, stall.phase)]
+    hints = [] if stall is None else [run_messages.stall_line(stall), *run_messages.stall_hints(state.run, stall.phase)]
     return [*away, *troubles, *hints]

@@ -14,7 +14,7 @@ import termios
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.signals import heeded
-from clusterctl.render.terminal.door import through_door
+from clusterctl.render.sanitize import sanitize_line
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -72,7 +72,7 @@ class Screen:
 
     def draw(self, lines: list[str]) -> None:
         """Show lines in place of what was there; without a flicker, for nothing is cleared before it is overwritten."""
-        shown = (through_door(" ".join(line.split("\n"))) for line in lines)
+        shown = (sanitize_line(" ".join(line.split("\n"))) for line in lines)
         self._write(_HOME + "\r\n".join(line + _TO_LINE_END for line in shown) + _TO_END)
 
     def key(self, seconds: float) -> str | None:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.follow.news import News
 from clusterctl.formatting import plural
-from clusterctl.render import words
-from clusterctl.render.page.svg import Tick
+from clusterctl.render import run_messages
+from clusterctl.render.charts import Tick
 from clusterctl.run.record.state_reader import StateReader
 from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.record.state_reader import ControllerNews, NodeNews
     from clusterctl.run.rules.state import RunState
@@ -42,7 +42,7 @@ def happened(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tick]]:
 
     def of_node(heard: NodeNews) -> None:
         node, stamp, event = heard
-        if isinstance(event, words.SILENT):
+        if isinstance(event, run_messages.SILENT):
             return
         lines = news.of_node(node, stamp, event, reader.state)
         moment = stamp.wall - reader.state.ahead(node)

@@ -23,11 +23,11 @@ from clusterctl.logs.failure_tails import FailureTails, default_ranks
 from clusterctl.logs.fold import LineFolder, fold_history
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.line import LogQuery
-from clusterctl.render import words
-from clusterctl.render.log import LogWriter, Timestamps
+from clusterctl.render import run_messages
+from clusterctl.render.attempts import rule
+from clusterctl.render.end_report import LastLines, Shown
+from clusterctl.render.log_output import LogWriter, Timestamps
 from clusterctl.render.progress import PhaseWriter, ProgressMode, phase_view
-from clusterctl.render.story.marks import rule
-from clusterctl.render.story.shown import LastLines, Shown
 from clusterctl.run.controller import control
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from clusterctl.cli.follow.watching import Look
     from clusterctl.logs.fold import FoldedLine
     from clusterctl.logs.line import LogLine
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
@@ -161,7 +161,7 @@ class RunScreen:
         if self._options.output:
             self._show_output()
         for node, stamp, told in look.nodes:
-            if self._options.verbose and (step := words.node_step(told)):
+            if self._options.verbose and (step := run_messages.node_step(told)):
                 self._narrate(f"{node}: {step}")
             self._narrate(*self._news.of_node(node, stamp, told, self.state))
         if look.course is Course.OVER:
@@ -234,7 +234,7 @@ class RunScreen:
 
     def _tell_timings(self, event: controller_events.Phase) -> None:
         if not self._timed and event.ended and (event.name == "start" or event.failed):
-            from clusterctl.render.story.timings import render_timings
+            from clusterctl.render.status import render_timings
             from clusterctl.run.record.start_times import read_start_times
 
             self._timed = True

@@ -9,7 +9,7 @@ from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli.lookup import machines
 from clusterctl.cli.lookup.runs import view_from
 from clusterctl.logs.sanitize import clean_block, strip_colours
-from clusterctl.render.top.scene import Scene
+from clusterctl.render.top_rows import Scene
 from clusterctl.run.record.sample_files import NodeStats
 from clusterctl.run.record.state_reader import StateReader
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
     from clusterctl.transport.openssh import OpenSshTransport
 
 

@@ -16,7 +16,7 @@ from clusterctl.suggestion import similar
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_types import RankArguments
     from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

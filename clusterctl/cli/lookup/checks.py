@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.render.terminal.table import Column, render_table
+from clusterctl.render.table import Column, render_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from clusterctl.health.check import Check
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 _COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WHAT IT SEES TO", shrink=True))
 

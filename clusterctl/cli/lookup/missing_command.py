@@ -10,7 +10,7 @@ from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.remote import Remote
 from clusterctl.config.spec_json import load_spec
 from clusterctl.errors import ClusterctlError
-from clusterctl.render.waiting import Waiting
+from clusterctl.render.progress import Waiting
 from clusterctl.why.headline import parse_missing_command
 from clusterctl.why.verdict import Class
 

@@ -8,7 +8,7 @@ import queue
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.lookup import commands
-from clusterctl.render.waiting import Waiting
+from clusterctl.render.progress import Waiting
 from clusterctl.run.nodes.fan_out import raise_first
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.errors import NodeError
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
     from clusterctl.session.session import Session
 
 

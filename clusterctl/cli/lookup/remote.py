@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError
-from clusterctl.render.exec import Answer, answer_of, clean_lines
+from clusterctl.render.exec_output import Answer, answer_of, clean_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.command_types import ExecAnswer
     from clusterctl.agent.protocol.frames import StreamData
-    from clusterctl.render.terminal.console import Console
-    from clusterctl.render.waiting import Waiting
+    from clusterctl.render.console import Console
+    from clusterctl.render.progress import Waiting
     from clusterctl.session.session import Session
 
 _SLACK_SECONDS = 30.0

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_index_path, format_output_path
+from clusterctl.render.run_messages import Unattended, fate_of
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
-from clusterctl.render.story.unattended import Unattended, fate_of
 from clusterctl.run.record import origin, run_lookup, sample_files, state_reader
 from clusterctl.run.rules.state import RunPhase
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from clusterctl.agent.protocol.sample_types import ActivitySample
-    from clusterctl.render.terminal.console import Console
+    from clusterctl.render.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 

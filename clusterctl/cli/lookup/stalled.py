@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.evidence_files import list_stall_folders
-from clusterctl.render.story.where import where_lines
+from clusterctl.render.stacks import where_lines
 from clusterctl.run.record.saved_verdict import read_evidence
 from clusterctl.run.rules import rank_stacks
 

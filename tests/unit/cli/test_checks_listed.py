@@ -4,7 +4,7 @@ import io
 
 from clusterctl.cli.lookup.checks import checks_json, render_checks
 from clusterctl.health.registry import CHECKS
-from clusterctl.render.terminal.console import Terminal
+from clusterctl.render.console import Terminal
 
 
 def test_every_check_is_listed_with_the_worst_that_it_says_and_what_it_is_for() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.cli.front import GROUPS, page
 from clusterctl.cli.main import COMMANDS, run
-from clusterctl.render.terminal.console import Terminal
+from clusterctl.render.console import Terminal
 
 PLAIN = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=80)
 

@@ -25,7 +25,7 @@ import sys
 import time
 from pathlib import Path
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
-from clusterctl.render.terminal.console import Console
+from clusterctl.render.console import Console
 from clusterctl.run.record.rundir import RunDir
 screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(owns=True))
 print("left:", screen.follow().value, file=sys.stderr)
@@ -113,7 +113,7 @@ import time
 from pathlib import Path
 from clusterctl.cli.follow.past import Heard
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
-from clusterctl.render.terminal.console import Console
+from clusterctl.render.console import Console
 from clusterctl.run.record.rundir import RunDir
 old = Heard(heads=2, nodes={"gpu01": 1})
 screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(verbose=True, heard=old))

@@ -13,8 +13,8 @@ from clusterctl.cli.follow.following import Leave, conclude
 from clusterctl.cli.lookup.templates import Template
 from clusterctl.cli.main import COMMANDS, ELSEWHERE, run
 from clusterctl.logs.sanitize import strip_colours
-from clusterctl.render.exec import Answer, diff_lines, folded_output
-from clusterctl.render.terminal.console import Console, Terminal
+from clusterctl.render.console import Console, Terminal
+from clusterctl.render.exec_output import Answer, diff_lines, folded_output
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunPhase, RunState
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterctl.errors import ConfigError
-from clusterctl.render.problems import render_config_error
+from clusterctl.render.errors import render_config_error
 from tests.unit.config.hostile import LAUGHS, PIECES
 
 if TYPE_CHECKING:

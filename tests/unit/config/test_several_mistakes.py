@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.errors import ConfigError
-from clusterctl.render.problems import render_config_error
-from clusterctl.render.terminal.door import through_door
+from clusterctl.render.errors import render_config_error
+from clusterctl.render.sanitize import sanitize_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,7 @@ def test_colour_changes_nothing_but_colour(parse_text: Callable[..., LoadedClust
     with pytest.raises(ConfigError) as caught:
         parse_text(MANY)
     rendered = render_config_error(caught.value, color=True)
-    coloured = "\n".join(map(through_door, rendered.split("\n")))
+    coloured = "\n".join(map(sanitize_line, rendered.split("\n")))
     assert "\x1b[31m" in coloured
     assert re.sub("\x1b\\[[0-9]+m", "", coloured) == render_config_error(caught.value)
 

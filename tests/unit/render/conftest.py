@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from clusterctl.render.terminal.console import Terminal
+from clusterctl.render.console import Terminal
 
 
 class Screen:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.render.story.attempts import render_attempts, restart_news
+from clusterctl.render.attempts import render_attempts, restart_news
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.controller_events import Restarting
 from clusterctl.run.rules.state import PastAttempt, RunPhase, RunState
 
 if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 KILLED: dict[str, Any] = {
     "kind": "signal", "node": "gpu02", "rank": 1, "signal": "SIGKILL", "message": "killed by SIGKILL", "certain": True,

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.render import words
+from clusterctl.render import run_messages
+from clusterctl.render.run_list import render_ps
 from clusterctl.render.status import RunView, render_summary
-from clusterctl.render.story.listing import render_ps
 from clusterctl.run.rules.controller_events import Link
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState
 
 if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     ],
 )
 def test_a_node_that_does_not_answer_is_told_with_what_follows_and_when(link: dict[str, Any], expected: str) -> None:
-    assert words.unreachable_news(Link(node="gpu03", link="unreachable", **link)) == expected
+    assert run_messages.unreachable_news(Link(node="gpu03", link="unreachable", **link)) == expected
 
 
 def test_ps_names_the_nodes_that_cannot_be_reached(narrow: Terminal) -> None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.render.story.book import commit_words, render_origin
+from clusterctl.render.status import commit_words, render_origin
 from clusterctl.run.record.origin import Commit, Origin
 from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 STATE = RunState(run="r-1", created=1000.0, ended=1300.0)
 ORIGIN = Origin(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.render.terminal.console import (
+from clusterctl.render.console import (
     ASCII,
     ColorChoice,
     Console,
@@ -16,7 +16,7 @@ from clusterctl.render.terminal.console import (
     safe,
     wants_colour,
 )
-from clusterctl.render.terminal.wrapping import cells
+from clusterctl.render.wrapping import cells
 
 if TYPE_CHECKING:
     from conftest import Screen

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.render.story.differences import Difference, differences, render_differences
+from clusterctl.render.run_diff import Difference, differences, render_differences
 from clusterctl.run.record.run_facts import Fact, FactKey, RunFacts, Section
 
 if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
     from tests.unit.render.conftest import Screen
 
 LR = FactKey(Section.ENVIRONMENT, "LR")

@@ -15,12 +15,12 @@ from clusterctl.errors import (
 )
 from clusterctl.health.model import Finding, Status
 from clusterctl.render.errors import render_error
-from clusterctl.render.findings import HealthView, NodeHealth, health_json, health_prometheus, render_health
+from clusterctl.render.health import HealthView, NodeHealth, health_json, health_prometheus, render_health
 
 if TYPE_CHECKING:
     from conftest import Screen
 
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 
 def test_an_error_is_two_lines(pipe: Terminal) -> None:

@@ -14,7 +14,7 @@ import yaml
 from clusterctl.config.loader import LoadedClusterFile, load_cluster_file
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role
 from clusterctl.errors import RefusedError
-from clusterctl.render.exports import kubernetes, slurm
+from clusterctl.render import export_kubernetes, export_slurm
 
 
 def spec_of(*hosts: HostSpec, **job: object) -> ClusterSpec:
@@ -23,7 +23,7 @@ def spec_of(*hosts: HostSpec, **job: object) -> ClusterSpec:
 
 
 def exported(spec: ClusterSpec, *sets: str) -> str:
-    return slurm.script(
+    return export_slurm.script(
         spec, program=("/my venv/bin/clusterctl",), folder="/p/my jobs", files=["/p/my jobs/cluster.yaml"], sets=sets
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ def test_the_batch_script_says_which_program_is_missing_where_it_runs() -> None:
 def pods(spec: ClusterSpec) -> tuple[Any, Any, Any]:
     """The service, the job, and the container of its pods."""
     assert spec.job is not None
-    service, job = yaml.safe_load_all(kubernetes.manifest(spec, spec.job, image="registry/llm:1"))
+    service, job = yaml.safe_load_all(export_kubernetes.manifest(spec, spec.job, image="registry/llm:1"))
     return service, job, job["spec"]["template"]["spec"]["containers"][0]
 
 
@@ -91,7 +91,7 @@ def test_the_job_has_a_pod_for_each_node_and_they_find_the_first_by_its_name() -
 
 def test_a_secret_is_named_and_its_value_is_nowhere() -> None:
     spec = replace(spec_of(), secrets={"TOKEN": "s3cret"})
-    assert "s3cret" not in kubernetes.manifest(spec, spec.job, image="i")  # type: ignore[arg-type]
+    assert "s3cret" not in export_kubernetes.manifest(spec, spec.job, image="i")  # type: ignore[arg-type]
     assert pods(spec)[2]["env"][-1]["valueFrom"] == {"secretKeyRef": {"name": "llm", "key": "TOKEN"}}
 
 
@@ -158,7 +158,7 @@ def rich(tmp_path: Path) -> LoadedClusterFile:
 
 
 def test_keys_that_do_not_hold_in_pods_are_named(rich: LoadedClusterFile) -> None:
-    lost = kubernetes.lost(rich.spec, rich.written_keys)
+    lost = export_kubernetes.lost(rich.spec, rich.written_keys)
 
     dropped, variables, *others = lost
     assert dropped == "not carried over: " + ", ".join(
@@ -174,7 +174,7 @@ def test_keys_that_do_not_hold_in_pods_are_named(rich: LoadedClusterFile) -> Non
     ]
     assert "kubectl create secret generic llm --from-literal=HF_TOKEN=VALUE" in others[-1]
     assert rich.spec.job is not None
-    text = kubernetes.manifest(rich.spec, rich.spec.job, image="i", lost=lost)
+    text = export_kubernetes.manifest(rich.spec, rich.spec.job, image="i", lost=lost)
     assert [line.removeprefix("# ") for line in text.splitlines()[2 : 2 + len(lost)]] == lost
     assert [*yaml.safe_load_all(text)]
 
@@ -186,19 +186,19 @@ def test_variables_that_all_hosts_have_alike_hold_in_pods(rich: LoadedClusterFil
 
 
 def test_keys_of_hosts_that_do_not_hold_in_an_allocation_are_named(rich: LoadedClusterFile) -> None:
-    lost = slurm.lost(rich.spec, rich.written_keys)
+    lost = export_slurm.lost(rich.spec, rich.written_keys)
 
     assert lost == [
         "not carried over: `hosts[].env`, `hosts[].user`, `hosts[].role`: the nodes are those of the allocation",
         "`secrets`: `HF_TOKEN` must be found where the script runs, as here",
     ]
-    text = slurm.script(rich.spec, program=("x",), folder="/p", files=[], sets=[], lost=lost)
+    text = export_slurm.script(rich.spec, program=("x",), folder="/p", files=[], sets=[], lost=lost)
     assert {f"# {line}" for line in lost} <= {*text.splitlines()}
 
 
 def test_a_file_that_holds_in_whole_has_nothing_to_name() -> None:
     keys = ("version", "hosts[].host", "hosts[].gpus", "defaults.env", "env", "job.script", "job.args", "job.grace")
-    assert kubernetes.lost(spec_of(), keys) == slurm.lost(spec_of(), keys) == []
+    assert export_kubernetes.lost(spec_of(), keys) == export_slurm.lost(spec_of(), keys) == []
 
 
 def test_unlike_hosts_are_refused_with_the_key_and_how_to_export_the_others() -> None:

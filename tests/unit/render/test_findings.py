@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 from clusterctl.health.model import Finding, Status
-from clusterctl.render.findings import (
+from clusterctl.render.console import Terminal
+from clusterctl.render.health import (
     HealthView,
     NodeHealth,
     health_ndjson,
@@ -15,7 +16,6 @@ from clusterctl.render.findings import (
     problems_by_check,
     render_health,
 )
-from clusterctl.render.terminal.console import Terminal
 
 PLAIN = Terminal(io.StringIO(), colour=False, live=False, unicode=False, width=80)
 

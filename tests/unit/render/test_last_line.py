@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.render.story.last_line import Pace, Watched, last_line
-from clusterctl.render.terminal.console import ASCII, UNICODE
+from clusterctl.render.console import ASCII, UNICODE
+from clusterctl.render.progress import Pace, Watched, last_line
 from clusterctl.run.rules.state import RunPhase, RunState, WorkerState
 
 WORKERS = {rank: WorkerState(rank=rank, local_rank=rank, node="n", pid=70 + rank) for rank in range(8)}

@@ -8,9 +8,9 @@ from datetime import datetime
 
 import pytest
 
+from clusterctl.render.console import Terminal
+from clusterctl.render.run_list import newest_first, ps_hints, render_ps
 from clusterctl.render.status import RunView, WorkerActivity
-from clusterctl.render.story.listing import newest_first, ps_hints, render_ps
-from clusterctl.render.terminal.console import Terminal
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.line import LogLine
-from clusterctl.render.log import LogWriter, Timestamps, json_line, raw_bytes
+from clusterctl.render.log_output import LogWriter, Timestamps, json_line, raw_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.logs.line import LogLine
-from clusterctl.render.story.marks import Marks
+from clusterctl.render.attempts import Marks
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import PastAttempt, RunState
 
 if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 CAUSE = Cause(kind="signal", node="gpu02", rank=1, signal="SIGKILL", message="killed by SIGKILL")
 PAST = tuple(PastAttempt(number=n, began=100.0 * n, ended=100.0 * n + 40, cause=CAUSE) for n in (0, 1))

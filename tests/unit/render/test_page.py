@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.render.page.html import element, text
-from clusterctl.render.page.story import Found, Told, speed, story
-from clusterctl.render.page.svg import MOST_LINES, Span, Tick, chart, few, finite
+from clusterctl.render.charts import MOST_LINES, Span, Tick, chart, few, finite
+from clusterctl.render.html import element, text
+from clusterctl.render.report_page import Found, Told, speed, story
 from clusterctl.render.status import RunView
 from clusterctl.run.record.origin import Commit, Origin
 from clusterctl.run.record.sample_files import Curves

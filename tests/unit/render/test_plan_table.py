@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from clusterctl.render.console import Terminal
 from clusterctl.render.plan import render_plan
-from clusterctl.render.terminal.console import Terminal
 
 PIPE = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=0)
 

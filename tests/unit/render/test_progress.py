@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from clusterctl.render.console import ASCII, UNICODE
 from clusterctl.render.progress import (
     PhaseEnd,
     PhaseView,
@@ -12,7 +13,6 @@ from clusterctl.render.progress import (
     waiting_lines,
     waiting_text,
 )
-from clusterctl.render.terminal.console import ASCII, UNICODE
 
 if TYPE_CHECKING:
     from conftest import Screen

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.render.report import Beside, render_report
-from clusterctl.render.story.shown import Shown
-from clusterctl.render.words import failure_line
+from clusterctl.render.end_report import Beside, Shown, render_report
+from clusterctl.render.run_messages import failure_line
 from clusterctl.run.rules.blame import Cause, ExitAnalysis
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 88, in <module>\n    step()\nValueError: bad batch'
 CAUSE = Cause(

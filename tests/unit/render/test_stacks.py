@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from clusterctl.render.stacks import render_remarks, render_stacks
 
 if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 WAITING = {
     "ranks": "0-2", "source": "signal", "state": "S", "wchan": "unix_stream_read",

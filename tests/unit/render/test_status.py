@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from clusterctl.render.run_list import ps_json, render_ps
 from clusterctl.render.stats import GpuStats, NodeStats, render_stats, stats_json
-from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample, render_status
-from clusterctl.render.status_json import ps_json, status_json
-from clusterctl.render.story.listing import render_ps
+from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample, render_status, status_json
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase, WorkerState
 
 if TYPE_CHECKING:
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 
 def running(ranks: int = 4) -> RunView:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.render.ranks import count, fold_ranks
-from clusterctl.render.terminal.table import Cell, Column, render_table
+from clusterctl.formatting import fold_ranks, plural
+from clusterctl.render.table import Cell, Column, render_table
 
 if TYPE_CHECKING:
     from conftest import Screen
@@ -50,4 +50,4 @@ def test_colours_do_not_count_as_width(new_screen: type[Screen]) -> None:
 def test_ranks_fold() -> None:
     assert fold_ranks([6, 0, 1, 2, 3, 4, 4]) == "0-4,6"
     assert fold_ranks([]) == ""
-    assert (count(1, "node"), count(2, "node")) == ("1 node", "2 nodes")
+    assert (plural(1, "node"), plural(2, "node")) == ("1 node", "2 nodes")

@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.logs.sanitize import strip_colours
+from clusterctl.render.console import ASCII, UNICODE, Terminal
 from clusterctl.render.stats import GpuStats, NodeStats, remarks, stats_from_sample, stats_json
 from clusterctl.render.status import RunView, WorkerActivity
-from clusterctl.render.terminal.console import ASCII, UNICODE, Terminal
-from clusterctl.render.terminal.wrapping import cells
-from clusterctl.render.top.bars import bar, trend
-from clusterctl.render.top.order import SORTS, Order, in_order
-from clusterctl.render.top.scene import Level, Row, Scene, leaves_of, rows_at
-from clusterctl.render.top.screen import render_top
+from clusterctl.render.top_rows import SORTS, Level, Order, Row, Scene, in_order, leaves_of, rows_at
+from clusterctl.render.top_screen import bar, render_top, trend
+from clusterctl.render.wrapping import cells
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.controller_events import Health
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState

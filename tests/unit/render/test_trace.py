@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.render.story.trace import folded_trace, relative
+from clusterctl.render.stacks import folded_trace, relative
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d.py"
 CODE = "/root/.local/share/clusterctl/work/crash"

@@ -14,10 +14,10 @@ from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
 from clusterctl.config.spec_json import dump_spec
+from clusterctl.render.console import Terminal
+from clusterctl.render.run_list import adoption_hints, render_ps
+from clusterctl.render.run_messages import Fate, Unattended, fate_of
 from clusterctl.render.status import RunView, render_status
-from clusterctl.render.story.listing import adoption_hints, render_ps
-from clusterctl.render.story.unattended import Fate, Unattended, fate_of
-from clusterctl.render.terminal.console import Terminal
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules.controller_events import Created

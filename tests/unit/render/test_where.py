@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.render.story.where import where_lines
+from clusterctl.render.stacks import where_lines
 
 NODES = {0: "gpu01", 2: "gpu03"}
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/autograd.py"

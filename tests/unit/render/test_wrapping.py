@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.logs.sanitize import strip_colours
-from clusterctl.render.terminal.wrapping import cells, wrapped
+from clusterctl.render.wrapping import cells, wrapped
 
 if TYPE_CHECKING:
     from tests.unit.render.conftest import Screen

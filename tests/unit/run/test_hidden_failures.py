@@ -11,10 +11,9 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.spec import RestartSpec
 from clusterctl.errors import ExitCode
-from clusterctl.render.report import render_report
-from clusterctl.render.status import RunView, render_status
-from clusterctl.render.status_json import status_json
-from clusterctl.render.terminal.console import Terminal
+from clusterctl.render.console import Terminal
+from clusterctl.render.end_report import render_report
+from clusterctl.render.status import RunView, render_status, status_json
 from clusterctl.run.rules import controller_events, policy
 from clusterctl.run.rules.outcome import determine_outcome
 from clusterctl.run.rules.state import RunPhase, RunState

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.render.report import Beside, render_report
-from clusterctl.render.terminal.console import Terminal
+from clusterctl.render.console import Terminal
+from clusterctl.render.end_report import Beside, render_report
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_memory_before_kill
 from clusterctl.run.rules import controller_events

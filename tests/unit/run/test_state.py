@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.protocol import events as node_events
+from clusterctl.render.run_list import ps_json
 from clusterctl.render.status import RunView
-from clusterctl.render.status_json import ps_json
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import NodePhase, RunPhase, RunState, WorkerPhase
 from clusterctl.run.rules.state_updates import apply_node_event

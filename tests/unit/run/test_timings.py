@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.protocol.run_files import INDEX_RECORD, format_index_path
-from clusterctl.render.story.timings import render_timings, slow_start, timings_json
-from clusterctl.render.terminal.console import Terminal
+from clusterctl.render.console import Terminal
+from clusterctl.render.status import render_timings, slow_start, timings_json
 from clusterctl.run.nodes.progress import Progress
 from clusterctl.run.record import rundir
 from clusterctl.run.record.start_times import StartTimes, StepTime, read_start_times

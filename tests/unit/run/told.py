@@ -6,8 +6,7 @@ import json
 from typing import Any, cast
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.render.status import RunView
-from clusterctl.render.status_json import status_json
+from clusterctl.render.status import RunView, status_json
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunState
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event

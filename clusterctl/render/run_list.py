@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration, format_size, plural
-from clusterctl.render.ranks import fold_nodes
-from clusterctl.render.status import state_cell
-from clusterctl.render.story.attempts import cause_in_short, cause_words
-from clusterctl.render.terminal.table import GAP, Column, render_table, text_of
-from clusterctl.render.terminal.wrapping import cells
-from clusterctl.render.words import stall_line, step_of
+from clusterctl.render.attempts import cause_in_short, cause_words
+from clusterctl.render.run_messages import stall_line, step_of
+from clusterctl.render.status import round_s, run_json, state_cell
+from clusterctl.render.table import GAP, Column, render_table, text_of
+from clusterctl.render.wrapping import cells
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from clusterctl.render.console import Terminal
     from clusterctl.render.status import RunView
-    from clusterctl.render.terminal.console import Terminal
-    from clusterctl.render.terminal.table import Cell
+    from clusterctl.render.table import Cell
     from clusterctl.run.rules.state import RunState
 
     _Row = dict[str, Cell | str]
@@ -150,7 +150,7 @@ def _why(view: RunView, *, short: bool = False) -> str:
     state = view.state
     if not state.over:
         return _remark(view)
-    nodes = fold_nodes(dict.fromkeys(entry["node"] for entry in state.remaining))
+    nodes = fold_hosts(dict.fromkeys(entry["node"] for entry in state.remaining))
     why = _why_it_ended(state, short=short)
     return "; ".join(part for part in (f"may still run on {nodes}" if nodes else "", why) if part)
 
@@ -185,5 +185,21 @@ def _remark(view: RunView) -> str:
     if not view.attended:
         return view.unattended.short
     if away := [node.node for node in state.nodes.values() if node.link == "unreachable" and not node.swept]:
-        return f"unreachable: {fold_nodes(away)}"
+        return f"unreachable: {fold_hosts(away)}"
     return f"attempt {state.attempt}" if state.attempt > 0 else ""
+
+
+def ps_json(views: Sequence[RunView]) -> list[dict[str, Any]]:
+    """Return `ps --json`."""
+    return [
+        run_json(view)
+        | {
+            "nodes": len(view.state.nodes),
+            "world_size": view.state.world_size,
+            "step": view.step,
+            "last_progress_s": round_s(view.last_progress_s),
+            "file": view.state.path or None,
+            "not_started": not_started(view.state),
+        }
+        for view in views
+    ]

@@ -8,13 +8,13 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration, plural
-from clusterctl.render.page.html import Html, block, element, page, pairs, section, table
-from clusterctl.render.page.svg import Bar, Span, Tick, chart, timeline
-from clusterctl.render.ranks import fold_nodes
-from clusterctl.render.story.attempts import attempt_spans, cause_words
-from clusterctl.render.story.book import commit_words
-from clusterctl.render.words import step_of
+from clusterctl.render.attempts import attempt_spans, cause_words
+from clusterctl.render.charts import Bar, Span, Tick, chart, timeline
+from clusterctl.render.html import Html, block, element, page, pairs, section, table
+from clusterctl.render.run_messages import step_of
+from clusterctl.render.status import commit_words
 from clusterctl.run.rules.end_warnings import list_end_warnings
 from clusterctl.run.rules.outcome import find_final_cause
 
@@ -106,7 +106,7 @@ def _head(view: RunView, ended: float) -> Html:
         "took": "" if began is None else format_duration(ended - began) + ("" if state.over else ", and goes on"),
         "exit code": "" if state.exit_code is None else str(state.exit_code),
         "size": f"{plural(len(state.workers), 'rank')} on {plural(len(state.nodes), 'node')}",
-        "nodes": fold_nodes(state.nodes),
+        "nodes": fold_hosts(state.nodes),
         "step": "" if view.step is None else step_of(view.step, state.attempt),
     }
     if origin is not None:
@@ -190,7 +190,7 @@ def _health(findings: Sequence[Found]) -> Html:
         [
             element("span", found.status, class_="bad" if found.status == "FAIL" else "warn"),
             found.check,
-            fold_nodes(found.nodes),
+            fold_hosts(found.nodes),
             found.message,
         ]
         for found in findings[:_MOST_FINDINGS]

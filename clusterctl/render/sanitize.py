@@ -1,16 +1,17 @@
-"""The one door between what is rendered and a stream: only our own styles and line ends pass.
+"""The one way of text to a stream: only our own styles and line ends pass.
 
 Lines are put together from our words and from texts of nodes, workers, files and users. When a line is written, it can
 no longer be told which of its characters are ours. So our styles carry a number that only this process knows, drawn at
-random; the door takes that number away again. Every other character that steers or fools a terminal is made visible;
-text after a line break within a line is indented, so that it cannot look like a line that we began.
+random; `sanitize_line` takes that number away again. Every other character that steers or fools a terminal is made
+visible; text after a line break within a line is indented, so that it cannot look like a line that we began.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.logs.sanitize import CONTROL_CHARACTERS, STRAY_JOINER, escape_character
 
@@ -30,24 +31,24 @@ _NOTED = re.compile(
 )
 
 
-def styled(text: str, *codes: str) -> str:
+def ansi_style(text: str, *codes: str) -> str:
     """Return `text` in a style that passes the door."""
     return f"\x1b[{';'.join(codes)};{_NUMBER}m{text}\x1b[0;{_NUMBER}m"
 
 
-def with_own_colours(line: str) -> str:
+def keep_ansi_colours(line: str) -> str:
     """Return a cleaned line of a program (`logs/sanitize.py`) with its colours, which pass the door unchanged."""
     return _SGR.sub(f"\x1b[\\1;{_NUMBER}m", line) if "\x1b" in line else line
 
 
-def through_door(line: str) -> str:
+def sanitize_line(line: str) -> str:
     """Return one line as it may be written; the lines that it goes on with are indented."""
     return line if line.isascii() and line.isprintable() else _NOTED.sub(_pass, line)
 
 
-def lines_through_door(lines: Iterable[str]) -> str:
+def sanitize_lines(lines: Iterable[str]) -> str:
     """Return lines as they may be written, each with its line end."""
-    return "".join(f"{through_door(line)}\n" for line in lines)
+    return "".join(f"{sanitize_line(line)}\n" for line in lines)
 
 
 def _pass(match: re.Match[str]) -> str:
@@ -57,3 +58,15 @@ def _pass(match: re.Match[str]) -> str:
     if match["style"] is not None:
         return ""
     return f"\n{CONTINUED}" if match[0] == "\n" else escape_character(match[0])
+
+
+_JSON_ESCAPED = re.compile(f"[{CONTROL_CHARACTERS}]{STRAY_JOINER}")
+
+
+def json_line(value: Any) -> str:
+    """Return a value as one line of JSON whose letters are readable in any script; what steers or hides is escaped."""
+    return _JSON_ESCAPED.sub(_escape, json.dumps(value, ensure_ascii=False))
+
+
+def _escape(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1]

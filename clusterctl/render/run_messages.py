@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
-from clusterctl.formatting import duration_text, format_size, plural, signal_name
-from clusterctl.render.ranks import fold_nodes, fold_ranks
-from clusterctl.render.terminal.console import BOLD, RED, safe
-from clusterctl.run.rules.state import NodeState
+from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.formatting import duration_text, fold_ranks, format_size, plural, signal_name
+from clusterctl.render.console import BOLD, RED, safe
+from clusterctl.run.rules.state import NodeState, RunPhase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
     from clusterctl.run.rules.blame import Cause
     from clusterctl.run.rules.controller_events import EndDecided, Health, Link, Results, StallChanged
     from clusterctl.run.rules.state import RunState, StallView, WorkerState
@@ -42,7 +44,7 @@ def _by_whom(cause: Cause) -> str:
 
 def alike_line(cause: Cause, ranks: Sequence[int], nodes: Sequence[str], attempt: int, terminal: Terminal) -> str:
     """Return the first observed failure where it is that of several ranks: `ranks 0-1,3 on gpu[01-03] failed alike`."""
-    place = f"ranks {fold_ranks(ranks)} on {fold_nodes(nodes)} failed alike"
+    place = f"ranks {fold_ranks(ranks)} on {fold_hosts(nodes)} failed alike"
     which = f", attempt {attempt}" if attempt > 0 else ""
     said = f": {safe(cause.message)}" if cause.message != how_it_ended(cause) else ""
     how = how_it_ended(cause) + _by_whom(cause)
@@ -251,3 +253,84 @@ def results_news(results: Results) -> list[str]:
     """Return what was fetched at the end of a run and where it is, and what did not come."""
     came = f"results: {plural(results.files, 'file')}, {format_size(results.bytes)} in {safe(results.to)}"
     return [*([came] if results.files else []), *(f"warn: results: {safe(text)}" for text in results.missing)]
+
+
+class Fate(Enum):
+    """What its nodes do with a run of which they hear no more."""
+
+    GOES_ON = "goes on"
+    WILL_STOP = "will stop"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    WAITS = "waits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unattended:
+    """A run without a controller.
+
+    Attributes:
+        left: Seconds until its nodes stop the workers, where they will.
+        limit: Seconds of `on_controller_loss.stop_after`, or `None` where the run is kept.
+    """
+
+    fate: Fate = Fate.GOES_ON
+    left: float = 0.0
+    limit: float | None = None
+
+    @property
+    def told(self) -> str:
+        """What becomes of it, to stand behind `no controller is alive; `."""
+        rule = "" if self.limit is None else f" (on_controller_loss.stop_after {duration_text(self.limit)})"
+        match self.fate:
+            case Fate.GOES_ON:
+                return "the run goes on"
+            case Fate.WILL_STOP:
+                return f"its nodes stop the workers in {duration_text(self.left)} unless it is adopted"
+            case Fate.STOPPING:
+                return f"its nodes stop the workers now{rule}"
+            case Fate.STOPPED:
+                return f"its nodes have stopped the workers by now{rule}"
+            case Fate.WAITS:
+                return "no worker runs until it is adopted"
+
+    @property
+    def short(self) -> str:
+        """What becomes of it, for a column: no longer than there is room for on a narrow terminal."""
+        match self.fate:
+            case Fate.GOES_ON:
+                return "unattended"
+            case Fate.WILL_STOP:
+                return f"unattended: stops in {duration_text(self.left)}"
+            case Fate.STOPPING:
+                return "unattended: stops now"
+            case Fate.STOPPED:
+                return "unattended: stopped"
+            case Fate.WAITS:
+                return "unattended: waits"
+
+    def error(self, run: str) -> str:
+        """Return what ends a command that followed the run."""
+        if self.fate is Fate.GOES_ON:
+            return f"{run} goes on without a controller"
+        return f"{run} has no controller: {self.told}"
+
+
+def fate_of(phase: RunPhase, silent: float, stop_after: float | None, fence: float | None) -> Unattended:
+    """Return what becomes of a run without a controller.
+
+    Args:
+        phase: Where it was when its controller wrote last.
+        silent: Seconds since the last sign of its controller.
+        stop_after: Seconds after which its nodes stop the workers; `None`: they let them go on.
+        fence: Seconds after which they have surely stopped them (`Limits.fence`).
+    """
+    if phase is RunPhase.RESTARTING:
+        return Unattended(fate=Fate.WAITS)
+    if stop_after is None or fence is None:
+        return Unattended()
+    # A clock of the head that was set back makes the last sign one of the future.
+    left = stop_after - max(0.0, silent)
+    if left > 0:
+        return Unattended(fate=Fate.WILL_STOP, left=left, limit=stop_after)
+    return Unattended(fate=Fate.STOPPED if silent >= fence else Fate.STOPPING, limit=stop_after)

@@ -1,7 +1,7 @@
 """The streams that a person reads: whether they take colours, redrawing and non-ASCII, and how wide they are.
 
 Data goes to stdout, narration to stderr; each is judged by itself, for either may be a pipe. All that is written passes
-the door (`clusterctl.render.terminal.door`), our own words included.
+the door (`clusterctl.render.sanitize`), our own words included.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clusterctl.logs.sanitize import clean_text, strip_colours
-from clusterctl.render.terminal import streams
-from clusterctl.render.terminal.door import lines_through_door, styled, through_door, with_own_colours
-from clusterctl.render.terminal.wrapping import cells, wrapped
+from clusterctl.render import streams
+from clusterctl.render.sanitize import ansi_style, keep_ansi_colours, sanitize_line, sanitize_lines
+from clusterctl.render.wrapping import cells, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -173,11 +173,11 @@ class Terminal:
 
     def style(self, text: str, *codes: str) -> str:
         """Return `text` in a style, where the stream takes any."""
-        return styled(text, *codes) if self.colour and text and codes else text
+        return ansi_style(text, *codes) if self.colour and text and codes else text
 
     def coloured(self, line: str) -> str:
         """Return a cleaned line of a program with the colours that it gave itself, where the stream takes any."""
-        return with_own_colours(line) if self.colour else strip_colours(line)
+        return keep_ansi_colours(line) if self.colour else strip_colours(line)
 
     def line(self, text: str = "") -> None:
         """Write one line."""
@@ -192,7 +192,7 @@ class Terminal:
         """
         # Lines are deleted, not erased: where they begin at the top, tmux keeps what is erased in its history.
         text = f"\x1b[{over}A\r\x1b[{over}M" if over else ""
-        text += lines_through_door(lines)
+        text += sanitize_lines(lines)
         if text:
             self._put(self._erased() + text)
 
@@ -205,7 +205,7 @@ class Terminal:
         """Show one line that the next output replaces; nothing where lines cannot be rewritten."""
         if self.live:
             self._transient = True
-            self._put(_ERASE + through_door(text))
+            self._put(_ERASE + sanitize_line(text))
 
     def clear(self) -> None:
         """Take the transient line away."""

@@ -6,16 +6,16 @@ import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ExitCode
-from clusterctl.formatting import signal_name
+from clusterctl.formatting import plural, signal_name
 from clusterctl.logs.sanitize import clean_block
-from clusterctl.render.ranks import count, fold_nodes
-from clusterctl.render.terminal.console import BOLD, pad
+from clusterctl.render.console import BOLD, pad
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ def _groups(outputs: Mapping[str, bytes]) -> list[tuple[list[str], bytes]]:
 
 
 def _title(nodes: list[str]) -> str:
-    return fold_nodes(nodes) + (f" ({len(nodes)})" if len(nodes) > 1 else "")
+    return fold_hosts(nodes) + (f" ({len(nodes)})" if len(nodes) > 1 else "")
 
 
 def _header(nodes: list[str], terminal: Terminal) -> list[str]:
@@ -84,7 +84,7 @@ def folded_errors(answers: Mapping[str, Answer], terminal: Terminal) -> list[str
     """Return stderr of all nodes, each line behind the names of its nodes."""
     lines: list[str] = []
     for nodes, output in _groups({node: a.stderr for node, a in answers.items()}):
-        name = fold_nodes(nodes)
+        name = fold_hosts(nodes)
         lines += [f"{name}: {line}" for line in clean_lines(output, terminal)]
     return lines
 
@@ -100,7 +100,7 @@ def diff_lines(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
     (base, most), others = ordered[0], ordered[1:]
     lines = [*_header(most, terminal), *clean_lines(base, terminal)]
     for output, nodes in others:
-        names = fold_nodes(most), fold_nodes(nodes)
+        names = fold_hosts(most), fold_hosts(nodes)
         lines += difflib.unified_diff(
             clean_lines(base, terminal), clean_lines(output, terminal), *names, n=1, lineterm=""
         )
@@ -117,4 +117,4 @@ def end_lines(answers: Mapping[str, Answer], *, every: bool = False) -> list[str
             ends.setdefault(f"ended by {signal_name(answer.signal)}", []).append(node)
         elif answer.exit_code or every:
             ends.setdefault(f"exit code {answer.exit_code}", []).append(node)
-    return [f"{fold_nodes(nodes)} ({count(len(nodes), 'node')}): {end}" for end, nodes in ends.items()]
+    return [f"{fold_hosts(nodes)} ({plural(len(nodes), 'node')}): {end}" for end, nodes in ends.items()]

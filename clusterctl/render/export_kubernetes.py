@@ -9,9 +9,9 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import RefusedError
 from clusterctl.plan.launch import STRICT_BASH
-from clusterctl.render.ranks import fold_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -193,7 +193,7 @@ def _unlike(key: str, counts: Mapping[str, int | None]) -> RefusedError:
     others = [name for name, count in counts.items() if count != most]
     shown = {name: "auto" if counts[name] is None else counts[name] for name in (like, others[0])}
     text = f"the pods of a job are alike: `{key}` of {others[0]} is {shown[others[0]]}, and of {like} {shown[like]}"
-    return RefusedError(text, hint=f"`--exclude {fold_nodes(others)}` exports the job of the other hosts")
+    return RefusedError(text, hint=f"`--exclude {fold_hosts(others)}` exports the job of the other hosts")
 
 
 def _gpus(host: HostSpec) -> int | None:

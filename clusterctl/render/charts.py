@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import median
 
-from clusterctl.render.page.html import Html, element, joined
+from clusterctl.render.html import Html, element, joined
 
 Points = Sequence[tuple[float, float]]
 

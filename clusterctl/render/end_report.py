@@ -4,27 +4,88 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.requests import StopReason
-from clusterctl.formatting import duration_text, format_duration
+from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.formatting import duration_text, fold_ranks, format_duration, plural
 from clusterctl.logs.failure_tails import select_cause_lines
+from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.sanitize import clean_block, strip_colours
+from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.errors import remaining_lines, start_failed_lines
-from clusterctl.render.ranks import count, fold_nodes, fold_ranks
-from clusterctl.render.story.shown import Shown
-from clusterctl.render.story.trace import folded_trace
-from clusterctl.render.terminal.console import DIM, GREEN, RED, YELLOW, safe
-from clusterctl.render.words import alike_line, failure_line, stall_line, summary, worker_state
+from clusterctl.render.run_messages import alike_line, failure_line, stall_line, summary, worker_state
+from clusterctl.render.stacks import folded_trace, raised
 from clusterctl.run.rules.end_warnings import list_end_warnings
+from clusterctl.why.verdict import Confidence, Kind
+from clusterctl.why.verdict_text import verdict_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.logs.line import LogLine
+    from clusterctl.render.console import Terminal
     from clusterctl.run.rules.blame import Cause
     from clusterctl.run.rules.state import RunState, WorkerState
+    from clusterctl.why.verdict import Verdict
+
+_ON_A_SCREEN = 100
+"""So many lines a person is taken to have before them."""
+
+
+class LastLines:
+    """The last lines of output that were written to a screen."""
+
+    def __init__(self) -> None:
+        self._lines: deque[LogLine | FoldedLine] = deque(maxlen=_ON_A_SCREEN)
+
+    def add(self, lines: Sequence[LogLine | FoldedLine]) -> None:
+        """Take note of lines that were written."""
+        self._lines.extend(lines[-_ON_A_SCREEN:])
+
+    def of(self, attempt: int) -> tuple[tuple[tuple[int, ...], str], ...]:
+        """Return ranks and text of each line of an attempt, the oldest first."""
+        return tuple(
+            (line.ranks if isinstance(line, FoldedLine) else (line.rank,), line.text)
+            for line in self._lines
+            if line.attempt == attempt
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """Output that stands on the screen.
+
+    Attributes:
+        ranks: Those whose output stands there in full.
+        lines: The last lines there of the attempt that ended, the oldest first, each with its ranks.
+    """
+
+    ranks: frozenset[int] = frozenset()
+    lines: tuple[tuple[tuple[int, ...], str], ...] = ()
+
+    def traceback_of(self, cause: Cause) -> int | None:
+        """Return a rank by whose output the traceback of a failure stands there, `None` where it does not.
+
+        It is enough that another rank raised the same in the same line of the same function.
+        """
+        if cause.rank is not None and cause.rank in self.ranks:
+            return cause.rank
+        wanted = raised(clean_block((cause.traceback or "").encode("utf-8", "replace")))
+        if wanted is None:
+            return None
+        for rank in sorted({rank for ranks, _ in self.lines for rank in ranks}):
+            if wanted == raised([strip_colours(text) for ranks, text in self.lines if rank in ranks]):
+                return rank
+        return None
+
+    def says(self, rank: int, lines: Sequence[str]) -> bool:
+        """Return whether the last of these lines of a rank stands there as its own, and so what it said before."""
+        own = [strip_colours(text) for ranks, text in self.lines if rank in ranks]
+        return rank in self.ranks and bool(lines) and lines[-1] in own
+
 
 _MOST_TRACEBACK = 40
 _MOST_LAST_LINES = 10
@@ -72,7 +133,7 @@ def render_report(state: RunState, terminal: Terminal, beside: Beside = _NOTHING
     if state.stall is not None:
         lines.append(stall_line(state.stall))
     if state.remaining:
-        nodes = fold_nodes(str(entry.get("node", "")) for entry in state.remaining)
+        nodes = fold_hosts(str(entry.get("node", "")) for entry in state.remaining)
         lines += [terminal.style(f"may still be there, on {nodes}:", YELLOW)]
         lines += remaining_lines(state.remaining, terminal)
     lines += [*_warnings(state, terminal), _end_line(state, terminal)]
@@ -88,8 +149,8 @@ def _warnings(state: RunState, terminal: Terminal) -> list[str]:
 
 
 def _success(state: RunState, terminal: Terminal) -> str:
-    attempts = f", {count(state.attempt + 1, 'attempt')}" if state.attempt > 0 else ""
-    size = f"{count(len(state.workers), 'rank')} on {count(len(state.nodes), 'node')}"
+    attempts = f", {plural(state.attempt + 1, 'attempt')}" if state.attempt > 0 else ""
+    size = f"{plural(len(state.workers), 'rank')} on {plural(len(state.nodes), 'node')}"
     sign = terminal.style(terminal.glyphs.ok, GREEN)
     return f"{sign} {state.run} succeeded: {size}{attempts}, {_duration(state)}"
 
@@ -165,7 +226,7 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
             key = (worker_state(worker), _VARYING.sub("#", text))
             groups.setdefault(key, (text, []))[1].append(worker)
     lines = [
-        f"  then ranks {fold_ranks(w.rank for w in group)} on {fold_nodes(w.node for w in group)}: {how}"
+        f"  then ranks {fold_ranks(w.rank for w in group)} on {fold_hosts(w.node for w in group)}: {how}"
         + (f": {text}" if text else "")
         for (how, _), (text, group) in list(groups.items())[:_MOST_GROUPS]
     ]
@@ -218,3 +279,16 @@ def _next_steps(state: RunState, terminal: Terminal, log_path: str | None) -> li
     if log_path:
         lines.append(f"  all output: {log_path}")
     return [terminal.style(line, DIM) for line in lines]
+
+
+def render_why(verdict: Verdict, terminal: Terminal) -> list[str]:
+    """Return a verdict in lines."""
+    if verdict.kind is Kind.NONE:
+        return [f"{terminal.style(terminal.glyphs.ok, GREEN)} {safe(verdict.summary)}"]
+    colour = RED if verdict.confidence in (Confidence.CERTAIN, Confidence.LIKELY) else YELLOW
+    (_, first), *rest = verdict_lines(verdict)
+    head, _, summary = first.partition(": ")
+    return [
+        f"{terminal.style(safe(head), BOLD, colour)}: {safe(summary)}",
+        *(f"  {terminal.style(f'{label:6}', DIM)} {safe(text)}" for label, text in rest),
+    ]

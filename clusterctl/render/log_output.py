@@ -6,18 +6,18 @@ from datetime import datetime, timezone
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from clusterctl.formatting import fold_ranks
 from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.sanitize import RESET, strip_colours
-from clusterctl.render.ranks import fold_ranks
-from clusterctl.render.terminal import machine
-from clusterctl.render.terminal.console import DIM
-from clusterctl.render.terminal.wrapping import cells
+from clusterctl.render import sanitize
+from clusterctl.render.console import DIM
+from clusterctl.render.wrapping import cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from clusterctl.logs.line import LogLine
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 NODE_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94", "38;5;208", "38;5;141")
 """Twelve colours that tell neighbours apart; red is kept for failures. A node's is that of its place in the run."""
@@ -156,7 +156,7 @@ def json_line(line: LogLine) -> str:
     }
     if line.partial:
         value["partial"] = True
-    return machine.json_line(value)
+    return sanitize.json_line(value)
 
 
 def raw_bytes(line: LogLine) -> bytes:

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import plural
-from clusterctl.render.ranks import fold_nodes
-from clusterctl.render.terminal.console import BOLD, safe
-from clusterctl.render.terminal.table import GAP, Cell, Column, render_table
-from clusterctl.render.terminal.wrapping import cells, wrapped
+from clusterctl.render.console import BOLD, safe
+from clusterctl.render.table import GAP, Cell, Column, render_table
+from clusterctl.render.wrapping import cells, wrapped
 from clusterctl.run.record.run_facts import Section
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
     from clusterctl.run.record.run_facts import RunFacts
 
 _MOST_ROWS = 24
@@ -132,7 +132,7 @@ def _too_wide(shown: Sequence[_Shown], names: tuple[str, str], width: int | None
 def _name(row: Difference) -> str:
     if not row.nodes:
         return row.what
-    names = fold_nodes(row.nodes)
+    names = fold_hosts(row.nodes)
     return f"{row.what} on {names if len(names) <= 24 else plural(len(row.nodes), 'node')}"
 
 

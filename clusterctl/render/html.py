@@ -6,7 +6,7 @@ import html
 from typing import TYPE_CHECKING
 
 from clusterctl.logs.sanitize import clean_text, strip_colours
-from clusterctl.render.terminal.door import through_door
+from clusterctl.render.sanitize import sanitize_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ def text(value: object) -> Html:
     """Return text of anybody as one line of HTML."""
     whole = " ".join(str(value).splitlines())
     more = len(whole) - MOST_CHARACTERS
-    line = through_door(strip_colours(clean_text(whole[:MOST_CHARACTERS])))
+    line = sanitize_line(strip_colours(clean_text(whole[:MOST_CHARACTERS])))
     return Html(html.escape(" ".join(line.splitlines()) + (f" [{more:,} more characters]" if more > 0 else "")))
 
 

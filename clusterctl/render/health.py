@@ -7,17 +7,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.formatting import plural
+from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.formatting import fold_ranks, plural
 from clusterctl.health.model import Finding, Status
-from clusterctl.render.ranks import count, fold_nodes, fold_ranks
-from clusterctl.render.terminal.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, fit, pad, safe
-from clusterctl.render.terminal.machine import json_line
-from clusterctl.render.terminal.wrapping import cells
+from clusterctl.render.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, fit, pad, safe
+from clusterctl.render.sanitize import json_line
+from clusterctl.render.wrapping import cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 WORST_FIRST = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS, Status.SKIP)
 STYLES = {
@@ -124,7 +124,7 @@ def _needing_root(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
         alike.setdefault((tuple(dict.fromkeys(names)), hint), []).append(node)
     lines = []
     for (checks, hint), nodes in alike.items():
-        place = terminal.style(fold_nodes(nodes), BOLD)
+        place = terminal.style(fold_hosts(nodes), BOLD)
         lines.append(f"{sign(Status.SKIP, terminal)} needs root {place}: {_several(checks)}")
         lines += [f"    {terminal.style('hint', CYAN)}: {safe(hint)}"] if hint else []
     return lines
@@ -141,7 +141,7 @@ def _body(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
     for (node, message), gpus in _by_message(findings).items():
         nodes.setdefault((message, tuple(gpus)), []).append(node)
     for (message, indices), names in nodes.items():
-        where = fold_nodes(name for name in names if name) or "cluster"
+        where = fold_hosts(name for name in names if name) or "cluster"
         which = f" GPU {fold_ranks(indices)}" if indices else ""
         lines.append(f"    {terminal.style(where + which, BOLD)}: {safe(message)}")
     hints = dict.fromkeys(finding.hint for finding in findings if finding.hint)
@@ -195,7 +195,7 @@ def _node_lines(nodes: Sequence[NodeHealth], terminal: Terminal) -> list[str]:
     alike: dict[tuple[Status, tuple[str, ...]], list[str]] = {}
     for node in nodes:
         alike.setdefault((node.verdict, _told(node)), []).append(node.node)
-    names = {key: safe(fold_nodes(members)) for key, members in alike.items()}
+    names = {key: safe(fold_hosts(members)) for key, members in alike.items()}
     widest = max(map(cells, names.values()), default=0)
     if terminal.width is not None:
         widest = min(widest, max(20, terminal.width // 3))
@@ -228,7 +228,7 @@ def _verdict_line(view: HealthView, terminal: Terminal) -> str:
     counts = Counter(node.verdict for node in view.nodes)
     parts = [f"{counts[status]} {status.value}" for status in WORST_FIRST if counts[status]]
     verdict = terminal.style(view.verdict.value, *STYLES[view.verdict])
-    return f"{verdict}: {count(len(view.nodes), 'node')}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
+    return f"{verdict}: {plural(len(view.nodes), 'node')}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
 
 
 def sign(status: Status, terminal: Terminal) -> str:
@@ -292,3 +292,24 @@ def _labels(labels: Mapping[str, str]) -> str:
         (key, value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")) for key, value in labels.items()
     )
     return "{" + ",".join(f'{key}="{value}"' for key, value in escaped) + "}"
+
+
+_WORDS = {Status.PASS: "ok", Status.WARN: "warn", Status.FAIL: "fail", Status.SKIP: "-", Status.UNKNOWN: "unknown"}
+
+
+def render_head(findings: Sequence[Finding], verdict: Status, terminal: Terminal) -> list[str]:
+    """Return a line for each finding, with its remedy below it, and last whether this head is fit."""
+    widest = max((cells(finding.check) for finding in findings), default=0)
+    lines = []
+    for finding in findings:
+        word = terminal.style(pad(_WORDS[finding.status], 7), *STYLES[finding.status])
+        lines.append(f"{sign(finding.status, terminal)} {pad(finding.check, widest)}  {word}  {safe(finding.message)}")
+        lines += [f"    {terminal.style('hint', CYAN)}: {safe(finding.hint)}"] if finding.hint else []
+    return [*lines, "", _last_line(findings, verdict, terminal)]
+
+
+def _last_line(findings: Sequence[Finding], verdict: Status, terminal: Terminal) -> str:
+    if verdict is Status.FAIL:
+        return f"{terminal.style('FAIL', *STYLES[verdict])}: no run can start from here"
+    warnings = sum(finding.status is Status.WARN for finding in findings)
+    return terminal.style("OK", *STYLES[verdict]) + (f" with {plural(warnings, 'warning')}" if warnings else "")

