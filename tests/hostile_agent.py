@@ -298,7 +298,6 @@ LIES: dict[str, Lie] = {
     ),
     "data of a stream that nobody named": _bytes(frames_module.encode_data(77, 0, b"x"), "named"),
     "data without a byte": _file(_OWN, (0, b""), says="credit"),
-    "less than nothing taken": _message({"push": "taken", "stream": 1, "bytes": -1}, "bytes"),
     "a stream with a small number": _message({"push": "stream", "stream": 1, "run": "r", "file": _OWN}, "stream"),
     # frames
     "a kind of frame that does not exist": _bytes(raw(b"{}", kind=9), "frame"),

@@ -29,7 +29,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "clusterctl exec --in-job -- python -c 'import torch'",
     ),
     "shell": ("clusterctl shell NODE", "clusterctl shell --rank 3", "clusterctl shell NODE -- htop"),
-    "forward": ("clusterctl forward 6006", "clusterctl forward 8080:80 --node NODE"),
+    "port-forward": ("clusterctl port-forward 6006", "clusterctl port-forward 8080:80 --node NODE"),
     "cp": (
         "clusterctl cp data.bin all:data/",
         "clusterctl cp NODE:out/log.txt .",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("up", "down", "attach", "wait"),
     "Look": ("ps", "status", "logs", "why", "diff", "report", "stacks", "top", "stats"),
-    "Nodes": ("health", "exec", "shell", "forward", "cp", "sync", "trust", "clean"),
+    "Nodes": ("health", "exec", "shell", "port-forward", "cp", "sync", "trust", "clean"),
     "Set-up": ("init", "templates", "config", "export", "schema", "completion", "version"),
 }
 """Every command, by what it is for; `--help` and the front page keep this order."""

@@ -37,8 +37,8 @@ COMMANDS: dict[str, str] = {
     "stats": "Show utilisation, memory, temperature and power",
     "top": "Keep ranks, GPUs and nodes on the screen",
     "exec": "Run a command on all nodes, equal output folded",
-    "shell": "Open a terminal on a node, or beside a rank",
-    "forward": "Reach ports of a node from this machine",
+    "shell": "Open a terminal on a node, or with the environment of a rank",
+    "port-forward": "Reach ports of a node from this machine",
     "cp": "Copy files to the nodes, or from them",
     "sync": "Push code to the nodes, or pull results home",
     "config": "Check and print the cluster file",
@@ -75,7 +75,7 @@ ELSEWHERE = {
     "init": "new create setup generate add",
     "stats": "gpus gpu nvidia-smi usage utilisation utilization",
     "top": "monitor watch htop nvtop dashboard",
-    "forward": "port-forward tunnel proxy ports tensorboard jupyter",
+    "port-forward": "forward tunnel proxy ports tensorboard jupyter",
     "why": "debug explain reason error errors",
     "stacks": "trace traceback py-spy pystack",
     "diff": "compare",
@@ -100,7 +100,7 @@ class LazyGroup(click.Group):
         cmd_name = OTHER_NAMES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"clusterctl.cli.commands.{cmd_name}")
+        module = importlib.import_module(f"clusterctl.cli.commands.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

@@ -45,7 +45,7 @@ from clusterctl.session.inbox import (
     Superseded,
 )
 from clusterctl.session.sender import Sender
-from clusterctl.session.streams import Duplex, Streams
+from clusterctl.session.streams import Streams
 from clusterctl.validation import answers, journal
 from clusterctl.validation.quota import SessionQuota
 
@@ -174,10 +174,6 @@ class Session(Requests):
         """
         return self._streams.allocate(listener, count)
 
-    def open_duplex(self, wake: Callable[[], None]) -> Duplex:
-        """Open a stream in both directions, to name in a request; `wake` is called when data arrives."""
-        return Duplex(self._streams, self.send_data, self.post, wake)
-
     def send_data(self, stream: int, offset: int, payload: bytes) -> None:
         """Send bytes of a stream in frames of `CHUNK_BYTES`; wait if the node is slow. An empty payload is one frame.
 
@@ -293,9 +289,6 @@ class Session(Requests):
             answers.ATTEMPTS_REPLICATED_PUSH(push)
             self._streams.end_before(push["run"], push["before"])
             self._inbox.put(AttemptsReplicated(self.node, push["run"], push["before"]))
-        elif push["push"] == "taken":
-            answers.STREAM_WINDOW_PUSH(push)
-            self._streams.taken(push["stream"], push["bytes"])
         elif push["push"] == "stale":
             self._stale()
 

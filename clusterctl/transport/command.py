@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from clusterctl import rlimits
@@ -46,3 +47,17 @@ def command_argv(host: HostSpec) -> list[str]:
     if not value_parsers.is_host_name(values["host"]) or not value_parsers.is_user_name(values.get("user", "x")):
         raise ConnectError(host.name, "its name, address or user cannot be put into a command")
     return [value_parsers.fill_placeholders(word, values) for word in host.transport]
+
+
+def terminal_argv(host: HostSpec, script: str) -> list[str]:
+    """Return the command of a host that runs a script on a terminal; the shell at its end gets the script.
+
+    `srun` needs `--pty`; `docker`, `podman` and `kubectl` need `-t` with `-i`. Other commands pass our terminal on.
+    """
+    program, *words = command_argv(host)
+    name = os.path.basename(program)
+    if name == "srun":
+        words = ["--pty", *words]
+    elif name in ("docker", "podman", "kubectl"):
+        words = ["-it" if word == "-i" else word for word in words]
+    return [program, *words, script]

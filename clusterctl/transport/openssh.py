@@ -126,14 +126,36 @@ class OpenSshTransport:
         """
         batch = [] if has_askpass(self._environment) else ["BatchMode=yes"]
         hops = self._hops(host.name, options)
-        # One connection per node that ends with its process; an existing shared connection is used.
+        shared = self._share_options(options, hops)
+        logged = ["-v", "-E", log]
+        to = self._arguments(destination_of(host), hops, [*logged, *_join_words(batch)])
+        return ["ssh", "-T", *logged, *_join_words([*batch, *shared, *self._settings(options)]), *to, _SHELL]
+
+    def terminal_argv(self, host: HostSpec, command: str) -> list[str]:
+        """Return the `ssh` that runs a shell command on a terminal. It may ask its user, who sits at ours."""
+        options = self._approach.resolve(host.name, destination_of(host))
+        hops = self._hops(host.name, options)
+        words = _join_words([*self._share_options(options, hops), *self._settings(options)])
+        return ["ssh", "-t", *words, *self._arguments(destination_of(host), hops), command]
+
+    def forward_argv(self, host: HostSpec, forwards: Sequence[str]) -> list[str]:
+        """Return the `ssh` that forwards ports, each given as for `ssh -L`.
+
+        A forward through a shared connection would outlive this `ssh`, so it makes one of its own.
+        """
+        options = self._approach.resolve(host.name, destination_of(host))
+        own = ["ClearAllForwardings=no", "ExitOnForwardFailure=yes", "ControlMaster=no", "ControlPath=none"]
+        words = [*(word for forward in forwards for word in ("-L", forward)), *_join_words(own)]
+        to = self._arguments(destination_of(host), self._hops(host.name, options))
+        return ["ssh", "-N", "-T", *words, *_join_words(self._settings(options)), *to]
+
+    def _share_options(self, options: SshOptions, hops: Sequence[_Hop]) -> list[str]:
+        """Return options for one connection that ends with its process, or for an existing shared connection."""
         shared = ["ControlMaster=no", "ControlPersist=no"]
         path = control_master.control_path(self._way(options, hops))
         if not options.other("controlpath") and control_master.has_shared_connection(path):
             shared.append(f"ControlPath={path}")
-        logged = ["-v", "-E", log]
-        to = self._arguments(destination_of(host), hops, [*logged, *_join_words(batch)])
-        return ["ssh", "-T", *logged, *_join_words([*batch, *shared, *self._settings(options)]), *to, _SHELL]
+        return shared
 
     def is_shared(self, host: HostSpec, options: SshOptions) -> bool:
         """Return whether `trust --login` left a connection to `host` that still matches ssh_config."""

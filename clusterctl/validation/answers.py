@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import commands
-from clusterctl.agent.protocol.commands import FIRST_AGENT_STREAM, WINDOW_BYTES, Command
+from clusterctl.agent.protocol.commands import FIRST_AGENT_STREAM, Command
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.agent.protocol.validators import (
@@ -215,8 +215,7 @@ ANSWER_SHAPES: dict[Command, Validator] = {
     Command.EXEC: object_of(
         {"exit_code": optional(integer(0, 255)), "signal": optional(integer(0, 127))}, {"timed_out": boolean}
     ),
-    Command.TERMINAL: object_of({"exit_code": optional(integer(0, 255)), "signal": optional(integer(0, 127))}),
-    Command.TUNNEL: _EMPTY,
+    Command.SHELL_SCRIPT: object_of({"path": string(4096)}),
     Command.BYE: _EMPTY,
 }
 _ERROR = object_of({"kind": _WORD, "message": string(1 << 20)}, {"hint": optional(string(1 << 20))})
@@ -228,7 +227,6 @@ STREAM_PUSH = object_of(
     {"run": _NAME, "file": string(64), "stream": integer(FIRST_AGENT_STREAM, (FIRST_AGENT_STREAM << 1) - 1)}
 )
 ATTEMPTS_REPLICATED_PUSH = object_of({"run": _NAME, "before": integer(0, 1 << 31)})
-STREAM_WINDOW_PUSH = object_of({"stream": integer(1, FIRST_AGENT_STREAM - 1), "bytes": integer(1, WINDOW_BYTES)})
 PREAMBLE = object_of({"python": _PATH, "version": string(64)})
 _STREAM_FILE = re.compile(r"attempt-(0|[1-9][0-9]{0,6})/rank-(0|[1-9][0-9]{0,6})\.(?:log|idx)")
 

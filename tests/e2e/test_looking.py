@@ -84,7 +84,7 @@ READS_A_FILE: dict[str, tuple[str, ...]] = {
     "top": ("cluster.yaml",),
     "exec": ("--", "true"),
     "shell": (),
-    "forward": ("8080",),
+    "port-forward": ("8080",),
     "cp": ("box:/etc/hostname", "."),
     "sync": (),
     "config": (),

@@ -1,4 +1,4 @@
-"""A terminal on a node: what a person types arrives, what is shown comes back, and nothing is left behind."""
+"""`shell` on this machine: folder and environment of the job or of a rank. `tests/lab/test_cli.py` has one through ssh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from clusterctl.agent.linux import proc
 from tests.documented import typed
-from tests.e2e.terminal import CTRL_C
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -68,69 +67,6 @@ def test_a_program_runs_instead_of_the_shell(head: LocalHead) -> None:
     with head.terminal(*typed("clusterctl shell NODE -- htop", NODE="localhost.0", htop="stty"), "size") as screen:
         assert screen.wait() == 0
         assert "30 100" in screen.shown
-
-
-def test_ctrl_c_is_for_the_program_there(head: LocalHead) -> None:
-    with shell(head, "--", "/bin/sh") as screen:
-        say(screen, "echo ready; sleep 600", "\nready")
-        screen.press(CTRL_C)
-        say(screen, "echo 'after'", "\nafter")
-        screen.press("exit\r")
-
-        assert screen.wait() in (0, 130)
-
-
-def test_the_terminal_there_has_the_size_of_the_one_here_and_follows_it(head: LocalHead) -> None:
-    with shell(head, "--", "/bin/sh", columns=90, rows=20) as screen:
-        say(screen, "stty size", "\n20 90\n")
-        screen.resize(columns=120, rows=33)
-        say(screen, "stty size", "\n33 120\n")
-        screen.press("exit\r")
-
-        assert screen.wait() == 0
-
-
-def test_a_megabyte_is_shown_byte_by_byte(head: LocalHead) -> None:
-    with shell(head, "--", "sh", "-c", "stty -opost; seq 150000") as screen:
-        assert screen.wait() == 0
-        assert screen.written.split() == [str(number) for number in range(1, 150001)]
-
-
-def test_what_is_typed_while_nobody_reads_waits(head: LocalHead) -> None:
-    with shell(head, "--", "sh", "-c", "stty -icanon -echo; echo ready; sleep 1; head -c 3000 | wc -c") as screen:
-        screen.expect("ready")
-        screen.press("x" * 3000)
-
-        assert screen.wait() == 0
-        assert "3000" in screen.shown
-
-
-def test_tilde_and_a_dot_leave_and_end_what_runs_there(head: LocalHead) -> None:
-    with shell(head, "--", "/bin/sh") as screen:
-        say(screen, "echo pid=$$-; sleep 600", "pid=")
-        wait_for(lambda: "-\n" in screen.shown.partition("\npid=")[2], what="the pid")
-        pid = int(screen.shown.partition("\npid=")[2].partition("-")[0])
-        screen.press("\r~.")
-
-        assert screen.wait() == 130
-        assert "localhost.0: left" in screen.shown
-    wait_for(lambda: not os.path.exists(f"/proc/{pid}"), what="the end of the shell")
-
-
-def test_a_terminal_that_is_closed_ends_what_runs_there(head: LocalHead) -> None:
-    with shell(head, "--", "/bin/sh") as screen:
-        say(screen, "echo pid=$$-", "\npid=")
-        wait_for(lambda: "-\n" in screen.shown.partition("\npid=")[2], what="the pid")
-        pid = int(screen.shown.partition("\npid=")[2].partition("-")[0])
-        screen.hang_up()
-    wait_for(lambda: not os.path.exists(f"/proc/{pid}"), what="the end of the shell")
-
-
-def test_our_terminal_is_as_it_was(head: LocalHead) -> None:
-    with shell(head, "--", "true") as screen:
-        before = screen.modes
-        assert screen.wait() == 0
-        assert screen.modes == before
 
 
 def test_beside_a_rank_are_its_own_folder_and_environment_but_not_what_makes_it_one_of_the_run(

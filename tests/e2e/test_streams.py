@@ -54,7 +54,7 @@ CASES: dict[str, list[Case]] = {
         Case((*STREAM, "sh", "-c", "echo there; sleep 600")),
     ],
     "shell": [Case(("shell",), code=6)],
-    "forward": [Case(("forward", "0:nowhere"), code=2)],
+    "port-forward": [Case(("port-forward", "0:nowhere"), code=2)],
     "cp": [Case(("cp", "localhost:cluster.yaml", "copied.yaml")), Case(("cp", "x"), code=2)],
     "sync": [Case(("sync",))],
     "config": [Case(("config",)), Case(("config", "--env", "0"))],

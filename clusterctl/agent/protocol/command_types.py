@@ -255,46 +255,25 @@ class ExecArguments(ProgramArguments):
     stream: int
 
 
-class TerminalArguments(ProgramArguments):
-    """Run a program on a terminal with so many rows and columns; without `argv` the user's shell.
+class ShellScriptArguments(ProgramArguments):
+    """Write a script for a terminal, with folder and environment of the program; without `argv` the user's shell.
 
-    With `beside`, it gets the folder and the environment of that rank, without the marks of the run.
+    With `rank`, folder and environment are those of that rank, without the marks of the run.
     """
 
-    beside: NotRequired[RankArguments | None]
-    term: str
-    rows: int
-    columns: int
-    stream: int
+    rank: NotRequired[RankArguments | None]
+
+
+class ShellScriptAnswer(TypedDict):
+    """The script on the node. It removes itself."""
+
+    path: str
 
 
 class RankArguments(RunArguments):
     """A rank of the current attempt."""
 
     rank: int
-
-
-class ResizeArguments(TypedDict):
-    """Change the size of the terminal of a stream."""
-
-    stream: int
-    rows: int
-    columns: int
-
-
-class TunnelArguments(TypedDict):
-    """Connect to a port, as seen from the node."""
-
-    host: str
-    port: int
-    stream: int
-
-
-class TakenArguments(TypedDict):
-    """Allow so many more bytes in a two-way stream."""
-
-    stream: int
-    bytes: int
 
 
 class CancelArguments(TypedDict):

@@ -51,10 +51,7 @@ class Command(str, Enum):
     CLEAN = "clean"
     EXEC = "exec"
     CANCEL = "cancel"
-    TERMINAL = "terminal"
-    RESIZE = "resize"
-    TUNNEL = "tunnel"
-    TAKEN = "taken"
+    SHELL_SCRIPT = "shell_script"
     BYE = "bye"
 
 
@@ -73,10 +70,7 @@ def make_heartbeat_answer(number: int, wall: float, mono: float, boot: str) -> M
     return {"beat": number, "wall": wall, "mono": mono, "boot": boot}
 
 
-WINDOW_BYTES = 256 * 1024
-"""Bytes of a two-way stream that may be on their way or wait at the receiver, for each direction."""
-
-COMMANDS_WITHOUT_ANSWER = frozenset({Command.CREDIT, Command.REPLICATED, Command.CANCEL, Command.RESIZE, Command.TAKEN})
+COMMANDS_WITHOUT_ANSWER = frozenset({Command.CREDIT, Command.REPLICATED, Command.CANCEL})
 
 
 class ErrorKind(str, Enum):

@@ -119,28 +119,6 @@ class ChildProcesses:
             self._listen(running, number)
         return running
 
-    def start_on_terminal(
-        self,
-        terminal: int,
-        program: spawn.Program,
-        on_end: Callable[[int], None],
-        prepare: PrepareProgram | None = None,
-    ) -> RunningProgram:
-        """Start a program on a terminal, which becomes its controlling terminal.
-
-        Args:
-            terminal: The descriptor of the program's end of the terminal.
-            program: The program to run.
-            on_end: Called once with the wait status.
-            prepare: Called in the new process; it returns the program that is executed.
-        """
-        pid = os.fork()
-        if pid == 0:
-            _exec_program(program, terminal, terminal, terminal, prepare, controlled=True)
-        running = RunningProgram(pid, program.tag or 0, lambda _number, _data: None, on_end)
-        self._programs[pid] = running
-        return running
-
     def _listen(self, running: RunningProgram, number: int) -> None:
         fd = running.pipes.get(number)
         if fd is not None:
@@ -286,22 +264,11 @@ def _make_memory_file(data: bytes) -> int:
 
 
 def _exec_program(
-    program: spawn.Program,
-    stdin: int,
-    stdout: int,
-    stderr: int,
-    prepare: PrepareProgram | None,
-    *,
-    controlled: bool = False,
+    program: spawn.Program, stdin: int, stdout: int, stderr: int, prepare: PrepareProgram | None
 ) -> NoReturn:
     try:
         os.setsid()
         syscalls.set_parent_death_signal(signal.SIGKILL)
-        if controlled:
-            import fcntl
-            import termios
-
-            fcntl.ioctl(stdin, termios.TIOCSCTTY, 0)
         for stdin_fd, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
             os.dup2(stdin_fd, target)
         spawn.close_descriptors(())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
 
 from clusterctl.agent.linux import spawn, syscalls
 from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.serve import node_commands
 from clusterctl.agent.serve.session import Session
 
@@ -30,9 +32,7 @@ def main(arguments: list[str]) -> NoReturn:
     syscalls.set_process_title("clusterctl-agent serve")
     # The limit also holds for supervisors that are forked here.
     spawn.raise_file_limit()
-    session = Session(
-        read, write, idle, (node_commands.make_node_handlers, _make_run_and_file_handlers, _make_stream_handlers)
-    )
+    session = Session(read, write, idle, (node_commands.make_node_handlers, _make_run_and_file_handlers))
     # The modules stay loaded until the end and every fork shares them, so the garbage collector may skip them.
     gc.freeze()
     gc.enable()
@@ -44,12 +44,10 @@ def main(arguments: list[str]) -> NoReturn:
 
 def _make_run_and_file_handlers(session: Session) -> Handlers:
     # Commands on a node do not need these modules, and they would double the time of the start.
-    from clusterctl.agent.serve import file_commands, run_commands
+    from clusterctl.agent.serve import file_commands, run_commands, shell_script
 
-    return {**run_commands.make_run_handlers(session), **file_commands.make_file_handlers(session)}
-
-
-def _make_stream_handlers(session: Session) -> Handlers:
-    from clusterctl.agent.serve import stream_commands
-
-    return stream_commands.make_stream_handlers(session)
+    return {
+        **run_commands.make_run_handlers(session),
+        **file_commands.make_file_handlers(session),
+        Command.SHELL_SCRIPT: functools.partial(shell_script.write_shell_script, session),
+    }

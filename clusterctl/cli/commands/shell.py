@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import os
-import sys
+import shlex
+import shutil
+import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from clusterctl import rlimits
+from clusterctl.agent.protocol.commands import Command
 from clusterctl.cli import options
 from clusterctl.cli.choices import together
-from clusterctl.cli.interactive.target import Target, TargetChoices, target_of
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.main import WithJobArguments
-from clusterctl.errors import ExitCode, RefusedError
+from clusterctl.cli.target import TargetChoices, find_target
+from clusterctl.config.spec import TransportKind
+from clusterctl.errors import RefusedError
 from clusterctl.plan.launch import build_program_arguments
-from clusterctl.render.exec_output import exit_code_of
 from clusterctl.run.nodes.fan_out import raise_first
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.command_types import ProgramArguments
-    from clusterctl.render.exec_output import Answer
+    from collections.abc import Sequence
+
+    from clusterctl.agent.protocol.command_types import ShellScriptArguments
+    from clusterctl.config.spec import HostSpec, SshSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellChoices(TargetChoices):
-    """What a person chose of `shell`."""
+    """The options of `shell`."""
 
 
 @click.command("shell", cls=WithJobArguments)
@@ -38,35 +44,50 @@ class ShellChoices(TargetChoices):
 def command(context: click.Context, choices: ShellChoices) -> int:
     """Open a terminal on a node, in its code folder and with the job's environment and prologue.
 
-    With `--rank` it is the node of that rank, and folder and environment are those that the rank itself has; what is
-    started there is no part of the run, and outlives its end. What stands after `--` runs instead of the shell. `~.` at
-    the beginning of a line leaves a terminal that does not answer.
+    With `--rank`, the terminal is on the node of that rank, with the folder and the environment of the rank. A program
+    that you start there is not part of the run and outlives it. Words after `--` run instead of the shell.
+
+    `shell` becomes your own `ssh -t`, with the host, user, port, key and jump hosts of the cluster file. A node with a
+    command transport gets the same command (`srun --pty`, `docker exec -it`).
     """
-    console = choices.console()
-    target = target_of(choices, console)
+    target = find_target(choices, choices.console())
     if not (os.isatty(0) and os.isatty(1)):
         hint = "`clusterctl exec --node NODE -- COMMAND` runs a command without one"
         raise RefusedError("standard input and output are no terminal", hint=hint)
-    program: ProgramArguments = (
-        {} if target.rank or choices.where else build_program_arguments(target.spec, target.host.name)
-    )
+    program: ShellScriptArguments = {"rank": target.rank}
+    if target.rank is None and choices.where is None:
+        program = {"rank": None, **build_program_arguments(target.spec, target.host.name)}
     if words := context.meta["clusterctl.args"]:
         program["argv"] = list(words)
-    end = _work(target, program)
-    if end is None:
-        console.narrate(f"{target.host.name}: left")
-        return int(ExitCode.INTERRUPTED)
-    return exit_code_of(end)
-
-
-def _work(target: Target, program: ProgramArguments) -> Answer | None:
-    from clusterctl.cli.interactive import terminal
-    from clusterctl.render.exec_output import answer_of
-
     with reachable(target.spec, [target.host], of_run=target.rank is not None) as (sessions, errors):
         raise_first(errors)
-        try:
-            end = terminal.show(sessions[target.host.name], program, target.rank, sys.stdin.fileno())
-        except terminal.LeftError:
-            return None
-    return answer_of(end, b"", b"", None)
+        script = sessions[target.host.name].call(Command.SHELL_SCRIPT, program)["path"]
+    become_program(_terminal_argv(target.spec.ssh, target.host, script))
+
+
+def _terminal_argv(ssh: SshSpec, host: HostSpec, script: str) -> list[str]:
+    if isinstance(host.transport, tuple):
+        from clusterctl.transport.command import terminal_argv
+
+        return terminal_argv(host, script)
+    if host.transport is TransportKind.LOCAL:
+        return ["/bin/sh", script]
+    from clusterctl.transport.openssh import OpenSshTransport
+    from clusterctl.transport.ssh.predial import PreDialer
+
+    return OpenSshTransport(ssh, PreDialer()).terminal_argv(host, f"sh {shlex.quote(script)}")
+
+
+def become_program(argv: Sequence[str]) -> NoReturn:
+    """Replace this process by a program.
+
+    Raises:
+        RefusedError: The program is not installed.
+    """
+    if shutil.which(argv[0]) is None:
+        raise RefusedError(f"there is no `{argv[0]}` on this machine", hint="install it")
+    rlimits.restore_rlimits(os.getpid())
+    # Python ignores these signals, and a program would inherit that.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    os.execvp(argv[0], list(argv))

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.interactive import logins
 from clusterctl.cli.lookup import commands, listings
 from clusterctl.cli.main import WithExamples
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import TransportKind
-from clusterctl.errors import ExitCode, NodesError, RefusedError
+from clusterctl.errors import AuthError, ExitCode, NodeError, NodesError, RefusedError
 from clusterctl.formatting import plural
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.config.sections.context import HostCommandRunner
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.console import Console
+    from clusterctl.transport.openssh import OpenSshTransport
     from clusterctl.transport.ssh.trust import Candidate
 
 
@@ -59,7 +59,7 @@ def command(
     if not quiet:
         console.narrate(_all_trusted(hosts))
     if login:
-        logins.log_in(spec, hosts, console)
+        _log_in(spec, hosts, console)
     return 0
 
 
@@ -130,3 +130,35 @@ def _report(refused: list[Candidate], console: Console) -> bool:
             f"hint: {candidate.hint}",
         )
     return bool(refused)
+
+
+def _log_in(spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console) -> None:
+    """Let `ssh` ask for what each node needs that lets nobody in without; keep those logins to be shared.
+
+    Raises:
+        NodesError: Some could not be logged in to, or nobody is there to answer.
+    """
+    from clusterctl.transport.openssh import OpenSshTransport
+    from clusterctl.transport.ssh.predial import PreDialer
+
+    transport = OpenSshTransport(spec.ssh, PreDialer())
+    errors: list[NodeError] = []
+    for host in (host for host in hosts if host.transport is TransportKind.SSH):
+        try:
+            _log_in_to(transport, host, console)
+        except NodeError as error:
+            errors.append(error)
+    if errors:
+        raise NodesError(errors)
+
+
+def _log_in_to(transport: OpenSshTransport, host: HostSpec, console: Console) -> None:
+    try:
+        transport.open(host).close()
+    except AuthError as error:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            text = f"{str(error).removeprefix(f'{host.name}: ')}, and there is no terminal to answer at"
+            raise AuthError(host.name, text, hint="type `clusterctl trust --login` at a terminal") from error
+        console.narrate(f"{host.name}: `ssh` asks now for what it needs to log in; once, for all commands and runs")
+        transport.log_in(host)
+    console.narrate(f"{host.name}: logged in")

@@ -1,10 +1,10 @@
-"""What `forward` takes for a port."""
+"""What `port-forward` accepts as a port."""
 
 from __future__ import annotations
 
 import pytest
 
-from clusterctl.cli.interactive.ports import Forward, parse
+from clusterctl.cli.commands.port_forward import Forward, parse_forward
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from clusterctl.cli.interactive.ports import Forward, parse
     ],
 )
 def test_a_port_is(word: str, forward: Forward) -> None:
-    assert parse([word]) == [forward]
+    assert parse_forward(word) == forward
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ def test_a_port_is(word: str, forward: Forward) -> None:
 )
 def test_no_port_is(word: str) -> None:
     with pytest.raises(ValueError, match=r"`.*`"):
-        parse([word])
+        parse_forward(word)

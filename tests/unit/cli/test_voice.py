@@ -129,7 +129,7 @@ def test_a_mistake_on_the_command_line_is_an_error_and_a_hint(
         ("inspect", "status"),
         ("rm", "clean"),
         ("prune", "clean"),
-        ("port-forward", "forward"),
+        ("forward", "port-forward"),
         ("doctor", "health"),
         ("nvidia-smi", "stats"),
         ("monitor", "top"),
@@ -180,7 +180,7 @@ def test_no_word_of_another_program_leads_to_two_of_our_commands_or_is_one() -> 
         pytest.param(["up", "--script", "trian.py"], "did you mean `train.py`?", id="script"),
         pytest.param(["up", "train.py"], "`clusterctl up --script train.py` runs it on", id="a script for a file"),
         pytest.param(["health", "--only", "gpu.cuont"], "did you mean `gpu.count`?", id="check"),
-        pytest.param(["forward", "80", "--node", "gpu1"], "did you mean `gpu01`?", id="node"),
+        pytest.param(["port-forward", "80", "--node", "gpu1"], "did you mean `gpu01`?", id="node"),
     ],
 )
 def test_a_mistyped_file_or_name_gets_a_suggestion(

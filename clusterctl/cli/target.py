@@ -1,4 +1,4 @@
-"""The one node that a person wants to work at: named, or the one of a rank."""
+"""The node of `shell` and `port-forward`: the named one, the one of a rank, or the first of the file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.choices import Choices
+from clusterctl.cli.lookup.named import spec_of
 from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.config.spec_json import load_spec
 from clusterctl.errors import NotFoundError
+from clusterctl.run.record import run_lookup
 from clusterctl.suggestion import similar
 
 if TYPE_CHECKING:
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetChoices(Choices):
-    """What a person chose of a command that works at one node."""
+    """The options of a command that works on one node."""
 
     files: tuple[str, ...]
     sets: tuple[str, ...]
@@ -36,9 +39,9 @@ class Target:
     """A node.
 
     Attributes:
-        spec: Of the cluster that it belongs to; what it says of a job holds for the node, too.
-        host: Itself.
-        rank: The rank of a live run that was asked for, or `None`.
+        spec: The cluster of the node, and its job.
+        host: The node.
+        rank: The requested rank of a live run, or `None`.
     """
 
     spec: ClusterSpec
@@ -46,37 +49,32 @@ class Target:
     rank: RankArguments | None = None
 
 
-def target_of(choices: TargetChoices, console: Console) -> Target:
-    """Return the node that is meant; where none is named it is the first one of the file.
+def find_target(choices: TargetChoices, console: Console) -> Target:
+    """Return the chosen node; without a choice the first one of the file.
 
     Raises:
-        click.UsageError: What was chosen says several things.
+        click.UsageError: The options contradict each other.
         NotFoundError: There is no such node or rank.
     """
-    chosen = [name for name, value in _named(choices) if value is not None]
+    named = (("`NODE`", choices.node), ("`-w`", choices.where), ("`--rank`", choices.rank))
+    chosen = [name for name, value in named if value is not None]
     if len(chosen) > 1:
         raise click.UsageError(f"{' and '.join(chosen)} name two things; only one can be used")
     if choices.rank is not None or choices.where is not None:
         option = "--rank" if choices.where is None else "-w"
         options.refuse_beside(option, ("--file", choices.files), ("--set", choices.sets))
     if choices.rank is not None:
-        return _of_rank(choices.reference, choices.rank)
+        return _find_rank(choices.reference, choices.rank)
     if choices.reference is not None:
         raise click.UsageError("`--run` needs `--rank`")
     if choices.where is not None:
-        from clusterctl.cli.lookup.named import spec_of
-
         spec = spec_of(choices.where)
     else:
         spec = options.load_file(None, choices.files, choices.sets, with_secrets=True, console=console).spec
-    return Target(spec, _host(spec, choices.node))
+    return Target(spec, _find_host(spec, choices.node))
 
 
-def _named(choices: TargetChoices) -> tuple[tuple[str, object], ...]:
-    return (("`NODE`", choices.node), ("`-w`", choices.where), ("`--rank`", choices.rank))
-
-
-def _host(spec: ClusterSpec, node: str | None) -> HostSpec:
+def _find_host(spec: ClusterSpec, node: str | None) -> HostSpec:
     if node is None:
         return spec.hosts[0]
     for host in spec.hosts:
@@ -89,10 +87,7 @@ def _host(spec: ClusterSpec, node: str | None) -> HostSpec:
     )
 
 
-def _of_rank(reference: str | None, rank: int) -> Target:
-    from clusterctl.config.spec_json import load_spec
-    from clusterctl.run.record import run_lookup
-
+def _find_rank(reference: str | None, rank: int) -> Target:
     run = run_lookup.find_run(reference)
     state, _ = run_lookup.load_visible_state(run)
     if state.over or rank not in state.workers:
@@ -100,4 +95,4 @@ def _of_rank(reference: str | None, rank: int) -> Target:
         raise NotFoundError(f"{run.run} {what}", hint="`clusterctl ps` lists the runs that go on")
     spec = load_spec(run.spec.read_text())
     node = state.workers[rank].node
-    return Target(spec, _host(spec, node), {"run": run.run, "node": node, "rank": rank})
+    return Target(spec, _find_host(spec, node), {"run": run.run, "node": node, "rank": rank})

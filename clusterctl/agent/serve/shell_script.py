@@ -1,0 +1,96 @@
+"""The script behind `clusterctl shell`: folder and environment of a job or of one of its ranks, then a shell.
+
+The script is a file because it may hold secrets, which a command line would show to every user of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shlex
+import tempfile
+from typing import TYPE_CHECKING
+
+from clusterctl.agent import inject
+from clusterctl.agent.linux import proc, spawn
+from clusterctl.agent.node_state import run_dir
+from clusterctl.agent.protocol.commands import ErrorKind
+from clusterctl.agent.protocol.request_errors import RequestError
+from clusterctl.agent.serve.node_commands import build_program, make_python_setup, resolve_folder
+
+if TYPE_CHECKING:
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.serve.session import Session
+
+_RUN_VARIABLES = (b"CLUSTERCTL_NODE", b"CLUSTERCTL_STATUS_DIR", b"TORCHELASTIC_ERROR_FILE")
+"""Variables that mark a process as one of a run. A shell with the environment of a rank must not carry them."""
+_LOGIN_PREFIXES = (b"SSH_", b"XDG_", b"DBUS_")
+_LOGIN_VARIABLES = (b"TERM", b"PWD", b"OLDPWD", b"SHLVL", b"_")
+"""Variables of a login: those of the terminal that runs the script stay."""
+
+
+def write_shell_script(
+    session: Session, request_id: int, arguments: command_types.ShellScriptArguments, _epoch: int | None
+) -> None:
+    """Write a script that removes itself and becomes the shell; answer with its path."""
+    rank = arguments.get("rank")
+    program = _copy_rank(session, rank) if rank else None
+    folder = run_dir.make_tmpfs_dir() or session.root
+
+    def write() -> command_types.ShellScriptAnswer:
+        argv = [str(word) for word in arguments.get("argv") or [_find_login_shell()]]
+        if program is not None:
+            whole = spawn.Program([spawn.encode_peer_text(word) for word in argv], program.env, program.cwd)
+        else:
+            whole = build_program(arguments, argv, resolve_folder(arguments.get("cwd")))
+            prepare = make_python_setup(arguments)
+            whole = prepare(whole) if prepare else whole
+        descriptor, path = tempfile.mkstemp(prefix="shell-", dir=folder)
+        with open(descriptor, "wb") as file:
+            file.write(format_script(whole))
+        return {"path": path}
+
+    # Resolving the user's shell and the folder may wait for a directory service or a file server.
+    session.run_task(request_id, lambda _out: write())
+
+
+def format_script(program: spawn.Program) -> bytes:
+    """Return the text of a script for `sh`."""
+    own = dict(os.environb)
+    lines = [b'rm -f -- "$0"']
+    for name, value in program.env.items():
+        is_login = name in _LOGIN_VARIABLES or name.startswith(_LOGIN_PREFIXES)
+        if own.get(name) != value and not is_login and os.fsdecode(name).isidentifier():
+            lines.append(b"export " + name + b"=" + _quote(value))
+    lines.append(b"cd -- " + _quote(program.cwd) + b" || exit 126")
+    lines.append(b"exec " + b" ".join(map(_quote, spawn.build_command_line(program))))
+    return b"\n".join(lines) + b"\n"
+
+
+def _quote(text: bytes) -> bytes:
+    return os.fsencode(shlex.quote(os.fsdecode(text)))
+
+
+def _find_login_shell() -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
+    return "/bin/sh"
+
+
+def _copy_rank(session: Session, arguments: command_types.RankArguments) -> spawn.Program:
+    """Return folder and environment of a rank, without the marks of the run."""
+    run, rank = session.find_run(arguments), int(arguments["rank"])
+    started = session.journal_states.of(run).started.get(rank)
+    process = None if started is None else proc.read_identity(started.pid)
+    if started is None or process is None or process.start_time != started.start_time:
+        raise RequestError(ErrorKind.NOT_FOUND, f"rank {rank} of run {run.run} is not running here")
+    env = {name: value for name, value in proc.read_environment(process.pid).items() if name not in _RUN_VARIABLES}
+    entries = [entry for entry in env.pop(b"PYTHONPATH", b"").split(b":") if entry and not inject.is_ours(entry)]
+    if entries:
+        env[b"PYTHONPATH"] = b":".join(entries)
+    try:
+        cwd = os.readlink(os.fsencode(f"/proc/{process.pid}/cwd"))
+    except OSError as error:
+        raise RequestError(ErrorKind.REFUSED, f"the folder of rank {rank} cannot be read: {error.strerror}") from error
+    return spawn.Program(argv=[], env=env, cwd=cwd)

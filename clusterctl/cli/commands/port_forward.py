@@ -1,0 +1,117 @@
+"""`clusterctl port-forward`."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+from dataclasses import dataclass
+
+import click
+
+from clusterctl.cli import options
+from clusterctl.cli.choices import together
+from clusterctl.cli.commands.shell import become_program
+from clusterctl.cli.main import WithExamples
+from clusterctl.cli.target import TargetChoices, find_target
+from clusterctl.config.spec import TransportKind
+from clusterctl.errors import RefusedError
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortForwardChoices(TargetChoices):
+    """The options of `port-forward`."""
+
+    wanted: tuple[str, ...]
+    bind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A port of this machine (0: any free one) that leads to a port of a host, as the node sees it."""
+
+    local_port: int
+    remote_port: int
+    remote_host: str = _LOOPBACK
+
+
+@click.command("port-forward", cls=WithExamples)
+@click.argument("wanted", metavar="PORT...", nargs=-1, required=True)
+@click.option("--node", metavar="NODE", help="Whose ports; the first node of the file by default.")
+@click.option(
+    "--bind", metavar="ADDRESS", default=_LOOPBACK, show_default=True, help="The address of this machine to listen on."
+)
+@options.target_options
+@options.output_options
+@together(PortForwardChoices)
+def command(choices: PortForwardChoices) -> int:
+    """Reach ports of a node at this machine: TensorBoard, Jupyter, a debugger that waits.
+
+    PORT is the same on both sides; HERE:PORT and HERE:ADDRESS:PORT name others (0 for any free one here).
+    `port-forward` becomes your own `ssh -N -L`, with the host, user, port, key and jump hosts of the cluster file.
+    Ctrl-C ends it.
+    """
+    try:
+        forwards = [parse_forward(word) for word in choices.wanted]
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="PORT") from error
+    console = choices.console()
+    target = find_target(choices, console)
+    node = target.host.name
+    if target.host.transport is TransportKind.LOCAL:
+        raise RefusedError(f"{node} is this machine: its ports are here already")
+    if isinstance(target.host.transport, tuple):
+        hint = "`ssh -L` forwards them if the node runs sshd"
+        raise RefusedError(f"{node} is reached by a command, which forwards no ports", hint=hint)
+    addresses = [(choices.bind, forward.local_port or _find_free_port(choices.bind)) for forward in forwards]
+    for address, forward in zip(addresses, forwards, strict=True):
+        there = node if forward.remote_host == _LOOPBACK else f"{forward.remote_host} from {node},"
+        console.data(f"http://{_join(*address)} is {there} port {forward.remote_port}")
+    if not choices.quiet:
+        console.narrate("Ctrl-C ends it")
+    sys.stdout.flush()
+    from clusterctl.transport.openssh import OpenSshTransport
+    from clusterctl.transport.ssh.predial import PreDialer
+
+    pairs = zip(addresses, forwards, strict=True)
+    words = [f"{_join(*address)}:{_join(forward.remote_host, forward.remote_port)}" for address, forward in pairs]
+    become_program(OpenSshTransport(target.spec.ssh, PreDialer()).forward_argv(target.host, words))
+
+
+def _join(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _find_free_port(address: str) -> int:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.create_server((address, 0), family=family) as listener:
+            port: int = listener.getsockname()[1]
+            return port
+    except OSError as error:
+        raise RefusedError(f"cannot listen on {address}: {error.strerror or error}") from error
+
+
+def parse_forward(word: str) -> Forward:
+    """Return the forward that `[HERE:][HOST:]PORT` describes.
+
+    Raises:
+        ValueError: The word is something else; the message quotes it.
+    """
+    here, colon, rest = word.partition(":")
+    host, _, there = rest.rpartition(":") if colon else ("", "", here)
+    try:
+        ports = int(here), int(there)
+    except ValueError:
+        raise ValueError(f"`{word}` is no port, nor HERE:PORT or HERE:ADDRESS:PORT") from None
+    if not (0 <= ports[0] <= 65535 and 0 < ports[1] <= 65535):
+        raise ValueError(f"`{word}` has no port between 1 and 65535")
+    host = host.removeprefix("[").removesuffix("]")
+    if host in ("", "localhost"):
+        return Forward(*ports)
+    try:
+        return Forward(*ports, str(ipaddress.ip_address(host)))
+    except ValueError:
+        raise ValueError(f"`{host}` in `{word}` is no address; nodes look up no names for you") from None
