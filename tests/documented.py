@@ -143,6 +143,7 @@ ELSEWHERE: Final = {
     "clusterctl cp 'all:out/*.txt' results/": "tests/e2e/test_cp.py",
     "clusterctl init gpu[01-08] --gpus 8 --script train.py": "tests/e2e/test_init.py",
     "clusterctl init gpu[01-08] --template keras_ddp": "tests/e2e/test_init.py",
+    "clusterctl init --from hosts": "tests/e2e/test_init.py",
     "clusterctl diff RUN1 RUN2": "tests/e2e/test_diff.py",
     "clusterctl report RUN -o run.html": "tests/e2e/test_report_page.py",
     "clusterctl export slurm cluster.yaml": "tests/lab/test_slurm.py",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from clusterctl.config import starter_file
-from clusterctl.errors import ConfigError
+from clusterctl.config.sections.host_lists import parse_host_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ def ask(script: str | None, tell: Callable[[str], None]) -> Answers:
         script: What to offer, or `None` where nothing in the folder looks like one.
         tell: Says what is wrong with an answer.
     """
-    hosts = _until_right("Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, starter_file.parse_host_words, tell)
+    hosts = _until_right("Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, parse_host_words, tell)
     gpus = _until_right("GPUs each (a number, or auto)", "auto", gpus_of, tell)
     chosen = _until_right("Script of the job", script or "train.py", str, tell)
     python = _until_right("Python on the hosts that has what the script imports (a path, or auto)", "auto", str, tell)
@@ -78,5 +78,3 @@ def _until_right(question: str, offered: str | None, read: Callable[[str], T], t
             return read(said)
         except ValueError as error:
             tell(f"  {error}")
-        except ConfigError as error:
-            tell(f"  {error.problems[0].text}")

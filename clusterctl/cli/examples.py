@@ -41,6 +41,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "clusterctl init gpu[01-08] --gpus 8 --script train.py",
         "clusterctl init gpu[01-08] --template keras_ddp",
         "clusterctl init --template keras_ddp DIR",
+        "clusterctl init --from hosts",
     ),
     "export": ("clusterctl export slurm cluster.yaml",),
     "templates": ("clusterctl templates",),

@@ -7,6 +7,7 @@ of texts, environment and a `FileAccess`.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING
 from clusterctl.config import path_rules
 from clusterctl.config.path_rules import UnsafePermissionsError
 from clusterctl.config.sections import context as context_module
-from clusterctl.config.sections import other_formats, spec_builder
+from clusterctl.config.sections import spec_builder
 from clusterctl.config.spec import TransportKind
 from clusterctl.config.text.interpolation import Interpolation
 from clusterctl.config.text.overrides import Overrides, apply_overrides, apply_sets, merge_trees
-from clusterctl.config.text.tree import Report, format_path
+from clusterctl.config.text.tree import Document, Mark, Report, format_path
 from clusterctl.config.text.yaml_parser import MAX_BYTES, parse_document
+from clusterctl.config.value_parsers import describe_value
 from clusterctl.errors import ConfigError, Problem
 from clusterctl.suggestion import file_hint
 
@@ -239,8 +241,8 @@ def _warn_of_search_paths(filling: Interpolation) -> None:
 
 def _parse_tree(source: ClusterFileText, report: Report) -> Node | None:
     """Parse one text; return `None` if it is not a cluster file."""
-    if other_formats.is_hostfile(source.text):
-        place = other_formats.mark_start(source.path, source.text)
+    if _is_hostfile(source.text):
+        place = _mark_start(source.path, source.text)
         hint = f"`clusterctl init --from {source.path}` makes a cluster file of it"
         report.add(place, "this is a hostfile, not a cluster file", hint)
         return None
@@ -249,6 +251,43 @@ def _parse_tree(source: ClusterFileText, report: Report) -> Node | None:
     if node is None:
         if len(report.problems) == before:
             hint = "`clusterctl init` writes one to start from"
-            report.add(other_formats.mark_start(source.path, source.text), "the file is empty", hint)
+            report.add(_mark_start(source.path, source.text), "the file is empty", hint)
         return None
-    return node if other_formats.check_format(node, report) else None
+    return node if _is_cluster_file(node, report) else None
+
+
+# `worker-1 slots=8` (DeepSpeed) and `node1 slots=2 max_slots=4` (Open MPI); both allow `#` comments.
+_HOSTFILE_LINE = re.compile(r"[\w.@:-]+(?:[ \t]+max[_-]slots[ \t]*=[ \t]*\d+)?[ \t]+slots[ \t]*=[ \t]*\d+[ \t\w=.-]*")
+
+
+def _is_hostfile(content: bytes | str) -> bool:
+    """Return whether the first line is a host with slots."""
+    text = content[:4096].decode("utf-8", "replace") if isinstance(content, bytes) else content[:4096]
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    first = next((line for line in lines if line), "")
+    return _HOSTFILE_LINE.fullmatch(first) is not None
+
+
+def _mark_start(path: str, content: bytes | str) -> Mark:
+    text = content.decode("utf-8", "replace") if isinstance(content, bytes) else content
+    return Mark(Document(path, text), 1, 1)
+
+
+def _is_cluster_file(node: Node, report: Report) -> bool:
+    """Return whether this may be a cluster file; if not, add its format to the report."""
+    if not isinstance(node.value, dict):
+        hint = "a cluster file has `version:`, `hosts:` and `job:` at the left margin"
+        report.add(node.mark, f"a cluster file is a mapping, and this is {describe_value(node.value)}", hint)
+        return False
+    keys = node.value.keys()
+    if "hosts" in keys:
+        return True
+    if "available_node_types" in keys or {"cluster_name", "provider"} <= keys:
+        hint = "list its machines under `hosts`; `clusterctl init` writes a file to start from"
+        report.add(node.mark, "this is a cluster file of Ray, not of clusterctl", hint)
+        return False
+    if {"apiVersion", "kind"} <= keys:
+        hint = "clusterctl starts jobs over SSH; Kubernetes Cluster API has another program of this name"
+        report.add(node.mark, "this is a Kubernetes manifest, not a cluster file", hint)
+        return False
+    return True

@@ -51,3 +51,9 @@ def test_what_the_help_shows_can_be_typed(head: LocalHead) -> None:
     (head.folder / "cluster.yaml").unlink()
     (head.folder / "train.py").unlink()
     assert head.run(*typed("clusterctl init gpu[01-08] --template keras_ddp")).returncode == 0
+    (head.folder / "cluster.yaml").unlink()
+    for file in head.folder.glob("*.*"):
+        file.unlink()
+    (head.folder / "hosts").write_text("worker-1 slots=8\nworker-2 slots=8\n")
+    assert head.run(*typed("clusterctl init --from hosts")).returncode == 0
+    assert "worker-[1-2]: 8" in (head.folder / "cluster.yaml").read_text()

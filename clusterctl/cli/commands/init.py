@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl.cli import asking, options
-from clusterctl.cli.choices import Choices, together
 from clusterctl.cli.lookup.templates import find
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import DEFAULT_FILE, read, write
 from clusterctl.config import starter_file
-from clusterctl.config.sections.host_lists import strip_bom
-from clusterctl.errors import ConfigError, RefusedError
+from clusterctl.config.host_ranges import HostRangeError
+from clusterctl.config.sections import host_lists
+from clusterctl.config.sections.host_lists import HostListError
+from clusterctl.config.sections.inventories import is_ssh_config, parse_host_list
+from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import plural
 
 if TYPE_CHECKING:
@@ -29,191 +30,172 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Console
 
 _SCHEMA = "cluster.schema.json"
-_KINDS = {
-    "hostfile": "a hostfile",
-    "ssh-config": "an ssh_config",
-    "ansible": "an Ansible inventory",
-    "slurm": "a Slurm node list",
-}
-_SSH_HOST = re.compile(r"^\s*Host\s*[\s=]", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InitChoices(Choices):
-    """What a person chose of `init`."""
+class _Options:
+    """Options of `init`, and the host list and the path that its arguments name."""
 
-    words: tuple[str, ...]
+    hosts: str | None
+    path: str | None
     gpus: str | None
     source: str | None
-    hostfile: bool
-    ssh_config: bool
-    ansible: bool
-    slurm: bool
-    include: str
-    exclude: str
     script: str | None
     template: str | None
     schema: bool
     force: bool
-
-    @property
-    def kinds(self) -> dict[str, bool]:
-        """For each kind of file whether an option says that it is one."""
-        given = (self.hostfile, self.ssh_config, self.ansible, self.slurm)
-        return dict(zip(_KINDS, given, strict=True))
-
-    @property
-    def kind(self) -> str | None:
-        """The kind of file that an option says it is."""
-        return next((kind for kind, is_given in self.kinds.items() if is_given), None)
+    quiet: bool
+    console: Console
 
 
 @click.command("init", cls=WithExamples)
 @click.argument("words", metavar="[HOSTS] [PATH]", nargs=-1)
-@click.option("--gpus", metavar="N", help="GPUs of each host, where nothing else says it; all there are by default.")
-@click.option("--from", "source", metavar="FILE|-", help="Take the machines from this file, of stdin with `-`.")
-@click.option("--hostfile", is_flag=True, help="It is a hostfile of DeepSpeed or Open MPI.")
-@click.option("--ssh-config", is_flag=True, help="It is an ssh_config; ~/.ssh/config by itself.")
-@click.option("--ansible", is_flag=True, help="It is an Ansible inventory, as INI or YAML.")
-@click.option("--slurm", is_flag=True, help="It is a Slurm node list; $SLURM_JOB_NODELIST by itself.")
-@click.option("--include", default="", metavar="FILTER", help="Of a hostfile, only these: worker-1:0,2@worker-2.")
-@click.option("--exclude", default="", metavar="FILTER", help="Of a hostfile, all but these.")
-@click.option("--script", metavar="FILE", help="What the job runs; by default the one Python file of the folder.")
+@click.option("--gpus", metavar="N", help="GPUs of each host, unless the host list has a number (default: all).")
+@click.option(
+    "--from",
+    "source",
+    metavar="FILE",
+    help="Read hosts from a hostfile, ssh_config, Ansible inventory or Slurm node list (`-`: stdin, `slurm`: the "
+    "nodes of this allocation).",
+)
+@click.option("--script", metavar="FILE", help="The job's script (default: the only Python file of the folder).")
 @click.option(
     "--template",
     metavar="NAME",
-    help="Copy this ready-to-run job, for these hosts where any are named.",
+    help="Copy this ready-to-run job; with HOSTS it runs on them.",
     shell_complete=options.offer("templates"),
 )
-@click.option("--schema", is_flag=True, help="Write the JSON Schema beside it, and the line by which editors find it.")
-@click.option("--force", is_flag=True, help="Overwrite what is there.")
+@click.option("--schema", is_flag=True, help="Write the JSON Schema too, with the line by which editors find it.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 @options.output_options
-@together(InitChoices)
-def command(choices: InitChoices) -> int:
+def command(*, words: tuple[str, ...], color: str, **chosen: Any) -> int:
     """Write a cluster file: for HOSTS (`gpu[01-08]`, `a,b`) into PATH, or ./cluster.yaml.
 
-    On a terminal, and without any argument, it asks for hosts, GPUs, script and Python. Arguments with `/` in them or
-    .yaml or .yml at their end are paths, all others hosts. With `--template` PATH is a folder, and a single word that
-    is no range or list is a path too. What kind of file `--from` names is seen from its content where no option says
-    it.
+    On a terminal, without any argument, it asks for hosts, GPUs, script and Python. Arguments containing `/` or ending
+    in .yaml or .yml are paths; all others are hosts. With `--template` PATH is a folder, and a single argument that is
+    not a range or list is a path too. `--from` recognises the kind of the file by its content.
     """
-    options.refuse_together(*((f"--{kind}", is_given) for kind, is_given in choices.kinds.items()))
-    console = choices.console()
-    place = _place(choices)
-    if not (choices.source or choices.kind):
-        _refuse_filter(choices)
-    if choices.template is None:
-        _write_starter(choices, place, console)
+    hosts, path = _split_arguments(words, chosen["template"], chosen["source"])
+    given = _Options(hosts=hosts, path=path, console=options.console_of(color), **chosen)
+    if given.template is None:
+        _write_starter(given)
         return 0
-    if choices.schema or choices.script:
+    if given.schema or given.script:
         raise click.UsageError("`--template` cannot be used together with `--schema` or `--script`")
-    machines = _given(choices, place)
-    _copy(choices.template, Path(place.path or "."), machines, console, choices)
+    _copy_template(given.template, Path(path or "."), _list_hosts(given), given)
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What the words of the command line name."""
+def _split_arguments(words: tuple[str, ...], template: str | None, source: str | None) -> tuple[str | None, str | None]:
+    """Return the host list and the path among the arguments."""
 
-    hosts: str | None
-    path: str | None
+    def is_path(word: str) -> bool:
+        if "/" in word or word.endswith((".yaml", ".yml")) or word in (".", ".."):
+            return True
+        return template is not None and len(words) == 1 and not set(word) & set("[,@")
 
-
-def _place(choices: InitChoices) -> _Place:
-    paths = [word for word in choices.words if _is_path(word, choices)]
-    hosts = [word for word in choices.words if word not in paths]
-    if len(hosts) == 2 and choices.template is not None:
+    paths = [word for word in words if is_path(word)]
+    hosts = [word for word in words if word not in paths]
+    if len(hosts) == 2 and template is not None:
         hosts, paths = hosts[:1], hosts[1:]
     if len(paths) > 1:
-        raise click.UsageError(f"`{paths[0]}` and `{paths[1]}` are two places; name one")
-    if len(hosts) > 1 and choices.template is None:
-        hosts = [",".join(hosts)]
-    if hosts and (choices.source is not None or choices.kind is not None):
-        raise click.UsageError(f"the hosts are `{hosts[0]}`, or those of `--from`: name one")
-    return _Place(hosts[0] if hosts else None, paths[0] if paths else None)
+        raise click.UsageError(f"give only one path (got `{paths[0]}` and `{paths[1]}`)")
+    if hosts and source is not None:
+        raise click.UsageError(f"give hosts (`{hosts[0]}`) or `--from`, not both")
+    return ",".join(hosts) or None, paths[0] if paths else None
 
 
-def _is_path(word: str, choices: InitChoices) -> bool:
-    if "/" in word or word.endswith((".yaml", ".yml")) or word in (".", ".."):
-        return True
-    return choices.template is not None and len(choices.words) == 1 and not set(word) & set("[,@")
-
-
-def _given(choices: InitChoices, place: _Place) -> list[ListedHost]:
-    """Return the machines that are named, in whichever way."""
+def _list_hosts(given: _Options) -> list[ListedHost]:
+    """Return the hosts of the arguments or of `--from`; none if neither is given."""
     try:
-        gpus = None if choices.gpus is None else asking.gpus_of(choices.gpus)
+        gpus = None if given.gpus is None else asking.gpus_of(given.gpus)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--gpus") from error
-    if place.hosts is not None:
-        found = starter_file.parse_host_words(place.hosts)
-    elif choices.source or choices.kind:
-        found = _machines(choices)
-    elif choices.gpus is not None:
+    if given.hosts is None and given.source is None and given.gpus is not None:
         raise click.UsageError("`--gpus` needs hosts, as in `clusterctl init gpu[01-08] --gpus 8`")
-    else:
+    try:
+        listed = host_lists.parse_host_words(given.hosts) if given.hosts else _read_host_list(given.source)
+    except HostRangeError as error:
+        raise ConfigError([Problem("HOSTS", 0, 0, f"`{given.hosts}`: {error}", error.hint)]) from error
+    except HostListError as error:
+        text = str(error).removeprefix(f"line {error.line}: ")
+        column = 1 if error.line else 0
+        raise ConfigError([Problem(str(given.source), error.line, column, text, error.hint)]) from error
+    return [starter_file.set_gpus(host, gpus) for host in listed]
+
+
+def _read_host_list(source: str | None) -> list[ListedHost]:
+    """Return the hosts of `--from`, with the slots of a hostfile as GPUs, as DeepSpeed means them."""
+    if source is None:
         return []
-    return [starter_file.set_gpus(machine, gpus) for machine in found]
+    if source == "slurm":
+        return [replace(host, transport=None) for host in host_lists.list_allocated_hosts(os.environ)]
+    listed = parse_host_list(read(source), _read_include)
+    return [replace(host, gpus=host.workers, workers=None) if host.gpus is None else host for host in listed]
 
 
-def _write_starter(choices: InitChoices, place: _Place, console: Console) -> None:
-    path = Path(place.path or DEFAULT_FILE)
-    beside = path.with_name(_SCHEMA)
-    _refuse_overwriting([path, *([beside] if choices.schema else [])], force=choices.force)
-    machines, script, python = _given(choices, place), choices.script or asking.script_here(path.parent), None
-    said = (choices.script, choices.source, choices.kind, choices.gpus, *choices.words)
-    if not any(said) and not choices.schema and not choices.quiet and asking.possible():
-        answers = asking.ask(script, console.narrate)
-        machines, script, python = answers.machines, answers.script, answers.python
+def _read_include(pattern: str) -> Iterator[str]:
+    """Yield the files that an `Include` names; as for ssh, relative names begin in `~/.ssh`."""
+    for path in sorted(glob.glob(os.path.join(os.path.expanduser("~/.ssh"), os.path.expanduser(pattern)))):
+        yield read(path)
+
+
+def _write_starter(given: _Options) -> None:
+    path = Path(given.path or DEFAULT_FILE)
+    schema = path.with_name(_SCHEMA)
+    _refuse_overwriting([path, *([schema] if given.schema else [])], force=given.force)
+    hosts, script, python = _list_hosts(given), given.script or asking.script_here(path.parent), None
+    arguments = (given.hosts, given.path, given.script, given.source, given.gpus, given.schema, given.quiet)
+    if not any(arguments) and asking.possible():
+        answers = asking.ask(script, given.console.narrate)
+        hosts, script, python = answers.machines, answers.script, answers.python
     text = starter_file.render_starter_file(
-        machines, script=script or "train.py", python=python, schema=_SCHEMA if choices.schema else None
+        hosts, script=script or "train.py", python=python, schema=_SCHEMA if given.schema else None
     )
     write(path, text)
-    if choices.schema:
+    if given.schema:
         from clusterctl.config.schema import render_schema
 
-        write(beside, render_schema())
-    hosts = f" with {plural(len(machines), 'host')}" if machines else ": put your hosts into it"
-    wrote = f"wrote {path}{f' and {beside}' if choices.schema else ''}{hosts}"
-    _say_whether_it_checks(wrote, path, console, choices, told=bool(machines))
-    if machines and not choices.quiet and _is_foreign_ssh_config(choices):
-        console.narrate(f"hint: ssh finds these names by {choices.source} alone: `Include` it in ~/.ssh/config")
+        write(schema, render_schema())
+    suffix = f" with {plural(len(hosts), 'host')}" if hosts else ": put your hosts into it"
+    message = f"wrote {path}{f' and {schema}' if given.schema else ''}{suffix}"
+    _report_check(message, path, given, has_hosts=bool(hosts))
+    if hosts and not given.quiet and _is_foreign_ssh_config(given.source):
+        given.console.narrate(f"hint: ssh finds these names only in {given.source}: `Include` it in ~/.ssh/config")
 
 
-def _say_whether_it_checks(wrote: str, path: Path, console: Console, choices: InitChoices, *, told: bool) -> None:
-    """Say what was written, and what it still lacks, which is said also where little is to be said."""
+def _report_check(message: str, path: Path, given: _Options, *, has_hosts: bool) -> None:
+    """Print what was written, and the problems of the new file; the problems even with `--quiet`."""
     shown = "" if str(path) == DEFAULT_FILE else f" {path}"
     try:
         loaded = options.load_file(str(path), (), (), require_job=True)
     except ConfigError as error:
-        lacks = [f"warning: it does not check yet: {problem.text}" for problem in error.problems]
-        console.narrate(
-            *([] if choices.quiet else [wrote]), *lacks, f"hint: `clusterctl config{shown}` checks it again"
-        )
-    else:
-        if not choices.quiet:
-            if any(host.gpus is None for host in loaded.spec.hosts):
-                wrote += "; `auto` takes all GPUs of a host, and is one rank on the CPU where there is none"
-            then = f"`clusterctl up{shown}` runs it" if told else f"`clusterctl config{shown}` checks it"
-            console.narrate(wrote, then)
+        problems = [f"warning: it does not check yet: {problem.text}" for problem in error.problems]
+        hint = f"hint: `clusterctl config{shown}` checks it again"
+        given.console.narrate(*([] if given.quiet else [message]), *problems, hint)
+        return
+    if given.quiet:
+        return
+    if any(host.gpus is None for host in loaded.spec.hosts):
+        message += "; `auto` takes all GPUs of a host, and is one rank on the CPU if it has none"
+    next_step = f"`clusterctl up{shown}` runs it" if has_hosts else f"`clusterctl config{shown}` checks it"
+    given.console.narrate(message, next_step)
 
 
 def _refuse_overwriting(paths: list[Path], *, force: bool) -> None:
-    there = [str(path) for path in paths if path.exists()]
-    if there and not force:
-        raise RefusedError(
-            f"{', '.join(there)} {'is' if len(there) == 1 else 'are'} there already", hint="`--force` overwrites"
-        )
+    existing = [str(path) for path in paths if path.exists()]
+    if existing and not force:
+        verb = "exists" if len(existing) == 1 else "exist"
+        raise RefusedError(f"{', '.join(existing)} {verb} already", hint="`--force` overwrites")
 
 
-def _copy(name: str, folder: Path, machines: list[ListedHost], console: Console, choices: InitChoices) -> None:
+def _copy_template(name: str, folder: Path, hosts: list[ListedHost], given: _Options) -> None:
     template = find(name)
     files = list(template.files())
-    _refuse_overwriting([folder / file for file in files], force=choices.force)
+    _refuse_overwriting([folder / file for file in files], force=given.force)
     text = (template.path / DEFAULT_FILE).read_text(encoding="utf-8")
     try:
-        text = starter_file.render_template(text, machines) if machines else text
+        text = starter_file.render_template(text, hosts) if hosts else text
     except ValueError as error:
         raise RefusedError(f"{name}: {error}") from error
     try:
@@ -224,100 +206,15 @@ def _copy(name: str, folder: Path, machines: list[ListedHost], console: Console,
         raise RefusedError(f"{folder} cannot be written: {error.strerror or error}") from error
     path = folder / DEFAULT_FILE
     write(path, text)
-    hosts = f"; {path} has {plural(len(machines), 'host')}" if machines else ""
-    wrote = f"wrote {', '.join(str(folder / file) for file in files)}{hosts}"
-    _say_whether_it_checks(wrote, path, console, choices, told=True)
-    if machines and "\n#" in text and not choices.quiet:
-        console.narrate(f"hint: comments at the end of {path} say what else real machines need")
+    suffix = f"; {path} has {plural(len(hosts), 'host')}" if hosts else ""
+    _report_check(f"wrote {', '.join(str(folder / file) for file in files)}{suffix}", path, given, has_hosts=True)
+    if hosts and "\n#" in text and not given.quiet:
+        given.console.narrate(f"hint: comments at the end of {path} say what else real machines need")
 
 
-def _machines(choices: InitChoices) -> list[ListedHost]:
-    source, kind = choices.source, choices.kind
-    if kind not in (None, "hostfile"):
-        _refuse_filter(choices)
-    named = source is not None and source != "-" and not os.path.exists(source)
-    if (kind == "slurm" and (source is None or named)) or (kind is None and named and "[" in str(source)):
-        return starter_file.import_slurm_nodes(_node_list(source))
-    if source is None:
-        if kind in ("hostfile", "ansible"):
-            raise click.UsageError(f"`--{kind}` needs `--from FILE`")
-        source = "~/.ssh/config"
-    text = strip_bom(read(source))
-    if kind is not None:
-        _refuse_another_kind(source, text, kind)
-    kind = kind or _kind_of(text)
-    if kind != "hostfile":
-        _refuse_filter(choices)
-    match kind:
-        case "ssh-config":
-            return starter_file.import_ssh_config(text, _read_include)
-        case "slurm":
-            return starter_file.import_slurm_nodes(",".join(text.split()), source)
-        case "ansible":
-            return starter_file.import_ansible_inventory(source, text)
-        case _:
-            return starter_file.import_hostfile(source, text, include=choices.include, exclude=choices.exclude)
-
-
-def _is_foreign_ssh_config(choices: InitChoices) -> bool:
-    source = choices.source
-    if source is None or source == "-" or choices.kind not in (None, "ssh-config") or not os.path.isfile(source):
+def _is_foreign_ssh_config(source: str | None) -> bool:
+    """Return whether the hosts come from an ssh_config that ssh does not read by itself."""
+    if source is None or not os.path.isfile(source) or not is_ssh_config(read(source)):
         return False
     own = os.path.expanduser("~/.ssh/config")
-    same = os.path.exists(own) and os.path.samefile(source, own)
-    return not same and _kind_of(read(source)) == "ssh-config"
-
-
-def _refuse_filter(choices: InitChoices) -> None:
-    """Refuse what chooses lines of a hostfile where there is none.
-
-    Raises:
-        click.UsageError: It was given.
-    """
-    for option, value in (("--include", choices.include), ("--exclude", choices.exclude)):
-        if value:
-            raise click.UsageError(f"`{option}` needs a hostfile: `--hostfile --from FILE`")
-
-
-def _node_list(source: str | None) -> str:
-    expression = source or os.environ.get("SLURM_JOB_NODELIST", "")
-    if not expression:
-        hint = "name the nodes: `clusterctl init --slurm --from 'gpu[01-04]'`"
-        raise RefusedError("this is no Slurm job: SLURM_JOB_NODELIST is not set", hint=hint)
-    return expression
-
-
-def _kind_of(text: str) -> str:
-    looks = _looks(text)
-    return next((kind for kind in ("ssh-config", "ansible") if kind in looks), "slurm" if "[" in text else "hostfile")
-
-
-def _looks(text: str) -> list[str]:
-    """Return the kinds of file that a text may be by what it shows; none where it shows nothing."""
-    from clusterctl.config.host_ranges import HostRangeError, expand_hosts
-    from clusterctl.config.sections.ansible_inventory import is_ansible_inventory
-    from clusterctl.config.sections.other_formats import is_hostfile
-
-    found = ["ssh-config"] if _SSH_HOST.search(text) else []
-    found += ["ansible"] if is_ansible_inventory(text) else []
-    found += ["hostfile"] if is_hostfile(text) else []
-    try:
-        expand_hosts(",".join(line for line in text.splitlines() if line.strip()))
-    except HostRangeError:
-        return found
-    return [*found, "slurm"]
-
-
-def _refuse_another_kind(source: str, text: str, kind: str) -> None:
-    """Refuse an option that calls a file what it clearly is not: read so, each of its lines would be a mistake."""
-    looks = [found for found in _looks(text) if found != "slurm" or kind == "slurm"]
-    if looks and kind not in looks:
-        shown = "what stdin gives" if source == "-" else f"`{source}`"
-        raise click.UsageError(f"{shown} looks like {_KINDS[looks[0]]}, not {_KINDS[kind]}: leave out `--{kind}`")
-
-
-def _read_include(pattern: str) -> Iterator[str]:
-    """Give the files that an `Include` names; as ssh reads it, relative names begin in `~/.ssh`."""
-    place = os.path.join(os.path.expanduser("~/.ssh"), os.path.expanduser(pattern))
-    for path in sorted(glob.glob(place)):
-        yield read(path)
+    return not (os.path.exists(own) and os.path.samefile(source, own))

@@ -1,4 +1,4 @@
-"""Host lists of other tools: hostfiles of launchers, and the nodes of a Slurm allocation with their `srun` command."""
+"""Host lists of launchers: hostfiles, and the nodes of a Slurm allocation with their `srun` command."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LINE_HINT = "a line is `HOST slots=N gpus=N`, `HOST:N` or `USER@HOST slots=N`"
 
 
 class HostListError(ValueError):
-    """A list of hosts that cannot be had or read.
+    """A list of hosts is missing or not valid.
 
     Attributes:
         hint: A remedy, or `None`.
-        line: Where it is, from 1; 0 where that is no one line.
+        line: The line, from 1; 0 if the error concerns the whole list.
     """
 
     def __init__(self, message: str, hint: str | None = None, line: int = 0) -> None:
@@ -55,6 +55,19 @@ class ListedHost:
     transport: tuple[str, ...] | None = None
 
 
+def parse_host_words(text: str) -> list[ListedHost]:
+    """Parse hosts as a person writes them: `gpu[01-08]`, `a,b`, `ubuntu@gpu01`.
+
+    Raises:
+        HostRangeError: The text is not valid.
+    """
+    hosts: dict[str, ListedHost] = {}
+    for word in ranges.expand_hosts(text):
+        user, _, host = word.rpartition("@")
+        hosts[host] = ListedHost(host, user=user or None)
+    return list(hosts.values())
+
+
 def parse_hostfile(text: str) -> list[ListedHost]:
     """Read a host a line, in the forms of several launchers; see `hosts_of_line`.
 
@@ -62,11 +75,11 @@ def parse_hostfile(text: str) -> list[ListedHost]:
     as PBS writes them.
 
     Raises:
-        ListingError: A line cannot be read, or there is none.
+        HostListError: A line cannot be read, or there is none.
     """
     by_host: dict[str, ListedHost] = {}
     lines: dict[str, int] = {}
-    for number, line in enumerate(strip_bom(text).splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         for one in parse_hostfile_line(line, number):
             earlier = by_host.get(one.host, one)
             lines[one.host] = lines.get(one.host, 0) + (one.workers or 1)
@@ -85,11 +98,6 @@ def parse_hostfile(text: str) -> list[ListedHost]:
     ]
 
 
-def strip_bom(text: str) -> str:
-    """Return a text without the byte order mark that editors of Windows begin files with."""
-    return text.removeprefix("\ufeff")
-
-
 def parse_hostfile_line(line: str, number: int) -> list[ListedHost]:
     """Read one line of a hostfile: `[USER@]HOST[:N] [slots=N] [gpus=N]`; none where nothing but a comment is in it.
 
@@ -100,7 +108,7 @@ def parse_hostfile_line(line: str, number: int) -> list[ListedHost]:
         number: Of the line, for messages.
 
     Raises:
-        ListingError: It cannot be read, or says what no cluster file can.
+        HostListError: It cannot be read, or says what no cluster file can.
     """
     words = re.sub(r"\s+=\s+", "=", line.partition("#")[0]).split()
     if not words:
@@ -189,7 +197,7 @@ def list_allocated_hosts(environ: Mapping[str, str]) -> list[ListedHost]:
     """Return the nodes of the allocation that this process is in, in the order of Slurm.
 
     Raises:
-        ListingError: There is none, or none that can be used.
+        HostListError: There is none, or none that can be used.
     """
     if not environ.get("SLURM_JOB_ID"):
         raise HostListError("there is no Slurm allocation here", "start it inside `salloc` or a script of `sbatch`")

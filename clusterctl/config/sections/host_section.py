@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.config import host_ranges as ranges
 from clusterctl.config import value_parsers
 from clusterctl.config.path_rules import UnsafePermissionsError
-from clusterctl.config.sections import ansible_inventory, host_lists, normalization
-from clusterctl.config.sections.host_lists import HostListError, ListedHost, parse_hostfile
+from clusterctl.config.sections import host_lists, normalization
+from clusterctl.config.sections.host_lists import HostListError, ListedHost
+from clusterctl.config.sections.inventories import parse_host_list
 from clusterctl.config.sections.section_fields import HOST
 from clusterctl.config.sections.section_validation import validate_section
 from clusterctl.config.spec import HostSpec, Role, TransportKind
@@ -246,19 +247,6 @@ def _load_hosts(source: Node, context: BuildContext) -> list[ListedHost]:
     if context.run_listing is None:
         raise HostListError("its command is not run here")
     return parse_host_list(context.run_listing(tuple(argv)))
-
-
-def parse_host_list(text: str) -> list[ListedHost]:
-    """Read a list of hosts that another tool keeps: an inventory of Ansible, or a hostfile.
-
-    Raises:
-        ListingError: It cannot be read, or says what no cluster file can.
-    """
-    return (
-        ansible_inventory.parse_ansible_inventory(text)
-        if ansible_inventory.is_ansible_inventory(text)
-        else parse_hostfile(text)
-    )
 
 
 def _read_host_list(path: object, context: BuildContext) -> str:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -158,51 +157,40 @@ def test_init_overwrites_by_force(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "options"),
+    "text",
     [
-        pytest.param("n1 slots=2\nn2 slots=2\n", (), id="hostfile by its content"),
-        pytest.param("Host n1 n2\n  User me\n", (), id="ssh_config by its content"),
-        pytest.param("n[1-2]\n", (), id="node list by its content"),
-        pytest.param("n1,n2\n", ("--slurm",), id="node list by option"),
-        pytest.param("n1\nn2\n", ("--hostfile",), id="hostfile by option"),
+        pytest.param("n1 slots=2\nn2 slots=2\n", id="hostfile"),
+        pytest.param("Host n1 n2\n  User me\n", id="ssh_config"),
+        pytest.param("n[1-2]\n", id="node list"),
+        pytest.param("n1,n2\n", id="node list with commas"),
+        pytest.param("n1\nn2\n", id="names"),
+        pytest.param("[gpu]\nn1\nn2 ansible_user=me\n", id="Ansible inventory"),
     ],
 )
-def test_init_takes_machines_from_stdin(folder: Path, text: str, options: tuple[str, ...]) -> None:
-    result = call("init", "new.yaml", "--from", "-", *options, stdin=text)
+def test_init_recognises_the_kind_of_a_host_list(folder: Path, text: str) -> None:
+    result = call("init", "new.yaml", "--from", "-", stdin=text)
     assert result.exception is None
     assert [h["host"] for h in json.loads(data("config", "new.yaml", "--json"))["hosts"]] == ["n1", "n2"]
 
 
-@pytest.mark.parametrize(
-    ("text", "option", "said"),
-    [
-        pytest.param(
-            "[gpu]\nn1\n", "--hostfile", "an Ansible inventory, not a hostfile", id="inventory for a hostfile"
-        ),
-        pytest.param("Host n1\n  User me\n", "--hostfile", "an ssh_config, not a hostfile", id="ssh_config for one"),
-        pytest.param("[gpu]\nn1\n", "--slurm", "an Ansible inventory, not a Slurm node list", id="for a node list"),
-        pytest.param("n1 slots=2\n", "--slurm", "a hostfile, not a Slurm node list", id="hostfile for a node list"),
-        pytest.param("[gpu]\nn1\n", "--ssh-config", "an Ansible inventory, not an ssh_config", id="for ssh_config"),
-    ],
-)
-def test_init_says_once_what_kind_of_file_it_was_given(folder: Path, text: str, option: str, said: str) -> None:
-    (folder / "inv.ini").write_text(text)
-    error = call("init", "new.yaml", option, "--from", "inv.ini").exception
-    assert isinstance(error, click.UsageError)
-    assert str(error) == f"`inv.ini` looks like {said}: leave out `{option}`"
-
-
-@pytest.mark.parametrize(
-    ("text", "option"),
-    [
-        pytest.param("host slots=2\n", "--hostfile", id="a machine named host"),
-        pytest.param("host ansible_user=me\n[gpu]\nhost\n", "--ansible", id="in an inventory"),
-        pytest.param("Include more\n", "--ssh-config", id="nothing but what is elsewhere"),
-    ],
-)
-def test_init_believes_an_option_that_the_file_does_not_belie(folder: Path, text: str, option: str) -> None:
+@pytest.mark.parametrize("text", ["host slots=2\n", "host ansible_user=me\n[gpu]\nhost\n"])
+def test_init_takes_a_host_named_host_for_no_ssh_config(folder: Path, text: str) -> None:
     (folder / "machines").write_text(text)
-    assert call("init", "new.yaml", option, "--from", "machines").exception is None
+    assert call("init", "new.yaml", "--from", "machines").exception is None
+
+
+def test_init_takes_the_nodes_of_a_slurm_allocation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"JOB_ID": "7", "JOB_NODELIST": "n[1-2]", "GPUS_PER_NODE": "h100:4"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    data("init", "new.yaml", "--from", "slurm")
+    assert "n[1-2]: 4" in (folder / "new.yaml").read_text()
+
+
+def test_init_names_the_line_of_a_mistake_in_a_host_list(folder: Path) -> None:
+    (folder / "machines").write_text("n1 slots=2\nn2 slots=x\n")
+    error = call("init", "new.yaml", "--from", "machines").exception
+    assert isinstance(error, ConfigError)
+    assert [(problem.path, problem.line) for problem in error.problems] == [("machines", 2)]
 
 
 @pytest.mark.parametrize(
@@ -252,8 +240,8 @@ def test_init_takes_a_template_for_hosts_however_they_are_named(folder: Path) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        pytest.param(["a", "--from", "-"], "name one", id="hosts twice"),
-        pytest.param(["a.yaml", "b.yaml"], "are two places", id="two places"),
+        pytest.param(["a", "--from", "-"], "not both", id="hosts twice"),
+        pytest.param(["a.yaml", "b.yaml"], "give only one path", id="two places"),
         pytest.param(["--gpus", "4", "new.yaml"], "`--gpus` needs hosts", id="GPUs of nobody"),
         pytest.param(["a", "--gpus", "x"], "no number of GPUs", id="no number"),
         pytest.param(["a", "--template", "torch_ddp", "--script", "x"], "cannot be used together", id="two jobs"),

@@ -1,0 +1,325 @@
+"""Host lists of other tools, recognised by content: Ansible inventories, ssh_config, hostfiles, node lists. Pure.
+
+`ansible-inventory --list --yaml` resolves what is not read here: templates, `group_vars` and plugins.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from clusterctl.config import host_ranges as ranges
+from clusterctl.config.sections.host_lists import HostListError, ListedHost, parse_hostfile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    IncludeReader = Callable[[str], Iterable[str]]
+
+
+_SSH_HOST = re.compile(r"^\s*Host\s*[\s=](?!.*(?:slots|gpus)\s*=)", re.IGNORECASE | re.MULTILINE)
+_CODE_FORGES = ("github.com", "gitlab.com", "bitbucket.org", "codeberg.org", "ssh.dev.azure.com")
+"""Hosts in the ssh_config of many people that are not machines for training."""
+
+
+def parse_host_list(text: str, read_include: IncludeReader = lambda _: ()) -> list[ListedHost]:
+    """Return the hosts of another tool's list: an ssh_config, an Ansible inventory, a hostfile or a Slurm node list.
+
+    Args:
+        text: The content of the file; it shows the kind.
+        read_include: Returns the texts of the files that an `Include` of an ssh_config names.
+
+    Raises:
+        HostListError: The text is not valid, has no host, or needs something that a cluster file cannot express.
+    """
+    text = text.removeprefix("\ufeff")
+    if is_ansible_inventory(text):
+        return parse_ansible_inventory(text)
+    if not is_ssh_config(text):
+        return parse_hostfile(text)
+    names = dict.fromkeys(_list_ssh_hosts(text, read_include, depth=0))
+    return [ListedHost(name) for name in names if not name.endswith(_CODE_FORGES)]
+
+
+def is_ssh_config(text: str) -> bool:
+    """Return whether a text looks like an ssh_config."""
+    return _SSH_HOST.search(text) is not None
+
+
+def _list_ssh_hosts(text: str, read_include: IncludeReader, depth: int) -> Iterator[str]:
+    # ssh stops at 16 levels of Include, too.
+    for line in text.splitlines() if depth < 16 else ():
+        words = line.replace("=", " ", 1).split()
+        if len(words) < 2 or words[0].startswith("#"):
+            continue
+        keyword, rest = words[0].lower(), [word.strip('"') for word in words[1:]]
+        if keyword == "host":
+            yield from (word for word in rest if not any(c in word for c in "*?!"))
+        elif keyword == "include":
+            for included in (included for pattern in rest for included in read_include(pattern)):
+                yield from _list_ssh_hosts(included, read_include, depth + 1)
+
+
+_OPTION_KEYS = {
+    "proxyjump": "proxy_jump",
+    "port": "port",
+    "user": "user",
+    "identityfile": "identity_file",
+    "hostname": "address",
+}
+_OPTIONS = {"-J": "proxyjump", "-p": "port", "-l": "user", "-i": "identityfile", "-W": "forward", "-o": ""}
+_IGNORED_OPTIONS = frozenset(
+    {
+        *("controlmaster", "controlpersist", "controlpath", "serveraliveinterval", "serveralivecountmax", "loglevel"),
+        *("connecttimeout", "connectionattempts", "compression", "batchmode", "tcpkeepalive", "requesttty"),
+    }
+)
+"""Options that change neither where a login leads nor who logs in."""
+_FLAGS = frozenset({"-C", "-q", "-T", "-x", "-n", "-tt", "-t"})
+
+
+def parse_ssh_arguments(text: str) -> dict[str, str]:
+    """Return the keys of a host with the meaning of these arguments of `ssh`.
+
+    Raises:
+        ValueError: An argument has no such key, or is unknown.
+    """
+    found: dict[str, str] = {}
+    for name, value, word in _parse_options(shlex.split(text)):
+        if name == "proxycommand":
+            found["proxy_jump"] = _parse_jump_host(value)
+        elif name in _OPTION_KEYS:
+            found[_OPTION_KEYS[name]] = value
+        elif name not in _IGNORED_OPTIONS:
+            raise ValueError(f"`{word[:60]}` is {'an' if word.startswith('-') else 'no'} option of ssh")
+    return found
+
+
+def _parse_options(words: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and text of each option; other words have the name `word`."""
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if word in _FLAGS:
+            continue
+        name = _OPTIONS.get(word[:2])
+        if name is None or not (word[2:] or words):
+            yield ("unknown" if word.startswith("-") else "word"), word, word
+            continue
+        value = word[2:] or words.pop(0)
+        if not name:
+            name, value = [*re.split(r"\s*=\s*|\s+", value.strip(), maxsplit=1), ""][:2]
+            word = f"-o {name}"
+        yield name.lower(), value, word
+
+
+def _parse_jump_host(command: str) -> str:
+    """Return the jump host of a command such as `ssh -W %h:%p user@bastion` or `ssh bastion nc %h %p`."""
+    program, *words = shlex.split(command) or [""]
+    options = [(name, value) for name, value, _ in _parse_options(words)]
+    values = dict(options)
+    hosts = [value for name, value in options if name == "word"]
+    has_netcat = [os.path.basename(word) for word in hosts[1:]] in (["nc", "%h", "%p"], ["netcat", "%h", "%p"])
+    if has_netcat:
+        del hosts[1:]
+    is_jump = values.get("forward") == "%h:%p" or has_netcat
+    if os.path.basename(program) != "ssh" or not is_jump or len(hosts) != 1:
+        raise ValueError(f"`ProxyCommand={command[:60]}` is no jump through another host")
+    if unknown := values.keys() - {"word", "forward", "user", "port"} - _IGNORED_OPTIONS:
+        raise ValueError(f"`{min(unknown)}` of `ProxyCommand={command[:60]}` has no key")
+    user, _, host = hosts[0].rpartition("@")
+    user = values.get("user", user)
+    return f"{user}@{host}".removeprefix("@") + (f":{values['port']}" if "port" in values else "")
+
+
+_SECTION = re.compile(r"^\s*\[(?P<group>[\w.-]+)(?::(?P<kind>children|vars))?\]\s*(?:[#;].*)?$")
+_RANGE = re.compile(r"\[(\d+):(\d+)\]")
+_HOST_AND_PORT = re.compile(r"((?:[^:\[\]]|\[[^\]]*\])+):([0-9]+)")
+_TEXTS = {
+    "address": ("ansible_host", "ansible_ssh_host"),
+    "user": ("ansible_user", "ansible_ssh_user"),
+    "port": ("ansible_port", "ansible_ssh_port"),
+    "identity_file": ("ansible_private_key_file", "ansible_ssh_private_key_file"),
+    "python": ("ansible_python_interpreter",),
+}
+_ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+_IGNORED_VALUES = {
+    "ansible_connection": ("ssh", "smart", "paramiko", "paramiko_ssh"),
+    "ansible_become": ("false", "no"),
+    "ansible_python_interpreter": ("auto", "auto_silent", "auto_legacy", "auto_legacy_silent"),
+}
+_PASSWORDS = ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password", "ansible_become_password")
+_MAX_DEPTH = 32
+_HINT = "give a list of hosts, one a line; `ansible-inventory --list --yaml` writes a plain inventory"
+
+
+@dataclass
+class _Group:
+    variables: dict[str, Any] = field(default_factory=dict)
+    hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    children: dict[str, None] = field(default_factory=dict)
+
+    def add(self, pattern: str, values: Mapping[str, Any]) -> None:
+        """Add the hosts of a pattern, in which Ansible writes `01:04` for our `01-04`."""
+        ported = _HOST_AND_PORT.fullmatch(pattern)
+        if ported is not None:
+            pattern, values = ported[1], {"ansible_port": ported[2], **values}
+        for name in ranges.expand_hosts(_RANGE.sub(r"[\1-\2]", pattern)):
+            self.hosts.setdefault(name, {}).update(values)
+
+
+def is_ansible_inventory(text: str) -> bool:
+    """Return whether a text looks like an inventory: it has sections in brackets, or groups with `hosts:`."""
+    if any(_SECTION.match(line) for line in text.splitlines()):
+        return True
+    return bool(
+        re.search(r"^\w[\w.-]*:\s*$", text, re.MULTILINE) and re.search(r"^\s+(hosts|children):", text, re.MULTILINE)
+    )
+
+
+def parse_ansible_inventory(text: str) -> list[ListedHost]:
+    """Return each host once, in order.
+
+    Raises:
+        HostListError: The text is not valid, has no host, or needs something that a cluster file cannot express.
+    """
+    groups: dict[str, _Group] = {"all": _Group()}
+    try:
+        if any(map(_SECTION.match, text.splitlines())):
+            _parse_ini(text, groups)
+        else:
+            _parse_yaml(yaml.safe_load(text), groups, 0)
+        hosts = _resolve_variables(groups)
+    except HostListError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise HostListError(f"this inventory cannot be read: {reason}", _HINT) from error
+    if not hosts:
+        raise HostListError("no host in this inventory", _HINT)
+    return [_convert_host(name, values, text) for name, values in hosts.items()]
+
+
+def _resolve_variables(groups: dict[str, _Group]) -> dict[str, dict[str, Any]]:
+    """Return the variables of each host: those of `all`, of its groups from the outermost inwards, then its own."""
+    depths = dict.fromkeys(groups, 0)
+    parents: dict[str, list[str]] = {name: [] for name in groups}
+    for _ in range(_MAX_DEPTH):
+        before = dict(depths)
+        for name, group in groups.items():
+            for child in group.children:
+                depths[child] = max(depths[child], depths[name] + 1)
+                parents[child].append(name)
+        if depths == before:
+            break
+    else:
+        raise ValueError("its groups are children of one another, or nested too deeply")
+    result: dict[str, dict[str, Any]] = {}
+    for host in dict.fromkeys(host for group in groups.values() for host in group.hosts):
+        own = [name for name, group in groups.items() if host in group.hosts]
+        for name in own:
+            own += [parent for parent in dict.fromkeys(parents[name]) if parent not in own]
+        ordered = sorted({"all", *own}, key=lambda name: (name != "all", depths[name], name))
+        layers = [groups[name].variables for name in ordered] + [groups[name].hosts.get(host, {}) for name in ordered]
+        result[host] = {key: value for layer in layers for key, value in layer.items()}
+    return result
+
+
+def _parse_ini(text: str, groups: dict[str, _Group]) -> None:
+    group, kind = groups.setdefault("ungrouped", _Group()), None
+    for number, line in enumerate(text.splitlines(), 1):
+        section = _SECTION.match(line)
+        plain = re.split(r"(?:^|\s)[#;]", line, maxsplit=1)[0].strip()
+        if section is not None:
+            group, kind = groups.setdefault(section["group"], _Group()), section["kind"]
+        elif plain and kind == "vars":
+            key, _, value = plain.partition("=")
+            group.variables[key.strip()] = value.strip().strip("'\"")
+        elif plain and kind == "children":
+            group.children[plain] = None
+            groups.setdefault(plain, _Group())
+        elif plain:
+            _parse_host_line(plain, number, group)
+
+
+def _parse_host_line(plain: str, number: int, group: _Group) -> None:
+    try:
+        name, *words = shlex.split(plain)
+        bare = next((word for word in words if "=" not in word), None)
+        if bare is not None:
+            raise HostListError(f"line {number}: `{bare[:60]}` cannot be read", "a line is `HOST KEY=VALUE`", number)
+        group.add(name, dict(word.split("=", 1) for word in words))
+    except ranges.HostRangeError as error:
+        raise HostListError(f"line {number}: {error}", _HINT, number) from error
+
+
+def _parse_yaml(tree: object, groups: dict[str, _Group], depth: int) -> None:
+    if not isinstance(tree, dict) or depth > _MAX_DEPTH:
+        raise ValueError("groups with `hosts:` were expected")
+    for name, members in tree.items():
+        group = groups.setdefault(str(name), _Group())
+        if members is None:
+            continue
+        if not isinstance(members, dict):
+            raise ValueError(f"`{name}` is no group")
+        unknown = next((key for key in members if key not in ("vars", "hosts", "children")), None)
+        if unknown is not None:
+            raise ValueError(f"`{unknown}` of the group `{name}` is none of `vars`, `hosts` and `children`")
+        variables, hosts, children = (members.get(key) or {} for key in ("vars", "hosts", "children"))
+        group.variables.update(variables if isinstance(variables, dict) else {})
+        if not isinstance(hosts, dict):
+            raise ValueError("`hosts:` must be a mapping")
+        for pattern, values in hosts.items():
+            group.add(str(pattern), values if isinstance(values, dict) else {})
+        if children:
+            _parse_yaml(children, groups, depth + 1)
+            group.children.update(dict.fromkeys(map(str, children)))
+
+
+def _convert_host(name: str, values: Mapping[str, Any], text: str) -> ListedHost:
+    variables = {
+        key: str(value) for key, value in values.items() if key.startswith("ansible_") and value not in (None, "")
+    }
+    keys: dict[str, Any] = {}
+    for key, value in variables.items():
+        _refuse_unknown(name, key, value, text)
+        try:
+            keys.update(parse_ssh_arguments(value) if key in _ARGUMENTS else {})
+        except ValueError as error:
+            message = f"{error}, which no cluster file can express"
+            raise _variable_error(name, key, message, text, "write it into `~/.ssh/config` instead") from error
+    for key, names in _TEXTS.items():
+        for variable in reversed(names):
+            if variables.get(variable, "auto").lower() not in _IGNORED_VALUES.get(variable, ("auto",)):
+                keys[key] = variables[variable]
+    port = keys.pop("port", None)
+    if port is not None and not (re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536):
+        raise _variable_error(name, "ansible_port", f"`{port[:60]}` is no port", text)
+    if keys.get("address") == name:
+        del keys["address"]
+    return ListedHost(name, port=None if port is None else int(port), **keys)
+
+
+def _refuse_unknown(name: str, key: str, value: str, text: str) -> None:
+    """Raise an error for a variable of Ansible that no cluster file can express."""
+    if "{{" in value:
+        hint = "`ansible-inventory --list --yaml` writes an inventory without templates"
+        raise _variable_error(name, key, f"`{value[:60]}` is a template", text, hint)
+    if key in _PASSWORDS:
+        hint = "`clusterctl trust --login` asks for it"
+        raise _variable_error(name, key, "passwords do not belong in a cluster file", text, hint)
+    is_known = key in _ARGUMENTS or any(key in names for names in _TEXTS.values())
+    if not is_known and value.lower() not in _IGNORED_VALUES.get(key, ()):
+        hint = "delete it, if it does not matter here"
+        raise _variable_error(name, key, "no cluster file can express this", text, hint)
+
+
+def _variable_error(name: str, key: str, message: str, text: str, hint: str | None = None) -> HostListError:
+    line = next((number for number, line in enumerate(text.splitlines(), 1) if key in line), 0)
+    place = f"line {line}: " if line else ""
+    return HostListError(f"{place}`{key}` of `{name}`: {message}", hint, line)
