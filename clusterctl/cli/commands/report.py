@@ -21,7 +21,7 @@ from clusterctl.formatting import format_size
 from clusterctl.logs.sanitize import clean_block
 from clusterctl.render.console import Terminal
 from clusterctl.render.end_report import Beside, render_report, render_why
-from clusterctl.render.report_page import Found, Told, story
+from clusterctl.render.report_page import FindingRow, ReportData, render_report_page
 from clusterctl.run.record.run_lookup import find_run, load_visible_state
 from clusterctl.run.record.sample_files import find_memory_before_kill, read_curves
 from clusterctl.run.rules.state import RunPhase
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from clusterctl.render.charts import Tick
+    from clusterctl.render.charts import TimelineEvent
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 
@@ -58,8 +58,8 @@ def command(reference: str | None, output: str | None, color: str, quiet: bool) 
     )
     view = told_view_of(run, state, attended=attended, step=drawn.find_slowest_step(state.running_since))
     state = view.state
-    text = story(
-        Told(
+    text = render_report_page(
+        ReportData(
             view=view,
             now=time.time(),
             events=events,
@@ -79,9 +79,9 @@ def command(reference: str | None, output: str | None, color: str, quiet: bool) 
     return 0
 
 
-def _state_and_events(run: RunDir, terminal: Terminal) -> tuple[RunState, bool, list[Tick]]:
+def _state_and_events(run: RunDir, terminal: Terminal) -> tuple[RunState, bool, list[TimelineEvent]]:
     """Return the run, whether it is attended, and what happened in it; its journals are read once for both."""
-    events: list[Tick] = []
+    events: list[TimelineEvent] = []
 
     def load(run: RunDir) -> RunState:
         state, told = happened(run, terminal)
@@ -105,7 +105,7 @@ def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
     return [*ended, "", *render_why(verdict, terminal)]
 
 
-def _findings(run: RunDir) -> list[Found]:
+def _findings(run: RunDir) -> list[FindingRow]:
     """Return what the checks before the start found; what is alike on several nodes once."""
     try:
         told = json.loads((run.path / "health.json").read_bytes())["findings"]
@@ -116,7 +116,7 @@ def _findings(run: RunDir) -> list[Found]:
     for status, check, message, node in known:
         if status not in ("PASS", "SKIP"):
             alike.setdefault((status, check, message), []).extend([] if node is None else [str(node)])
-    found = [Found(status=s, check=c, message=m, nodes=nodes) for (s, c, m), nodes in alike.items()]
+    found = [FindingRow(status=s, check=c, message=m, nodes=nodes) for (s, c, m), nodes in alike.items()]
     return sorted(found, key=lambda one: one.status != "FAIL")
 
 

@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape
 
-from clusterctl.render.charts import MOST_LINES, Span, Tick, chart, few, finite
-from clusterctl.render.html import element, text
-from clusterctl.render.report_page import Found, Told, speed, story
+from clusterctl.render.charts import MAX_CURVES, Span, TimelineEvent, drawable_points, make_chart, select_curves
+from clusterctl.render.report_page import FindingRow, ReportData, page_text, render_report_page, speed
 from clusterctl.render.status import RunView
 from clusterctl.run.record.origin import Commit, Origin
 from clusterctl.run.record.sample_files import Curves
@@ -41,7 +41,9 @@ class Tags(HTMLParser):
         self.attributes |= {name for name, _ in attrs}
 
 
-def told(said: str, nodes: int = 2, ranks_of_node: int = 1, points: int = 50, events: int = 3) -> Told:
+def run_where_all_say(
+    said: str, nodes: int = 2, ranks_of_node: int = 1, points: int = 50, events: int = 3
+) -> ReportData:
     """A run in which everything that somebody says is this text."""
     ranks = {
         rank: WorkerState(rank=rank, local_rank=0, node=f"{said}{rank // ranks_of_node}", phase=WorkerPhase.EXITED)
@@ -56,19 +58,19 @@ def told(said: str, nodes: int = 2, ranks_of_node: int = 1, points: int = 50, ev
     origin = Origin(user=said, host=said, file=said, folder=said, command=said, commit=Commit(commit=said, branch=said))
     line = [(2.0 * n, float(n)) for n in range(points)]
     machines = dict.fromkeys(("gpu", "gpu memory", "temperature", "power", "cpu", "memory"), dict.fromkeys(names, line))
-    return Told(
+    return ReportData(
         view=RunView(state=state, attended=False, origin=origin),
         now=200.0,
-        events=[Tick(time=10.0, label=said, tone="bad")] * events,
+        events=[TimelineEvent(time=10.0, label=said, tone="bad")] * events,
         curves=Curves(steps=dict.fromkeys(ranks, line), machines=machines),
-        findings=[Found(status=said, check=said, message=said, nodes=[said])],
+        findings=[FindingRow(status=said, check=said, message=said, nodes=[said])],
         failure=[said, said],
         ends=[(said, [said, said])],
     )
 
 
 def test_whatever_is_said_becomes_no_tag_and_steers_nothing() -> None:
-    page = story(told(EVIL))
+    page = render_report_page(run_where_all_say(EVIL))
 
     assert Tags(page).tags <= OURS
     assert not [name for name in Tags(page).attributes if name.startswith("on") or name in ("src", "href")]
@@ -77,7 +79,7 @@ def test_whatever_is_said_becomes_no_tag_and_steers_nothing() -> None:
 
 
 def test_a_page_loads_nothing_and_says_so_to_the_browser() -> None:
-    page = story(told("x"))
+    page = render_report_page(run_where_all_say("x"))
 
     assert "default-src 'none'" in page.replace("&#x27;", "'")
     assert not re.findall(r"https?://", page)
@@ -85,32 +87,34 @@ def test_a_page_loads_nothing_and_says_so_to_the_browser() -> None:
 
 @given(st.text())
 def test_text_is_text(value: str) -> None:
-    shown = text(value)
+    shown = escape(page_text(value))
 
     assert not {"<", ">", '"', "'"} & set(shown)
     assert STEERING.findall(shown) == []
 
 
 def test_an_attribute_cannot_be_left() -> None:
-    assert element("p", class_='x" onclick="y') == '<p class="x&quot; onclick=&quot;y"></p>'
+    page = render_report_page(run_where_all_say('x" onclick="y'))
+
+    assert "onclick" not in Tags(page).attributes
 
 
 def test_a_run_of_200_nodes_and_1600_ranks_is_a_small_page() -> None:
-    page = story(told("gpu", nodes=200, ranks_of_node=8, points=200, events=5000))
+    page = render_report_page(run_where_all_say("gpu", nodes=200, ranks_of_node=8, points=200, events=5000))
 
     assert len(page.encode()) < 400_000
-    assert "middle of 1600" in page
+    assert "median of 1600" in page
     assert "… 4800 more …" in page
 
 
 def test_of_many_curves_the_lowest_the_middle_and_the_highest_are_shown() -> None:
-    series = {f"rank {n}": [(50.0, float(n))] for n in range(MOST_LINES + 1)}
+    series = {f"rank {n}": [(50.0, float(n))] for n in range(MAX_CURVES + 1)}
 
-    shown = few(series, SPAN)
+    shown = select_curves(series, SPAN)
 
     assert {name: points[0][1] for name, points in shown.items()} == {
         "lowest of 17": 0.0,
-        "middle of 17": 8.0,
+        "median of 17": 8.0,
         "highest of 17": 16.0,
     }
 
@@ -122,8 +126,8 @@ LATE = {"rank 5": [(float(t), t / 2) for t in range(100)]}
 @pytest.mark.parametrize(
     ("series", "names"),
     [
-        pytest.param(ALIKE, ["middle of 8"], id="all on each other"),
-        pytest.param(ALIKE | LATE, ["middle of 8", "rank 5"], id="one that is slower"),
+        pytest.param(ALIKE, ["median of 8"], id="all on each other"),
+        pytest.param(ALIKE | LATE, ["median of 8", "rank 5"], id="one that is slower"),
         pytest.param({name: ALIKE[name] for name in ("rank 0", "rank 1")}, ["rank 0", "rank 1"], id="two"),
         pytest.param(
             {f"rank {n}": [(50.0, 10.0 * n)] for n in range(4)}, [f"rank {n}" for n in range(4)], id="each another"
@@ -133,16 +137,16 @@ LATE = {"rank 5": [(float(t), t / 2) for t in range(100)]}
 def test_of_curves_that_lie_on_each_other_the_middle_is_shown(
     series: dict[str, list[tuple[float, float]]], names: list[str]
 ) -> None:
-    assert list(few(series, SPAN)) == names
+    assert list(select_curves(series, SPAN)) == names
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0], ids=str)
 def test_a_number_that_cannot_be_drawn_is_left_out(value: float) -> None:
-    assert finite([(1.0, 2.0), (2.0, value), (float("nan"), 1.0)]) == [(1.0, 2.0)]
+    assert drawable_points([(1.0, 2.0), (2.0, value), (float("nan"), 1.0)]) == [(1.0, 2.0)]
 
 
 def test_without_numbers_there_is_no_picture() -> None:
-    assert chart("Step", "", {"rank 0": []}, SPAN) == ""
+    assert make_chart("Step", "", {"rank 0": []}, SPAN) is None
 
 
 @pytest.mark.parametrize(
@@ -161,9 +165,11 @@ def test_speed_counts_the_times_in_which_a_rank_went_forward(
 
 
 def test_a_rank_that_is_clearly_slower_is_a_straggler() -> None:
-    given_ = told("gpu", nodes=4)
+    given_ = run_where_all_say("gpu", nodes=4)
     slow = {**given_.curves.steps, 2: [(0.0, 0.0), (100.0, 10.0)]}
-    page = story(Told(**{**{n: getattr(given_, n) for n in Told.__slots__}, "curves": Curves(steps=slow)}))
+    page = render_report_page(
+        ReportData(**{**{n: getattr(given_, n) for n in ReportData.__slots__}, "curves": Curves(steps=slow)})
+    )
 
     assert "<h2>Stragglers</h2>" in page
     assert "<td>2</td><td>gpu2</td><td>0.10</td><td>20%</td>" in page
