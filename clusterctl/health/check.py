@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.context import Context, Expectation
-from clusterctl.health.model import Action, Finding, Outcome, Status
-from clusterctl.health.vendors import NVIDIA
+from clusterctl.health.model import NVIDIA, Action, Finding, Outcome, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

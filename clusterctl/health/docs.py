@@ -6,11 +6,11 @@ import sys
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from clusterctl.health.checks.xid_catalogue import CATALOGUE, Weight
+from clusterctl.health.checks.xid import CATALOGUE, Weight
 from clusterctl.health.context import EXPECT_KEYS
 from clusterctl.health.driver_errors import MEANINGS, NVML_NAMES, READINGS
+from clusterctl.health.model import VENDORS
 from clusterctl.health.registry import CHECKS
-from clusterctl.health.vendors import VENDORS
 
 if TYPE_CHECKING:
     from clusterctl.health.check import Check

@@ -9,8 +9,7 @@ import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.health.model import Action
-from clusterctl.health.vendors import VENDORS
+from clusterctl.health.model import VENDORS, Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

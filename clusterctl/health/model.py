@@ -1,4 +1,4 @@
-"""The values of health checks: status, action, outcome, finding."""
+"""The values of health checks: vendor, status, action, outcome, finding, symptom."""
 
 from __future__ import annotations
 
@@ -134,3 +134,63 @@ def unknown(message: str, **more: Any) -> Outcome:
 def needs_root(message: str, **more: Any) -> Outcome:
     """Return the outcome of a check whose source only root can read, while everything readable is healthy."""
     return Outcome(status=Status.SKIP, message=message, needs_root=True, **more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symptom:
+    """One symptom in one sample.
+
+    Attributes:
+        gpu: Index of the GPU; `None` for a symptom of the node.
+        check: The check that finds the same problem before a run, with a finer part after a blank.
+        words: What is wrong, without the place.
+        action: What to do.
+        lasting: Seconds that it must last before it is reported.
+        detail: Additional text after `words`.
+        event: It happened once: later samples do not show it.
+        mends: An event that is over once the GPU has been healthy for a while, because a reset repairs it.
+        rule: A finer name for `health.ignore` and `health.severity`.
+        leave_out: No reason to stop a run, but the next attempt should avoid the node.
+    """
+
+    gpu: int | None
+    check: str
+    status: Status
+    words: str
+    action: Action
+    lasting: float = 0.0
+    detail: str = ""
+    event: bool = False
+    mends: bool = False
+    rule: str | None = None
+    leave_out: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vendor:
+    """A GPU vendor.
+
+    Attributes:
+        name: The usual spelling.
+        group: The group of facts about its GPUs; `None` if its GPUs are only recognised.
+        source: Name of the source, for messages.
+        codes: The codes beside `err` are file errors (`errno`), not library errors.
+    """
+
+    name: str
+    group: str | None = None
+    source: str = ""
+    codes: str = ""
+
+
+NVIDIA, AMD = "nvidia", "amd"
+VENDORS: dict[str, Vendor] = {
+    NVIDIA: Vendor(name="NVIDIA", group="nvml", source="NVML", codes="nvml"),
+    AMD: Vendor(name="AMD", group="amdgpu", source="the amdgpu driver", codes="errno"),
+    "ascend": Vendor(name="Huawei Ascend"),
+    "intel": Vendor(name="Intel"),
+}
+"""Vendors by their key in facts. If a node has GPUs of several, the first vendor counts."""
+
+JUDGED = tuple(key for key, vendor in VENDORS.items() if vendor.group is not None)
+"""Vendors whose GPUs are judged."""

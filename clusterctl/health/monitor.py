@@ -11,25 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.formatting import duration_text, format_size
-from clusterctl.health.checks import (
-    amd_setup,
-    devices,
-    ecc,
-    ras,
-    recovery,
-    row_remap,
-    storage,
-    thermal,
-    throttle,
-    xgmi,
-    xid,
-)
+from clusterctl.health.checks import amd, device_errors, gpu_memory, storage, thermal, xid
 from clusterctl.health.context import Context
 from clusterctl.health.judge import apply_overrides
-from clusterctl.health.model import Action, Finding, Status
+from clusterctl.health.model import AMD, Action, Finding, Status, Symptom
 from clusterctl.health.registry import LIMITS
-from clusterctl.health.symptom import Symptom
-from clusterctl.health.vendors import AMD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -129,7 +115,7 @@ class NodeMonitor:
     last: float | None = None
     silent: bool = False
     ecc: Mapping[int, int] = field(default_factory=dict)
-    streaks: devices.Streaks = field(default_factory=dict)
+    streaks: device_errors.Streaks = field(default_factory=dict)
     troubles: Mapping[tuple[int | None, str], _Problem] = field(default_factory=dict)
 
 
@@ -166,10 +152,10 @@ def update(watch: NodeMonitor, sample: HealthSample) -> tuple[NodeMonitor, list[
     return after, changes
 
 
-def _counted(watch: NodeMonitor, sample: HealthSample) -> devices.Streaks:
-    counted: devices.Streaks = {}
+def _counted(watch: NodeMonitor, sample: HealthSample) -> device_errors.Streaks:
+    counted: device_errors.Streaks = {}
     for gpu in sample.get("gpus") or []:
-        counted |= devices.count_streaks(dict(watch.streaks), gpu)
+        counted |= device_errors.count_streaks(dict(watch.streaks), gpu)
     return counted
 
 
@@ -300,17 +286,17 @@ def _gpu_signs(watch: NodeMonitor, gpu: GpuSample) -> Iterator[Symptom | None]:
     """Collect the symptoms of one GPU from all families of checks."""
     index, uncorrected = int(gpu["gpu"]), gpu.get("ecc_unc") or 0
     more, degrees = uncorrected - watch.ecc.get(index, uncorrected), gpu.get("temp_c")
-    yield devices.sign(gpu, dict(watch.streaks))
+    yield device_errors.find_device_symptom(gpu, dict(watch.streaks))
     if gpu.get("vendor") == AMD:
-        yield ras.sign(index, more)
-        yield xgmi.sign(index, gpu.get("links_lost"))
-        yield thermal.sign(gpu, watch.limits.slowdown)
-        yield amd_setup.sign(index, gpu.get("slowdown"), degrees, watch.limits.slowdown)
+        yield amd.find_ras_symptom(index, more)
+        yield amd.find_xgmi_symptom(index, gpu.get("links_lost"))
+        yield thermal.find_thermal_symptom(gpu, watch.limits.slowdown)
+        yield amd.find_setup_symptom(index, gpu.get("slowdown"), degrees, watch.limits.slowdown)
         return
-    yield recovery.sign(index, gpu.get("recovery_action"))
-    yield ecc.sign(index, more, gpu.get("recovery_action"))
-    yield row_remap.sign(index, gpu.get("remap_failure"))
-    yield throttle.sign(index, int(gpu.get("throttle") or 0), degrees, watch.limits.slowdown)
+    yield device_errors.find_recovery_symptom(index, gpu.get("recovery_action"))
+    yield gpu_memory.find_ecc_symptom(index, more, gpu.get("recovery_action"))
+    yield gpu_memory.find_row_remap_symptom(index, gpu.get("remap_failure"))
+    yield thermal.find_throttle_symptom(index, int(gpu.get("throttle") or 0), degrees, watch.limits.slowdown)
 
 
 def _first_ecc(watch: NodeMonitor, sample: HealthSample) -> dict[int, int]:

@@ -63,10 +63,8 @@ TESTS: Final[dict[str, tuple[str, ...]]] = {
     "logs/clean": ("tests/unit/logs/test_clean.py", "tests/unit/logs", "tests/unit/render"),
     "logs/merge": ("tests/unit/logs",),
     "logs/fold": ("tests/unit/logs", "tests/unit/render/test_log.py"),
-    **dict.fromkeys(
-        ("health/checks/thermal", "health/checks/throttle", "health/checks/ecc", "health/checks/rows"), _GPUS
-    ),
-    **dict.fromkeys(("health/checks/xid", "health/checks/sxid", "health/checks/recovery"), _LOG),
+    **dict.fromkeys(("health/checks/thermal", "health/checks/gpu_memory"), _GPUS),
+    **dict.fromkeys(("health/checks/xid", "health/checks/links", "health/checks/device_errors"), _LOG),
     "transport/ssh/known_hosts": ("tests/unit/transport/test_known_hosts.py",),
     **dict.fromkeys(
         ("agent/protocol/frames", "agent/protocol/run_files", "agent/protocol/commands"),

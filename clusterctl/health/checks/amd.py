@@ -1,16 +1,21 @@
-"""What holds for AMD's GPUs alone: those joined by XGMI are one hive, which is reset as one."""
+"""AMD GPUs: set-up, XGMI, errors that the hardware counts (RAS), and the kernel log of the driver."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from clusterctl.health.checks import gpus
-from clusterctl.health.model import Action
+from clusterctl.health.check import cluster_check, node_check
+from clusterctl.health.checks import compare, gpus
+from clusterctl.health.checks.kernel_log import describe_reach, format_age, report_closed_log
+from clusterctl.health.checks.thermal import COOLING
+from clusterctl.health.model import AMD, Action, Outcome, Status, Symptom, fail, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from clusterctl.health.check import View
+    from clusterctl.health.check import ClusterView, View
 
 _HINTS = {
     Action.REBOOT_NODE: "Reboot the node; twice the same on one serial number means a replacement",
@@ -41,3 +46,504 @@ def describe_joint_reset(members: Sequence[int]) -> str:
     """Return how some GPUs are reset at once."""
     named = gpus.gpu_names(members)
     return f"Stop all jobs on the node, then reset {named} together (`sudo amd-smi reset -G -g all`), or reboot"
+
+
+# --- How AMD's GPUs are set up: partitions, variables that choose among them, what slows them.
+
+_ROCR, _HIP, _CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
+
+
+@node_check(
+    name="gpu.slowdown",
+    family="GPU temperature, power, clocks",
+    source="`gpu_metrics` of AMD: throttle status (MI200), residencies of two looks (MI300 and later, newer drivers)",
+    threshold="nothing but the power limit, which is normal under load, holds the clocks down",
+    severity="WARN",
+    remedy=COOLING,
+    action=Action.CHECK_POWER_COOLING,
+    gpu=True,
+    vendors=(AMD,),
+)
+def slowdown(view: View) -> Iterable[Outcome]:
+    """Neither heat nor the board holds down the clocks of AMD's GPUs."""
+
+    def judge(device: gpus.Device, value: Any) -> Outcome | None:
+        if not value:
+            return None
+        return warn(f"{gpus.label(device)}: held down by {', '.join(value)}", gpu=device["index"], value=value)
+
+    telling = [device for device in gpus.used_gpus(view) if "slowdown" in device.get("v", {})]
+    if gpus.why_library_not_judged(view) is None and not telling:
+        return [Outcome(status=Status.SKIP, message="not told by this GPU or driver")]
+    return gpus.judge_each(view, "slowdown", judge, "clocks of {n} GPUs are not held down")
+
+
+@cluster_check(
+    name="gpu.partition",
+    family="GPU modes",
+    source="`current_compute_partition`, `current_memory_partition` of AMD (MI300 and later)",
+    threshold="the same on all GPUs of one board",
+    severity="WARN",
+    remedy="`sudo amd-smi set --compute-partition SPX` (and `--memory-partition NPS1`) on all GPUs",
+    action=Action.FIX_CONFIG,
+    gpu=True,
+    vendors=(AMD,),
+)
+def partition(view: ClusterView) -> Iterable[Outcome]:
+    """AMD's GPUs are all divided alike: ranks on a part and ranks on a whole wait for each other."""
+    return compare.compare_gpus(view, lambda device: gpus.value(device, "modes"), "partition", "/".join)
+
+
+@node_check(
+    name="gpu.numa_balancing",
+    family="GPU modes",
+    source="/proc/sys/kernel/numa_balancing",
+    threshold="0 (AMD's guides to MI200 and MI300 turn it off: it moves pages that GPUs have mapped)",
+    severity="WARN",
+    remedy="`sudo sysctl kernel.numa_balancing=0`",
+    action=Action.FIX_CONFIG,
+    gpu=True,
+    vendors=(AMD,),
+)
+def numa_balancing(view: View) -> Iterator[Outcome]:
+    """The kernel does not move memory between processors by itself while AMD's GPUs use it."""
+    value = gpus.library(view).data.get("numa_balancing")
+    if value is None:
+        yield unknown("could not read /proc/sys/kernel/numa_balancing")
+    elif value:
+        yield warn("NUMA balancing is on", value=value, expected=0)
+    else:
+        yield ok("NUMA balancing is off")
+
+
+@node_check(
+    name="gpu.visible_env",
+    family="GPU modes",
+    source=f"{_ROCR}, {_HIP} (else {_CUDA}) in the job's environment",
+    threshold=(
+        f"no {_ROCR} where the cluster file names GPUs by index; not fewer GPUs in it than in {_HIP}; none has fewer "
+        "GPUs than the file declares by number"
+    ),
+    severity="FAIL",
+    remedy="Unset it in `env`, the prologue or the shell's start files",
+    action=Action.FIX_CONFIG,
+    gpu=True,
+    vendors=(AMD,),
+    group="host",
+)
+def visible_env(view: View) -> Iterator[Outcome]:
+    """No two variables choose AMD's GPUs against each other: HIP counts within what ROCR leaves."""
+    env = view.group().data.get("env")
+    if env is None:
+        yield unknown("the environment was not reported")
+        return
+    rocr, hip = env.get(_ROCR), env.get(_HIP)
+    declared, least = view.expected.gpus, view.expected.count or 0
+    if rocr is not None and isinstance(declared, tuple):
+        yield fail(
+            f"{_ROCR} is {rocr}: the GPUs {list(declared)} of the cluster file would count within it", value=rocr
+        )
+    elif rocr is not None and hip is not None and len(hip.split(",")) > len(rocr.split(",")):
+        # torch ends with the same complaint (`_parse_visible_devices` of torch.cuda).
+        yield fail(f"{_HIP} is {hip}, more than {_ROCR} leaves: {rocr}", value=[rocr, hip])
+    elif not isinstance(declared, tuple) and (hiding := _hiding(env, least)):
+        yield fail(f"{hiding} is {env[hiding]}: fewer than the {least} declared GPUs", value=env[hiding])
+    else:
+        yield ok("no variables at odds")
+
+
+def _hiding(env: Mapping[str, str | None], least: int) -> str | None:
+    """Return the variable that leaves fewer GPUs than that; HIP reads CUDA's only where its own is not set."""
+    own = _HIP if _HIP in env else _CUDA
+    settings = ((name, env.get(name)) for name in (_ROCR, own))
+    return next((name for name, value in settings if value is not None and len(value.split(",")) < least), None)
+
+
+def find_setup_symptom(gpu: int, causes: Sequence[str] | None, degrees: float | None, lasting: float) -> Symptom | None:
+    """Return what holds the clocks down in a sample; `lasting` is how many seconds make it worth a word."""
+    if not causes:
+        return None
+    return Symptom(
+        gpu=gpu,
+        check="gpu.slowdown",
+        status=Status.WARN,
+        words=f"held down by {', '.join(causes)}",
+        action=Action.CHECK_POWER_COOLING,
+        lasting=lasting,
+        detail=f"{degrees:.0f} °C" if degrees is not None else "",
+    )
+
+
+AMD_SETUP_CHECKS = (slowdown, partition, numa_balancing, visible_env)
+
+
+# --- Links between AMD's GPUs (XGMI, Infinity Fabric): a hive is whole, and every link of it is up.
+
+_FAMILY = "PCIe, NVLink, fabric"
+_REMEDY = "Reset all GPUs of the hive together, or reboot; if the link stays down, have the module looked at"
+_LASTING = 30.0
+
+
+@node_check(
+    name="gpu.xgmi",
+    family=_FAMILY,
+    source="hive and links of KFD's topology; state of each link in `gpu_metrics` (MI300 and later, newer drivers)",
+    threshold=(
+        "as many links up as on most GPUs of the hive; every pair of a hive linked; no GPU alone outside the hive of "
+        "all others (SKIP where no GPUs are joined)"
+    ),
+    severity="FAIL",
+    remedy=_REMEDY,
+    action=Action.RESET_GPU,
+    gpu=True,
+    vendors=(AMD,),
+)
+def links(view: View) -> Iterator[Outcome]:
+    """AMD's GPUs that are joined by XGMI have all their links up. A link that is down slows every collective."""
+    blocked = gpus.why_library_not_judged(view)
+    if blocked is not None:
+        yield blocked
+        return
+    devices = gpus.used_gpus(view)
+    bad = [*_outside(view, devices), *_unlinked(view, devices), *_down(view, devices)]
+    joined = [device for device in devices if gpus.value(device, "xgmi")]
+    if bad:
+        yield from bad
+    elif joined:
+        yield ok(f"XGMI links as they should be on {len(joined)} GPUs")
+    else:
+        yield skip("no GPUs are joined by XGMI")
+
+
+def _outside(view: View, devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
+    """Name the one GPU that is in no hive with the others. Two hives of equal size are how bridged cards are built."""
+    hives = Counter(gpus.value(device, "hive") for device in devices)
+    if len(devices) < 3:
+        return
+    for device in devices:
+        own = gpus.value(device, "hive")
+        others = max((count for hive, count in hives.items() if hive and hive != own), default=0)
+        if others == len(devices) - 1:
+            message = f"{gpus.label(device)}: not in the XGMI hive of the other {others} GPUs"
+            hint = _together([d["index"] for d in devices])
+            yield fail(message, gpu=device["index"], hint=hint, action=Action.RESET_GPU)
+
+
+def _unlinked(view: View, devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
+    pairs = []
+    for i, device in enumerate(devices):
+        for other in devices[i + 1 :]:
+            same = gpus.value(device, "hive") and gpus.value(device, "hive") == gpus.value(other, "hive")
+            if same and not (_reaches(device, other) and _reaches(other, device)):
+                pairs.append((device, other))
+    if pairs:
+        names = [f"{one['index']}-{other['index']}" for one, other in pairs]
+        hint = _together(hive_of(view, pairs[0][0]))
+        yield fail(f"no XGMI between GPUs {', '.join(names[:8])}, which are in one hive", value=names, hint=hint)
+
+
+def _reaches(one: gpus.Device, other: gpus.Device) -> bool:
+    # A partition reaches the others of its own GPU without a link.
+    if gpus.value(one, "pci") == gpus.value(other, "pci"):
+        return True
+    return str(other["index"]) in (gpus.value(one, "xgmi") or {})
+
+
+def _down(view: View, devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
+    told = {device["index"]: gpus.value(device, "xgmi_links") for device in gpus.all_gpus(view)}
+    up = {index: sum(states) for index, states in told.items() if states}
+    for device in devices:
+        index = device["index"]
+        members = [up[member] for member in hive_of(view, device) if member in up]
+        usual, times = Counter(members).most_common(1)[0] if members else (0, 0)
+        if index in up and up[index] < usual and times * 2 > len(members):
+            message = f"{gpus.label(device)}: {up[index]} of {usual} XGMI links up"
+            hint = _together(hive_of(view, device))
+            yield fail(message, gpu=index, value=up[index], expected=usual, hint=hint)
+
+
+def _together(members: Sequence[int]) -> str:
+    return f"{describe_joint_reset(members)}; if the link stays down, have the module looked at"
+
+
+@cluster_check(
+    name="gpu.xgmi_outlier",
+    family=_FAMILY,
+    source="links up, hops and bandwidth of each pair of GPUs at the same addresses of machines that are built alike",
+    threshold="as most nodes have it there; of two nodes that differ the lesser WARN",
+    severity="FAIL",
+    remedy=_REMEDY,
+    action=Action.RESET_GPU,
+    gpu=True,
+    vendors=(AMD,),
+)
+def outlier(view: ClusterView) -> Iterable[Outcome]:
+    """No pair of AMD's GPUs is slower or farther apart than the same pair of other nodes."""
+    fast = compare.by_slot(view, lambda node: _pairs(node, 1))
+    near = compare.by_slot(view, lambda node: {pair: -weight for pair, weight in _pairs(node, 0).items()})
+    if not fast:
+        return [compare.report_no_outlier(view, 0, "pairs of GPUs")]
+    odd = [*_odd(fast, "slower than")] or [*_odd(near, "farther apart than")]
+    return odd or [ok("pairs of GPUs are joined as on other nodes")]
+
+
+def _pairs(node: View, which: int) -> dict[str, int]:
+    """Return the weight (0) or the bandwidth (1) of each pair, by their indices."""
+    return {
+        f"{device['index']}-{peer}": link[which]
+        for device in gpus.used_gpus(node)
+        for peer, link in (gpus.value(device, "xgmi") or {}).items()
+        if device["index"] < int(peer)
+    }
+
+
+def _odd(places: Mapping[str, Mapping[str, int]], how: str) -> Iterator[Outcome]:
+    by_state: dict[tuple[str, bool], list[str]] = {}
+    for place, values in places.items():
+        needed, pair = compare.expected_by_slot(values), place.rsplit(" ", 1)[1]
+        certain = compare.count_votes(values).majority is not None
+        for node, has in values.items():
+            if has < needed:
+                by_state.setdefault((node, certain), []).append(pair)
+    for (node, certain), pairs in by_state.items():
+        say = fail if certain else warn
+        yield say(f"GPUs {', '.join(pairs[:8])} are {how} on other nodes", node=node, value=pairs)
+
+
+def find_xgmi_symptom(gpu: int, lost: int | None) -> Symptom | None:
+    """Return what links that have gone down say of a GPU in a run."""
+    if not lost or lost < 0:
+        return None
+    return Symptom(
+        gpu=gpu,
+        check="gpu.xgmi",
+        status=Status.FAIL,
+        words=f"{lost} XGMI links have gone down",
+        action=Action.RESET_GPU,
+        lasting=_LASTING,
+    )
+
+
+XGMI_CHECKS = (links, outlier)
+
+
+# --- What AMD's driver has reported in the kernel log: errors, hangs, resets, and how they ended.
+
+Event = dict[str, Any]
+_ENDED = ("done", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    """What a kind of event says.
+
+    Attributes:
+        hard: It speaks of hardware.
+        mends: A reset of the GPU repairs it.
+    """
+
+    words: str
+    hard: bool
+    action: Action
+    mends: bool = False
+
+
+_MEANINGS: dict[tuple[str, str], _Meaning] = {
+    ("lost", ""): _Meaning("GPU is lost", True, Action.REBOOT_NODE),
+    ("init", ""): _Meaning("the driver could not start the GPU", True, Action.REBOOT_NODE),
+    ("worn", ""): _Meaning("more bad memory pages than the driver accepts", True, Action.RMA),
+    ("reset", "failed"): _Meaning("a reset of the GPU failed", True, Action.REBOOT_NODE),
+    ("reset", "done"): _Meaning("the GPU was reset", False, Action.NONE),
+    ("hang", ""): _Meaning("a queue of work hung", False, Action.RESTART_APP),
+}
+
+
+def was_reset_since(view: View, device: gpus.Device, kind: str) -> bool:
+    """Tell whether a GPU was reset after the last event of a kind, as far as the kernel log says."""
+    own = [event for event in _events(view) if event["device"] == gpus.value(device, "pci")]
+    of_kind = [event["order"] for event in own if event["kind"] == kind]
+    resets = [event["order"] for event in own if (event["kind"], event["grade"]) == ("reset", "done")]
+    return bool(of_kind and resets) and max(resets) > max(of_kind)
+
+
+def _events(view: View) -> list[Event]:
+    events = view.group("kernel_log").data.get("events") or []
+    return [event for event in events if event.get("vendor") == AMD]
+
+
+def _witness(view: View) -> Outcome | None:
+    return report_closed_log(view, gpus_speak=True)
+
+
+@node_check(
+    name="gpu.driver_log",
+    family="XID and SXid",
+    source="lines of amdgpu in the kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted",
+    threshold=(
+        "no GPU lost, none that the driver could not start, no reset that failed or did not end within `unended` "
+        "seconds, no more bad pages than the driver accepts; an uncorrected error FAIL within `lookback` seconds, WARN "
+        "once the GPU was reset; resets and hung queues, which programs cause too, WARN within `lookback`"
+    ),
+    severity="FAIL",
+    remedy="Follow the action; `severity: {amdgpu.reset: ignore}` silences a kind (ras, hang, reset, lost, worn, init)",
+    action=Action.REBOOT_NODE,
+    gpu=True,
+    vendors=(AMD,),
+    group="kernel_log",
+    root="counts of errors and bad pages, and that the GPUs answer, speak for them",
+    witness=_witness,
+    thresholds={"lookback": 86400.0, "unended": 120.0},
+)
+def driver_log(view: View) -> Iterator[Outcome]:
+    """Errors, hangs and resets that AMD's driver reported since boot."""
+    events = _events(view)
+    outcomes = [outcome for event in events if (outcome := _weigh(view, event, events)) is not None]
+    yield from outcomes or [ok(f"no trouble of amdgpu {describe_reach(view)}")]
+
+
+def _weigh(view: View, event: Event, events: list[Event]) -> Outcome | None:
+    device, index, mine = _place(view, event["device"])
+    age = event["last_age_s"]
+    recent = age is None or age <= view.limit("lookback")
+    meaning = _meaning(view, event, events)
+    if not mine or meaning is None or not (recent or meaning.hard):
+        return None
+    mended = meaning.mends and _mended(event, events)
+    say = fail if meaning.hard and not mended and (recent or not meaning.mends) else warn
+    times = f", {event['count']} times" if event["count"] > 1 else ""
+    when = f", {format_age(age)}" if age is not None else ""
+    action = Action.NONE if mended else meaning.action
+    return say(
+        f"{_label(index, event['device'])}: {meaning.words}{times}{when}{', since reset' if mended else ''}",
+        gpu=index,
+        value={"kind": event["kind"], "count": event["count"], "last_age_s": age, "text": event["text"]},
+        action=action,
+        hint=_hint(view, device, action),
+        key=f"amdgpu.{event['kind']}",
+    )
+
+
+def _meaning(view: View, event: Event, events: list[Event]) -> _Meaning | None:
+    kind, grade = event["kind"], event["grade"]
+    if kind == "ras":
+        return _Meaning(f"uncorrected errors in {grade}", True, Action.RESET_GPU, mends=True)
+    if (kind, grade) == ("reset", "begin"):
+        ended = any(e["order"] > event["order"] and e["grade"] in _ENDED for e in _of(event, events, "reset"))
+        age = event["last_age_s"]
+        if ended or (age is not None and age < view.limit("unended")):
+            return None
+        return _Meaning("a reset of the GPU has not ended", True, Action.REBOOT_NODE)
+    return _MEANINGS.get((kind, grade))
+
+
+def _mended(event: Event, events: list[Event]) -> bool:
+    return any(e["order"] > event["order"] and e["grade"] == "done" for e in _of(event, events, "reset"))
+
+
+def _of(event: Event, events: list[Event], kind: str) -> list[Event]:
+    return [other for other in events if other["device"] == event["device"] and other["kind"] == kind]
+
+
+def _place(view: View, address: str) -> tuple[gpus.Device | None, int | None, bool]:
+    """Return the GPU at an address, its index, and whether the run uses it; of one without address nobody knows."""
+    device = next((d for d in gpus.all_gpus(view) if gpus.value(d, "pci") == address), None)
+    if device is None:
+        return None, None, True
+    return device, device["index"], device in gpus.used_gpus(view)
+
+
+def _label(index: int | None, address: str) -> str:
+    if index is not None:
+        return f"GPU {index}"
+    return f"GPU at {address}" if address else "a GPU"
+
+
+def _hint(view: View, device: gpus.Device | None, action: Action) -> str:
+    if action is Action.RESTART_APP:
+        return "A program may have caused it; if it comes again with others, have the hardware looked at"
+    if action is Action.NONE:
+        return "Nothing to do: the GPU has been reset; look at what came before it if it was not on purpose"
+    remedy = reset_hint(view, device or {"index": 0}, action)
+    return remedy or "Look at the lines of amdgpu around it in the kernel log (`dmesg -T`)"
+
+
+AMDGPU_LOG_CHECKS = (driver_log,)
+
+
+# --- Errors of AMD's GPUs: those that memory and engines could not correct, and pages of memory that are bad.
+
+_REPAIRED = (
+    "Nothing to do: the GPU was reset since, which takes bad pages out of use; the count ends with the next boot"
+)
+
+
+def uncorrected(view: View) -> Iterable[Outcome]:
+    """Judge errors that were left uncorrected since the driver was loaded; the driver counts on over a reset."""
+
+    def judge(device: gpus.Device, value: Any) -> Outcome | None:
+        if value <= 0:
+            return None
+        index, message = device["index"], f"{gpus.label(device)}: {value} uncorrected errors in {_blocks(device)}"
+        if was_reset_since(view, device, "ras"):
+            text = f"{message}, since reset"
+            return warn(text, gpu=index, value=value, expected=0, action=Action.NONE, hint=_REPAIRED)
+        hint = reset_hint(view, device, Action.RESET_GPU)
+        return fail(message, gpu=index, value=value, expected=0, action=Action.RESET_GPU, hint=hint)
+
+    return gpus.judge_each(view, "ecc_unc", judge, "no uncorrected errors on {n} GPUs")
+
+
+def _blocks(device: gpus.Device) -> str:
+    blocks = gpus.value(device, "ras") or {}
+    return ", ".join(name for name, (wrong, _) in blocks.items() if wrong) or "memory"
+
+
+@node_check(
+    name="gpu.bad_pages",
+    family="GPU memory",
+    source="`ras/gpu_vram_bad_pages` of AMD's driver",
+    threshold=(
+        "none that waits to be taken out of use, none that could not be; WARN above `warn` out of use (the driver "
+        "itself says when there are too many: `gpu.driver_log`)"
+    ),
+    severity="FAIL",
+    remedy="Reset the GPU, with all of its XGMI hive, or reboot",
+    action=Action.RESET_GPU,
+    gpu=True,
+    vendors=(AMD,),
+    thresholds={"warn": 256.0},
+)
+def bad_pages(view: View) -> Iterable[Outcome]:
+    """No bad memory page of an AMD GPU is still in use, and few have been taken out of it."""
+
+    def judge(device: gpus.Device, value: Any) -> Outcome | None:
+        index, name = device["index"], gpus.label(device)
+        in_use = value["pending"] + value["failed"]
+        if in_use:
+            hint = reset_hint(view, device, Action.RESET_GPU)
+            message = f"{name}: {in_use} bad memory pages are still in use"
+            return fail(message, gpu=index, value=value, action=Action.RESET_GPU, hint=hint)
+        if value["retired"] > view.limit("warn"):
+            hint = reset_hint(view, device, Action.RMA)
+            message = f"{name}: {value['retired']} bad memory pages taken out of use"
+            return warn(message, gpu=index, value=value, action=Action.RMA, hint=hint)
+        return None
+
+    return gpus.judge_each(view, "bad_pages", judge, "no bad memory page in use on {n} GPUs")
+
+
+def find_ras_symptom(gpu: int, more: int) -> Symptom | None:
+    """Return what uncorrected errors say of a GPU in a run: `more` since its start."""
+    if more <= 0:
+        return None
+    return Symptom(
+        gpu=gpu,
+        check="gpu.ecc_uncorrected",
+        status=Status.FAIL,
+        words="uncorrected errors",
+        action=Action.RESET_GPU,
+        detail=f"{more} since the start",
+    )
+
+
+RAS_CHECKS = (bad_pages,)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from clusterctl.formatting import plural
 from clusterctl.health import driver_errors
 from clusterctl.health.check import View, node_check
-from clusterctl.health.checks import amd_presence, gpus
-from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
-from clusterctl.health.vendors import AMD, JUDGED, VENDORS
+from clusterctl.health.checks import gpus, presence
+from clusterctl.health.model import AMD, JUDGED, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +28,7 @@ _SETUP = {4, 9, 12, 17}
     action=Action.FIX_CONFIG,
     gpu=True,
     vendors=JUDGED,
-    by_vendor={AMD: amd_presence.driver},
+    by_vendor={AMD: presence.driver},
 )
 def driver(view: View) -> Iterator[Outcome]:
     """The vendor's driver is loaded, and its library opens.

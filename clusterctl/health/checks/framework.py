@@ -1,16 +1,17 @@
-"""Whether a node has what `job.framework` names, and whether its torch can use the GPUs that are declared."""
+"""The framework of the job: whether it imports, sees the GPUs, and fits the driver and the other nodes."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import gpus
-from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
-from clusterctl.health.vendors import AMD, NVIDIA, VENDORS
+from clusterctl.health.model import AMD, NVIDIA, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _FAMILY = "Versions"
 _PACKAGES = {
@@ -112,4 +113,136 @@ def _maker(view: View) -> str | None:
     return gpus.vendor(view) if gpus.compute_cards(view) or gpus.all_gpus(view) else None
 
 
-CHECKS = (installed, gpu_build)
+FRAMEWORK_CHECKS = (installed, gpu_build)
+
+
+# --- Whether the framework's CUDA can run here: on this driver, and on these GPUs.
+
+_DRIVERS = {11: 450, 12: 525, 13: 580}
+"""The oldest driver branch for each major CUDA: NVIDIA, CUDA compatibility, minor version compatibility."""
+_FIRST_CUDA = {8: (11, 0), 9: (11, 8), 10: (12, 8), 11: (13, 0), 12: (12, 8)}
+"""The first CUDA that makes code for GPUs of a major compute capability (release notes of the CUDA toolkit)."""
+_LAST_CUDA = ((3, 11), (7, 12))
+"""Major compute capability up to which a major CUDA is the last that makes code for it: CUDA 12 has dropped Kepler,
+CUDA 13 all before Turing (7.5)."""
+_TURING = (7, 5)
+_OWN_BUILD = re.compile(r"\d(?:a|b|rc|\.dev)\d|\+git")
+"""Versions of builds that one makes or gets from a vendor: they may carry code that a driver translates."""
+_LIBRARY_NOT_FOUND = 12
+_OTHERS = frozenset({"jax", "tensorflow", "tensorflow-cpu"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """A framework and the CUDA that it is built for; a `minor` of `None` is not known."""
+
+    name: str
+    major: int
+    minor: int | None
+
+    @property
+    def words(self) -> str:
+        """What it is built for."""
+        minor = "" if self.minor is None else f".{self.minor}"
+        return f"{self.name} is built for CUDA {self.major}{minor}"
+
+
+@node_check(
+    name="version.cuda_driver",
+    family="Versions",
+    source="CUDA that torch or JAX is built for (package metadata), CUDA of the driver and compute capability (NVML)",
+    threshold=(
+        "the driver's CUDA, as its library in the job's environment tells it (a compatibility package counts), is of "
+        "the same major version or a later one; the build has code for every GPU of the run: "
+        "CUDA 11.8 for sm_90, 12.8 for sm_100 and sm_120, less than 13 for sm_70 and older. WARN where the job may use "
+        "another framework, or the build is one's own"
+    ),
+    severity="FAIL",
+    remedy="Install a build of the framework for a CUDA that this driver and these GPUs run, or a newer driver",
+    action=Action.FIX_CONFIG,
+    gpu=True,
+    group="versions",
+)
+def cuda_driver(view: View) -> Iterator[Outcome]:
+    """The framework's CUDA starts on this driver and has code for these GPUs; else its first call ends the run."""
+    nvml = view.group("nvml")
+    build = _list_built_architectures(view)
+    if isinstance(build, str):
+        yield skip(build)
+    elif nvml.status != "ok" or nvml.data.get("init_error") is not None:
+        yield unknown("the driver could not be asked for its CUDA")
+    elif nvml.data.get("cuda_error") == _LIBRARY_NOT_FOUND:
+        yield warn(f"{build.words}, and there is no `libcuda.so.1`", hint=_NO_LIBRARY)
+    elif (most := _cuda_of_driver(nvml.data)) is None:
+        yield unknown("the driver does not tell its CUDA")
+    else:
+        yield from _compared(view, build, most)
+
+
+_NO_LIBRARY = "Give a container the driver's compute libraries (`NVIDIA_DRIVER_CAPABILITIES=compute,utility`)"
+
+
+def _compared(view: View, build: _Build, most: tuple[int, int]) -> Iterator[Outcome]:
+    names = view.group("versions").data.get("names") or {}
+    unsure = view.context.framework not in ("torch", "keras", "jax") and _OTHERS & set(names)
+    say = warn if unsure else fail
+    limit = f"driver {view.group('nvml').data.get('driver')} runs CUDA up to {most[0]}.{most[1]}"
+    if build.major > most[0]:
+        yield say(f"{build.words}, {limit}", value=build.major, expected=most[0], hint=_newer(build.major, most[0]))
+        return
+    missing = list(_without_code(view, build, warn if _OWN_BUILD.search(build.name) else say))
+    yield from missing or [ok(f"{build.words}; {limit}")]
+
+
+def _newer(needed: int, there: int) -> str:
+    wheels = {11: "cu118", 12: "cu128"}.get(there, f"cu{there}0")
+    driver = _DRIVERS.get(needed, "a newer one")
+    index = f"https://download.pytorch.org/whl/{wheels}"
+    wheel = f"`pip install torch --index-url {index}`"
+    return f"Install driver {driver} or later, or a build for CUDA {there} (torch: {wheel})"
+
+
+def _without_code(view: View, build: _Build, say: Callable[..., Outcome]) -> Iterator[Outcome]:
+    """Say which GPUs the build has no code for. Code of a major compute capability runs on all its minor ones."""
+    for device in gpus.used_gpus(view):
+        major, minor = gpus.value(device, "capability") or (0, 0)
+        first = _FIRST_CUDA.get(major, (0, 0))
+        old = build.minor is not None and (build.major, build.minor) < first
+        last = next((cuda for oldest, cuda in _LAST_CUDA if major <= oldest), build.major)
+        dropped = major and build.major > last and (major, minor) < _TURING
+        if old:
+            why = f"CUDA {first[0]}.{first[1]} is the first that has it"
+        elif dropped:
+            why = f"CUDA {last} was the last that had it"
+        else:
+            continue
+        code = f"sm_{major}{minor}"
+        message = f"{gpus.label(device)}: {build.words}, without code for {code}; {why}"
+        yield say(message, gpu=device["index"], value=code)
+
+
+def _list_built_architectures(view: View) -> _Build | str:
+    """Return the framework and its CUDA, or why there is nothing to compare."""
+    data, framework = view.group("versions").data, view.context.framework
+    if framework in ("tensorflow", "none"):
+        return f"`job.framework` is {framework}"
+    if framework == "jax":
+        plugins = {name: text for name, text in (data.get("names") or {}).items() if name.startswith("jax-cuda")}
+        for name, text in plugins.items():
+            return _Build(f"{name} {text}", int("".join(filter(str.isdigit, name))), None)
+        return "no CUDA plugin of JAX here"
+    if not data.get("torch_cuda"):
+        return "no torch here" if not data.get("torch") else "torch is not built for CUDA"
+    major, _, minor = str(data["torch_cuda"]).partition(".")
+    return _Build(f"torch {data['torch']}", int(major), int(minor.split(".")[0] or 0))
+
+
+def _cuda_of_driver(nvml: dict[str, Any]) -> tuple[int, int] | None:
+    """Return the newest CUDA that the driver's library in the job's environment runs, a compatibility package's too."""
+    if nvml.get("cuda"):
+        return int(nvml["cuda"]) // 1000, int(nvml["cuda"]) % 1000 // 10
+    branch = int(str(nvml.get("driver") or "0").split(".", maxsplit=1)[0])
+    return next(((major, 0) for major, oldest in sorted(_DRIVERS.items(), reverse=True) if branch >= oldest), None)
+
+
+COMPATIBILITY_CHECKS = (cuda_driver,)

@@ -1,7 +1,7 @@
-"""Reading one GPU's facts: values, why one is missing, and folding many GPUs into few outcomes.
+"""Facts of GPUs: values, reasons for missing ones, folding of many GPUs into few outcomes; ranks of a node.
 
 A device of a vendor's group is `{"vendor", "index", "v": {field: value}, "err": {field: word}, "codes": {field: n}}`;
-`answers` has what the words mean.
+`clusterctl.health.driver_errors` explains the words.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health import driver_errors
-from clusterctl.health.model import Outcome, needs_root, ok, skip, unknown
-from clusterctl.health.vendors import AMD, NVIDIA, VENDORS
+from clusterctl.health.model import AMD, NVIDIA, VENDORS, Outcome, needs_root, ok, skip, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -152,3 +151,27 @@ def judge_each(
 def gpu_names(gpus: Sequence[int]) -> str:
     """Name GPUs: `GPU 3`, `GPUs 0, 2`."""
     return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
+
+
+# --- How many ranks a node is to run, which says how much of it they need.
+
+
+def uses_gpus(view: View) -> bool:
+    """Tell whether the node takes part with GPUs."""
+    count = view.expected.count
+    return has_gpu_sign(view) if count is None else count > 0
+
+
+def count_ranks(view: View) -> int:
+    """Return how many ranks the node is to run: as declared, else one a GPU, else one."""
+    declared = view.expected.workers
+    if declared is not None:
+        return max(1, declared)
+    count = view.expected.count
+    return max(1, len(used_gpus(view)) if count is None else count)
+
+
+def describe_ranks(view: View) -> str:
+    """Name them for a person."""
+    number = count_ranks(view)
+    return f"{number} rank{'s' if number > 1 else ''}"

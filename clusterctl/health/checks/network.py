@@ -1,4 +1,4 @@
-"""Names, and the interfaces by which nodes reach each other."""
+"""The network between nodes: addresses, interfaces, rendezvous, and data from each node to the next."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
 from clusterctl.config.network_interfaces import VIRTUAL_INTERFACE_PREFIXES, select_interfaces
-from clusterctl.formatting import plural
+from clusterctl.formatting import format_size, plural
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
-from clusterctl.health.checks import compare
+from clusterctl.health.checks import compare, gpus
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def link_speed(view: ClusterView) -> Iterable[Outcome]:
     return compare.compare_nodes(view, lambda node: _used(node, "speed"), "link speed")
 
 
-CHECKS = (
+NETWORK_CHECKS = (
     ssh,
     hostname_loopback,
     resolve,
@@ -244,3 +244,230 @@ CHECKS = (
     mtu,
     link_speed,
 )
+
+
+# --- The port where workers meet, and whether every entry of the cluster file is a machine of its own.
+
+_RENDEZVOUS_FAMILY = "Rendezvous"
+
+
+@node_check(
+    name="net.port_free",
+    family=_RENDEZVOUS_FAMILY,
+    source="bind on the node where the port will be used",
+    threshold="free",
+    severity="FAIL",
+    remedy=("End what holds the port (`ss -ltnp`), or leave `network.master_port` out so that a free one is taken"),
+    action=Action.KILL_PROCS,
+    group="ports",
+)
+def port_free(view: View) -> Iterator[Outcome]:
+    """Ports that the run asks for by number are free."""
+    ports = view.group().data.get("ports") or []
+    taken = [entry for entry in ports if not entry["free"]]
+    for entry in taken:
+        owner = f" by {entry['owner']}" if entry.get("owner") else ""
+        yield fail(f"port {entry['port']} is taken{owner}: {entry.get('error')}", value=entry["port"])
+    if not ports:
+        yield skip("no port is asked for by number")
+    elif not taken:
+        yield ok(f"{', '.join(str(entry['port']) for entry in ports)} free")
+
+
+_CONNECT_ERRORS = {
+    "refused": "connection refused: nobody listens at that address",
+    "timeout": "no answer: a firewall drops the packets",
+    "unreachable": "no route",
+    "wrong answer": "something else answers there",
+}
+
+
+@node_check(
+    name="net.rendezvous",
+    family=_RENDEZVOUS_FAMILY,
+    source="node 0 listens for a moment, every other node connects and exchanges a nonce",
+    threshold="reachable from every other node",
+    severity="FAIL",
+    remedy=(
+        "Open the port (and those above 1023, which NCCL and Gloo use) between the nodes, or set "
+        "`internal_ip` to the network that joins them"
+    ),
+    action=Action.FIX_CONFIG,
+)
+def rendezvous(view: View) -> Iterator[Outcome]:
+    """Every node reaches the rendezvous port of node 0 at the address that workers will be given."""
+    tried = view.controller.get("rendezvous")
+    if not tried:
+        yield unknown("the port was not tried") if view.context.multi_node else skip("only one node")
+        return
+    place = f"{tried.get('address')}:{tried.get('port')}"
+    if tried.get("role") == "listen":
+        yield _listened(tried, place)
+    elif tried.get("ok"):
+        yield ok(f"reaches {place}", value=tried.get("ms"))
+    else:
+        error = str(tried.get("error"))
+        listener = f"{tried['listener']} at " if tried.get("listener") else ""
+        yield fail(f"cannot reach {listener}{place}: {_CONNECT_ERRORS.get(error, error)}", value=error)
+
+
+def _listened(tried: dict[str, Any], place: str) -> Outcome:
+    peers = tried.get("peers") or 0
+    if not tried.get("ok"):
+        return fail(f"cannot listen at {place}: {tried.get('error')}", value=place)
+    if peers > 1 and not tried.get("reached_by"):
+        return fail(f"listened at {place}, and none of {peers} nodes came through: its own firewall", value=place)
+    return ok(f"listened at {place}")
+
+
+@cluster_check(
+    name="cluster.unique",
+    family=_RENDEZVOUS_FAMILY,
+    source="boot id, namespaces, GPU UUIDs, declared GPUs",
+    threshold="no GPU is declared twice; one machine is listed twice only with GPUs by index, or `transport: local`",
+    severity="FAIL",
+    remedy="Remove one of the entries, or give each its own GPUs (`gpus: [0, 1]`)",
+    action=Action.FIX_CONFIG,
+)
+def unique(view: ClusterView) -> Iterator[Outcome]:
+    """No device is claimed by two entries of the cluster file, and no machine is taken for two under its two names."""
+    if not view.views or not any(node.group("host").data.get("boot_id") for node in view.views):
+        yield unknown("no node tells its boot id")
+        return
+    twice = _claimed_twice(view)
+    for device, nodes in twice.items():
+        yield fail(f"{device} is declared by {', '.join(nodes)}", value=nodes)
+    doubles = _listed_twice(view)
+    for nodes in doubles:
+        yield fail(f"{' and '.join(nodes)} are one machine under {len(nodes)} names", value=nodes)
+    machines: dict[str, list[str]] = {}
+    for node in view.views:
+        boot = node.group("host").data.get("boot_id")
+        if boot:
+            machines.setdefault(boot, []).append(node.node)
+    shared = ["+".join(nodes) for nodes in machines.values() if len(nodes) > 1]
+    if not twice and not doubles:
+        yield ok(
+            plural(len(machines), "machine") + (f"; on one machine: {', '.join(shared)}" if shared else ""),
+            value=shared or None,
+        )
+
+
+def _listed_twice(view: ClusterView) -> list[list[str]]:
+    """Return nodes that are one place each, unless each of them has GPUs of its own by their indices."""
+    places: dict[str, list[str]] = {}
+    for node in view.views:
+        place = node.controller.get("place")
+        if place and all(place) and not isinstance(node.expected.gpus, tuple):
+            places.setdefault(str(place), []).append(node.node)
+    return [nodes for nodes in places.values() if len(nodes) > 1]
+
+
+def _claimed_twice(view: ClusterView) -> dict[str, list[str]]:
+    claims: dict[str, list[str]] = {}
+    for node in view.views:
+        if node.expected.count == 0:
+            continue
+        for device in gpus.used_gpus(node):
+            uuid = device.get("v", {}).get("uuid")
+            if uuid:
+                claims.setdefault(f"GPU {device['index']} ({uuid})", []).append(node.node)
+    return {device: nodes for device, nodes in claims.items() if len(nodes) > 1}
+
+
+@cluster_check(
+    name="cluster.hostnames",
+    family=_RENDEZVOUS_FAMILY,
+    source="gethostname of all nodes",
+    threshold="every machine has a name of its own",
+    severity="WARN",
+    remedy="Give the machines different names; logs and other tools tell them apart by it",
+    action=Action.FIX_CONFIG,
+)
+def hostnames(view: ClusterView) -> Iterator[Outcome]:
+    """Different machines have different names."""
+    names: dict[str, dict[str, str]] = {}
+    for node in view.views:
+        hostname, boot = node.group("names").data.get("hostname"), node.group("host").data.get("boot_id")
+        if hostname and boot:
+            names.setdefault(hostname, {}).setdefault(boot, node.node)
+    shared = {name: list(boots.values()) for name, boots in names.items() if len(boots) > 1}
+    for name, nodes in shared.items():
+        yield warn(f"{', '.join(nodes)} are all called {name}", value=nodes)
+    if not names:
+        yield unknown("no node tells its name")
+    elif not shared:
+        yield ok(plural(len(names), "name"))
+
+
+RENDEZVOUS_CHECKS = (port_free, rendezvous, unique, hostnames)
+
+
+# --- Whether data gets from each node to the next and back.
+
+_ROUTE_ERRORS = {
+    "refused": "connection refused",
+    "timeout": "no answer: a firewall drops the packets",
+    "unreachable": "no route",
+    "wrong answer": "something else answers there",
+    "hung up": "the connection was cut in the middle",
+}
+_PACKETS = (
+    "Packets of full size are lost: compare the MTU of both nodes with what switches, VLAN, VXLAN or VPN between them "
+    "let through (`ping -M do -s 1472 ADDRESS`, 8972 for jumbo frames)"
+)
+
+
+@node_check(
+    name="net.ring",
+    family="Rendezvous",
+    source=(
+        "each worker connects to the next one at a port that the kernel picks, as NCCL and Gloo do, sends 256 KiB and "
+        "gets them back; each spare does so with one worker, and it with the spare; 4 s for all of it"
+    ),
+    threshold=(
+        "all of it arrives; where the time was up first: FAIL if nothing had moved for `still` seconds, else WARN"
+    ),
+    severity="FAIL",
+    remedy="Open all ports above 1023 between the nodes, in both directions (nccl#388, nccl#1524)",
+    action=Action.FIX_CONFIG,
+    thresholds={"still": 1.0},
+)
+def ring(view: View) -> Iterator[Outcome]:
+    """Data gets from node to node and back, at any port and in packets of any size."""
+    tried = view.controller.get("ring")
+    if tried is None:
+        met = view.controller.get("rendezvous") or {}
+        why = "the node was not met (`net.rendezvous`)" if met and not met.get("ok") else "no way was tried"
+        yield unknown(why) if view.context.multi_node else skip("only one node")
+        return
+    bad = [_judge_route(view, way) for way in tried if not way["ok"]]
+    yield from bad
+    if not tried:
+        yield skip("no other node was met")
+    elif not bad:
+        slowest = max(float(way["ms"]) for way in tried)
+        yield ok(
+            f"{', '.join(way['to'] for way in tried)}: {format_size(tried[0]['payload'])} there and back", value=slowest
+        )
+
+
+def _judge_route(view: View, way: dict[str, Any]) -> Outcome:
+    if way["ok"] is None:
+        return unknown(f"{way['from']} to {way['to']} could not be tried: {way.get('error')}")
+    words, error = f"{way['from']} to {way['to']} at {way['address']}:{way['port']}", str(way.get("error"))
+    sent, received, payload = way.get("sent") or 0, way.get("received") or 0, way.get("payload") or 0
+    if error != "timeout" or not (sent or received or way.get("still")):
+        return fail(f"{words}: {_ROUTE_ERRORS.get(error, error)}", value=error)
+    where = (
+        f"{format_size(sent)} of {format_size(payload)} got there"
+        if sent < payload
+        else f"{format_size(received)} of {format_size(payload)} came back"
+    )
+    if way["still"] < view.limit("still"):
+        return warn(f"{words}: only {where} in {way['ms'] / 1000:.0f} s", value=received, expected=payload)
+    message = f"{words}: it connects and answers, but then only {where}"
+    return fail(message, value=received, expected=payload, hint=_PACKETS)
+
+
+RING_CHECKS = (ring,)

@@ -1,20 +1,160 @@
-"""Which GPUs there are, which of them are ours, and why we do not have the others."""
+"""GPUs of a node: their number, the reasons for hidden ones, and access to their device files."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health import driver_errors
 from clusterctl.health.check import node_check
-from clusterctl.health.checks import amd_presence, gpus
-from clusterctl.health.checks.hidden_gpus import ASK, LOOK, HiddenGpu, Why, judge_count
-from clusterctl.health.model import Action, Outcome, fail, ok, unknown
-from clusterctl.health.vendors import AMD, JUDGED
+from clusterctl.health.checks import gpus
+from clusterctl.health.model import AMD, JUDGED, Action, Outcome, fail, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from clusterctl.health.check import View
+
+
+class Why(Enum):
+    """Why a GPU that is on the PCI bus is not shown."""
+
+    FAULT = "not shown"
+    KEPT = "not given to us"
+    DENIED = "closed to this user"
+    UNBOUND = "without its vendor's driver"
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenGpu:
+    """A GPU that is not shown, by its PCI address."""
+
+    address: str
+    why: Why
+    words: str
+
+
+LOOK = "Look for the missing GPU's PCI address in the kernel log, then reboot; if it stays away it is the hardware"
+ASK = "Ask the scheduler or the container for more GPUs, or declare those that are given (`gpus: N`)"
+
+
+def judge_count(
+    view: View, seen: int, entries: Sequence[HiddenGpu], remedies: Mapping[Why, tuple[Action, str]]
+) -> Iterator[Outcome]:
+    """Say whether as many GPUs are there as the cluster file declares, or as the node has.
+
+    Args:
+        view: The node.
+        seen: How many its driver shows.
+        entries: Those that it does not.
+        remedies: What to do about each reason, the gravest first.
+    """
+    declared = view.expected.gpus
+    needed = max(declared, default=-1) + 1 if isinstance(declared, tuple) else declared
+    faults = [entry for entry in entries if entry.why is Why.FAULT]
+    if needed is not None and seen < needed:
+        reasons = {entry.why for entry in entries}
+        action, hint = next((remedy for why, remedy in remedies.items() if why in reasons), remedies[Why.FAULT])
+        message = f"{seen} of {needed} GPUs{_told(entries)}"
+        yield fail(message, value=seen, expected=needed, action=action, hint=hint)
+    elif faults:
+        say = fail if needed is None else warn
+        whole = seen + len(faults)
+        yield say(f"{seen} GPUs, {whole} on the PCI bus{_told(faults)}", value=seen, expected=whole)
+    elif seen == 0 and needed is None:
+        yield skip(f"no GPU here and none declared{_told(entries)}")
+    else:
+        yield ok(f"{seen} GPUs{_told(entries)}", value=seen, expected=needed)
+
+
+def _told(entries: Sequence[HiddenGpu]) -> str:
+    """Name GPUs by address, those with one reason together."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        by_reason.setdefault((entry.why.value, entry.words), []).append(entry.address)
+    parts = [f"{why}: {', '.join(addresses)} ({words})" for (why, words), addresses in by_reason.items()]
+    return "".join(f"; {part}" for part in parts)
+
+
+# --- AMD's driver, which of its GPUs there are, and whether the user may open them.
+
+_INSTALL = "Install or load the amdgpu driver (`rocminfo` must work as the same user)"
+_AMD_REMEDIES: dict[Why, tuple[Action, str]] = {
+    Why.FAULT: (Action.REBOOT_NODE, LOOK),
+    Why.UNBOUND: (
+        Action.FIX_CONFIG,
+        "Give the card to the amdgpu driver (`lspci -k` names what has it), or declare the GPUs that are left",
+    ),
+    Why.KEPT: (Action.FIX_CONFIG, ASK),
+}
+
+
+def driver(view: View) -> Iterator[Outcome]:
+    """Judge whether the amdgpu driver is there and computes."""
+    group = view.group("amdgpu")
+    if group.status == "timeout":
+        yield unknown("the amdgpu driver hangs (see `gpu.responsive`)")
+    elif group.status == "ok":
+        version = group.data.get("driver")
+        yield ok(f"amdgpu {version}" if version else "amdgpu of the kernel", value=version)
+    elif group.status != "absent":
+        yield unknown(f"could not ask the amdgpu driver: {group.reason or group.status}")
+    else:
+        say = fail if view.expected.count else warn
+        loaded = "amdgpu" in (view.group("driver").data.get("modules") or [])
+        what = (
+            "amdgpu is loaded, and computes nothing: there is no /sys/class/kfd" if loaded else "amdgpu is not loaded"
+        )
+        yield say(what, hint=_INSTALL)
+
+
+def count_amd(view: View) -> Iterator[Outcome]:
+    """Judge how many GPUs the compute driver shows."""
+    group = view.group("amdgpu")
+    if group.status != "ok":
+        yield unknown(f"could not look: {group.reason or group.status}")
+        return
+    yield from judge_count(view, int(group.data.get("count") or 0), _list_hidden_amd(view), _AMD_REMEDIES)
+
+
+def _list_hidden_amd(view: View) -> list[HiddenGpu]:
+    """Return the cards that the compute driver does not show. It tells how many of them the device cgroup keeps."""
+    shown = {gpus.value(device, "pci") for device in gpus.all_gpus(view)}
+    absent = [card for card in gpus.compute_cards(view) if card["vendor"] == AMD and card["address"] not in shown]
+    taken = [card["address"] for card in absent if card.get("driver") == "amdgpu"]
+    kept = len(taken) <= int(view.group("amdgpu").data.get("hidden") or 0)
+    why, words = (Why.KEPT, "kept away by the device cgroup") if kept else (Why.FAULT, "KFD leaves it out")
+    unshown = [HiddenGpu(address, why, words) for address in taken]
+    for card in absent:
+        if card.get("driver") is None:
+            unshown.append(HiddenGpu(card["address"], Why.FAULT, "no driver has taken it"))
+        elif card["address"] not in taken:
+            unshown.append(HiddenGpu(card["address"], Why.UNBOUND, f"bound to {card['driver']}"))
+    return unshown
+
+
+def amd_device_access(view: View) -> Iterator[Outcome]:
+    """Judge whether the user may open what HIP opens: the compute driver and the render node of each GPU of the run."""
+    access = {node["path"]: node["access"] for node in view.group("amdgpu").data.get("dev") or []}
+    minors = [minor for device in gpus.used_gpus(view) if (minor := gpus.value(device, "minor")) is not None]
+    wanted = ["/dev/kfd", *(f"/dev/dri/renderD{minor}" for minor in minors)]
+    shut = [path for path in wanted if access.get(path) == "denied"]
+    absent = [path for path in wanted if access.get(path) == "absent"]
+    if not access:
+        yield unknown("device nodes were not looked at")
+    elif shut:
+        user = view.group("host").data.get("user") or "USER"
+        hint = f"`sudo usermod -aG render,video {user}` and a new login; a container needs `--group-add render`"
+        yield fail(f"no access to {', '.join(shut)}", value=shut, hint=hint)
+    elif absent:
+        hint = "Give a container `--device /dev/kfd --device /dev/dri`; else load the amdgpu driver anew"
+        yield fail(f"{', '.join(absent)} missing", value=absent, hint=hint)
+    else:
+        yield ok(f"{len(wanted)} device nodes are accessible")
+
+
+# --- Which GPUs there are, which of them are ours, and why we do not have the others.
 
 _3D_CONTROLLER = "0x0302"
 """The PCI class of GPUs without a display: nobody leaves one without a driver on purpose."""
@@ -34,7 +174,7 @@ _REMEDIES: dict[Why, tuple[Action, str]] = {
 """What to do about each, the gravest first."""
 
 
-def _unshown(view: View) -> list[HiddenGpu]:
+def _list_hidden(view: View) -> list[HiddenGpu]:
     group = view.group("unshown")
     if group.status == "timeout":
         return [HiddenGpu("a GPU", Why.FAULT, "opening its device node hangs")]
@@ -77,7 +217,7 @@ def _described(entry: dict[str, Any]) -> HiddenGpu:
     action=Action.REBOOT_NODE,
     gpu=True,
     vendors=JUDGED,
-    by_vendor={AMD: amd_presence.count},
+    by_vendor={AMD: count_amd},
 )
 def count(view: View) -> Iterator[Outcome]:
     """Every declared GPU is there. A GPU that the PCI bus has and its driver has not is named by address, and why."""
@@ -91,7 +231,7 @@ def count(view: View) -> Iterator[Outcome]:
     elif nvml.get("count") is None:
         yield unknown(f"NVML did not count: {driver_errors.nvml_name(nvml.get('count_error') or 999)}")
     else:
-        yield from judge_count(view, int(nvml["count"]), _unshown(view), _REMEDIES)
+        yield from judge_count(view, int(nvml["count"]), _list_hidden(view), _REMEDIES)
 
 
 _UVM = "/dev/nvidia-uvm"
@@ -113,7 +253,7 @@ _UVM = "/dev/nvidia-uvm"
     action=Action.FIX_CONFIG,
     gpu=True,
     vendors=JUDGED,
-    by_vendor={AMD: amd_presence.device_access},
+    by_vendor={AMD: amd_device_access},
     group="driver",
 )
 def device_access(view: View) -> Iterator[Outcome]:

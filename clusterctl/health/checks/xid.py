@@ -1,21 +1,172 @@
-"""XIDs: errors that NVIDIA's driver reports of a GPU, as the kernel log counts them and as a running job meets them."""
+"""XID errors of NVIDIA GPUs in the kernel log, and their catalogue."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import node_check
-from clusterctl.health.checks import devices, gpus, recovery
-from clusterctl.health.checks.kernel_reach import describe_reach, format_age, report_closed_log
-from clusterctl.health.checks.xid_catalogue import CATALOGUE, Weight
-from clusterctl.health.model import Action, Outcome, Status, fail, ok, warn
-from clusterctl.health.symptom import Symptom
+from clusterctl.health.checks import device_errors, gpus
+from clusterctl.health.checks.kernel_log import describe_reach, format_age, report_closed_log
+from clusterctl.health.model import Action, Outcome, Status, Symptom, fail, ok, warn
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from clusterctl.health.check import View
+
+
+class Weight(Enum):
+    """How much an XID says about the hardware."""
+
+    APPLICATION = "application error, not hardware"
+    NOTE = "no action needed by itself"
+    HARDWARE = "hardware error"
+    UNUSED = "unused in NVIDIA's catalogue"
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """One code of the catalogue.
+
+    Attributes:
+        confirmed: A program can bring it about too: during a run the driver's recovery action has to confirm it.
+    """
+
+    meaning: str
+    weight: Weight
+    action: Action
+    confirmed: bool = False
+
+
+def _rows(weight: Weight, action: Action, *, confirmed: bool = False, **meanings: str) -> dict[int, Xid]:
+    return {int(code[1:]): Xid(meaning, weight, action, confirmed) for code, meaning in meanings.items()}
+
+
+def _range(weight: Weight, action: Action, meaning: str, *codes: int) -> dict[int, Xid]:
+    return {code: Xid(meaning, weight, action) for code in codes}
+
+
+CATALOGUE: dict[int, Xid] = {
+    **_rows(
+        Weight.APPLICATION,
+        Action.RESTART_APP,
+        x8="GPU stopped processing",
+        x11="corrupted push buffer",
+        x13="graphics engine exception",
+        x25="illegal push buffer",
+        x31="GPU memory page fault",
+        x32="corrupted push buffer",
+        x43="GPU stopped processing",
+        x45="cleanup after another error",
+        x60="security processor exception",
+        x69="graphics engine class error",
+        x80="corrupted data sent to the GPU",
+        x94="contained memory error",
+    ),
+    **_range(
+        Weight.APPLICATION,
+        Action.RESTART_APP,
+        "copy engine exception",
+        *(39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)),
+    ),
+    **_range(Weight.APPLICATION, Action.RESTART_APP, "video decoder exception", *(68, 83, 84, 88, 89, *range(96, 99))),
+    **_range(Weight.APPLICATION, Action.RESTART_APP, "JPEG engine exception", *(82, *range(99, 106))),
+    **_range(Weight.APPLICATION, Action.RESTART_APP, "optical flow engine exception", 86, 139),
+    **_rows(
+        Weight.NOTE,
+        Action.NONE,
+        x14="test message",
+        x37="driver firmware error",
+        x38="driver firmware error",
+        x44="graphics fault during a context switch",
+        x63="row remapping recorded",
+        x66="illegal access by the driver",
+        x67="illegal access by the driver",
+        x78="vGPU start error",
+        x92="high rate of corrected memory errors",
+        x93="infoROM written too often",
+        x106="test message of the management bus",
+        x107="test message of the management bus",
+        x108="NVLink translation error",
+        x121="corrected C2C error",
+        x137="NVLink privilege error: an illegal access to a peer",
+        x141="CUDA fast path error",
+        x142="video encoder error",
+        x152="DLA memory error",
+        x153="DLA timed out",
+        x159="coherent access error",
+        x160="channel retired",
+        x162="power smoothing engaged again",
+        x163="power smoothing disengaged",
+        x164="power smoothing near its lifetime",
+        x166="NVLink encryption error",
+        x169="security processor halted",
+        x170="NVLink interrupt in confidential computing",
+        x174="channel reset, its process ended",
+        x176="corrected PCIe errors",
+        x185="memory spared",
+    ),
+    **_rows(
+        Weight.NOTE,
+        Action.CONTACT_SUPPORT,
+        x157="memory could not be retired",
+        x161="channel could not be retired",
+        x165="power smoothing past its lifetime",
+    ),
+    **_rows(
+        Weight.HARDWARE,
+        Action.RESET_GPU,
+        x46="GPU stopped processing",
+        x48="uncorrectable memory error",
+        x62="internal micro-controller halt",
+        x64="row remapping failed",
+        x74="NVLink error",
+        x95="uncontained memory error",
+        x110="security fault",
+        x119="GSP call timed out",
+        x120="GSP error",
+        x136="NVLink training failed",
+        x140="unrecovered memory error",
+        x143="GPU initialisation error",
+        x155="NVLink software error",
+        x156="memory retired",
+        x158="GPU fatal timeout",
+        x167="PCIe fatal timeout",
+        x168="reduced memory",
+        x171="uncorrectable memory error in DRAM",
+        x172="uncorrectable memory error in SRAM",
+        x173="C2C link failed",
+        x175="memory subsystem error",
+    ),
+    **_rows(Weight.HARDWARE, Action.RESET_GPU, confirmed=True, x109="context switch timed out"),
+    **_rows(Weight.HARDWARE, Action.REBOOT_NODE, x79="GPU has fallen off the bus", x151="key rotation failed"),
+    **_rows(Weight.HARDWARE, Action.CHECK_POWER_COOLING, x54="auxiliary power is not connected"),
+    **_range(
+        Weight.UNUSED,
+        Action.CONTACT_SUPPORT,
+        "not in use",
+        *(
+            *range(1, 8),
+            9,
+            10,
+            12,
+            *range(15, 25),
+            *range(26, 31),
+            *range(33, 37),
+            42,
+            47,
+            *range(49, 54),
+            *range(55, 60),
+        ),
+        *(61, 65, 73, 81, 87, 90, 91, *range(111, 119), *range(122, 126), 138),
+    ),
+}
+"""Codes with a fixed meaning; 144-150 and 154 depend on their text (see `xid.judge_event`)."""
+
+
+# --- XIDs: errors that NVIDIA's driver reports of a GPU, as the kernel log counts them and as a running job meets them.
 
 NVLINK5 = range(144, 151)
 RECOVERY_CHANGED = 154
@@ -44,12 +195,12 @@ class Judgement:
 def judge_event(code: int, text: str = "", grade: str = "") -> Judgement | None:
     """Return what one XID says, by NVIDIA's catalogue; `None` where it says that all is well again."""
     if code == RECOVERY_CHANGED:
-        value = recovery.parse_changed_action(text)
-        if value == recovery.NONE:
+        value = device_errors.parse_changed_action(text)
+        if value == device_errors.NONE:
             return None
         if value is None:
             return Judgement(False, Action.CONTACT_SUPPORT, f"recovery action changed: {text[:80]}")
-        recommended = recovery.describe_action(value)
+        recommended = device_errors.describe_action(value)
         return Judgement(
             recommended.before is Status.FAIL, recommended.action, f"the driver asks for {recommended.words}"
         )
@@ -142,7 +293,10 @@ def _weigh(view: View, event: dict[str, Any], events: Sequence[dict[str, Any]]) 
 def _mended(view: View, index: int | None, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> bool:
     """Tell whether a GPU was repaired after an XID: the driver took its wish back, or everything reads well."""
     for later in events:
-        taken_back = later["code"] == RECOVERY_CHANGED and recovery.parse_changed_action(later["text"]) == recovery.NONE
+        taken_back = (
+            later["code"] == RECOVERY_CHANGED
+            and device_errors.parse_changed_action(later["text"]) == device_errors.NONE
+        )
         if taken_back and later["order"] > event["order"] and _bus(later["device"]) == _bus(event["device"]):
             return True
     device = next((d for d in gpus.used_gpus(view) if d["index"] == index), None)
@@ -152,12 +306,12 @@ def _mended(view: View, index: int | None, event: dict[str, Any], events: Sequen
 def is_well(device: gpus.Device) -> bool:
     """Tell whether a GPU reads well in all that a fatal XID would leave behind."""
     recommended, uncorrected = gpus.value(device, "recovery_action"), gpus.value(device, "ecc_unc")
-    return recommended == recovery.NONE and not uncorrected and devices.is_answering(device)
+    return recommended == device_errors.NONE and not uncorrected and device_errors.is_answering(device)
 
 
 _MENDED = "Nothing to do: the GPU has been reset since; if it comes again, have the hardware looked at"
 _HINTS = {
-    **recovery.HINTS,
+    **device_errors.HINTS,
     Action.RESTART_APP: "An error of the program that used the GPU; nothing to repair",
     Action.NONE: "Nothing to do by itself; look at the other findings of this GPU",
     Action.CONTACT_SUPPORT: "NVIDIA's catalogue names no cure; ask your vendor if it repeats",
@@ -212,7 +366,7 @@ def reads_well(gpu: Mapping[str, Any]) -> bool:
     """Tell whether a GPU of a sample is well after an XID: what the driver asks for, its answers, memory and links."""
     recommended = gpu.get("recovery_action")
     harmed = gpu.get("ecc_unc") or gpu.get("links_lost")
-    return recommended == recovery.NONE and devices.is_answering(gpu) and not harmed
+    return recommended == device_errors.NONE and device_errors.is_answering(gpu) and not harmed
 
 
 CHECKS = (xid,)

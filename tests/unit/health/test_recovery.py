@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.health.checks.recovery import HINTS, describe_action, parse_changed_action, sign
+from clusterctl.health.checks.device_errors import HINTS, describe_action, find_recovery_symptom, parse_changed_action
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_node
 from clusterctl.health.model import Action, Status
@@ -68,7 +68,7 @@ def test_what_a_driver_asks_for_is_as_grave_as_it_is(
     asked = describe_action(value)
     assert (asked.words, asked.action, asked.before, asked.during) == (words, action, before, during)
 
-    said = sign(5, value)
+    said = find_recovery_symptom(5, value)
     assert said is not None
     assert (said.gpu, said.check, said.status) == (5, "gpu.recovery_action", during)
     assert (said.words, said.action) == (f"the driver asks for {words}", action)
@@ -78,7 +78,7 @@ def test_what_a_driver_asks_for_is_as_grave_as_it_is(
 
 @pytest.mark.parametrize("value", [0, None])
 def test_a_driver_that_asks_for_nothing_is_no_sign(value: int | None) -> None:
-    assert sign(5, value) is None
+    assert find_recovery_symptom(5, value) is None
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.health.checks.xid import NVLINK5, RECOVERY_CHANGED
-from clusterctl.health.checks.xid_catalogue import CATALOGUE
+from clusterctl.health.checks.xid import CATALOGUE, NVLINK5, RECOVERY_CHANGED
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_node
 from clusterctl.health.model import Finding, Status

@@ -1,15 +1,131 @@
-"""Whether the RDMA ports that NCCL would use are up, have addresses, and are alike on all nodes."""
+"""InfiniBand and RDMA: ports, links, and the memory and devices that RDMA needs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
-from clusterctl.health.checks import compare, rdma
+from clusterctl.health.checks import compare, gpus
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+Port = dict[str, Any]
+
+_LINKS = ("InfiniBand", "Ethernet")
+_SOCKETS = "socket"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What NCCL would make of the RDMA ports of a node.
+
+    Attributes:
+        used: The active ports that it would use.
+        named: Ports that `NCCL_IB_HCA` names in full, active or not: somebody counts on them.
+        why_none: Why it uses none, where it does not.
+    """
+
+    used: tuple[Port, ...] = ()
+    named: tuple[Port, ...] = ()
+    why_none: str = ""
+
+
+def why_not_judged(view: View) -> Outcome | None:
+    """Return why nothing can be said of RDMA ports, or `None`."""
+    for group in ("net", "host", "versions"):
+        if view.group(group).status != "ok":
+            return unknown(f"could not look for RDMA: {view.group(group).reason or group}")
+    return None
+
+
+def all_ports(view: View) -> list[Port]:
+    """Return every RDMA port that the node has."""
+    return view.group("net").data.get("ib") or []
+
+
+def select_ports(view: View) -> Selection:
+    """Return which ports NCCL would use on a node."""
+    env: dict[str, str] = {k: v for k, v in (view.group("host").data.get("env") or {}).items() if v}
+    versions = view.group("versions").data
+    wanted = env.get("NCCL_NET", "").lower()
+    every = all_ports(view)
+    if not every:
+        return Selection(why_none="there are no RDMA ports")
+    if not gpus.uses_gpus(view):
+        return Selection(why_none="no GPU takes part, so NCCL does not either")
+    if wanted == _SOCKETS:
+        return Selection(why_none="NCCL_NET=Socket")
+    efa = [port for port in every if port.get("link_layer") not in _LINKS]
+    verbs = [port for port in every if port not in efa]
+    hca = env.get("NCCL_IB_HCA", "")
+    named = tuple(port for port in verbs if _is_named(port, hca))
+    by_plugin = tuple(filter(is_active, efa)) if versions.get("net_plugin") and wanted != "ib" else ()
+    if env.get("NCCL_IB_DISABLE", "0") not in ("0", ""):
+        return Selection(used=by_plugin, why_none="NCCL_IB_DISABLE is set")
+    if not versions.get("verbs"):
+        return Selection(used=by_plugin, why_none="libibverbs is not installed, without which NCCL uses sockets")
+    used = tuple(port for port in verbs if is_active(port) and _matches(port, hca))
+    why = "" if used or by_plugin else _why_none(verbs, hca)
+    return Selection(used=used + by_plugin, named=named, why_none=why)
+
+
+def _why_none(verbs: list[Port], hca: str) -> str:
+    if not verbs:
+        return "EFA is used by NCCL's plugin alone (aws-ofi-nccl), which is not there"
+    return f"NCCL_IB_HCA={hca} selects no active port" if any(map(is_active, verbs)) else "no RDMA port is active"
+
+
+def is_active(port: Port) -> bool:
+    """Tell whether a port is ready for use."""
+    return port.get("state") == "ACTIVE"
+
+
+def port_name(port: Port) -> str:
+    """Name a port for a person."""
+    return f"{port['device']}/{port['port']}"
+
+
+def port_names(some: Iterable[Port]) -> str:
+    """Name ports for a person."""
+    return ", ".join(map(port_name, some))
+
+
+def describe_state(port: Port) -> str:
+    """Say how a port is that is not active: `DOWN, Polling` is one without a cable, or whose other end is dead."""
+    return f"{port_name(port)} {port.get('state')}, {port.get('phys')}"
+
+
+def _entries(hca: str) -> list[tuple[str, str]]:
+    """Return the names and ports (empty for any) of a value of NCCL_IB_HCA."""
+    listed = [entry.strip() for entry in hca.lstrip("^=").split(",") if entry.strip()]
+    return [(entry.partition(":")[0], entry.partition(":")[2]) for entry in listed]
+
+
+def _matches(port: Port, hca: str) -> bool:
+    """Tell whether NCCL_IB_HCA selects a port."""
+    entries = _entries(hca)
+    if not entries:
+        return True
+    exact = hca.lstrip("^").startswith("=")
+    hit = any(
+        (port["device"] == device if exact else str(port["device"]).startswith(device))
+        and number in ("", str(port["port"]))
+        for device, number in entries
+    )
+    return hit != hca.startswith("^")
+
+
+def _is_named(port: Port, hca: str) -> bool:
+    """Tell whether a port is named in full: a prefix such as `mlx5` names all there are, used or not."""
+    return not hca.startswith("^") and any(
+        port["device"] == device and number in ("", str(port["port"])) for device, number in _entries(hca)
+    )
+
+
+# --- Whether the RDMA ports that NCCL would use are up, have addresses, and are alike on all nodes.
 
 _FAMILY = "RDMA"
 _CABLED = "LinkUp"
@@ -33,51 +149,51 @@ _LIKE = 3
 )
 def ib_port(view: View) -> Iterator[Outcome]:
     """RDMA ports that NCCL would use are up."""
-    ports, wanted = rdma.all_ports(view), view.context.expect.get("ib_ports")
-    up = [port for port in ports if rdma.is_active(port)]
+    ports, wanted = all_ports(view), view.context.expect.get("ib_ports")
+    up = [port for port in ports if is_active(port)]
     if wanted is not None and len(up) < wanted:
-        down = "; ".join(rdma.describe_state(port) for port in ports if not rdma.is_active(port))
+        down = "; ".join(describe_state(port) for port in ports if not is_active(port))
         message = f"{len(up)} of {wanted} RDMA ports active{': ' + down if down else ''}"
         yield fail(message, value=len(up), expected=wanted)
         return
-    blocked = rdma.why_not_judged(view) if ports else None
+    blocked = why_not_judged(view) if ports else None
     if blocked is not None:
         yield blocked
         return
-    chosen = rdma.select_ports(view)
-    yield from _trouble(ports, chosen) or [_well(ports, chosen)]
+    chosen = select_ports(view)
+    yield from _describe_port_problem(ports, chosen) or [_well(ports, chosen)]
 
 
-def _trouble(found: list[rdma.Port], chosen: rdma.Selection) -> list[Outcome]:
-    missing = [port for port in chosen.named if not rdma.is_active(port)]
-    outcomes = [fail(f"NCCL_IB_HCA names {rdma.describe_state(port)}", value=rdma.port_name(port)) for port in missing]
+def _describe_port_problem(found: list[Port], chosen: Selection) -> list[Outcome]:
+    missing = [port for port in chosen.named if not is_active(port)]
+    outcomes = [fail(f"NCCL_IB_HCA names {describe_state(port)}", value=port_name(port)) for port in missing]
     if not chosen.used and not chosen.why_none.startswith("no RDMA port"):
         return outcomes
     for port in found:
-        if rdma.is_active(port) or port in missing:
+        if is_active(port) or port in missing:
             continue
         if port.get("phys") == _CABLED:
             hint = "No subnet manager has taken it up: start opensm or the one of the switch"
-            outcomes.append(warn(f"{rdma.describe_state(port)}", value=rdma.port_name(port), hint=hint))
+            outcomes.append(warn(f"{describe_state(port)}", value=port_name(port), hint=hint))
         elif _is_odd(port, found):
-            message = f"{rdma.describe_state(port)}, while most ports of such cards are active"
-            outcomes.append(warn(message, value=rdma.port_name(port)))
+            message = f"{describe_state(port)}, while most ports of such cards are active"
+            outcomes.append(warn(message, value=port_name(port)))
     return outcomes
 
 
-def _is_odd(port: rdma.Port, found: list[rdma.Port]) -> bool:
+def _is_odd(port: Port, found: list[Port]) -> bool:
     """Tell whether most ports of such cards are active. Of a card with one port in use and one spare nobody can say."""
     kind = (port.get("board"), port.get("link_layer"))
     like = [other for other in found if (other.get("board"), other.get("link_layer")) == kind]
-    up = sum(map(rdma.is_active, like))
+    up = sum(map(is_active, like))
     return kind[0] is not None and len(like) > _LIKE and up * 2 > len(like)
 
 
-def _well(found: list[rdma.Port], chosen: rdma.Selection) -> Outcome:
+def _well(found: list[Port], chosen: Selection) -> Outcome:
     if not chosen.used:
         return skip(chosen.why_none)
     rest = [port for port in found if port not in chosen.used]
-    others = f"; not used: {rdma.port_names(rest)}" if rest else ""
+    others = f"; not used: {port_names(rest)}" if rest else ""
     return ok(f"{len(chosen.used)} RDMA ports active{others}", value=len(chosen.used))
 
 
@@ -93,15 +209,15 @@ def _well(found: list[rdma.Port], chosen: rdma.Selection) -> Outcome:
 )
 def roce_gid(view: View) -> Iterator[Outcome]:
     """Active RDMA ports have an address that peers can use."""
-    blocked = rdma.why_not_judged(view) if rdma.all_ports(view) else None
+    blocked = why_not_judged(view) if all_ports(view) else None
     if blocked is not None:
         yield blocked
         return
-    chosen = rdma.select_ports(view)
+    chosen = select_ports(view)
     lacking = {"Ethernet": "roce_v2", "InfiniBand": "gids"}
     bad = [p for p in chosen.used if (key := lacking.get(p.get("link_layer") or "")) and not p.get(key)]
     for port in bad:
-        yield fail(f"{rdma.port_name(port)} has no usable address ({port.get('link_layer')})", value=port["device"])
+        yield fail(f"{port_name(port)} has no usable address ({port.get('link_layer')})", value=port["device"])
     if not chosen.used:
         yield skip(chosen.why_none)
     elif not bad:
@@ -120,13 +236,13 @@ def roce_gid(view: View) -> Iterator[Outcome]:
 )
 def ib_width(view: View) -> Iterator[Outcome]:
     """RDMA cards have all the PCIe lanes of their slots."""
-    blocked = rdma.why_not_judged(view) if rdma.all_ports(view) else None
+    blocked = why_not_judged(view) if all_ports(view) else None
     if blocked is not None:
         yield blocked
         return
     lanes = {
         port["device"]: (port["width"], min(port["max_width"], port["slot_width"]))
-        for port in rdma.select_ports(view).used
+        for port in select_ports(view).used
         if port.get("width") and port.get("max_width") and port.get("slot_width")
     }
     narrow = {device: (now, most) for device, (now, most) in lanes.items() if now < most}
@@ -138,8 +254,8 @@ def ib_width(view: View) -> Iterator[Outcome]:
         yield ok(f"all PCIe lanes of {len(lanes)} RDMA cards")
 
 
-def _used(node: View) -> tuple[rdma.Port, ...] | None:
-    return rdma.select_ports(node).used if rdma.why_not_judged(node) is None else None
+def _used(node: View) -> tuple[Port, ...] | None:
+    return select_ports(node).used if why_not_judged(node) is None else None
 
 
 def _compared(view: ClusterView) -> list[Outcome] | None:
@@ -168,7 +284,7 @@ def ib_mixed(view: ClusterView) -> Iterable[Outcome]:
     without = [node for node, uses in uses_rdma.items() if not uses]
     if not without:
         return [ok(f"all {len(uses_rdma)} nodes use RDMA")]
-    why = {node.node: rdma.select_ports(node).why_none for node in view.views}
+    why = {node.node: select_ports(node).why_none for node in view.views}
     if len(without) * 2 < len(uses_rdma):
         return [fail(f"uses no RDMA, others do: {why[node]}", node=node, value=0) for node in without]
     if len(without) * 2 > len(uses_rdma):
@@ -215,7 +331,7 @@ def ib_rate(view: ClusterView) -> Iterable[Outcome]:
     rates: dict[str, dict[str, Any]] = {}
     for node in view.views:
         for port in _used(node) or ():
-            rates.setdefault(rdma.port_name(port), {})[node.node] = port.get("rate")
+            rates.setdefault(port_name(port), {})[node.node] = port.get("rate")
     shared = {name: told for name, told in rates.items() if len(told) > 1}
     odd = [outcome for name, told in shared.items() for outcome in _odd_rates(name, compare.count_votes(told), told)]
     if not shared:

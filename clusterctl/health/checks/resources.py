@@ -1,0 +1,365 @@
+"""Limits of processes, memory and processors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clusterctl.formatting import format_size
+from clusterctl.health.check import ClusterView, View, cluster_check, node_check
+from clusterctl.health.checks import compare, gpus, infiniband
+from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_FAMILY = "Host"
+_GIB = 1024.0**3
+
+
+@node_check(
+    name="host.shm",
+    family=_FAMILY,
+    source="statvfs of /dev/shm",
+    threshold=(
+        "a rank with a GPU has `warn` bytes (data loaders) and `fail` bytes (NCCL takes 10 MB for each, nccl#290); "
+        "one without has `cpu` bytes"
+    ),
+    severity="FAIL",
+    remedy=(
+        "Enlarge /dev/shm (`mount -o remount,size=...`; `--shm-size` or `--ipc=host` for a container): NCCL and data "
+        "loaders use it"
+    ),
+    action=Action.FIX_LIMITS,
+    group="host",
+    thresholds={"fail": 32.0 * 1024**2, "warn": 1.0 * _GIB, "cpu": 128.0 * 1024**2},
+)
+def shm(view: View) -> Iterator[Outcome]:
+    """Shared memory is large enough for NCCL and data loaders.
+
+    A container gives 64 MiB unless told otherwise.
+    """
+    found = view.group().data.get("shm")
+    if not found:
+        yield unknown("/dev/shm cannot be measured")
+        return
+    free, number, gpu = found["free"], gpus.count_ranks(view), gpus.uses_gpus(view)
+    wanted = number * view.limit("warn" if gpu else "cpu")
+    too_little = gpu and free < number * view.limit("fail")
+    say = fail if too_little else warn if free < wanted else ok
+    yield say(f"{format_size(free)} of shared memory free for {gpus.describe_ranks(view)}", value=free, expected=wanted)
+
+
+@node_check(
+    name="host.memlock",
+    family=_FAMILY,
+    source=(
+        "RLIMIT_MEMLOCK and capabilities of a process started as a worker is (the kernel asks no limit of CAP_IPC_LOCK)"
+    ),
+    threshold=(
+        "where NCCL would use RDMA: unlimited or at least `need` bytes, FAIL below `fail` bytes; elsewhere it does not "
+        "matter: 64 KiB is the default of many distributions and of Docker"
+    ),
+    severity="FAIL",
+    remedy=(
+        "Set `memlock unlimited` in /etc/security/limits.d and `LimitMEMLOCK=infinity` for sshd, `--ulimit memlock=-1` "
+        "for a container: RDMA pins memory"
+    ),
+    action=Action.FIX_LIMITS,
+    group="host",
+    thresholds={"need": 16.0 * _GIB, "fail": 1.0 * _GIB},
+)
+def memlock(view: View) -> Iterator[Outcome]:
+    """Workers may pin memory for RDMA. Measured through the same door that workers come by."""
+    data = view.group().data
+    if "memlock" not in data:
+        yield unknown("the limit was not reported")
+        return
+    limit = data["memlock"]
+    if limit is None or limit >= view.limit("need"):
+        yield ok("unlimited" if limit is None else format_size(limit), value=limit)
+        return
+    blocked = infiniband.why_not_judged(view)
+    if blocked is not None:
+        yield unknown(f"memlock {format_size(limit)}; {blocked.message}", value=limit)
+        return
+    chosen = infiniband.select_ports(view)
+    if not chosen.used:
+        yield ok(f"memlock {format_size(limit)}, enough without RDMA: {chosen.why_none}", value=limit)
+        return
+    say = fail if limit < view.limit("fail") else warn
+    yield say(
+        f"memlock {format_size(limit)}, NCCL would use {infiniband.port_names(chosen.used)}",
+        value=limit,
+        expected=view.limit("need"),
+    )
+
+
+@node_check(
+    name="host.nofile",
+    family=_FAMILY,
+    source="RLIMIT_NOFILE of a process started as a worker is, whose soft limit clusterctl has raised to the hard one",
+    threshold="at least `warn`; FAIL under `fail`",
+    severity="FAIL",
+    remedy="Set a hard `nofile` in /etc/security/limits.d and `LimitNOFILE=` for sshd",
+    action=Action.FIX_LIMITS,
+    group="host",
+    thresholds={"warn": 4096.0, "fail": 1024.0},
+)
+def nofile(view: View) -> Iterator[Outcome]:
+    """Workers may open enough files and sockets."""
+    data = view.group().data
+    if "nofile" not in data:
+        yield unknown("the limit was not reported")
+        return
+    limit = data["nofile"]
+    if limit is None or limit >= view.limit("warn"):
+        yield ok("unlimited" if limit is None else f"{limit} open files", value=limit)
+        return
+    say = fail if limit < view.limit("fail") else warn
+    yield say(f"{limit} open files", value=limit, expected=view.limit("warn"))
+
+
+@node_check(
+    name="host.nproc",
+    family=_FAMILY,
+    source=(
+        "RLIMIT_NPROC of a process started as a worker is (root is not held to it), pids.max of its control groups in "
+        "version 1 and 2"
+    ),
+    threshold="`warn` processes and threads a rank: 512 are a torch rank with its data loaders on a large machine",
+    severity="WARN",
+    remedy="Set `nproc` in /etc/security/limits.d, `TasksMax=` of the slice, or `--pids-limit` of the container",
+    action=Action.FIX_LIMITS,
+    group="host",
+    thresholds={"warn": 512.0},
+)
+def nproc(view: View) -> Iterator[Outcome]:
+    """Workers may start enough processes and threads."""
+    data = view.group().data
+    if "nproc" not in data:
+        yield unknown("the limit was not reported")
+        return
+    needed = view.limit("warn") * gpus.count_ranks(view)
+    bounds = {"the limit of this user": data["nproc"], "the control group": data.get("pids_free")}
+    given = {what: number for what, number in bounds.items() if number is not None}
+    if not given:
+        yield ok("unlimited")
+        return
+    what = min(given, key=given.__getitem__)
+    say = warn if given[what] < needed else ok
+    message = f"{given[what]} processes for {gpus.describe_ranks(view)} by {what}"
+    yield say(message, value=given[what], expected=needed if say is warn else None)
+
+
+LIMITS_CHECKS = (shm, memlock, nofile, nproc)
+
+
+# --- Main memory: what is free of it for the run, whether anything swaps, and whether a module is missing.
+
+_MIB = 1024.0**2
+
+
+@node_check(
+    name="host.memory",
+    family=_FAMILY,
+    source="/proc/meminfo; limit and use of memory of the control groups, version 1 and 2",
+    threshold=(
+        "at least `warn` available of what we may use, and `rank` bytes for each rank with a GPU; a limit by itself is "
+        "what a scheduler or a container is for"
+    ),
+    severity="WARN",
+    remedy="Find what uses the memory (`ps aux --sort -rss`), or lift the limit of the login session or container",
+    action=Action.KILL_PROCS,
+    group="host",
+    thresholds={"warn": 0.2, "rank": 2.0 * _GIB},
+)
+def memory(view: View) -> Iterator[Outcome]:
+    """Main memory is free for the run."""
+    data = view.group().data
+    total, free, capped = data.get("mem_total"), data.get("mem_available"), data.get("cgroup_mem_max")
+    if not total or free is None:
+        yield unknown("/proc/meminfo cannot be read")
+        return
+    by = ""
+    if capped is not None and capped < total:
+        left = data.get("cgroup_mem_free")
+        total, free, by = capped, min(free, capped if left is None else left), " by the control group"
+    needed = view.limit("rank") * gpus.count_ranks(view) if gpus.uses_gpus(view) else 0.0
+    if free < view.limit("warn") * total:
+        yield warn(
+            f"{format_size(free)} of {format_size(total)} available{by}",
+            value=free,
+            expected=view.limit("warn") * total,
+        )
+    elif total < needed:
+        message = f"{format_size(total)} for {gpus.describe_ranks(view)}{by}"
+        yield warn(message, value=total, expected=needed, action=Action.FIX_LIMITS)
+    else:
+        yield ok(f"{format_size(free)} of {format_size(total)} available{by}", value=free)
+
+
+@node_check(
+    name="host.swap",
+    family=_FAMILY,
+    source="/proc/vmstat, looked at twice where anything is swapped out",
+    threshold="at most `warn` bytes a second in and out; what has been swapped out and lies there harms nobody",
+    severity="WARN",
+    remedy="Find what needs the memory; `sudo swapoff -a` if in doubt: a rank that swaps holds up all others",
+    action=Action.FIX_CONFIG,
+    group="host",
+    thresholds={"warn": 1.0 * _MIB},
+)
+def swap(view: View) -> Iterator[Outcome]:
+    """Nothing moves between memory and the swap space."""
+    used, rate = view.group().data.get("swap_used"), view.group().data.get("swap_rate")
+    if used is None or rate is None:
+        yield unknown("/proc/meminfo or /proc/vmstat cannot be read")
+    elif rate > view.limit("warn"):
+        yield warn(f"swapping {format_size(rate)} a second, {format_size(used)} swapped out", value=rate, expected=0)
+    else:
+        yield ok(f"{format_size(used)} swapped out, nothing moves", value=rate)
+
+
+@cluster_check(
+    name="host.memory_total",
+    family=_FAMILY,
+    source="/proc/meminfo of all nodes",
+    threshold="within `ratio` of the median",
+    severity="WARN",
+    remedy="A memory module may have failed: compare `dmidecode -t memory`",
+    action=Action.CONTACT_SUPPORT,
+    thresholds={"ratio": 0.05},
+)
+def memory_total(view: ClusterView) -> Iterable[Outcome]:
+    """All nodes have about the same amount of memory: one with less may have lost a module."""
+    totals = {v.node: v.group("host").data.get("mem_total") for v in view.views}
+    numbers = {node: float(total) for node, total in totals.items() if total}
+    if not numbers:
+        return [unknown("no node tells its memory")]
+    if len(numbers) < 4:
+        return [skip("fewer than four nodes to compare")]
+    ratio = view.limit("ratio")
+    odd = compare.find_outliers(numbers, lambda x, middle: x < middle * (1 - ratio))
+    middle = sorted(numbers.values())[len(numbers) // 2]
+    return [
+        warn(
+            f"{format_size(total)} of memory, {format_size(middle)} elsewhere", node=node, value=total, expected=middle
+        )
+        for node, total in odd.items()
+    ] or [ok(f"memory alike on {len(numbers)} nodes")]
+
+
+MEMORY_CHECKS = (memory, swap, memory_total)
+
+
+# --- Processors: how many a worker may use, what else keeps them busy, and how their clocks are set.
+
+_BY_THEMSELVES = ("intel_pstate", "amd-pstate-epp", "amd-pstate", "amd_pstate")
+"""Drivers under which processors choose their clocks; `powersave` is then the usual governor and saves nothing."""
+_THRIFTY = ("power", "balance_power")
+_FIXED_LOW = ("powersave", "userspace")
+
+
+@node_check(
+    name="host.load",
+    family=_FAMILY,
+    source="/proc/loadavg",
+    threshold="below `warn` a CPU",
+    severity="WARN",
+    remedy="Something else keeps the CPUs busy; look at `top` on the node",
+    action=Action.KILL_PROCS,
+    group="host",
+    thresholds={"warn": 1.5},
+)
+def load(view: View) -> Iterator[Outcome]:
+    """The CPUs are free for the run."""
+    data = view.group().data
+    if data.get("load1") is None or not data.get("cpus"):
+        yield unknown("/proc/loadavg cannot be read")
+        return
+    each = data["load1"] / data["cpus"]
+    say = warn if each > view.limit("warn") else ok
+    message = f"load {data['load1']:.1f} on {data['cpus']} CPUs"
+    yield say(message, value=data["load1"], expected=view.limit("warn") * data["cpus"])
+
+
+@node_check(
+    name="host.cpus",
+    family=_FAMILY,
+    source="sched_getaffinity of a process started as a worker is; CPU quota of its control groups, version 1 and 2",
+    threshold="`gpu` CPUs for a rank with a GPU, `cpu` for one without; a share of the machine is no fault by itself",
+    severity="WARN",
+    remedy="Ask the scheduler or container for more CPUs, or lift the limit of the login session (cpuset, taskset)",
+    action=Action.FIX_LIMITS,
+    group="host",
+    thresholds={"gpu": 2.0, "cpu": 1.0},
+)
+def cpus(view: View) -> Iterator[Outcome]:
+    """Workers may use enough CPUs."""
+    data = view.group().data
+    every, allowed, quota = data.get("cpus"), data.get("cpus_allowed"), data.get("cpu_quota")
+    if not every or not allowed:
+        yield unknown("CPUs were not reported")
+        return
+    usable = float(allowed) if quota is None else min(float(allowed), quota)
+    needed = gpus.count_ranks(view) * view.limit("gpu" if gpus.uses_gpus(view) else "cpu")
+    of_time = f", time of {quota:g} by quota" if usable < allowed else ""
+    say = warn if usable < needed else ok
+    message = f"{allowed} of {every} CPUs{of_time} for {gpus.describe_ranks(view)}"
+    yield say(message, value=usable, expected=needed if say is warn else every)
+
+
+@node_check(
+    name="host.governor",
+    family=_FAMILY,
+    source="/sys/devices/system/cpu/*/cpufreq: scaling_governor, scaling_driver, energy_performance_preference",
+    threshold=(
+        "no governor that keeps clocks down (`powersave`, `userspace`); where processors choose their clocks "
+        "(intel_pstate, amd-pstate) no preference for saving power; SKIP where the kernel does not set frequencies"
+    ),
+    severity="WARN",
+    remedy="`sudo cpupower frequency-set -g performance`",
+    action=Action.FIX_CONFIG,
+    group="host",
+)
+def governor(view: View) -> Iterator[Outcome]:
+    """CPU clocks are not saved on."""
+    data = view.group().data
+    governors, preferences = data.get("governors"), data.get("preferences") or {}
+    if governors is None:
+        yield unknown("governors were not reported")
+        return
+    if not governors:
+        yield skip("the kernel does not set CPU frequencies")
+        return
+    by_themselves = data.get("frequency_driver") in _BY_THEMSELVES and bool(preferences)
+    seen, bad = (preferences, _THRIFTY) if by_themselves else (governors, _FIXED_LOW)
+    what = "preference of the CPUs" if by_themselves else "CPU governor"
+    slow = sorted(set(seen) & set(bad))
+    if slow and not (by_themselves and set(governors) == {"performance"}):
+        yield warn(f"{what} {', '.join(slow)}", value=seen, expected="performance")
+    else:
+        yield ok(f"{what} {', '.join(sorted(seen))}", value=seen)
+
+
+@node_check(
+    name="host.clocksource",
+    family=_FAMILY,
+    source="/sys/devices/system/clocksource",
+    threshold="tsc, or a clock of the virtual machine or architecture",
+    severity="WARN",
+    remedy="The kernel gave up on the TSC (see its log); a reboot or a BIOS update brings it back",
+    action=Action.REBOOT_NODE,
+    group="host",
+)
+def clocksource(view: View) -> Iterator[Outcome]:
+    """Reading the clock is cheap."""
+    source = view.group().data.get("clocksource")
+    if not source:
+        yield unknown("the clock source cannot be read")
+        return
+    say = warn if source in ("hpet", "acpi_pm", "jiffies") else ok
+    yield say(f"clock source {source}", value=source, expected="tsc")
+
+
+PROCESSORS_CHECKS = (load, cpus, governor, clocksource)
