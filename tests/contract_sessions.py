@@ -20,8 +20,8 @@ import clusterctl
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.events import Prepared
 from clusterctl.errors import AgentError, NodeError, NotFoundError, RefusedError
-from clusterctl.session.calls import StaleEpochError
 from clusterctl.session.connect import open_session
+from clusterctl.session.errors import StaleEpochError
 from clusterctl.session.inbox import ClockMeasured, EventReceived, Item, OutputReceived, SessionLost, StreamReceived
 from clusterctl.session.session import Session
 from clusterctl.transport.delivery.agent_archive import AgentArchive, pack_files

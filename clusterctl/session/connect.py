@@ -9,9 +9,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from clusterctl.agent.protocol.commands import PROTOCOL_VERSION, Command
+from clusterctl.agent.protocol.commands import PROTOCOL_VERSION
 from clusterctl.config.spec import SshSpec, TransportKind
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefusedError, RefusedError
+from clusterctl.session.requests import HELLO
 from clusterctl.session.session import Session
 from clusterctl.transport.command import CommandTransport
 from clusterctl.transport.delivery.agent_archive import load_agent_archive
@@ -169,7 +170,7 @@ def _handshake(session: Session, timeout: float) -> None:
     """
     node = session.node
     try:
-        session.hello = session.call(Command.HELLO, timeout=timeout)
+        session.hello = HELLO.call(session, {}, timeout=timeout)
         _check_protocol(session)
     except RefusedError as error:
         raise NodeRefusedError(node, str(error).removeprefix(f"{node}: "), hint=error.hint) from error

@@ -11,9 +11,8 @@ import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
-
-from typing_extensions import override
 
 from clusterctl.agent.protocol.commands import (
     FIRST_AGENT_STREAM,
@@ -33,7 +32,7 @@ from clusterctl.agent.protocol.frames import (
     encode_message,
 )
 from clusterctl.errors import AgentError, ConnectError, NodeError, NodeRefusedError
-from clusterctl.session.calls import ProtocolError, Requests, answer_timeout_s, error_from_wire, to_wire
+from clusterctl.session.errors import ProtocolError, error_from_wire
 from clusterctl.session.heartbeat import HEARTBEAT_TIMER, ClockSync
 from clusterctl.session.inbox import (
     AttemptsReplicated,
@@ -44,16 +43,16 @@ from clusterctl.session.inbox import (
     StreamReceived,
     Superseded,
 )
+from clusterctl.session.requests import REQUESTS
 from clusterctl.session.sender import Sender
 from clusterctl.session.streams import Streams
-from clusterctl.validation import answers, journal
+from clusterctl.validation import journal, messages
 from clusterctl.validation.quota import SessionQuota
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clusterctl.agent.protocol.command_types import HelloAnswer
-    from clusterctl.session.calls import Arguments
     from clusterctl.transport.base import Channel
     from clusterctl.transport.delivery.bootstrap import Preamble
 
@@ -64,7 +63,11 @@ _READ_BYTES = 1 << 20
 _QUOTED_CHARACTERS = 300
 
 
-class Session(Requests):
+def _encode_arguments(arguments: Any) -> dict[str, Any]:
+    return asdict(arguments) if is_dataclass(arguments) else dict(arguments or {})  # type: ignore[arg-type]
+
+
+class Session:
     """A session with the agent of `node`. Every method may be called from any thread.
 
     Attributes:
@@ -124,19 +127,32 @@ class Session(Requests):
         """Seconds since the node last sent or acknowledged anything."""
         return time.monotonic() - self._last_received_s
 
-    @override
-    def request(self, command: Command, asked: Arguments, timeout: float | None) -> Any:
-        future = self.request_async(command, asked)
-        timeout = answer_timeout_s(command) if timeout is None else timeout
+    def call(self, command: Command, arguments: Any = None, *, timeout: float | None = None) -> Any:
+        """Send a request and wait for the answer. `requests.Request.call` is the same with types.
+
+        Args:
+            command: The command.
+            arguments: An object for JSON, or one of the request dataclasses.
+            timeout: Seconds; by default those of the command.
+
+        Raises:
+            RefusedError: The node refused; `StaleEpochError` if it obeys a later controller.
+            NotFoundError: The node has no such run, rank or file.
+            AgentError: The node failed, or did not answer within `timeout` seconds.
+            NodeError: The session is lost.
+        """
+        future = self.call_async(command, arguments)
+        timeout = REQUESTS[command].timeout_s if timeout is None else timeout
         try:
             return future.result(timeout)
         except FutureTimeoutError as error:
-            self._forget(future)
+            with self._state:
+                self._pending = {n: entry for n, entry in self._pending.items() if entry[1] is not future}
             raise AgentError(self.node, f"no answer to `{command.value}` within {timeout:g}s") from error
 
-    @override
-    def request_async(self, command: Command, asked: Arguments) -> Future[Any]:
-        number, message = next(self._numbers), to_wire(asked)
+    def call_async(self, command: Command, arguments: Any = None) -> Future[Any]:
+        """Send a request; the future gets the answer or the exception of `call`. Callbacks run on the reader thread."""
+        number, message = next(self._numbers), _encode_arguments(arguments)
         future: Future[Any] = Future()
         try:
             frame = encode_message(make_request(number, command, message, self.epoch))
@@ -152,9 +168,9 @@ class Session(Requests):
         self._sender.put(frame)
         return future
 
-    @override
-    def notify(self, command: Command, asked: Arguments) -> None:
-        number, message = next(self._numbers), to_wire(asked)
+    def post(self, command: Command, arguments: Any = None) -> None:
+        """Send a message that has no answer. A lost session drops it."""
+        number, message = next(self._numbers), _encode_arguments(arguments)
         with self._state:
             self._quota.count_request(number, command, message)
         self._sender.put(encode_message(make_request(number, command, message, self.epoch)))
@@ -275,18 +291,18 @@ class Session(Requests):
 
     def _take_push(self, push: dict[str, Any]) -> None:
         if push["push"] == "stream":
-            answers.STREAM_PUSH(push)
-            answers.parse_stream_file(push["file"])
+            messages.STREAM_PUSH(push)
+            messages.parse_stream_file(push["file"])
             self._quota.count_stream(push["stream"], self._streams.announced)
             self._streams.announce(push["stream"], push["run"], push["file"])
         elif push["push"] == "event":
-            answers.EVENT_PUSH(push)
+            messages.EVENT_PUSH(push)
             self._quota.count_event(self._decoder.size, time.monotonic())
             decoded = journal.parse_record(push["event"])
             if decoded is not None:
                 self._inbox.put(EventReceived(self.node, push["run"], *decoded, push["event"]))
         elif push["push"] == "complete":
-            answers.ATTEMPTS_REPLICATED_PUSH(push)
+            messages.ATTEMPTS_REPLICATED_PUSH(push)
             self._streams.end_before(push["run"], push["before"])
             self._inbox.put(AttemptsReplicated(self.node, push["run"], push["before"]))
         elif push["push"] == "stale":
@@ -298,7 +314,7 @@ class Session(Requests):
             self._inbox.put(Superseded(self.node))
 
     def _take_beat(self, answer: dict[str, Any]) -> None:
-        answers.HEARTBEAT_ANSWER(answer)
+        messages.HEARTBEAT_ANSWER(answer)
         if (received := self._clock.measure(answer)) is not None:
             self._inbox.put(received)
 
@@ -311,8 +327,8 @@ class Session(Requests):
             return  # The caller gave up waiting.
         command, future = pending
         # Check it before it counts as answered: if it is invalid, the caller gets the error of the lost session.
-        error = answers.validate_error_answer(command, answer["error"]) if "error" in answer else None
-        result = answers.validate_answer(command, answer.get("result")) if error is None else {}
+        error = messages.validate_error_answer(command, answer["error"]) if "error" in answer else None
+        result = REQUESTS[command].validate_answer(answer.get("result")) if error is None else {}
         with self._state:
             self._pending.pop(number, None)
             self._quota.count_answer(number)
@@ -324,11 +340,6 @@ class Session(Requests):
         future.set_exception(error_from_wire(self.node, error))
 
     # --- ending
-
-    def _forget(self, future: Future[Any]) -> None:
-        with self._state:
-            for number in [n for n, (_, f) in self._pending.items() if f is future]:
-                del self._pending[number]
 
     def _end_as_lost(self, error: NodeError) -> None:
         if self._end(error):

@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from clusterctl.agent.protocol.commands import FIRST_AGENT_STREAM, Command
 from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
-from clusterctl.validation.answers import LARGE_ANSWER_COMMANDS, MAX_MESSAGE_BYTES
 
+MAX_MESSAGE_BYTES = 1 << 20
+"""Maximum of each message, except for the answers to `_LARGE_ANSWER_COMMANDS`."""
+_LARGE_ANSWER_COMMANDS = frozenset(
+    {
+        Command.EVIDENCE,
+        Command.PROBE,
+        Command.READ,
+        Command.FETCH,
+        Command.MANIFEST,
+        Command.COPY,
+        Command.CHECKPOINTS,
+        Command.CODE,
+        Command.RUNS,
+    }
+)
+"""Commands whose answer may fill a frame."""
 MAX_STREAMS = 65536
 """Files that one session may send: more than tens of thousands of workers write in many attempts."""
 EVENT_BURST_BYTES, EVENT_RATE_BYTES_PER_S = 16 << 20, 64 << 10
@@ -34,7 +49,7 @@ class SessionQuota:
 
     def count_request(self, number: int, command: Command, arguments: dict[str, object]) -> None:
         """Count a request of the head."""
-        if command in LARGE_ANSWER_COMMANDS:
+        if command in _LARGE_ANSWER_COMMANDS:
             self._large_requests.add(number)
         elif command is Command.FOLLOW:
             self._followed = True

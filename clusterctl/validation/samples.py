@@ -12,100 +12,18 @@ import re
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.agent.protocol.validators import (
-    any_json,
-    any_of,
-    boolean,
-    digits,
-    integer,
-    list_of,
-    mapping_of,
-    number,
-    object_of,
-    optional,
-    string,
-    tuple_of,
-)
-from clusterctl.agent.protocol.worker_status import COUNT, PID, validate_status_sample
-from clusterctl.validation.journal import ATTEMPT
+from clusterctl.agent.protocol.sample_types import ActivitySample, HealthSample
+from clusterctl.agent.protocol.validators import any_json
+from clusterctl.validation.derivation import derive_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from clusterctl.agent.protocol.sample_types import ActivitySample, HealthSample
-
 
 SampleKind = Literal["activity", "health"]
 MAX_LINE_BYTES = 1 << 20
-_NUMBER = optional(number(-1e20, 1e20))
-_TEXT = optional(string(8192))
-_INDEX = integer(0, 1023)
-_RANK = object_of(
-    {},
-    {
-        "alive": boolean,
-        "pid": optional(PID),
-        "state": optional(string(8)),
-        "wchan": optional(string(256)),
-        "procs": COUNT,
-        "cpu_s": _NUMBER,
-        "read": optional(COUNT),
-        "written": optional(COUNT),
-        "output": optional(COUNT),
-        "starved_s": _NUMBER,
-        "faults": optional(COUNT),
-        "inside": optional(validate_status_sample),
-    },
-)
-_COUNT_OR_TEXT = any_of(COUNT, string(200))
-
-
-def _check_setting(value: Any) -> None:
-    """Accept a boolean, a count or a text; the boolean first, to spare an exception for each GPU."""
-    if not isinstance(value, bool):
-        _COUNT_OR_TEXT(value)
-
-
-_STAMP_FIELDS = {"t": number(), "m": number(), "attempt": ATTEMPT}
-_GPU = object_of(
-    {"gpu": _INDEX},
-    {
-        "vendor": optional(string(64)),
-        "uuid": optional(string(200)),
-        **dict.fromkeys(("util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock"), _NUMBER),
-        **dict.fromkeys(("temp_limit_c", "mem_temp_limit_c"), _NUMBER),
-        **dict.fromkeys(("throttle", "ecc_unc", "links_lost"), optional(COUNT)),
-        **dict.fromkeys(("remap_pending", "remap_failure", "recovery_action"), optional(_check_setting)),
-        "slowdown": optional(list_of(string(200), 64)),
-        "err": optional(mapping_of(string(200), string(200), 256)),
-        "codes": optional(mapping_of(string(200), optional(COUNT), 256)),
-    },
-)
-_SAMPLE_SHAPES = {
-    "activity": object_of(
-        {},
-        {
-            **_STAMP_FIELDS,
-            "ranks": mapping_of(digits(), _RANK, 4096),
-            "gpus": boolean,
-            "steady": boolean,
-            "watched": optional(mapping_of(string(4096), tuple_of(COUNT, COUNT), 256)),
-        },
-    ),
-    "health": object_of(
-        {},
-        {
-            **_STAMP_FIELDS,
-            **dict.fromkeys(("ms", "stuck_s", "cpu", "mem", "mem_used", "mem_total", "load1"), _NUMBER),
-            "status": optional(string(64)),
-            **dict.fromkeys(("reason", "state", "wchan"), _TEXT),
-            "disk": optional(list_of(object_of({"path": string(4096), "free": COUNT, "total": COUNT}), 64)),
-            "gpus": optional(list_of(_GPU, 1024)),
-            "xids": optional(list_of(object_of({"gpu": optional(_INDEX), "xid": COUNT}), 4096)),
-        },
-    ),
-}
-_KIND_SUFFIXES = {kind: f'"kind":"{kind}"}}'.encode() for kind in _SAMPLE_SHAPES}
+_VALIDATORS = {"activity": derive_object(ActivitySample), "health": derive_object(HealthSample)}
+_KIND_SUFFIXES = {kind: f'"kind":"{kind}"}}'.encode() for kind in _VALIDATORS}
 _KIND_MARKS = {
     kind: (f'"{kind}"'.encode(), end, tuple(_KIND_SUFFIXES.values())) for kind, end in _KIND_SUFFIXES.items()
 }
@@ -126,7 +44,7 @@ def parse_sample(line: bytes) -> dict[str, Any]:
         raise FrameError(f"not a sample: {line[:80]!r}") from error
     if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
         raise FrameError(f"not a sample: {line[:80]!r}")
-    _SAMPLE_SHAPES.get(value["kind"], _UNKNOWN_KIND)(value)
+    _VALIDATORS.get(value["kind"], _UNKNOWN_KIND)(value)
     return value
 
 

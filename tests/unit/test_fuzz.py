@@ -27,6 +27,7 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import worker_status
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameDecoder, FrameError
+from clusterctl.agent.protocol.sample_types import WorkerStatusSample
 from clusterctl.config.spec import ClusterSpec, HostSpec, StallSpec
 from clusterctl.errors import ClusterctlError, ConfigError
 from clusterctl.logs.time_index import TimeIndex
@@ -37,9 +38,11 @@ from clusterctl.run.rules.health_observer import HealthObserver
 from clusterctl.run.rules.stall_detection import StallObserver
 from clusterctl.run.rules.state import RunState
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
+from clusterctl.session.requests import REQUESTS
 from clusterctl.transport.delivery.bootstrap import PreambleParser
 from clusterctl.transport.ssh import config, known_hosts
-from clusterctl.validation import answers, journal, samples
+from clusterctl.validation import journal, messages, quota, samples
+from clusterctl.validation.derivation import derive_object
 from tests.unit.config.conftest import _parse as parse_config
 from tests.unit.config.hostile import PIECES
 
@@ -202,7 +205,7 @@ def line_of(value: Any) -> bytes:
 
 
 def frames(data: bytes) -> None:
-    decoder = FrameDecoder(lambda: answers.MAX_MESSAGE_BYTES)
+    decoder = FrameDecoder(lambda: quota.MAX_MESSAGE_BYTES)
     for place in range(0, len(data), 7):
         list(decoder.feed(data[place : place + 7]))
 
@@ -243,15 +246,16 @@ def sampled(values: list[Any]) -> None:
 
 def status_file(value: Any) -> None:
     told = worker_status.sanitize_status(value)
-    worker_status.validate_status_sample(status._with_ages(told, 5.0))
+    derive_object(WorkerStatusSample)(status._with_ages(told, 5.0))
 
 
 def answered(pair: tuple[Command, Any]) -> None:
-    answers.validate_answer(*pair)
+    command, value = pair
+    REQUESTS[command].validate_answer(value)
 
 
 def hello(value: Any) -> None:
-    answer_of(SPEC.hosts[0], answers.validate_answer(Command.HELLO, value))
+    answer_of(SPEC.hosts[0], REQUESTS[Command.HELLO].validate_answer(value))
 
 
 def indexed(data: bytes) -> None:
@@ -271,7 +275,7 @@ def preamble(data: bytes) -> None:
     found = parser.feed(b"clusterctl:n0nce:have " + data) or parser.feed(data)
     if found:
         with contextlib.suppress(RecursionError):
-            answers.PREAMBLE(json.loads(found[1]))
+            messages.PREAMBLE(json.loads(found[1]))
 
 
 def ssh_answer(lines: list[tuple[str, str]]) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from clusterctl.agent.protocol.process_types import ChildFailure, FlightRecorderEntry
+    from clusterctl.agent.protocol.process_types import ChildFailure, FlightRecorderEntry, WorkerError
     from clusterctl.agent.protocol.sample_types import StackDumpOffer, WorkerStatus, WorkerStatusSample
 _STALE_S = 10.0
 
@@ -115,7 +115,7 @@ def group_places(status_dir: str) -> dict[int, int]:
     return places
 
 
-def swallowed_failure(status_dir: str, rank: int, leader: int) -> dict[str, Any] | None:
+def swallowed_failure(status_dir: str, rank: int, leader: int) -> WorkerError | None:
     """How the Python of a rank failed whose first process (the pid `leader`) ended with 0: `{message, traceback}`.
 
     `None` where it ended well, still runs, or has said nothing.

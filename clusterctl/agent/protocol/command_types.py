@@ -1,35 +1,35 @@
-"""JSON types of the commands of `commands.Command`: the arguments of each, and the answer of the node.
+"""JSON types of the commands of `commands.Command`: the arguments of each, and the answer of the node with its bounds.
 
-Only the type checker reads these classes. The head validates what arrives in `clusterctl.validation`, field by field.
-An older agent may leave out the keys that are not required. The larger requests of a run are dataclasses (`requests`).
+The head derives the validators of answers from these classes; an agent never imports them. An older agent may leave out
+the keys that are not required. The larger requests of a run are dataclasses (`requests`).
 """
 
-from __future__ import annotations
+from typing import Annotated
 
-from typing import TYPE_CHECKING, TypedDict
+from typing_extensions import NotRequired, Required, TypedDict
 
-from typing_extensions import NotRequired
-
-if TYPE_CHECKING:
-    from clusterctl.agent.protocol.facts_types import FactsRequest
-    from clusterctl.agent.protocol.process_types import SurvivingProcess
+from clusterctl.agent.protocol import bounds
+from clusterctl.agent.protocol.commands import FIRST_AGENT_STREAM, LOGIN_VARIABLES, MAX_LOGIN_VALUE_CHARS
+from clusterctl.agent.protocol.facts_types import FactsRequest
+from clusterctl.agent.protocol.process_types import SurvivingProcesses
+from clusterctl.agent.protocol.validators import MaxItems, integer, string
 
 
 class GpuCount(TypedDict, total=False):
     """The GPUs of a machine as the kernel shows them: `count` is `None` if they cannot be counted."""
 
-    count: int | None
-    indices: list[int]
-    source: str
-    vendor: str | None
+    count: Annotated[int, integer(0, bounds.MAX_DEVICES)] | None
+    indices: Annotated[list[bounds.GpuIndex], MaxItems(bounds.MAX_DEVICES)]
+    source: bounds.Word
+    vendor: bounds.Word | None
 
 
 class NetworkAddress(TypedDict, total=False):
     """One address of one interface."""
 
-    interface: str
-    address: str
-    family: str
+    interface: Required[bounds.ShortText]
+    address: Required[bounds.Address]
+    family: bounds.Word
     up: bool
     loopback: bool
 
@@ -37,8 +37,8 @@ class NetworkAddress(TypedDict, total=False):
 class Route(TypedDict):
     """The source address and interface of packets to a peer."""
 
-    source: str
-    interface: str | None
+    source: bounds.Address
+    interface: bounds.ShortText | None
 
 
 class LogindSettings(TypedDict, total=False):
@@ -51,32 +51,41 @@ class LogindSettings(TypedDict, total=False):
 class HelloAnswer(TypedDict, total=False):
     """The facts of a machine and its user at the first contact. Memory is in bytes, clocks are in seconds."""
 
-    protocol: int
-    version: str
-    python: str
-    python_version: str
-    hostname: str
-    boot_id: str
-    pid_ns: str
-    net_ns: str
-    uid: int
-    user: str
-    home: str
-    shell: str
-    state_root: str
+    protocol: Annotated[int, integer(0, 1 << 20)]
+    version: bounds.Word
+    python: bounds.Path | None
+    python_version: bounds.Word
+    hostname: bounds.Name
+    boot_id: bounds.Word
+    pid_ns: bounds.Word
+    net_ns: bounds.Word
+    uid: Annotated[int, integer(0, 1 << 32)]
+    user: bounds.Name
+    home: bounds.Path | None
+    shell: bounds.Path | None
+    state_root: bounds.Path | None
     mono: float
     wall: float
-    cores: int
-    memory: int
-    machine: str
-    kernel: str
+    cores: Annotated[int, integer(1, 1 << 20)]
+    memory: bounds.Bytes
+    machine: bounds.Word
+    kernel: bounds.Word
     gpus: GpuCount | None
-    addresses: list[NetworkAddress]
-    reached_at: str | None
+    addresses: Annotated[list[NetworkAddress], MaxItems(4096)]
+    reached_at: bounds.Address | None
     rdma: bool
     logind: LogindSettings | None
     home_is_network: bool
-    login: dict[str, str]
+    login: Annotated[
+        dict[bounds.ShortText, Annotated[str, string(MAX_LOGIN_VALUE_CHARS)]], MaxItems(len(LOGIN_VARIABLES))
+    ]
+
+
+class Preamble(TypedDict):
+    """What the bootstrap script reports before the first frame."""
+
+    python: bounds.Path
+    version: bounds.ShortText
 
 
 class NoArguments(TypedDict):
@@ -255,6 +264,12 @@ class ExecArguments(ProgramArguments):
     stream: int
 
 
+class RankArguments(RunArguments):
+    """A rank of the current attempt."""
+
+    rank: int
+
+
 class ShellScriptArguments(ProgramArguments):
     """Write a script for a terminal, with folder and environment of the program; without `argv` the user's shell.
 
@@ -267,13 +282,7 @@ class ShellScriptArguments(ProgramArguments):
 class ShellScriptAnswer(TypedDict):
     """The script on the node. It removes itself."""
 
-    path: str
-
-
-class RankArguments(RunArguments):
-    """A rank of the current attempt."""
-
-    rank: int
+    path: bounds.WatchedPath
 
 
 class CancelArguments(TypedDict):
@@ -282,75 +291,75 @@ class CancelArguments(TypedDict):
     id: int
 
 
-class WorkerState(TypedDict, total=False):
+class WorkerState(TypedDict):
     """A worker of the newest attempt, and whether it lives."""
 
-    rank: int
-    local_rank: int
-    pid: int
-    start_time: int
+    rank: bounds.Rank
+    local_rank: NotRequired[bounds.Rank]
+    pid: bounds.Pid
+    start_time: bounds.StartTime
     alive: bool
 
 
-class StatusAnswer(TypedDict, total=False):
+class StatusAnswer(TypedDict):
     """The state of a run on a node: `state` from its journal, `remaining` the processes that could not be ended."""
 
     supervisor: bool
-    epoch: int | None
-    attempt: int
-    state: str
-    seq: int
-    workers: list[WorkerState]
-    remaining: list[SurvivingProcess]
+    epoch: bounds.Epoch | None
+    attempt: bounds.Attempt
+    state: bounds.Word
+    seq: NotRequired[bounds.Seq]
+    workers: Annotated[list[WorkerState], MaxItems(4096)]
+    remaining: SurvivingProcesses
 
 
 class RunSummary(TypedDict, total=False):
     """A run with files or processes on a node. Times are the node's wall clock (seconds), `grace` is in seconds."""
 
-    run: str
-    node: str
-    name: str
-    live: bool
+    run: Required[bounds.Name]
+    node: bounds.Name
+    name: bounds.Name
+    live: Required[bool]
     supervisor: bool
-    state: str
-    epoch: int | None
-    attempt: int
-    workdir: str | None
-    grace: float | None
-    gpus: list[int] | None
+    state: bounds.Word
+    epoch: bounds.Epoch | None
+    attempt: bounds.Attempt
+    workdir: bounds.Path | None
+    grace: bounds.NonNegative | None
+    gpus: Annotated[list[bounds.GpuIndex], MaxItems(bounds.MAX_DEVICES)] | None
     started: float | None
     finished: float | None
-    remaining: list[SurvivingProcess]
+    remaining: SurvivingProcesses
 
 
 class RunsAnswer(TypedDict):
     """All runs of a node."""
 
-    runs: list[RunSummary]
+    runs: Annotated[list[RunSummary], MaxItems(100_000)]
 
 
 class RoutesAnswer(TypedDict):
     """The route to each requested address; `None` if there is none."""
 
-    routes: dict[str, Route | None]
+    routes: Annotated[dict[Annotated[str, string(256)], Route | None], MaxItems(65536)]
 
 
 class ListenAnswer(TypedDict):
     """The port on which the node now listens."""
 
-    port: int
+    port: bounds.Port
 
 
 class ConnectAnswer(TypedDict, total=False):
     """Whether a peer was reached, the bytes that went through, and the seconds without progress (`still`)."""
 
-    ok: bool | None
+    ok: Required[bool | None]
     ms: float | None
-    error: str | None
-    source: str | None
-    payload: int | None
-    sent: int | None
-    received: int | None
+    error: bounds.LongText | None
+    source: bounds.Address | None
+    payload: bounds.Bytes | None
+    sent: bounds.Bytes | None
+    received: bounds.Bytes | None
     still: float | None
 
 
@@ -358,51 +367,51 @@ class ManifestAnswer(TypedDict):
     """The numbers of the files in the manifest that the node needs.
 
     With `look` also how many files a sync would remove (`going`), the first of them (`gone`), and the live run that
-    uses
-    the workdir (`user`).
+    uses the workdir (`user`).
     """
 
-    need: list[int]
+    need: Annotated[list[bounds.FileNumber], MaxItems(1 << 22)]
     going: NotRequired[int]
-    gone: NotRequired[list[str]]
-    user: NotRequired[str | None]
+    gone: NotRequired[Annotated[list[bounds.Path], MaxItems(100)]]
+    user: NotRequired[bounds.Name | None]
 
 
-class CopyAnswer(ManifestAnswer):
+class CopyAnswer(TypedDict):
     """The same for a listing that is copied into `folder`; if `name` is given, it replaces the first part of paths."""
 
-    folder: str
-    name: str | None
+    need: Annotated[list[bounds.FileNumber], MaxItems(1 << 22)]
+    folder: bounds.Path
+    name: bounds.Path | None
 
 
 class ReceiveAnswer(TypedDict, total=False):
     """The bytes that the node has written, and the hash of all the code that is there now."""
 
     written: int
-    hash: str | None
+    hash: bounds.Digest | None
 
 
 class FetchAnswer(TypedDict):
     """Path, size (bytes) and mode of each file that was sent."""
 
-    files: list[tuple[str, int, int]]
+    files: Annotated[list[tuple[bounds.Path, bounds.Bytes, Annotated[int, integer(0, 1 << 16)]]], MaxItems(1 << 20)]
 
 
 class Checkpoint(TypedDict):
     """A complete checkpoint: `mtime` and `size` (bytes) are those of its newest file."""
 
-    path: str
+    path: bounds.Path
     mtime: float
-    size: int
+    size: NotRequired[bounds.Bytes]
 
 
 class CheckpointFile(TypedDict):
     """A file of a checkpoint, relative to the folder that holds the checkpoint; `sha256` is empty if not requested."""
 
-    name: str
+    name: bounds.Path
     mtime: float
-    size: int
-    sha256: str
+    size: bounds.Bytes
+    sha256: bounds.Digest
 
 
 class CheckpointsAnswer(TypedDict, total=False):
@@ -412,45 +421,88 @@ class CheckpointsAnswer(TypedDict, total=False):
     checkpoint that was requested.
     """
 
-    found: list[Checkpoint]
-    versions: list[tuple[float, int]]
+    found: Required[Annotated[list[Checkpoint], MaxItems(5000)]]
+    versions: Annotated[list[tuple[float, bounds.Bytes]], MaxItems(1 << 20)]
     network: bool
-    files: list[CheckpointFile]
+    files: Annotated[list[CheckpointFile], MaxItems(1 << 17)]
 
 
 class CodeAnswer(TypedDict, total=False):
     """The hash of the synced code, or the hash of each source file."""
 
-    hash: str | None
-    files: dict[str, str]
+    hash: bounds.Digest | None
+    files: Annotated[dict[bounds.Path, bounds.Digest], MaxItems(1 << 18)]
 
 
 class PrepareAnswer(TypedDict, total=False):
     """The resources of a prepared attempt."""
 
-    ports: list[int]
-    run_dir: str
-    python: str | None
+    ports: Required[Annotated[list[bounds.Port], MaxItems(1024)]]
+    run_dir: bounds.Path
+    python: bounds.Path | None
 
 
-class ReadAnswer(TypedDict, total=False):
+class ReadAnswer(TypedDict):
     """A piece of a file (`data` in base64), and the size of the file."""
 
-    offset: int
-    size: int
-    first_valid: int | None
-    data: str
+    offset: bounds.Bytes
+    size: bounds.Bytes
+    first_valid: NotRequired[bounds.Bytes | None]
+    data: bounds.FileData
 
 
 class CleanAnswer(TypedDict):
     """The bytes that were freed."""
 
-    bytes: int
+    bytes: bounds.Bytes
 
 
-class ExecAnswer(TypedDict, total=False):
+class ExecAnswer(TypedDict):
     """The exit of a program, and whether its time was over."""
 
-    exit_code: int | None
-    signal: int | None
-    timed_out: bool
+    exit_code: bounds.ProgramExitCode | None
+    signal: bounds.Signal | None
+    timed_out: NotRequired[bool]
+
+
+class NoAnswer(TypedDict):
+    """An answer without values."""
+
+
+class ErrorAnswer(TypedDict):
+    """The error with which a node refuses a command."""
+
+    kind: bounds.Word
+    message: Annotated[str, string(1 << 20)]
+    hint: NotRequired[Annotated[str, string(1 << 20)] | None]
+
+
+class HeartbeatAnswer(TypedDict):
+    """The clocks of a node (seconds) and its boot id, for the heartbeat of this number."""
+
+    beat: int
+    wall: float
+    mono: float
+    boot: bounds.Word
+
+
+class EventPush(TypedDict):
+    """An event of a run's journal; `events` has its types."""
+
+    run: bounds.Name
+    event: NoAnswer
+
+
+class StreamPush(TypedDict):
+    """The file of a run that a stream of the agent carries."""
+
+    run: bounds.Name
+    file: bounds.ShortText
+    stream: Annotated[int, integer(FIRST_AGENT_STREAM, (FIRST_AGENT_STREAM << 1) - 1)]
+
+
+class AttemptsReplicatedPush(TypedDict):
+    """The head has everything of the attempts below `before`."""
+
+    run: bounds.Name
+    before: Annotated[int, integer(0, 1 << 31)]

@@ -1,4 +1,7 @@
-"""The events of a node's journal, as dataclasses, and their JSON lines."""
+"""The events of a node's journal, as dataclasses, and their JSON lines.
+
+The head derives validators from the annotations. Fields with a default may be missing in a line.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Union
 from clusterctl.agent.protocol.dataclass_json import parse_dataclass
 from clusterctl.agent.protocol.frames import FrameError
 
-# --- journal
-
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.process_types import ChildFailure, LeftoverProcess, SurvivingProcess
+    from typing import Annotated
+
+    from clusterctl.agent.protocol import bounds
+    from clusterctl.agent.protocol.process_types import (
+        ChildFailure,
+        LeftoverProcesses,
+        OutsideSignal,
+        SurvivingProcesses,
+        WorkerError,
+    )
+    from clusterctl.agent.protocol.validators import MaxItems
 
 
 @dataclass(frozen=True)
@@ -26,10 +37,10 @@ class Stamp:
         boot: Boot id of the node.
     """
 
-    seq: int
+    seq: bounds.Seq
     wall: float
     mono: float
-    boot: str
+    boot: bounds.Word
 
 
 @dataclass(frozen=True)
@@ -37,8 +48,8 @@ class Prepared:
     """The node is ready for the attempt."""
 
     KIND: ClassVar[str] = "prepared"
-    attempt: int
-    ports: list[int] = field(default_factory=list)
+    attempt: bounds.Attempt
+    ports: Annotated[list[bounds.Port], MaxItems(1024)] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -46,11 +57,11 @@ class Started:
     """A worker was started. `start_time` is in clock ticks since boot (`/proc/PID/stat`, field 22)."""
 
     KIND: ClassVar[str] = "started"
-    attempt: int
-    rank: int
-    local_rank: int
-    pid: int
-    start_time: int
+    attempt: bounds.Attempt
+    rank: bounds.Rank
+    local_rank: bounds.Rank
+    pid: bounds.Pid
+    start_time: bounds.StartTime
 
 
 @dataclass(frozen=True)
@@ -64,30 +75,29 @@ class Exited:
         earliest: Monotonic clock of the node when it was last known to be alive.
         latest: Monotonic clock of the node when it was found to have ended.
         oom: The evidence that the kernel killed it for memory: `cgroup`, `kernel log`, `probably`, or `None`.
-        error: Its `TORCHELASTIC_ERROR_FILE`, `{message, traceback}`, or `None`. With exit code 0: the failure of a
-            Python
-            below a shell that ended with 0 all the same.
+        error: Its `TORCHELASTIC_ERROR_FILE`, or `None`. With exit code 0: the failure of a Python below a shell that
+            ended with 0 all the same.
         tail: The end of its output (at most 8 KiB). Of one that ended well without a traceback at most 1 KiB; of one
             that was stopped what it had written before that, and only with a traceback.
-        outside_signal: With exit code 0: the last SIGTERM or SIGINT that it handled and that we did not send,
-            `{signal, before_s}`, or `None`.
+        outside_signal: With exit code 0: the last SIGTERM or SIGINT that it handled and that we did not send, or
+            `None`.
         worked_alone: It ended well, had torch, and was never in a process group with others.
         failed_child: The first process of `multiprocessing` below it that ended by an exception, although it ended
             well.
     """
 
     KIND: ClassVar[str] = "exited"
-    attempt: int
-    rank: int
-    exit_code: int | None = None
-    signal: int | None = None
+    attempt: bounds.Attempt
+    rank: bounds.Rank
+    exit_code: bounds.ExitCode | None = None
+    signal: bounds.Signal | None = None
     stopped: bool = False
     earliest: float = 0.0
     latest: float = 0.0
-    oom: str | None = None
-    error: dict[str, Any] | None = None
-    tail: str = ""
-    outside_signal: dict[str, Any] | None = None
+    oom: bounds.Word | None = None
+    error: WorkerError | None = None
+    tail: bounds.Text = ""
+    outside_signal: OutsideSignal | None = None
     worked_alone: bool = False
     failed_child: ChildFailure | None = None
 
@@ -97,9 +107,9 @@ class Grouped:
     """Workers of the node have formed or joined a process group: `ranks` of them, in a group of `size`."""
 
     KIND: ClassVar[str] = "grouped"
-    attempt: int
-    ranks: list[int]
-    size: int
+    attempt: bounds.Attempt
+    ranks: Annotated[list[bounds.Rank], MaxItems(4096)]
+    size: bounds.Rank
 
 
 @dataclass(frozen=True)
@@ -112,10 +122,10 @@ class Stopping:
     """
 
     KIND: ClassVar[str] = "stopping"
-    attempt: int
-    reason: str
-    grace: float
-    exiting_ranks: list[int] = field(default_factory=list)
+    attempt: bounds.Attempt
+    reason: bounds.Word
+    grace: bounds.NonNegative
+    exiting_ranks: Annotated[list[bounds.Rank], MaxItems(4096)] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -130,11 +140,11 @@ class Swept:
     """
 
     KIND: ClassVar[str] = "swept"
-    attempt: int
+    attempt: bounds.Attempt
     killed: int = 0
-    remaining: list[SurvivingProcess] = field(default_factory=list)
-    leftovers: list[LeftoverProcess] = field(default_factory=list)
-    past_grace: list[LeftoverProcess] = field(default_factory=list)
+    remaining: SurvivingProcesses = field(default_factory=list)
+    leftovers: LeftoverProcesses = field(default_factory=list)
+    past_grace: LeftoverProcesses = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -142,8 +152,8 @@ class Finished:
     """The run is over on this node; no event follows."""
 
     KIND: ClassVar[str] = "finished"
-    state: str
-    exit_code: int
+    state: bounds.Word
+    exit_code: bounds.ExitCode
 
 
 @dataclass(frozen=True)
@@ -151,8 +161,8 @@ class Adopted:
     """A new supervisor continues the run after the last one died. `attempt` is -1 before the first attempt."""
 
     KIND: ClassVar[str] = "adopted"
-    attempt: int
-    pid: int
+    attempt: bounds.Attempt
+    pid: bounds.Pid
 
 
 @dataclass(frozen=True)
@@ -166,11 +176,11 @@ class Dropped:
     """
 
     KIND: ClassVar[str] = "dropped"
-    attempt: int
-    rank: int
-    first_valid: int
-    lost: int
-    why: str
+    attempt: bounds.Attempt
+    rank: bounds.Rank
+    first_valid: bounds.Bytes
+    lost: bounds.Bytes
+    why: bounds.Text
 
 
 GPU_MEMORY = "gpu_memory"
@@ -186,18 +196,19 @@ class Alarm:
     """A note for people: a health change, a full disk, a dead sampler. The log view shows it once."""
 
     KIND: ClassVar[str] = "alarm"
-    attempt: int
-    code: str
-    message: str
-    severity: str = "warn"
-    gpu: int | None = None
-    rank: int | None = None
+    attempt: bounds.Attempt
+    code: bounds.Word
+    message: bounds.Text
+    severity: bounds.Word = "warn"
+    gpu: bounds.GpuIndex | None = None
+    rank: bounds.Rank | None = None
 
 
 Event = Union[Prepared, Started, Exited, Grouped, Stopping, Swept, Finished, Adopted, Dropped, Alarm]
-_EVENTS: dict[str, type[Any]] = {
+EVENT_CLASSES: dict[str, type[Any]] = {
     c.KIND: c for c in (Prepared, Started, Exited, Grouped, Stopping, Swept, Finished, Adopted, Dropped, Alarm)
 }
+"""Kind of an event to its class. A newer agent may write other kinds, which every reader ignores."""
 
 
 def encode_event(stamp: Stamp, event: Event) -> str:
@@ -223,5 +234,5 @@ def decode_record(record: Any) -> tuple[Stamp, Event] | None:
     """Return the event of a parsed journal line (see `decode_event`)."""
     if not isinstance(record, dict) or "kind" not in record:
         raise FrameError(f"not an event: {str(record)[:80]!r}")
-    cls = _EVENTS.get(record["kind"])
+    cls = EVENT_CLASSES.get(record["kind"])
     return None if cls is None else (parse_dataclass(Stamp, record), parse_dataclass(cls, record))

@@ -1,11 +1,15 @@
-"""JSON types of the health facts of a node: the request of a probe, and the answer group by group.
+"""JSON types of the health facts of a node: the request of a probe, and its answer with bounds.
 
-Only the type checker reads these classes. `clusterctl.agent.facts` documents what each value means.
+The head derives validators from these classes; an agent never imports them. `clusterctl.agent.facts` documents the data
+of each group.
 """
 
-from __future__ import annotations
+from typing import Annotated, Any
 
-from typing import Any, TypedDict
+from typing_extensions import Required, TypedDict
+
+from clusterctl.agent.protocol import bounds
+from clusterctl.agent.protocol.validators import MaxItems
 
 
 class FactsRequest(TypedDict, total=False):
@@ -33,23 +37,23 @@ class FactGroup(TypedDict, total=False):
     If the collector hung, also its process: pid, state, kernel function, and whether even SIGKILL did not end it.
     """
 
-    status: str
-    reason: str | None
-    data: Any
+    status: Required[bounds.Word]
+    reason: bounds.Reason | None
+    data: bounds.Data
     ms: float | None
-    pid: int
-    state: str | None
-    wchan: str | None
+    pid: bounds.Pid
+    state: bounds.ProcessFlags | None
+    wchan: bounds.Name | None
     abandoned: bool
 
 
 class StuckProcess(TypedDict, total=False):
     """A process of the probe that cannot be ended."""
 
-    group: str
-    pid: int
-    state: str | None
-    wchan: str | None
+    group: bounds.Word
+    pid: bounds.Pid
+    state: bounds.ProcessFlags | None
+    wchan: bounds.Name | None
 
 
 class Facts(TypedDict, total=False):
@@ -57,10 +61,9 @@ class Facts(TypedDict, total=False):
 
     schema: int
     ms: float
-
-    groups: dict[str, FactGroup]
+    groups: Required[Annotated[dict[bounds.Word, FactGroup], MaxItems(256)]]
     time: float
-    stuck: list[StuckProcess]
+    stuck: Annotated[list[StuckProcess], MaxItems(256)]
 
 
 class PcieLinkWidth(TypedDict):

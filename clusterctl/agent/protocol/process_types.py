@@ -1,13 +1,15 @@
-"""JSON types of processes: start, exit, what remained of a run, the evidence of a rank. For the type checker only."""
+"""JSON types of processes with their bounds: start, exit, what remained of a run, the evidence of a rank.
 
-from __future__ import annotations
+The head derives validators from these classes; an agent never imports them.
+"""
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import Annotated
 
-from typing_extensions import NotRequired
+from typing_extensions import NotRequired, Required, TypedDict
 
-if TYPE_CHECKING:
-    from clusterctl.agent.protocol.sample_types import WorkerStatusSample
+from clusterctl.agent.protocol import bounds
+from clusterctl.agent.protocol.sample_types import WorkerStatusSample
+from clusterctl.agent.protocol.validators import MaxItems
 
 
 class SpawnRecord(TypedDict, total=False):
@@ -37,10 +39,13 @@ class ExitRecord(TypedDict, total=False):
 class SurvivingProcess(TypedDict):
     """A process that the node could not end, and the reason."""
 
-    pid: int
-    start_time: int
-    command: str
-    why: str
+    pid: bounds.Pid
+    start_time: bounds.StartTime
+    command: bounds.Text
+    why: bounds.Text
+
+
+SurvivingProcesses = Annotated[list[SurvivingProcess], MaxItems(65536)]
 
 
 class LeftoverProcess(TypedDict):
@@ -51,17 +56,34 @@ class LeftoverProcess(TypedDict):
         age_s: Seconds since its start.
     """
 
-    pid: int
-    rank: int | None
-    command: str
-    age_s: float
+    pid: bounds.Pid
+    rank: bounds.Rank | None
+    command: bounds.Text
+    age_s: bounds.NonNegative
+
+
+LeftoverProcesses = Annotated[list[LeftoverProcess], MaxItems(256)]
 
 
 class ChildFailure(TypedDict):
     """A process of `multiprocessing` that ended by an exception."""
 
-    pid: int
-    message: str
+    pid: bounds.Pid
+    message: bounds.Text
+
+
+class WorkerError(TypedDict, total=False):
+    """The exception of a worker, from its `TORCHELASTIC_ERROR_FILE`."""
+
+    message: bounds.Text
+    traceback: bounds.Traceback | None
+
+
+class OutsideSignal(TypedDict):
+    """A signal that a worker handled and that we did not send, so many seconds before its end."""
+
+    signal: bounds.SignalSent
+    before_s: bounds.NonNegative
 
 
 class RemainingProcess(TypedDict):
@@ -77,12 +99,12 @@ class RemainingProcess(TypedDict):
 class ProcessState(TypedDict):
     """A process; `cpu` is its share of one core over a quarter of a second."""
 
-    pid: int
-    state: str | None
-    wchan: str | None
-    name: NotRequired[str]
+    pid: bounds.Pid
+    state: bounds.ProcessFlags | None
+    wchan: bounds.Name | None
+    name: NotRequired[bounds.Name]
     cpu: NotRequired[float]
-    command: NotRequired[str]
+    command: NotRequired[bounds.CommandLine]
 
 
 class RankProcess(TypedDict):
@@ -97,11 +119,11 @@ class RankProcess(TypedDict):
 class FlightRecorderEntry(TypedDict):
     """An entry of torch's flight recorder: a collective or message, by number and group; `done`: it has ended."""
 
-    group: str
-    number: int
-    op: str
-    sizes: str
-    dtypes: str
+    group: bounds.Name
+    number: bounds.Count
+    op: bounds.Name
+    sizes: bounds.Name
+    dtypes: bounds.Name
     done: bool
     p2p: bool
 
@@ -113,14 +135,14 @@ class TcpConnection(TypedDict):
     segment. `awaited`: the main thread waits to read from the connection.
     """
 
-    address: str
-    port: int
-    peer: str
-    peer_port: int
-    state: str
-    unacked: int
-    unread: int
-    lost: int
+    address: bounds.ShortText
+    port: bounds.Port
+    peer: bounds.ShortText
+    peer_port: bounds.Port
+    state: bounds.ShortText
+    unacked: bounds.Count
+    unread: bounds.Count
+    lost: bounds.Count
     awaited: bool
 
 
@@ -128,27 +150,26 @@ class RankEvidence(ProcessState):
     """Evidence of one rank.
 
     `source` is the origin of the stacks (`signal`, `py-spy`, `proc`), `why` the reasons against better origins,
-    `stacks`
-    the raw dump, `tail` the last lines of output. `error` explains missing evidence. The head adds `node`.
+    `stacks` the raw dump, `tail` the last lines of output. `error` explains missing evidence. The head adds `node`.
     """
 
-    rank: int
-    threads: NotRequired[int]
-    source: str
-    why: list[str]
-    stacks: str
-    main_thread: int | None
+    rank: bounds.Rank
+    threads: NotRequired[bounds.Count]
+    source: bounds.Name
+    why: Annotated[list[bounds.LongText], MaxItems(256)]
+    stacks: bounds.FileData
+    main_thread: bounds.Count | None
     inside: WorkerStatusSample | None
-    children: list[ProcessState]
-    tail: list[str]
-    recorded: NotRequired[list[FlightRecorderEntry] | None]
-    sockets: NotRequired[list[TcpConnection]]
-    error: NotRequired[str]
-    node: NotRequired[str]
+    children: Annotated[list[ProcessState], MaxItems(4096)]
+    tail: Annotated[list[bounds.CommandLine], MaxItems(4096)]
+    recorded: NotRequired[Annotated[list[FlightRecorderEntry], MaxItems(128)] | None]
+    sockets: NotRequired[Annotated[list[TcpConnection], MaxItems(128)]]
+    error: NotRequired[bounds.LongText]
+    node: NotRequired[bounds.Name]
 
 
 class EvidenceAnswer(TypedDict, total=False):
     """Evidence of the ranks of a node, by rank; `took_s` is the duration in seconds."""
 
     took_s: float
-    ranks: dict[str, RankEvidence]
+    ranks: Required[Annotated[dict[bounds.Digits, RankEvidence], MaxItems(4096)]]

@@ -1,62 +1,66 @@
-"""JSON types of the status file of a worker, and of a line in the samples of a node. For the type checker only."""
+"""JSON types of the status file of a worker, and of a line in the samples of a node, with their bounds.
 
-from __future__ import annotations
+The head derives validators from these classes; an agent never imports them.
+"""
 
-from typing import Any, TypedDict
+from typing import Annotated
 
-from typing_extensions import NotRequired
+from typing_extensions import Required, TypedDict
+
+from clusterctl.agent.protocol import bounds
+from clusterctl.agent.protocol.validators import MaxItems
 
 
-class _WorkerReport(TypedDict):
-    pid: int
-    step: int | None
-    source: str | None
-    beats: int
-    seq: dict[str, tuple[int, int]] | None
-    backend: str | None
-    timeout_s: float | None
-    frameworks: list[str]
-    facts: dict[str, Any]
-    degraded: dict[str, str]
-    looks: NotRequired[int]
-    held: NotRequired[int]
+class _WorkerReport(TypedDict, total=False):
+    pid: bounds.Pid
+    step: bounds.Count | None
+    source: bounds.Word | None
+    beats: bounds.Count
+    seq: Annotated[dict[bounds.Name, tuple[bounds.Count, bounds.Count]], MaxItems(4096)] | None
+    backend: bounds.Word | None
+    timeout_s: bounds.NonNegative | None
+    frameworks: Annotated[list[bounds.Word], MaxItems(64)]
+    facts: Annotated[dict[bounds.Word, bounds.DisplayedFact], MaxItems(256)]
+    degraded: Annotated[dict[bounds.Word, bounds.Name], MaxItems(64)]
+    looks: bounds.Count
+    held: bounds.Count
 
 
 class Phase(TypedDict):
     """The phase of a worker since a moment of the node's monotonic clock (seconds), and its limit (seconds)."""
 
-    name: str
+    name: bounds.Word
     since: float
-    limit_s: float
+    limit_s: bounds.NonNegative
 
 
 class PhaseAge(TypedDict):
     """The phase of a worker, and for how many seconds it has lasted."""
 
-    name: str
+    name: bounds.Word
     age_s: float
-    limit_s: float
+    limit_s: bounds.NonNegative
 
 
 class WorkerStatus(_WorkerReport):
     """The status file of a worker. Times are the node's monotonic clock (seconds); `start_time` is in clock ticks."""
 
-    start_time: int
-    tid: int
+    start_time: bounds.Count
+    tid: bounds.Pid
     time: float
     progress_time: float | None
     main_time: float | None
     phase: Phase | None
 
 
-class WorkerStatusSample(_WorkerReport):
+class WorkerStatusSample(_WorkerReport, total=False):
     """The status of a worker in a sample, with ages in seconds. `unseen`: no process is left that updates it."""
 
     age_s: float
     progress_age_s: float | None
     main_age_s: float | None
     phase: PhaseAge | None
-    unseen: NotRequired[bool]
+    unseen: bool
 
 
 class StackDumpOffer(TypedDict):
@@ -74,31 +78,30 @@ class StackDumpOffer(TypedDict):
 class SampleTime(TypedDict, total=False):
     """The time of a sample: wall clock `t`, monotonic clock `m` (seconds), and its attempt."""
 
-    kind: str
+    kind: bounds.Word
     t: float
     m: float
-    attempt: int
+    attempt: bounds.Attempt
 
 
 class RankActivity(TypedDict, total=False):
     """A rank at one moment. Bytes are those of its whole process tree, `None` if they cannot be read.
 
     For the main thread of the rank: `starved_s` are the seconds in which it could run and got no CPU, `faults` counts
-        its
-    waits for memory that had to be read from a disk.
+    its waits for memory that had to be read from a disk.
     """
 
     alive: bool
-    pid: int | None
-    state: str | None
-    wchan: str | None
-    procs: int
-    cpu_s: float
-    read: int | None
-    written: int | None
-    output: int | None
-    starved_s: float | None
-    faults: int | None
+    pid: bounds.Pid | None
+    state: bounds.ProcessFlags | None
+    wchan: bounds.Name | None
+    procs: bounds.Count
+    cpu_s: bounds.Measured
+    read: bounds.Count | None
+    written: bounds.Count | None
+    output: bounds.Count | None
+    starved_s: bounds.Measured | None
+    faults: bounds.Count | None
     inside: WorkerStatusSample | None
 
 
@@ -109,76 +112,76 @@ class ActivitySample(SampleTime, total=False):
     """
 
     gpus: bool
-    ranks: dict[str, RankActivity]
+    ranks: Annotated[dict[bounds.Digits, RankActivity], MaxItems(4096)]
     steady: bool
-    watched: dict[str, tuple[int, int]] | None
+    watched: Annotated[dict[bounds.WatchedPath, tuple[bounds.Count, bounds.Count]], MaxItems(256)] | None
 
 
 class GpuSample(TypedDict, total=False):
     """A GPU at one moment: percent, bytes, degrees Celsius, watts, MHz. `err` and `codes` explain missing values."""
 
-    gpu: int
-    vendor: str | None
-    uuid: str | None
-    util: float | None
-    mem_used: int | None
-    mem_total: int | None
-    temp_c: float | None
-    mem_temp_c: float | None
-    temp_limit_c: float | None
-    mem_temp_limit_c: float | None
-    power_w: float | None
-    sm_clock: float | None
-    throttle: int | None
-    ecc_unc: int | None
-    links_lost: int | None
-    remap_pending: Any
-    remap_failure: Any
-    recovery_action: Any
-    slowdown: list[str] | None
-    err: dict[str, str] | None
-    codes: dict[str, int | None] | None
+    gpu: Required[bounds.GpuIndex]
+    vendor: bounds.ShortText | None
+    uuid: bounds.Word | None
+    util: bounds.Measured | None
+    mem_used: bounds.Count | None
+    mem_total: bounds.Count | None
+    temp_c: bounds.Measured | None
+    mem_temp_c: bounds.Measured | None
+    temp_limit_c: bounds.Measured | None
+    mem_temp_limit_c: bounds.Measured | None
+    power_w: bounds.Measured | None
+    sm_clock: bounds.Measured | None
+    throttle: bounds.Count | None
+    ecc_unc: bounds.Count | None
+    links_lost: bounds.Count | None
+    remap_pending: bounds.Setting | None
+    remap_failure: bounds.Setting | None
+    recovery_action: bounds.Setting | None
+    slowdown: Annotated[list[bounds.Word], MaxItems(64)] | None
+    err: Annotated[dict[bounds.Word, bounds.Word], MaxItems(256)] | None
+    codes: Annotated[dict[bounds.Word, bounds.Count | None], MaxItems(256)] | None
 
 
 class DiskSpace(TypedDict):
     """Space in a file system, in bytes."""
 
-    path: str
-    free: int
-    total: int
+    path: bounds.WatchedPath
+    free: bounds.Count
+    total: bounds.Count
 
 
 class XidError(TypedDict):
     """An error that the GPU driver has reported; `gpu` is `None` if it belongs to no known index."""
 
-    gpu: int | None
-    xid: int
+    gpu: bounds.GpuIndex | None
+    xid: bounds.Count
 
 
 class MachineSample(TypedDict, total=False):
     """CPU and memory in percent and bytes, load, and the disks."""
 
-    cpu: float | None
-    mem: float | None
-    mem_used: int | None
-    mem_total: int | None
-    load1: float | None
-    disk: list[DiskSpace]
+    cpu: bounds.Measured | None
+    mem: bounds.Measured | None
+    mem_used: bounds.Count | None
+    mem_total: bounds.Count | None
+    load1: bounds.Measured | None
+    disk: Annotated[list[DiskSpace], MaxItems(64)] | None
 
 
 class GpuSamples(TypedDict, total=False):
     """The GPU samples of the driver, or why there are none: it has hung for `stuck_s` seconds in this state."""
 
-    status: str
-    reason: str | None
-    gpus: list[GpuSample]
-    xids: list[XidError]
-    stuck_s: float
-    state: str | None
-    wchan: str | None
+    status: bounds.ShortText | None
+    reason: bounds.Text | None
+    gpus: Annotated[list[GpuSample], MaxItems(1024)]
+    xids: Annotated[list[XidError], MaxItems(4096)]
+    stuck_s: bounds.Measured | None
+    state: bounds.Text | None
+    wchan: bounds.Text | None
 
 
 class HealthSample(SampleTime, MachineSample, GpuSamples, total=False):
     """A machine and its GPUs at one moment; `ms` is the duration of the sample."""
 
-    ms: float
+    ms: bounds.Measured | None

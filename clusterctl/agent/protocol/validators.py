@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
     Validator = Callable[[Any], None]
 
+
+class MaxItems(int):
+    """The most items of a list, or names of an object, in the annotation of its type."""
+
+
 FIRST_INEXACT_INTEGER = 1 << 53
 """The first whole number that some JSON readers cannot represent exactly."""
 _MAX_SHOWN_CHARS = 40
@@ -226,3 +231,7 @@ def digits(most_digits: int = 9) -> Validator:
             raise ValidationError(expected, value)
 
     return check
+
+
+PID = integer(0, (1 << 31) - 1)
+COUNT = integer(-(1 << 63), (1 << 63) - 1)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.node_state.journal import NodeState
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_markers import RunMarkers
-    from clusterctl.agent.protocol.process_types import ExitRecord
+    from clusterctl.agent.protocol.process_types import ExitRecord, OutsideSignal, WorkerError
     from clusterctl.agent.supervisor.workers import Worker
 
 _HOLD_S = 1.0
@@ -338,12 +338,12 @@ class Attempt:
                 path = self._run.of_rank(self.number, worker.rank, "log")
                 self._sizes_at_stop[worker.rank] = os.stat(path).st_size
 
-    def _read_error(self, worker: Worker, *, bad: bool) -> dict[str, Any] | None:
+    def _read_error(self, worker: Worker, *, bad: bool) -> WorkerError | None:
         if bad:
             return workers.read_error_file(self._run.of_rank(self.number, worker.rank, "error.json"))
         return status.swallowed_failure(self._run.status_dir(self.number), worker.rank, worker.identity.pid)
 
-    def _outside_signal(self, rank: int, latest: float) -> dict[str, Any] | None:
+    def _outside_signal(self, rank: int, latest: float) -> OutsideSignal | None:
         handled = status.handled_signal(self._run.status_dir(self.number), rank)
         stopped_at = self.shutdown.stopped_at
         if handled is None or (stopped_at is not None and handled[1] >= stopped_at):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_markers import RunMarkers
-    from clusterctl.agent.protocol.process_types import SpawnRecord
+    from clusterctl.agent.protocol.process_types import SpawnRecord, WorkerError
 
 _REPORT_TIMEOUT_S = 20.0
 
@@ -313,7 +313,7 @@ _FRAMES = 8
 """The read is this many times larger than the result, to find the cause above stack frames."""
 
 
-def read_error_file(path: str) -> dict[str, Any] | None:
+def read_error_file(path: str) -> WorkerError | None:
     """Return `{message, traceback}` from the error file that `torch.distributed.elastic` wrote, or `None`.
 
     The file holds `{"message": text}` or `{"message": {"message": text, "extraInfo": {"py_callstack": text}}}`.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.cli import options
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
@@ -24,6 +23,7 @@ from clusterctl.run.nodes import code
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record import health_history, run_lookup, rundir
 from clusterctl.run.rules.state import RunPhase
+from clusterctl.session.requests import CLEAN
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
@@ -261,7 +261,7 @@ def _remove_from(node: str, session: Session, runs: list[str]) -> tuple[int, dic
     # The oldest first: with the last one that has it a node gives up the code.
     for run in reversed(runs):
         try:
-            count += session.call(Command.CLEAN, {"run": run, "node": node}, timeout=600.0)["bytes"]
+            count += CLEAN.call(session, {"run": run, "node": node}, timeout=600.0)["bytes"]
         except NotFoundError:
             continue
         except ClusterctlError as error:

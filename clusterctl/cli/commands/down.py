@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.cli import options
 from clusterctl.cli.choices import Choices, together
 from clusterctl.cli.follow.following import Leave
@@ -29,6 +28,7 @@ from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record import run_lookup
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.rules import outcome
+from clusterctl.session.requests import RUNS
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_types import RunSummary
@@ -255,7 +255,7 @@ def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
     spec = options.load_file(path, (), (), console=console).spec
     own = {run.run: run for run in run_lookup.list_runs()}
     with reachable(spec, spec.hosts, tell=console.err) as (sessions, errors):
-        listed, _ = each(sessions, lambda _, s: s.call(Command.RUNS, {})["runs"])
+        listed, _ = each(sessions, lambda _, s: RUNS.call(s, {})["runs"])
         orphans = {n: [r for r in runs if _left(r) and r["run"] not in own] for n, runs in listed.items()}
         concerned = {node: sessions[node] for node, runs in orphans.items() if runs}
         ended, failed = each(concerned, lambda node, session: _end_all(session, orphans[node]))

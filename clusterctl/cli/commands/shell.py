@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from clusterctl import rlimits
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.cli import options
 from clusterctl.cli.choices import together
 from clusterctl.cli.lookup.reach import reachable
@@ -22,6 +21,7 @@ from clusterctl.config.spec import TransportKind
 from clusterctl.errors import RefusedError
 from clusterctl.plan.launch import build_program_arguments
 from clusterctl.run.nodes.fan_out import raise_first
+from clusterctl.session.requests import SHELL_SCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,7 @@ def command(context: click.Context, choices: ShellChoices) -> int:
         program["argv"] = list(words)
     with reachable(target.spec, [target.host], of_run=target.rank is not None) as (sessions, errors):
         raise_first(errors)
-        script = sessions[target.host.name].call(Command.SHELL_SCRIPT, program)["path"]
+        script = SHELL_SCRIPT.call(sessions[target.host.name], program)["path"]
     become_program(_terminal_argv(target.spec.ssh, target.host, script))
 
 

@@ -11,6 +11,7 @@ from clusterctl.cli import words
 from clusterctl.errors import NotFoundError
 from clusterctl.render.stats import NodeStats, stats_from_sample
 from clusterctl.run.record import run_lookup, sample_files
+from clusterctl.session.requests import PROBE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -97,7 +98,6 @@ def look_at(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[
 
     Nothing of the cluster file is run: a person who looks at machines need not have read it.
     """
-    from clusterctl.agent.protocol.commands import Command
     from clusterctl.run.nodes.fan_out import each
 
     def ask(node: str, session: Session) -> NodeStats:
@@ -109,7 +109,7 @@ def look_at(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[
             "cwd": None,
             "request": request,
         }
-        facts = session.call(Command.PROBE, asked, timeout=_DEADLINE + _MARGIN)
+        facts = PROBE.call(session, asked, timeout=_DEADLINE + _MARGIN)
         try:
             return _from_facts(node, facts)
         except (TypeError, ValueError, AttributeError, LookupError) as error:

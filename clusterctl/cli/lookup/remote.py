@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError
 from clusterctl.render.exec_output import Answer, answer_of, clean_lines
+from clusterctl.session.requests import EXEC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -124,7 +124,7 @@ class Remote:
             "stream": collector.first_stream,
         }
         limit = None if self._seconds is None else self._seconds + _SLACK_SECONDS
-        return session.call_async(Command.EXEC, asked).result(limit)
+        return EXEC.call_async(session, asked).result(limit)
 
     def ends(self, nodes: Iterable[str], waiting: Waiting) -> tuple[dict[str, Answer], dict[str, NodeError]]:
         """Wait for the nodes; return how it ended on each, and which were lost meanwhile.

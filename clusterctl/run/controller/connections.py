@@ -7,7 +7,6 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import AgentError, ClusterctlError, ConnectError, ExitCode, NotFoundError, RunFailed
@@ -18,7 +17,8 @@ from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import WorkerPhase
 from clusterctl.run.rules.violations import ViolationCounter
-from clusterctl.session.calls import ProtocolError, StaleEpochError
+from clusterctl.session.errors import ProtocolError, StaleEpochError
+from clusterctl.session.requests import STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -203,7 +203,7 @@ class Connections:
             return _Forgotten(left=ending.end_on_node(session, run.folder.run, name, run.grace))
         pending = any(state.workers[r].phase is WorkerPhase.PENDING for r in node.ranks if r in state.workers)
         request: command_types.RunArguments = {"run": run.folder.run, "node": name}
-        return _Resumed(status=session.call(Command.STATUS, request) if pending else None)
+        return _Resumed(status=STATUS.call(session, request) if pending else None)
 
     def _from_cursors(self, node: str, session: Session, differing: list[str]) -> requests.Follow:
         """Return what to ask a node for; what differs is asked for from its beginning."""

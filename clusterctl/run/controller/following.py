@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.requests import Follow
 from clusterctl.run.nodes.fan_out import each, raise_first
+from clusterctl.session.requests import FOLLOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -84,7 +84,7 @@ class Following:
         Raises:
             ClusterctlError: The node would not, or did not answer.
         """
-        session.call(Command.FOLLOW, request)
+        FOLLOW.call(session, request)
         self._by[node] = session
 
     def is_whole(self, node: str, before: int) -> None:

@@ -9,12 +9,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import run_files
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
 from clusterctl.errors import NotFoundError
 from clusterctl.run.nodes.fan_out import raise_first, read_all
 from clusterctl.run.record.disk_files import is_disk_full, is_shortage
-from clusterctl.validation.answers import parse_stream_file
+from clusterctl.session.requests import REPLICATED
+from clusterctl.validation.messages import parse_stream_file
 from clusterctl.validation.quota import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Replication:
         for node, offsets in by_node.items():
             session = self._run.links.sessions.get(node)
             if session is not None:
-                session.post(Command.REPLICATED, {"run": self._run.folder.run, "node": node, "offsets": offsets})
+                REPLICATED.post(session, {"run": self._run.folder.run, "node": node, "offsets": offsets})
 
 
 _FULL = "the head's disk is full", "the head's disk has space again"

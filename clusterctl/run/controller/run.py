@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, TypeVar
 from typing_extensions import override
 
 from clusterctl.agent.protocol import requests
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ClusterctlError
@@ -40,9 +39,9 @@ from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.policy import StopTimers, limits_from_spec
 from clusterctl.run.rules.state import RankIndex
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
-from clusterctl.session.calls import answer_timeout_s
 from clusterctl.session.connect import open_all
 from clusterctl.session.inbox import Inbox
+from clusterctl.session.requests import FINISH, STOP
 from clusterctl.validation import journal
 
 if TYPE_CHECKING:
@@ -293,7 +292,7 @@ class ControlledRun(ThreadOwnedState):
         def tell() -> None:
             # A node that takes its time has heard it; for how long it may take is for the policy to say.
             with contextlib.suppress(FutureTimeoutError):
-                session.call_async(Command.STOP, request).result(answer_timeout_s(Command.STOP))
+                STOP.call_async(session, request).result(STOP.timeout_s)
 
         def failed(_: Exception) -> None:
             self.links.broken(self.hosts[node], session)
@@ -304,7 +303,7 @@ class ControlledRun(ThreadOwnedState):
         """Tell nodes that the run has ended; return why some did not hear it. For any thread."""
         timeout = _HURRIED_SECONDS if self.kill else None
         what: command_types.FinishArguments = {"run": self.folder.run, "node": "", "state": state, "exit_code": code}
-        return each(sessions, lambda n, s: s.call(Command.FINISH, {**what, "node": n}, timeout=timeout))[1]
+        return each(sessions, lambda n, s: FINISH.call(s, {**what, "node": n}, timeout=timeout))[1]
 
     def cancel(self, *, kill: bool) -> None:
         """End the run: gracefully, or at once."""

@@ -6,7 +6,6 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, RunFailed
 from clusterctl.run.controller.beginning import UNHEARD
 from clusterctl.run.nodes import attempt_begin, ending
@@ -15,6 +14,7 @@ from clusterctl.run.nodes.launch import NotBegun
 from clusterctl.run.nodes.links import Redialed
 from clusterctl.run.nodes.progress import Progress
 from clusterctl.run.rules import controller_events
+from clusterctl.session.requests import STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class TakeOver:
         self._run, self._connections, self._beginning = run, connections, beginning
         self._hosts: Sequence[HostSpec] = ()
         self._reached: dict[str, Session] = {}
-        self._told: dict[str, Mapping[str, Any]] = {}
+        self._statuses: dict[str, StatusAnswer | None] = {}
         self._until = 0.0
         self.active = False
 
@@ -70,10 +70,10 @@ class TakeOver:
         step = Progress("connect", len(self._hosts), run.post)
 
         def joined(node: str, session: Session) -> None:
-            told: StatusAnswer = {}
+            status: StatusAnswer | None = None
             with contextlib.suppress(ClusterctlError):
-                told = session.call(Command.STATUS, {"run": run.folder.run, "node": node})
-            run.do_soon(lambda: self._came(node, session, told))
+                status = STATUS.call(session, {"run": run.folder.run, "node": node})
+            run.do_soon(lambda: self._came(node, session, status))
 
         opened, errors = run.dial_all(self._hosts, step, joined)
         step.end(names(opened), failed=bool(errors))
@@ -103,13 +103,13 @@ class TakeOver:
         wanted = dict.fromkeys([*state.nodes, *state.next_nodes, *state.retired, *waiting])
         return tuple(run.hosts[n] for n in wanted if n in run.hosts)
 
-    def _came(self, node: str, session: Session, told: StatusAnswer) -> None:
+    def _came(self, node: str, session: Session, status: StatusAnswer | None) -> None:
         if self.active:
-            self._reached[node], self._told[node] = session, told
+            self._reached[node], self._statuses[node] = session, status
         elif node in self._run.links.sessions:
             session.close()
         else:
-            self._run.raise_epoch(_epoch(told))
+            self._run.raise_epoch(_epoch(status))
             self._connections.distrust([node])
             self._connections.back(Redialed(node=node, session=session))
 
@@ -120,7 +120,7 @@ class TakeOver:
     def _go_on(self, errors: Mapping[str, ClusterctlError]) -> None:
         run = self._run
         self.active = False
-        run.raise_epoch(max(map(_epoch, self._told.values()), default=0))
+        run.raise_epoch(max(map(_epoch, self._statuses.values()), default=0))
         self._believe()
         if run.state.attempt < 0:
             for node, session in self._reached.items():
@@ -139,7 +139,9 @@ class TakeOver:
     def _believe(self) -> None:
         """Write down the attempt that nodes have begun, where the head lost the line that said so in a crash."""
         run = self._run
-        begun = [told["attempt"] for told in self._told.values() if told and told["state"] not in _NOT_BEGUN]
+        begun = [
+            status["attempt"] for status in self._statuses.values() if status and status["state"] not in _NOT_BEGUN
+        ]
         number = max(begun, default=-1)
         attempt = attempt_begin.stored(run.folder, number) if number > run.state.attempt else None
         if attempt is not None:
@@ -147,8 +149,8 @@ class TakeOver:
             run.record(attempt)
 
 
-def _epoch(told: Mapping[str, Any]) -> int:
-    return int(told.get("epoch") or 0)
+def _epoch(status: StatusAnswer | None) -> int:
+    return (status and status["epoch"]) or 0
 
 
 def _end_controller(error: Exception) -> None:

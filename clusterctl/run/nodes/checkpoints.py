@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.field_types import ResumePolicy
 from clusterctl.config.spec import CheckpointSpec, TransportKind
 from clusterctl.errors import RefusedError
@@ -30,6 +29,7 @@ from clusterctl.run.rules.checkpoint_files import (
     find_nodes_with_lost_files,
     resolve_copies,
 )
+from clusterctl.session.requests import CHECKPOINTS
 
 if TYPE_CHECKING:
     import threading
@@ -439,7 +439,7 @@ class Resuming:
             "pattern": self._checkpoint.pattern,
             "versions": versions,
         }
-        return session.call(Command.CHECKPOINTS, request)
+        return CHECKPOINTS.call(session, request)
 
     def _ask_files(self, node: str, session: Session, path: str, *, hashes: bool = False) -> CheckpointsAnswer:
         request: command_types.CheckpointsArguments = {
@@ -448,7 +448,7 @@ class Resuming:
             "files": path,
             "hashes": hashes,
         }
-        return session.call(Command.CHECKPOINTS, request, timeout=_HASH_SECONDS if hashes else None)
+        return CHECKPOINTS.call(session, request, timeout=_HASH_SECONDS if hashes else None)
 
 
 @dataclass(frozen=True, slots=True)

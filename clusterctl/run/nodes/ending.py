@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol import run_files as protocol_files
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
 from clusterctl.run.nodes.epochs import highest_epoch
@@ -19,6 +18,7 @@ from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events, outcome
 from clusterctl.run.rules.state import RunPhase
+from clusterctl.session.requests import FINISH, READ, STATUS, STOP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,18 +48,18 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[Rem
     stop = requests.Stop(run=run, node=node, grace=grace, reason=StopReason.CANCELLED.value)
     deadline = time.monotonic() + grace + _BEYOND_GRACE
     pause = _FIRST_PAUSE
-    session.call(Command.STOP, stop)
-    status = session.call(Command.STATUS, request)
+    STOP.call(session, stop)
+    status = STATUS.call(session, request)
     while not _ended(status) and time.monotonic() < deadline:
         # One whose files were removed takes its seat anew in a while; until then it has heard of no stop.
         if not status["supervisor"] or status["state"] == "new":
-            session.call(Command.STOP, stop)
+            STOP.call(session, stop)
         time.sleep(pause)
         pause = min(pause * 2, _LONGEST_PAUSE)
-        status = session.call(Command.STATUS, request)
+        status = STATUS.call(session, request)
     # Refused where something of the attempt has still not ended, which is then what remains.
     with contextlib.suppress(RefusedError):
-        session.call(Command.FINISH, _cancelled(run, node))
+        FINISH.call(session, _cancelled(run, node))
     return [{**one, "node": node} for one in status["remaining"]] or _unended(node, status)
 
 
@@ -105,7 +105,7 @@ def fetch(session: Session, writer: Writer, run: str, node: str, files: Iterable
                     "offset": offset,
                     "length": _PIECE,
                 }
-                answer = session.call(Command.READ, request)
+                answer = READ.call(session, request)
                 data = base64.b64decode(answer["data"])
                 if not data:
                     break

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.nodes.fan_out import each
-from clusterctl.session.calls import StaleEpochError
+from clusterctl.session.errors import StaleEpochError
+from clusterctl.session.requests import STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ def succeeded(run: str, witnesses: Mapping[str, Session], epoch: int) -> bool:
 
 
 def _epoch_of(run: str, node: str, session: Session) -> int:
-    told = session.call(Command.STATUS, {"run": run, "node": node})
+    told = STATUS.call(session, {"run": run, "node": node})
     return int(told["epoch"] or 0)
 
 

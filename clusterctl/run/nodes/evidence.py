@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import evidence_files
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.rules import rank_stacks
+from clusterctl.session.requests import EVIDENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -56,7 +56,7 @@ def ask(run: str, name: str, sessions: Mapping[str, Session], ranks: Collection[
             "ranks": wanted,
             "deadline": _DEADLINE,
         }
-        return session.call(Command.EVIDENCE, request)
+        return EVIDENCE.call(session, request)
 
     found, errors = each(dict(sessions), one)
     known: dict[str, types.RankEvidence] = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import AgentError, ClusterctlError, NodeError
-from clusterctl.session.calls import answer_timeout_s
+from clusterctl.session.requests import READ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -67,9 +67,9 @@ def read_all(
 
     `timeout` is in seconds, for all of them together; `None` is as long as one of them may take.
     """
-    timeout = answer_timeout_s(Command.READ) if timeout is None else timeout
+    timeout = READ.timeout_s if timeout is None else timeout
     deadline = time.monotonic() + timeout
-    under_way = {key: session.call_async(Command.READ, question) for key, question in questions.items()}
+    under_way = {key: READ.call_async(session, question) for key, question in questions.items()}
     answers: dict[K, ReadAnswer] = {}
     errors: dict[K, ClusterctlError] = {}
     for key, future in under_way.items():

@@ -29,7 +29,7 @@ from clusterctl.run.nodes.progress import CancelledError, Progress
 from clusterctl.run.nodes.transfer import Parcel, push
 from clusterctl.run.record.disk_files import ignore_shortage, write_atomically
 from clusterctl.run.rules import controller_events
-from clusterctl.session.calls import answer_timeout_s
+from clusterctl.session.requests import PREPARE, START
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -267,7 +267,7 @@ class Launch:
         by_name = {e.host.name: e for e in entries}
         code_hash = self._code.code_hash if self._code is not None else None
         files = len(self._code.files) if self._code is not None else 0
-        patience = answer_timeout_s(Command.PREPARE) + files / _CHECKED_A_SECOND
+        patience = PREPARE.timeout_s + files / _CHECKED_A_SECOND
 
         def prepare(node: str, session: Session) -> list[int]:
             step.at(node, "preparing")
@@ -307,7 +307,7 @@ class Launch:
                 keep_secrets=spec.restart.max_restarts > 0,
                 inject=inject,
             )
-            session.call(Command.START, request, timeout=_patience(spec))
+            START.call(session, request, timeout=_patience(spec))
             step.through(node, len(ranks))
 
         sessions = self._on(list(by_name))
@@ -329,7 +329,7 @@ def _wire(w: planning.WorkerPlan, prologue: str | None) -> dict[str, object]:
 def _patience(spec: ClusterSpec) -> float:
     """Return how long a start may take; it waits for what is imported once for all ranks of its node."""
     forks = layout.get_job(spec).start_method is not StartMethod.SPAWN
-    return answer_timeout_s(Command.START) + (_IMPORTS if forks else 0.0)
+    return START.timeout_s + (_IMPORTS if forks else 0.0)
 
 
 def prepare_request(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.plan import rendezvous
 from clusterctl.plan.environment import choose_interface_variables
 from clusterctl.run.nodes.fan_out import each, quietly, raise_first
+from clusterctl.session.requests import CONNECT, LISTEN, ROUTES, UNLISTEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,7 +117,7 @@ def ask_routes(
     """
 
     def ask(node: str, session: Session) -> dict[str, rendezvous.Route | None]:
-        answer = session.call(Command.ROUTES, {"targets": list(targets[node])})["routes"]
+        answer = ROUTES.call(session, {"targets": list(targets[node])})["routes"]
         return {
             t: rendezvous.Route(source=r["source"], interface=r["interface"]) if r else None for t, r in answer.items()
         }
@@ -173,12 +173,12 @@ def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, di
         together = rendezvous.can_use_loopback(list(answers.values()))
         tried["address"] = "127.0.0.1" if together else _seen_from_others(spec, ordered, answers, sessions)
         request: command_types.ListenArguments = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
-        tried["port"] = sessions[first].call(Command.LISTEN, request)["port"]
+        tried["port"] = LISTEN.call(sessions[first], request)["port"]
     except ClusterctlError as error:
         return {first: {**tried, "error": str(error)}}
     others = _connect(first, tried, {h.name: sessions[h.name] for h in ordered[1:]}, nonce)
     # Whoever binds the port next must find it free.
-    quietly(lambda: sessions[first].call(Command.UNLISTEN, {"nonce": nonce}))
+    quietly(lambda: UNLISTEN.call(sessions[first], {"nonce": nonce}))
     reached = sum(seen["ok"] for seen in others.values())
     return {first: {**tried, "ok": True, "peers": len(others), "reached_by": reached}, **others}
 
@@ -205,7 +205,7 @@ def _connect(
     }
 
     def connect(_node: str, session: Session) -> ConnectAnswer:
-        return session.call(Command.CONNECT, request, timeout=CONNECT_SECONDS + _MARGIN)
+        return CONNECT.call(session, request, timeout=CONNECT_SECONDS + _MARGIN)
 
     answers, errors = each(sessions, connect)
     seen = answers | {node: {"ok": False, "ms": None, "error": str(error)} for node, error in errors.items()}

@@ -9,7 +9,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ClusterctlError, ConnectError, UnhealthyError
 from clusterctl.health import judge
@@ -28,7 +27,8 @@ from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.health_history import KnownFindings, describe_new_findings
 from clusterctl.run.record.run_lookup import is_over, list_runs
 from clusterctl.run.rules.controller_events import Note
-from clusterctl.session.calls import ProtocolError
+from clusterctl.session.errors import ProtocolError
+from clusterctl.session.requests import CODE, PROBE, RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -235,7 +235,7 @@ def _probe(
             "cwd": get_workdir(spec, node),
             "request": request,
         }
-        facts = session.call(Command.PROBE, asked, timeout=longest_timeout_s(request) + _MARGIN)
+        facts = PROBE.call(session, asked, timeout=longest_timeout_s(request) + _MARGIN)
         step.through(node)
         return facts
 
@@ -277,7 +277,7 @@ def _runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> di
     if not seen:
         return {"live_runs": []}
     try:
-        there = {entry["run"]: entry["live"] for entry in session.call(Command.RUNS)["runs"]}
+        there = {entry["run"]: entry["live"] for entry in RUNS.call(session, {})["runs"]}
     except ClusterctlError:
         return {}
     here = {run.run: is_over(run) for run in list_runs() if run.run in seen}
@@ -295,7 +295,7 @@ def code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str,
     def ask(node: str, session: Session) -> str:
         if node not in remote:
             return NOT_SYNCED
-        return session.call(Command.CODE, {"workdir": get_workdir(spec, node)})["hash"] or ""
+        return CODE.call(session, {"workdir": get_workdir(spec, node)})["hash"] or ""
 
     return each(dict(sessions), ask)[0]
 

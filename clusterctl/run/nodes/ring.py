@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.nodes.fan_out import each
+from clusterctl.session.requests import CONNECT, LISTEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ def _listen(session: Session, nonce: str, peers: int) -> int:
         "payload": PAYLOAD,
         "enough": peers,
     }
-    return session.call(Command.LISTEN, request)["port"]
+    return LISTEN.call(session, request)["port"]
 
 
 def _connect(session: Session, address: str, port: int, nonce: str) -> ConnectAnswer:
@@ -108,7 +108,7 @@ def _connect(session: Session, address: str, port: int, nonce: str) -> ConnectAn
         "timeout": SECONDS,
         "payload": PAYLOAD,
     }
-    return session.call(Command.CONNECT, request, timeout=SECONDS + _MARGIN)
+    return CONNECT.call(session, request, timeout=SECONDS + _MARGIN)
 
 
 def _addresses(spec: ClusterSpec, rendezvous: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

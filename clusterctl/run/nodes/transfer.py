@@ -20,6 +20,7 @@ from clusterctl.agent.protocol.frames import CHUNK_BYTES, FrameError
 from clusterctl.errors import AgentError, NodeError, RefusedError
 from clusterctl.formatting import plural
 from clusterctl.run.nodes.progress import CancelledError
+from clusterctl.session.requests import FETCH, MANIFEST, RECEIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -118,7 +119,7 @@ def differs(session: Session, workdir: str, parcel: Parcel) -> Differs:
 
 def _compared(session: Session, parcel: Parcel, asked: command_types.ManifestArguments) -> command_types.ManifestAnswer:
     """Have a node compare its workdir with a parcel."""
-    told = session.call_async(Command.MANIFEST, asked)
+    told = MANIFEST.call_async(session, asked)
     session.send_data(asked["stream"], 0, parcel.listing)
     return answered(session.node, told)
 
@@ -136,7 +137,7 @@ def send_all(session: Session, compared: int, chunks: Iterable[bytes]) -> None:
         NodeError: The node could not, was too slow, or was lost.
     """
     stream = session.new_stream()
-    answer = session.call_async(Command.RECEIVE, {"manifest": compared, "stream": stream})
+    answer = RECEIVE.call_async(session, {"manifest": compared, "stream": stream})
     offset, deadline = 0, time.monotonic() + _SYNC_SECONDS
     for chunk in chunks:
         if answer.done():
@@ -340,7 +341,7 @@ def _fetched(
     session: Session, request: command_types.FetchArguments, cancelled: threading.Event
 ) -> command_types.FetchAnswer:
     """Wait for the end of a FETCH, or of the run."""
-    answer = session.call_async(Command.FETCH, request)
+    answer = FETCH.call_async(session, request)
     until = time.monotonic() + _FETCH_SECONDS
     while time.monotonic() < until:
         with contextlib.suppress(FutureTimeoutError):

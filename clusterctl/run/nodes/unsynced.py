@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.run.nodes.fan_out import each
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
+from clusterctl.session.requests import CODE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ def look(sessions: Mapping[str, Session], workdirs: Mapping[str, str]) -> dict[s
     """Return the hashes of the source files in the workdirs of these nodes; a node that cannot tell is left out."""
 
     def ask(node: str, session: Session) -> dict[str, str]:
-        return session.call(Command.CODE, {"workdir": workdirs[node], "unsynced": True})["files"]
+        return CODE.call(session, {"workdir": workdirs[node], "unsynced": True})["files"]
 
     return each(dict(sessions), ask)[0]
 

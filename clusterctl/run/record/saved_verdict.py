@@ -23,7 +23,7 @@ from clusterctl.run.record.sample_files import read_newest_lines
 from clusterctl.run.rules import rank_timing
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.run.rules.why_evidence import build_why_evidence
-from clusterctl.validation import answers
+from clusterctl.validation import messages
 from clusterctl.validation import samples as door
 from clusterctl.why import slowness
 from clusterctl.why.judge import judge_run
@@ -77,7 +77,7 @@ def read_evidence(folder: Path) -> dict[str, RankEvidence]:
     for name in sorted(_list_rank_files(folder)):
         try:
             evidence = json.loads(_read_file(f"{folder}/{name}"))
-            by_rank[str(int(evidence["rank"]))] = answers.validate_rank_evidence(evidence)
+            by_rank[str(int(evidence["rank"]))] = messages.validate_rank_evidence(evidence)
         except (OSError, ValueError, KeyError, TypeError, RecursionError, FrameError):
             continue
     return by_rank

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusterctl.formatting import duration_text, signal_name
 from clusterctl.why import headline
@@ -21,7 +21,7 @@ from clusterctl.why.verdict import Class, Confidence
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.process_types import LeftoverProcess
+    from clusterctl.agent.protocol.process_types import LeftoverProcess, WorkerError
 
 _PEER_LOSS = re.compile(
     "|".join(
@@ -71,7 +71,7 @@ class WorkerExit:
     exit_code: int | None
     signal: int | None
     oom: str | None
-    error: dict[str, Any] | None
+    error: WorkerError | None
     tail: str
     earliest: float
     latest: float

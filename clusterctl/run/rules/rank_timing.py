@@ -157,7 +157,7 @@ def _get_status(own: RankActivity) -> WorkerStatusSample | None:
 def get_collective_numbers(own: RankActivity) -> Mapping[str, tuple[int, int]]:
     """Return what a rank has begun and ended last, by group; nothing where it does not tell, as older agents do not."""
     status = _get_status(own)
-    return (status and status.get("seq")) or {}
+    return (status.get("seq") if status else None) or {}
 
 
 def _wait_share(one: tuple[int, int, int], other: tuple[int, int, int]) -> float | None:

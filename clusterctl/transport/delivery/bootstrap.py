@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import AgentError
 from clusterctl.transport.base import Progress, ignore_progress
 from clusterctl.transport.delivery.bootstrap_script import make_script
-from clusterctl.validation.answers import PREAMBLE
+from clusterctl.validation.messages import PREAMBLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,7 +11,7 @@ from clusterctl.run.nodes import ending
 from clusterctl.run.nodes.epochs import highest_epoch, succeeded
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.violations import MAX_VIOLATIONS, VIOLATION_WINDOW_S, ViolationCounter
-from clusterctl.session.calls import StaleEpochError
+from clusterctl.session.errors import StaleEpochError
 
 
 class Node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.session.calls import answer_timeout_s
+from clusterctl.session.requests import REQUESTS
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from clusterctl.session.calls import answer_timeout_s
     ],
 )
 def test_a_node_has_as_long_for_an_answer_as_its_work_takes(command: Command, seconds: float) -> None:
-    assert answer_timeout_s(command) == seconds
+    assert REQUESTS[command].timeout_s == seconds

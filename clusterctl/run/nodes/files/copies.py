@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import file_list
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.formatting import format_size
 from clusterctl.run.nodes.transfer import answered, send_all
+from clusterctl.session.requests import COPY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -177,7 +177,7 @@ def send_entries(
         "stream": stream,
         "size": len(entries),
     }
-    compared = session.call_async(Command.COPY, request)
+    compared = COPY.call_async(session, request)
     session.send_data(stream, 0, entries)
     answer = answered(session.node, compared)
     need = answer["need"]

@@ -1,0 +1,122 @@
+"""The requests to a node: the types of arguments and answer, and how long the node may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+
+from clusterctl.agent.protocol import command_types, requests
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.facts_types import Facts
+from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.agent.protocol.process_types import EvidenceAnswer
+from clusterctl.agent.protocol.validators import ValidationError
+from clusterctl.validation.derivation import derive_object
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from clusterctl.agent.protocol.validators import Validator
+
+Arguments = TypeVar("Arguments")
+Answer = TypeVar("Answer")
+
+
+class Caller(Protocol):
+    """The part of a session that sends requests; `Session` documents it."""
+
+    def call(self, command: Command, arguments: Any, *, timeout: float | None) -> Any:
+        """Send a request and wait for the answer."""
+
+    def call_async(self, command: Command, arguments: Any) -> Future[Any]:
+        """Send a request."""
+
+    def post(self, command: Command, arguments: Any) -> None:
+        """Send a message that has no answer."""
+
+
+@dataclass(frozen=True)
+class Request(Generic[Arguments, Answer]):
+    """A command to a node, with the types of its arguments and its answer.
+
+    Attributes:
+        timeout_s: How long a node may take, if the caller has no reason to wait longer or shorter: a person who waits,
+            data of a known size, work whose duration the caller sets. The default is for commands that a node answers
+            from memory and its own small files; a loaded machine takes seconds for that.
+    """
+
+    command: Command
+    arguments: type[Arguments]
+    answer: type[Answer]
+    timeout_s: float = 20.0
+
+    def call(self, session: Caller, arguments: Arguments, *, timeout: float | None = None) -> Answer:
+        """Send the request and wait for the answer; see `Session.call`."""
+        return cast("Answer", session.call(self.command, arguments, timeout=timeout))
+
+    def call_async(self, session: Caller, arguments: Arguments) -> Future[Answer]:
+        """Send the request; see `Session.call_async`."""
+        return session.call_async(self.command, arguments)
+
+    def post(self, session: Caller, arguments: Arguments) -> None:
+        """Send a request that has no answer; see `Session.post`."""
+        session.post(self.command, arguments)
+
+    def validate_answer(self, value: Any) -> dict[str, Any]:
+        """Return the result of the command, if it fits.
+
+        Raises:
+            FrameError: The result does not fit.
+        """
+        try:
+            self._validator(value)
+        except ValidationError as error:
+            raise FrameError(f"its answer to `{self.command.value}`: {error}") from None
+        return cast("dict[str, Any]", value)
+
+    @cached_property
+    def _validator(self) -> Validator:
+        return derive_object(self.answer)
+
+
+HELLO = Request(Command.HELLO, command_types.NoArguments, command_types.HelloAnswer)
+# Resolves names and looks up the route to every peer.
+ROUTES = Request(Command.ROUTES, command_types.RoutesArguments, command_types.RoutesAnswer, 60.0)
+PROBE = Request(Command.PROBE, command_types.ProbeArguments, Facts)
+# Open or close a port. The peer that connects to it waits meanwhile.
+LISTEN = Request(Command.LISTEN, command_types.ListenArguments, command_types.ListenAnswer, 10.0)
+UNLISTEN = Request(Command.UNLISTEN, command_types.UnlistenArguments, command_types.NoAnswer, 10.0)
+CONNECT = Request(Command.CONNECT, command_types.ConnectArguments, command_types.ConnectAnswer)
+MANIFEST = Request(Command.MANIFEST, command_types.ManifestArguments, command_types.ManifestAnswer)
+RECEIVE = Request(Command.RECEIVE, command_types.ReceiveArguments, command_types.ReceiveAnswer)
+COPY = Request(Command.COPY, command_types.CopyArguments, command_types.CopyAnswer)
+FETCH = Request(Command.FETCH, command_types.FetchArguments, command_types.FetchAnswer)
+# Walks a checkpoint folder on a file server.
+CHECKPOINTS = Request(Command.CHECKPOINTS, command_types.CheckpointsArguments, command_types.CheckpointsAnswer, 60.0)
+# Reads every source file of a workdir, which may lie on a file server.
+CODE = Request(Command.CODE, command_types.CodeArguments, command_types.CodeAnswer, 30.0)
+# Reserves disk space for all ranks and claims GPUs that an earlier run may still be releasing.
+PREPARE = Request(Command.PREPARE, requests.Prepare, command_types.PrepareAnswer, 60.0)
+# Forks a waiter and a worker for each rank.
+START = Request(Command.START, requests.Start, command_types.NoAnswer, 60.0)
+STOP = Request(Command.STOP, requests.Stop, command_types.NoAnswer)
+FINISH = Request(Command.FINISH, command_types.FinishArguments, command_types.NoAnswer)
+FOLLOW = Request(Command.FOLLOW, requests.Follow, command_types.NoAnswer)
+READ = Request(Command.READ, command_types.ReadArguments, command_types.ReadAnswer)
+STATUS = Request(Command.STATUS, command_types.RunArguments, command_types.StatusAnswer)
+# Folds the journals of all runs on the node.
+RUNS = Request(Command.RUNS, command_types.NoArguments, command_types.RunsAnswer, 30.0)
+# The request carries a shorter limit of its own: the node answers with what it has by then.
+EVIDENCE = Request(Command.EVIDENCE, command_types.EvidenceArguments, EvidenceAnswer, 15.0)
+CLEAN = Request(Command.CLEAN, command_types.RunArguments, command_types.CleanAnswer)
+EXEC = Request(Command.EXEC, command_types.ExecArguments, command_types.ExecAnswer)
+SHELL_SCRIPT = Request(Command.SHELL_SCRIPT, command_types.ShellScriptArguments, command_types.ShellScriptAnswer)
+BYE = Request(Command.BYE, command_types.NoArguments, command_types.NoAnswer)
+# Without an answer.
+CREDIT = Request(Command.CREDIT, command_types.CreditArguments, command_types.NoAnswer)
+REPLICATED = Request(Command.REPLICATED, command_types.ReplicatedArguments, command_types.NoAnswer)
+CANCEL = Request(Command.CANCEL, command_types.CancelArguments, command_types.NoAnswer)
+
+REQUESTS = {request.command: request for request in vars().copy().values() if isinstance(request, Request)}
+"""The request of each command."""

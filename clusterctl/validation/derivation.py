@@ -1,0 +1,66 @@
+"""Derives validators from the declarations of messages: TypedDicts and dataclasses of `clusterctl.agent.protocol`."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+
+from typing_extensions import NotRequired, Required, get_type_hints, is_typeddict
+
+from clusterctl.agent.protocol import bounds, process_types, validators
+
+if TYPE_CHECKING:
+    from clusterctl.agent.protocol.validators import Validator
+
+_NAMES = {"bounds": bounds, **vars(process_types)}
+"""What the annotations of dataclasses name: agents do not import it, so their modules lack it."""
+_UNBOUNDED = {bool: validators.boolean, int: validators.integer(), float: validators.number()}
+"""Validators of types that need no bound of their own."""
+
+
+def derive_object(*declarations: type) -> Validator:
+    """Return the validator of an object that has the fields of all declarations."""
+    needed: dict[str, Validator] = {}
+    other: dict[str, Validator] = {}
+    for declaration in declarations:
+        for name, annotation in get_type_hints(declaration, localns=_NAMES, include_extras=True).items():
+            if name != "KIND":
+                (needed if _is_required(declaration, name) else other)[name] = derive_validator(annotation)
+    return validators.object_of(needed, other)
+
+
+def _is_required(declaration: Any, name: str) -> bool:
+    if is_typeddict(declaration):
+        return name in declaration.__required_keys__
+    (field,) = (field for field in dataclasses.fields(declaration) if field.name == name)
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
+@cache
+def derive_validator(annotation: Any, max_items: int = 0) -> Validator:
+    """Return the validator of a type. Texts, lists and objects with any names must have a bound.
+
+    Raises:
+        TypeError: The type has no bound, or none that can be derived.
+    """
+    kind, parts = get_origin(annotation), get_args(annotation)
+    if kind in (Required, NotRequired):
+        return derive_validator(parts[0])
+    if kind is Annotated:
+        bound = parts[1]
+        return derive_validator(parts[0], bound) if isinstance(bound, validators.MaxItems) else bound
+    if kind in (Union, types.UnionType) and len(parts) == 2 and parts[1] is types.NoneType:
+        return validators.optional(derive_validator(parts[0]))
+    if kind is tuple:
+        return validators.tuple_of(*map(derive_validator, parts))
+    if kind is list and max_items:
+        return validators.list_of(derive_validator(parts[0]), max_items)
+    if kind is dict and max_items:
+        return validators.mapping_of(derive_validator(parts[0]), derive_validator(parts[1]), max_items)
+    if annotation in _UNBOUNDED:
+        return _UNBOUNDED[annotation]
+    if is_typeddict(annotation):
+        return derive_object(annotation)
+    raise TypeError(f"no validator for {annotation}")

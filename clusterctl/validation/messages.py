@@ -1,0 +1,70 @@
+"""Validators of what a node sends on its own, of its errors, and of stored evidence."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.protocol import command_types
+from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.agent.protocol.process_types import RankEvidence
+from clusterctl.agent.protocol.run_files import SAMPLES_FILE
+from clusterctl.agent.protocol.validators import ValidationError
+from clusterctl.validation.derivation import derive_object
+
+if TYPE_CHECKING:
+    from clusterctl.agent.protocol.commands import Command
+
+HEARTBEAT_ANSWER = derive_object(command_types.HeartbeatAnswer)
+EVENT_PUSH = derive_object(command_types.EventPush)
+STREAM_PUSH = derive_object(command_types.StreamPush)
+ATTEMPTS_REPLICATED_PUSH = derive_object(command_types.AttemptsReplicatedPush)
+PREAMBLE = derive_object(command_types.Preamble)
+_ERROR = derive_object(command_types.ErrorAnswer)
+_EVIDENCE = derive_object(RankEvidence)
+_MAX_MESSAGE_CHARS = 8192
+_STREAM_FILE = re.compile(r"attempt-(0|[1-9][0-9]{0,6})/rank-(0|[1-9][0-9]{0,6})\.(?:log|idx)")
+
+
+def validate_rank_evidence(value: Any) -> RankEvidence:
+    """Return stored evidence of a rank, if it fits.
+
+    Raises:
+        FrameError: The evidence does not fit.
+    """
+    try:
+        _EVIDENCE(value)
+    except ValidationError as error:
+        raise FrameError(f"evidence of a rank: {error}") from None
+    evidence: RankEvidence = value
+    return evidence
+
+
+def validate_error_answer(command: Command, value: Any) -> dict[str, Any]:
+    """Return the error with which a node refused a command; the texts are cut to a readable length.
+
+    Raises:
+        FrameError: The value is not such an error.
+    """
+    try:
+        _ERROR(value)
+    except ValidationError as error:
+        raise FrameError(f"its refusal of `{command.value}`: {error}") from None
+    hint = value.get("hint")
+    return {**value, "message": value["message"][:_MAX_MESSAGE_CHARS], "hint": hint and hint[:_MAX_MESSAGE_CHARS]}
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_stream_file(file: str) -> tuple[int, int] | None:
+    """Return attempt and rank from the file name of a stream; `None` for the file of samples.
+
+    Raises:
+        FrameError: A run has no file of this name.
+    """
+    if file == SAMPLES_FILE:
+        return None
+    match = _STREAM_FILE.fullmatch(file)
+    if match is None:
+        raise FrameError(f"it names a file that no run has: {file[:80]!a}")
+    return int(match[1]), int(match[2])
