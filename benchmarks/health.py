@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -66,9 +67,9 @@ class _Machine:
 
 def _machine(folder: Path, node: Node) -> _Machine:
     fake_nvml.program(folder / "bin", "dmesg", output="[    1.000000] Linux version 6.8.0\n")
-    (kept,) = node.path(f"{node.spec.home}/.cache/clusterctl/agents").glob(f"*.{sys.implementation.cache_tag}.pyz")
-    archive = folder / kept.name
-    archive.write_bytes(kept.read_bytes())
+    (kept,) = node.path(f"{node.spec.home}/.cache/clusterctl/agents").glob("*.pyz")
+    archive = folder / kept.stem
+    shutil.copytree(kept.with_suffix(""), archive)
     scene = fake_nvml.Scenario(folder / "scene.json", GPUS)
     env = {**os.environ, **scene.environment(), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
     return _Machine(archive, env)
@@ -79,7 +80,7 @@ def _machine(folder: Path, node: Node) -> _Machine:
 
 def _probe(machine: _Machine, rounds: int) -> Measure:
     request = json.dumps({"workdir": "/tmp", "peers": {"other": "127.0.0.1"}, "deadline": 10})
-    _cpu(machine.agent("facts"), request, machine.env)  # the first one lays its bytecode beside the archive
+    _cpu(machine.agent("facts"), request, machine.env)  # the first one writes the bytecode
     probes, starts = [], []
     for _ in range(rounds * 2):
         probes.append(_cpu(machine.agent("facts"), request, machine.env))

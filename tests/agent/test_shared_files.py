@@ -10,8 +10,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.transport.delivery.agent_archive import load_agent_archive
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -43,31 +41,6 @@ print(sorted(wrong))
 def test_two_nodes_try_to_write_in_one_workdir_and_never_meet(tmp_path: Path) -> None:
     assert together(PROBE, str(tmp_path)) == ["[]", "[]"]
     assert list(tmp_path.iterdir()) == []
-
-
-UNPACK = """
-import zipimport
-from clusterctl.agent.facts import nvml_bindings
-archive = sys.argv[2]
-class Package:
-    __loader__ = zipimport.zipimporter(archive)
-    __path__ = [archive + "/clusterctl/agent/facts"]
-nvml_bindings.use_unpacked_sources(Package)
-print(os.path.isfile(archive + ".d/pynvml.py"))
-"""
-
-
-def archive(folder: Path) -> str:
-    path = folder / "agent.pyz"
-    path.write_bytes(load_agent_archive().data)
-    return str(path)
-
-
-def test_what_a_killed_look_has_begun_to_lay_beside_the_archive_keeps_no_later_one_from_it(tmp_path: Path) -> None:
-    path = archive(tmp_path)
-    (tmp_path / "agent.pyz.d.1" / "facts").mkdir(parents=True)
-
-    assert together(UNPACK, path) == ["True", "True"]
 
 
 WRITE = """

@@ -173,5 +173,5 @@ def may_stay(node: Node) -> re.Pattern[str]:
     home = re.escape(node.spec.home)
     return re.compile(
         rf"{home}/{WORK}/victim-[0-9a-f]+|{state}/nodes/[^/]+|{state}/inject/[0-9a-f]{{12}}|{state}/sync/[0-9a-f]+\.(json|lock)"
-        rf"|{CLAIMS}[^/]+(/[^/]+)?|({home}/\.cache/clusterctl|/var/tmp/clusterctl-{node.spec.uid})/agents/[0-9a-f]{{64}}\.([a-z0-9-]+\.)?pyz(\.d)?"
+        rf"|{CLAIMS}[^/]+(/[^/]+)?|({home}/\.cache/clusterctl|/var/tmp/clusterctl-{node.spec.uid})/agents/[0-9a-f]{{64}}(\.pyz|/.*)?"
     )

@@ -214,11 +214,10 @@ def _checkpoint(request: FactsRequest) -> dict[str, Task]:
 
 def main(stdin: TextIO, stdout: TextIO) -> int:
     """Read one request and write one line of JSON; return 0, or an error code if the request is not a JSON object."""
-    from clusterctl.agent.facts import nvml_bindings
-
     # A probe ends before there is garbage worth collecting, and a collection would unshare the memory of forks.
     gc.disable()
-    nvml_bindings.use_unpacked_sources(sys.modules[__name__])
+    # PYTHONDONTWRITEBYTECODE of the job must not make every probe compile NVIDIA's bindings.
+    sys.dont_write_bytecode = False
     text = stdin.read()
     try:
         request: Any = json.loads(text) if text.strip() else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.agent.facts import nvml
+from clusterctl.agent.facts.amdgpu import AmdgpuSession
 from clusterctl.agent.linux import gpus
 
 TYPE_CHECKING = False
@@ -16,8 +17,6 @@ def open_gpus(root: str = "/") -> Any:
     if not isinstance(session, str) and session.init_error is None and session.handles:
         return session
     if gpus.has_amd_driver(root):
-        from clusterctl.agent.facts.amdgpu import AmdgpuSession
-
         other = AmdgpuSession(root)
         return other if other.gpus else session
     return session

@@ -18,8 +18,7 @@ import json
 import sys
 import time
 
-from clusterctl.agent import facts
-from clusterctl.agent.facts import nvml_bindings
+from clusterctl.agent.facts import gpu_library
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ _FREE_BYTES = {1: 1.5 * 1024**3, 2: 0.3 * 1024**3}
 
 def main(arguments: list[str]) -> int:
     """Print the answer. `arguments`: indices of GPUs (comma-separated), the longest wait in seconds, run id."""
-    nvml_bindings.use_unpacked_sources(facts)
     indices = [int(index) for index in arguments[0].split(",")]
     sys.stdout.write(json.dumps(wait_until_free(indices, float(arguments[1]), arguments[2])) + "\n")
     sys.stdout.flush()
@@ -42,8 +40,6 @@ def main(arguments: list[str]) -> int:
 
 def wait_until_free(indices: list[int], seconds: float, run: str) -> dict[str, Any]:
     """Return the answer once all memory is free, nothing will change by itself, or `seconds` have passed."""
-    from clusterctl.agent.facts import gpu_library
-
     session = gpu_library.open_gpus()
     if isinstance(session, str):
         return _answer("absent", session, [])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 
-from clusterctl.agent.facts import error_words, gpu_processes, nvml_bindings
+from clusterctl.agent.facts import error_words, gpu_processes
 from clusterctl.agent.facts.child_tasks import AbsentError
 from clusterctl.agent.linux import sysfs
 
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     Calls = dict[str, Callable[[], Any]]
+
+
+def _import_bindings() -> Any:
+    try:
+        # 8,000 lines, which only a node with NVIDIA's library needs.
+        import pynvml
+    except ImportError as error:
+        raise AbsentError("nvidia-ml-py is neither with the agent nor in the job's Python") from error
+    return pynvml
+
 
 FIELD_RECOVERY_ACTION = 230
 FIELD_MEMORY_TEMP = 82
@@ -390,7 +400,7 @@ class XidWatcher:
     """The XID events of all GPUs of an open session."""
 
     def __init__(self, handles: list[Any]) -> None:
-        self._nvml = nvml_bindings.load_bindings()
+        self._nvml = _import_bindings()
         self._indices = {_address(handle): index for index, handle in enumerate(handles) if handle is not None}
         self._set: Any = None
         try:
@@ -488,10 +498,7 @@ class NvmlSession:
     vendor = "nvidia"
 
     def __init__(self) -> None:
-        try:
-            self._nvml = nvml_bindings.load_bindings()
-        except nvml_bindings.NoBindingsError as error:
-            raise AbsentError(str(error)) from error
+        self._nvml = _import_bindings()
         self.init_error: int | None = None
         self.init_ms = 0.0
         began = time.monotonic()

@@ -30,8 +30,7 @@ import signal
 import sys
 import time
 
-from clusterctl.agent import facts
-from clusterctl.agent.facts import child_tasks, nvml_bindings
+from clusterctl.agent.facts import child_tasks, gpu_library, nvml
 from clusterctl.agent.facts.error_words import TROUBLE
 from clusterctl.agent.linux import proc, syscalls, sysfs
 
@@ -68,7 +67,6 @@ def sample_gpus() -> sample_types.GpuSamples:
 
 def main(arguments: list[str]) -> int:
     """Print samples until stdout is closed. `arguments`: [seconds between samples]."""
-    nvml_bindings.use_unpacked_sources(facts)
     interval = float(arguments[0]) if arguments else INTERVAL
     machine, driver = _Machine(), _DriverChild()
     parent = os.getppid()
@@ -228,8 +226,6 @@ def _serve(requests: int, answers: int) -> None:
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
-        from clusterctl.agent.facts import gpu_library
-
         session = gpu_library.open_gpus()
         xids, links = _watch_xids(session), LinkCounter(session)
         while os.read(requests, 1):
@@ -247,8 +243,6 @@ def _serve(requests: int, answers: int) -> None:
 def _watch_xids(session: Any) -> Any:
     if isinstance(session, str) or session.init_error is not None or session.vendor != "nvidia":
         return None
-    from clusterctl.agent.facts import nvml
-
     return nvml.XidWatcher([handle for handle, _ in session.handles])
 
 
@@ -272,8 +266,6 @@ class LinkCounter:
 def sample_session(session: Any) -> sample_types.GpuSamples:
     """Return the GPUs' part of a sample, or why there is none; without a session it opens one."""
     if session is None:
-        from clusterctl.agent.facts import gpu_library
-
         session = gpu_library.open_gpus()
     if isinstance(session, str):
         return _without("absent", session)

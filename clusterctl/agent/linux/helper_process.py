@@ -157,7 +157,7 @@ START_SCRIPT = (
 
 
 def find_import_root() -> str:
-    """Return the entry of `sys.path` from which the agent is imported: the archive, or the source tree."""
+    """Return the entry of `sys.path` from which the agent is imported: an archive or a folder."""
     place = clusterctl.agent.__path__[0]
     return os.path.dirname(os.path.dirname(os.path.abspath(place)))
 
@@ -172,11 +172,7 @@ def build_agent_command(name: str, *arguments: str, python: str = sys.executable
         isolated: False if the command must see the environment of a worker.
     """
     flags = _PYTHON_FLAGS if isolated else []
-    place = find_import_root()
-    if isolated and os.path.isfile(place):
-        return [python, *flags, place, name, *arguments]
-    # Python could run the archive directly, but that imports many more modules at each start.
-    return [python, *flags, "-c", START_SCRIPT, place, name, *arguments]
+    return [python, *flags, "-c", START_SCRIPT, find_import_root(), name, *arguments]
 
 
 def start_agent_command(name: str, *arguments: str) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import helper_process
@@ -55,7 +56,10 @@ def touch_in_child(paths: Iterable[str]) -> None:
 
 def _touch(path: str) -> None:
     with contextlib.suppress(OSError):
-        os.utime(path, follow_symlinks=False)
+        now = time.time_ns()
+        # Bytecode is valid for one modification time of its source.
+        modified = os.lstat(path).st_mtime_ns if path.endswith(".py") else now
+        os.utime(path, ns=(now, modified), follow_symlinks=False)
 
 
 def lock_run_folders(path: str) -> list[int]:

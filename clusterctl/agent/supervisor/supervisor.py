@@ -241,9 +241,10 @@ class Supervisor:
 
     def _touch_files(self) -> None:
         """Touch all files that the run will need, so that a clean-up does not remove them."""
-        archive = helper_process.find_import_root()
+        agent = helper_process.find_import_root()
         paths = [self._run.path, inject.folder(self._run.root), *self._claims.paths]
-        tmpfiles.touch_in_child([*paths, archive] if os.path.isfile(archive) else paths)
+        is_unpacked = os.path.isfile(f"{agent}.pyz")
+        tmpfiles.touch_in_child([*paths, agent, f"{agent}.pyz"] if is_unpacked else paths)
 
     def _reap(self) -> None:
         """Reap all children: waiters, orphans of the run, and helpers."""

@@ -1,91 +1,27 @@
 """The agent as one archive, which every node runs; its name is the hash of its content.
 
-The same sources always give the same bytes: entries are sorted and carry no times. NVIDIA's bindings are trimmed to the
-functions that the agent calls, a twelfth of their text, because a node compiles all of it at each probe.
+The same sources always give the same bytes: entries are sorted and carry no times.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import importlib.util
 import io
 import os
-import re
 import threading
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import platformdirs
 
 from clusterctl.agent.linux.syscalls import write_atomically
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-
-_NAME = re.compile(rb"\b(?:nvml[A-Z]\w*|NVML\w+|c_nvml\w+)\b")
-_ERRORS = "NVML_ERROR_"
-"""Names that the bindings look up in themselves at import to create a class for each."""
-
-
-def trim_bindings(bindings: bytes, users: Iterable[bytes]) -> bytes:
-    """Return the source of `pynvml` with only the definitions that other sources use, and those that these need.
-
-    Args:
-        bindings: The whole source.
-        users: Sources that call it; every NVML name in them counts.
-    """
-    text = bindings.decode()
-    tree = ast.parse(text)
-    defined: dict[str, list[ast.stmt]] = {}
-    for statement in tree.body:
-        for name in _defines(statement):
-            defined.setdefault(name, []).append(statement)
-    wanted = {found.decode() for source in users for found in _NAME.findall(source)}
-    wanted |= {name for name in defined if name.startswith(_ERRORS)}
-    always = [statement for statement in tree.body if not _defines(statement)]
-    wanted |= {name for statement in always for name in _uses(statement)}
-    kept = {id(statement) for statement in always}
-    while wanted:
-        for statement in defined.get(wanted.pop(), ()):
-            if id(statement) not in kept:
-                kept.add(id(statement))
-                wanted |= _uses(statement)
-    lines = text.splitlines(keepends=True)
-    licence = lines[: _first_line(tree.body[0]) - 1]
-    pieces = ["".join(lines[_first_line(s) - 1 : s.end_lineno]) for s in tree.body if id(s) in kept]
-    return "".join([*licence, *(piece if piece.endswith("\n") else piece + "\n" for piece in pieces)]).encode()
-
-
-def _defines(statement: ast.stmt) -> list[str]:
-    match statement:
-        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-            return [name]
-        case ast.Assign(targets=targets) if all(isinstance(target, ast.Name) for target in targets):
-            return [target.id for target in targets if isinstance(target, ast.Name)]
-        case _:
-            return []
-
-
-def _uses(statement: ast.stmt) -> set[str]:
-    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-
-
-def _first_line(statement: ast.stmt) -> int:
-    decorators = statement.decorator_list if isinstance(statement, (ast.FunctionDef, ast.ClassDef)) else []
-    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
-
-
 _PACKAGE = Path(__file__).resolve().parents[2]
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_FORMAT = 2
-_BINDINGS = "pynvml.py"
-_TYPES_SUFFIX = "_types.py"
-"""Suffix of modules that only the type checker reads. The archive does not contain them."""
+_FORMAT = 3
 _PACKING = threading.Lock()
 _MAIN = b"import sys\n\nfrom clusterctl.agent.__main__ import main\n\nsys.exit(main())\n"
 
@@ -143,13 +79,13 @@ def _sources() -> dict[str, Path]:
     agent: dict[str, Path] = {}
     for folder, _, files in os.walk(_PACKAGE / "agent"):
         inside = folder[len(str(_PACKAGE.parent)) + 1 :].replace(os.sep, "/")
-        names = [name for name in files if name.endswith(".py") and not name.endswith(_TYPES_SUFFIX)]
+        names = [name for name in files if name.endswith(".py")]
         agent |= {f"{inside}/{name}": Path(folder, name) for name in names}
     return {
         **agent,
         "clusterctl/__init__.py": _PACKAGE / "__init__.py",
         "clusterctl/_version.py": _PACKAGE / "_version.py",
-        _BINDINGS: _module_file("pynvml"),
+        "pynvml.py": _module_file("pynvml"),
     }
 
 
@@ -161,10 +97,7 @@ def _module_file(name: str) -> Path:
 
 
 def _read(sources: dict[str, Path]) -> dict[str, bytes]:
-
     files = {name: path.read_bytes() for name, path in sources.items()}
-    ours = [content for name, content in files.items() if name != _BINDINGS]
-    files[_BINDINGS] = trim_bindings(files[_BINDINGS], ours)
     # zipimport does not support namespace packages: each folder must be a package.
     folders = {name.rpartition("/")[0] for name in files if "/" in name}
     return {**{f"{folder}/__init__.py": b"" for folder in folders}, **files, "__main__.py": _MAIN}

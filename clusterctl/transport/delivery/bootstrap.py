@@ -7,9 +7,9 @@ shells read standard input in blocks and would swallow it.
 The archive is stored on the node in `$XDG_CACHE_HOME/clusterctl/agents`, else in `~/.cache/clusterctl/agents`, or, if
 that is not writable, in `/var/tmp/clusterctl-UID/agents` or `/dev/shm/clusterctl-UID/agents`. A home without a block
 device of its own comes last: most such homes are on a file server, and an agent that imports from there hangs with it.
-Beside the archive there is a copy with compiled modules for each Python version, because importing sources from an
-archive would compile them at each start. A complete file is never replaced: other machines may be importing from it,
-and a replaced file is stale for them (NFS).
+Beside the archive there is a folder with its files, where each Python version keeps its bytecode: importing from an
+archive would compile the sources at each start. A complete file is never replaced: other machines may be importing from
+it, and a replaced file is stale for them (NFS).
 """
 
 from __future__ import annotations

@@ -40,21 +40,12 @@ if sys.version_info < (3, 9):
     say("old", version + " " + me)
     os._exit(77)
 try:
-    import _ctypes, fcntl, resource, select, signal, struct, zipimport, zlib
+    import _ctypes, fcntl, json, resource, select, signal, struct, zipfile
     select.epoll
-    # It has to be there, but to import it is a tenth of a start.
-    if not any(finder.find_spec("json", None) for finder in sys.meta_path):
-        raise ImportError("No module named json")
 except (ImportError, AttributeError) as error:
     say("broken", me + ": " + str(error))
     os._exit(78)
-def sha256(data):
-    for module in ("_sha2", "_sha256", "hashlib"):
-        try:
-            # The first two are built in, and load no library.
-            return __import__(module).sha256(data).hexdigest()
-        except (ImportError, AttributeError):
-            pass
+import hashlib, io, runpy
 def folders():
     base = os.environ.get("XDG_CACHE_HOME", "")
     local = ["%s/clusterctl-%d" % (place, os.getuid()) for place in ("/var/tmp", "/dev/shm")]
@@ -70,34 +61,24 @@ def own(folder):
     state = os.lstat(folder)
     if state.st_uid != os.getuid() or state.st_mode & 0o170022 != 0o040000:
         raise OSError("%s is not a folder of this user alone" % folder)
-def load(folder, name):
+def load(folder):
     try:
         own(folder)
         own(folder + "/agents")
-        with open(folder + "/agents/" + name, "rb", 0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > 64 << 20:
-                return None
-            if name == digest + ".pyz":
-                data = file.read()
-                return data if sha256(data) == digest else None
-            # The code and its table; the sources between them serve tracebacks alone.
-            tail = os.pread(file.fileno(), 1 << 16, max(0, size - (1 << 16)))
-            table, length, crc = struct.unpack("<3I", tail[-12:])
-            code, table = os.pread(file.fileno(), min(length, size), 0), tail[-12 - table:-12]
-            # Held to damage alone: whoever can write here can run anything as this user.
-            return (code, table) if table and zlib.crc32(table, zlib.crc32(code)) == crc else None
-    except (OSError, struct.error):
+        with open("%s/agents/%s.pyz" % (folder, digest), "rb") as file:
+            data = file.read(64 << 20)
+        return data if hashlib.sha256(data).hexdigest() == digest else None
+    except OSError:
         return None
-def put(folder, name, data):
+def put(folder, data):
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     for made in (folder, folder + "/agents"):
         try:
             os.mkdir(made, 0o700)
         except FileExistsError:
             own(made)
-    final = folder + "/agents/" + name
-    part = "%s/agents/.%s.%d.%s" % (folder, name, os.getpid(), os.urandom(6).hex())
+    final = "%s/agents/%s.pyz" % (folder, digest)
+    part = "%s/agents/.%s.%d.%s" % (folder, digest, os.getpid(), os.urandom(6).hex())
     try:
         with open(part, "xb") as file:
             file.write(data)
@@ -106,66 +87,39 @@ def put(folder, name, data):
         try:
             os.link(part, final)
         except OSError:
-            if not load(folder, name):
+            if not load(folder):
                 os.replace(part, final)
     finally:
         try:
             os.unlink(part)
         except OSError:
             pass
-    return final
-def compiled(data):
-    # The same archive with the code of each module, uncompressed. Its comment, at the end, tells where each lies.
-    import ast, io, marshal, zipfile
-    from importlib.util import MAGIC_NUMBER, source_hash
-    stream = io.BytesIO()
-    index = {}
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w") as new:
-        for info in old.infolist():
-            source = old.read(info)
-            tree = ast.parse(source)
-            for node in ast.walk(tree):
-                # Docstrings are a third of it.
-                first = getattr(node, "body", None)
-                first = first[0] if isinstance(first, list) and first else None
-                if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
-                    node.body[:1] = [] if node.body[1:] else [ast.copy_location(ast.Pass(), first)]
-            code = marshal.dumps(compile(tree, digest + ".pyz/" + info.filename, "exec", dont_inherit=True))
-            head = MAGIC_NUMBER + (1).to_bytes(4, "little") + source_hash(source)
-            new.writestr(zipfile.ZipInfo(info.filename + "c"), head + code)
-            name = info.filename[:-3].replace("/", ".")
-            package = name.endswith(".__init__")
-            index[name[:-9] if package else name] = info.filename, package, stream.tell() - len(code), len(code)
-        length, table = stream.tell(), marshal.dumps(index)
-        for info in old.infolist():
-            new.writestr(info, old.read(info))
-        seal = zlib.crc32(table, zlib.crc32(stream.getvalue()[:length]))
-        new.comment = table + struct.pack("<3I", len(table), length, seal)
-    return stream.getvalue()
-class Modules:
-    # Imports from what `compiled` made, by its table: zipimport would read the entries of the archive one by one.
-    def __init__(self, path, code, table):
-        import marshal
-        self.path, self.data, self.loads, self.index = path, code, marshal.loads, marshal.loads(table)
-    def find_spec(self, name, path=None, target=None):
-        if name not in self.index:
-            return None
-        file, package, _, _ = self.index[name]
-        spec = type(zipimport.__spec__)(name, self, origin=self.path + "/" + file, is_package=package)
-        spec.has_location = True
-        if package:
-            spec.submodule_search_locations.append(spec.origin[:-12])
-        return spec
-    def create_module(self, spec):
-        return None
-    def exec_module(self, module):
-        exec(self.get_code(module.__name__), module.__dict__)
-    def get_code(self, name):
-        _, _, start, length = self.index[name]
-        return self.loads(memoryview(self.data)[start:start + length])
-    def __getattr__(self, name):
-        # Sources, for tracebacks, and data.
-        return getattr(zipimport.zipimporter(self.path), name)
+def complete(place):
+    try:
+        with open(place + "/.files") as file:
+            sizes = json.load(file)
+        return all(os.stat(place + "/" + name).st_size == size for name, size in sizes.items())
+    except (OSError, ValueError):
+        return False
+def unpack(data, place):
+    # Python keeps the bytecode of each version in this folder. A file that is whole is never replaced.
+    sizes = {}
+    def write(name, content):
+        path = place + "/" + name
+        sizes[name] = len(content)
+        try:
+            if os.stat(path).st_size == len(content):
+                return
+        except OSError:
+            os.makedirs(os.path.dirname(path), 0o700, True)
+        part = "%s.%d.%s" % (path, os.getpid(), os.urandom(6).hex())
+        with open(part, "wb") as file:
+            file.write(content)
+        os.replace(part, path)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for name in archive.namelist():
+            write(name, archive.read(name))
+    write(".files", json.dumps(sizes).encode())
 def receive():
     data = bytearray()
     while len(data) < size:
@@ -174,7 +128,7 @@ def receive():
             os._exit(0)
         data += part
     data = bytes(data)
-    if sha256(data) != digest:
+    if hashlib.sha256(data).hexdigest() != digest:
         say("fail", "the agent arrived damaged")
         os._exit(1)
     return data
@@ -182,7 +136,7 @@ def store(data):
     reasons = []
     for folder in folders():
         try:
-            put(folder, digest + ".pyz", data)
+            put(folder, data)
             return folder
         except OSError as error:
             reasons.append(str(error))
@@ -191,39 +145,27 @@ def store(data):
 python = sys.executable or me
 os.kill(int(shell), signal.SIGUSR1)
 for folder in folders():
-    data = load(folder, digest + ".pyz")
+    data = load(folder)
     if data:
         break
-try:
-    from _json import encode_basestring_ascii as quoted
-except ImportError:
-    from json.encoder import encode_basestring_ascii as quoted
-say("have" if data else "need", "{\"python\": %s, \"version\": %s}" % (quoted(python), quoted(version)))
+say("have" if data else "need", json.dumps({"python": python, "version": version}))
 if not data:
     data = receive()
     folder = store(data)
-path = "%s/agents/%s.pyz" % (folder, digest)
-quick = "%s.%s.pyz" % (digest, sys.implementation.cache_tag)
+place = "%s/agents/%s" % (folder, digest)
+path = place + ".pyz"
 try:
-    final = folder + "/agents/" + quick
-    ready = load(folder, quick)
-    if not ready:
-        final = put(folder, quick, compiled(data))
-        ready = load(folder, quick)
-    archive = Modules(final, *ready)
-    code = archive.get_code("__main__")
-    sys.meta_path.insert(0, archive)
-    path = final
-    # Last: Python reads an archive's list once it looks there.
-    sys.path.append(path)
-except Exception:
-    sys.path.insert(0, path)
-    code = zipimport.zipimporter(path).get_code("__main__")
+    if not complete(place):
+        unpack(data, place)
+    path = place
+except OSError:
+    # The disk is full: import from the archive, which compiles each module at each start.
+    pass
 if sys.getfilesystemencoding() != "utf-8":
     os.execv(python, [python, "-I", "-S", "-X", "utf8", path, "serve"])
-data = ready = None
+data = None
 sys.argv[:] = [path, "serve"]
-exec(code, {"__name__": "__main__"})
+runpy.run_path(path, run_name="__main__")
 """
 
 # The shell reads `main` completely before it runs, so nothing it starts can consume the rest of the script. USR1 means
