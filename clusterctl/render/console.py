@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 
-_ERASE = "\r\x1b[K"
+_ERASE_LINE = "\r\x1b[K"
+_ENTER_SCREEN, _LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _TO_LINE_END, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
 _DEFAULT_WIDTH = 80
 _DEFAULT_HEIGHT = 24
 
@@ -122,7 +124,7 @@ class Terminal:
         self.live = live
         self.glyphs = UNICODE if unicode else ASCII
         self._width = width
-        self._transient = False
+        self._drawn_lines = 0
 
     @classmethod
     def of(cls, stream: TextIO, *, color: ColorChoice = ColorChoice.AUTO, env: Mapping[str, str]) -> Terminal:
@@ -183,39 +185,44 @@ class Terminal:
         """Write one line."""
         self.lines([text])
 
-    def lines(self, lines: Iterable[str], *, over: int = 0) -> None:
-        """Write some lines at once, above whatever is being rewritten in place.
-
-        Args:
-            lines: Each one line: what follows a line break within it is indented.
-            over: Take away so many of the last lines first; only where lines can be rewritten.
-        """
-        # Lines are deleted, not erased: where they begin at the top, tmux keeps what is erased in its history.
-        text = f"\x1b[{over}A\r\x1b[{over}M" if over else ""
-        text += sanitize_lines(lines)
-        if text:
-            self._put(self._erased() + text)
+    def lines(self, lines: Iterable[str]) -> None:
+        """Write some lines at once in place of the drawn ones; what follows a line break within a line is indented."""
+        if text := sanitize_lines(lines):
+            self._put(self._erase() + text)
 
     def prose(self, lines: Iterable[str]) -> None:
         """Write lines of sentences, each broken between words where the terminal is narrower."""
         width = self.width
         self.lines(lines if width is None else [part for line in lines for part in wrapped(line, width)])
 
-    def transient(self, text: str) -> None:
-        """Show one line that the next output replaces; nothing where lines cannot be rewritten."""
+    def draw(self, lines: Iterable[str]) -> None:
+        """Show lines that the next output or drawing replaces; nothing if lines cannot be rewritten."""
         if self.live:
-            self._transient = True
-            self._put(_ERASE + sanitize_line(text))
+            text = sanitize_lines(lines).removesuffix("\n")
+            self._put((self._erase() or _ERASE_LINE) + text)
+            self._drawn_lines = text.count("\n") + 1
 
     def clear(self) -> None:
-        """Take the transient line away."""
-        if erased := self._erased():
+        """Take the drawn lines away."""
+        if erased := self._erase():
             self._put(erased)
 
-    def _erased(self) -> str:
-        """Return the codes that take the transient line away, if there is one; it counts as gone."""
-        shown, self._transient = self._transient, False
-        return _ERASE if shown else ""
+    def _erase(self) -> str:
+        """Return the codes that take the drawn lines away; they count as gone."""
+        count, self._drawn_lines = self._drawn_lines, 0
+        if count <= 1:
+            return _ERASE_LINE if count else ""
+        # Lines are deleted, not erased: if they begin at the top, tmux keeps what is erased in its history.
+        return f"\r\x1b[{count - 1}A\x1b[{count}M"
+
+    def switch_screen(self, *, alternate: bool) -> None:
+        """Enter the alternate screen, or leave it; then the terminal is as it was before."""
+        self._put(_ENTER_SCREEN if alternate else _LEAVE_SCREEN)
+
+    def draw_screen(self, lines: Iterable[str]) -> None:
+        """Show lines from the top of the alternate screen; without a flicker, for nothing is cleared beforehand."""
+        shown = (sanitize_line(" ".join(line.split("\n"))) for line in lines)
+        self._put(_HOME + "\r\n".join(line + _TO_LINE_END for line in shown) + _TO_END)
 
     def _put(self, text: str) -> None:
         if self.glyphs is ASCII:
@@ -229,7 +236,7 @@ class Terminal:
 
 
 class Console:
-    """Stdout and stderr of a command. A line for the one first takes away the transient line of the other."""
+    """Stdout and stderr of a command. A line for the one first takes away the drawn lines of the other."""
 
     def __init__(self, out: Terminal, err: Terminal) -> None:
         self.out = out

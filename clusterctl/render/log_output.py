@@ -95,7 +95,7 @@ class LogWriter:
                 out.append(self.format(line))
         terminal.lines(out)
         if frame is not None:
-            terminal.transient(_fit_coloured(frame, terminal.width))
+            terminal.draw([_fit_coloured(frame, terminal.width)])
 
     def format(self, line: LogLine | FoldedLine) -> str:
         """Return one line as it is shown."""

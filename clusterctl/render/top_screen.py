@@ -10,7 +10,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import duration_text, fold_ranks, format_duration
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import BOLD, DIM, RED, Glyphs, fit
-from clusterctl.render.progress import speed_text
+from clusterctl.render.footer import speed_text
 from clusterctl.render.run_messages import summary, worker_state
 from clusterctl.render.stats import GIB, HOT_C, STALE_S, percent, remarks, util_style
 from clusterctl.render.status import render_summary, worker_cell

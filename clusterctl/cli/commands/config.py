@@ -194,7 +194,7 @@ def _live_env(
 ) -> tuple[tuple[NodeLayout, ...], dict[str, tuple[str, str]]]:
     from clusterctl.cli.lookup.reach import sessions_of
     from clusterctl.cli.lookup.remote import Remote
-    from clusterctl.render.progress import Waiting
+    from clusterctl.render.live_view import WaitingLine
     from clusterctl.run.nodes.fan_out import raise_first
     from clusterctl.run.nodes.meeting import answer_of, meet
 
@@ -206,7 +206,7 @@ def _live_env(
         program: ProgramArguments = {"argv": ["env", "-0"]}
         with (
             Remote(program, _ENV_SECONDS, 1, None) as remote,
-            Waiting([node], _ENV_SECONDS, None, stage="running") as waiting,
+            WaitingLine([node], _ENV_SECONDS, None, stage="running") as waiting,
         ):
             remote.begin(sessions[node])
             ends, lost = remote.ends([node], waiting)

@@ -22,7 +22,7 @@ from clusterctl.errors import ExitCode, NodesError
 from clusterctl.plan.launch import build_program_arguments
 from clusterctl.render.errors import render_error
 from clusterctl.render.exec_output import diff_lines, end_lines, exit_code_of, folded_errors, folded_output
-from clusterctl.render.progress import Waiting
+from clusterctl.render.live_view import WaitingLine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,7 +113,7 @@ def command(context: click.Context, choices: ExecChoices) -> int:
         with (
             remote,
             reachable(spec, hosts, remote.begin, tell=tell, meanwhile=early.look) as (sessions, unreached),
-            Waiting(sessions, 0.0, tell, stage="running", meanwhile=early.look) as waiting,
+            WaitingLine(sessions, 0.0, tell, stage="running", meanwhile=early.look) as waiting,
         ):
             answers, lost = _ends(remote, sessions, waiting, early, choices)
     except UnreadError:
@@ -143,7 +143,7 @@ def is_for_shell(words: Sequence[str]) -> bool:
 
 
 def _ends(
-    remote: Remote, sessions: Mapping[str, Session], waiting: Waiting, early: _Early, choices: ExecChoices
+    remote: Remote, sessions: Mapping[str, Session], waiting: WaitingLine, early: _Early, choices: ExecChoices
 ) -> tuple[dict[str, Answer], dict[str, NodeError]]:
     """Wait for all; who is tired of it gets what is there, as far as it is for people to read."""
     try:

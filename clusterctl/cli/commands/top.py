@@ -76,12 +76,12 @@ def _once(source: Source, order: Order, console: Console) -> list[str]:
 
 
 def _keep(source: Source, order: Order, terminal: Terminal, pause: float) -> None:
-    with Screen() as screen:
+    with Screen(terminal) as screen:
         scene = source.scene()
         while True:
-            height, now = screen.height, time.time()
+            height, now = terminal.height, time.time()
             lines, order = render_top(scene, order, now, terminal, height)
-            screen.draw(lines)
+            terminal.draw_screen(lines)
             key = screen.key(pause)
             if key in ("", "q", "Q", "\x03", "\x04"):
                 return

@@ -199,8 +199,8 @@ def _follow(run: RunDir, console: Console, choices: UpChoices) -> int:
     # Only now: the controller was forked from this process, and keeps what was imported before for as long as it lives.
     from clusterctl.cli.follow.following import Leave, conclude
     from clusterctl.cli.follow.view import RunScreen, ViewOptions
+    from clusterctl.render.live_view import ProgressMode
     from clusterctl.render.log_output import Timestamps
-    from clusterctl.render.progress import ProgressMode
 
     shown = ViewOptions(
         everything=choices.everything,

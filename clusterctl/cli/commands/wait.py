@@ -36,7 +36,7 @@ def command(reference: str | None, timeout: str | None, as_json: bool, color: st
     run = find_run(reference)
     limit = parse_duration(timeout, "--timeout")
     if console.err.live and not quiet:
-        console.err.transient(f"waiting for {run.run} to end, Ctrl-C leaves it running")
+        console.err.draw([f"waiting for {run.run} to end, Ctrl-C leaves it running"])
     state, code = _wait(run, math.inf if limit is None else time.monotonic() + limit)
     console.err.clear()
     if code is None:

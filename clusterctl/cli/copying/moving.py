@@ -68,7 +68,7 @@ class _Counter:
                 return
             self._shown = self._done
             of = "" if self._total is None else f" of at most {format_size(self._total)}"
-            self._way.console.err.transient(f"{format_size(self._done)}{of}")
+            self._way.console.err.draw([f"{format_size(self._done)}{of}"])
 
 
 def to_nodes(way: Way, sources: Sequence[str], hosts: Sequence[HostSpec], target: str) -> None:

@@ -1,7 +1,4 @@
-"""The whole terminal for one command: an alternate screen that is redrawn, single keys, and everything as it was after.
-
-Ctrl-C, SIGTERM and SIGHUP leave; Ctrl-Z gives the terminal back until the command is continued.
-"""
+"""Keys and signals of the person who follows a run, as descriptors, and the whole terminal for one command."""
 
 from __future__ import annotations
 
@@ -10,19 +7,19 @@ import os
 import select
 import signal
 import sys
-import termios
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.signals import heeded
-from clusterctl.render.sanitize import sanitize_line
+from clusterctl.run.controller import process
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Iterator
 
     from typing_extensions import Self
 
-_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-_HOME, _TO_LINE_END, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
+    from clusterctl.render.console import Terminal
+
+LEAVE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SEQUENCES = {
     "\x1b[A": "up",
     "\x1bOA": "up",
@@ -31,100 +28,121 @@ _SEQUENCES = {
     "\x1b[5~": "pageup",
     "\x1b[6~": "pagedown",
 }
-_LEAVE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def keys(*, enabled: bool) -> Iterator[int | None]:
+    """Give single key presses, not echoed; Ctrl-C stays a signal. `None` where no keys can be read."""
+    if not enabled or not _in_foreground(fd := sys.stdin.fileno()):
+        yield None
+        return
+    import termios
+
+    before = termios.tcgetattr(fd)
+    mode = termios.tcgetattr(fd)
+    mode[3] &= ~(termios.ICANON | termios.ECHO)
+    try:
+        termios.tcsetattr(fd, termios.TCSANOW, mode)
+        yield fd
+    finally:
+        with contextlib.suppress(termios.error, OSError):
+            termios.tcsetattr(fd, termios.TCSANOW, before)
+
+
+def _in_foreground(fd: int) -> bool:
+    """Return whether this process may change the terminal.
+
+    It may not in the background of a shell. Under `setsid`, `su -c` and in containers the terminal may be the
+    controlling one of another session, or of none: the kernel then answers with ENOTTY.
+    """
+    try:
+        return os.tcgetpgrp(fd) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def typed(fd: int) -> bytes:
+    """Return what was typed; nothing where the terminal is gone."""
+    try:
+        return os.read(fd, 64)
+    except OSError:
+        return b""
+
+
+@contextlib.contextmanager
+def signals(*others: int) -> Iterator[int]:
+    """Give SIGINT, SIGTERM, SIGHUP and others, a byte with its number each."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    old_fd = signal.set_wakeup_fd(writer)
+    old = {n: signal.signal(n, lambda *_: None) for n in (*heeded(*LEAVE_SIGNALS), *others)}
+    # A signal that was held back until the view could answer it comes now.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, process.HELD_BACK)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(old_fd)
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
 
 
 class Screen:
-    """The terminal of stdin and stdout, as a context. Both must be terminals."""
+    """The alternate screen of a terminal with single keys, as a context; afterwards everything is as it was before.
 
-    def __init__(self) -> None:
-        self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
-        self._before = termios.tcgetattr(self._in)
-        self._handlers: dict[int, object] = {}
-        self._wake = (-1, -1)
-        self._old_wake = -1
+    Ctrl-C, SIGTERM and SIGHUP leave; Ctrl-Z gives the terminal back until the command is continued.
+    """
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._signals, self._keys = contextlib.ExitStack(), contextlib.ExitStack()
         self._typed = ""
 
     def __enter__(self) -> Self:
-        self._wake = os.pipe()
-        for fd in self._wake:
-            os.set_blocking(fd, False)
-        self._old_wake = signal.set_wakeup_fd(self._wake[1])
-        for number in (*heeded(*_LEAVE_SIGNALS), signal.SIGTSTP, signal.SIGWINCH):
-            self._handlers[number] = signal.signal(number, lambda *_: None)
+        self._wake = self._signals.enter_context(signals(signal.SIGTSTP, signal.SIGWINCH))
         self._take()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._give_back()
-        signal.set_wakeup_fd(self._old_wake)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-        for fd in self._wake:
-            os.close(fd)
-
-    @property
-    def height(self) -> int:
-        """Lines of the terminal now."""
-        with contextlib.suppress(OSError):
-            return os.get_terminal_size(self._out).lines or 24
-        return 24
-
-    def draw(self, lines: list[str]) -> None:
-        """Show lines in place of what was there; without a flicker, for nothing is cleared before it is overwritten."""
-        shown = (sanitize_line(" ".join(line.split("\n"))) for line in lines)
-        self._write(_HOME + "\r\n".join(line + _TO_LINE_END for line in shown) + _TO_END)
+        self._signals.close()
 
     def key(self, seconds: float) -> str | None:
         """Wait for a key, at most so long; return it (`up`, `down`, `pageup`, `pagedown` for those), "" to leave.
 
         Returns `None` when time is over or the size of the terminal has changed.
         """
-        if self._typed:
-            return self._next()
-        ready = select.select([self._in, self._wake[0]], [], [], seconds)[0]
-        if self._wake[0] in ready:
-            numbers = os.read(self._wake[0], 64)
-            if any(number in numbers for number in _LEAVE_SIGNALS):
-                return ""
-            if signal.SIGTSTP in numbers:
-                self._stop()
-            return None
-        if self._in not in ready:
-            return None
-        typed = os.read(self._in, 64).decode(errors="replace")
-        if not typed:
-            # The terminal has hung up.
-            return ""
-        self._typed = typed
+        if not self._typed:
+            descriptors = [self._wake] if self._keyboard is None else [self._keyboard, self._wake]
+            ready = select.select(descriptors, [], [], seconds)[0]
+            if self._wake in ready:
+                numbers = os.read(self._wake, 64)
+                if any(number in numbers for number in LEAVE_SIGNALS):
+                    return ""
+                if signal.SIGTSTP in numbers:
+                    self._give_back()
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                    self._take()
+            if self._keyboard is None or self._keyboard not in ready or self._wake in ready:
+                return None
+            self._typed = typed(self._keyboard).decode(errors="replace")
         return self._next()
 
     def _next(self) -> str:
-        """Return the first key of what was typed, and keep the rest."""
+        """Return the first key of what was typed, and keep the rest; "" if the terminal has hung up."""
         for sequence, name in _SEQUENCES.items():
             if self._typed.startswith(sequence):
                 self._typed = self._typed[len(sequence) :]
                 return name
-        key, self._typed = self._typed[0], self._typed[1:]
+        key, self._typed = self._typed[:1], self._typed[1:]
         return key
 
-    def _stop(self) -> None:
-        self._give_back()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self._take()
-
     def _take(self) -> None:
-        mode = termios.tcgetattr(self._in)
-        mode[3] &= ~(termios.ICANON | termios.ECHO)
-        termios.tcsetattr(self._in, termios.TCSANOW, mode)
-        self._write(_ENTER)
+        self._keyboard = self._keys.enter_context(keys(enabled=True))
+        self._terminal.switch_screen(alternate=True)
 
     def _give_back(self) -> None:
         with contextlib.suppress(OSError):
-            self._write(_LEAVE)
-        with contextlib.suppress(termios.error, OSError):
-            termios.tcsetattr(self._in, termios.TCSANOW, self._before)
-
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+            self._terminal.switch_screen(alternate=False)
+        self._keys.close()

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.follow.following import Leave, next_commands
-from clusterctl.cli.follow.footer import Footer
-from clusterctl.cli.follow.keys import keys, signals, typed
 from clusterctl.cli.follow.news import News
 from clusterctl.cli.follow.past import Past, present
+from clusterctl.cli.follow.screen import keys, signals, typed
 from clusterctl.cli.follow.waited import WaitedFor
 from clusterctl.cli.follow.watching import Course, Watching
 from clusterctl.formatting import plural
@@ -26,8 +25,9 @@ from clusterctl.logs.line import LogQuery
 from clusterctl.render import run_messages
 from clusterctl.render.attempts import rule
 from clusterctl.render.end_report import LastLines, Shown
+from clusterctl.render.footer import Footer
+from clusterctl.render.live_view import LiveView, ProgressMode, phase_view
 from clusterctl.render.log_output import LogWriter, Timestamps
-from clusterctl.render.progress import PhaseWriter, ProgressMode, phase_view
 from clusterctl.run.controller import control
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase
@@ -86,7 +86,7 @@ class RunScreen:
     def __init__(self, run: RunDir, console: Console, options: ViewOptions) -> None:
         self._run, self._console, self._options = run, console, options
         self._watching = Watching(run)
-        self._phases = PhaseWriter(console.err, mode=options.progress, every=options.verbose)
+        self._live = LiveView(console, mode=options.progress, every=options.verbose)
         self._log = LogWriter(console.out, timestamps=options.timestamps)
         self._last = LastLines()
         self._follower: Follower | None = None
@@ -100,7 +100,7 @@ class RunScreen:
         self._deaf = False
         self._joining = True
         self._past = Past()
-        self._footer = Footer(run, console.out)
+        self._footer = Footer(run, self._live, console.out)
         self._timed = not options.timings
         self._held: list[LogLine] = []
 
@@ -136,7 +136,7 @@ class RunScreen:
         self._console.out.clear()
         if self._leave is not Leave.ENDED or not self._is_watched:
             self._show_ends()
-        self._phases.close()
+        self._live.close()
         self._watching.close()
         return self._leave or Leave.DETACHED
 
@@ -147,7 +147,7 @@ class RunScreen:
                 self._narrate(*self._waited.news(self.state, time.monotonic()))
                 self._tell_silence()
                 self._wait(keyboard, wake)
-                self._phases.tick(time.monotonic())
+                self._live.tick(time.monotonic())
                 self._draw_footer(keys=keyboard is not None and not self._deaf)
 
     # --- looking
@@ -224,9 +224,7 @@ class RunScreen:
 
     def _tell(self, moment: float, event: controller_events.ControllerEvent) -> None:
         if isinstance(event, controller_events.Phase) and self._options.phases:
-            # A step of a later attempt finds our own last line there, or a bar of a worker's.
-            self._console.out.clear()
-            self._phases.update(phase_view(event), time.monotonic())
+            self._live.update(phase_view(event), time.monotonic())
             self._tell_timings(event)
         if isinstance(event, controller_events.Restarting):
             self._show_ends()
@@ -250,8 +248,7 @@ class RunScreen:
 
     def _narrate(self, *texts: str) -> None:
         if texts:
-            self._console.out.clear()
-            self._phases.note(*texts)
+            self._live.note(*texts)
 
     # --- output
 
@@ -298,7 +295,7 @@ class RunScreen:
     def _write(self, lines: Sequence[LogLine | FoldedLine]) -> None:
         if lines:
             self._may_be_silent = False
-            self._phases.close()
+            self._live.close()
             self._log.write(lines)
             self._last.add(lines)
             self._footer.wrote(bar=lines[-1].partial)
@@ -306,7 +303,7 @@ class RunScreen:
     def _draw_footer(self, *, keys: bool) -> None:
         """Say what is followed, unless a step of a start has the last line."""
         wanted = self._options.output and self._options.progress in (ProgressMode.AUTO, ProgressMode.TTY)
-        if wanted and self._leave is None and self._is_watched and not self._phases.drawing:
+        if wanted and self._leave is None and self._is_watched and not self._live.has_phase:
             self._footer.draw(self.state, self._shown_ranks(), owns=self._options.owns, keys=keys)
 
     # --- waiting

@@ -10,7 +10,7 @@ from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.remote import Remote
 from clusterctl.config.spec_json import load_spec
 from clusterctl.errors import ClusterctlError
-from clusterctl.render.progress import Waiting
+from clusterctl.render.live_view import WaitingLine
 from clusterctl.why.headline import parse_missing_command
 from clusterctl.why.verdict import Class
 
@@ -49,7 +49,7 @@ def _path_of(run: RunDir, node: str, name: str) -> str | None:
     remote = Remote({"argv": ["bash", "-lc", 'type -P -- "$0"', name]}, _LIMIT_S, 1, None)
     with (
         reachable(spec, hosts, remote.begin, of_run=True) as (sessions, _),
-        Waiting(sessions, 0.0, None, stage="running") as waiting,
+        WaitingLine(sessions, 0.0, None, stage="running") as waiting,
     ):
         answers, _ = remote.ends(sessions, waiting)
     answer = answers.get(node)

@@ -8,7 +8,7 @@ import queue
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.lookup import commands
-from clusterctl.render.progress import Waiting
+from clusterctl.render.live_view import WaitingLine
 from clusterctl.run.nodes.fan_out import raise_first
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def reachable(
     transports = Transports(spec.ssh)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     names, limit = [host.name for host in hosts], spec.ssh.connect_timeout
-    with Waiting(names, limit, tell, meanwhile=meanwhile) as waiting:
+    with WaitingLine(names, limit, tell, meanwhile=meanwhile) as waiting:
         sessions, errors = open_sessions(
             transports, hosts, inbox, parallel=spec.ssh.parallel, joined=joined, progress=waiting.at
         )

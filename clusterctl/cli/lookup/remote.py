@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_types import ExecAnswer
     from clusterctl.agent.protocol.frames import StreamData
     from clusterctl.render.console import Console
-    from clusterctl.render.progress import Waiting
+    from clusterctl.render.live_view import WaitingLine
     from clusterctl.session.session import Session
 
 _SLACK_SECONDS = 30.0
@@ -126,7 +126,7 @@ class Remote:
         limit = None if self._seconds is None else self._seconds + _SLACK_SECONDS
         return EXEC.call_async(session, asked).result(limit)
 
-    def ends(self, nodes: Iterable[str], waiting: Waiting) -> tuple[dict[str, Answer], dict[str, NodeError]]:
+    def ends(self, nodes: Iterable[str], waiting: WaitingLine) -> tuple[dict[str, Answer], dict[str, NodeError]]:
         """Wait for the nodes; return how it ended on each, and which were lost meanwhile.
 
         Raises:
@@ -170,5 +170,5 @@ class Remote:
         return running.result()
 
 
-def _is_there(waiting: Waiting, node: str, _running: Future[ExecAnswer]) -> None:
+def _is_there(waiting: WaitingLine, node: str, _running: Future[ExecAnswer]) -> None:
     waiting.at(node, "joined")

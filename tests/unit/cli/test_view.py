@@ -102,7 +102,7 @@ def test_a_step_of_a_new_attempt_takes_the_place_of_the_last_line(tmp_path: Path
         person.wait()
     writer.close()
 
-    rows = [re.split(r"\x1b\[(?:[0-9]+M|K)", row)[-1] for row in person.written.split("\n")]
+    rows = [text for row in person.written.split("\n") for text in re.split(r"\x1b\[(?:[0-9]+M|K)", row)]
     assert [row for row in rows if "prepare" in row]
     assert not [row for row in rows if "prepare" in row and "detach" in row]
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from clusterctl.render.console import Terminal
+from clusterctl.render.console import Console, Terminal
 
 
 class Screen:
@@ -13,6 +13,8 @@ class Screen:
     def __init__(self, *, width: int = 0, colour: bool = False, live: bool = False, unicode: bool = True) -> None:
         self.stream = io.StringIO()
         self.terminal = Terminal(self.stream, colour=colour, live=live, unicode=unicode, width=width)
+
+        self.console = Console(Terminal(io.StringIO(), colour=False, live=False, unicode=True), self.terminal)
 
     @property
     def text(self) -> str:

@@ -78,7 +78,7 @@ def test_the_locale_c_has_plain_signs_and_leaves_the_words_of_others_as_they_are
 def test_output_takes_the_transient_line_of_either_stream_away(new_screen: type[Screen]) -> None:
     out, err = new_screen(live=True), new_screen(live=True)
     console = Console(out.terminal, err.terminal)
-    out.terminal.transient("50%")
+    out.terminal.draw(["50%"])
     console.narrate("note")
     console.data("line")
     assert out.text == "\r\x1b[K50%\r\x1b[Kline\n"
@@ -87,7 +87,7 @@ def test_output_takes_the_transient_line_of_either_stream_away(new_screen: type[
 
 def test_a_pipe_gets_no_transient_lines(new_screen: type[Screen]) -> None:
     screen = new_screen()
-    screen.terminal.transient("50%")
+    screen.terminal.draw(["50%"])
     assert screen.text == ""
 
 

@@ -66,13 +66,13 @@ def test_colours_of_programs_pass_where_they_are_asked_for_and_the_stream_takes_
     assert (painted.text, plain.text) == ("\x1b[31mred\x1b[m\n", "red\n")
 
 
-@pytest.mark.parametrize("how", ["line", "lines", "transient", "data", "narrate", "document"])
+@pytest.mark.parametrize("how", ["line", "lines", "draw", "data", "narrate", "document"])
 def test_there_is_no_way_past_the_door(how: str, new_screen: type[Screen]) -> None:
     screen = new_screen(live=True)
     console = Console(screen.terminal, screen.terminal)
     hostile = "\x1b]52;c;x\x07\x9b2J\u202e"
     write = getattr(console if hasattr(console, how) else screen.terminal, how)
-    write([hostile] if how == "lines" else hostile)
+    write([hostile] if how in ("lines", "draw") else hostile)
 
     assert STEERING.findall(screen.text.removeprefix("\r\x1b[K").removesuffix("\n")) == []
     assert "]52;c;x" in screen.text
@@ -80,11 +80,12 @@ def test_there_is_no_way_past_the_door(how: str, new_screen: type[Screen]) -> No
 
 def test_what_is_drawn_again_takes_the_place_of_what_stood_there(new_screen: type[Screen]) -> None:
     screen = new_screen(live=True)
-    screen.terminal.transient("50%")
-    screen.terminal.lines(["a", "b"], over=2)
-    screen.terminal.lines([], over=0)
+    screen.terminal.draw(["50%"])
+    screen.terminal.draw(["a", "b"])
+    screen.terminal.lines(["c"])
+    screen.terminal.clear()
 
-    assert screen.text == "\r\x1b[K50%\r\x1b[K\x1b[2A\r\x1b[2Ma\nb\n"
+    assert screen.text == "\r\x1b[K50%\r\x1b[Ka\nb\r\x1b[1A\x1b[2Mc\n"
 
 
 @given(
@@ -116,7 +117,6 @@ WRITES = re.compile(
     r"sys\.(?:stdout|stderr)\.(?:buffer\.)?write|\bprint\(|traceback\.print_|\.stream\.write|click\.echo"
 )
 OTHERS = {
-    "clusterctl/cli/follow/screen.py": "draws a whole screen, each line of it through the door",
     "clusterctl/cli/commands/logs.py": "gives bytes as they are, where they are asked for and stdout is no terminal",
     "clusterctl/cli/main.py": "writes a traceback to a file, and our version",
     "clusterctl/health/docs.py": "writes a page of ours",

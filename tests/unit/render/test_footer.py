@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from clusterctl.render.console import ASCII, UNICODE
-from clusterctl.render.progress import Pace, Watched, last_line
+from clusterctl.render.footer import FooterContent, StepRate, footer_line
 from clusterctl.run.rules.state import RunPhase, RunState, WorkerState
 
 WORKERS = {rank: WorkerState(rank=rank, local_rank=rank, node="n", pid=70 + rank) for rank in range(8)}
 RUNNING = RunState(phase=RunPhase.RUNNING, attempt=0, workers=WORKERS, created=1000.0)
-WATCHED = Watched(ranks=frozenset({0}), written=True, owns=True, keys=True)
+WATCHED = FooterContent(ranks=frozenset({0}), written=True, owns=True, keys=True)
 
 
-def pace(*steps: tuple[float, int]) -> Pace:
-    made = Pace()
+def pace(*steps: tuple[float, int]) -> StepRate:
+    made = StepRate()
     for moment, step in steps:
-        made.seen(moment, step)
+        made.add(moment, step)
     return made
 
 
@@ -41,7 +41,7 @@ def pace(*steps: tuple[float, int]) -> Pace:
 def test_the_line_says_what_is_followed_and_how_to_leave(
     state: dict[str, Any], watched: dict[str, Any], steps: list[tuple[float, int]], expected: str
 ) -> None:
-    line = last_line(replace(RUNNING, **state), replace(WATCHED, **watched), pace(*steps), 1720.0, UNICODE)
+    line = footer_line(replace(RUNNING, **state), replace(WATCHED, **watched), pace(*steps), 1720.0, UNICODE)
 
     assert line == expected
 
@@ -61,17 +61,17 @@ def test_the_line_says_what_is_followed_and_how_to_leave(
 def test_however_narrow_the_terminal_the_keys_stay(width: int, watched: dict[str, Any], expected: str) -> None:
     seen = pace((0.0, 381), (10.0, 412))
 
-    assert last_line(RUNNING, replace(WATCHED, **watched), seen, 1720.0, UNICODE, width) == expected
+    assert footer_line(RUNNING, replace(WATCHED, **watched), seen, 1720.0, UNICODE, width) == expected
 
 
 def test_a_step_is_told_with_its_attempt_once_there_are_several() -> None:
-    line = last_line(replace(RUNNING, attempt=2), WATCHED, pace((1715.0, 118), (1719.0, 120)), 1720.0, UNICODE)
+    line = footer_line(replace(RUNNING, attempt=2), WATCHED, pace((1715.0, 118), (1719.0, 120)), 1720.0, UNICODE)
 
     assert "step 120 (attempt 2) · 0.5 it/s" in line
 
 
 def test_without_other_signs_the_line_is_ascii() -> None:
-    assert last_line(RUNNING, WATCHED, Pace(), 1720.0, ASCII).isascii()
+    assert footer_line(RUNNING, WATCHED, StepRate(), 1720.0, ASCII).isascii()
 
 
 @pytest.mark.parametrize(

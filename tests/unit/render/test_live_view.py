@@ -4,10 +4,10 @@ import json
 from typing import TYPE_CHECKING
 
 from clusterctl.render.console import ASCII, UNICODE
-from clusterctl.render.progress import (
+from clusterctl.render.live_view import (
+    LiveView,
     PhaseEnd,
     PhaseView,
-    PhaseWriter,
     ProgressMode,
     phase_line,
     waiting_lines,
@@ -58,10 +58,10 @@ def test_names_the_slowest_five() -> None:
 def test_who_wants_to_see_every_node_is_told_of_each(new_screen: type[Screen]) -> None:
     many = PhaseView(name="connect", total=99, seconds=4.0, waiting=tuple((f"gpu{n:02}", "none") for n in range(40)))
     pipe, live = new_screen(), new_screen(live=True, width=80)
-    told = PhaseWriter(pipe.terminal, every=True)
+    told = LiveView(pipe.console, every=True)
     told.update(many, 100.0)
     told.tick(106.0)
-    PhaseWriter(live.terminal, every=True).update(many, 100.0)
+    LiveView(live.console, every=True).update(many, 100.0)
     assert "gpu39: none" in pipe.text
     # A window of 24 lines, of which the phase needs one, and what follows another.
     assert live.text.splitlines()[-1] == "    and 19 more"
@@ -69,7 +69,7 @@ def test_who_wants_to_see_every_node_is_told_of_each(new_screen: type[Screen]) -
 
 def test_a_pipe_gets_a_line_when_a_phase_ends_and_a_reminder_now_and_then(new_screen: type[Screen]) -> None:
     screen = new_screen()
-    writer = PhaseWriter(screen.terminal)
+    writer = LiveView(screen.console)
     for now in (100.0, 100.1, 105.0, 105.2, 111.0):
         writer.update(WAITING, now)
     writer.update(CONNECTED, 112.0)
@@ -79,17 +79,17 @@ def test_a_pipe_gets_a_line_when_a_phase_ends_and_a_reminder_now_and_then(new_sc
 
 def test_a_terminal_is_redrawn_in_place(new_screen: type[Screen]) -> None:
     screen = new_screen(live=True, width=80)
-    writer = PhaseWriter(screen.terminal)
+    writer = LiveView(screen.console)
     writer.update(WAITING, 100.0)
     writer.update(CONNECTED, 101.0)
-    drawn, _, rest = screen.text.partition("\x1b[3A\r\x1b[3M")
-    assert drawn.count("\n") == 3
+    drawn, _, rest = screen.text.partition("\r\x1b[2A\x1b[3M")
+    assert drawn.count("\n") == 2
     assert rest == phase_line(CONNECTED, UNICODE, width=80) + "\n"
 
 
 def test_time_goes_on_between_updates(new_screen: type[Screen]) -> None:
     screen = new_screen(live=True, width=80)
-    writer = PhaseWriter(screen.terminal)
+    writer = LiveView(screen.console)
     writer.update(WAITING, 100.0)
     writer.tick(103.5)
     assert "7.5s" in screen.text
@@ -97,19 +97,19 @@ def test_time_goes_on_between_updates(new_screen: type[Screen]) -> None:
 
 def test_json_is_one_object_a_change(new_screen: type[Screen]) -> None:
     screen = new_screen()
-    PhaseWriter(screen.terminal, mode=ProgressMode.JSON).update(CONNECTED, 1.0)
+    LiveView(screen.console, mode=ProgressMode.JSON).update(CONNECTED, 1.0)
     assert json.loads(screen.text)["state"] == "ok"
 
 
 def test_among_json_narration_is_json_as_well(new_screen: type[Screen]) -> None:
     screen = new_screen(colour=True)
-    PhaseWriter(screen.terminal, mode=ProgressMode.JSON).note("warn: gpu03: full", "\x1b[31mred\x1b[0m")
+    LiveView(screen.console, mode=ProgressMode.JSON).note("warn: gpu03: full", "\x1b[31mred\x1b[0m")
     assert [json.loads(line) for line in screen.text.splitlines()] == [{"note": "warn: gpu03: full"}, {"note": "red"}]
 
 
 def test_quiet_shows_failures_only(new_screen: type[Screen]) -> None:
     screen = new_screen()
-    writer = PhaseWriter(screen.terminal, mode=ProgressMode.QUIET)
+    writer = LiveView(screen.console, mode=ProgressMode.QUIET)
     writer.update(CONNECTED, 1.0)
     writer.update(PhaseView(name="sync", end=PhaseEnd.FAIL), 2.0)
     assert screen.text.split()[:2] == ["✗", "sync"]
@@ -119,7 +119,7 @@ def test_what_nodes_say_steers_nothing_in_json_and_stays_what_it_is(new_screen: 
     hostile = "\x1b]52;c;x\x07\x9b2J\u202e größe"
     screen = new_screen()
     view = PhaseView(name="connect", total=2, detail=hostile, waiting=(("gpu03", hostile),))
-    PhaseWriter(screen.terminal, mode=ProgressMode.JSON).update(view, 1.0)
+    LiveView(screen.console, mode=ProgressMode.JSON).update(view, 1.0)
 
     assert json.loads(screen.text)["waiting"] == [["gpu03", hostile]]
     assert screen.text.removesuffix("\n").isprintable()
@@ -128,7 +128,7 @@ def test_what_nodes_say_steers_nothing_in_json_and_stays_what_it_is(new_screen: 
 
 def test_narration_is_one_line_of_bearable_length_whatever_it_tells_of(new_screen: type[Screen]) -> None:
     screen = new_screen()
-    PhaseWriter(screen.terminal).note("warn: gpu03: full\r\nerror: x", "a" * 1_000_000)
+    LiveView(screen.console).note("warn: gpu03: full\r\nerror: x", "a" * 1_000_000)
 
     said, long = screen.text.splitlines()
     assert said == "warn: gpu03: full error: x"

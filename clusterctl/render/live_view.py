@@ -1,27 +1,24 @@
-"""The lines of a live view: phases of a start, the nodes that a command waits for, and the last line."""
+"""The live view at the bottom of a terminal: the phases of a start, and the nodes that a command waits for."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.formatting import fold_ranks, format_duration, plural
+from clusterctl.formatting import format_duration
 from clusterctl.render.console import CYAN, DIM, GREEN, RED, YELLOW, fit, pad, safe
-from clusterctl.render.run_messages import step_of
 from clusterctl.render.sanitize import json_line
 from clusterctl.render.wrapping import cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from clusterctl.render.console import Glyphs, Terminal
+    from clusterctl.render.console import Console, Glyphs, Terminal
     from clusterctl.run.rules.controller_events import Phase
-    from clusterctl.run.rules.state import RunState
 
 SLOWEST = 5
 _NAME, _COUNT = 9, 7
@@ -129,112 +126,101 @@ def waiting_lines(view: PhaseView, glyphs: Glyphs, width: int | None, most: int 
     return [*lines, f"    and {more} more"] if more > 0 else lines
 
 
-@dataclass
-class _Shown:
-    text: str = ""
-    at: float = 0.0
-    lines: int = 0
-    finished: set[str] = field(default_factory=set)
-
-
-class PhaseWriter:
-    """Shows phases as they go by.
+class LiveView:
+    """Phases of a start and a last line, redrawn in place on a terminal; elsewhere phases are lines as they end.
 
     Args:
-        terminal: Stderr.
-        mode: `auto` is `tty` where lines can be rewritten, else `plain`.
+        console: Phases and narration go to its stderr.
+        mode: `auto` is `tty` if lines can be rewritten, else `plain`.
         every: Name every node that is waited for, as far as the terminal has lines for them.
-
     """
 
-    def __init__(self, terminal: Terminal, *, mode: ProgressMode = ProgressMode.AUTO, every: bool = False) -> None:
+    def __init__(self, console: Console, *, mode: ProgressMode = ProgressMode.AUTO, every: bool = False) -> None:
         if mode is ProgressMode.AUTO:
-            mode = ProgressMode.TTY if terminal.live else ProgressMode.PLAIN
-        self._terminal = terminal
+            mode = ProgressMode.TTY if console.err.live else ProgressMode.PLAIN
+        self._console, self._terminal = console, console.err
         self._mode = mode
         self._every = every
         self._view: PhaseView | None = None
         self._began = 0.0
-        self._shown = _Shown()
+        self._reminder, self._reminded_at = "", 0.0
+        self._finished: set[str] = set()
 
     @property
-    def drawing(self) -> bool:
-        """A phase is being shown that has not ended."""
+    def has_phase(self) -> bool:
+        """Whether a phase is shown that has not ended."""
         return self._view is not None
 
     def update(self, view: PhaseView, now: float) -> None:
         """Show a phase as it is at `now` (seconds, monotonic); a phase that has ended is written once and stays."""
-        if view.name in self._shown.finished and view.end is not PhaseEnd.RUNNING:
+        if view.name in self._finished and view.end is not PhaseEnd.RUNNING:
             return
         if self._mode is ProgressMode.JSON:
-            self._json(view)
+            self._write_json(view)
         if view.end is PhaseEnd.RUNNING:
             if self._view is None or self._view.name != view.name:
-                self._shown.text, self._shown.at = "", now
+                self._reminder, self._reminded_at = "", now
             self._view, self._began = view, now - view.seconds
-            self._shown.finished.discard(view.name)
+            self._finished.discard(view.name)
             self.tick(now)
         else:
-            self._finish(view)
+            self.close()
+            self._finished.add(view.name)
+            if self._mode in (ProgressMode.TTY, ProgressMode.PLAIN) or (
+                self._mode is ProgressMode.QUIET and view.end is PhaseEnd.FAIL
+            ):
+                terminal = self._terminal
+                terminal.line(self._paint(view, phase_line(view, terminal.glyphs, width=terminal.width)))
 
     def tick(self, now: float) -> None:
-        """Let time pass: redraw on a terminal; elsewhere tell from time to time which nodes are waited for."""
+        """Redraw the phase on a terminal; elsewhere name from time to time the nodes that are waited for."""
         view = self._view
         if view is None:
             return
         view = replace(view, seconds=max(0.0, now - self._began))
         if self._mode is ProgressMode.TTY:
-            self._draw(view, spin=int(now / _SPIN_SECONDS))
-        elif self._mode is ProgressMode.PLAIN and now - self._shown.at >= _REMIND_SECONDS and view.waiting:
+            self.draw(*self._phase_lines(view, spin=int(now / _SPIN_SECONDS)))
+        elif self._mode is ProgressMode.PLAIN and now - self._reminded_at >= _REMIND_SECONDS and view.waiting:
             text = waiting_text(view, None if self._every else SLOWEST)
-            if text != self._shown.text:
+            if text != self._reminder:
                 self._terminal.line(f"{view.name}: {text}")
-            self._shown.text, self._shown.at = text, now
+            self._reminder, self._reminded_at = text, now
+
+    def draw(self, *lines: str) -> None:
+        """Show lines at the bottom until something else is written."""
+        self._console.out.clear()
+        self._terminal.draw(lines)
 
     def note(self, *lines: str) -> None:
-        """Write lines of narration, whatever they tell of, above the phase that is being drawn."""
-        self._erase()
+        """Write lines of narration above the phase that is drawn."""
+        self._console.out.clear()
         if self._mode is ProgressMode.JSON:
             self._terminal.lines(json_line({"note": safe(line)}) for line in lines)
         else:
             self._terminal.prose(map(safe, lines))
 
     def close(self) -> None:
-        """Take away the line of a phase that has not ended."""
-        self._erase()
+        """Take away the lines of a phase that has not ended."""
+        self._terminal.clear()
         self._view = None
 
     # --- inside
 
-    def _finish(self, view: PhaseView) -> None:
-        self._erase()
-        self._view = None
-        self._shown.finished.add(view.name)
-        if self._mode in (ProgressMode.JSON, ProgressMode.QUIET) and view.end is not PhaseEnd.FAIL:
-            return
-        if self._mode is not ProgressMode.JSON:
-            self._terminal.line(self._paint(view, phase_line(view, self._terminal.glyphs, width=self._terminal.width)))
-
-    def _draw(self, view: PhaseView, *, spin: int) -> None:
+    def _phase_lines(self, view: PhaseView, *, spin: int) -> list[str]:
         terminal, width = self._terminal, self._terminal.width
         lines = [self._paint(view, phase_line(view, terminal.glyphs, width=width, spin=spin))]
         if view.seconds >= 1.0:  # a quick phase needs no reasons
             # Lines that have scrolled out of the window could not be taken away again.
             most = max(terminal.height - 3, SLOWEST) if self._every else SLOWEST
             lines += [terminal.style(line, DIM) for line in waiting_lines(view, terminal.glyphs, width, most)]
-        terminal.lines(lines, over=self._shown.lines)
-        self._shown.lines = len(lines)
-
-    def _erase(self) -> None:
-        drawn, self._shown.lines = self._shown.lines, 0
-        self._terminal.lines([], over=drawn)
+        return lines
 
     def _paint(self, view: PhaseView, line: str) -> str:
         colour = {PhaseEnd.OK: GREEN, PhaseEnd.WARN: YELLOW, PhaseEnd.FAIL: RED, PhaseEnd.RUNNING: CYAN}[view.end]
         sign, rest = line.split(" ", 1)
         return f"{self._terminal.style(sign, colour)} {rest}"
 
-    def _json(self, view: PhaseView) -> None:
+    def _write_json(self, view: PhaseView) -> None:
         record = {
             "phase": view.name,
             "state": view.end.value,
@@ -268,7 +254,7 @@ def waiting_line(stages: Mapping[str, str], waited: float, limit: float) -> str:
     return f"waiting for {fold_hosts(stages)}: {what}, {waited:.0f} s{until}"
 
 
-class Waiting:
+class WaitingLine:
     """Shows for whom is waited, as long as that takes, on the last line.
 
     Args:
@@ -300,7 +286,7 @@ class Waiting:
         else:
             self._stages[node] = stage
 
-    def __enter__(self) -> Waiting:
+    def __enter__(self) -> WaitingLine:
         if self._terminal is not None and self._terminal.live and self._stages:
             self._thread = threading.Thread(target=self._show, args=(self._terminal,), daemon=True)
             self._thread.start()
@@ -326,97 +312,4 @@ class Waiting:
             if stages:
                 text = waiting_line(stages, time.monotonic() - began, self._limit)
                 width = terminal.width
-                terminal.transient(terminal.style(fit(text, width and width - 1, terminal.glyphs), DIM))
-
-
-_WINDOW = 60.0
-"""Seconds over which the speed is told."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
-    """What the line tells.
-
-    Attributes:
-        ranks: Whose output is shown; `None` for all.
-        written: Something of it was shown.
-        owns: Ctrl-C ends the run, it does not only leave it.
-        keys: Keys are heard.
-    """
-
-    ranks: frozenset[int] | None
-    written: bool
-    owns: bool
-    keys: bool
-
-
-class Pace:
-    """How far the run is, and how fast it goes."""
-
-    def __init__(self) -> None:
-        self._steps: deque[tuple[float, int]] = deque()
-
-    def seen(self, moment: float, step: int) -> None:
-        """Take note of the step at a moment (seconds, any clock); one that went back begins anew."""
-        if self._steps and step < self._steps[-1][1]:
-            self._steps.clear()
-        if not self._steps or moment > self._steps[-1][0]:
-            self._steps.append((moment, step))
-        while len(self._steps) > 2 and moment - self._steps[0][0] > _WINDOW:
-            self._steps.popleft()
-
-    def texts(self, attempt: int = 0) -> list[str]:
-        """Return `step 412` (of an attempt) and `3.1 it/s`, as far as they are known."""
-        if not self._steps:
-            return []
-        (began, first), (last, step) = self._steps[0], self._steps[-1]
-        if last <= began or step == first:
-            return [f"step {step_of(step, attempt)}"]
-        return [f"step {step_of(step, attempt)}", speed_text((step - first) / (last - began))]
-
-
-def speed_text(speed: float) -> str:
-    """Return steps a second (more than 0) as people say them: `3.1 it/s`, `20 s/it`."""
-    return f"{speed:.1f} it/s" if speed >= 0.1 else f"{1 / speed:.0f} s/it"
-
-
-def last_line(
-    state: RunState, watched: Watched, pace: Pace, now: float, glyphs: Glyphs, width: int | None = None
-) -> str:
-    """Return the line; "" where there is nothing to tell. Where it is too long the keys stay.
-
-    Args:
-        state: The run.
-        watched: What of it is shown.
-        pace: How far it is.
-        now: The head's wall clock.
-        glyphs: The signs that the terminal can show.
-        width: Columns that it may take.
-    """
-    if state.attempt < 0 or state.over:
-        return ""
-    up = sum(worker.pid is not None for worker in state.workers.values())
-    if state.phase.value == "running" and not watched.written:
-        parts = [f"importing{glyphs.ellipsis} ({up} of {plural(len(state.workers), 'worker')} up, no output yet)"]
-    elif state.phase.value in ("running", "stalled"):
-        which = sorted(state.workers if watched.ranks is None else watched.ranks)
-        shown = "all" if watched.ranks is None else f"{'rank' if len(which) == 1 else 'ranks'} {fold_ranks(which)} of"
-        whom = f"{shown} {len(state.workers)}" + (" ranks" if watched.ranks is None else "")
-        parts = [f"following {whom}", *pace.texts(state.attempt)]
-    else:
-        parts = [state.phase.value]
-    if state.created is not None:
-        parts.append(format_duration(now - state.created))
-    keys = ["d detach", "^C stop" if watched.owns else "^C leave"] if watched.keys else []
-    return _joined(parts, keys, glyphs, width)
-
-
-def _joined(parts: list[str], keys: list[str], glyphs: Glyphs, width: int | None) -> str:
-    """Leave out what tells least, which stands last, as long as there is no room for it before the keys."""
-    dot = f" {glyphs.dot} "
-    while width is not None and len(parts) > 1 and cells(dot.join([*parts, *keys])) > width:
-        parts = parts[:-1]
-    if width is not None:
-        room = width - cells(dot.join(["", *keys]))
-        parts = [fit(dot.join(parts), room, glyphs)] if room > 0 else []
-    return dot.join([*parts, *keys])
+                terminal.draw([terminal.style(fit(text, width and width - 1, terminal.glyphs), DIM)])
