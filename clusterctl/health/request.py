@@ -10,7 +10,7 @@ from clusterctl.health.registry import DEADLINE_KEY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from clusterctl.agent.protocol.facts_types import FactsRequest
+    from clusterctl.agent.protocol.command_types import FactsRequest
     from clusterctl.config.spec import ClusterSpec, HostSpec
 
 DEADLINE = 3.0

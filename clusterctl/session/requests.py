@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from clusterctl.agent.protocol import command_types, requests
+from clusterctl.agent.protocol.command_types import Facts
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.protocol.facts_types import Facts
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.process_types import EvidenceAnswer
 from clusterctl.agent.protocol.validators import ValidationError

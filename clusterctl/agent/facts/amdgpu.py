@@ -23,8 +23,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    from clusterctl.agent.protocol import facts_types
-
 
 _THERMAL_BITS = 0xFFFF << 32
 """The bits of `indep_throttle_status` for temperatures, and for an overheated regulator or board."""
@@ -266,7 +264,7 @@ _PAUSE = 0.12
 _KFD = "/dev/kfd"
 
 
-def collect_amdgpu(root: str, wanted: bool) -> facts_types.AmdgpuFacts:
+def collect_amdgpu(root: str, wanted: bool) -> dict[str, Any]:
     """Return the group `amdgpu`.
 
     Raises:
@@ -324,7 +322,7 @@ class AmdgpuSession:
                 reading.retry()
         return readings
 
-    def sample(self) -> list[facts_types.LibraryGpu]:
+    def sample(self) -> list[dict[str, Any]]:
         """Return the few values of a sample."""
         devices = []
         for gpu in self.gpus:
@@ -418,10 +416,10 @@ class AmdgpuReading:
         self.odd.update({name: code for name, code in wrong.items() if name not in self.codes})
         self._firmware()
 
-    def to_facts(self) -> facts_types.LibraryGpu:
+    def to_facts(self) -> dict[str, Any]:
         """Return the reading as facts (`clusterctl.agent.facts` has the format)."""
         words = {name: error_words.file_error_word(code) for name, code in self.codes.items()}
-        odd: facts_types.LibraryGpu = {"odd": self.odd} if self.odd else {}
+        odd: dict[str, Any] = {"odd": self.odd} if self.odd else {}
         index = self._gpu["index"]
         return {"vendor": "amd", "index": index, "v": self.values, "err": words, "codes": self.codes, **odd}
 

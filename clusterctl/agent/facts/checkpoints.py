@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
-    from clusterctl.agent.protocol import facts_types
     from clusterctl.agent.protocol.command_types import Checkpoint, CheckpointFile
 
 
@@ -122,7 +122,7 @@ def _hash_file(path: str) -> str:
     return digest.hexdigest()
 
 
-def collect_checkpoint(workdir: str, pattern: str) -> facts_types.CheckpointFacts:
+def collect_checkpoint(workdir: str, pattern: str) -> dict[str, Any]:
     """Return the group `checkpoint`: path and size of the newest complete one, each `None` if there is none yet."""
     # A folder of many large checkpoints may take long, so this has its own child and is imported only there.
 

@@ -18,7 +18,7 @@ from clusterctl.agent.linux import sysfs
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol import facts_types
+    from typing import Any
 
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
@@ -30,7 +30,7 @@ in `amdgpu_device_partner_bandwidth` of the kernel's amdgpu.
 """
 
 
-def read_pcie_link(place: str) -> facts_types.PcieLinkWidth:
+def read_pcie_link(place: str) -> dict[str, Any]:
     """Return `{width, max_width, slot_width}` of the card at a real path of sysfs, each `None` if unknown.
 
     The width of the slot is unknown in most virtual machines.
@@ -77,7 +77,7 @@ _HELPERS = ("/usr/bin/nvidia-modprobe", "/bin/nvidia-modprobe", "/usr/sbin/nvidi
 _IMEX = "/dev/nvidia-caps-imex-channels"
 
 
-def collect_driver(root: str) -> facts_types.DriverFacts:
+def collect_driver(root: str) -> dict[str, Any]:
     """Return the group `driver`."""
     modules = [line.split()[0] for line in (sysfs.read_text(root, "/proc/modules") or "").splitlines() if line]
     gpus, switches = _pci(root)
@@ -96,8 +96,8 @@ def collect_driver(root: str) -> facts_types.DriverFacts:
     }
 
 
-def _pci(root: str) -> tuple[list[facts_types.PciGpu], int]:
-    gpus: list[facts_types.PciGpu] = []
+def _pci(root: str) -> tuple[list[dict[str, Any]], int]:
+    gpus: list[dict[str, Any]] = []
     switches = 0
     for address in sysfs.list_names(root, _BUS):
         vendor = _VENDORS.get(sysfs.read_text(root, f"{_BUS}/{address}/vendor") or "")
@@ -110,7 +110,7 @@ def _pci(root: str) -> tuple[list[facts_types.PciGpu], int]:
     return gpus, switches
 
 
-def _device(root: str, address: str) -> facts_types.PcieCard:
+def _device(root: str, address: str) -> dict[str, Any]:
     place = os.path.realpath(sysfs.join_root(root, f"{_BUS}/{address}"))
     return {"driver": _link_name(f"{place}/driver"), "minor": _minor(root, address), **read_pcie_link(place)}
 
@@ -135,7 +135,7 @@ def _is_node(name: str) -> bool:
     return re.fullmatch(r"nvidia(\d+|ctl|-uvm)", name) is not None
 
 
-def _can_open(root: str, path: str) -> facts_types.DeviceNode:
+def _can_open(root: str, path: str) -> dict[str, Any]:
     """Return whether this user may open a device node. Nothing is opened, because that would wake the driver."""
     return {"path": path, "readable": os.access(sysfs.join_root(root, path), os.R_OK | os.W_OK)}
 
@@ -148,7 +148,7 @@ def _is_setuid(path: str) -> bool:
     return mode.st_uid == 0 and bool(mode.st_mode & stat.S_ISUID)
 
 
-def find_hidden_gpus(driver: facts_types.DriverFacts, nvml: facts_types.NvmlFacts) -> list[facts_types.PciGpu]:
+def find_hidden_gpus(driver: dict[str, Any], nvml: dict[str, Any]) -> list[dict[str, Any]]:
     """Return NVIDIA's entries of `driver.pci` that NVML does not show; none if either side has no addresses."""
     if nvml.get("count") is None:
         return []
@@ -166,12 +166,12 @@ def short_address(address: str) -> str:
     return f"{int(domain, 16):x}:{rest}" if domain else rest
 
 
-def collect_hidden_gpus(root: str, entries: list[facts_types.PciGpu]) -> facts_types.HiddenGpuFacts:
+def collect_hidden_gpus(root: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the group `unshown`."""
     return {"gpus": [{**entry, "node": _try_open(root, entry)} for entry in entries]}
 
 
-def _try_open(root: str, entry: facts_types.PciGpu) -> str | None:
+def _try_open(root: str, entry: dict[str, Any]) -> str | None:
     """Return the result of opening the GPU's device node; `None` if the driver has none for it."""
     if entry["driver"] != "nvidia" or entry["minor"] is None:
         return None
@@ -181,7 +181,7 @@ def _try_open(root: str, entry: facts_types.PciGpu) -> str | None:
 _QUERY = "index,uuid,name,pci.bus_id,driver_version"
 
 
-def collect_smi() -> facts_types.SmiFacts:
+def collect_smi() -> dict[str, Any]:
     """Return the group `smi`.
 
     Raises:
@@ -192,7 +192,7 @@ def collect_smi() -> facts_types.SmiFacts:
         code, output, complaint = child_tasks.run_program(argv)
     except FileNotFoundError as error:
         raise AbsentError("there is no `nvidia-smi`") from error
-    devices: list[facts_types.SmiGpu] = []
+    devices: list[dict[str, Any]] = []
     errors: list[str] = []
     for line in output.splitlines():
         words = [word.strip() for word in line.split(",")]

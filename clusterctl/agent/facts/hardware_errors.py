@@ -13,21 +13,22 @@ from clusterctl.agent.linux import sysfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol import facts_types
+    from typing import Any
+
 
 _DRIVERS = ("nvidia", "amdgpu")
 _CARDS = ("/sys/class/infiniband", "/sys/class/net")
 _MEMORY = "/sys/devices/system/edac/mc"
 
 
-def collect_hardware_errors(root: str) -> facts_types.HardwareErrorFacts:
+def collect_hardware_errors(root: str) -> dict[str, Any]:
     """Return the group `hardware`."""
     cards = [*_gpus(root), *_network(root)]
     places: dict[str, str] = {}
     for place, what in cards:
         for port in _port_path(place):
             places.setdefault(port, what if port == place else f"above {what}")
-    devices: list[facts_types.PcieDeviceErrors] = [
+    devices: list[dict[str, Any]] = [
         {"address": os.path.basename(place), "of": what, **errors}
         for place, what in places.items()
         if (errors := _errors(place)) is not None
@@ -59,7 +60,7 @@ def _port_path(place: str) -> list[str]:
     return [*way[:2], *way[2:][-1:]]
 
 
-def _errors(place: str) -> facts_types.PcieErrorCounts | None:
+def _errors(place: str) -> dict[str, Any] | None:
     """Return `{correctable, nonfatal, fatal}`, the counts by kind of error; `None` if nothing counts them."""
     texts = {grade: sysfs.read_text("/", f"{place}/aer_dev_{grade}") for grade in ("correctable", "nonfatal", "fatal")}
     if all(text is None for text in texts.values()):
@@ -77,7 +78,7 @@ def _kinds(text: str) -> dict[str, int]:
     return counts
 
 
-def _memory(root: str) -> list[facts_types.MemoryErrorCount]:
+def _memory(root: str) -> list[dict[str, Any]]:
     return [
         {
             "controller": name,

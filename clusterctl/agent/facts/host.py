@@ -15,14 +15,14 @@ from clusterctl.agent.linux import cgroup, proc, syscalls, sysfs
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol import facts_types
+    from typing import Any
 
 
 _CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 14, 21, 24
 """Numbers of capabilities (linux/capability.h)."""
 
 
-def collect_limits(root: str) -> facts_types.WorkerLimits:
+def collect_limits(root: str) -> dict[str, Any]:
     """Return the limits of the group `host`."""
     groups = "" if root == "/" else root.rstrip("/")
     memory, processes = cgroup.read_memory_limit(groups), cgroup.read_process_limit(groups)
@@ -58,7 +58,7 @@ def _capabilities(root: str) -> int:
     return 0
 
 
-def _shm(root: str) -> facts_types.SharedMemorySpace | None:
+def _shm(root: str) -> dict[str, Any] | None:
     try:
         statvfs = os.statvfs(sysfs.join_root(root, "/dev/shm"))  # noqa: S108, RUF100
     except OSError:
@@ -70,7 +70,7 @@ _SWAP_INTERVAL_S = 0.2
 """Seconds between two readings of the swap counters."""
 
 
-def collect_memory(root: str) -> facts_types.MemoryFacts:
+def collect_memory(root: str) -> dict[str, Any]:
     """Return the memory facts of the group `host`."""
     sizes = proc.read_meminfo(root)
     total, free = sizes.get("SwapTotal"), sizes.get("SwapFree")
@@ -107,7 +107,7 @@ _PREFERENCES = 16
 """So many processors are asked for their preference: a query may cost an interrupt, and all have the same setting."""
 
 
-def collect_processors(root: str) -> facts_types.ProcessorFacts:
+def collect_processors(root: str) -> dict[str, Any]:
     """Return the processor facts of the group `host`."""
     processors = [name for name in sysfs.list_names(root, _CPU_FOLDER) if name.startswith("cpu") and name[3:].isdigit()]
     first = f"{_CPU_FOLDER}/{processors[0]}/cpufreq" if processors else ""
@@ -166,7 +166,7 @@ _PLAIN_VARIABLES = (
 _HASH_BYTES = 6
 
 
-def collect_environment(root: str, salt: str = "") -> facts_types.EnvironmentFacts:
+def collect_environment(root: str, salt: str = "") -> dict[str, Any]:
     """Return the environment facts of the group `host`.
 
     Args:
@@ -207,7 +207,7 @@ def _hash(salt: str, name: str, value: str) -> str:
     )
 
 
-def collect_host(root: str, salt: str = "") -> facts_types.HostFacts:
+def collect_host(root: str, salt: str = "") -> dict[str, Any]:
     """Return the group `host`. `salt` is part of the hashes of the environment."""
     return {
         "boot_id": sysfs.read_text(root, "/proc/sys/kernel/random/boot_id"),

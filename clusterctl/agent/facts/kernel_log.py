@@ -31,8 +31,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Optional
 
-    from clusterctl.agent.protocol import facts_types
-
 
 if TYPE_CHECKING:
     Event = Optional["tuple[str, str, str, str]"]
@@ -200,7 +198,7 @@ _PROGRAMS = (
 )
 
 
-def collect_kernel_log(root: str) -> facts_types.KernelLogFacts:
+def collect_kernel_log(root: str) -> dict[str, Any]:
     """Return the group `kernel_log`, from `dmesg`, else from the journal, else from the files of syslog.
 
     If the ring buffer of `dmesg` has lost its beginning, the journal is read, which may reach further back.
@@ -210,14 +208,14 @@ def collect_kernel_log(root: str) -> facts_types.KernelLogFacts:
         AbsentError: Neither program is installed.
     """
     uptime = float((sysfs.read_text(root, "/proc/uptime") or str(time.monotonic())).split()[0])
-    best: facts_types.KernelLogFacts | None = None
+    best: dict[str, Any] | None = None
     reasons: list[str] = []
     for source, argv, pattern in _PROGRAMS:
         output, reason = _run_reader(argv, None if best is None else _JOURNAL_SECONDS)
         if output is None:
             reasons.append(reason)
             continue
-        seen: facts_types.KernelLogFacts = {"source": source, "uptime": uptime, **filter_lines(output, pattern, uptime)}
+        seen: dict[str, Any] = {"source": source, "uptime": uptime, **filter_lines(output, pattern, uptime)}
         best = seen if best is None or _reach(seen) > _reach(best) else best
         if _is_whole(best):
             break
@@ -246,11 +244,11 @@ def _run_reader(argv: list[str], seconds: float | None) -> tuple[str | None, str
     return None, complaints[-1] if complaints else f"{argv[0]}: nothing to read"
 
 
-def _reach(seen: facts_types.KernelLogFacts) -> float:
+def _reach(seen: dict[str, Any]) -> float:
     return float(seen["since_s"] or 0.0)
 
 
-def _is_whole(seen: facts_types.KernelLogFacts) -> bool:
+def _is_whole(seen: dict[str, Any]) -> bool:
     return seen["since_s"] is None or bool(seen["uptime"] - seen["since_s"] <= WHOLE_SECONDS)
 
 
@@ -282,7 +280,7 @@ def _this_boot(root: str, name: str, uptime: float) -> str | None:
     return "\n".join(kept) if kept and last <= uptime else None
 
 
-def filter_lines(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> facts_types.KernelLogFacts:
+def filter_lines(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> dict[str, Any]:
     """Return the relevant lines of a kernel log, oldest first (`clusterctl.agent.facts` has the format)."""
     events = KernelEvents()
     kept: list[dict[str, Any]] = []

@@ -20,14 +20,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from clusterctl.agent.protocol import facts_types
 
-
-def collect_names(peers: dict[str, str]) -> facts_types.NameFacts:
+def collect_names(peers: dict[str, str]) -> dict[str, Any]:
     """Return the group `names`. `peers` maps nodes to addresses or names."""
     hostname = _socket.gethostname()
     addresses, error = _resolve(hostname)
-    looked: dict[str, facts_types.ResolvedName] = {}
+    looked: dict[str, dict[str, Any]] = {}
     for node, name in peers.items():
         found, why = _resolve(name)
         looked[node] = {"name": name, "addresses": found, "error": why}
@@ -56,12 +54,12 @@ def _resolve(name: str) -> tuple[list[str], str | None]:
     return sorted({str(entry[4][0]) for entry in entries}), None
 
 
-def collect_ports(wanted: list[int], root: str = "/") -> facts_types.PortFacts:
+def collect_ports(wanted: list[int], root: str = "/") -> dict[str, Any]:
     """Return the group `ports`: each port is bound on all addresses for a moment."""
     return {"ports": [_is_free_port(int(port), root) for port in wanted]}
 
 
-def _is_free_port(port: int, root: str) -> facts_types.PortCheck:
+def _is_free_port(port: int, root: str) -> dict[str, Any]:
     try:
         bind_port(port).close()
     except OSError as error:
@@ -73,9 +71,9 @@ RDMA_FOLDER = "/sys/class/infiniband"
 _MOST_GIDS = 16
 
 
-def list_rdma_ports(root: str) -> list[facts_types.RdmaPort]:
+def list_rdma_ports(root: str) -> list[dict[str, Any]]:
     """Return every port of every RDMA device."""
-    every: list[facts_types.RdmaPort] = []
+    every: list[dict[str, Any]] = []
     for device in sysfs.list_names(root, RDMA_FOLDER):
         shared = _list_device_ports(root, f"{RDMA_FOLDER}/{device}")
         every += [
@@ -85,7 +83,7 @@ def list_rdma_ports(root: str) -> list[facts_types.RdmaPort]:
     return every
 
 
-def _list_device_ports(root: str, base: str) -> facts_types.RdmaDevice:
+def _list_device_ports(root: str, base: str) -> dict[str, Any]:
     place = os.path.realpath(sysfs.join_root(root, f"{base}/device"))
     return {
         "firmware": sysfs.read_text(root, f"{base}/fw_ver"),
@@ -96,7 +94,7 @@ def _list_device_ports(root: str, base: str) -> facts_types.RdmaDevice:
     }
 
 
-def _read_rdma_port(root: str, where: str, port: str) -> facts_types.RdmaPortState:
+def _read_rdma_port(root: str, where: str, port: str) -> dict[str, Any]:
     used = [index for index, gid in _gids(root, where) if gid.replace(":", "").strip("0")]
     kinds = [sysfs.read_text(root, f"{where}/gid_attrs/types/{index}") or "" for index in used]
     return {
@@ -125,7 +123,7 @@ _SIOCGIFADDR = 0x8915
 _NET_FOLDER = "/sys/class/net"
 
 
-def collect_network(root: str, peers: dict[str, str]) -> facts_types.NetworkFacts:
+def collect_network(root: str, peers: dict[str, str]) -> dict[str, Any]:
     """Return the group `net`. `peers` maps nodes to addresses or names."""
     interfaces = [_interface(root, name) for name in sysfs.list_names(root, _NET_FOLDER)]
     by_address = {entry["address"]: entry["name"] for entry in interfaces if entry["address"]}
@@ -133,7 +131,7 @@ def collect_network(root: str, peers: dict[str, str]) -> facts_types.NetworkFact
     return {"interfaces": interfaces, "routes": routes, "ib": list_rdma_ports(root)}
 
 
-def _interface(root: str, name: str) -> facts_types.NetworkInterface:
+def _interface(root: str, name: str) -> dict[str, Any]:
     where = f"{_NET_FOLDER}/{name}"
     return {
         "name": name,
@@ -156,7 +154,7 @@ def _address(name: str) -> str | None:
     return _socket.inet_ntoa(answer[20:24])
 
 
-def _route(name: str, by_address: dict[str, str]) -> facts_types.PeerRoute:
+def _route(name: str, by_address: dict[str, str]) -> dict[str, Any]:
     """Return the route to a peer: the kernel chooses the source address, and no packet is sent."""
     try:
         family, _, _, _, target = resolve(name, 9, _socket.SOCK_DGRAM)[0]

@@ -18,8 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    from clusterctl.agent.protocol import facts_types
-
 
 if TYPE_CHECKING:
     Calls = dict[str, Callable[[], Any]]
@@ -261,10 +259,10 @@ class NvmlReading:
         self._throttle_again()
         self._processes_again()
 
-    def to_facts(self) -> facts_types.LibraryGpu:
+    def to_facts(self) -> dict[str, Any]:
         """Return the reading as facts (`clusterctl.agent.facts` has the format)."""
         words = {name: error_words.nvml_error_word(code) for name, code in self.codes.items()}
-        odd: facts_types.LibraryGpu = {"odd": self.odd} if self.odd else {}
+        odd: dict[str, Any] = {"odd": self.odd} if self.odd else {}
         return {
             "vendor": "nvidia",
             "index": self._index,
@@ -445,7 +443,7 @@ _PAUSE = 0.12
 """Seconds before each further reading: one pause for all GPUs together."""
 
 
-def collect_nvml(root: str, wanted: bool) -> facts_types.NvmlFacts:
+def collect_nvml(root: str, wanted: bool) -> dict[str, Any]:
     """Return the group `nvml`.
 
     Raises:
@@ -518,7 +516,7 @@ class NvmlSession:
         """Return the indices of the GPUs."""
         return list(range(len(self.handles)))
 
-    def system(self) -> facts_types.NvmlSystem:
+    def system(self) -> dict[str, Any]:
         """Return versions, number of GPUs, and error and time of opening."""
         n = self._nvml
         cuda, cuda_error = try_call(n, n.nvmlSystemGetCudaDriverVersion_v2)
@@ -547,7 +545,7 @@ class NvmlSession:
                 reading.retry()
         return readings
 
-    def sample(self) -> list[facts_types.LibraryGpu]:
+    def sample(self) -> list[dict[str, Any]]:
         """Return the few values of a sample."""
         return [
             NvmlReading(self._nvml, i, handle).read_sample_values().to_facts() for i, handle in enumerate(self.handles)

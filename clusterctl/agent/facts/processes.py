@@ -10,7 +10,8 @@ from clusterctl.agent.linux import proc, sysfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol import facts_types
+    from typing import Any
+
 
 MARKER = b"CLUSTERCTL_RUN_ID="
 _LOOKS, _PAUSE = 3, 0.1
@@ -22,7 +23,7 @@ _INIT_NAMESPACE = "pid:[4026531836]"
 _TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "openntpd", "phc2sys")
 
 
-def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> facts_types.ProcessFacts:
+def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> dict[str, Any]:
     """Return the group `procs`.
 
     Args:
@@ -30,7 +31,7 @@ def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> 
         certain: Seconds of sleep in the kernel without one wake-up, after which a process counts as stuck.
     """
     names, zombies = set(), 0
-    runs: list[facts_types.RunProcess] = []
+    runs: list[dict[str, Any]] = []
     stuck: list[proc.ProcessStat] = []
     for name in sysfs.list_names(root, "/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -58,7 +59,7 @@ def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> 
     }
 
 
-def _list_stuck(root: str, sleepers: list[proc.ProcessStat], certain: float) -> list[facts_types.SleepingProcess]:
+def _list_stuck(root: str, sleepers: list[proc.ProcessStat], certain: float) -> list[dict[str, Any]]:
     """Return the processes that stay in state D; any process is in it for a moment when it reads a disk."""
     began = time.monotonic()
     for _ in range(_LOOKS if sleepers else 0):
@@ -85,7 +86,7 @@ def _still_asleep(root: str, process: proc.ProcessStat) -> bool:
     return now is not None and now.identity == process.identity and now.state == "D"
 
 
-def _described(root: str, process: proc.ProcessStat) -> facts_types.SleepingProcess:
+def _described(root: str, process: proc.ProcessStat) -> dict[str, Any]:
     wchan, gpu = proc.read_wait_channel(process.pid, root) or None, _holds_gpu(root, process.pid)
     return {"pid": process.pid, "comm": process.comm, "wchan": wchan, "gpu": gpu, "stuck_s": None}
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from clusterctl.agent.protocol import sample_types
-    from clusterctl.agent.protocol.facts_types import LibraryGpu
 
 INTERVAL = 15.0
 PASS_DEADLINE = 5.0
@@ -278,7 +277,7 @@ def _without(status: str, reason: str) -> sample_types.GpuSamples:
     return {"status": status, "reason": reason, "gpus": [], "xids": []}
 
 
-def _gpu(device: LibraryGpu) -> sample_types.GpuSample:
+def _gpu(device: dict[str, Any]) -> sample_types.GpuSample:
     values = device["v"]
     memory, rows = values.get("memory") or {}, values.get("remapped") or [None] * 4
     trouble = {name: word for name, word in device["err"].items() if word in TROUBLE}

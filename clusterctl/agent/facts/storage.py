@@ -17,8 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from clusterctl.agent.protocol import facts_types
-
 
 _LONGEST = 100
 """Characters of a name in a test file's name; a file name may have 255 bytes."""
@@ -26,7 +24,7 @@ _LONGEST = 100
 
 def collect_disks(
     root: str, workdir: str | None, more: list[str], owner: str = "", pattern: str | None = None
-) -> facts_types.DiskFacts:
+) -> dict[str, Any]:
     """Return the group `disk`: the root file system, /tmp, home, the working directory, checkpoints, and `more`.
 
     Args:
@@ -45,12 +43,12 @@ def collect_disks(
     return {"paths": [_measure(path, what, owner) for what, path in places]}
 
 
-def _measure(path: str, what: str, owner: str) -> facts_types.DirectorySpace:
+def _measure(path: str, what: str, owner: str) -> dict[str, Any]:
     """Measure the nearest existing folder: a working directory may not exist yet."""
     place = path
     while not os.path.isdir(place) and place not in ("/", ""):
         place = os.path.dirname(place)
-    entry: facts_types.DirectorySpace = {"path": path, "what": what, "error": None, "writable": None}
+    entry: dict[str, Any] = {"path": path, "what": what, "error": None, "writable": None}
     try:
         statvfs = os.statvfs(place)
     except OSError as error:
@@ -75,7 +73,7 @@ def _before_wildcards(workdir: str, pattern: str) -> str:
     return folder
 
 
-def _test_write(place: str, owner: str) -> facts_types.WriteResult:
+def _test_write(place: str, owner: str) -> dict[str, Any]:
     """Write, sync and remove one small file, as a checkpoint would.
 
     Nodes that share the folder may have equal names and pids, so the file name ends in random characters.
@@ -101,7 +99,7 @@ MAX_MOUNTS = 32
 """The most mounts that are checked; those that the request names come first."""
 
 
-def collect_mounts(root: str, required: list[str], deadline: float) -> facts_types.MountFacts:
+def collect_mounts(root: str, required: list[str], deadline: float) -> dict[str, Any]:
     """Return the group `mounts`."""
     table = filesystems.list_mounts(root)
     # Of two mounts at one place, the later one is visible.
@@ -110,7 +108,7 @@ def collect_mounts(root: str, required: list[str], deadline: float) -> facts_typ
     folders += [place for place, kind in fstypes.items() if filesystems.may_hang(kind) and place not in folders]
     tasks = {path: _listing(path) for path in folders[:MAX_MOUNTS]}
     results = child_tasks.run_tasks(tasks, deadline - 0.4 if deadline - time.monotonic() > 0.8 else deadline - 0.15)
-    entries: list[facts_types.MountCheck] = []
+    entries: list[dict[str, Any]] = []
     for path, result in results.items():
         mount = filesystems.find_mount(path, table)
         kind, device = (None, None) if mount is None else (mount.fstype, mount.device)

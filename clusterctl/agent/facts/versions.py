@@ -17,7 +17,7 @@ from clusterctl.agent.linux import sysfs
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol import facts_types
+    from typing import Any
 
 
 _USUAL = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
@@ -67,7 +67,7 @@ _BUILT = r"^{}(?:\s*:[^=]*)?\s*=\s*['\"]([\d.]+)[^'\"]*['\"]"
 """How `torch/version.py` states its CUDA or HIP version."""
 
 
-def collect_versions(root: str = "/") -> facts_types.VersionFacts:
+def collect_versions(root: str = "/") -> dict[str, Any]:
     """Return the group `versions`. `root` is the prefix of the machine's libraries."""
     packages, places = _packages()
     listing = "\n".join(f"{name}=={packages[name]}" for name in sorted(packages)).encode()
@@ -86,7 +86,7 @@ def collect_versions(root: str = "/") -> facts_types.VersionFacts:
     }
 
 
-def _nccl(packages: dict[str, str], root: str) -> facts_types.NcclVersion:
+def _nccl(packages: dict[str, str], root: str) -> dict[str, Any]:
     """Return version and origin of the NCCL that torch would load.
 
     A preloaded library comes first. Torch from PyPI finds the package beside it (its RPATH precedes LD_LIBRARY_PATH).

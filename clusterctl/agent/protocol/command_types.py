@@ -10,7 +10,6 @@ from typing_extensions import NotRequired, Required, TypedDict
 
 from clusterctl.agent.protocol import bounds
 from clusterctl.agent.protocol.commands import FIRST_AGENT_STREAM, LOGIN_VARIABLES, MAX_LOGIN_VALUE_CHARS
-from clusterctl.agent.protocol.facts_types import FactsRequest
 from clusterctl.agent.protocol.process_types import SurvivingProcesses
 from clusterctl.agent.protocol.validators import MaxItems, integer, string
 
@@ -103,6 +102,25 @@ class RoutesArguments(TypedDict):
     """Ask for the routes to these addresses or names."""
 
     targets: list[str]
+
+
+class FactsRequest(TypedDict, total=False):
+    """The facts to collect (`groups`; default all), and what the collectors must know. Deadlines are in seconds."""
+
+    groups: list[str] | None
+    deadline: float
+    deadlines: dict[str, float]
+    workdir: str | None
+    mounts: list[str]
+    peers: dict[str, str]
+    ports: list[int]
+    expect_gpus: bool
+    checkpoints: str | None
+    node: str
+    run: str | None
+    salt: str
+    root: str
+    paths: list[str]
 
 
 class ProbeArguments(TypedDict):
@@ -342,6 +360,41 @@ class RoutesAnswer(TypedDict):
     """The route to each requested address; `None` if there is none."""
 
     routes: Annotated[dict[Annotated[str, string(256)], Route | None], MaxItems(65536)]
+
+
+class FactGroup(TypedDict, total=False):
+    """One group of facts: `data`, the `status` of its collection, the `reason` of a failure, and the duration `ms`.
+
+    If the collector hung, also its process: pid, state, kernel function, and whether even SIGKILL did not end it.
+    """
+
+    status: Required[bounds.Word]
+    reason: bounds.Reason | None
+    data: bounds.Data
+    ms: float | None
+    pid: bounds.Pid
+    state: bounds.ProcessFlags | None
+    wchan: bounds.Name | None
+    abandoned: bool
+
+
+class StuckProcess(TypedDict, total=False):
+    """A process of the probe that cannot be ended."""
+
+    group: bounds.Word
+    pid: bounds.Pid
+    state: bounds.ProcessFlags | None
+    wchan: bounds.Name | None
+
+
+class Facts(TypedDict, total=False):
+    """All groups of facts, and the processes that hang; `time` is the wall clock (seconds), `ms` the duration."""
+
+    schema: int
+    ms: float
+    groups: Required[Annotated[dict[bounds.Word, FactGroup], MaxItems(256)]]
+    time: float
+    stuck: Annotated[list[StuckProcess], MaxItems(256)]
 
 
 class ListenAnswer(TypedDict):

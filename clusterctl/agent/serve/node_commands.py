@@ -16,7 +16,7 @@ from clusterctl.agent.serve import child_processes, hello
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import TaskResult
-    from clusterctl.agent.protocol import command_types, facts_types
+    from clusterctl.agent.protocol import command_types
     from clusterctl.agent.serve.session import Handler, Session
 
 _PROBE_DEADLINE_S = 10.0
@@ -154,7 +154,7 @@ class _NodeCommands:
             except request_errors.RequestError as error:
                 self._session.answer_error(request_id, error)
 
-        request: facts_types.FactsRequest = arguments.get("request") or {}
+        request: command_types.FactsRequest = arguments.get("request") or {}
         running = self._session.children.start_program(program, json.dumps(request).encode(), take, end)
         deadlines = [float(request.get("deadline") or _PROBE_DEADLINE_S), *(request.get("deadlines") or {}).values()]
         limit = max(deadlines) + _PROBE_MARGIN_S
@@ -252,13 +252,13 @@ def make_python_setup(arguments: command_types.ProgramArguments) -> child_proces
     return prepare
 
 
-def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> facts_types.Facts:
+def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> command_types.Facts:
     """Return the facts that the probe printed: its last line, because a prologue may have printed before."""
     lines = [line for line in output.splitlines() if line.strip()]
     with contextlib.suppress(ValueError, IndexError):
         value = json.loads(lines[-1])
         if isinstance(value, dict):
-            facts: facts_types.Facts = value  # type: ignore[assignment]
+            facts: command_types.Facts = value  # type: ignore[assignment]
             return facts
     ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {os.WEXITSTATUS(status)}"
     tail = (errors or output)[-_TAIL_BYTES:].decode("utf-8", "replace").strip()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol.facts_types import FactsRequest
+    from clusterctl.agent.protocol.command_types import FactsRequest
     from clusterctl.agent.protocol.sample_types import HealthSample
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.record.rundir import RunDir

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol.facts_types import Facts
+    from clusterctl.agent.protocol.command_types import Facts
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.health.model import Finding
     from clusterctl.run.record.rundir import RunDir
