@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol import events as of_node
 from clusterctl.agent.protocol import run_files
 from clusterctl.config.loader import load_cluster_file
-from clusterctl.config.spec_json import dump_spec
+from clusterctl.config.spec import dump_spec
 from clusterctl.run.nodes.evidence import Evidence, keep
 from clusterctl.run.record import origin
 from clusterctl.run.record.rundir import RunDir, create_run_dir

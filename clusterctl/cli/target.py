@@ -11,7 +11,7 @@ from clusterctl.cli import options
 from clusterctl.cli.choices import Choices
 from clusterctl.cli.lookup.named import spec_of
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.config.spec_json import load_spec
+from clusterctl.config.spec import load_spec
 from clusterctl.errors import NotFoundError
 from clusterctl.run.record import run_lookup
 from clusterctl.suggestion import similar

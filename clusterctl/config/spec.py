@@ -3,12 +3,14 @@
 Each key of a section stands here and nowhere else: its kind, its default, and what is said of it. What checks a file
 (`clusterctl.config.sections`), `clusterctl config`, the JSON Schema and the tables of docs/cluster-file.md are made of
 that, so the annotations are data: they are evaluated. A field without a `Key` is none of the file's. Durations are in
-seconds, sizes in bytes. `clusterctl.config.spec_json` keeps it with the run, for whoever adopts it.
+seconds, sizes in bytes. `dump_spec` gives the JSON that is stored with the run, for an adopting controller.
 """
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from clusterctl.config.field_types import (
     Args,
@@ -46,6 +48,9 @@ from clusterctl.config.field_types import (
     Workers,
     build_transport_type,
 )
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 class Role(str, Enum):
@@ -371,3 +376,25 @@ class ClusterSpec:
     def spares(self) -> tuple[HostSpec, ...]:
         """Hosts that wait to replace a lost or unhealthy node."""
         return tuple(h for h in self.hosts if h.role is Role.SPARE)
+
+
+def dump_spec(spec: ClusterSpec) -> str:
+    """Return a spec as one line of JSON; it keeps the names of secrets, with empty values."""
+    public = replace(spec, secrets=dict.fromkeys(spec.secrets, ""))
+    return json.dumps(asdict(public), separators=(",", ":"))
+
+
+def load_spec(text: str) -> ClusterSpec:
+    """Return the spec that this or an earlier version dumped; missing keys have their defaults.
+
+    Raises:
+        ValueError: The text is not a stored spec.
+    """
+    return _adapter().validate_json(text)
+
+
+@cache
+def _adapter() -> "TypeAdapter[ClusterSpec]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(ClusterSpec)

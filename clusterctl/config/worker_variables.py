@@ -1,11 +1,11 @@
-"""Variables by which workers know their place: clusterctl's own, and those that other launchers set instead. Pure."""
+"""Variables that tell workers their place or their network: clusterctl's own, and those of other programs. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 # torchrun's names (torch 2.13, elastic/agent/server/local_elastic_agent.py), Composer's NODE_RANK, and our own.
 OWNED_NAMES = frozenset(
@@ -96,3 +96,23 @@ def is_job_of(launcher: Launcher, names: Collection[str]) -> bool:
 def find_substitute(name: str) -> str | None:
     """Return the variable of clusterctl to use in place of one that another launcher sets."""
     return _BY_FOREIGN_NAME.get(name)
+
+
+VIRTUAL_INTERFACE_PREFIXES = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "tunl", "kube", "vnet")
+"""Prefixes of virtual interfaces (containers, virtual machines), which do not connect nodes."""
+
+
+def select_interfaces(variable: str, value: str, names: Sequence[str]) -> list[str]:
+    """Return the interfaces of a node that a variable selects, in the order of its value, or of the node for `^`.
+
+    NCCL accepts prefixes, `=` with exact names, or `^` with names to exclude; the others accept exact names.
+    """
+    wanted = [word.partition(":")[0].strip() for word in value.lstrip("^=").split(",")]
+    is_whole = not variable.startswith("NCCL") or value.lstrip("^").startswith("=")
+    found = {want: [name for name in names if (name == want if is_whole else name.startswith(want))] for want in wanted}
+    if variable.startswith("NCCL") and value.startswith("^"):
+        unwanted = {name for some in found.values() for name in some}
+        return [
+            name for name in names if name not in unwanted and not name.startswith(("lo", *VIRTUAL_INTERFACE_PREFIXES))
+        ]
+    return list(dict.fromkeys(name for some in found.values() for name in some))

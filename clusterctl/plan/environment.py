@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
-from clusterctl.config.network_interfaces import select_interfaces
 from clusterctl.config.spec import ClusterSpec, Framework
+from clusterctl.config.worker_variables import select_interfaces
 from clusterctl.plan.layout import get_job
 from clusterctl.plan.rendezvous import NodeInfo, can_reach_other_hosts, is_link_local
 

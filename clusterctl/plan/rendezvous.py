@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from clusterctl.config.network_interfaces import VIRTUAL_INTERFACE_PREFIXES
+from clusterctl.config.worker_variables import VIRTUAL_INTERFACE_PREFIXES
 from clusterctl.errors import RefusedError
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role, TransportKind
-from clusterctl.config.spec_json import dump_spec, load_spec
+from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role, TransportKind, dump_spec, load_spec
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.nodes.ending import end_on_node
 from clusterctl.run.record import rundir

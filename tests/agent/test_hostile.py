@@ -20,8 +20,7 @@ import pytest
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.run_files import JOURNAL_FILE
-from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, TransportKind
-from clusterctl.config.spec_json import dump_spec
+from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, TransportKind, dump_spec
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.record import rundir
 from clusterctl.run.record.state_reader import load_state

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.config.spec_json import load_spec
+from clusterctl.config.spec import load_spec
 from clusterctl.run.controller.loop import Controller
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.session.connect import open_session

@@ -15,7 +15,7 @@ from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.config.spec_json import load_spec
+from clusterctl.config.spec import load_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.render.run_list import newest_first, render_ps

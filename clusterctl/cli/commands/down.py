@@ -18,7 +18,7 @@ from clusterctl.cli.lookup.controllers import ask_or_adopt
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import tell_unread
 from clusterctl.cli.main import WithExamples
-from clusterctl.config.spec_json import load_spec
+from clusterctl.config.spec import load_spec
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodesError, RefusedError, TeardownError
 from clusterctl.formatting import plural
 from clusterctl.render.errors import print_error, remaining_lines

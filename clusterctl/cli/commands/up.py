@@ -14,7 +14,7 @@ from clusterctl.cli.choices import FileChoices, together
 from clusterctl.cli.main import WithJobArguments
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.path_rules import rename_workdir
-from clusterctl.config.spec_json import dump_spec
+from clusterctl.config.spec import dump_spec
 from clusterctl.config.text.overrides import Overrides
 from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
 from clusterctl.formatting import format_size, plural

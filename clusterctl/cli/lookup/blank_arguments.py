@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.config.spec_json import load_spec
+from clusterctl.config.spec import load_spec
 from clusterctl.why.verdict import Class
 
 if TYPE_CHECKING:

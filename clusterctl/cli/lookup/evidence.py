@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.lookup.reach import reachable
-from clusterctl.config.spec_json import load_spec
+from clusterctl.config.spec import load_spec
 from clusterctl.run.controller import control
 from clusterctl.run.nodes.evidence import Evidence, ask
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from clusterctl.config.spec_json import load_spec
+from clusterctl.config.spec import load_spec
 from clusterctl.run.nodes import code
 from clusterctl.run.nodes.files import absent
 from clusterctl.why.verdict import Class

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.remote import Remote
-from clusterctl.config.spec_json import load_spec
+from clusterctl.config.spec import load_spec
 from clusterctl.errors import ClusterctlError
 from clusterctl.render.live_view import WaitingLine
 from clusterctl.why.headline import parse_missing_command

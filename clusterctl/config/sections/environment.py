@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.path_rules import UnsafePermissionsError
 from clusterctl.config.secret_redaction import REDACTED, find_secret_words, is_secret_name
-from clusterctl.config.sections import normalization
 from clusterctl.config.sections.section_fields import SECRET
-from clusterctl.config.sections.section_validation import validate_section
+from clusterctl.config.sections.section_validation import keep_scalars_as_text, validate_section
 from clusterctl.config.text.tree import Document, Mark, Node, Report, format_path
 from clusterctl.config.value_parsers import describe_value
 from clusterctl.config.worker_variables import REMEDIES, is_owned
@@ -112,7 +111,7 @@ def _read_env(root: Node, report: Report) -> Node | None:
         report.add(node.mark, f"env: must be a mapping, not {describe_value(node.value)}", hint)
         return None
     check_variable_names(node, ("env",), report)
-    shaped = normalization.keep_scalars_as_text(node)
+    shaped = keep_scalars_as_text(node)
     for name, child in shaped.value.items():
         if not isinstance(child.value, str):
             _env_value_problem(name, child, report)

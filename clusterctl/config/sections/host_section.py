@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.config import host_ranges as ranges
 from clusterctl.config import value_parsers
 from clusterctl.config.path_rules import UnsafePermissionsError
-from clusterctl.config.sections import host_lists, normalization
+from clusterctl.config.sections import host_lists
 from clusterctl.config.sections.host_lists import HostListError, ListedHost
 from clusterctl.config.sections.inventories import parse_host_list
 from clusterctl.config.sections.section_fields import HOST
@@ -24,8 +24,79 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.config.sections.context import BuildContext
-    from clusterctl.config.sections.normalization import HostEntry
-    from clusterctl.config.text.tree import Mark, Report
+    from clusterctl.config.text.tree import Mark, Path, Report
+
+
+@dataclass(frozen=True)
+class HostEntry:
+    """One entry of `hosts`: a mapping with the key `host`, and where a person finds it."""
+
+    path: Path
+    node: Node
+    mark: Mark
+
+
+def normalize_hosts(hosts: Node, report: Report) -> list[HostEntry]:
+    """Bring all forms of `hosts` into entries."""
+    if isinstance(hosts.value, str):
+        return [HostEntry(("hosts",), _build_entry_node(hosts), hosts.mark)]
+    if isinstance(hosts.value, dict):
+        items = [_parse_mapping_entry(hosts, key, child, report) for key, child in hosts.value.items()]
+        return [item for item in items if item is not None]
+    if isinstance(hosts.value, list):
+        listed = [_parse_list_entry(("hosts", i), child, report) for i, child in enumerate(hosts.value)]
+        return [item for item in listed if item is not None]
+    report.add(hosts.mark, f"hosts: must be text, a mapping or a list, not {describe_value(hosts.value)}", _HOSTS_HINT)
+    return []
+
+
+_HOSTS_HINT = "write `gpu[01-02]: 8` below it"
+
+
+def _build_entry_node(host: Node, rest: Node | None = None) -> Node:
+    entries = {"host": host, **(rest.value if rest is not None else {})}
+    keys = {"host": host.mark, **(rest.keys if rest is not None else {})}
+    return Node(entries, host.mark, keys=keys)
+
+
+def _parse_mapping_entry(hosts: Node, key: str, child: Node, report: Report) -> HostEntry | None:
+    path, mark = ("hosts", key), hosts.key_mark(key)
+    host = Node(key, mark, raw=key)
+    if not isinstance(child.value, dict):
+        if child.value is None:
+            return HostEntry(path, _build_entry_node(host), mark)
+        gpus = Node({"gpus": child}, child.mark, keys={"gpus": child.mark})
+        return HostEntry(path, _build_entry_node(host, gpus), mark)
+    if "host" in child.value:
+        report.add(child.key_mark("host"), f"{format_path(path)}.host: the host is named by the key above already")
+        return None
+    return HostEntry(path, _build_entry_node(host, child), mark)
+
+
+def _parse_list_entry(path: Path, child: Node, report: Report) -> HostEntry | None:
+    if isinstance(child.value, str):
+        return HostEntry(path, _build_entry_node(child), child.mark)
+    if not isinstance(child.value, dict):
+        report.add(child.mark, f"{format_path(path)}: must be a host or a mapping, not {describe_value(child.value)}")
+        return None
+    if len(child.value) == 1 and _is_short_form(child):
+        key = next(iter(child.value))
+        gpus = child.value[key].raw or "..."
+        hint = f"write `- {{host: {_quote_for_flow(key)}, gpus: {gpus}}}`, or the entry without `- `"
+        report.add(child.key_mark(key), f"{format_path(path)}: a list item cannot be `host: GPUs`", hint)
+        return None
+    return HostEntry(path, child, child.mark)
+
+
+def _is_short_form(item: Node) -> bool:
+    """Whether a list item looks like `gpu01: 8`: one key that is none of ours, and GPUs."""
+    key, value = next(iter(item.value.items()))
+    looks_like_gpus = isinstance(value.value, (int, list)) or value.value == "auto"
+    return key not in HOST.keys and looks_like_gpus and any(c.isdigit() for c in key)
+
+
+def _quote_for_flow(text: str) -> str:
+    return f'"{text}"' if "[" in text else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +118,7 @@ def build_hosts(root: Node, defaults: Mapping[str, Any], report: Report) -> list
         report.add(mark, "hosts: there is none", "write `gpu01: 8` below it: host and GPUs")
         return []
     machines: list[DeclaredHost] = []
-    for entry in normalization.normalize_hosts(node, report):
+    for entry in normalize_hosts(node, report):
         values = validate_section(HOST, entry.node, entry.path, report)
         if values is not None:
             machines += _expand_entry(_merge_defaults(defaults, values), entry, report)

@@ -22,7 +22,6 @@ from pydantic import (
 )
 from typing_extensions import NotRequired, TypedDict
 
-from clusterctl.config.sections import normalization
 from clusterctl.config.sections.section_fields import (
     CLUSTER_FILE,
     HOST,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from clusterctl.config.field_types import FieldType
-    from clusterctl.config.text.tree import Node, Report
 
 
 # Unknown keys are mistakes, and `"8"` is not a number.
@@ -105,6 +103,36 @@ def _convert_to_tuple(items: list[Any]) -> tuple[Any, ...]:
     return tuple(items)
 
 
+def normalize_section(node: Node, shape: Section) -> Node:
+    """Leave out known keys without a value, and take environment and arguments as they were written."""
+    if not isinstance(node.value, dict):
+        return node
+    entries: dict[str, Node] = {}
+    for key, child in node.value.items():
+        kind = shape.keys.get(key)
+        if kind is None:
+            entries[key] = child
+        elif child.value is not None:
+            below = normalize_section(child, kind.type) if isinstance(kind.type, Section) else child
+            entries[key] = keep_scalars_as_text(child) if kind.kind.keep_text else below
+    return node.with_entries(entries)
+
+
+def keep_scalars_as_text(node: Node) -> Node:
+    """Take the scalars of a mapping or list as written: `1e-3` stays `1e-3`, `yes` stays `yes`."""
+    if isinstance(node.value, dict):
+        return node.with_entries({key: _keep_text(child) for key, child in node.value.items()})
+    if isinstance(node.value, list):
+        return Node([_keep_text(child) for child in node.value], node.mark)
+    return node
+
+
+def _keep_text(node: Node) -> Node:
+    if node.raw is None or node.value is None:
+        return node
+    return Node(node.raw, node.mark, raw=node.raw, quoted=node.quoted)
+
+
 # What people bring along from other tools' files.
 _ALIASES = {
     "cmd": "command",
@@ -135,7 +163,7 @@ _ALIASES = {
 
 def validate_section(section: Section, node: Node, path: Path, report: Report) -> dict[str, Any] | None:
     """Give what a section says, as the spec holds it; problems go to `report`, and then it is `None`."""
-    shaped = normalization.normalize_section(node, section)
+    shaped = normalize_section(node, section)
     try:
         return build_validator(section).validate_python(shaped.plain())
     except ValidationError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.path_rules import default_workdir
-from clusterctl.config.sections import cross_checks, environment, host_section, job_target, shell_text
+from clusterctl.config.sections import cross_checks, environment, host_section, job_target
 from clusterctl.config.sections.section_fields import CLUSTER_FILE, CONTROLLER_LOSS, RESULTS, SECTIONS, SYNC
 from clusterctl.config.sections.section_validation import find_similar_key, suggest_key, validate_section
 from clusterctl.config.spec import (
@@ -73,7 +73,9 @@ def build_spec(root: Node, context: BuildContext) -> BuiltSpec | None:
         cross_checks.check_sync_source(root, sync, hosts, context)
         cross_checks.check_activation(root, hosts, job, report)
         given = {*environ.env, *environ.secrets, *(name for host in hosts for name in host.spec.env)}
-        shell_text.check(root, job, job_target.list_shell_files(root, job, sync, context), given, hosts, context)
+        job_target.check_shell_texts(
+            root, job, job_target.list_shell_files(root, job, sync, context), given, hosts, context
+        )
     stop_after = _build_stop_after(root, report)
     results = _build_results(root, context)
     name = _build_name(root, context)

@@ -6,7 +6,7 @@ import ipaddress
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
-from clusterctl.config.network_interfaces import VIRTUAL_INTERFACE_PREFIXES, select_interfaces
+from clusterctl.config.worker_variables import VIRTUAL_INTERFACE_PREFIXES, select_interfaces
 from clusterctl.formatting import format_size, plural
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare, gpus

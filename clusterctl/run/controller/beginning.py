@@ -175,7 +175,7 @@ class Beginning:
 
     def _settle(self, spec: ClusterSpec) -> None:
         """Keep with the run who takes part: whoever adopts it goes on with these."""
-        from clusterctl.config.spec_json import dump_spec
+        from clusterctl.config.spec import dump_spec
 
         run = self._run
         write_atomically(run.folder.spec, dump_spec(spec).encode(), durable=True)

@@ -93,7 +93,7 @@ def _warnings_of_head() -> list[str]:
 
 def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:
     """Go on with a run that has no controller, or end it; return its exit code."""
-    from clusterctl.config.spec_json import load_spec
+    from clusterctl.config.spec import load_spec
 
     spec = load_spec(run.spec.read_text())
     sys.setswitchinterval(turn_of(len(spec.hosts)))

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
-from clusterctl.config.spec_json import dump_spec
+from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, dump_spec
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules.controller_events import Created

@@ -12,8 +12,7 @@ import pytest
 from clusterctl.config.field_types import StallAction
 from clusterctl.config.resolved_file import render_yaml, resolve_spec
 from clusterctl.config.schema import build_schema, render_schema
-from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, Role, TransportKind
-from clusterctl.config.spec_json import dump_spec, load_spec
+from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, Role, TransportKind, dump_spec, load_spec
 from clusterctl.config.text.tree import Document, Report
 from clusterctl.config.text.yaml_parser import parse_yaml as read_tree
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.config import docs, spec
+from clusterctl.config import schema, spec
 from clusterctl.config.resolved_file import render_yaml, resolve_spec
 from clusterctl.config.sections.section_fields import build_section
 from clusterctl.config.sections.section_validation import build_validator
-from clusterctl.config.spec_json import dump_spec
+from clusterctl.config.spec import dump_spec
 from clusterctl.config.value_parsers import format_exact_duration
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from clusterctl.config.sections.section_fields import SectionField
 
 PAGE = Path(__file__).parents[3] / "docs" / "cluster-file.md"
-KEYS = dict(docs.list_keys())
+KEYS = dict(schema.list_keys())
 
 
 def test_the_tables_of_keys_are_not_stale() -> None:
-    assert PAGE.read_text() == docs.render_page(PAGE.read_text()), "run `make docs`"
+    assert PAGE.read_text() == schema.render_page(PAGE.read_text()), "run `make docs`"
 
 
 def test_each_key_stands_in_one_table() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.config import spec
-from clusterctl.config.spec_json import dump_spec, load_spec
+from clusterctl.config.spec import dump_spec, load_spec
 
 
 def exact(value: Any) -> str:

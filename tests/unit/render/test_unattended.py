@@ -12,8 +12,7 @@ import pytest
 
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.cli.lookup.runs import unattended_of
-from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
-from clusterctl.config.spec_json import dump_spec
+from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, dump_spec
 from clusterctl.render.console import Terminal
 from clusterctl.render.run_list import adoption_hints, render_ps
 from clusterctl.render.run_messages import Fate, Unattended, fate_of

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.path_rules import rename_workdir
-from clusterctl.config.spec import TransportKind
-from clusterctl.config.spec_json import load_spec
+from clusterctl.config.spec import TransportKind, load_spec
 from clusterctl.run.record import run_lookup
 
 if TYPE_CHECKING:
