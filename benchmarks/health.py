@@ -23,8 +23,8 @@ from clusterctl.agent.facts.sampler import INTERVAL
 from clusterctl.agent.linux.helper_process import START_SCRIPT
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.config.loader import load_cluster_file
+from clusterctl.run.nodes.fan_out import Progress
 from clusterctl.run.nodes.preflight import probe_all
-from clusterctl.run.nodes.progress import Progress
 from tests import fake_nvml
 from tests.lab.gpu_node import SCENE, gpu_node
 from tests.lab.waiting import wait_for

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, Role, TransportKind, dump_spec, load_spec
 from clusterctl.run.controller.loop import Controller
-from clusterctl.run.nodes.ending import end_on_node
+from clusterctl.run.nodes.run_cleanup import end_on_node
 from clusterctl.run.record import rundir
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
@@ -31,7 +31,7 @@ from clusterctl.transport.local import LocalTransport
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
-    from clusterctl.run.controller.beginning import Preflight
+    from clusterctl.run.controller.attempts import Preflight
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.inbox import ItemQueue
     from clusterctl.session.session import Session

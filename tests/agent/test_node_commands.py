@@ -26,7 +26,7 @@ from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import file_list
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import MAX_FRAME_BYTES
-from clusterctl.run.nodes.code import Manifest
+from clusterctl.run.nodes.code_manifest import Manifest
 from tests.agent.conftest import gone
 from tests.agent.talk import REPOSITORY, Refused, Talk
 

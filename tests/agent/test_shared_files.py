@@ -67,13 +67,13 @@ def test_two_heads_that_share_a_home_never_mix_their_files(tmp_path: Path) -> No
 
 TAKE = """
 import io, pathlib
-from clusterctl.run.nodes import code
-store = code.ContentStore(pathlib.Path(sys.argv[2]))
+from clusterctl.run.nodes import code_manifest
+store = code_manifest.ContentStore(pathlib.Path(sys.argv[2]))
 wrong = set()
 for number in range(100):
     data = (sys.argv[1] + str(number)).encode() * 100_000
     try:
-        size, digest = store.take(io.BytesIO(data))
+        size, digest = store.add(io.BytesIO(data))
         if store.path(digest).read_bytes() != data:
             wrong.add("mixed")
     except OSError as error:

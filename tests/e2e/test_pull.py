@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.run.nodes.files.selection import walk
+from clusterctl.run.nodes.code_selection import select_files
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import LocalHead, MakeHead
@@ -43,7 +43,7 @@ def test_what_was_fetched_is_no_code_of_the_next_start(head: LocalHead) -> None:
     assert head.run("sync", "--pull", "ckpt/*").returncode == 0
 
     assert (head.folder / "pulled/localhost/ckpt/1").exists()
-    names = {found.path for found in walk(head.folder, (), left_out=lambda _one: None)}
+    names = {found.path for found in select_files(head.folder, (), left_out=lambda _one: None)}
     assert names == {"train.py", "cluster.yaml", "ckpt/1", "ckpt/2"}
 
 

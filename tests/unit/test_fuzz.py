@@ -32,7 +32,7 @@ from clusterctl.config.spec import ClusterSpec, HostSpec, StallSpec
 from clusterctl.errors import ClusterctlError, ConfigError
 from clusterctl.logs.time_index import TimeIndex
 from clusterctl.render.status import activity_from_sample
-from clusterctl.run.nodes.meeting import answer_of
+from clusterctl.run.nodes.network_probe import build_node_info
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.health_observer import HealthObserver
 from clusterctl.run.rules.stall_detection import StallObserver
@@ -255,7 +255,7 @@ def answered(pair: tuple[Command, Any]) -> None:
 
 
 def hello(value: Any) -> None:
-    answer_of(SPEC.hosts[0], REQUESTS[Command.HELLO].validate_answer(value))
+    build_node_info(SPEC.hosts[0], REQUESTS[Command.HELLO].validate_answer(value))
 
 
 def indexed(data: bytes) -> None:

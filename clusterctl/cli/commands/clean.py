@@ -19,8 +19,8 @@ from clusterctl.config.spec import load_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.render.run_list import newest_first, render_ps
-from clusterctl.run.nodes import code
-from clusterctl.run.nodes.fan_out import each
+from clusterctl.run.nodes import code_manifest
+from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record import health_history, run_lookup, rundir
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.session.requests import CLEAN
@@ -153,12 +153,16 @@ def _named(references: tuple[str, ...]) -> list[tuple[RunDir, RunState]]:
 
 def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
     """Remove (or only count) synced content that no run needs which stays; return files and bytes."""
-    content = code.store_of_head(rundir.find_runs_root())
+    content = code_manifest.find_content_store(rundir.find_runs_root())
     if content is None:
         return 0, 0
-    staying = [m for run in run_lookup.list_runs() if run.run not in going and (m := code.load(run)) is not None]
+    staying = [
+        m
+        for run in run_lookup.list_runs()
+        if run.run not in going and (m := code_manifest.load_manifest(run)) is not None
+    ]
     used = {digest for manifest in staying for _, _, digest in manifest.files.values()}
-    unused = content.unused(used, time.time() - _YOUNG)
+    unused = content.list_unused(used, time.time() - _YOUNG)
     for path, _ in unused if remove else ():
         path.unlink(missing_ok=True)
     return len(unused), sum(count for _, count in unused)
@@ -239,7 +243,7 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> 
     left = {run.run: _Left() for run, _ in group}
     concerned = [host for host in spec.hosts if on[host.name]]
     with reachable(spec, concerned, of_run=True, tell=console.err) as (sessions, unreached):
-        answers, _ = each(sessions, lambda node, session: _remove_from(node, session, on[node]))
+        answers, _ = call_all(sessions, lambda node, session: _remove_from(node, session, on[node]))
     for node, (count, _) in answers.items():
         if count:
             freed[node] = freed.get(node, 0) + count

@@ -196,13 +196,13 @@ def _live_env(
     from clusterctl.cli.lookup.remote import Remote
     from clusterctl.render.live_view import WaitingLine
     from clusterctl.run.nodes.fan_out import raise_first
-    from clusterctl.run.nodes.meeting import answer_of, meet
+    from clusterctl.run.nodes.network_probe import build_node_info, resolve_rendezvous
 
     with sessions_of(spec, spec.workers, tell=console.err) as sessions:
-        answers = {host.name: answer_of(host, sessions[host.name].hello) for host in spec.workers}
+        answers = {host.name: build_node_info(host, sessions[host.name].hello) for host in spec.workers}
         entries = layout.assign_ranks(spec.workers, {node: answer.gpus for node, answer in answers.items()})
         node = next(entry.host.name for entry in entries if _there(rank, entries) in entry.ranks)
-        given = explain_environment(spec, entries, rank, answers, meet(spec, entries, answers, sessions))
+        given = explain_environment(spec, entries, rank, answers, resolve_rendezvous(spec, entries, answers, sessions))
         program: ProgramArguments = {"argv": ["env", "-0"]}
         with (
             Remote(program, _ENV_SECONDS, 1, None) as remote,

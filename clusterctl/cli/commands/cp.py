@@ -16,7 +16,7 @@ from clusterctl.cli.lookup.named import spec_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import DEFAULT_FILE, parse_size
 from clusterctl.errors import NotFoundError
-from clusterctl.run.nodes.transfer import MOST_BYTES
+from clusterctl.run.nodes.downloads import MAX_BYTES
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
@@ -63,7 +63,7 @@ def command(choices: CpChoices) -> int:
         raise click.UsageError(f"no node is named; write NODES:PATH, as in `all:{target}`")
     console = choices.console()
     named = [word for word in (*sources, target) if isinstance(word, There)]
-    most = parse_size(choices.max_size, "--max-size", MOST_BYTES)
+    most = parse_size(choices.max_size, "--max-size", MAX_BYTES)
     of_file = _spec(choices, named, console)
     spec = of_file or spec_of(",".join(one.nodes for one in named))
     way = moving.Way(spec, console, choices.quiet, most, at_home=of_file is None)

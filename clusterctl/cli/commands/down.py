@@ -23,8 +23,8 @@ from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodesError,
 from clusterctl.formatting import plural
 from clusterctl.render.errors import print_error, remaining_lines
 from clusterctl.run.controller.process import ControllerEndedError
-from clusterctl.run.nodes.ending import end_on_node, end_without_controller
-from clusterctl.run.nodes.fan_out import each
+from clusterctl.run.nodes.fan_out import call_all
+from clusterctl.run.nodes.run_cleanup import end_on_node, end_without_controller
 from clusterctl.run.record import run_lookup
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.rules import outcome
@@ -208,7 +208,7 @@ def _end_remains(
     states = {name: load_state(run) for name, run in ended.items()}
     left = {name: run for name, run in ended.items() if states[name].remaining}
     tell = console.err if len(left) == 1 else None
-    looked, errors = each(left, lambda name, run: _end_on_nodes(run, states[name], tell, kill=choices.kill))
+    looked, errors = call_all(left, lambda name, run: _end_on_nodes(run, states[name], tell, kill=choices.kill))
     states = {name: looked.get(name, state) for name, state in states.items() if name not in errors}
     for name, state in states.items() if not choices.silent else ():
         _tell_end(ended[name], state, console)
@@ -255,10 +255,10 @@ def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
     spec = options.load_file(path, (), (), console=console).spec
     own = {run.run: run for run in run_lookup.list_runs()}
     with reachable(spec, spec.hosts, tell=console.err) as (sessions, errors):
-        listed, _ = each(sessions, lambda _, s: RUNS.call(s, {})["runs"])
+        listed, _ = call_all(sessions, lambda _, s: RUNS.call(s, {})["runs"])
         orphans = {n: [r for r in runs if _left(r) and r["run"] not in own] for n, runs in listed.items()}
         concerned = {node: sessions[node] for node, runs in orphans.items() if runs}
-        ended, failed = each(concerned, lambda node, session: _end_all(session, orphans[node]))
+        ended, failed = call_all(concerned, lambda node, session: _end_all(session, orphans[node]))
         known, refused = _end_known(own, sessions, listed)
     errors |= {node: AgentError(node, str(error)) for node, error in failed.items()}
     left = [entry for entries in ended.values() for entry in entries]

@@ -209,8 +209,8 @@ def _named(text: str, option: str) -> set[str]:
 def _look(
     spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | None, tell: Terminal | None, *, strict: bool
 ) -> HealthView:
+    from clusterctl.run.nodes.fan_out import Progress
     from clusterctl.run.nodes.preflight import judge_all, probe_all
-    from clusterctl.run.nodes.progress import Progress
 
     with reachable(spec, hosts, tell=tell) as (sessions, errors):
         step = Progress("health", len(hosts), lambda _: None)

@@ -20,10 +20,10 @@ from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import get_workdir
 from clusterctl.render.console import safe
-from clusterctl.run.nodes import code
-from clusterctl.run.nodes.fan_out import each, raise_first
-from clusterctl.run.nodes.files import doubts
-from clusterctl.run.nodes.transfer import MOST_BYTES, Fetching, Parcel, differs, pull, push
+from clusterctl.run.nodes import code_manifest, sync_warnings
+from clusterctl.run.nodes.downloads import MAX_BYTES, FetchOptions, pull
+from clusterctl.run.nodes.fan_out import call_all, raise_first
+from clusterctl.run.nodes.uploads import SyncPayload, preview_sync, sync_files
 from clusterctl.run.record.rundir import find_runs_root
 
 if TYPE_CHECKING:
@@ -94,26 +94,32 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
         if not choices.quiet:
             console.narrate(f"nothing to push: local nodes use {spec.sync.source} itself")
         return
-    store = code.ContentStore(find_runs_root().parent / "content")
-    manifest = code.collect(spec.sync, store)
-    for doubt in doubts.sentences(manifest, store):
+    store = code_manifest.ContentStore(find_runs_root().parent / "content")
+    manifest = code_manifest.build_manifest(spec.sync, store)
+    for doubt in sync_warnings.list_sync_warnings(manifest, store):
         console.narrate(f"warning: {doubt}")
     if choices.dry_run or choices.verbose:
-        console.data(*(safe(line) for line in doubts.lines(manifest.left_out, whole=choices.verbose)))
-    elif not choices.quiet and (not_sent := doubts.of_own_rules(manifest.left_out)) is not None:
+        console.data(
+            *(safe(line) for line in sync_warnings.format_exclusions(manifest.left_out, whole=choices.verbose))
+        )
+    elif not choices.quiet and (not_sent := sync_warnings.describe_user_exclusions(manifest.left_out)) is not None:
         console.narrate(safe(not_sent))
-    parcel = Parcel(manifest, store)
+    parcel = SyncPayload(manifest, store)
     with sessions_of(spec, remote, tell=None if choices.quiet else console.err) as sessions:
         if choices.dry_run:
-            seen, errors = each(sessions, lambda node, session: differs(session, get_workdir(spec, node), parcel))
+            seen, errors = call_all(
+                sessions, lambda node, session: preview_sync(session, get_workdir(spec, node), parcel)
+            )
             console.data(
                 *(line for found, nodes in _alike(seen) for line in differs_lines(nodes, found, len(manifest.files)))
             )
             raise_first(errors)
             return
-        sent, errors = each(
+        sent, errors = call_all(
             sessions,
-            lambda node, session: push(session, get_workdir(spec, node), parcel, run=None, say=lambda _what: None),
+            lambda node, session: sync_files(
+                session, get_workdir(spec, node), parcel, run=None, say=lambda _what: None
+            ),
         )
     if not choices.quiet:
         of_all = plural(len(manifest.files), "file")
@@ -131,10 +137,10 @@ def _alike(answers: Mapping[str, T]) -> list[tuple[T, list[str]]]:
 
 
 def _pull(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choices: SyncChoices) -> None:
-    to, most = Path(choices.to or "pulled"), parse_size(choices.max_size, "--max-size", MOST_BYTES)
+    to, most = Path(choices.to or "pulled"), parse_size(choices.max_size, "--max-size", MAX_BYTES)
     ours = not to.exists()
     with sessions_of(spec, hosts, tell=None if choices.quiet else console.err) as sessions:
-        pulled, errors = each(
+        pulled, errors = call_all(
             sessions, lambda node, session: _pull_all(session, get_workdir(spec, node), choices.pull, to / node, most)
         )
     if ours and to.is_dir():
@@ -163,5 +169,5 @@ def _pull_all(
     found: dict[str, tuple[list[str], int]] = {}
     for pattern in patterns:
         left = most - sum(total for _, total in found.values())
-        found[pattern] = pull(session, workdir, pattern, target, Fetching(most=left))
+        found[pattern] = pull(session, workdir, pattern, target, FetchOptions(max_bytes=left))
     return found

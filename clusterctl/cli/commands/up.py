@@ -23,13 +23,13 @@ from clusterctl.plan import launch as planning
 from clusterctl.render.console import safe
 from clusterctl.render.plan import render_plan
 from clusterctl.run.controller import process
-from clusterctl.run.nodes.files import neighbours
+from clusterctl.run.nodes import sync_warnings
 from clusterctl.run.record import disk_files, origin, rundir
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.render.console import Console
-    from clusterctl.run.nodes.files.selection import LeftOut
+    from clusterctl.run.nodes.code_selection import ExcludedPath
     from clusterctl.run.record.rundir import RunDir
 
 
@@ -104,7 +104,7 @@ def command(context: click.Context, choices: UpChoices) -> int:
     if choices.dry_run:
         _print_plan(spec, console, as_json=choices.as_json)
         return 0
-    for warning in neighbours.in_the_same_folder(spec):
+    for warning in sync_warnings.find_workdir_conflicts(spec):
         console.narrate(f"warning: {warning}")
     run = begin(spec, health=not choices.no_health, strict=choices.strict)
     return _follow(run, console, choices)
@@ -178,7 +178,7 @@ def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
     """
     from clusterctl.run.controller.main import start_run
 
-    process.hold_back_signals()
+    process.defer_signals()
     try:
         run = rundir.create_run_dir(spec.name)
         disk_files.write_atomically(run.spec, dump_spec(spec).encode(), durable=True)
@@ -247,18 +247,17 @@ def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:
 def _copied(spec: ClusterSpec) -> list[str]:
     """Say what of the code folder goes to which nodes."""
     from clusterctl.config.spec import TransportKind
-    from clusterctl.run.nodes import code
-    from clusterctl.run.nodes.files import doubts
+    from clusterctl.run.nodes import code_manifest, sync_warnings
 
     remote = [host.name for host in spec.hosts if host.transport is not TransportKind.LOCAL]
     if spec.sync is None or not remote:
         return []
-    left_out: list[LeftOut] = []
-    sizes = {found.path: found.status.st_size for found in code.files_of(spec.sync, left_out.append)}
-    doubts.refuse_without_script(spec, sizes, left_out)
+    left_out: list[ExcludedPath] = []
+    sizes = {found.path: found.status.st_size for found in code_manifest.select_code_files(spec.sync, left_out.append)}
+    sync_warnings.refuse_missing_script(spec, sizes, left_out)
     what = f"{plural(len(sizes), 'file')} of {spec.sync.source}, {format_size(sum(sizes.values()))}"
     return [
         "",
         f"will copy up to {what}, to {fold_hosts(remote)}",
-        *map(safe, doubts.lines(left_out)),
+        *map(safe, sync_warnings.format_exclusions(left_out)),
     ]

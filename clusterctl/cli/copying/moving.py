@@ -13,9 +13,9 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import NodeRefusedError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import get_workdir
-from clusterctl.run.nodes.fan_out import each, raise_first
-from clusterctl.run.nodes.files import copies
-from clusterctl.run.nodes.transfer import Fetching, pull
+from clusterctl.run.nodes import uploads
+from clusterctl.run.nodes.downloads import FetchOptions, pull
+from clusterctl.run.nodes.fan_out import call_all, raise_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,18 +77,18 @@ def to_nodes(way: Way, sources: Sequence[str], hosts: Sequence[HostSpec], target
     Raises:
         ClusterctlError: A source is not there, or a node did not take them.
     """
-    load = copies.load_of(sources, way.most)
+    load = uploads.collect_upload(sources, way.most)
     for path in [] if way.quiet else load.left_out:
         way.console.narrate(f"left out: {path} is no file, and no link to one")
     inside = len(sources) > 1 or target.endswith("/") or target in ("", ".", "~")
     with sessions_of(way.spec, hosts, tell=None if way.quiet else way.console.err) as sessions:
         told = _Counter(way, load.size * len(sessions))
 
-        def one(node: str, session: Session) -> copies.Sent:
-            with_node = copies.Place(way.base(node), target, inside)
-            return copies.send(session, with_node, load, told)
+        def one(node: str, session: Session) -> uploads.UploadResult:
+            with_node = uploads.Destination(way.base(node), target, inside)
+            return uploads.upload(session, with_node, load, told)
 
-        sent, errors = each(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
+        sent, errors = call_all(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
     what = plural(len(load.entries), "file")
     _say(way, {n: f"{s.files} of {what} sent, {format_size(s.bytes)} {{to}} {s.place}" for n, s in sent.items()})
     raise_first(errors)
@@ -122,7 +122,7 @@ def to_head(way: Way, sources: Sequence[tuple[Sequence[HostSpec], str]], target:
         )
 
     with sessions_of(way.spec, list(hosts.values()), tell=None if way.quiet else way.console.err) as sessions:
-        got, errors = each(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
+        got, errors = call_all(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
     some = {node: found for node, found in got.items() if any(names for names, _ in found.values())}
     if ours and here.is_dir():
         _keep_from_nodes(here, something=bool(some))
@@ -139,7 +139,7 @@ def _fetch(
     for path in paths:
         asked, to = asked_of(path), into(path)
         left = way.most - sum(total for _, total in found.values())
-        how = Fetching(most=left, links=True, named=to.named, told=told)
+        how = FetchOptions(max_bytes=left, follow_links=True, new_name=to.named, on_bytes=told)
         found[path] = pull(session, folder_of(way.base(session.node), asked.folder), asked.pattern, to.folder, how)
     return found
 

@@ -77,7 +77,7 @@ def signals(*others: int) -> Iterator[int]:
     old_fd = signal.set_wakeup_fd(writer)
     old = {n: signal.signal(n, lambda *_: None) for n in (*heeded(*LEAVE_SIGNALS), *others)}
     # A signal that was held back until the view could answer it comes now.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, process.HELD_BACK)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, process.DEFERRED_SIGNALS)
     try:
         yield reader
     finally:

@@ -28,7 +28,7 @@ from clusterctl.render.end_report import LastLines, Shown
 from clusterctl.render.footer import Footer
 from clusterctl.render.live_view import LiveView, ProgressMode, phase_view
 from clusterctl.render.log_output import LogWriter, Timestamps
-from clusterctl.run.controller import control
+from clusterctl.run.controller import control_socket
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase
 
@@ -348,8 +348,8 @@ class RunScreen:
         self._interrupts += 1
         kill = self._interrupts > 1
         try:
-            answer = control.ask(self._run, "down", {"kill": kill}, timeout=5.0)
-        except control.NoControllerError:
+            answer = control_socket.send_request(self._run, "down", {"kill": kill}, timeout=5.0)
+        except control_socket.NoControllerError:
             self._leave = Leave.UNATTENDED
             return
         if kill:

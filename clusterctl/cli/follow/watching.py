@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.events import Exited
-from clusterctl.run.controller.control import Bell
+from clusterctl.run.controller.control_socket import ChangeSubscription
 from clusterctl.run.record.state_reader import StateReader
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Watching:
         # Before the first look too: a controller elsewhere may have ended just now.
         self._attended_at = time.monotonic()
         self._reader = StateReader(run)
-        self._bell = Bell(run)
+        self._bell = ChangeSubscription(run)
 
     @property
     def state(self) -> RunState:
@@ -128,5 +128,5 @@ class Watching:
 
     def _taken_over(self) -> bool:
         """Return whether a new controller has come in the place of the one that has gone."""
-        self._bell = Bell(self.run)
+        self._bell = ChangeSubscription(self.run)
         return self._bell.fileno() is not None or self.run.is_attended

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ClusterctlError, RefusedError
-from clusterctl.run.controller import control, process
+from clusterctl.run.controller import control_socket, process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,8 @@ def ask_or_adopt(
     until = time.monotonic() + _PATIENCE
     while True:
         try:
-            return control.ask(run, command, arguments, timeout=_ANSWER_SECONDS)
-        except control.NoControllerError as error:
+            return control_socket.send_request(run, command, arguments, timeout=_ANSWER_SECONDS)
+        except control_socket.NoControllerError as error:
             reason = error
         if not run.is_attended and _adopted(run, adopt):
             return None
@@ -52,10 +52,10 @@ def _adopted(run: RunDir, adopt: Callable[[], int]) -> bool:
     return True
 
 
-def _out_of_reach(run: RunDir, error: control.NoControllerError) -> RefusedError:
+def _out_of_reach(run: RunDir, error: control_socket.NoControllerError) -> RefusedError:
     controller = run.controller
     where = "an unknown machine" if controller is None else f"{controller.host} (pid {controller.pid})"
-    if isinstance(error, control.SilentControllerError):
+    if isinstance(error, control_socket.SilentControllerError):
         ends = "ending it" if controller is None else f"`kill -9 {controller.pid}` there"
         return RefusedError(
             f"the controller of {run.run} does not answer; it runs on {where}",

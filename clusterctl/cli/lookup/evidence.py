@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.config.spec import load_spec
-from clusterctl.run.controller import control
-from clusterctl.run.nodes.evidence import Evidence, ask
+from clusterctl.run.controller import control_socket
+from clusterctl.run.nodes.evidence import Evidence, collect_evidence
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def look(run: RunDir, state: RunState, ranks: Collection[int] | None = None) -> Evidence:
     """Ask for states and stacks of the ranks, or of these alone."""
     try:
-        answer = control.ask(run, "evidence", {"ranks": None if ranks is None else sorted(ranks)})
-    except control.NoControllerError:
+        answer = control_socket.send_request(run, "evidence", {"ranks": None if ranks is None else sorted(ranks)})
+    except control_socket.NoControllerError:
         return _without_controller(run, state, ranks)
     return Evidence(ranks=answer["ranks"], errors=answer["errors"])
 
@@ -29,6 +29,6 @@ def _without_controller(run: RunDir, state: RunState, ranks: Collection[int] | N
     spec = load_spec(run.spec.read_text())
     hosts = [host for host in spec.hosts if host.name in state.nodes]
     with reachable(spec, hosts, of_run=True) as (sessions, errors):
-        evidence = ask(run.run, "stacks", sessions, ranks)
+        evidence = collect_evidence(run.run, "stacks", sessions, ranks)
     unseen = {node: str(error) for node, error in errors.items()}
     return Evidence(ranks=evidence.ranks, errors={**unseen, **evidence.errors})

@@ -98,7 +98,7 @@ def look_at(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[
 
     Nothing of the cluster file is run: a person who looks at machines need not have read it.
     """
-    from clusterctl.run.nodes.fan_out import each
+    from clusterctl.run.nodes.fan_out import call_all
 
     def ask(node: str, session: Session) -> NodeStats:
         request: FactsRequest = {"groups": ["machine", "gpus"], "deadline": _DEADLINE}
@@ -116,7 +116,7 @@ def look_at(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[
             return _unknown(node, f"what it told does not fit: {error!r}")
 
     by_name = {host.name: host for host in hosts}
-    seen, errors = each({n: s for n, s in sessions.items() if n in by_name}, ask)
+    seen, errors = call_all({n: s for n, s in sessions.items() if n in by_name}, ask)
     unknown = {n: _unknown(n, errors.get(n, "not connected")) for n in by_name if n not in seen}
     return [{**seen, **unknown}[host.name] for host in hosts]
 

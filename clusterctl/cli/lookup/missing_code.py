@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clusterctl.config.spec import load_spec
-from clusterctl.run.nodes import code
-from clusterctl.run.nodes.files import absent
+from clusterctl.run.nodes import code_manifest, missing_code
 from clusterctl.why.verdict import Class
 
 if TYPE_CHECKING:
@@ -20,15 +19,15 @@ def with_code_folder(run: RunDir, verdict: Verdict) -> Verdict:
     if verdict.cls not in (Class.MISSING_MODULE, Class.MISSING_FILE):
         return verdict
     try:
-        spec, manifest = load_spec(run.spec.read_text()), code.load(run)
+        spec, manifest = load_spec(run.spec.read_text()), code_manifest.load_manifest(run)
     except (OSError, ValueError):
         return verdict
     if spec.sync is None:
         return verdict
-    folder = absent.folder_of(spec.sync, None if manifest is None else manifest.files)
+    folder = missing_code.scan_code_folder(spec.sync, None if manifest is None else manifest.files)
     workdirs = [host.workdir for host in spec.hosts if host.workdir]
     said = " ".join([verdict.summary, *(culprit.evidence for culprit in verdict.culprits)])
-    reason = None if folder is None else absent.explain(said, folder, workdirs)
+    reason = None if folder is None else missing_code.explain_missing_file(said, folder, workdirs)
     if reason is None:
         return verdict
     following = ("clusterctl sync --dry-run -v", *verdict.next[1:])

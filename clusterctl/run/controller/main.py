@@ -31,12 +31,12 @@ _ASKED_EACH_SECOND = 4000
 """What asks for it, of all nodes together, where every one of them has something to say at once."""
 
 
-def turn_of(nodes: int) -> float:
+def choose_switch_interval_s(nodes: int) -> float:
     """Return how long a thread may keep the interpreter in a run of so many nodes, in seconds."""
     return max(_LEAST_TURN, nodes / _ASKED_EACH_SECOND)
 
 
-def dialer(spec: ClusterSpec) -> Callable[[ItemQueue], Dial]:
+def build_dialer(spec: ClusterSpec) -> Callable[[ItemQueue], Dial]:
     """Return what makes the controller's way to open a session to one host."""
     transports = Transports(spec.ssh)
 
@@ -51,19 +51,19 @@ def dialer(spec: ClusterSpec) -> Callable[[ItemQueue], Dial]:
 
 def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> int:
     """Run a new run to its end; return its exit code."""
-    sys.setswitchinterval(turn_of(len(spec.hosts)))
+    sys.setswitchinterval(choose_switch_interval_s(len(spec.hosts)))
     preflight = None
     if health:
         from clusterctl.run.nodes.preflight import Preflight
 
         preflight = Preflight(run, spec, strict=strict)
-    controller = Controller(run, spec, dialer(spec), preflight)
-    process.ready()
+    controller = Controller(run, spec, build_dialer(spec), preflight)
+    process.report_ready()
     origin.save_commit(run, os.path.dirname(spec.path) or ".")
-    return _told(run, controller.start(_warnings_of_head()))
+    return _save_verdict(run, controller.start(_list_head_warnings()))
 
 
-def _told(run: RunDir, code: int) -> int:
+def _save_verdict(run: RunDir, code: int) -> int:
     """Keep what went wrong with a run that has ended, for whoever comes back later; return its exit code."""
     if code != 0:
         from clusterctl.run.record import saved_verdict
@@ -77,7 +77,7 @@ def _told(run: RunDir, code: int) -> int:
     return code
 
 
-def _warnings_of_head() -> list[str]:
+def _list_head_warnings() -> list[str]:
     import pwd
 
     from clusterctl.agent.linux.logind import read_logind_settings
@@ -96,9 +96,9 @@ def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:
     from clusterctl.config.spec import load_spec
 
     spec = load_spec(run.spec.read_text())
-    sys.setswitchinterval(turn_of(len(spec.hosts)))
-    controller = Controller(run, spec, dialer(spec))
+    sys.setswitchinterval(choose_switch_interval_s(len(spec.hosts)))
+    controller = Controller(run, spec, build_dialer(spec))
     if cancel:
         controller.cancel(kill=kill)
-    process.ready()
-    return _told(run, controller.adopt())
+    process.report_ready()
+    return _save_verdict(run, controller.adopt())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
 
 
-HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+DEFERRED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a person sends who wants something to end; a controller takes its orders otherwise."""
 
 _READY = b"ready"
@@ -30,12 +30,12 @@ class ControllerEndedError(ClusterctlError):
     """A controller ended before it had begun."""
 
 
-def hold_back_signals() -> None:
+def defer_signals() -> None:
     """Let signals wait from now on that would end this process, until somebody is there to heed them.
 
-    Whoever does unblocks `HELD_BACK`. What is detached meanwhile does not inherit that.
+    Whoever does unblocks `DEFERRED_SIGNALS`. What is detached meanwhile does not inherit that.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    signal.pthread_sigmask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
 
 
 def detach(run: RunDir, work: Callable[[], int]) -> None:
@@ -64,10 +64,10 @@ def detach(run: RunDir, work: Callable[[], int]) -> None:
     with os.fdopen(reader, "rb") as pipe:
         report = pipe.read()
     if report != _READY:
-        raise _ended_early(run, report)
+        raise _parse_failure(run, report)
 
 
-def _ended_early(run: RunDir, said: bytes) -> ClusterctlError:
+def _parse_failure(run: RunDir, said: bytes) -> ClusterctlError:
     try:
         told = json.loads(said)
         error = ClusterctlError(told["message"], hint=told["hint"])
@@ -77,23 +77,23 @@ def _ended_early(run: RunDir, said: bytes) -> ClusterctlError:
     return error
 
 
-def ready() -> None:
+def report_ready() -> None:
     """Tell the process that detached us that the run directory is ours."""
-    _tell(_READY)
+    _report(_READY)
 
 
-class _Detacher:
+class _ReportPipe:
     """Where the process listens that detached this one, until it has been told how that went."""
 
     fd: int | None = None
 
 
-def _tell(words: bytes) -> None:
-    if _Detacher.fd is not None:
+def _report(words: bytes) -> None:
+    if _ReportPipe.fd is not None:
         with contextlib.suppress(OSError):
-            os.write(_Detacher.fd, words)
-        os.close(_Detacher.fd)
-        _Detacher.fd = None
+            os.write(_ReportPipe.fd, words)
+        os.close(_ReportPipe.fd)
+        _ReportPipe.fd = None
 
 
 def _second_fork(run: RunDir, work: Callable[[], int], writer: int) -> None:
@@ -103,14 +103,14 @@ def _second_fork(run: RunDir, work: Callable[[], int], writer: int) -> None:
         os._exit(0)
     code = 1
     try:
-        _cut_loose(run, writer)
-        _be_called(f"clusterctl-controller {run.run}")
-        _Detacher.fd = writer
+        _daemonize(run, writer)
+        _set_process_title(f"clusterctl-controller {run.run}")
+        _ReportPipe.fd = writer
         code = work()
     except ClusterctlError as error:
         traceback.print_exc()
         told = {"message": str(error), "hint": error.hint, "exit_code": int(error.exit_code)}
-        _tell(json.dumps(told).encode())
+        _report(json.dumps(told).encode())
         code = int(error.exit_code)
     except BaseException:
         traceback.print_exc()
@@ -121,13 +121,13 @@ def _second_fork(run: RunDir, work: Callable[[], int], writer: int) -> None:
         os._exit(code)
 
 
-_OFTEN = 700, 10, 10
+_GC_DEFAULTS = 700, 10, 10
 """When Python looks for circles of values, where nothing else was said (`gc.get_threshold` of 3.11)."""
 _ARGUMENTS_BEGIN = 48
 """Which field of `/proc/self/stat` says where our words begin in our memory; the next one says where they end."""
 
 
-def _be_called(title: str) -> None:
+def _set_process_title(title: str) -> None:
     """Have `ps` show a title instead of the command that made this process; it is cut to the room that one took.
 
     Where the kernel does not let us, nothing changes.
@@ -146,15 +146,15 @@ def _be_called(title: str) -> None:
             os.close(memory)
 
 
-def _cut_loose(run: RunDir, keep: int) -> None:
+def _daemonize(run: RunDir, keep: int) -> None:
     # A command is over soon, and looks for circles of values seldom. This process lives for months.
-    gc.set_threshold(*_OFTEN)
+    gc.set_threshold(*_GC_DEFAULTS)
     os.chdir("/")
     os.umask(0o077)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, DEFERRED_SIGNALS)
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(null, 0)

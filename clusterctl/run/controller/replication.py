@@ -13,6 +13,7 @@ from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
 from clusterctl.errors import NotFoundError
 from clusterctl.run.nodes.fan_out import raise_first, read_all
 from clusterctl.run.record.disk_files import is_disk_full, is_shortage
+from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.session.requests import REPLICATED
 from clusterctl.validation.messages import parse_stream_file
 from clusterctl.validation.quota import MAX_FILE_BYTES
@@ -40,8 +41,10 @@ _ALL_SECONDS = 60.0
 """How long a node may take for the ends of all its files: megabytes, with many ranks."""
 
 
-class Replication:
+class Replication(ThreadOwnedState):
     """The replicas of a run.
+
+    Thread: the loop.
 
     Args:
         run: The run.
@@ -50,16 +53,16 @@ class Replication:
 
     def __init__(self, run: ControlledRun, stored: Callable[[OutputReceived], None]) -> None:
         self._run, self._told = run, stored
-        self._intake = Intake(run.writer, self._stored, run.note)
+        self._intake = ReplicaQueue(run.writer, self._stored, run.note)
         self._sizes: dict[tuple[str, str], int] = {}
         self._acknowledged = 0.0
         self._unacknowledged = 0
-        self._owed: dict[Session, int] = {}
+        self._pending_credit: dict[Session, int] = {}
 
     @property
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """The head's disk is full."""
-        return self._intake.paused
+        return self._intake.is_paused
 
     def take(self, item: OutputReceived) -> None:
         """Write bytes of a file, or hold them until there is space again.
@@ -67,10 +70,10 @@ class Replication:
         Raises:
             FrameError: The node has no such file, or the file cannot be that long.
         """
-        self._must_be_its_own(item)
+        self._validate_owner(item)
         self._intake.take(item)
 
-    def _must_be_its_own(self, item: OutputReceived) -> None:
+    def _validate_owner(self, item: OutputReceived) -> None:
         place = parse_stream_file(item.file)
         ranks = None if place is None else self._run.ranks_on(item.node, place[0])
         if item.run != self._run.folder.run or (place is not None and ranks is not None and place[1] not in ranks):
@@ -78,10 +81,10 @@ class Replication:
         if item.offset + len(item.payload) > MAX_FILE_BYTES:
             raise FrameError(f"{item.file} has byte {item.offset}; the maximum is {MAX_FILE_BYTES}")
 
-    def whole(self, item: AttemptsReplicated) -> None:
+    def mark_attempts_replicated(self, item: AttemptsReplicated) -> None:
         """Ask a node no more for what it has sent all of; where some is held back here, the node will say so again."""
-        if not self.paused:
-            self._run.following.is_whole(item.node, item.before)
+        if not self.is_paused:
+            self._run.subscriptions.mark_replicated(item.node, item.before)
 
     def _stored(self, item: OutputReceived, size: int) -> None:
         """Let a node send as much again as is safe here now."""
@@ -90,13 +93,13 @@ class Replication:
         self._unacknowledged += len(item.payload)
         session = self._run.links.sessions.get(item.node)
         if session is not None:
-            self._owed[session] = self._owed.get(session, 0) + len(item.payload)
-            if self._owed[session] >= _CREDIT_AT_ONCE:
-                session.credit(self._owed.pop(session))
+            self._pending_credit[session] = self._pending_credit.get(session, 0) + len(item.payload)
+            if self._pending_credit[session] >= _CREDIT_AT_ONCE:
+                session.credit(self._pending_credit.pop(session))
 
     def _give_credit(self) -> None:
-        while self._owed:
-            session, count = self._owed.popitem()
+        while self._pending_credit:
+            session, count = self._pending_credit.popitem()
             session.credit(count)
 
     def acknowledge(self) -> None:
@@ -106,16 +109,16 @@ class Replication:
         To few it goes now, which also finds out about a machine that has started anew and knows no such connection.
         """
         self._intake.retry()
-        if not self._run.following.pace:
+        if not self._run.subscriptions.pace_s:
             self._give_credit()
         self._run.writer.flush()
         pause = _ACKNOWLEDGE_EVERY if self._unacknowledged < _ACKNOWLEDGE_BYTES else _ACKNOWLEDGE_EVERY / 10
         if time.monotonic() - self._acknowledged >= pause:
             self._unacknowledged = 0
             self._acknowledged = time.monotonic()
-            self.tell_what_is_safe()
+            self.send_acknowledgements()
 
-    def tell_what_is_safe(self) -> None:
+    def send_acknowledgements(self) -> None:
         """Tell every node up to where the replicas of its files go, and let it send as much again."""
         self._give_credit()
         by_node: dict[str, dict[str, int]] = {}
@@ -133,8 +136,10 @@ _FULL = "the head's disk is full", "the head's disk has space again"
 _TOO_MANY = "the head cannot open more files (`ulimit -n`)", "the head can open files again"
 
 
-class Intake:
+class ReplicaQueue:
     """The way from sessions to replicas.
+
+    Thread: the loop.
 
     Args:
         writer: Of the run.
@@ -151,7 +156,7 @@ class Intake:
         self._retry_at = 0.0
 
     @property
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """There is no room: the disk is full, or no more files can be opened."""
         return bool(self._held)
 
@@ -190,7 +195,7 @@ _COMPARED_BYTES = 64 * 1024
 _COMPARED_OF_EARLIER = 4 * 1024
 
 
-def differing(run: RunDir, node: str, session: Session, attempt: int, *, earlier: bool) -> list[str]:
+def find_stale_replicas(run: RunDir, node: str, session: Session, attempt: int, *, earlier: bool) -> list[str]:
     """Return the files of a node whose replica does not end as the node's file does at that place.
 
     A part that the node no longer has (before its first valid offset) cannot be compared, and counts as equal.
@@ -205,17 +210,19 @@ def differing(run: RunDir, node: str, session: Session, attempt: int, *, earlier
     Raises:
         ClusterctlError: The node did not answer.
     """
-    ends = _ends(run.node(node), os.path.dirname(run_files.format_output_path(attempt, 0)), earlier=earlier)
+    ends = _list_replica_ends(
+        run.node(node), os.path.dirname(run_files.format_output_path(attempt, 0)), earlier=earlier
+    )
     reads: dict[str, command_types.ReadArguments] = {
         file: {"run": run.run, "node": node, "file": file, "offset": start, "length": size - start}
         for file, (start, size) in ends.items()
     }
     answers, errors = read_all(session, reads, _ALL_SECONDS)
     raise_first({file: error for file, error in errors.items() if not isinstance(error, NotFoundError)})
-    return [file for file, answer in answers.items() if _differs(run.node(node) / file, ends[file], answer)]
+    return [file for file, answer in answers.items() if _is_stale(run.node(node) / file, ends[file], answer)]
 
 
-def _ends(base: Path, growing: str, *, earlier: bool) -> dict[str, tuple[int, int]]:
+def _list_replica_ends(base: Path, growing: str, *, earlier: bool) -> dict[str, tuple[int, int]]:
     """Return the replicas to compare by the file's own name: from where on, and their size.
 
     `growing` is the folder of the attempt that goes on; what lies in no such folder grows too.
@@ -229,7 +236,7 @@ def _ends(base: Path, growing: str, *, earlier: bool) -> dict[str, tuple[int, in
     return ends
 
 
-def _differs(path: Path, part: tuple[int, int], answer: ReadAnswer) -> bool:
+def _is_stale(path: Path, part: tuple[int, int], answer: ReadAnswer) -> bool:
     start, size = part
     first_valid = max(start, int(answer.get("first_valid") or 0))
     theirs = base64.b64decode(answer["data"])[first_valid - int(answer["offset"]) :]

@@ -1,21 +1,17 @@
 """One run as its controller has it: its state, the only way to change it, and what is sent to its nodes.
 
-The thread of the loop owns all of it: the state, the files, the connections. Other threads dial and ask; what comes of
-it they give to the loop, by `post`, `aside` and `hand_over`.
+The thread of the loop owns all of it: the state, the files, the connections. Other threads dial and ask, and bring the
+result to the loop by the executor.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -24,12 +20,11 @@ from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ClusterctlError
 from clusterctl.formatting import plural
-from clusterctl.run.controller.control import ControlServer
-from clusterctl.run.controller.following import Following
-from clusterctl.run.nodes.fan_out import each
-from clusterctl.run.nodes.launch import Launch
-from clusterctl.run.nodes.links import Links
-from clusterctl.run.nodes.progress import Progress
+from clusterctl.run.controller.control_socket import ControlServer
+from clusterctl.run.controller.executor import LoopExecutor
+from clusterctl.run.controller.links import Links, Subscriptions
+from clusterctl.run.nodes.fan_out import Progress, call_all
+from clusterctl.run.nodes.launch import Launcher
 from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.thread_ownership import ThreadOwnedState
@@ -54,24 +49,18 @@ if TYPE_CHECKING:
     from clusterctl.session.inbox import EventReceived, ItemQueue
     from clusterctl.session.session import Session
 
-T = TypeVar("T")
-
 Post = Callable[[controller_events.ControllerEvent], None]
 Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]
 
-_HURRIED_SECONDS = 5.0
+_KILL_TIMEOUT_S = 5.0
 """How long a node may take for its last word where a person wants the end at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Then:
-    """What the loop does now that another thread is through."""
-
-    call: Callable[[], None]
-
-
 class ControlledRun(ThreadOwnedState):
-    """A run, and whom to ask for it.
+    """A run, its nodes, and what is asked of them.
+
+    Thread: the loop owns it and changes it alone. Other threads may read `spec`, `hosts`, `epoch` and `links.sessions`,
+    wait for `cancelled`, and call `post`, `executor`, `dial_all` and `send_finish`.
 
     Args:
         folder: The run directory; this becomes its one writer.
@@ -79,11 +68,12 @@ class ControlledRun(ThreadOwnedState):
         dial: Makes, for an inbox, what opens a session to a host with a callback for progress.
 
     Attributes:
-        inbox: What the loop takes its items from.
-        launching: A launch thread is at work.
+        inbox: The queue of the loop.
+        executor: Brings calls of other threads to the loop, and results of threads back to it.
+        is_busy: A launch thread is at work.
         cancelled: Set when a person has ended the run.
         kill: No grace any more.
-        unfit: Spares that must not be used, and why, in a word.
+        excluded_spares: Spares that must not be used, and why, in a word.
         epoch: What this controller's commands carry; 0 before it has one, and no session is joined before.
         following: What nodes are asked to tell.
         stopping: Which nodes were told to stop, and for how long they have known.
@@ -92,6 +82,7 @@ class ControlledRun(ThreadOwnedState):
     def __init__(self, folder: RunDir, spec: ClusterSpec, dial: Callable[[ItemQueue], Dial]) -> None:
         self.folder, self.spec = folder, spec
         self.inbox = Inbox()
+        self.executor = LoopExecutor(self.inbox.put)
         self.dial = dial(self.inbox)
         self.writer = Writer(folder)
         self.links = Links(lambda host: self.dial(host, lambda _: None), self.inbox)
@@ -99,13 +90,15 @@ class ControlledRun(ThreadOwnedState):
         self.limits = limits_from_spec(spec)
         self.state = load_state(folder)
         self.epoch = 0
-        self.launching = self.kill = False
+        self.is_busy = self.kill = False
         self.cancelled = threading.Event()
         self._places = RankIndex()
-        self.following = Following(folder.run, len(spec.hosts), self.links, self.writer, self.known, self.hand_over)
-        self.unfit: dict[str, str] = {}
+        self.subscriptions = Subscriptions(
+            folder.run, len(spec.hosts), self.links, self.writer, self.find_node, self.executor
+        )
+        self.excluded_spares: dict[str, str] = {}
         self.stopping = StopTimers()
-        self.launch = Launch(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)
+        self.launcher = Launcher(folder, spec, lambda: self.links.sessions, self.post, self.cancelled)
         self.control = ControlServer(folder.new_control_address(), self.inbox.put)
 
     @override
@@ -114,6 +107,7 @@ class ControlledRun(ThreadOwnedState):
         super().take_ownership()
         self.writer.take_ownership()
         self.links.take_ownership()
+        self.subscriptions.take_ownership()
 
     def close(self) -> None:
         """Let go of every connection and file."""
@@ -126,45 +120,7 @@ class ControlledRun(ThreadOwnedState):
 
     def post(self, event: controller_events.ControllerEvent) -> None:
         """Record an event soon."""
-        self.do_soon(lambda: self.record(event))
-
-    def do_soon(self, call: Callable[[], None]) -> None:
-        """Have the loop do something, after all that was posted before."""
-        self.inbox.put(Then(call=call))
-
-    def aside(self, work: Callable[[], T], then: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
-        """Let a thread work; the loop does `then` with its result, or `failed` with its exception.
-
-        A traceback goes into the log where the exception is none of the expected ones.
-        """
-
-        def run() -> None:
-            try:
-                result = work()
-            except Exception as error:
-                if not isinstance(error, ClusterctlError):
-                    traceback.print_exc()
-                self.do_soon(functools.partial(failed, error))
-            else:
-                self.do_soon(lambda: then(result))
-
-        threading.Thread(target=run, daemon=True).start()
-
-    def hand_over(self, call: Callable[[], T]) -> T:
-        """Have the loop do something, after all that was posted before; return what it gave or raise what it raised.
-
-        For other threads. One whose loop has ended waits for ever, and ends with the process.
-        """
-        done: Future[T] = Future()
-
-        def settle() -> None:
-            try:
-                done.set_result(call())
-            except Exception as error:
-                done.set_exception(error)
-
-        self.do_soon(settle)
-        return done.result()
+        self.executor.call_soon(lambda: self.record(event))
 
     # --- the state
 
@@ -179,12 +135,12 @@ class ControlledRun(ThreadOwnedState):
         """Record words for a person."""
         self.record(controller_events.Note(text=text, level=level))
 
-    def take(self, item: EventReceived) -> None:
+    def apply_event(self, item: EventReceived) -> None:
         """Replicate an event of a node's journal, and take it into the state; nothing where it was seen before."""
-        node_state = self.known(item.node)
+        node_state = self.find_node(item.node)
         if node_state is None or item.stamp.seq <= node_state.seq:
             return
-        self._must_be_its_own(item)
+        self._validate_owner(item)
         lacking = item.stamp.seq - node_state.seq - 1
         if lacking:
             self.note(f"{item.node}: its journal lacks {plural(lacking, 'event')} before number {item.stamp.seq}")
@@ -193,7 +149,7 @@ class ControlledRun(ThreadOwnedState):
         self.writer.journal(item.node, item.record)
         self.state = state
 
-    def _must_be_its_own(self, item: EventReceived) -> None:
+    def _validate_owner(self, item: EventReceived) -> None:
         """Raise `FrameError` where a node speaks of another run, or of ranks that are not on it."""
         if item.run != self.folder.run:
             raise FrameError(f"it speaks of the run {item.run[:80]!a}")
@@ -207,7 +163,7 @@ class ControlledRun(ThreadOwnedState):
         """Return the ranks that a node has in an attempt; `None` for an attempt that is not known here."""
         return None if attempt > self.state.attempt else self._places.find_ranks(self.state.placements, attempt, node)
 
-    def known(self, node: str) -> NodeState | None:
+    def find_node(self, node: str) -> NodeState | None:
         """Return what is known of a node of this attempt, or of an earlier one."""
         return self.state.nodes.get(node) or self.state.retired.get(node)
 
@@ -235,9 +191,9 @@ class ControlledRun(ThreadOwnedState):
         shown = step or Progress("connect", len(wanted), lambda _: None)
 
         def one(host: HostSpec) -> Session:
-            shown.at(host.name, "connecting")
-            session = self.dial(host, lambda what: shown.at(host.name, what))
-            shown.through(host.name)
+            shown.set_waiting(host.name, "connecting")
+            session = self.dial(host, lambda what: shown.set_waiting(host.name, what))
+            shown.finish_node(host.name)
             joined(host.name, session)
             return session
 
@@ -265,7 +221,7 @@ class ControlledRun(ThreadOwnedState):
         self.record(controller_events.EndDecided(attempt=self.state.attempt, reason=reason.value, message=message))
         self.stopping.reset()
         self.stop_all(reason.value)
-        self.control.wake()
+        self.control.notify()
 
     def end_start(self, error: ClusterctlError) -> None:
         """End an attempt that could not be started everywhere."""
@@ -289,30 +245,27 @@ class ControlledRun(ThreadOwnedState):
         self.stopping.start(node)
         request = requests.Stop(run=self.folder.run, node=node, grace=self.grace, reason=reason)
 
-        def tell() -> None:
+        def send() -> None:
             # A node that takes its time has heard it; for how long it may take is for the policy to say.
             with contextlib.suppress(FutureTimeoutError):
                 STOP.call_async(session, request).result(STOP.timeout_s)
 
-        def failed(_: Exception) -> None:
-            self.links.broken(self.hosts[node], session)
+        self.executor.in_thread(send).then_on_loop(failed=lambda _: self.links.redial(self.hosts[node], session))
 
-        self.aside(tell, lambda _: None, failed)
-
-    def tell_finished(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
+    def send_finish(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
         """Tell nodes that the run has ended; return why some did not hear it. For any thread."""
-        timeout = _HURRIED_SECONDS if self.kill else None
+        timeout = _KILL_TIMEOUT_S if self.kill else None
         what: command_types.FinishArguments = {"run": self.folder.run, "node": "", "state": state, "exit_code": code}
-        return each(sessions, lambda n, s: FINISH.call(s, {**what, "node": n}, timeout=timeout))[1]
+        return call_all(sessions, lambda n, s: FINISH.call(s, {**what, "node": n}, timeout=timeout))[1]
 
     def cancel(self, *, kill: bool) -> None:
         """End the run: gracefully, or at once."""
         self.cancelled.set()
-        self.links.hurry()
+        self.links.redial_now()
         if kill:
-            self.do_soon(self.end_at_once)
+            self.executor.call_soon(self.kill_now)
 
-    def end_at_once(self) -> None:
+    def kill_now(self) -> None:
         """Grant no grace any more, neither to what is to end nor to what ends already."""
         if self.kill:
             return

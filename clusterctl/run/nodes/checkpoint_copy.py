@@ -16,10 +16,9 @@ from clusterctl.agent.protocol import file_list
 from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.formatting import format_size
-from clusterctl.run.nodes.fan_out import each, names, raise_first
-from clusterctl.run.nodes.files.copies import Place, send_entries
-from clusterctl.run.nodes.progress import CancelledError, Progress
-from clusterctl.run.nodes.transfer import Fetching, fetch
+from clusterctl.run.nodes.downloads import FetchOptions, fetch_to_spool
+from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, fold_names, raise_first
+from clusterctl.run.nodes.uploads import Destination, upload_entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +63,8 @@ class CheckpointCopy:
     @property
     def sentence(self) -> str:
         """What is copied, from where to where."""
-        return f"{self._path} copied from {names(self.sources)} to {names(self._needed)}, {format_size(self.size)}"
+        route = f"from {fold_names(self.sources)} to {fold_names(self._needed)}"
+        return f"{self._path} copied {route}, {format_size(self.size)}"
 
     def run(
         self, spool: Path, post: Callable[[controller_events.ControllerEvent], None], cancelled: threading.Event
@@ -83,7 +83,7 @@ class CheckpointCopy:
         """
         step = Progress("resume", len(self._needed), post)
         for node in self._needed:
-            step.at(node, f"waiting for {self._path} from {names(self.sources)}")
+            step.set_waiting(node, f"waiting for {self._path} from {fold_names(self.sources)}")
         try:
             for source in self.sources:
                 self._from(source, spool, step, cancelled)
@@ -94,11 +94,11 @@ class CheckpointCopy:
             step.end(failed=True)
             raise self._explained(error) from error
         for node in self._needed:
-            step.through(node)
+            step.finish_node(node)
         step.end(format_size(self.size))
 
     def _explained(self, error: ClusterctlError) -> ClusterctlError:
-        text = f"`{self._path}` cannot be copied from {names(self.sources)} to {names(self._needed)}: {error}"
+        text = f"`{self._path}` cannot be copied from {fold_names(self.sources)} to {fold_names(self._needed)}: {error}"
         if isinstance(error, NodeError):
             return NodeError(error.node, text, hint=error.hint)
         return RefusedError(text, hint=error.hint)
@@ -116,9 +116,11 @@ class CheckpointCopy:
         try:
             with tempfile.TemporaryFile(dir=spool) as file:
                 counted = _Counter(f"from {source}", total, step)
-                how = Fetching(most=free, limit="room", links=True, told=counted.add, cancelled=cancelled)
+                how = FetchOptions(
+                    max_bytes=free, limit_name="room", follow_links=True, on_bytes=counted.add, cancelled=cancelled
+                )
                 folder = posixpath.join(self._workdirs[source], self._folder)
-                came = fetch(self._sessions[source], folder, glob.escape(self._base), file, how)
+                came = fetch_to_spool(self._sessions[source], folder, glob.escape(self._base), file, how)
                 file.flush()
                 entries = self._checked(source, wanted, _entries(file, came))
                 self._to_all(source, file, entries, step, cancelled)
@@ -153,13 +155,13 @@ class CheckpointCopy:
         }
         targets = {node: files for node, files in targets.items() if files}
         counted = _Counter(
-            f"to {names(targets)}", sum(entry[1] for files in targets.values() for _, entry in files), step
+            f"to {fold_names(targets)}", sum(entry[1] for files in targets.values() for _, entry in files), step
         )
 
         def one(node: str, session: Session) -> None:
-            step.at(node, f"receiving {self._path}")
+            step.set_waiting(node, f"receiving {self._path}")
             files = targets[node]
-            place = Place(self._workdirs[node], self._folder or ".", inside=True)
+            place = Destination(self._workdirs[node], self._folder or ".", is_folder=True)
 
             def contents(need: Sequence[int]) -> Iterator[bytes]:
                 for number in need:
@@ -170,9 +172,9 @@ class CheckpointCopy:
                         counted.add(len(chunk))
                         yield chunk
 
-            send_entries(session, place, file_list.encode_file_list([entry for _, entry in files]), contents)
+            upload_entries(session, place, file_list.encode_file_list([entry for _, entry in files]), contents)
 
-        _, errors = each({node: self._sessions[node] for node in targets}, one)
+        _, errors = call_all({node: self._sessions[node] for node in targets}, one)
         raise_first(errors)
 
 
@@ -188,7 +190,7 @@ class _Counter:
         """Count bytes."""
         with self._guard:
             self._done += count
-            self._step.tell(f"{self._way}: {format_size(self._done)} of {format_size(self._total)}")
+            self._step.set_detail(f"{self._way}: {format_size(self._done)} of {format_size(self._total)}")
 
 
 def _entries(file: BinaryIO, came: Sequence[tuple[str, int, int]]) -> dict[str, tuple[int, Entry]]:

@@ -17,7 +17,7 @@ from clusterctl.config.spec import CheckpointSpec, TransportKind
 from clusterctl.errors import RefusedError
 from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes.checkpoint_copy import CheckpointCopy
-from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
+from clusterctl.run.nodes.fan_out import call_all, fold_names, raise_first, select_sessions
 from clusterctl.run.record import origin
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.rules import controller_events
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.session import Session
 
-Seen = dict[str, dict[str, Version]]
+CheckpointsByNode = dict[str, dict[str, Version]]
 """By node: the complete checkpoints there, by path; the version is that of the newest file."""
 
 _FILE = "checkpoints.json"
@@ -69,7 +69,9 @@ class Checkpoint:
 # --- deciding
 
 
-def of_this_run(seen: Mapping[str, Mapping[str, Version]], before: Mapping[str, Collection[Version]]) -> Seen:
+def exclude_older(
+    seen: Mapping[str, Mapping[str, Version]], before: Mapping[str, Collection[Version]]
+) -> CheckpointsByNode:
     """Return what has appeared, or was written anew, since the run began.
 
     Args:
@@ -86,7 +88,7 @@ def of_this_run(seen: Mapping[str, Mapping[str, Version]], before: Mapping[str, 
     }
 
 
-def newest_of(
+def list_newest_first(
     order: Sequence[str], seen: Mapping[str, Mapping[str, Version]], copies: Sequence[CopiedFile]
 ) -> list[Checkpoint]:
     """Return the checkpoints of the first node that writes them, the newest first: times of nodes are not compared.
@@ -102,7 +104,7 @@ def newest_of(
     return [Checkpoint(path, version) for path, version in by_age]
 
 
-def sentence(number: int, checkpoint: CheckpointSpec, path: str | None) -> str:
+def describe_choice(number: int, checkpoint: CheckpointSpec, path: str | None) -> str:
     """Return what a person should know of an attempt: which checkpoint it takes, or that there is none."""
     if path is not None:
         return f"attempt {number} goes on from `{path}`"
@@ -110,7 +112,7 @@ def sentence(number: int, checkpoint: CheckpointSpec, path: str | None) -> str:
     return f"attempt {number} starts from scratch: no checkpoint{whose} matches `{checkpoint.pattern}`"
 
 
-def sentence_of_older(count: int, pattern: str) -> str:
+def describe_older_checkpoints(count: int, pattern: str) -> str:
     """Return what a person should know of checkpoints that were there before a run that does not go on from them."""
     what, it = ("checkpoint", "it") if count == 1 else ("checkpoints", "them")
     return (
@@ -119,7 +121,7 @@ def sentence_of_older(count: int, pattern: str) -> str:
     )
 
 
-def sentence_of_disks(pattern: str, *, shared: bool) -> str:
+def describe_local_disks(pattern: str, *, shared: bool) -> str:
     """Return what a person should know where each node keeps checkpoints for itself."""
     if shared:
         return (
@@ -128,11 +130,11 @@ def sentence_of_disks(pattern: str, *, shared: bool) -> str:
     return f"`{pattern}` is on disks of the nodes' own: a restart copies the newest checkpoint to nodes that lack it"
 
 
-def sentence_of_unshared(path: str, lacking: Collection[str], nodes: Sequence[str]) -> str:
+def describe_unshared(path: str, lacking: Collection[str], nodes: Sequence[str]) -> str:
     """Return what a person should know where a folder is not shared that the file calls shared."""
-    there = names(node for node in nodes if node not in lacking)
+    there = fold_names(node for node in nodes if node not in lacking)
     return (
-        f"`job.checkpoint.shared` says that all nodes see the same files, but `{path}` is not on {names(lacking)}"
+        f"`job.checkpoint.shared` says that all nodes see the same files, but `{path}` is not on {fold_names(lacking)}"
         + (f" as it is on {there}" if there else "")
     )
 
@@ -144,8 +146,10 @@ class _UnusableError(Exception):
 # --- doing
 
 
-class Resuming:
+class CheckpointPicker:
     """Chooses the checkpoint of each attempt of a run.
+
+    Thread: the launch thread, or one that looks for the newest checkpoint after an attempt.
 
     Args:
         run: Where the run lies; what was there when it began is kept with it, for a controller that adopts it.
@@ -170,7 +174,7 @@ class Resuming:
         self._workdirs = {host.name: get_workdir(spec, host.name) for host in spec.hosts}
         self._checkpoint = spec.job.checkpoint if spec.job is not None else CheckpointSpec()
         self._restarts = spec.restart.max_restarts > 0
-        self._memory = _memory(self._file)
+        self._stored = _load_stored_versions(self._file)
 
     def choose(
         self, number: int, nodes: Sequence[str], former: Mapping[str, Sequence[int]]
@@ -190,19 +194,19 @@ class Resuming:
         """
         pattern, mode = self._checkpoint.pattern, self._checkpoint.resume
         if pattern is None or (number == 0 and mode is not ResumePolicy.ANY and not self._was_requeued(nodes)):
-            self._take_note(nodes)
+            self._record_existing(nodes)
             return None, None
-        look = self._look(nodes, former)
+        look = self._take_snapshot(nodes, former)
         newest = look.checkpoints[0] if look.checkpoints else None
         if mode is ResumePolicy.NEVER:
             return None, newest
         if newest is None:
-            self._refuse_to_forget(look)
-            self._post(controller_events.Note(text=sentence(number, self._checkpoint, None)))
+            self._refuse_lost_checkpoints(look)
+            self._post(controller_events.Note(text=describe_choice(number, self._checkpoint, None)))
             return None, None
-        path = self._usable(look)
-        self._post(controller_events.Note(text=sentence(number, self._checkpoint, path)))
-        return path, self._look(nodes, former).checkpoints[0]
+        path = self._pick_usable(look)
+        self._post(controller_events.Note(text=describe_choice(number, self._checkpoint, path)))
+        return path, self._take_snapshot(nodes, former).checkpoints[0]
 
     def _was_requeued(self, nodes: Sequence[str]) -> bool:
         """Return whether this run goes on where an earlier one of its Slurm job was when Slurm started that again.
@@ -211,11 +215,11 @@ class Resuming:
         """
         if self._checkpoint.resume is not ResumePolicy.THIS_RUN:
             return False
-        memories = [_memory(run.path / _FILE) for run in origin.list_runs_before_requeue(self._run)]
+        memories = [_load_stored_versions(run.path / _FILE) for run in origin.list_runs_before_requeue(self._run)]
         earlier = next((memory for memory in memories if memory.before), None)
         if earlier is None:
             return False
-        answers, errors = each(sessions_of(self._sessions(), nodes), self._ask)
+        answers, errors = call_all(select_sessions(self._sessions(), nodes), self._ask)
         raise_first(errors)
         # Another node sees the same files on a disk that all share; one of its own has nothing of this job.
         everything = set().union(*earlier.before.values())
@@ -223,70 +227,70 @@ class Resuming:
         for node in (node for node in nodes if node not in earlier.before):
             if shared or answers[node].get("network", False):
                 earlier.before[node] = everything
-        self._memory = earlier
-        self._memory.save(self._file)
+        self._stored = earlier
+        self._stored.save(self._file)
         return True
 
-    def _usable(self, look: _Look) -> str:
+    def _pick_usable(self, look: _Snapshot) -> str:
         """Return the newest checkpoint from which the nodes can go on, once all of them have it."""
         reasons: list[str] = []
         for checkpoint in look.checkpoints[:_MOST_TRIED]:
             try:
-                needed, sizes = self._needed(checkpoint.path, look)
+                needed, sizes = self._find_needed(checkpoint.path, look)
             except _UnusableError as error:
                 reasons.append(str(error))
                 continue
             if reasons:
                 self._post(controller_events.Note(text=reasons[0], level="warn"))
             if needed:
-                self._copy(checkpoint.path, needed, sizes, look)
+                self._copy_files(checkpoint.path, needed, sizes, look)
             return checkpoint.path
         hint = "have the job write to a folder that all nodes share; `clusterctl up` starts from scratch"
         raise RefusedError(f"no checkpoint can be gone on from, and nothing is written over: {reasons[0]}", hint=hint)
 
-    def _needed(self, path: str, look: _Look) -> tuple[dict[str, dict[str, str]], dict[str, int]]:
+    def _find_needed(self, path: str, look: _Snapshot) -> tuple[dict[str, dict[str, str]], dict[str, int]]:
         """Return which files of a checkpoint each node lacks and who has them, and their sizes.
 
         Raises:
             _UnusableError: The nodes cannot go on from it.
         """
-        files = self._files(path, look)
+        files = self._list_files(path, look)
         own = find_conflicting_paths(files)
-        if own and self._differ(path, files, own):
+        if own and self._has_different_content(path, files, own):
             lacking_all = [node for node in look.nodes if path not in look.seen[node]]
             if lacking_all:
-                raise _UnusableError(f"each node has a `{path}` of its own, and {names(lacking_all)} has none")
+                raise _UnusableError(f"each node has a `{path}` of its own, and {fold_names(lacking_all)} has none")
             return {}, {}
         needed = find_missing_files(files, look.nodes, look.order)
         if needed:
             lost = find_nodes_with_lost_files(files, look.gone)
             if lost:
-                raise _UnusableError(f"what {names(lost)} wrote of `{path}` is lost with it")
+                raise _UnusableError(f"what {fold_names(lost)} wrote of `{path}` is lost with it")
             for node in [node for node in needed if not files[node]]:
-                self._refuse_names_of_its_own(path, node, look)
+                self._refuse_own_checkpoints(path, node, look)
         return needed, {file: version[1] for there in files.values() for file, version in there.items()}
 
-    def _refuse_names_of_its_own(self, path: str, node: str, look: _Look) -> None:
+    def _refuse_own_checkpoints(self, path: str, node: str, look: _Snapshot) -> None:
         """Refuse to copy a checkpoint to a node that writes its own: it may be the part of other ranks."""
-        copied = {copy.version for copy in self._memory.copies if copy.node == node}
+        copied = {copy.version for copy in self._stored.copies if copy.node == node}
         written = {p: version for p, version in look.seen[node].items() if version not in copied}
         if not written:
             return
         last = max(written, key=lambda p: (written[p], p))
         if all(one.path != last for one in look.checkpoints):
             raise _UnusableError(f"`{path}` is not on {node}, which writes checkpoints of other names, as `{last}`")
-        files = self._files(last, look)
+        files = self._list_files(last, look)
         own = find_conflicting_paths(files)
-        if own and self._differ(last, files, own):
+        if own and self._has_different_content(last, files, own):
             raise _UnusableError(f"`{path}` is not on {node}, and each node writes its own")
 
-    def _differ(self, path: str, files: Mapping[str, Mapping[str, Version]], paths: set[str]) -> bool:
+    def _has_different_content(self, path: str, files: Mapping[str, Mapping[str, Version]], paths: set[str]) -> bool:
         """Return whether nodes hold different content under these names of files."""
         sizes = {node: {p: v[1] for p, v in there.items() if p in paths} for node, there in files.items()}
         if find_conflicting_paths(sizes):
             return True
         holders = {node: session for node, session in self._sessions().items() if sizes.get(node)}
-        answers, errors = each(holders, lambda node, session: self._ask_files(node, session, path, hashes=True))
+        answers, errors = call_all(holders, lambda node, session: self._ask_files(node, session, path, hashes=True))
         raise_first(errors)
         folder = posixpath.dirname(path.rstrip("/"))
         hashes = {
@@ -299,30 +303,30 @@ class Resuming:
             )
         )
 
-    def _files(self, path: str, look: _Look) -> dict[str, dict[str, Version]]:
+    def _list_files(self, path: str, look: _Snapshot) -> dict[str, dict[str, Version]]:
         """Return the files of a checkpoint on each node, by path, as far as they are of this run."""
-        answers = self._answers(look.order, look.nodes, lambda node, session: self._ask_files(node, session, path))
+        answers = self._ask_all(look.order, look.nodes, lambda node, session: self._ask_files(node, session, path))
         folder = posixpath.dirname(path.rstrip("/"))
         files = {
             node: {posixpath.join(folder, file["name"]): (file["mtime"], file["size"]) for file in answer["files"]}
             for node, answer in answers.items()
         }
-        old = {version for versions in self._memory.before.values() for version in versions}
+        old = {version for versions in self._stored.before.values() for version in versions}
         for node, there in files.items():
             # In a whole one that is new, a file may be a copy of an older one, with its time.
             if path not in look.seen[node] and self._checkpoint.resume is not ResumePolicy.ANY:
                 files[node] = {p: version for p, version in there.items() if version not in old}
-        return resolve_copies(files, self._memory.copies)
+        return resolve_copies(files, self._stored.copies)
 
-    def _copy(self, path: str, needed: dict[str, dict[str, str]], sizes: dict[str, int], look: _Look) -> None:
+    def _copy_files(self, path: str, needed: dict[str, dict[str, str]], sizes: dict[str, int], look: _Snapshot) -> None:
         """Bring to each node what it lacks of a checkpoint, and remember that it was a copy."""
         if self._checkpoint.shared:
-            self._post(controller_events.Note(text=sentence_of_unshared(path, needed, look.nodes), level="warn"))
-        sources = self._files(path, look)
-        copy = CheckpointCopy(path, needed, sizes, self._workdirs, sessions_of(self._sessions(), look.order))
+            self._post(controller_events.Note(text=describe_unshared(path, needed, look.nodes), level="warn"))
+        sources = self._list_files(path, look)
+        copy = CheckpointCopy(path, needed, sizes, self._workdirs, select_sessions(self._sessions(), look.order))
         copy.run(self._file.parent, self._post, self._cancelled)
-        answers, errors = each(
-            sessions_of(self._sessions(), needed), lambda node, session: self._ask_files(node, session, path)
+        answers, errors = call_all(
+            select_sessions(self._sessions(), needed), lambda node, session: self._ask_files(node, session, path)
         )
         raise_first(errors)
         folder = posixpath.dirname(path.rstrip("/"))
@@ -331,11 +335,11 @@ class Resuming:
             for file, source in needed[node].items():
                 if file not in there or there[file][1] != sizes[file]:
                     raise RefusedError(f"`{file}` was copied to {node} and is not there any more")
-                self._memory.copies.append(CopiedFile(node, file, there[file], source, sources[source][file]))
-        self._memory.save(self._file)
+                self._stored.copies.append(CopiedFile(node, file, there[file], source, sources[source][file]))
+        self._stored.save(self._file)
         self._post(controller_events.Note(text=copy.sentence))
 
-    def _refuse_to_forget(self, look: _Look) -> None:
+    def _refuse_lost_checkpoints(self, look: _Snapshot) -> None:
         """Refuse to start from scratch where the only checkpoints may lie on a node that is gone.
 
         Raises:
@@ -344,47 +348,46 @@ class Resuming:
         gone = [node for node, ranks in look.gone.items() if 0 in ranks]
         if not gone:
             return
-        answers, errors = each(
-            sessions_of(self._sessions(), look.nodes), lambda node, session: self._ask(node, session, versions=True)
+        answers, errors = call_all(
+            select_sessions(self._sessions(), look.nodes), lambda node, session: self._ask(node, session, versions=True)
         )
         raise_first(errors)
-        if _on_disks_of_their_own(answers, self._here, least=1):
-            text = f"no checkpoint of this run is on {names(look.nodes)}, and {names(gone)} may have some and is gone"
-            hint = (
-                f"start again with {names(gone)} and `job.checkpoint.resume: any`, or from scratch with `clusterctl up`"
-            )
+        if _has_only_local_disks(answers, self._here, least=1):
+            lost = fold_names(gone)
+            text = f"no checkpoint of this run is on {fold_names(look.nodes)}, and {lost} may have some and is gone"
+            hint = f"start again with {lost} and `job.checkpoint.resume: any`, or from scratch with `clusterctl up`"
             raise RefusedError(text, hint=hint)
 
-    def _take_note(self, nodes: Sequence[str]) -> None:
+    def _record_existing(self, nodes: Sequence[str]) -> None:
         """Keep with the run what is there before it has written anything, on its spares too."""
         pattern = self._checkpoint.pattern
         in_slurm = (begun := origin.read_origin(self._run)) is not None and begun.slurm_job
         if pattern is None or not (self._restarts or in_slurm):
             return
-        answers, errors = each(self._sessions(), lambda node, session: self._ask(node, session, versions=True))
+        answers, errors = call_all(self._sessions(), lambda node, session: self._ask(node, session, versions=True))
         raise_first({node: errors[node] for node in nodes if node in errors})
-        self._memory.before = {node: _pairs(answer["versions"]) for node, answer in answers.items()}
-        self._memory.save(self._file)
+        self._stored.before = {node: _pairs(answer["versions"]) for node, answer in answers.items()}
+        self._stored.save(self._file)
         if self._checkpoint.resume is ResumePolicy.NEVER:
             return
         # Who has read it once at a start of this job knows it; what each restart takes is told anyway.
-        earlier = list(self._of_earlier_runs())
+        earlier = list(self._list_earlier_records())
         older = {entry["path"] for answer in answers.values() for entry in answer["found"]}
         if older and self._checkpoint.resume is ResumePolicy.THIS_RUN and not any(map(_shows_any, earlier)):
-            self._post(controller_events.Note(text=sentence_of_older(len(older), pattern)))
-        if self._restarts and _on_disks_of_their_own({node: answers[node] for node in nodes}, self._here):
+            self._post(controller_events.Note(text=describe_older_checkpoints(len(older), pattern)))
+        if self._restarts and _has_only_local_disks({node: answers[node] for node in nodes}, self._here):
             shared = self._checkpoint.shared
             if shared or not earlier:
-                text = sentence_of_disks(pattern, shared=shared)
+                text = describe_local_disks(pattern, shared=shared)
                 self._post(controller_events.Note(text=text, level="warn" if shared else "info"))
 
-    def _of_earlier_runs(self) -> Iterator[Path]:
+    def _list_earlier_records(self) -> Iterator[Path]:
         """Yield what was noted at earlier starts of the job, as far as their runs are still there."""
         for path in self._file.parent.parent.glob(f"*/{_FILE}"):
             if path != self._file and path.parent.name.rpartition("-")[0] == self._name:
                 yield path
 
-    def newest(self, nodes: Sequence[str]) -> Checkpoint | None:
+    def find_newest(self, nodes: Sequence[str]) -> Checkpoint | None:
         """Return the newest checkpoint that counts for the run.
 
         Raises:
@@ -392,43 +395,43 @@ class Resuming:
         """
         if self._checkpoint.pattern is None:
             return None
-        return next(iter(self._look(nodes, {}).checkpoints), None)
+        return next(iter(self._take_snapshot(nodes, {}).checkpoints), None)
 
-    def _look(self, nodes: Sequence[str], former: Mapping[str, Sequence[int]]) -> _Look:
+    def _take_snapshot(self, nodes: Sequence[str], former: Mapping[str, Sequence[int]]) -> _Snapshot:
         """Return what counts of the checkpoints that are on each node, those of an attempt and those before."""
         sessions = self._sessions()
         order = list(dict.fromkeys([nodes[0], *(node for node in former if node in sessions), *nodes[1:]]))
         gone = {node: tuple(ranks) for node, ranks in former.items() if node not in sessions}
         until = time.monotonic() + (_SHOWN_LATE if self._checkpoint.shared else 0.0)
         while True:
-            seen = self._seen(order, nodes)
-            checkpoints = newest_of(order, seen, self._memory.copies)
+            seen = self._list_checkpoints(order, nodes)
+            checkpoints = list_newest_first(order, seen, self._stored.copies)
             # A shared file system shows new files on other machines only after a while.
             late = checkpoints and any(checkpoints[0].path not in seen[node] for node in nodes)
             if not late or time.monotonic() > until:
-                return _Look(tuple(nodes), order, gone, seen, checkpoints)
+                return _Snapshot(tuple(nodes), order, gone, seen, checkpoints)
             self._cancelled.wait(_LOOK_AGAIN)
 
-    def _seen(self, order: Sequence[str], nodes: Sequence[str]) -> Seen:
+    def _list_checkpoints(self, order: Sequence[str], nodes: Sequence[str]) -> CheckpointsByNode:
         mine = self._checkpoint.resume is not ResumePolicy.ANY
-        strangers = [node for node in order if node not in self._memory.before] if mine else []
-        answers = self._answers(order, nodes, lambda node, session: self._ask(node, session, versions=bool(strangers)))
+        strangers = [node for node in order if node not in self._stored.before] if mine else []
+        answers = self._ask_all(order, nodes, lambda node, session: self._ask(node, session, versions=bool(strangers)))
         if strangers:
             # What only a node has that was not asked at the start was there before the run came to it.
             known = {v for node in order if node not in strangers for v in _pairs(answers[node]["versions"])}
             for node in strangers:
-                self._memory.before[node] = _pairs(answers[node]["versions"]) - known
-            self._memory.save(self._file)
-        seen = {node: _versions(answer) for node, answer in answers.items()}
-        return of_this_run(seen, self._memory.before) if mine else seen
+                self._stored.before[node] = _pairs(answers[node]["versions"]) - known
+            self._stored.save(self._file)
+        seen = {node: _read_versions(answer) for node, answer in answers.items()}
+        return exclude_older(seen, self._stored.before) if mine else seen
 
-    def _answers(
+    def _ask_all(
         self, order: Sequence[str], nodes: Sequence[str], ask: Callable[[str, Session], CheckpointsAnswer]
     ) -> dict[str, CheckpointsAnswer]:
         """Return what these nodes answer; one that takes no part any more may be lost meanwhile, and shows nothing."""
         sessions = self._sessions()
-        sessions_of(sessions, nodes)
-        answers, errors = each({node: sessions[node] for node in order if node in sessions}, ask)
+        select_sessions(sessions, nodes)
+        answers, errors = call_all({node: sessions[node] for node in order if node in sessions}, ask)
         raise_first({node: errors[node] for node in nodes if node in errors})
         nothing: CheckpointsAnswer = {"found": [], "files": [], "versions": []}
         return {node: answers.get(node, nothing) for node in order}
@@ -452,7 +455,7 @@ class Resuming:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Snapshot:
     """What there is at one moment.
 
     Attributes:
@@ -466,12 +469,12 @@ class _Look:
     nodes: tuple[str, ...]
     order: list[str]
     gone: dict[str, tuple[int, ...]]
-    seen: Seen
+    seen: CheckpointsByNode
     checkpoints: list[Checkpoint]
 
 
 @dataclass(slots=True)
-class _Memory:
+class _StoredVersions:
     """What is kept with the run.
 
     Attributes:
@@ -488,14 +491,14 @@ class _Memory:
         write_atomically(path, json.dumps({"before": before, "copies": copies}).encode())
 
 
-def _memory(path: Path) -> _Memory:
+def _load_stored_versions(path: Path) -> _StoredVersions:
     """Return what is kept with the run; nothing where that was never written down."""
     try:
         kept = json.loads(path.read_text())
         copies = [CopiedFile(n, file, _pair(v), whence, _pair(source)) for n, file, v, whence, source in kept["copies"]]
-        return _Memory({node: _pairs(versions) for node, versions in kept["before"].items()}, copies)
+        return _StoredVersions({node: _pairs(versions) for node, versions in kept["before"].items()}, copies)
     except (OSError, ValueError, LookupError):
-        return _Memory({}, [])
+        return _StoredVersions({}, [])
 
 
 def _pair(version: Sequence[float]) -> Version:
@@ -514,11 +517,11 @@ def _shows_any(noted: Path) -> bool:
         return False
 
 
-def _on_disks_of_their_own(answers: Mapping[str, CheckpointsAnswer], here: Collection[str], least: int = 2) -> bool:
+def _has_only_local_disks(answers: Mapping[str, CheckpointsAnswer], here: Collection[str], least: int = 2) -> bool:
     """Return whether no machine of at least so many sees what another writes. Local nodes (`here`) are one machine."""
     machines = len(answers) - max(0, sum(node in here for node in answers) - 1)
     return machines >= least and not any(answer.get("network", True) for answer in answers.values())
 
 
-def _versions(answer: CheckpointsAnswer) -> dict[str, Version]:
+def _read_versions(answer: CheckpointsAnswer) -> dict[str, Version]:
     return {entry["path"]: (entry["mtime"], entry["size"]) for entry in answer["found"]}

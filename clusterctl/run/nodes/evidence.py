@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import evidence_files
-from clusterctl.run.nodes.fan_out import each
+from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.rules import rank_stacks
 from clusterctl.session.requests import EVIDENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol import process_types as types
@@ -37,7 +35,9 @@ class Evidence:
     errors: Mapping[str, str] = field(default_factory=dict)
 
 
-def ask(run: str, name: str, sessions: Mapping[str, Session], ranks: Collection[int] | None = None) -> Evidence:
+def collect_evidence(
+    run: str, name: str, sessions: Mapping[str, Session], ranks: Collection[int] | None = None
+) -> Evidence:
     """Ask every node for states and stacks of its ranks.
 
     Args:
@@ -58,7 +58,7 @@ def ask(run: str, name: str, sessions: Mapping[str, Session], ranks: Collection[
         }
         return EVIDENCE.call(session, request)
 
-    found, errors = each(dict(sessions), one)
+    found, errors = call_all(dict(sessions), one)
     known: dict[str, types.RankEvidence] = {}
     for node, answer in found.items():
         for rank, said in answer["ranks"].items():
@@ -71,7 +71,7 @@ def ask(run: str, name: str, sessions: Mapping[str, Session], ranks: Collection[
     )
 
 
-def keep(run: RunDir, name: str, found: Evidence) -> None:
+def save_evidence(run: RunDir, name: str, found: Evidence) -> None:
     """Write evidence into a folder of the run.
 
     `rank-R.txt` (for people), `.json`, `.stacks` (as dumped); `stacks.txt` with all ranks, equal stacks folded; and
@@ -88,42 +88,22 @@ def keep(run: RunDir, name: str, found: Evidence) -> None:
     write_atomically(folder / "stacks.txt", "".join(f"{line}\n" for line in rank_stacks.format_stacks(folded)).encode())
 
 
-class Gatherer:
-    """Gathers evidence of stalls beside the controller's loop, into `stall-1`, `stall-2` and so on.
+def find_last_stall(run: RunDir) -> int:
+    """Return the highest number of a stall whose evidence the run has; 0 if there is none."""
+    names = evidence_files.list_stall_folders(str(run.path))
+    return max((int(name.partition("-")[2]) for name in names), default=0)
 
-    That of the first two and of the last eight is kept, here and on the nodes.
 
-    Args:
-        run: The run.
-        kept: Called, in a thread, when evidence of a stall that is confirmed is whole.
+def collect_stall_evidence(run: RunDir, number: int, sessions: Mapping[str, Session]) -> bool:
+    """Collect evidence of a stall into `stall-NUMBER`; return whether it was saved.
+
+    The evidence of the first two stalls and of the last eight is kept, here and on the nodes. A full disk on the head
+    costs the files, not the run.
     """
-
-    def __init__(self, run: RunDir, kept: Callable[[], None]) -> None:
-        self._run, self._kept = run, kept
-        self._count = max(
-            (int(name.partition("-")[2]) for name in evidence_files.list_stall_folders(str(run.path))), default=0
-        )
-        self._under_way: list[threading.Thread] = []
-
-    @property
-    def busy(self) -> bool:
-        """Whether evidence is still on its way; nobody should be ended before it is there."""
-        self._under_way = [thread for thread in self._under_way if thread.is_alive()]
-        return bool(self._under_way)
-
-    def begin(self, sessions: Mapping[str, Session], *, confirmed: bool) -> str:
-        """Start to gather; return the folder of the run where it will lie."""
-        self._count += 1
-        name = f"stall-{self._count}"
-        thread = threading.Thread(target=self._gather, args=(name, dict(sessions), confirmed), name=name, daemon=True)
-        self._under_way.append(thread)
-        thread.start()
-        return name
-
-    def _gather(self, name: str, sessions: Mapping[str, Session], confirmed: bool) -> None:
-        # A full disk on the head costs the files, not the run.
-        with contextlib.suppress(OSError):
-            keep(self._run, name, ask(self._run.run, name, sessions))
-            evidence_files.remove_middle_stalls(str(self._run.path))
-            if confirmed:
-                self._kept()
+    name = f"stall-{number}"
+    try:
+        save_evidence(run, name, collect_evidence(run.run, name, sessions))
+        evidence_files.remove_middle_stalls(str(run.path))
+    except OSError:
+        return False
+    return True

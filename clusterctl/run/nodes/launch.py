@@ -1,6 +1,6 @@
-"""The steps to running workers: connect, health, sync, resume, prepare, plan, start. All nodes at once in each.
+"""The start of an attempt on its nodes: sync the code, choose a checkpoint, prepare, plan, start.
 
-Runs in a thread of its own beside the controller's loop and owns no state: what happens is posted, in order.
+Each step runs on all nodes at once, in a launch thread; what happens is posted to the controller's loop, in order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import requests
-from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.field_types import StartMethod
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ClusterctlError
@@ -20,13 +19,11 @@ from clusterctl.formatting import format_size, plural
 from clusterctl.plan import environment, launch, layout
 from clusterctl.plan import launch as planning
 from clusterctl.plan.layout import get_workdir
-from clusterctl.run.nodes import attempt_begin, code, unsynced
-from clusterctl.run.nodes.checkpoints import Resuming
-from clusterctl.run.nodes.fan_out import each, names, raise_first, sessions_of
-from clusterctl.run.nodes.files import doubts
-from clusterctl.run.nodes.meeting import answer_of, meet
-from clusterctl.run.nodes.progress import CancelledError, Progress
-from clusterctl.run.nodes.transfer import Parcel, push
+from clusterctl.run.nodes import code_manifest, sync_warnings
+from clusterctl.run.nodes.checkpoints import CheckpointPicker
+from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, fold_names, raise_first, select_sessions
+from clusterctl.run.nodes.network_probe import build_node_info, resolve_rendezvous
+from clusterctl.run.nodes.uploads import SyncPayload, sync_files
 from clusterctl.run.record.disk_files import ignore_shortage, write_atomically
 from clusterctl.run.rules import controller_events
 from clusterctl.session.requests import PREPARE, START
@@ -35,9 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from clusterctl.agent.protocol.process_types import RemainingProcess
+    from clusterctl.plan.launch import LaunchPlan
     from clusterctl.plan.rendezvous import NodeInfo
+    from clusterctl.run.nodes.checkpoints import Checkpoint
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.session import Session
+
 
 _IMPORTS = 150.0
 """Seconds that a node may take for imports: it gives up after 120 s, and starts every worker anew."""
@@ -46,14 +46,14 @@ _CHECKED_A_SECOND = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class Started:
     """An attempt's workers were asked to start everywhere."""
 
     plan: planning.LaunchPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotBegun:
+class StartFailed:
     """An attempt could not be started.
 
     Attributes:
@@ -67,8 +67,10 @@ class NotBegun:
     remaining: tuple[RemainingProcess, ...] = ()
 
 
-class Launch:
+class Launcher:
     """Starts attempts of one run.
+
+    Thread: the launch thread; a lock guards `forbid_start`, which the loop calls.
 
     Args:
         run: Where the run lies.
@@ -93,36 +95,36 @@ class Launch:
         self._cancelled = cancelled
         self._prepared: list[str] = []
         self._gate = threading.Lock()
-        self._untouched = False
+        self._is_untouched = False
         self._secrets = spec.secrets
-        self._code: code.Manifest | None = None
-        self._resuming = Resuming(run, spec, sessions, post, cancelled)
+        self._code: code_manifest.Manifest | None = None
+        self._picker = CheckpointPicker(run, spec, sessions, post, cancelled)
 
-    def settle(self, spec: ClusterSpec) -> None:
+    def use_spec(self, spec: ClusterSpec) -> None:
         """Go on with fewer nodes than the file names."""
         self._spec = spec
 
-    def begin(self) -> None:
+    def mark_new(self) -> None:
         """Take note that this is a new run: until an attempt is prepared there is nothing on any node to undo."""
-        self._untouched = True
+        self._is_untouched = True
 
-    def give_up(self) -> bool:
+    def forbid_start(self) -> bool:
         """Forbid a cancelled start to touch any node from now on; False where it has done so already."""
         with self._gate:
-            return self._untouched
+            return self._is_untouched
 
     def forget_secrets(self) -> None:
         """Let the nodes use the secrets that they kept from the attempt before: here nobody knows the values."""
         self._secrets = {}
 
-    def attempt(
+    def start_attempt(
         self,
         number: int,
         hosts: Sequence[HostSpec],
         follow: Callable[[list[str]], None],
         why: str = "",
         former: Mapping[str, Sequence[int]] | None = None,
-    ) -> Begun | NotBegun:
+    ) -> Started | StartFailed:
         """Bring one attempt up on these hosts, in order of node rank.
 
         Args:
@@ -134,9 +136,9 @@ class Launch:
         """
         self._prepared = []
         try:
-            return Begun(plan=self._attempt(number, hosts, follow, why, former or {}))
+            return Started(plan=self._attempt(number, hosts, follow, why, former or {}))
         except ClusterctlError as error:
-            return NotBegun(error=error, prepared=tuple(self._prepared))
+            return StartFailed(error=error, prepared=tuple(self._prepared))
 
     def _attempt(
         self,
@@ -146,13 +148,15 @@ class Launch:
         why: str,
         former: Mapping[str, Sequence[int]],
     ) -> planning.LaunchPlan:
-        answers = {n: answer_of(h, s.hello) for h, (n, s) in zip(hosts, self._on(hosts).items(), strict=True)}
+        answers = {
+            n: build_node_info(h, s.hello) for h, (n, s) in zip(hosts, self._sessions_of(hosts).items(), strict=True)
+        }
         entries = layout.assign_ranks(hosts, {n: a.gpus for n, a in answers.items()})
         # Before anything is prepared: to copy a checkpoint may take long, and ports and GPUs are held from then on.
-        resume_from, newest = self._resuming.choose(number, [h.name for h in hosts], former)
-        self._check()
+        resume_from, newest = self._picker.choose(number, [h.name for h in hosts], former)
+        self._raise_if_cancelled()
         ports = self._prepare(number, entries, answers)
-        where = meet(self._spec, entries, answers, self._on(hosts))
+        where = resolve_rendezvous(self._spec, entries, answers, self._sessions_of(hosts))
         identity = environment.RunIdentity(
             run=self._run.run,
             attempt=number,
@@ -163,92 +167,98 @@ class Launch:
         shown = planning.plan_to_json(plan, self._spec.secrets)
         with ignore_shortage() if number else contextlib.nullcontext():
             write_atomically(self._run.plan(number), json.dumps(shown, indent=1).encode(), durable=True)
-        self._check()
+        self._raise_if_cancelled()
         if number == 0:
-            self._tell_of_replaced(plan)
-        self._post(attempt_begin.from_plan(plan, why, resume_from, newest))
+            self._warn_about_replaced_variables(plan)
+        self._post(build_attempt_event(plan, why, resume_from, newest))
         follow([host.name for host in hosts])
         self._start(plan)
         return plan
 
-    def _tell_of_replaced(self, plan: planning.LaunchPlan) -> None:
+    def _warn_about_replaced_variables(self, plan: planning.LaunchPlan) -> None:
         nodes: dict[str, list[str]] = {}
         for node in plan.nodes:
             for sentence in node.replaced_login_variables:
                 nodes.setdefault(sentence, []).append(node.node)
         for sentence, named in nodes.items():
-            self._post(controller_events.Note(text=f"{names(named)}: {sentence}", level="warn"))
+            self._post(controller_events.Note(text=f"{fold_names(named)}: {sentence}", level="warn"))
 
-    def _check(self) -> None:
+    def _raise_if_cancelled(self) -> None:
         if self._cancelled.is_set():
             raise CancelledError("cancelled during the start")
 
-    def _on(self, hosts: Sequence[HostSpec] | Sequence[str]) -> dict[str, Session]:
-        return sessions_of(self._sessions(), [h if isinstance(h, str) else h.name for h in hosts])
+    def _sessions_of(self, hosts: Sequence[HostSpec] | Sequence[str]) -> dict[str, Session]:
+        return select_sessions(self._sessions(), [h if isinstance(h, str) else h.name for h in hosts])
 
-    def newest_checkpoint(self, nodes: Sequence[str]) -> str | None:
+    def find_newest_checkpoint(self, nodes: Sequence[str]) -> str | None:
         """Return which checkpoint is the newest on these nodes, and as it is now; see `events.Attempt.newest`.
 
         Raises:
             NodeError: A node cannot be asked.
         """
-        newest = self._resuming.newest(nodes)
+        newest = self._picker.find_newest(nodes)
         return None if newest is None else newest.label
 
     # --- code
 
-    def sync(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
+    def sync_code(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
         """Bring the code to all but local nodes: the folder as it is now on the first attempt, else as it was then."""
         remote = [h for h in hosts if h.transport is not TransportKind.LOCAL] if self._spec.sync is not None else []
-        self._look_at_unsynced([h for h in hosts if h not in remote], first=first)
+        self._warn_about_unsynced([h for h in hosts if h not in remote], first=first)
         if self._spec.sync is None or not remote:
             return
-        store = code.store_of(self._run)
+        store = code_manifest.open_content_store(self._run)
         if first:
-            manifest = code.collect(self._spec.sync, store)
-            doubts.refuse_without_script(self._spec, manifest.files, manifest.left_out)
-            code.save(self._run, manifest)
-            for doubt in doubts.sentences(manifest, store):
+            manifest = code_manifest.build_manifest(self._spec.sync, store)
+            sync_warnings.refuse_missing_script(self._spec, manifest.files, manifest.left_out)
+            code_manifest.save_manifest(self._run, manifest)
+            for doubt in sync_warnings.list_sync_warnings(manifest, store):
                 self._post(controller_events.Note(text=doubt, level="warn"))
-            not_sent = doubts.of_own_rules(manifest.left_out)
+            not_sent = sync_warnings.describe_user_exclusions(manifest.left_out)
             if not_sent is not None:
                 self._post(controller_events.Note(text=not_sent))
         else:
-            kept = code.load(self._run)
+            kept = code_manifest.load_manifest(self._run)
             if kept is None:
                 return
             manifest = kept
         self._code = manifest
         self._post(controller_events.TouchedNodes(nodes=[h.name for h in remote]))
         step = Progress("sync", len(remote), self._post)
-        parcel = Parcel(manifest, store)
-        sent, errors = each(self._on(remote), lambda node, session: self._sync_node(node, session, parcel, step))
+        parcel = SyncPayload(manifest, store)
+        sent, errors = call_all(
+            self._sessions_of(remote), lambda node, session: self._sync_node(node, session, parcel, step)
+        )
         if errors:
             step.end(failed=True)
             raise_first(errors)
         most = max(sent.values(), key=lambda s: s[1])
         step.end(f"{plural(len(manifest.files), 'file')}, {format_size(most[1])} changed")
-        self._check()
+        self._raise_if_cancelled()
 
-    def _look_at_unsynced(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
+    def _warn_about_unsynced(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
         """Say what has changed since the start where code is not ours to bring back."""
         if not hosts or not self._spec.restart.max_restarts:
             return
         sessions = {n: s for n, s in self._sessions().items() if n in {h.name for h in hosts}}
-        seen = unsynced.look(sessions, {n: get_workdir(self._spec, n) for n in sessions})
+        seen = sync_warnings.hash_sources(sessions, {n: get_workdir(self._spec, n) for n in sessions})
         if first:
-            unsynced.remember(self._run, seen)
+            sync_warnings.save_hashes(self._run, seen)
             return
         alike: dict[tuple[str, ...], list[str]] = {}
-        for node, files in unsynced.changes(unsynced.remembered(self._run), seen).items():
+        for node, files in sync_warnings.find_changes(sync_warnings.load_hashes(self._run), seen).items():
             alike.setdefault(tuple(files), []).append(node)
         for changed, nodes in alike.items():
-            self._post(controller_events.Note(text=unsynced.sentence(list(changed), names(nodes)), level="warn"))
+            self._post(
+                controller_events.Note(
+                    text=sync_warnings.describe_changes(list(changed), fold_names(nodes)), level="warn"
+                )
+            )
 
-    def _sync_node(self, node: str, session: Session, parcel: Parcel, step: Progress) -> tuple[int, int]:
+    def _sync_node(self, node: str, session: Session, parcel: SyncPayload, step: Progress) -> tuple[int, int]:
         workdir = get_workdir(self._spec, node)
-        sent = push(session, workdir, parcel, run=self._run.run, say=lambda what: step.at(node, what))
-        step.through(node)
+        sent = sync_files(session, workdir, parcel, run=self._run.run, say=lambda what: step.set_waiting(node, what))
+        step.finish_node(node)
         return sent
 
     # --- prepare
@@ -257,8 +267,8 @@ class Launch:
         self, number: int, entries: Sequence[layout.NodeLayout], answers: Mapping[str, NodeInfo]
     ) -> dict[str, list[int]]:
         with self._gate:
-            self._check()
-            self._untouched = False
+            self._raise_if_cancelled()
+            self._is_untouched = False
         self._post(controller_events.TouchedNodes(nodes=[e.host.name for e in entries]))
         doubt = launch.describe_refused_fork(layout.get_job(self._spec)) if number == 0 else None
         if doubt:
@@ -270,20 +280,20 @@ class Launch:
         patience = PREPARE.timeout_s + files / _CHECKED_A_SECOND
 
         def prepare(node: str, session: Session) -> list[int]:
-            step.at(node, "preparing")
+            step.set_waiting(node, "preparing")
             self._prepared.append(node)
-            answer = session.call(
-                Command.PREPARE,
-                prepare_request(self._spec, self._run.run, number, by_name[node], code_hash, answers.get(node)),
+            answer = PREPARE.call(
+                session,
+                build_prepare_request(self._spec, self._run.run, number, by_name[node], code_hash, answers.get(node)),
                 timeout=patience,
             )
-            step.through(node)
+            step.finish_node(node)
             return list(answer.get("ports", []))
 
-        ports, errors = each(self._on([e.host for e in entries]), prepare)
+        ports, errors = call_all(self._sessions_of([e.host for e in entries]), prepare)
         step.end(failed=bool(errors))
         raise_first(errors)
-        self._check()
+        self._raise_if_cancelled()
         return ports
 
     # --- start
@@ -295,9 +305,9 @@ class Launch:
         by_name = {n.node: n for n in plan.nodes}
 
         def start(node: str, session: Session) -> None:
-            workers = [_wire(w, prologue) for w in by_name[node].workers]
+            workers = [_encode_worker(w, prologue) for w in by_name[node].workers]
             ranks = by_name[node].ranks
-            step.at(node, f"starting {plural(len(ranks), 'worker')}")
+            step.set_waiting(node, f"starting {plural(len(ranks), 'worker')}")
             request = requests.Start(
                 run=plan.run,
                 node=node,
@@ -307,32 +317,32 @@ class Launch:
                 keep_secrets=spec.restart.max_restarts > 0,
                 inject=inject,
             )
-            START.call(session, request, timeout=_patience(spec))
-            step.through(node, len(ranks))
+            START.call(session, request, timeout=_start_timeout_s(spec))
+            step.finish_node(node, len(ranks))
 
-        sessions = self._on(list(by_name))
+        sessions = self._sessions_of(list(by_name))
         first = {plan.nodes[0].node: sessions.pop(plan.nodes[0].node)}
         # Rank 0 listens for all others: one that asks before is refused, and torch lets it try again after 0.5 s.
-        _, errors = each(first, start)
+        _, errors = call_all(first, start)
         if not errors:
-            _, errors = each(sessions, start)
+            _, errors = call_all(sessions, start)
         again = f"attempt {plan.attempt} · " if plan.attempt else ""
         step.end(f"{again}master {plan.master_addr}:{plan.master_port}", failed=bool(errors))
         raise_first(errors)
 
 
-def _wire(w: planning.WorkerPlan, prologue: str | None) -> dict[str, object]:
+def _encode_worker(w: planning.WorkerPlan, prologue: str | None) -> dict[str, object]:
     given = (w.rank, w.local_rank, list(w.argv), dict(w.env), prologue)
     return asdict(requests.WorkerStart(*given))
 
 
-def _patience(spec: ClusterSpec) -> float:
+def _start_timeout_s(spec: ClusterSpec) -> float:
     """Return how long a start may take; it waits for what is imported once for all ranks of its node."""
     forks = layout.get_job(spec).start_method is not StartMethod.SPAWN
     return START.timeout_s + (_IMPORTS if forks else 0.0)
 
 
-def prepare_request(
+def build_prepare_request(
     spec: ClusterSpec,
     run: str,
     number: int,
@@ -368,3 +378,46 @@ def prepare_request(
         code_hash=code_hash if host.transport is not TransportKind.LOCAL else None,
         forked=launch.build_fork_request(spec, environment.RunIdentity(run=run, attempt=number), entry, answer),
     )
+
+
+_PLACE = ("node", "node_rank", "address")
+
+
+def build_attempt_event(
+    plan: LaunchPlan, why: str, resume_from: str | None, newest: Checkpoint | None
+) -> controller_events.Attempt:
+    """Return the event that announces an attempt: why there is a new one, and what checkpoints there are for it."""
+    return controller_events.Attempt(
+        attempt=plan.attempt,
+        world_size=plan.world_size or 0,
+        master_addr=plan.master_addr,
+        master_port=plan.master_port,
+        nodes=[
+            {"node": n.node, "node_rank": n.node_rank, "address": n.address, "ranks": list(n.ranks)} for n in plan.nodes
+        ],
+        why=why,
+        resume_from=resume_from,
+        newest_checkpoint=None if newest is None else newest.label,
+    )
+
+
+def load_attempt_event(run: RunDir, number: int) -> controller_events.Attempt | None:
+    """Return the event of an attempt whose plan was kept; `None` where that is not there or not whole.
+
+    A plan lies on the disk before any of its workers is started.
+    """
+    try:
+        plan = json.loads(run.plan(number).read_text())
+        return controller_events.Attempt(
+            attempt=number,
+            world_size=plan["world_size"],
+            master_addr=plan["master_addr"],
+            master_port=plan["master_port"],
+            nodes=[
+                {**{key: node[key] for key in _PLACE}, "ranks": [worker["rank"] for worker in node["workers"]]}
+                for node in plan["nodes"]
+            ],
+            resume_from=plan["nodes"][0]["workers"][0]["env"].get("CLUSTERCTL_RESUME_FROM"),
+        )
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

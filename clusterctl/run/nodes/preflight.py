@@ -18,10 +18,8 @@ from clusterctl.health.model import Status
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.request import longest_timeout_s, probe_request
 from clusterctl.plan.layout import demote_to_spares, get_workdir
-from clusterctl.run.nodes.fan_out import each, raise_first
-from clusterctl.run.nodes.meeting import likely_interfaces, meeting_addresses, try_port
-from clusterctl.run.nodes.progress import Progress
-from clusterctl.run.nodes.ring import try_ring
+from clusterctl.run.nodes.fan_out import Progress, call_all, raise_first
+from clusterctl.run.nodes.network_probe import guess_addresses, guess_interfaces, probe_links, probe_rendezvous_port
 from clusterctl.run.record import health_history
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.health_history import KnownFindings, describe_new_findings
@@ -45,7 +43,7 @@ AFTER_SYNC = ("version.code",)
 """Checks that `up` makes once the code is on the nodes."""
 _BETWEEN = ("net.rendezvous", "net.ring")
 """What these saw of the ways between nodes tells nothing of the others once one of the nodes is gone."""
-_MISFITS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+_JUDGE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 """What judges raise over facts that are not of the form that agents give them."""
 _QUOTED = 200
 _MARGIN = 10.0
@@ -55,6 +53,8 @@ _DOWN_SECONDS = 3600.0
 
 class Preflight:
     """Judges the nodes of a run before anything starts.
+
+    Thread: the launch thread.
 
     Args:
         run: Keeps the facts and findings in `health.json`.
@@ -92,7 +92,7 @@ class Preflight:
             spares |= {f.node for f in failed if f.node is not None}
             failed = []
         fresh = self._news(findings)
-        step.end(_summary(findings, fresh), failed=bool(failed))
+        step.end(_summarize(findings, fresh), failed=bool(failed))
         if all(f.node in lost for f in failed):
             raise_first({node: error for node, error in lost.items() if node not in spares})
         self._refuse(failed)
@@ -119,17 +119,17 @@ class Preflight:
             post(Note(text=f"{kind}{finding.node} is left out: {finding.message}", level="warn"))
         return {finding.node: "unhealthy" for finding in failed if finding.node is not None}
 
-    def settle(self, spec: ClusterSpec) -> None:
+    def use_spec(self, spec: ClusterSpec) -> None:
         """Go on with fewer workers than the file names."""
         self._spec = spec
 
-    def after_sync(self, sessions: Mapping[str, Session]) -> None:
+    def check_code(self, sessions: Mapping[str, Session]) -> None:
         """Check that all nodes have the same code now.
 
         Raises:
             UnhealthyError: They have not; nothing was started.
         """
-        for node, told in code_hashes(self._spec, sessions).items():
+        for node, told in read_code_hashes(self._spec, sessions).items():
             self._facts[node].setdefault("controller", {})["code_hash"] = told
         self._refuse(self._weigh(judge_all(self._spec, self._facts, AFTER_SYNC)))
 
@@ -170,13 +170,13 @@ def probe_all(
         code: Ask for the code that is on the nodes now, too.
     """
     with ThreadPoolExecutor(2) as beside:
-        hashes = beside.submit(code_hashes, spec, sessions if code else {})
+        hashes = beside.submit(read_code_hashes, spec, sessions if code else {})
         # A port that the file names must be looked at before we take it for a moment ourselves.
-        early = None if spec.network.master_port else beside.submit(_ways, spec, sessions)
+        early = None if spec.network.master_port else beside.submit(_probe_network, spec, sessions)
         facts = _probe(spec, sessions, step, own_run)
-        tried = _ways(spec, sessions) if early is None else early.result()
+        tried = _probe_network(spec, sessions) if early is None else early.result()
     told = {node: facts_of_node for node, facts_of_node in facts.items() if "groups" in facts_of_node}
-    fallen = _fallen(told)
+    fallen = _find_reboots(told)
     by_ssh = {host.name for host in spec.hosts if host.transport is TransportKind.SSH}
     for node, facts_of_node in told.items():
         more: dict[str, Any] = {"code_hash": hashes.result().get(node), "rebooted_under": fallen.get(node)}
@@ -187,15 +187,15 @@ def probe_all(
     return facts
 
 
-def _ways(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, Any]]:
+def _probe_network(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, Any]]:
     """Try the port where workers meet, then the ways between the nodes; return what each node saw by key."""
-    rendezvous = try_port(spec, sessions)
-    ring = try_ring(spec, sessions, rendezvous)
+    rendezvous = probe_rendezvous_port(spec, sessions)
+    ring = probe_links(spec, sessions, rendezvous)
     met = {node: {"rendezvous": seen, "ring": ring.get(node, [])} for node, seen in rendezvous.items() if seen["ok"]}
     return {**{node: {"rendezvous": seen} for node, seen in rendezvous.items()}, **met}
 
 
-def _fallen(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def _find_reboots(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the nodes that have just booted because they went down under a run of this head, and which."""
     hosts = {
         node: (facts_of_node["groups"].get("host") or {}).get("data") or {} for node, facts_of_node in facts.items()
@@ -213,12 +213,12 @@ def _probe(
     spec: ClusterSpec, sessions: Mapping[str, Session], step: Progress, run: str | None
 ) -> dict[str, dict[str, Any]]:
     hosts = {h.name: h for h in spec.hosts}
-    known, interfaces = meeting_addresses(spec, sessions), likely_interfaces(spec, sessions)
+    known, interfaces = guess_addresses(spec, sessions), guess_interfaces(spec, sessions)
     first = next((h.name for h in spec.workers if h.name in sessions), None)
     salt = secrets.token_hex(8)
 
     def probe(node: str, session: Session) -> Facts:
-        step.at(node, "checking")
+        step.set_waiting(node, "checking")
         # Its answer comes before the facts and finds a quiet agent: a clock with a small error.
         session.beat()
         host = hosts[node]
@@ -236,10 +236,10 @@ def _probe(
             "request": request,
         }
         facts = PROBE.call(session, asked, timeout=longest_timeout_s(request) + _MARGIN)
-        step.through(node)
+        step.finish_node(node)
         return facts
 
-    found, errors = each(dict(sessions), probe)
+    found, errors = call_all(dict(sessions), probe)
     return {n: dict(found[n]) if n in found else _without_facts(n, sessions[n], errors[n]) for n in sessions}
 
 
@@ -254,7 +254,7 @@ def _without_facts(node: str, session: Session, error: BaseException) -> dict[st
 
 def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
     """Return what only the head can tell of a node; `health.context.Context` has the keys."""
-    told: dict[str, Any] = _runs(session, facts, own_run)
+    told: dict[str, Any] = _find_runs(session, facts, own_run)
     if own_run:
         told["own_run"] = own_run
     if session.clock is not None:
@@ -264,7 +264,7 @@ def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str |
     return told
 
 
-def _runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
+def _find_runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
     """Return which of the runs found on a node are meant to live there, and of which nobody knows.
 
     Nothing is asked where nothing was found. A node may say that a run lives which this head has ended.
@@ -285,7 +285,7 @@ def _runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> di
     return {"live_runs": live, "strange_runs": sorted(seen - set(there) - set(here))}
 
 
-def code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
+def read_code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
     """Return a hash over the code that syncs brought to each node, as it is there now (see `health.context.Context`).
 
     Nodes that could not tell are left out.
@@ -297,7 +297,7 @@ def code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str,
             return NOT_SYNCED
         return CODE.call(session, {"workdir": get_workdir(spec, node)})["hash"] or ""
 
-    return each(dict(sessions), ask)[0]
+    return call_all(dict(sessions), ask)[0]
 
 
 def judge_all(
@@ -307,21 +307,21 @@ def judge_all(
     context = Context.from_spec(spec)
     try:
         return judge.judge_all(facts, context, checks)
-    except _MISFITS:
-        fitting = {node: _fitting(node, told, context, checks) for node, told in facts.items()}
+    except _JUDGE_ERRORS:
+        fitting = {node: _validate_facts(node, told, context, checks) for node, told in facts.items()}
         return judge.judge_all(fitting, context, checks)
 
 
-def _fitting(node: str, told: dict[str, Any], context: Context, checks: Sequence[str] | None) -> dict[str, Any]:
+def _validate_facts(node: str, told: dict[str, Any], context: Context, checks: Sequence[str] | None) -> dict[str, Any]:
     """Return what a node told; of one whose facts are of no form that an agent gives them, that it cannot be used."""
     try:
         judge.judge_all({node: told}, context, checks)
-    except _MISFITS as error:
+    except _JUDGE_ERRORS as error:
         return {"unreachable": f"what it told does not fit: {type(error).__name__}: {str(error)[:_QUOTED]}"}
     return told
 
 
-def _summary(findings: list[Finding], fresh: list[Finding] | None) -> str:
+def _summarize(findings: list[Finding], fresh: list[Finding] | None) -> str:
     counts = {s: sum(f.status is s for f in findings) for s in (Status.PASS, Status.WARN, Status.UNKNOWN, Status.FAIL)}
     text = " · ".join(f"{n} {s.value}" for s, n in counts.items() if n)
     if fresh is None or not (counts[Status.WARN] or counts[Status.UNKNOWN]):

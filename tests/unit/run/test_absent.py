@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.config.spec import SyncSpec
-from clusterctl.run.nodes import code
-from clusterctl.run.nodes.files import absent
-from clusterctl.run.nodes.files.selection import EMPTY_SUBMODULE, LeftOut
+from clusterctl.run.nodes import code_manifest, missing_code
+from clusterctl.run.nodes.code_selection import EMPTY_SUBMODULE, ExcludedPath
 
 THERE = ["train.py", "tools/helper.py", "src/mypkg/__init__.py", "gen/tables.py", "libs/inner/__init__.py", "a.env"]
 THERE += ["dist/my_lib-0.1-py3-none-any.whl", "dist/my_lib-0.1.tar.gz", "wheels/Fast.Attn-2.0-cp311.whl"]
@@ -18,7 +17,7 @@ NO_FILE = "rank 1 failed first: FileNotFoundError: [Errno 2] No such file or dir
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> absent.Folder:
+def folder(tmp_path: Path) -> missing_code.CodeFolder:
     source = tmp_path / "source"
     for path in THERE:
         (source / path).parent.mkdir(parents=True, exist_ok=True)
@@ -26,11 +25,11 @@ def folder(tmp_path: Path) -> absent.Folder:
     (source / ".gitignore").write_text("gen/\nlibs/\n*.env\nwheels/\n")
     (source / "dist/.gitignore").write_text("*\n")
     sync = SyncSpec(source=str(source))
-    manifest = code.collect(sync, code.ContentStore(tmp_path / "content"))
+    manifest = code_manifest.build_manifest(sync, code_manifest.ContentStore(tmp_path / "content"))
     (source / "late.py").write_text("")
     (source / "data").mkdir()
     (source / "data/x.csv").write_text("")
-    found = absent.folder_of(sync, manifest.files)
+    found = missing_code.scan_code_folder(sync, manifest.files)
     assert found is not None
     return found
 
@@ -80,14 +79,14 @@ def folder(tmp_path: Path) -> absent.Folder:
     ],
 )
 def test_what_is_in_the_folder_is_told_with_what_keeps_it_from_the_nodes(
-    folder: absent.Folder, message: str, reason: str | None
+    folder: missing_code.CodeFolder, message: str, reason: str | None
 ) -> None:
-    told = absent.explain(message, folder, ["~/work/llm"])
+    told = missing_code.explain_missing_file(message, folder, ["~/work/llm"])
     assert told is None if reason is None else reason in str(told)
 
 
 def test_a_module_of_an_empty_submodule_is_told() -> None:
-    left_out = [LeftOut("third_party/apex/", EMPTY_SUBMODULE, remedy="`git submodule update --init` fills it")]
-    folder = absent.Folder(sent=(), left_out=left_out, has=lambda _path: False)
-    told = absent.explain(f"{NO_MODULE}'apex.amp'", folder, [])
+    left_out = [ExcludedPath("third_party/apex/", EMPTY_SUBMODULE, remedy="`git submodule update --init` fills it")]
+    folder = missing_code.CodeFolder(sent=(), left_out=left_out, has=lambda _path: False)
+    told = missing_code.explain_missing_file(f"{NO_MODULE}'apex.amp'", folder, [])
     assert told == "`third_party/apex/` is an empty submodule: `git submodule update --init` fills it"

@@ -40,7 +40,7 @@ def ahead_after(*offsets: float, error: float = 0.01) -> list[float]:
     run = Recorded()
     connections = Connections(cast("ControlledRun", run))
     for offset in offsets:
-        connections.beat(ClockMeasured("n0", wall_offset_s=offset, mono_offset_s=50.0, error_s=error, boot="b"))
+        connections.record_clock(ClockMeasured("n0", wall_offset_s=offset, mono_offset_s=50.0, error_s=error, boot="b"))
     return [clock.ahead for clock in run.told]
 
 

@@ -17,8 +17,7 @@ from clusterctl.agent.protocol.file_list import LINK_MODE
 from clusterctl.config.path_rules import find_upload_obstacle
 from clusterctl.config.spec import ClusterSpec, JobSpec, SyncSpec
 from clusterctl.errors import RefusedError
-from clusterctl.run.nodes import code
-from clusterctl.run.nodes.files import doubts, selection
+from clusterctl.run.nodes import code_manifest, code_selection, sync_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,17 +33,17 @@ def write(root: Path, *paths: str) -> None:
 
 def collected(root: Path, content: Path, *exclude: str) -> list[str]:
     sync = SyncSpec(source=str(root), exclude=exclude)
-    return sorted(code.collect(sync, code.ContentStore(content)).files)
+    return sorted(code_manifest.build_manifest(sync, code_manifest.ContentStore(content)).files)
 
 
 def sent(root: Path, *exclude: str) -> list[str]:
-    return [found.path for found in selection.walk(root, exclude, left_out=lambda _one: None)]
+    return [found.path for found in code_selection.select_files(root, exclude, left_out=lambda _one: None)]
 
 
 def left_out(root: Path, *exclude: str) -> dict[str, str]:
     """What is not sent, and by which rule."""
-    found: list[selection.LeftOut] = []
-    list(selection.walk(root, exclude, left_out=found.append))
+    found: list[code_selection.ExcludedPath] = []
+    list(code_selection.select_files(root, exclude, left_out=found.append))
     return {one.shown: one.rule for one in found}
 
 
@@ -129,7 +128,7 @@ def test_what_git_would_take_is_taken(source: Path, ignores: dict[str, str]) -> 
 
 def test_what_vanishes_while_a_folder_is_walked_is_left_out(source: Path) -> None:
     write(source, "a.py", "b.py", "c/d.py", "e.py")
-    walk = selection.walk(source, (), left_out=lambda _one: None)
+    walk = code_selection.select_files(source, (), left_out=lambda _one: None)
     found = [next(walk).path]
     (source / "b.py").unlink()
     shutil.rmtree(source / "c")
@@ -292,9 +291,9 @@ def test_where_git_cannot_say_what_it_tracks_that_is_told(source: Path) -> None:
 def test_links_inside_the_folder_stay_links(source: Path, content: Path, link: str, target: str, written: str) -> None:
     write(source, "a.py", "pkg/m.py")
     (source / link).symlink_to(target.format(source=source))
-    store = code.ContentStore(content)
+    store = code_manifest.ContentStore(content)
 
-    manifest = code.collect(SyncSpec(source=str(source)), store)
+    manifest = code_manifest.build_manifest(SyncSpec(source=str(source)), store)
 
     _, mode, digest = manifest.files[link]
     assert (mode, store.path(digest).read_text()) == (LINK_MODE, written)
@@ -328,12 +327,12 @@ def test_keys_of_ssh_are_never_sent(source: Path) -> None:
 def test_a_script_that_is_not_sent_is_refused_with_the_rule(source: Path, content: Path) -> None:
     write(source, "jobs/train.py")
     (source / ".gitignore").write_text("jobs/\n")
-    manifest = code.collect(SyncSpec(source=str(source)), code.ContentStore(content))
+    manifest = code_manifest.build_manifest(SyncSpec(source=str(source)), code_manifest.ContentStore(content))
     job = JobSpec(script="jobs/train.py")
     spec = ClusterSpec(name="x", path="/x", hosts=(), job=job, sync=SyncSpec(source=str(source)))
 
     with pytest.raises(RefusedError, match="`jobs/train.py` is not sent to nodes, left out by `jobs/` of .gitignore"):
-        doubts.refuse_without_script(spec, manifest.files, manifest.left_out)
+        sync_warnings.refuse_missing_script(spec, manifest.files, manifest.left_out)
 
 
 @pytest.mark.parametrize(
@@ -384,9 +383,11 @@ def test_what_rules_of_a_person_leave_out_is_said_in_a_line(
     for path, text in ignores.items():
         (source / path).write_text(text)
 
-    manifest = code.collect(SyncSpec(source=str(source), exclude=tuple(exclude)), code.ContentStore(content))
+    manifest = code_manifest.build_manifest(
+        SyncSpec(source=str(source), exclude=tuple(exclude)), code_manifest.ContentStore(content)
+    )
 
-    told = doubts.of_own_rules(manifest.left_out)
+    told = sync_warnings.describe_user_exclusions(manifest.left_out)
     if said is None:
         assert told is None
         return
@@ -400,9 +401,9 @@ def test_pointers_of_git_lfs_are_named_as_what_they_are(source: Path, content: P
     write(source, "a.py")
     oid = "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393"
     (source / "m.bin").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize 12345\n")
-    store = code.ContentStore(content)
+    store = code_manifest.ContentStore(content)
 
-    told = doubts.sentences(code.collect(SyncSpec(source=str(source)), store), store)
+    told = sync_warnings.list_sync_warnings(code_manifest.build_manifest(SyncSpec(source=str(source)), store), store)
 
     assert told == ["`m.bin`: pointers of Git LFS, without the content: `git lfs pull` gets it"]
 
@@ -432,7 +433,7 @@ def test_a_home_is_no_code_and_is_refused(
         return
 
     with pytest.raises(RefusedError) as refused:
-        code.collect(SyncSpec(source=path), code.ContentStore(content))
+        code_manifest.build_manifest(SyncSpec(source=path), code_manifest.ContentStore(content))
 
     assert "not sent to nodes" in str(refused.value)
     assert "`sync.source`" in str(refused.value.hint)

@@ -15,7 +15,7 @@ import pytest
 from clusterctl.cli.lookup import commands
 from clusterctl.config.spec import ClusterSpec, SyncSpec
 from clusterctl.errors import RefusedError
-from clusterctl.run.nodes import code
+from clusterctl.run.nodes import code_manifest
 from clusterctl.run.record import health_history, rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
@@ -24,21 +24,21 @@ from tests.lab.waiting import wait_for
 LONG_AGO = 7200.0
 
 
-def ended_run(root: Path, manifest: code.Manifest, when: float) -> rundir.RunDir:
+def ended_run(root: Path, manifest: code_manifest.Manifest, when: float) -> rundir.RunDir:
     run = rundir.create_run_dir("job", root)
     writer = Writer(run)
     writer.append(controller_events.Created(run=run.run, name="job", path="/c.yaml"), when)
     writer.append(controller_events.Ended(state="succeeded", exit_code=0), when)
     writer.close()
-    code.save(run, manifest)
+    code_manifest.save_manifest(run, manifest)
     return run
 
 
-def taken(content: code.ContentStore, folder: Path, text: str, age: float) -> tuple[int, int, str]:
+def taken(content: code_manifest.ContentStore, folder: Path, text: str, age: float) -> tuple[int, int, str]:
     path = folder / "file"
     path.write_text(text)
     with path.open("rb") as file:
-        size, digest = content.take(file)
+        size, digest = content.add(file)
     os.utime(content.path(digest), (time.time() - age,) * 2)
     return size, 0o644, digest
 
@@ -53,13 +53,13 @@ def clean(home: Path, *arguments: str) -> str:
 
 def test_content_goes_with_the_last_run_that_needs_it_and_only_when_told(tmp_path: Path) -> None:
     root = tmp_path / "clusterctl" / "runs"
-    content = code.ContentStore(tmp_path / "clusterctl" / "content")
+    content = code_manifest.ContentStore(tmp_path / "clusterctl" / "content")
     old, both, young, nobodys = (
         taken(content, tmp_path, text, age)
         for text, age in (("old", LONG_AGO), ("both", LONG_AGO), ("young", 60.0), ("nobody's", LONG_AGO))
     )
-    past = ended_run(root, code.Manifest(files={"a": old, "b": both, "c": young}), time.time() - LONG_AGO)
-    recent = ended_run(root, code.Manifest(files={"b": both}), time.time())
+    past = ended_run(root, code_manifest.Manifest(files={"a": old, "b": both, "c": young}), time.time() - LONG_AGO)
+    recent = ended_run(root, code_manifest.Manifest(files={"b": both}), time.time())
 
     def there() -> list[bool]:
         return [content.path(entry[2]).exists() for entry in (old, both, young, nobodys)]
@@ -77,19 +77,19 @@ def test_content_goes_with_the_last_run_that_needs_it_and_only_when_told(tmp_pat
 
 
 def test_what_a_killed_start_was_storing_is_cleaned_once_it_is_old(tmp_path: Path) -> None:
-    content = code.ContentStore(tmp_path / "clusterctl" / "content")
+    content = code_manifest.ContentStore(tmp_path / "clusterctl" / "content")
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         os.dup2(reader, 0)
         os.close(writer)
-        content.take(open(0, "rb"))
+        content.add(open(0, "rb"))
         os._exit(1)
     parts = wait_for(lambda: list(content.root.glob(".*")), what="a file that is stored")
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
-    assert content.unused((), time.time() - 60) == []
+    assert content.list_unused((), time.time() - 60) == []
     os.utime(parts[0], (time.time() - LONG_AGO,) * 2)
     assert "code that no run needs  1 file" in clean(tmp_path, "--yes")
     assert list(content.root.iterdir()) == []
@@ -106,7 +106,7 @@ def test_what_a_killed_start_was_storing_is_cleaned_once_it_is_old(tmp_path: Pat
 )
 def test_a_number_of_runs_to_keep_is_all_that_decides(tmp_path: Path, options: list[str], left: int, said: str) -> None:
     root = tmp_path / "clusterctl" / "runs"
-    runs = [ended_run(root, code.Manifest(), time.time() - 100 + number).path for number in range(4)]
+    runs = [ended_run(root, code_manifest.Manifest(), time.time() - 100 + number).path for number in range(4)]
 
     assert said in clean(tmp_path, *options, "--yes")
     assert [run.exists() for run in runs] == [False] * (4 - left) + [True] * left
@@ -138,13 +138,13 @@ def test_commands_that_are_accepted_at_once_are_all_accepted(tmp_path: Path, mon
 
 
 def test_content_that_a_start_uses_again_is_young(tmp_path: Path) -> None:
-    content = code.ContentStore(tmp_path)
+    content = code_manifest.ContentStore(tmp_path)
     _, _, digest = taken(content, tmp_path, "text", LONG_AGO)
 
-    assert content.unused((), time.time() - 60) != []
-    assert content.keep(digest)
-    assert content.unused((), time.time() - 60) == []
-    assert not content.keep("0" * 64)
+    assert content.list_unused((), time.time() - 60) != []
+    assert content.refresh(digest)
+    assert content.list_unused((), time.time() - 60) == []
+    assert not content.refresh("0" * 64)
 
 
 def test_a_folder_of_too_many_files_is_refused_with_the_folders_that_hold_most(tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ def test_a_folder_of_too_many_files_is_refused_with_the_folders_that_hold_most(t
         for number in range(count):
             (source / name / "inner" / str(number)).touch()
     (source / "train.py").touch()
-    content = code.ContentStore(tmp_path / "content")
+    content = code_manifest.ContentStore(tmp_path / "content")
     sync = SyncSpec(source=str(source))
-    assert len(code.collect(sync, content, most_files=10).files) == 10
+    assert len(code_manifest.build_manifest(sync, content, most_files=10).files) == 10
     with pytest.raises(RefusedError, match="holds more than 9 files to sync") as refused:
-        code.collect(sync, content, most_files=9)
+        code_manifest.build_manifest(sync, content, most_files=9)
     assert refused.value.hint == "add to `sync.exclude` what is no code; most of them lie in data/ (7), pkg/ (2)"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.run.controller.control import Bell, NoControllerError, ask
+from clusterctl.run.controller.control_socket import ChangeSubscription, NoControllerError, send_request
 from clusterctl.run.record.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ def ending(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunDir]:
 def test_a_controller_that_goes_while_it_is_asked_is_none(ending: RunDir, arguments: dict[str, str]) -> None:
     for _ in range(50):
         with pytest.raises(NoControllerError):
-            ask(ending, "down", arguments)
+            send_request(ending, "down", arguments)
 
 
 @pytest.mark.parametrize("ending", [""], indirect=True, ids=["no answer"])
 def test_a_bell_whose_controller_goes_is_silent(ending: RunDir) -> None:
     for _ in range(1000):
-        bell = Bell(ending)
+        bell = ChangeSubscription(ending)
         assert bell.clear() is False or bell.fileno() is not None
         bell.close()
 
@@ -83,7 +83,7 @@ def test_a_name_that_another_user_has_taken_is_no_controller(tmp_path: Path) -> 
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(NoControllerError):
-            ask(run, "down")
+            send_request(run, "down")
 
 
 def test_the_name_of_a_controller_is_another_each_time_and_those_who_may_read_its_run_know_it(tmp_path: Path) -> None:

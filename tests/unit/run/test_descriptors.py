@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.run.controller.control import ControlServer
-from clusterctl.run.controller.replication import Intake
+from clusterctl.run.controller.control_socket import ControlServer
+from clusterctl.run.controller.replication import ReplicaQueue
 from clusterctl.run.record.rundir import create_run_dir
 from clusterctl.run.record.writer import Writer
 from clusterctl.session.inbox import OutputReceived
@@ -78,13 +78,13 @@ def test_the_output_of_64_nodes_with_8_ranks_leaves_room_for_their_connections_h
 def test_output_waits_for_a_descriptor_and_a_person_is_told_why(writer: Writer) -> None:
     stored: list[OutputReceived] = []
     said: list[str] = []
-    intake = Intake(writer, lambda item, _size: stored.append(item), lambda text, _level: said.append(text))
+    intake = ReplicaQueue(writer, lambda item, _size: stored.append(item), lambda text, _level: said.append(text))
     pieces = [OutputReceived("n1", "r", "attempt-0/rank-0.log", at, b"abc") for at in (0, 3)]
 
     with descriptors_left(0):
         for piece in pieces:
             intake.take(piece)
-        assert (stored, intake.paused) == ([], True)
+        assert (stored, intake.is_paused) == ([], True)
     intake._retry_at = 0.0
     intake.retry()
 

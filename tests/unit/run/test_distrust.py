@@ -1,17 +1,14 @@
-"""When a node is not believed any more, and when what it says of another controller is."""
+"""When a node is not believed any more, and what its epoch is."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from clusterctl.errors import ConnectError
-from clusterctl.run.nodes import ending
-from clusterctl.run.nodes.epochs import highest_epoch, succeeded
+from clusterctl.run.nodes import run_cleanup
+from clusterctl.run.nodes.run_cleanup import find_highest_epoch
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.violations import MAX_VIOLATIONS, VIOLATION_WINDOW_S, ViolationCounter
-from clusterctl.session.errors import StaleEpochError
 
 
 class Node:
@@ -24,28 +21,11 @@ class Node:
         return {"epoch": self._answer}
 
 
-@pytest.mark.parametrize(
-    ("answers", "another"),
-    [
-        ([4], True),
-        ([3, 4], True),
-        ([StaleEpochError("n: epoch 3 is old")], True),
-        ([], False),
-        ([ConnectError("n", "gone")], False),
-    ],
-    ids=["a higher epoch", "of one of two", "refused for a lower one", "nobody to ask", "nobody answers"],
-)
-def test_another_controller_is_one_that_a_second_node_knows(answers: list[int | Exception], *, another: bool) -> None:
-    nodes: Any = {f"n{place}": Node(answer) for place, answer in enumerate(answers)}
-
-    assert succeeded("r", nodes, epoch=3) is another
-
-
 def test_the_highest_epoch_is_that_of_the_nodes_that_answer() -> None:
     nodes: Any = {"a": Node(2), "b": Node(7), "c": Node(ConnectError("c", "gone"))}
 
-    assert highest_epoch("r", nodes) == 7
-    assert highest_epoch("r", {}) == 0
+    assert find_highest_epoch("r", nodes) == 7
+    assert find_highest_epoch("r", {}) == 0
 
 
 def test_a_node_has_used_up_its_chances_at_the_third_word_within_an_hour() -> None:
@@ -66,5 +46,5 @@ def test_the_same_words_of_a_node_are_told_once_and_new_ones_not_for_ever() -> N
 def test_of_a_node_that_does_not_end_and_names_no_worker_nobody_says_that_nothing_is_left() -> None:
     status = {"state": "started", "workers": [], "remaining": []}
 
-    assert [entry["why"] for entry in ending._unended("gpu01", status)] == [outcome.OVERDUE]
-    assert ending._unended("gpu01", {**status, "state": "swept"}) == []
+    assert [entry["why"] for entry in run_cleanup._unended("gpu01", status)] == [outcome.OVERDUE]
+    assert run_cleanup._unended("gpu01", {**status, "state": "swept"}) == []

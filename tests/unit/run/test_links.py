@@ -8,7 +8,7 @@ import time
 from typing import Any, cast
 
 from clusterctl.config.spec import HostSpec
-from clusterctl.run.nodes.links import Links, Redialed
+from clusterctl.run.controller.links import Links, Redialed
 from clusterctl.session.session import Session
 
 
@@ -38,7 +38,7 @@ def test_a_node_that_lets_us_in_and_breaks_off_is_dialed_with_growing_pauses() -
     began = time.monotonic()
 
     for _ in range(3):
-        links.broken(host)
+        links.redial(host)
         back: Redialed = inbox.get(timeout=10)
         links.add(host, back.session)
 
@@ -50,8 +50,8 @@ def test_a_node_that_lets_us_in_and_breaks_off_is_dialed_with_growing_pauses() -
 def test_a_person_who_waits_cuts_the_pause_short() -> None:
     links, host, inbox, moments = dialing()
     for _ in range(4):
-        links.broken(host)
-        links.hurry()
+        links.redial(host)
+        links.redial_now()
         links.add(host, inbox.get(timeout=10).session)
 
     assert moments[-1] - moments[0] < 1.0
@@ -63,14 +63,14 @@ def test_a_node_without_a_connection_is_cut_from_the_moment_of_the_close_and_sil
     session = Stub()
     session.silence_s = 15.0
     links.add(host, cast("Session", session))
-    assert links.cut() == {}
+    assert links.list_unreachable() == {}
 
-    links.broken(host)
+    links.redial(host)
 
-    assert links.silent(0.0)["n1"] >= 15.0
-    assert links.cut()["n1"] < 5.0
+    assert links.list_silent(0.0)["n1"] >= 15.0
+    assert links.list_unreachable()["n1"] < 5.0
     links.add(host, inbox.get(timeout=10).session)
-    assert links.cut() == {}
+    assert links.list_unreachable() == {}
     links.close()
 
 
@@ -84,7 +84,7 @@ def test_a_session_that_broke_before_it_got_here_takes_nobody_s_place_and_its_ho
     assert links.sessions == {"n1": living}
     assert moments == []
 
-    links.broken(host)
+    links.redial(host)
     back: Redialed = inbox.get(timeout=10)
     back.session.close()
     assert not links.add(host, back.session)
@@ -95,16 +95,16 @@ def test_a_session_that_broke_before_it_got_here_takes_nobody_s_place_and_its_ho
 
 def test_news_of_a_session_that_was_replaced_or_never_taken_in_is_no_loss() -> None:
     links, host, inbox, _ = dialing()
-    assert not links.has_lost("n1")
+    assert not links.is_broken("n1")
 
     session = Stub()
     links.add(host, cast("Session", session))
-    assert not links.has_lost("n1")
+    assert not links.is_broken("n1")
 
     session.close()
-    assert links.has_lost("n1")
-    links.broken(host)
-    assert links.has_lost("n1")
+    assert links.is_broken("n1")
+    links.redial(host)
+    assert links.is_broken("n1")
     links.add(host, inbox.get(timeout=10).session)
-    assert not links.has_lost("n1")
+    assert not links.is_broken("n1")
     links.close()

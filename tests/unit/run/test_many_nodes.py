@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.run.controller.following import pace
-from clusterctl.run.controller.main import turn_of
+from clusterctl.run.controller.links import choose_pace_s
+from clusterctl.run.controller.main import choose_switch_interval_s
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from clusterctl.run.controller.main import turn_of
     ],
 )
 def test_the_more_nodes_the_longer_each_keeps_a_little_output(nodes: int, seconds: float) -> None:
-    assert pace(nodes) == pytest.approx(seconds)
+    assert choose_pace_s(nodes) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,4 @@ def test_the_more_nodes_the_longer_each_keeps_a_little_output(nodes: int, second
     [pytest.param(1, 0.05, id="one"), pytest.param(200, 0.05, id="hundreds"), pytest.param(1000, 0.25, id="thousand")],
 )
 def test_the_more_nodes_the_longer_a_thread_keeps_the_interpreter(nodes: int, seconds: float) -> None:
-    assert turn_of(nodes) == pytest.approx(seconds)
+    assert choose_switch_interval_s(nodes) == pytest.approx(seconds)

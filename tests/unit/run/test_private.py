@@ -11,8 +11,8 @@ import pytest
 
 from clusterctl.agent.workdir.file_tree import make_workdir
 from clusterctl.cli import main
-from clusterctl.run.nodes.code import ContentStore
-from clusterctl.run.nodes.files.sensitive import sentence
+from clusterctl.run.nodes.code_manifest import ContentStore
+from clusterctl.run.nodes.sync_warnings import describe_secret_files
 from clusterctl.run.record import rundir
 
 
@@ -96,7 +96,7 @@ print(resource.getrlimit(resource.RLIMIT_CORE)[0], child.communicate(b"go\\n")[0
     ],
 )
 def test_names_of_secrets_among_the_code_are_told_once_with_the_remedy(paths: list[str], said: str | None) -> None:
-    found = sentence([(path, 10) for path in paths], lambda _path: b"")
+    found = describe_secret_files([(path, 10) for path in paths], lambda _path: b"")
     assert (found is None) is (said is None)
     if said is not None:
         assert str(found).startswith(said)
@@ -113,16 +113,16 @@ def test_names_of_secrets_among_the_code_are_told_once_with_the_remedy(paths: li
     ],
 )
 def test_files_of_tokens_are_told_of_like_keys(path: str) -> None:
-    assert str(sentence([(path, 10)], lambda _path: b"")).startswith(f"`{path}` may hold secrets")
+    assert str(describe_secret_files([(path, 10)], lambda _path: b"")).startswith(f"`{path}` may hold secrets")
 
 
 @pytest.mark.parametrize("path", ["tokenizer.json", "tokens.py", "keys.csv", "config.json", "hosts.yml", "history.csv"])
 def test_files_of_training_are_no_secrets(path: str) -> None:
-    assert sentence([(path, 2000)], lambda _path: b'{"a": 1}') is None
+    assert describe_secret_files([(path, 2000)], lambda _path: b'{"a": 1}') is None
 
 
 def test_a_key_is_known_by_what_it_begins_with(tmp_path: Path) -> None:
     account = b'{"type": "service_account", "project_id": "p", "private_key": "-----BEGIN PRIVATE KEY-----\\nMII"}'
     texts = {"my-project-1a2b.json": account, "deploy": b"-----BEGIN OPENSSH PRIVATE KEY-----", "a.txt": b"x" * 100}
-    told = str(sentence([(path, 2000) for path in texts], texts.__getitem__))
+    told = str(describe_secret_files([(path, 2000) for path in texts], texts.__getitem__))
     assert told.startswith("`deploy`, `my-project-1a2b.json` may hold secrets")

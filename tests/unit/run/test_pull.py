@@ -13,7 +13,7 @@ import pytest
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.workdir.file_tree import find_matching_files
 from clusterctl.errors import AgentError, ConnectError, RefusedError
-from clusterctl.run.nodes.transfer import Fetching, asked_for, pull
+from clusterctl.run.nodes.downloads import FetchOptions, matches_pattern, pull
 from tests.work import calls
 
 FILES = [
@@ -33,7 +33,7 @@ def test_what_an_honest_node_sends_was_asked_for_and_nothing_else(pattern: str, 
         (tmp_path / name).touch()
     sent = {name for name, _ in find_matching_files(str(tmp_path), pattern)}
 
-    assert {name for name in FILES if asked_for(pattern, name)} == sent
+    assert {name for name in FILES if matches_pattern(pattern, name)} == sent
 
 
 class Node:
@@ -101,7 +101,7 @@ def test_of_more_than_was_allowed_nothing_is_written_and_the_session_is_ended(tm
     node = Node(("ckpt/1.pt", 101, 0o644))
 
     with pytest.raises(RefusedError, match="over 100 bytes") as caught:
-        pull(node, "work", "ckpt/**", tmp_path / "gpu01", Fetching(most=100))  # type: ignore[arg-type]
+        pull(node, "work", "ckpt/**", tmp_path / "gpu01", FetchOptions(max_bytes=100))  # type: ignore[arg-type]
 
     assert "--max-size" in str(caught.value.hint)
     assert node.closed
@@ -122,6 +122,6 @@ def test_bytes_of_files_that_come_out_of_order_are_no_frame_of_ours(tmp_path: Pa
 
 def test_a_name_of_many_parts_costs_what_its_length_does() -> None:
     pattern = "/".join(["**", "a"] * 8)
-    work = [calls(lambda n=n: asked_for(pattern, "a/" * n + "b")) for n in (200, 400)]  # type: ignore[misc]
+    work = [calls(lambda n=n: matches_pattern(pattern, "a/" * n + "b")) for n in (200, 400)]  # type: ignore[misc]
 
     assert work[1] < 3 * work[0]

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.config.field_types import FetchCondition
 from clusterctl.config.spec import ClusterSpec, ResultsSpec
-from clusterctl.run.nodes.files.results import Gathering, wanted
+from clusterctl.run.nodes.downloads import ResultsFetch, choose_results
 from clusterctl.run.rules.state import RunPhase, RunState
 
 RESULTS = ResultsSpec(patterns=("best*",), to="/no/such/place")
@@ -31,17 +31,18 @@ BEGUN = RunState(placements=((0, "n1", (0,)),))
 def test_results_are_fetched_after(when: FetchCondition, phase: RunPhase, fetched: bool) -> None:
     spec = replace(SPEC, results=replace(RESULTS, when=when))
 
-    assert (wanted(spec, BEGUN, phase) is not None) == fetched
+    assert (choose_results(spec, BEGUN, phase) is not None) == fetched
 
 
 def test_of_a_run_that_never_began_there_are_no_results() -> None:
     assert (
-        wanted(replace(SPEC, results=replace(RESULTS, when=FetchCondition.ALWAYS)), RunState(), RunPhase.FAILED) is None
+        choose_results(replace(SPEC, results=replace(RESULTS, when=FetchCondition.ALWAYS)), RunState(), RunPhase.FAILED)
+        is None
     )
 
 
 def test_a_node_that_is_not_connected_is_named_and_the_patterns_are_not() -> None:
-    found = Gathering(SPEC, RESULTS, "r-1").fetch({}, ["n1", "n2"])
+    found = ResultsFetch(SPEC, RESULTS, "r-1").fetch({}, ["n1", "n2"])
 
     assert found.missing == ["n[1-2]: not connected"]
     assert (found.files, Path(found.to)) == (0, Path("/no/such/place/r-1"))

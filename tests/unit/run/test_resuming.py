@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.config.spec import CheckpointSpec
-from clusterctl.run.nodes.checkpoints import Seen, newest_of, of_this_run, sentence
+from clusterctl.run.nodes.checkpoints import CheckpointsByNode, describe_choice, exclude_older, list_newest_first
 from clusterctl.run.rules.checkpoint_files import CopiedFile, Version
 
 OLD, NEW, NEWER = (1.0, 10), (5.0, 10), (6.0, 10)
@@ -31,14 +31,14 @@ OLD, NEW, NEWER = (1.0, 10), (5.0, 10), (6.0, 10)
         ),
     ],
 )  # fmt: skip
-def test_the_newest_checkpoint(seen: Seen, copies: list[CopiedFile], newest: str | None) -> None:
-    found = newest_of(list(seen), seen, copies)
+def test_the_newest_checkpoint(seen: CheckpointsByNode, copies: list[CopiedFile], newest: str | None) -> None:
+    found = list_newest_first(list(seen), seen, copies)
 
     assert next((one.path for one in found), None) == newest
 
 
 def test_where_no_node_has_a_checkpoint_the_start_from_scratch_is_told() -> None:
-    assert sentence(1, CheckpointSpec(pattern="ckpt/step-*"), None) == (
+    assert describe_choice(1, CheckpointSpec(pattern="ckpt/step-*"), None) == (
         "attempt 1 starts from scratch: no checkpoint of this run matches `ckpt/step-*`"
     )
 
@@ -72,8 +72,10 @@ def test_where_no_node_has_a_checkpoint_the_start_from_scratch_is_told() -> None
         pytest.param({"a": {"1": NEW}}, {}, {"a": set()}, id="nobody knows what was there"),
     ],
 )
-def test_what_belongs_to_this_run(seen: Seen, before: dict[str, set[Version]], expected: dict[str, set[str]]) -> None:
-    assert {node: set(found) for node, found in of_this_run(seen, before).items()} == expected
+def test_what_belongs_to_this_run(
+    seen: CheckpointsByNode, before: dict[str, set[Version]], expected: dict[str, set[str]]
+) -> None:
+    assert {node: set(found) for node, found in exclude_older(seen, before).items()} == expected
 
 
 VERSIONS = st.tuples(st.floats(0, 3), st.integers(0, 3))
@@ -81,10 +83,12 @@ SEEN = st.dictionaries(st.sampled_from("ab"), st.dictionaries(st.sampled_from("x
 
 
 @given(then=SEEN, now=SEEN)
-def test_nothing_that_was_there_when_the_run_began_is_ever_gone_on_from(then: Seen, now: Seen) -> None:
+def test_nothing_that_was_there_when_the_run_began_is_ever_gone_on_from(
+    then: CheckpointsByNode, now: CheckpointsByNode
+) -> None:
     before = {node: set(found.values()) for node, found in then.items()}
 
-    shown = of_this_run(now, before)
+    shown = exclude_older(now, before)
 
     assert all(version not in before.get(node, ()) for node, found in shown.items() for version in found.values())
     assert all(found.items() <= now[node].items() for node, found in shown.items())

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.agent.protocol.run_files import INDEX_RECORD, format_index_path
 from clusterctl.render.console import Terminal
 from clusterctl.render.status import render_timings, slow_start, timings_json
-from clusterctl.run.nodes.progress import Progress
+from clusterctl.run.nodes.fan_out import Progress
 from clusterctl.run.record import rundir
 from clusterctl.run.record.start_times import StartTimes, StepTime, read_start_times
 from clusterctl.run.record.writer import Writer
@@ -88,11 +88,11 @@ def test_only_a_start_that_took_long_is_worth_a_line_of_why(seconds: float, told
 def test_a_step_tells_at_its_end_how_long_each_node_took_and_with_what() -> None:
     posted: list[controller_events.ControllerEvent] = []
     step = Progress("connect", 2, posted.append)
-    step.at("a", "connecting")
-    step.at("b", "connecting")
-    step.at("b", "logging in")
-    step.through("a")
-    step.through("b")
+    step.set_waiting("a", "connecting")
+    step.set_waiting("b", "connecting")
+    step.set_waiting("b", "logging in")
+    step.finish_node("a")
+    step.finish_node("b")
     step.end()
     last = posted[-1]
     assert isinstance(last, controller_events.Phase)

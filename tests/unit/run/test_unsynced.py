@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.serve import workdirs
-from clusterctl.run.nodes import unsynced
+from clusterctl.run.nodes import sync_warnings
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,11 @@ from clusterctl.run.nodes import unsynced
 def test_what_has_changed(
     before: dict[str, dict[str, str]], now: dict[str, dict[str, str]], changed: dict[str, list[str]]
 ) -> None:
-    assert unsynced.changes(before, now) == changed
+    assert sync_warnings.find_changes(before, now) == changed
 
 
 def test_a_few_files_are_named_and_the_others_counted() -> None:
-    said = unsynced.sentence(list("abcde"), "n[1-2]")
+    said = sync_warnings.describe_changes(list("abcde"), "n[1-2]")
 
     assert said == (
         "the code on n[1-2] is not synced and has changed since the run was started: `a`, `b`, `c` and 2 more"

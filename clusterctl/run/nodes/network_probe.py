@@ -1,14 +1,20 @@
-"""Where the workers of a run meet: what the nodes told of their addresses, and the routes between them."""
+"""The network between the nodes: the address of the rendezvous, and what the nodes can reach before there are workers.
+
+NCCL and Gloo join ranks of all nodes at ports that the kernel picks, in both directions, with packets as large as the
+interfaces allow. So each node also sends its neighbour data and gets it back: a few bytes at one port prove nothing.
+"""
 
 from __future__ import annotations
 
 import secrets
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.plan import rendezvous
 from clusterctl.plan.environment import choose_interface_variables
-from clusterctl.run.nodes.fan_out import each, quietly, raise_first
+from clusterctl.run.nodes.fan_out import call_all, quietly, raise_first
 from clusterctl.session.requests import CONNECT, LISTEN, ROUTES, UNLISTEN
 
 if TYPE_CHECKING:
@@ -19,12 +25,14 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.plan.layout import NodeLayout
     from clusterctl.session.session import Session
+
+
 CONNECT_SECONDS = 2.0
 """How long a node may take to reach the port; a firewall that drops packets is known by this time."""
 _MARGIN = 4.0
 
 
-def answer_of(host: HostSpec, hello: HelloAnswer) -> rendezvous.NodeInfo:
+def build_node_info(host: HostSpec, hello: HelloAnswer) -> rendezvous.NodeInfo:
     """Return what planning needs of a node's hello."""
     addresses = tuple(
         (a["interface"], a["address"]) for a in hello.get("addresses", []) if a.get("up") and not a.get("loopback")
@@ -42,7 +50,7 @@ def answer_of(host: HostSpec, hello: HelloAnswer) -> rendezvous.NodeInfo:
     )
 
 
-def meet(
+def resolve_rendezvous(
     spec: ClusterSpec,
     entries: Sequence[NodeLayout],
     answers: Mapping[str, rendezvous.NodeInfo],
@@ -63,8 +71,10 @@ def meet(
     own = _own_addresses(spec, hosts, answers)
     first, others = hosts[0].name, [host.name for host in hosts[1:]]
     seeming = own[first]
-    routes = ask_routes(sessions, {first: _known(own, others), **({n: [seeming] for n in others} if seeming else {})})
-    master = _master(spec, hosts, own, routes[first])
+    routes = ask_routes(
+        sessions, {first: _list_known(own, others), **({n: [seeming] for n in others} if seeming else {})}
+    )
+    master = _choose_master(spec, hosts, own, routes[first])
     if master != seeming:
         routes |= ask_routes(sessions, {node: [master] for node in others})
     to_master = {node: routes[node].get(master) for node in others}
@@ -79,11 +89,11 @@ def _own_addresses(
     return {h.name: rendezvous.guess_address(h, answers[h.name], spec.network.interface) for h in hosts}
 
 
-def _known(own: Mapping[str, str | None], nodes: Sequence[str]) -> list[str]:
+def _list_known(own: Mapping[str, str | None], nodes: Sequence[str]) -> list[str]:
     return [address for node in nodes if (address := own[node])]
 
 
-def _master(
+def _choose_master(
     spec: ClusterSpec,
     hosts: Sequence[HostSpec],
     own: Mapping[str, str | None],
@@ -98,7 +108,9 @@ def _master(
     if spec.network.interface and not first.internal_ip:
         master = own[first.name]
     else:
-        master = rendezvous.choose_master_address(first, own[first.name], [routes.get(a) for a in _known(own, others)])
+        master = rendezvous.choose_master_address(
+            first, own[first.name], [routes.get(a) for a in _list_known(own, others)]
+        )
     if master is None:
         raise RefusedError(
             f"{first.name} has no address that other nodes could reach",
@@ -122,40 +134,40 @@ def ask_routes(
             t: rendezvous.Route(source=r["source"], interface=r["interface"]) if r else None for t, r in answer.items()
         }
 
-    answered, errors = each({node: sessions[node] for node in targets}, ask)
+    answered, errors = call_all({node: sessions[node] for node in targets}, ask)
     raise_first(errors)
     return answered
 
 
-def meeting_addresses(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
+def guess_addresses(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
     """Return where each node will probably be met by the others; none for a node that tells no address."""
     hosts = [h for h in spec.hosts if h.name in sessions]
-    answers = {h.name: answer_of(h, sessions[h.name].hello) for h in hosts}
+    answers = {h.name: build_node_info(h, sessions[h.name].hello) for h in hosts}
     if answers and rendezvous.can_use_loopback(list(answers.values())):
         return dict.fromkeys(answers, "127.0.0.1")
-    addresses = {h.name: _address(spec, h, answers[h.name]) for h in hosts}
+    addresses = {h.name: _guess_address(spec, h, answers[h.name]) for h in hosts}
     return {node: address for node, address in addresses.items() if address}
 
 
-def likely_interfaces(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, str]]:
+def guess_interfaces(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, str]]:
     """Return what ranks of each node will probably be told of interfaces, beside what `env` says."""
     hosts = [h for h in spec.hosts if h.name in sessions]
-    answers = {h.name: answer_of(h, sessions[h.name].hello) for h in hosts}
+    answers = {h.name: build_node_info(h, sessions[h.name].hello) for h in hosts}
     routes = {
         node: "lo" if address == "127.0.0.1" else rendezvous.find_interface(answers[node], address)
-        for node, address in meeting_addresses(spec, sessions).items()
+        for node, address in guess_addresses(spec, sessions).items()
     }
     return choose_interface_variables(spec, hosts, answers, routes)
 
 
-def _address(spec: ClusterSpec, host: HostSpec, answer: rendezvous.NodeInfo) -> str | None:
+def _guess_address(spec: ClusterSpec, host: HostSpec, answer: rendezvous.NodeInfo) -> str | None:
     try:
         return rendezvous.guess_address(host, answer, spec.network.interface)
     except RefusedError:
         return answer.reached_at
 
 
-def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, Any]]:
+def probe_rendezvous_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, Any]]:
     """Return what each node saw of the port, as the key `rendezvous` of `facts["controller"]` has it.
 
     The first worker of the cluster file that was reached listens, on the port that the file names or on any free one,
@@ -165,36 +177,36 @@ def try_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, di
     if len(ordered) < 2:
         return {}
     first = ordered[0].name
-    answers = {h.name: answer_of(h, sessions[h.name].hello) for h in ordered}
+    answers = {h.name: build_node_info(h, sessions[h.name].hello) for h in ordered}
     port = spec.network.master_port or 0
     nonce = secrets.token_hex(16)
     tried: dict[str, Any] = {"address": None, "port": port, "role": "listen", "ok": False, "error": None}
     try:
         together = rendezvous.can_use_loopback(list(answers.values()))
-        tried["address"] = "127.0.0.1" if together else _seen_from_others(spec, ordered, answers, sessions)
+        tried["address"] = "127.0.0.1" if together else _choose_listener_address(spec, ordered, answers, sessions)
         request: command_types.ListenArguments = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
         tried["port"] = LISTEN.call(sessions[first], request)["port"]
     except ClusterctlError as error:
         return {first: {**tried, "error": str(error)}}
-    others = _connect(first, tried, {h.name: sessions[h.name] for h in ordered[1:]}, nonce)
+    others = _probe_port(first, tried, {h.name: sessions[h.name] for h in ordered[1:]}, nonce)
     # Whoever binds the port next must find it free.
     quietly(lambda: UNLISTEN.call(sessions[first], {"nonce": nonce}))
     reached = sum(seen["ok"] for seen in others.values())
     return {first: {**tried, "ok": True, "peers": len(others), "reached_by": reached}, **others}
 
 
-def _seen_from_others(
+def _choose_listener_address(
     spec: ClusterSpec,
     hosts: Sequence[HostSpec],
     answers: Mapping[str, rendezvous.NodeInfo],
     sessions: Mapping[str, Session],
 ) -> str:
     own, first = _own_addresses(spec, hosts, answers), hosts[0].name
-    routes = ask_routes(sessions, {first: _known(own, [host.name for host in hosts[1:]])})
-    return _master(spec, hosts, own, routes[first])
+    routes = ask_routes(sessions, {first: _list_known(own, [host.name for host in hosts[1:]])})
+    return _choose_master(spec, hosts, own, routes[first])
 
 
-def _connect(
+def _probe_port(
     first: str, tried: Mapping[str, Any], sessions: Mapping[str, Session], nonce: str
 ) -> dict[str, dict[str, Any]]:
     request: command_types.ConnectArguments = {
@@ -207,7 +219,108 @@ def _connect(
     def connect(_node: str, session: Session) -> ConnectAnswer:
         return CONNECT.call(session, request, timeout=CONNECT_SECONDS + _MARGIN)
 
-    answers, errors = each(sessions, connect)
+    answers, errors = call_all(sessions, connect)
     seen = answers | {node: {"ok": False, "ms": None, "error": str(error)} for node, error in errors.items()}
     shared = {"address": tried["address"], "port": tried["port"], "role": "connect", "listener": first}
     return {node: {**shared, **seen[node]} for node in sessions}
+
+
+PAYLOAD_BYTES = 256 * 1024
+"""Bytes each way: many packets of any size, and done in no time."""
+EXCHANGE_SECONDS = 4.0
+"""How long one exchange may take; two lost packets at its begin cost three."""
+_LINK_MARGIN = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProbe:
+    """One connection to try: `origin` opens it to `peer`, and what is wrong with it counts against `reported_on`."""
+
+    origin: str
+    peer: str
+    reported_on: str
+
+
+def plan_link_probes(workers: Sequence[str], spares: Sequence[str]) -> list[LinkProbe]:
+    """Return what to try: each worker and the next one, and each spare with one of them, there and back.
+
+    A spare is in no worker's way: what is wrong between both is the spare's affair.
+    """
+    count = len(workers)
+    ring = (
+        [LinkProbe(node, workers[(place + 1) % count], node) for place, node in enumerate(workers)] if count > 1 else []
+    )
+    beside = [(spare, workers[place % count]) for place, spare in enumerate(spares)] if workers else []
+    return [*ring, *(LinkProbe(a, b, spare) for spare, worker in beside for a, b in ((spare, worker), (worker, spare)))]
+
+
+def probe_links(
+    spec: ClusterSpec, sessions: Mapping[str, Session], rendezvous: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what was seen of each way, by the node it counts against, as `facts["controller"]["ring"]` has it.
+
+    Args:
+        spec: What is declared.
+        sessions: Node name to session.
+        rendezvous: What `try_port` returned: it tells at which address each node is met by the others. Nodes that did
+            not come through there are left out.
+    """
+    at = _list_addresses(spec, rendezvous)
+    planned = plan_link_probes(
+        [h.name for h in spec.workers if h.name in at], [h.name for h in spec.spares if h.name in at]
+    )
+    nonce = secrets.token_hex(16)
+    peers = Counter(way.peer for way in planned)
+
+    def listen(node: str, session: Session) -> int:
+        return _listen(session, nonce, peers[node])
+
+    ports, deaf = call_all({node: sessions[node] for node in peers}, listen)
+    by_key = {f"{way.origin} {way.peer}": way for way in planned}
+
+    def connect(key: str, session: Session) -> ConnectAnswer:
+        peer = by_key[key].peer
+        if peer in deaf:
+            return {"ok": None, "error": f"{peer} was not heard: {deaf[peer]}"}
+        return _connect(session, at[peer], ports[peer], nonce)
+
+    answers, errors = call_all({key: sessions[way.origin] for key, way in by_key.items()}, connect)
+    seen: dict[str, list[dict[str, Any]]] = {}
+    for key, way in by_key.items():
+        told = answers.get(key) or {"ok": None, "error": str(errors[key])}
+        entry = {"from": way.origin, "to": way.peer, "address": at[way.peer], "port": ports.get(way.peer), **told}
+        seen.setdefault(way.reported_on, []).append(entry)
+    return seen
+
+
+def _listen(session: Session, nonce: str, peers: int) -> int:
+    """Have a node wait for so many peers; return the port."""
+    seconds = EXCHANGE_SECONDS + _LINK_MARGIN
+    request: command_types.ListenArguments = {
+        "port": 0,
+        "nonce": nonce,
+        "seconds": seconds,
+        "payload": PAYLOAD_BYTES,
+        "enough": peers,
+    }
+    return LISTEN.call(session, request)["port"]
+
+
+def _connect(session: Session, address: str, port: int, nonce: str) -> ConnectAnswer:
+    """Have a node reach a peer, and send as much as shows what the way is good for."""
+    request: command_types.ConnectArguments = {
+        "address": address,
+        "port": port,
+        "nonce": nonce,
+        "timeout": EXCHANGE_SECONDS,
+        "payload": PAYLOAD_BYTES,
+    }
+    return CONNECT.call(session, request, timeout=EXCHANGE_SECONDS + _LINK_MARGIN)
+
+
+def _list_addresses(spec: ClusterSpec, rendezvous: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return where each node is met: as the plan will have it, by the way that it has just been on."""
+    given = {host.name: host.internal_ip for host in spec.hosts}
+    own = {n: seen["address"] if seen.get("role") == "listen" else seen.get("source") for n, seen in rendezvous.items()}
+    usable = {node: given.get(node) or own[node] for node, seen in rendezvous.items() if seen["ok"]}
+    return {node: address for node, address in usable.items() if address}

@@ -1,4 +1,4 @@
-"""The end of a run that is decided: what is still on its way is taken in, the nodes are told, the journal is closed."""
+"""The end of a run that is decided: the last output is taken in, the nodes are told, the journal is closed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.errors import NotFoundError, RefusedError
-from clusterctl.run.nodes import ending
-from clusterctl.run.nodes.fan_out import each, names, raise_first, read_all
-from clusterctl.run.nodes.files import results
+from clusterctl.run.nodes import downloads, run_cleanup
+from clusterctl.run.nodes.fan_out import call_all, fold_names, raise_first, read_all
+from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clusterctl.run.controller.run import ControlledRun
     from clusterctl.run.rules import policy
     from clusterctl.session.session import Session
+
 
 _WITHOUT_PROGRESS = 15.0
 """Seconds in which a node that is connected must have sent something of what is missing, or said how much that is."""
@@ -29,8 +30,11 @@ _AFTER_KILL, _AFTER_CANCEL = 8.0, 600.0
 _Sizes = dict[str, int]
 
 
-class Finishing:
-    """Brings a run to its end. It is at work once `begin` was called."""
+class FinishSequence(ThreadOwnedState):
+    """Brings a run to its end. It is at work once `begin` was called.
+
+    Thread: the loop; `_tell_nodes` runs in another.
+    """
 
     def __init__(self, run: ControlledRun, replication: Replication) -> None:
         self._run, self._replication = run, replication
@@ -40,12 +44,12 @@ class Finishing:
         self._asked: dict[str, Session] = {}
         self._progress: dict[str, tuple[int, float]] = {}
         self._began = 0.0
-        self._gathering: results.Gathering | None = None
-        self._gathered, self._ended_before = False, False
+        self._results_fetch: downloads.ResultsFetch | None = None
+        self._has_results_event, self._ended_before = False, False
         self._telling = False
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """The run is decided."""
         return self._finish is not None
 
@@ -63,58 +67,59 @@ class Finishing:
                 self._files.setdefault(node, []).extend(files)
         self._progress = dict.fromkeys(self._files, (-1, self._began))
         # Where all nodes are quiet by now, nothing would have the loop look again before its next tick.
-        self.go_on()
+        self.step()
 
-    def go_on(self) -> None:
+    def step(self) -> None:
         """Close the run once all output is here, or no more of it comes."""
         if self._finish is None or self._telling:
             return
-        self._ask_for_sizes()
-        missing = {node: left for node in self._files if (left := self._missing(node))}
+        self._request_sizes()
+        missing = {node: left for node in self._files if (left := self._list_missing(node))}
         awaited = [node for node, left in missing.items() if self._is_worth_waiting(node, left)]
         if awaited:
             return
-        if missing and self._gathering is None:
-            self._say_what_is_missing(missing)
-        if self._results_are_here(self._finish):
-            self._tell(self._finish)
+        if missing and self._results_fetch is None:
+            self._note_missing(missing)
+        if self._has_results(self._finish):
+            self._send_finish(self._finish)
 
     # --- results
 
-    def _results_are_here(self, finish: policy.Finish) -> bool:
+    def _has_results(self, finish: policy.Finish) -> bool:
         """Whether nothing of `results` is awaited any more; begin to fetch them where there are any.
 
         That is done before the nodes are let go: from then on another run may write to the same workdir.
         """
-        run, wanted = self._run, results.wanted(self._run.spec, self._run.state, finish.phase)
-        if wanted is None or self._gathered:
+        run, wanted = self._run, downloads.choose_results(self._run.spec, self._run.state, finish.phase)
+        if wanted is None or self._has_results_event:
             return True
-        if self._gathering is None and not run.kill:
-            gathering = self._gathering = results.Gathering(run.spec, wanted, run.folder.run)
+        if self._results_fetch is None and not run.kill:
+            fetch = self._results_fetch = downloads.ResultsFetch(run.spec, wanted, run.folder.run)
             self._ended_before = run.cancelled.is_set()
             sessions, nodes = run.sessions(), list(run.state.nodes)
-            run.aside(lambda: gathering.fetch(sessions, nodes), self._take_results, lambda _: self._give_up("failed"))
+            task = run.executor.in_thread(lambda: fetch.fetch(sessions, nodes))
+            task.then_on_loop(self._take_results, lambda _: self._give_up_results("failed"))
         elif run.kill or (run.cancelled.is_set() and not self._ended_before):
-            self._give_up("not fetched: a person ended the run")
-        elif self._gathering is not None and self._gathering.stuck:
-            self._give_up("sent nothing for two minutes")
-        return self._gathered
+            self._give_up_results("not fetched: a person ended the run")
+        elif self._results_fetch is not None and self._results_fetch.is_stuck:
+            self._give_up_results("sent nothing for two minutes")
+        return self._has_results_event
 
-    def _give_up(self, why: str) -> None:
+    def _give_up_results(self, why: str) -> None:
         """Wait no longer: whatever became of results, the run ends as it does."""
-        if self._gathering is not None:
-            self._take_results(self._gathering.result(why))
-        self._gathered = True
+        if self._results_fetch is not None:
+            self._take_results(self._results_fetch.result(why))
+        self._has_results_event = True
 
     def _take_results(self, found: controller_events.Results) -> None:
-        if not self._gathered:
-            self._gathered = True
+        if not self._has_results_event:
+            self._has_results_event = True
             self._run.record(found)
-            self._run.control.wake()
+            self._run.control.notify()
 
     # --- what is missing
 
-    def _ask_for_sizes(self) -> None:
+    def _request_sizes(self) -> None:
         """Ask each node once for each connection that it has."""
         for node, session in self._run.links.sessions.items():
             if node in self._files and node not in self._sizes and self._asked.get(node) is not session:
@@ -132,9 +137,9 @@ class Finishing:
             raise_first({f: error for f, error in errors.items() if not isinstance(error, NotFoundError)})
             return {file: answer["size"] for file, answer in answers.items()}
 
-        run.aside(measure, lambda sizes: self._sizes.update({node: sizes}), lambda _: None)
+        run.executor.in_thread(measure).then_on_loop(lambda sizes: self._sizes.update({node: sizes}))
 
-    def _missing(self, node: str) -> list[tuple[str, int]]:
+    def _list_missing(self, node: str) -> list[tuple[str, int]]:
         """Return files with the bytes that are not here; all of them where the node has not said how large they are."""
         if node not in self._sizes:
             return [(file, 1) for file in self._files[node]]
@@ -157,20 +162,20 @@ class Finishing:
                 self._progress[node] = (left, now)
             if run.cancelled.is_set() and now - self._began >= (_AFTER_KILL if run.kill else _AFTER_CANCEL):
                 return False
-            return moved or now - since < _WITHOUT_PROGRESS or (self._replication.paused and not run.kill)
+            return moved or now - since < _WITHOUT_PROGRESS or (self._replication.is_paused and not run.kill)
         self._progress[node] = (-1, now)
-        state = run.known(node)
+        state = run.find_node(node)
         if run.kill or state is None or state.link == "lost":
             return False
         # Where there is a connection to no node it is our own link.
         ours = not any(other in run.links.sessions for other in self._files) and not run.cancelled.is_set()
-        return ours or run.links.silent(0.0).get(node, 0.0) < run.limits.node_lost_after
+        return ours or run.links.list_silent(0.0).get(node, 0.0) < run.limits.node_lost_after
 
-    def _say_what_is_missing(self, missing: dict[str, list[tuple[str, int]]]) -> None:
+    def _note_missing(self, missing: dict[str, list[tuple[str, int]]]) -> None:
         unasked = [node for node in missing if node not in self._sizes]
         if unasked:
             self._run.note(
-                f"{names(unasked)} could not be asked for the rest of the output: it may not be whole here;"
+                f"{fold_names(unasked)} could not be asked for the rest of the output: it may not be whole here;"
                 " the nodes still have it"
             )
         files = [f"{node}: {file}" for node in missing if node not in unasked for file, _ in missing[node]]
@@ -179,10 +184,10 @@ class Finishing:
 
     # --- the end
 
-    def _tell(self, finish: policy.Finish) -> None:
+    def _send_finish(self, finish: policy.Finish) -> None:
         run = self._run
         self._telling = True
-        self._replication.tell_what_is_safe()
+        self._replication.send_acknowledgements()
         expected = set(run.all_nodes())
         sessions = {n: s for n, s in run.links.sessions.items() if n in expected}
         ended = controller_events.Ended(
@@ -191,9 +196,9 @@ class Finishing:
 
         def close(_: object) -> None:
             run.record(ended)
-            run.control.wake()
+            run.control.notify()
 
-        run.aside(lambda: self._tell_nodes(sessions, ended), close, close)
+        run.executor.in_thread(lambda: self._tell_nodes(sessions, ended)).then_on_loop(close, close)
 
     def _tell_nodes(self, sessions: dict[str, Session], ended: controller_events.Ended) -> None:
         """Tell nodes that the run has ended. In a thread.
@@ -201,8 +206,8 @@ class Finishing:
         One that was rebooted and came back at the last moment has no workers, but still has to close its attempt.
         """
         run = self._run
-        errors = run.tell_finished(sessions, ended.state, ended.exit_code)
+        errors = run.send_finish(sessions, ended.state, ended.exit_code)
         refused = {n: sessions[n] for n, error in errors.items() if isinstance(error, RefusedError)}
-        late = {n: s for n, s in refused.items() if (node := run.known(n)) is not None and node.swept}
+        late = {n: s for n, s in refused.items() if (node := run.find_node(n)) is not None and node.swept}
         if not run.kill:
-            each(late, lambda n, s: ending.end_on_node(s, run.folder.run, n, run.grace))
+            call_all(late, lambda n, s: run_cleanup.end_on_node(s, run.folder.run, n, run.grace))

@@ -1,6 +1,6 @@
-"""Which code goes to the nodes: the manifest of a folder, and its content kept for later attempts.
+"""The code that goes to the nodes: the manifest of a folder, and its content kept for later attempts.
 
-Content is stored once per hash for all runs of this head, so a run can always be restarted with exactly what it
+The content is stored once per hash for all runs of this head, so a run can always be restarted with exactly what it
 started with, however the folder has changed since.
 """
 
@@ -21,7 +21,7 @@ from clusterctl.agent.protocol.file_list import LINK_MODE
 from clusterctl.config import path_rules
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import format_size
-from clusterctl.run.nodes.files.selection import Found, LeftOut, unless_gone, walk
+from clusterctl.run.nodes.code_selection import ExcludedPath, SelectedFile, read_if_present, select_files
 from clusterctl.run.record.disk_files import make_private_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1024 * 1024
 _PART = ".part"
-MOST_FILES = 500_000
+MAX_FILES = 500_000
 """A listing of so many takes a node seconds and half a gigabyte to go through; no code has as many."""
 
 
@@ -48,7 +48,7 @@ class Manifest:
     """
 
     files: dict[str, tuple[int, int, str]] = field(default_factory=dict)
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[ExcludedPath, ...] = ()
 
     @property
     def code_hash(self) -> str:
@@ -74,7 +74,7 @@ class ContentStore:
         """Return where the content of a hash lies."""
         return self.root / digest[:2] / digest
 
-    def take(self, source: BinaryIO) -> tuple[int, str]:
+    def add(self, source: BinaryIO) -> tuple[int, str]:
         """Copy what a file holds in, in one pass that also hashes it; return its size and hash."""
         digest, size = hashlib.sha256(), 0
         # Heads that share a home may have equal pids: only a name that is made up is nobody else's.
@@ -93,7 +93,7 @@ class ContentStore:
                 raise
         return size, digest.hexdigest()
 
-    def keep(self, digest: str) -> bool:
+    def refresh(self, digest: str) -> bool:
         """Return whether the content is there; then it is young again, and no cleaning takes it away meanwhile."""
         try:
             os.utime(self.path(digest))
@@ -101,7 +101,7 @@ class ContentStore:
             return False
         return True
 
-    def unused(self, used: Collection[str], before: float) -> list[tuple[Path, int]]:
+    def list_unused(self, used: Collection[str], before: float) -> list[tuple[Path, int]]:
         """Return the files of content that nobody names, those that were never finished too, and their sizes in bytes.
 
         Args:
@@ -110,24 +110,24 @@ class ContentStore:
         """
         unused = []
         for path in (*self.root.glob("??/*"), *self.root.glob(f".*{_PART}")):
-            status = unless_gone(path.stat, path)
+            status = read_if_present(path.stat, path)
             if status is not None and path.name not in used and status.st_mtime < before:
                 unused.append((path, status.st_size))
         return unused
 
 
-def store_of_head(runs: Path) -> ContentStore | None:
+def find_content_store(runs: Path) -> ContentStore | None:
     """Return the content store beside a folder of runs, or `None` where nothing was ever synced."""
     root = runs.parent / "content"
     return ContentStore(root) if root.is_dir() else None
 
 
-def store_of(run: RunDir) -> ContentStore:
+def open_content_store(run: RunDir) -> ContentStore:
     """Return the content store of the head that a run belongs to."""
     return ContentStore(run.path.parent.parent / "content")
 
 
-def collect(sync: SyncSpec, store: ContentStore, *, most_files: int = MOST_FILES) -> Manifest:
+def build_manifest(sync: SyncSpec, store: ContentStore, *, most_files: int = MAX_FILES) -> Manifest:
     """Return the manifest of a folder, its content stored.
 
     Files that have not changed (size, mtime, inode) since they were last stored are not read again; what vanishes
@@ -139,10 +139,10 @@ def collect(sync: SyncSpec, store: ContentStore, *, most_files: int = MOST_FILES
             read.
     """
     source = Path(sync.source)
-    hashed = _Known(store.root / "known.json", sync.source)
+    hashed = _HashCache(store.root / "known.json", sync.source)
     files: dict[str, tuple[int, int, str]] = {}
-    left_out: list[LeftOut] = []
-    for found in files_of(sync, left_out.append, most_files=most_files):
+    left_out: list[ExcludedPath] = []
+    for found in select_code_files(sync, left_out.append, most_files=most_files):
         entry = hashed.entry(source / found.path, found.status, store) if found.target is None else _link(found, store)
         if entry is not None:
             files[found.path] = entry
@@ -150,12 +150,14 @@ def collect(sync: SyncSpec, store: ContentStore, *, most_files: int = MOST_FILES
     return Manifest(files=files, left_out=tuple(left_out))
 
 
-def _link(found: Found, store: ContentStore) -> tuple[int, int, str]:
-    length, digest = store.take(io.BytesIO(os.fsencode(found.target or "")))
+def _link(found: SelectedFile, store: ContentStore) -> tuple[int, int, str]:
+    length, digest = store.add(io.BytesIO(os.fsencode(found.target or "")))
     return length, LINK_MODE, digest
 
 
-def files_of(sync: SyncSpec, left_out: Callable[[LeftOut], None], *, most_files: int = MOST_FILES) -> Iterator[Found]:
+def select_code_files(
+    sync: SyncSpec, left_out: Callable[[ExcludedPath], None], *, most_files: int = MAX_FILES
+) -> Iterator[SelectedFile]:
     """Yield what a sync would copy, without reading any of it; `left_out` takes what it would not.
 
     Raises:
@@ -171,7 +173,7 @@ def files_of(sync: SyncSpec, left_out: Callable[[LeftOut], None], *, most_files:
         )
     files: list[str] = []
     total, largest = 0, list[tuple[int, str]]()
-    for found in walk(source, sync.exclude, left_out):
+    for found in select_files(source, sync.exclude, left_out):
         total += found.status.st_size
         largest = sorted([*largest, (found.status.st_size, found.path)], reverse=True)[:3]
         if total > sync.max_size:
@@ -199,7 +201,7 @@ def _too_many(sync: SyncSpec, files: Collection[str]) -> RefusedError:
     )
 
 
-class _Known:
+class _HashCache:
     """Hashes of the files of each folder that was synced, by device, inode, size and time of change.
 
     Only files that the last sync of a folder took are remembered, and only as long as the folder is there.
@@ -217,12 +219,12 @@ class _Known:
         """Return size, permission bits and hash of a file whose content is stored now, or `None` where it is gone."""
         key = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
         size, digest = self._folders.get(self._source, {}).get(key, (0, ""))
-        if not digest or not store.keep(digest):
-            file = unless_gone(lambda: path.open("rb"), path)
+        if not digest or not store.refresh(digest):
+            file = read_if_present(lambda: path.open("rb"), path)
             if file is None:
                 return None
             with file:
-                size, digest = store.take(file)
+                size, digest = store.add(file)
         self._used[key] = [size, digest]
         return size, stat.S_IMODE(status.st_mode), digest
 
@@ -231,12 +233,12 @@ class _Known:
         write_atomically(self._path, json.dumps({**others, self._source: self._used}).encode())
 
 
-def save(run: RunDir, manifest: Manifest) -> None:
+def save_manifest(run: RunDir, manifest: Manifest) -> None:
     """Keep the manifest with its run."""
     write_atomically(run.manifest, json.dumps({"files": manifest.files}, ensure_ascii=True).encode())
 
 
-def load(run: RunDir) -> Manifest | None:
+def load_manifest(run: RunDir) -> Manifest | None:
     """Return the manifest that a run was started with, or `None` where nothing was synced."""
     try:
         stored = json.loads(run.manifest.read_text())

@@ -1,4 +1,4 @@
-"""Which files of a folder go to the nodes, and by which rule the others are left out."""
+"""Which files of a folder go to the nodes, and by which rule the others are excluded."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from clusterctl.errors import RefusedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+
 T = TypeVar("T")
 
 NEVER_SENT = frozenset({".git", ".hg", ".svn", ".ssh"})
@@ -22,7 +23,7 @@ _NO_CODE = frozenset({"__pycache__", "nohup.out"})
 _GIT_SECONDS = 60.0
 
 
-class Found(NamedTuple):
+class SelectedFile(NamedTuple):
     """A file that is sent, or a link.
 
     Attributes:
@@ -37,7 +38,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class ExcludedPath:
     """Something that nodes do not get.
 
     Attributes:
@@ -81,7 +82,9 @@ EMPTY_SUBMODULE = "an empty submodule"
 _VENV = "a virtual environment"
 
 
-def walk(source: Path, exclude: tuple[str, ...], left_out: Callable[[LeftOut], None]) -> Iterator[Found]:
+def select_files(
+    source: Path, exclude: tuple[str, ...], left_out: Callable[[ExcludedPath], None]
+) -> Iterator[SelectedFile]:
     """Yield what is sent of a folder, in order.
 
     `exclude` has the last word. Apart from that all is sent that git tracks, and what no `.gitignore` names. Links
@@ -95,12 +98,12 @@ def walk(source: Path, exclude: tuple[str, ...], left_out: Callable[[LeftOut], N
     Raises:
         RefusedError: A folder, or a `.gitignore`, cannot be read.
     """
-    walk = _Walk(source, exclude, left_out)
-    yield from walk.folder("", [], None)
-    walk.look_at_links()
+    select_files = _FolderWalk(source, exclude, left_out)
+    yield from select_files.folder("", [], None)
+    select_files.look_at_links()
 
 
-class _Tracked:
+class _GitIndex:
     """What git tracks, relative to the folder that is sent."""
 
     def __init__(self) -> None:
@@ -135,13 +138,13 @@ class _Tracked:
 _Rules = list[tuple[str, Any]]
 
 
-class _Walk:
-    def __init__(self, source: Path, exclude: tuple[str, ...], left_out: Callable[[LeftOut], None]) -> None:
+class _FolderWalk:
+    def __init__(self, source: Path, exclude: tuple[str, ...], left_out: Callable[[ExcludedPath], None]) -> None:
         import pathspec
 
         self._source, self._top, self._leave_out = source, os.path.realpath(source), left_out
         self._exclude: _Rules = [("", pathspec.GitIgnoreSpec.from_lines(exclude))]
-        self._tracked = _Tracked()
+        self._tracked = _GitIndex()
         self._is_git_doubted = False
         self._sent: set[str] = {"."}
         self._links: list[tuple[str, str, str]] = []
@@ -150,7 +153,7 @@ class _Walk:
         ):
             self._tracked.add(source, "")
 
-    def folder(self, folder: str, rules: _Rules, ignored: Rule | None) -> Iterator[Found]:
+    def folder(self, folder: str, rules: _Rules, ignored: Rule | None) -> Iterator[SelectedFile]:
         """Yield what is sent of one folder.
 
         Args:
@@ -161,66 +164,68 @@ class _Walk:
         import pathspec
 
         base = self._source / folder
-        entries = unless_gone(lambda: sorted(os.scandir(base), key=lambda e: e.name), base) or []
+        entries = read_if_present(lambda: sorted(os.scandir(base), key=lambda e: e.name), base) or []
         if folder and any(entry.name == ".git" for entry in entries):
             self._tracked.add(base, folder)
         ignore = base / _IGNORE
-        text = unless_gone(lambda: ignore.read_text(errors="replace"), ignore)
+        text = read_if_present(lambda: ignore.read_text(errors="replace"), ignore)
         if text is not None:
             rules = [*rules, (folder, pathspec.GitIgnoreSpec.from_lines(text.splitlines()))]
         for entry in entries:
             path = _below(folder, entry.name)
             if entry.name in NEVER_SENT:
-                self._leave_out(LeftOut(path, f"`{entry.name}` is never sent"))
+                self._leave_out(ExcludedPath(path, f"`{entry.name}` is never sent"))
             elif entry.is_dir(follow_symlinks=False):
                 yield from self._inner(path, entry, rules, ignored)
             else:
                 yield from self._file(path, entry, rules, ignored)
 
-    def _inner(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Iterator[Found]:
+    def _inner(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Iterator[SelectedFile]:
         rule = self._rule(path, entry, rules, ignored)
         is_submodule = path in self._tracked.submodules
-        if rule is not None and (path not in self._tracked or _decided(f"{path}/", self._exclude) is not None):
+        if rule is not None and (path not in self._tracked or _find_last_match(f"{path}/", self._exclude) is not None):
             self._leave(f"{path}/", rule)
         elif is_submodule and not any(name != ".git" for name in os.listdir(entry.path)):
-            self._leave_out(LeftOut(f"{path}/", EMPTY_SUBMODULE, remedy="`git submodule update --init` fills it"))
+            self._leave_out(ExcludedPath(f"{path}/", EMPTY_SUBMODULE, remedy="`git submodule update --init` fills it"))
         else:
             yield from self.folder(path, rules, None if is_submodule else rule)
 
-    def _file(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Iterator[Found]:
+    def _file(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Iterator[SelectedFile]:
         rule = self._rule(path, entry, rules, ignored)
         if rule is not None:
             status = (
-                unless_gone(lambda: entry.stat(follow_symlinks=False), Path(entry.path)) if rule.written_in else None
+                read_if_present(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
+                if rule.written_in
+                else None
             )
             self._leave(path, rule, 0 if status is None else status.st_size)
         elif entry.is_symlink():
             yield from self._link(path, entry)
         else:
-            status = unless_gone(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
+            status = read_if_present(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
             if status is not None and stat.S_ISREG(status.st_mode):
                 self._note(path)
-                yield Found(path, status)
+                yield SelectedFile(path, status)
             elif status is not None:
-                self._leave_out(LeftOut(path, "no file"))
+                self._leave_out(ExcludedPath(path, "no file"))
 
-    def _link(self, path: str, entry: os.DirEntry[str]) -> Iterator[Found]:
+    def _link(self, path: str, entry: os.DirEntry[str]) -> Iterator[SelectedFile]:
         real = os.path.realpath(entry.path)
-        written = unless_gone(lambda: os.readlink(entry.path), Path(entry.path))
-        status = unless_gone(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
+        written = read_if_present(lambda: os.readlink(entry.path), Path(entry.path))
+        status = read_if_present(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
         if written is None or status is None:
             return
         if not _is_below(real, self._top):
             remedy = "put a copy there, name its place on the nodes, or leave it out by `sync.exclude`"
-            self._leave_out(LeftOut(path, _OUTSIDE, written, remedy))
+            self._leave_out(ExcludedPath(path, _OUTSIDE, written, remedy))
         elif not os.path.exists(entry.path):
-            self._leave_out(LeftOut(path, "a link that leads nowhere", written))
+            self._leave_out(ExcludedPath(path, "a link that leads nowhere", written))
         elif os.path.exists(f"{real}/pyvenv.cfg"):
-            self._leave_out(LeftOut(path, _VENV, written))
+            self._leave_out(ExcludedPath(path, _VENV, written))
         else:
             self._note(path)
             self._links.append((path, written, os.path.relpath(real, self._top)))
-            yield Found(path, status, self._as_written(path, written, real))
+            yield SelectedFile(path, status, self._as_written(path, written, real))
 
     def _leave(self, path: str, rule: Rule, size_bytes: int = 0) -> None:
         """Tell what a rule leaves out; once also that git was to say whether it does, and could not."""
@@ -229,7 +234,7 @@ class _Walk:
             self._is_git_doubted = True
             words += f", and git cannot say whether it tracks this ({next(iter(self._tracked.failures.values()))})"
             remedy = "files that git tracks are sent only if it can say so"
-        self._leave_out(LeftOut(path, words, remedy=remedy, written_in=rule.written_in, size_bytes=size_bytes))
+        self._leave_out(ExcludedPath(path, words, remedy=remedy, written_in=rule.written_in, size_bytes=size_bytes))
 
     def _note(self, path: str) -> None:
         """Note that a path is sent, and the folders that it lies in."""
@@ -241,7 +246,9 @@ class _Walk:
         """Tell of links that are sent without what they lead to."""
         for path, written, target in self._links:
             if target not in self._sent:
-                self._leave_out(LeftOut(path, _WITHOUT_TARGET, written, "`sync.exclude` with `!` before it sends that"))
+                self._leave_out(
+                    ExcludedPath(path, _WITHOUT_TARGET, written, "`sync.exclude` with `!` before it sends that")
+                )
 
     def _as_written(self, path: str, written: str, real: str) -> str:
         """Return where a link leads as nodes can follow it, whose folder lies elsewhere."""
@@ -254,7 +261,7 @@ class _Walk:
         """Return what leaves an entry out; what git tracks is sent in spite of every rule but those of `exclude`."""
         is_folder = entry.is_dir(follow_symlinks=False)
         name = f"{path}/" if is_folder else path
-        found = _decided(name, self._exclude)
+        found = _find_last_match(name, self._exclude)
         if found is not None:
             return Rule(f"`{found[1].pattern}` of `sync.exclude`", "sync.exclude") if found[1].include else None
         if not is_folder and path in self._tracked:
@@ -265,7 +272,7 @@ class _Walk:
             return Rule(f"`{entry.name}` is no code")
         if is_folder and os.path.exists(f"{entry.path}/pyvenv.cfg"):
             return Rule(_VENV)
-        found = _decided(name, rules)
+        found = _find_last_match(name, rules)
         if found is None or not found[1].include:
             return None
         file = _below(found[0], _IGNORE)
@@ -280,17 +287,17 @@ def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _decided(path: str, rules: _Rules) -> tuple[str, Any] | None:
+def _find_last_match(path: str, rules: _Rules) -> tuple[str, Any] | None:
     """Return the last pattern that means an entry, with the folder of its file; paths of folders end with a slash."""
     for folder, spec in reversed(rules):
         inner = path[len(folder) + 1 :] if folder else path
         for pattern in reversed(spec.patterns):
-            if _means(pattern, inner):
+            if _matches(pattern, inner):
                 return folder, pattern
     return None
 
 
-def _means(pattern: Any, path: str) -> bool:
+def _matches(pattern: Any, path: str) -> bool:
     """Return whether a pattern matches a path itself, not a folder above it, which was judged when we came there.
 
     `GitIgnoreSpec.check_file` makes no such difference: after `*`, `!*/` lets no folder in.
@@ -304,7 +311,7 @@ def _means(pattern: Any, path: str) -> bool:
     return not above or (path.endswith("/") and str(pattern.pattern).endswith("**/"))
 
 
-def unless_gone(read: Callable[[], T], path: Path) -> T | None:
+def read_if_present(read: Callable[[], T], path: Path) -> T | None:
     """Return what `read` gives, or `None` where that is not there, or no longer: the folder goes on changing.
 
     Raises:

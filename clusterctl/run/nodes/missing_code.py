@@ -1,4 +1,4 @@
-"""Whether a module or file that a rank did not find is in the code folder of the head, and why its node has it not."""
+"""Why a node lacks a module or a file that a rank did not find: whether the head has it, and which rule excludes it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.run.nodes.files.selection import EMPTY_SUBMODULE, LeftOut, walk
+from clusterctl.run.nodes.code_selection import EMPTY_SUBMODULE, ExcludedPath, select_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from clusterctl.config.spec import SyncSpec
+
 
 _MOST_NAMES_OF_A_FOLDER = 10_000
 _MODULE = re.compile(r"No module named '?([A-Za-z_][\w.]*)")
@@ -23,7 +24,7 @@ _FILE = re.compile(r"(?:No such file or directory:|can't open file) '([^']+)'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
+class CodeFolder:
     """The code folder of the head, and what of it a run was started with.
 
     Attributes:
@@ -34,21 +35,21 @@ class Folder:
     """
 
     sent: Collection[str]
-    left_out: Sequence[LeftOut]
+    left_out: Sequence[ExcludedPath]
     has: Callable[[str], bool]
     list_names: Callable[[str], Sequence[str]] = lambda _path: ()
 
 
-def folder_of(sync: SyncSpec, sent: Collection[str] | None) -> Folder | None:
+def scan_code_folder(sync: SyncSpec, sent: Collection[str] | None) -> CodeFolder | None:
     """Look at the code folder as it is now; `None` where it cannot be looked at.
 
     Args:
         sync: Which.
         sent: What the run was started with; `None` where nothing was copied.
     """
-    left_out: list[LeftOut] = []
+    left_out: list[ExcludedPath] = []
     try:
-        there = [found.path for found in walk(Path(sync.source), sync.exclude, left_out.append)]
+        there = [found.path for found in select_files(Path(sync.source), sync.exclude, left_out.append)]
     except (ClusterctlError, OSError):
         return None
 
@@ -62,7 +63,7 @@ def folder_of(sync: SyncSpec, sent: Collection[str] | None) -> Folder | None:
         except OSError:
             return ()
 
-    return Folder(
+    return CodeFolder(
         sent=there if sent is None else sent,
         left_out=() if sent is None else left_out,
         has=has,
@@ -70,7 +71,7 @@ def folder_of(sync: SyncSpec, sent: Collection[str] | None) -> Folder | None:
     )
 
 
-def explain(message: str, folder: Folder, workdirs: Iterable[str]) -> str | None:
+def explain_missing_file(message: str, folder: CodeFolder, workdirs: Iterable[str]) -> str | None:
     """Return where in the code folder that lies which a rank did not find, and why its node has it not.
 
     Args:
@@ -80,21 +81,21 @@ def explain(message: str, folder: Folder, workdirs: Iterable[str]) -> str | None
     """
     module, file = _MODULE.search(message), _FILE.search(message)
     if module is not None:
-        return _of_module(module[1].strip("."), folder)
+        return _explain_module(module[1].strip("."), folder)
     if file is None:
         return None
     path = os.path.normpath(file[1])
     for workdir in workdirs:
         _, found, below = path.partition(workdir.removeprefix("~").rstrip("/") + "/")
         path = below if found else path
-    return None if path.startswith(("/", "..")) else _of_file(path, folder)
+    return None if path.startswith(("/", "..")) else _explain_file(path, folder)
 
 
-def _of_module(name: str, folder: Folder) -> str | None:
+def _explain_module(name: str, folder: CodeFolder) -> str | None:
     path = name.replace(".", "/")
     forms = (f"{path}.py", f"{path}/__init__.py", path)
     top = name.partition(".")[0]
-    found = _left_out(forms, folder) or _left_out_package(top, folder)
+    found = _explain_exclusion(forms, folder) or _explain_excluded_package(top, folder)
     if found is not None:
         return found
     for one in folder.left_out:
@@ -105,20 +106,20 @@ def _of_module(name: str, folder: Folder) -> str | None:
         above = place[: -len(next(end for end in forms[:2] if place.endswith(end)))].rstrip("/") or "."
         text = f"`{place}` is in the code folder, where Python does not look"
         return f"{text}: `env: {{PYTHONPATH: {above}}}` has it look there, or install the package on the nodes"
-    return _added(forms, folder)
+    return _explain_new_file(forms, folder)
 
 
-def _of_file(path: str, folder: Folder) -> str | None:
-    found = _left_out((path,), folder)
+def _explain_file(path: str, folder: CodeFolder) -> str | None:
+    found = _explain_exclusion((path,), folder)
     if found is not None or path in folder.sent:
         return found
     elsewhere = next((sent for sent in folder.sent if sent.endswith(f"/{path}")), None)
     if elsewhere is not None:
         return f"`{elsewhere}` is in the code folder: ranks begin there, and so does a relative path"
-    return _added((path,), folder)
+    return _explain_new_file((path,), folder)
 
 
-def _left_out(paths: Sequence[str], folder: Folder) -> str | None:
+def _explain_exclusion(paths: Sequence[str], folder: CodeFolder) -> str | None:
     """Say which rule leaves out a path, or one that ends with it."""
     for path in paths:
         for one in folder.left_out:
@@ -130,11 +131,11 @@ def _left_out(paths: Sequence[str], folder: Folder) -> str | None:
             )
             name = next((name for name in names if name is not None and folder.has(name)), None)
             if name is not None and one.rule != EMPTY_SUBMODULE:
-                return _by_its_rule(name, one)
+                return _describe_rule(name, one)
     return None
 
 
-def _left_out_package(module: str, folder: Folder) -> str | None:
+def _explain_excluded_package(module: str, folder: CodeFolder) -> str | None:
     """Say which rule leaves out a wheel or an archive of a package that is named like a module."""
     package = re.compile(rf"{re.escape(module).replace('_', '[-_.]')}(?:-\d.*)?\.(?:whl|egg|zip|tar\.gz)", re.I)
     for one in folder.left_out:
@@ -144,7 +145,7 @@ def _left_out_package(module: str, folder: Folder) -> str | None:
             names = [one.path]
         name = next((name for name in names if package.fullmatch(name.rpartition("/")[2])), None)
         if name is not None:
-            return _by_its_rule(name, one)
+            return _describe_rule(name, one)
     return None
 
 
@@ -152,12 +153,12 @@ def _is_no_wheel(name: str) -> bool:
     return not name.endswith(".whl")
 
 
-def _by_its_rule(name: str, one: LeftOut) -> str:
+def _describe_rule(name: str, one: ExcludedPath) -> str:
     way = f": {one.way_to_send} sends it" if one.way_to_send else ""
     return f"`{name}` is in the code folder, and left out by {one.rule}{way}"
 
 
-def _added(paths: Sequence[str], folder: Folder) -> str | None:
+def _explain_new_file(paths: Sequence[str], folder: CodeFolder) -> str | None:
     """Say what has come to the folder since the run began."""
     name = next((path for path in paths if path not in folder.sent and folder.has(path)), None)
     if name is None or any(sent.startswith(f"{name}/") for sent in folder.sent):

@@ -1,8 +1,8 @@
-"""The controller's own socket: how a command of the same user asks a live controller, and is told that files changed.
+"""The controller's own socket: a command of the same user asks a live controller, and is told that files changed.
 
-One JSON object a line, both ways. `watch` turns a connection into a bell: a line for every change, several changes
-folded into one. The address is abstract, so that it works wherever the run directory lies and nothing is left behind.
-Each controller makes it up anew, so that nobody takes it first; the peer's uid is checked on both sides.
+One JSON object a line, both ways. `watch` subscribes a connection to changes: a line for every change, several folded
+into one. The address is abstract, so that it works wherever the run directory lies and nothing is left behind. Each
+controller makes it up anew, so that no other process takes it first; both sides check the peer's uid.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clusterctl.run.record.rundir import RunDir
+
 
 _LINE_LIMIT = 16 * 1024 * 1024
 _ACCEPT_AGAIN = 0.1
@@ -47,6 +48,8 @@ class ControlRequest:
 class ControlServer:
     """Takes requests of the same user and hands them to the controller's inbox.
 
+    Thread: any; a lock guards the watchers.
+
     Args:
         address: Abstract unix address.
         deliver: Called with each request, from a thread of the server.
@@ -62,7 +65,7 @@ class ControlServer:
         self._listener.listen(64)
         threading.Thread(target=self._accept, name="control", daemon=True).start()
 
-    def wake(self) -> None:
+    def notify(self) -> None:
         """Ring the bell of every watcher that has not an unread ring waiting."""
         with self._guard:
             for watcher in list(self._watchers):
@@ -130,7 +133,7 @@ class ControlServer:
             connection.send(b"\n", socket.MSG_DONTWAIT)
 
 
-def connect(run: RunDir, timeout: float = 5.0) -> socket.socket:
+def connect_to_controller(run: RunDir, timeout: float = 5.0) -> socket.socket:
     """Return a connection to the controller of a run.
 
     Raises:
@@ -149,14 +152,16 @@ def connect(run: RunDir, timeout: float = 5.0) -> socket.socket:
     return connection
 
 
-def ask(run: RunDir, command: str, arguments: dict[str, Any] | None = None, *, timeout: float = 30.0) -> dict[str, Any]:
+def send_request(
+    run: RunDir, command: str, arguments: dict[str, Any] | None = None, *, timeout: float = 30.0
+) -> dict[str, Any]:
     """Return the controller's answer to one request.
 
     Raises:
         NoControllerError: There is no controller, or it went away before it answered.
     """
     question = json.dumps({"command": command, "arguments": arguments or {}}).encode() + b"\n"
-    with connect(run, timeout) as connection:
+    with connect_to_controller(run, timeout) as connection:
         try:
             connection.sendall(question)
             with connection.makefile("rb") as lines:
@@ -172,13 +177,13 @@ def ask(run: RunDir, command: str, arguments: dict[str, Any] | None = None, *, t
     return answer
 
 
-class Bell:
+class ChangeSubscription:
     """Wakes a view when the controller has written something; without a controller nothing changes."""
 
     def __init__(self, run: RunDir) -> None:
         self._connection: socket.socket | None = None
         try:
-            self._connection = connect(run)
+            self._connection = connect_to_controller(run)
             self._connection.sendall(b'{"command": "watch"}\n')
             self._connection.setblocking(False)
         except (NoControllerError, OSError):

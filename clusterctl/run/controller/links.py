@@ -1,4 +1,4 @@
-"""The controller's connections: opened all at once, watched, and opened again with back-off when they break."""
+"""The links to the nodes: one session per node, redialed if it breaks, and what each session is subscribed to."""
 
 from __future__ import annotations
 
@@ -7,21 +7,35 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import AuthError, NodeError
-from clusterctl.run.nodes.fan_out import each
+from clusterctl.agent.protocol.requests import Follow
+from clusterctl.errors import (
+    AuthError,
+    NodeError,
+)
+from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.run.record.thread_ownership import ThreadOwned
+from clusterctl.session.requests import FOLLOW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from clusterctl.config.spec import HostSpec
+    from clusterctl.run.controller.executor import LoopExecutor
+    from clusterctl.run.record.writer import Writer
+    from clusterctl.run.rules.state import NodeState
     from clusterctl.session.inbox import Inbox
     from clusterctl.session.session import Session
 
 
 _FIRST_PAUSE = 1.0
+
+
 _LONGEST_PAUSE = 15.0
+
+
 _AFTER_REFUSED_LOGIN = 60.0
+
+
 _GOOD_SECONDS = 30.0
 """A connection that held for so long was a good one: the next is dialed at once when it breaks."""
 
@@ -35,7 +49,9 @@ class Redialed:
 
 
 class Links(ThreadOwned):
-    """One session per node, kept. It belongs to one thread: others dial, and what they get comes back by the inbox.
+    """One session per node, redialed if it breaks.
+
+    Thread: the loop owns it; other threads dial, and bring a session back by the inbox. Any may read `sessions`.
 
     Args:
         dial: Opens a session to a host; raises NodeError.
@@ -70,7 +86,7 @@ class Links(ThreadOwned):
         if not session.alive:
             session.close()
             if node not in self.sessions:
-                self.broken(host)
+                self.redial(host)
             return False
         old = self.sessions.get(node)
         if old is not None:
@@ -81,7 +97,7 @@ class Links(ThreadOwned):
         self.sessions = {**self.sessions, node: session}
         return True
 
-    def broken(self, host: HostSpec, session: Session | None = None) -> None:
+    def redial(self, host: HostSpec, session: Session | None = None) -> None:
         """Forget a session that broke (`session`: only if it is still the one), and dial again until it answers.
 
         Repeating it does nothing.
@@ -100,20 +116,22 @@ class Links(ThreadOwned):
             self._dialing.add(host.name)
             self._pauses[host.name] = self._pause_after(host.name)
             dialed = (host, self._hurries)
-            threading.Thread(target=self._redial, args=dialed, name=f"dial {host.name}", daemon=True).start()
+            threading.Thread(
+                target=self._dial_until_connected, args=dialed, name=f"dial {host.name}", daemon=True
+            ).start()
 
-    def has_lost(self, node: str) -> bool:
+    def is_broken(self, node: str) -> bool:
         """Return whether a node's connection is what broke: not where it has a new one, or none was ever taken in."""
         current = self.sessions.get(node)
         return node in self._broken_at if current is None else not current.alive
 
-    def silent(self, after: float) -> dict[str, float]:
+    def list_silent(self, after: float) -> dict[str, float]:
         """Return the nodes that have not been heard for over `after` seconds, with how long that is."""
         now = time.monotonic()
         quiet = {node: s.silence_s for node, s in self.sessions.items() if s.silence_s > after}
         return quiet | {node: now - last for node, last in self._broken_at.items()}
 
-    def cut(self) -> dict[str, float]:
+    def list_unreachable(self) -> dict[str, float]:
         """Return the nodes without a connection, with the seconds since which nothing of ours can have reached them.
 
         The stretch of silence before the connection was closed does not count: our own frames may have arrived then.
@@ -121,7 +139,7 @@ class Links(ThreadOwned):
         now = time.monotonic()
         return {node: now - moment for node, moment in self._cut_at.items()}
 
-    def hurry(self) -> None:
+    def redial_now(self) -> None:
         """Dial every missing node now: a person waits for it."""
         with self._changed:
             self._hurries += 1
@@ -132,7 +150,7 @@ class Links(ThreadOwned):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        each(self.sessions, lambda _, session: session.close())
+        call_all(self.sessions, lambda _, session: session.close())
 
     def _pause_after(self, node: str) -> float:
         """Return how long to wait before the first try: not at all after a good connection, else more each time.
@@ -142,7 +160,7 @@ class Links(ThreadOwned):
         held = time.monotonic() - self._added_at.get(node, float("-inf"))
         return 0.0 if held >= _GOOD_SECONDS or node not in self._pauses else _next_pause(self._pauses[node])
 
-    def _redial(self, host: HostSpec, hurries: int) -> None:
+    def _dial_until_connected(self, host: HostSpec, hurries: int) -> None:
         pause = self._pauses[host.name]
         while self._waited(pause, hurries):
             hurries = self._hurries
@@ -169,3 +187,84 @@ class Links(ThreadOwned):
 
 def _next_pause(pause: float) -> float:
     return min(max(_FIRST_PAUSE, pause * 2), _LONGEST_PAUSE)
+
+
+_PIECES = 4000.0
+"""So many pieces of output a second may come from all nodes together: each costs the head 0.1 ms, however small."""
+
+
+_LEAST_PACE, _MOST_PACE = 0.02, 0.25
+
+
+def choose_pace_s(nodes: int) -> float:
+    """Return how long, in seconds, each of so many nodes may keep a little output for more to come."""
+    seconds = min(_MOST_PACE, nodes / _PIECES)
+    return seconds if seconds >= _LEAST_PACE else 0.0
+
+
+class Subscriptions(ThreadOwned):
+    """Which sessions send everything of their nodes, and what of it the head has already.
+
+    Thread: the loop owns it; `subscribe_all` is for launch threads.
+
+    Args:
+        run: Id of the run.
+        nodes: How many it has.
+        links: The sessions.
+        writer: Has the replicas.
+        find_node: Returns what is known of a node.
+        executor: Of the loop.
+
+    Attributes:
+        pace_s: For how long each node may hold a little output back, by how many nodes there are.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        nodes: int,
+        links: Links,
+        writer: Writer,
+        find_node: Callable[[str], NodeState | None],
+        executor: LoopExecutor,
+    ) -> None:
+        self._run, self._links, self._writer = run, links, writer
+        self._find_node, self._executor = find_node, executor
+        self.pace_s = choose_pace_s(nodes)
+        self._subscribed: dict[str, Session] = {}
+        self._replicated_before: dict[str, int] = {}
+
+    def build_request(self, node: str) -> Follow:
+        """Return the request for everything of a node after the cursors."""
+        before = self._replicated_before.get(node, 0)
+        known, cursors = self._find_node(node), self._writer.list_cursors(node, before)
+        seq = known.seq if known else 0
+        return Follow(run=self._run, node=node, seq=seq, cursors=cursors, complete_before=before, pace=self.pace_s)
+
+    def subscribe_all(self, nodes: Iterable[str]) -> None:
+        """Subscribe to nodes whose sessions are not subscribed yet, all at once. For launch threads.
+
+        Raises:
+            ClusterctlError: Some did not answer.
+        """
+
+        def build_requests() -> dict[str, tuple[Session, Follow]]:
+            sessions = {node: session for node in nodes if (session := self._links.sessions.get(node)) is not None}
+            return {n: (s, self.build_request(n)) for n, s in sessions.items() if self._subscribed.get(n) is not s}
+
+        wanted = self._executor.call_on_loop(build_requests)
+        _, errors = call_all(wanted, lambda _, one: FOLLOW.call(one[0], one[1]))
+        done = {node: session for node, (session, _) in wanted.items() if node not in errors}
+        self._executor.call_on_loop(lambda: self.mark_subscribed(done))
+        raise_first(errors)
+
+    def mark_subscribed(self, sessions: Mapping[str, Session]) -> None:
+        """Note that these sessions send everything of their nodes, of the attempts to come too."""
+        self.check()
+        self._subscribed.update(sessions)
+
+    def mark_replicated(self, node: str, before: int) -> None:
+        """Note that the head has all of a node's attempts below `before`; 0 if that is not known."""
+        self.check()
+        self._replicated_before[node] = before
+        self._writer.close_old_attempts(node, before)

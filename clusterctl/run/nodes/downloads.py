@@ -1,4 +1,4 @@
-"""Code to one node: what it lacks of a manifest, and nothing else."""
+"""Files from nodes to the head: what a pattern matches, and the results that the cluster file names."""
 
 from __future__ import annotations
 
@@ -12,169 +12,33 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO
 
-from clusterctl.agent.protocol import file_list
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.protocol.frames import CHUNK_BYTES, FrameError
-from clusterctl.errors import AgentError, NodeError, RefusedError
-from clusterctl.formatting import plural
-from clusterctl.run.nodes.progress import CancelledError
-from clusterctl.session.requests import FETCH, MANIFEST, RECEIVE
+from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.config.field_types import FetchCondition
+from clusterctl.errors import AgentError, ClusterctlError, NodeError, RefusedError
+from clusterctl.plan.layout import get_workdir
+from clusterctl.run.nodes.fan_out import CancelledError, call_all, fold_names
+from clusterctl.run.rules import controller_events
+from clusterctl.run.rules.state import RunPhase
+from clusterctl.session.requests import FETCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Future
+    from collections.abc import Callable, Mapping
 
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.command_types import RunArguments
     from clusterctl.agent.protocol.frames import StreamData
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.run.nodes.code import ContentStore, Manifest
+    from clusterctl.config.spec import ClusterSpec, ResultsSpec
+    from clusterctl.run.rules.state import RunState
     from clusterctl.session.session import Session
-
-
-_SYNC_SECONDS = 1800.0
-_LEAST_BYTES_A_SECOND = 16 * 1024
-"""A node that takes less for long is given up: it could hold a start for ever."""
-
-
-class Parcel:
-    """Code on its way to any number of nodes: what they all are told is put together once.
-
-    Args:
-        manifest: What must be there.
-        store: Has the content.
-    """
-
-    def __init__(self, manifest: Manifest, store: ContentStore) -> None:
-        self.store = store
-        self.entries = [(path, *entry) for path, entry in manifest.files.items()]
-        self.listing = file_list.encode_file_list(self.entries)
-
-
-def push(
-    session: Session, workdir: str, parcel: Parcel, *, run: str | None, say: Callable[[str], None]
-) -> tuple[int, int]:
-    """Make a node's workdir hold what a parcel names; return how many files and bytes were sent.
-
-    Args:
-        session: With the node.
-        workdir: On the node; `~` is its own home.
-        parcel: What must be there.
-        run: For whom; a workdir that another live run uses is not touched.
-        say: Takes what the node is doing.
-
-    Raises:
-        RefusedError: Another run uses the workdir.
-        NodeError: The node could not, or was lost.
-    """
-    say("comparing files")
-    manifest = session.new_stream()
-    found = _compared(
-        session, parcel, {"workdir": workdir, "run": run, "stream": manifest, "size": len(parcel.listing)}
-    )
-    need = [parcel.entries[number] for number in found["need"]]
-    if need:
-        say(f"receiving {plural(len(need), 'file')}")
-        send_all(session, manifest, _contents(parcel.store, [digest for *_, digest in need]))
-    return len(need), sum(size for _, size, _, _ in need)
-
-
-@dataclass(frozen=True, slots=True)
-class Differs:
-    """What a push would do to a node's workdir.
-
-    Attributes:
-        needed: Files that would be sent: path and size.
-        going: How many files would be removed.
-        gone: The first of them.
-        user: A live run that uses the workdir, so that nothing would be changed; `None` where there is none.
-    """
-
-    needed: tuple[tuple[str, int], ...]
-    going: int
-    gone: tuple[str, ...]
-    user: str | None
-
-
-def differs(session: Session, workdir: str, parcel: Parcel) -> Differs:
-    """Return what `push` would do; nothing is changed.
-
-    Raises:
-        NodeError: The node could not tell, or was lost.
-    """
-    stream, length = session.new_stream(), len(parcel.listing)
-    asked: command_types.ManifestArguments = {
-        "workdir": workdir,
-        "run": None,
-        "stream": stream,
-        "size": length,
-        "look": True,
-    }
-    found = _compared(session, parcel, asked)
-    needed = tuple((path, size) for path, size, *_ in (parcel.entries[number] for number in found["need"]))
-    return Differs(needed, found.get("going", 0), tuple(found.get("gone", ())), found.get("user"))
-
-
-def _compared(session: Session, parcel: Parcel, asked: command_types.ManifestArguments) -> command_types.ManifestAnswer:
-    """Have a node compare its workdir with a parcel."""
-    told = MANIFEST.call_async(session, asked)
-    session.send_data(asked["stream"], 0, parcel.listing)
-    return answered(session.node, told)
-
-
-def send_all(session: Session, compared: int, chunks: Iterable[bytes]) -> None:
-    """Send the content of files that a node said it needs.
-
-    Args:
-        session: With the node.
-        compared: The stream of the listing that it compared.
-        chunks: All of the content, in the order of its answer.
-
-    Raises:
-        RefusedError: It must not take them.
-        NodeError: The node could not, was too slow, or was lost.
-    """
-    stream = session.new_stream()
-    answer = RECEIVE.call_async(session, {"manifest": compared, "stream": stream})
-    offset, deadline = 0, time.monotonic() + _SYNC_SECONDS
-    for chunk in chunks:
-        if answer.done():
-            break  # with an error: more of it would help nobody
-        if time.monotonic() > deadline + offset / _LEAST_BYTES_A_SECOND:
-            raise AgentError(session.node, f"it has taken {offset} bytes and is too slow")
-        session.send_data(stream, offset, chunk)
-        offset += len(chunk)
-    answered(session.node, answer)
-
-
-T = TypeVar("T")
-
-
-def answered(node: str, answer: Future[T]) -> T:
-    """Wait for what a node says of files; it may have many to look at.
-
-    Raises:
-        ClusterctlError: It refused or failed, or did not answer.
-    """
-    try:
-        return answer.result(_SYNC_SECONDS)
-    except FutureTimeoutError as error:
-        raise AgentError(node, f"no answer within {_SYNC_SECONDS:g} s") from error
-
-
-def _contents(store: ContentStore, digests: Sequence[str]) -> Iterator[bytes]:
-    for digest in digests:
-        with store.path(digest).open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
 
 
 _ANY_DEPTH = "**"
 
 
-def asked_for(pattern: str, name: str) -> bool:
+def matches_pattern(pattern: str, name: str) -> bool:
     """Return whether a file is one that a pattern means, by the rules of `glob`: it matches, or a folder above it does.
 
     As for a shell, `*`, `?` and `**` mean no hidden names; in a folder that matches, all files are meant.
@@ -215,37 +79,40 @@ def _passing(wanted: list[str], reached: set[int]) -> set[int]:
 
 # Only a bound: a node that goes silent ends the session long before.
 _FETCH_SECONDS = 24 * 3600.0
+
+
 _LOOK_SECONDS = 0.5
 
-MOST_BYTES = 10 << 30
+
+MAX_BYTES = 10 << 30
 """Of the files of one node, where nobody says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetching:
+class FetchOptions:
     """How files are fetched.
 
     Attributes:
-        most: Bytes that all of them may have.
-        limit: What allows more.
-        links: Links are followed to wherever they lead.
-        of: A run; files that are older than it are left out.
-        named: The new name of what the pattern names, where it has no wildcards.
-        told: Takes the bytes of each piece that has come, on the thread that reads the session.
+        max_bytes: Bytes that all of them may have.
+        limit_name: What allows more.
+        follow_links: Links are followed to wherever they lead.
+        newer_than: A run; files that are older than it are left out.
+        new_name: The new name of what the pattern names, where it has no wildcards.
+        on_bytes: Takes the number of bytes of each piece that has come, on the thread that reads the session.
         cancelled: Set when a person has ended the run that this is for.
     """
 
-    most: int = MOST_BYTES
-    limit: str = "--max-size"
-    links: bool = False
-    of: RunArguments | None = None
-    named: str | None = None
-    told: Callable[[int], None] = lambda _count: None
+    max_bytes: int = MAX_BYTES
+    limit_name: str = "--max-size"
+    follow_links: bool = False
+    newer_than: RunArguments | None = None
+    new_name: str | None = None
+    on_bytes: Callable[[int], None] = lambda _count: None
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
 def pull(
-    session: Session, workdir: str, pattern: str, target: Path, how: Fetching = Fetching()
+    session: Session, workdir: str, pattern: str, target: Path, how: FetchOptions = FetchOptions()
 ) -> tuple[list[str], int]:
     """Fetch the files of a node that match; return their names, relative to `target`, and their bytes in all.
 
@@ -265,24 +132,26 @@ def pull(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=target.parent) as spool:
-            files = fetch(session, workdir, pattern, spool, how)
+            files = fetch_to_spool(session, workdir, pattern, spool, how)
             for name, _, _ in files:
-                _refuse_unasked(session.node, pattern, name)
+                _refuse_unrequested(session.node, pattern, name)
             spool.seek(0)
-            files = [(_named(name, how.named), size, mode) for name, size, mode in files]
+            files = [(_rename_top(name, how.new_name), size, mode) for name, size, mode in files]
             for name, size, mode in files:
-                _place(_inside(target, name), spool, size, mode)
+                _write_file(_resolve_inside(target, name), spool, size, mode)
     except OSError as error:
         raise RefusedError(f"{error.filename or target} cannot be written: {error.strerror or error}") from error
     return [name for name, _, _ in files], sum(size for _, size, _ in files)
 
 
-def _named(name: str, other: str | None) -> str:
+def _rename_top(name: str, other: str | None) -> str:
     """Return a path with another first part, where there is one."""
     return name if other is None else "/".join([other, *PurePosixPath(name).parts[1:]])
 
 
-def fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: Fetching) -> list[tuple[str, int, int]]:
+def fetch_to_spool(
+    session: Session, workdir: str, pattern: str, spool: BinaryIO, how: FetchOptions
+) -> list[tuple[str, int, int]]:
     """Fetch the files of a node that match into one file, one behind the other; return name, size and mode of each.
 
     Raises:
@@ -299,14 +168,14 @@ def fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: Fe
             return
         if data.offset != spool.tell():
             raise FrameError(f"byte {data.offset} of the files comes where {spool.tell()} is due")
-        if data.offset + len(data.payload) > how.most:
-            text = f"{session.node}: what matches `{pattern}` has over {how.most} bytes"
-            failed.append(RefusedError(text, hint=f"`{how.limit}` allows more"))
+        if data.offset + len(data.payload) > how.max_bytes:
+            text = f"{session.node}: what matches `{pattern}` has over {how.max_bytes} bytes"
+            failed.append(RefusedError(text, hint=f"`{how.limit_name}` allows more"))
             session.close()
             return
         try:
             spool.write(data.payload)
-            how.told(len(data.payload))
+            how.on_bytes(len(data.payload))
         except (OSError, ValueError) as error:  # ValueError: nobody waits for it any more, the spool is closed
             failed.append(error if isinstance(error, OSError) else OSError(str(error)))
 
@@ -315,12 +184,12 @@ def fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: Fe
         "workdir": workdir,
         "pattern": pattern,
         "stream": stream,
-        "links": how.links,
+        "links": how.follow_links,
     }
-    if how.of is not None:
-        request["of"] = how.of
+    if how.newer_than is not None:
+        request["of"] = how.newer_than
     try:
-        answer = _fetched(session, request, how.cancelled)
+        answer = _wait_for_fetch(session, request, how.cancelled)
     except CancelledError as error:
         failed.append(error)  # what still comes is thrown away
         raise
@@ -337,7 +206,7 @@ def fetch(session: Session, workdir: str, pattern: str, spool: BinaryIO, how: Fe
     return files
 
 
-def _fetched(
+def _wait_for_fetch(
     session: Session, request: command_types.FetchArguments, cancelled: threading.Event
 ) -> command_types.FetchAnswer:
     """Wait for the end of a FETCH, or of the run."""
@@ -351,22 +220,22 @@ def _fetched(
     raise AgentError(session.node, f"no answer to `{Command.FETCH.value}` within {_FETCH_SECONDS:g}s")
 
 
-def _refuse_unasked(node: str, pattern: str, name: str) -> None:
+def _refuse_unrequested(node: str, pattern: str, name: str) -> None:
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or PurePosixPath(name).is_absolute() or "\0" in name:
         raise AgentError(node, f"it names a file outside its folder: {name!r}")
-    if not asked_for(pattern, "/".join(parts)):
+    if not matches_pattern(pattern, "/".join(parts)):
         raise AgentError(node, f"it sends a file that `{pattern}` does not ask for: {name!r}")
 
 
-def _inside(target: Path, name: str) -> Path:
+def _resolve_inside(target: Path, name: str) -> Path:
     path = target.joinpath(*PurePosixPath(name).parts)
     if not path.parent.resolve().is_relative_to(target.resolve()):
         raise RefusedError(f"{path.parent} leads out of {target}", hint="remove the symbolic link")
     return path
 
 
-def _place(path: Path, spool: BinaryIO, size: int, mode: int) -> None:
+def _write_file(path: Path, spool: BinaryIO, size: int, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".pull-", delete=False) as file:
         try:
@@ -384,3 +253,99 @@ def _place(path: Path, spool: BinaryIO, size: int, mode: int) -> None:
         except BaseException:
             os.unlink(file.name)
             raise
+
+
+_PATIENCE = 120.0
+"""Seconds in which no node sends anything, after which it is given up: a run must end, its GPUs are held until then."""
+
+
+def choose_results(spec: ClusterSpec, state: RunState, phase: RunPhase) -> ResultsSpec | None:
+    """Return what is to be fetched at this end of a run; nothing where no worker ever began."""
+    results = spec.results
+    if results is None or not state.placements:
+        return None
+    return results if phase is RunPhase.SUCCEEDED or results.when is FetchCondition.ALWAYS else None
+
+
+class ResultsFetch:
+    """Fetches results of nodes in a thread; another one may ask how it goes, and stop waiting.
+
+    Thread: `fetch` works in a thread, with one more for each node; the loop calls `is_stuck` and `result`.
+
+    Args:
+        spec: Of the run.
+        results: What to fetch.
+        run: The run, after which the folder on the head is called.
+    """
+
+    def __init__(self, spec: ClusterSpec, results: ResultsSpec, run: str) -> None:
+        self._spec, self._results, self._run = spec, results, run
+        self._folder = Path(results.to) / run
+        self._awaited: set[str] = set()
+        self._came: dict[str, dict[str, tuple[int, int]]] = {}
+        self._failed: dict[str, str] = {}
+        self._moved = time.monotonic()
+
+    @property
+    def is_stuck(self) -> bool:
+        """No node has sent anything for long."""
+        return time.monotonic() - self._moved > _PATIENCE
+
+    def fetch(self, sessions: Mapping[str, Session], nodes: list[str]) -> controller_events.Results:
+        """Fetch from all of these nodes at once; return what came.
+
+        Args:
+            sessions: With those that are connected.
+            nodes: All that took part.
+        """
+        self._awaited = set(nodes)
+        self._failed = dict.fromkeys([node for node in nodes if node not in sessions], "not connected")
+        call_all({node: sessions[node] for node in nodes if node in sessions}, self._fetch)
+        self._keep_from_nodes()
+        return self.result("not fetched")
+
+    def result(self, why: str) -> controller_events.Results:
+        """Return what has come so far; `why` is said of nodes that are not through."""
+        came = [one for of_node in list(self._came.values()) for one in of_node.values()]
+        files = sum(number for number, _ in came)
+        open_ones = self._awaited - self._came.keys() - self._failed.keys()
+        failed = {**self._failed, **dict.fromkeys(sorted(open_ones), why)}
+        alike: dict[str, list[str]] = {}
+        for node, text in failed.items():
+            alike.setdefault(text, []).append(node)
+        lacking = [f"{fold_names(nodes)}: {text}" for text, nodes in alike.items()]
+        if not failed:
+            nothing = [p for p in self._results.patterns if not any(found[p][0] for found in self._came.values())]
+            lacking += [f"no node has a file of this run that matches `{pattern}`" for pattern in nothing]
+        return controller_events.Results(
+            to=str(self._folder), files=files, bytes=sum(size for _, size in came), missing=lacking
+        )
+
+    def _fetch(self, node: str, session: Session) -> None:
+        sizes: dict[str, tuple[int, int]] = {}
+        # What an earlier run left in the workdir is none of this one's.
+        of: RunArguments = {"run": self._run, "node": node}
+        try:
+            for pattern in self._results.patterns:
+                left = self._results.max_size - sum(size for _, size in sizes.values())
+                how = FetchOptions(max_bytes=left, limit_name="results.max_size", newer_than=of, on_bytes=self._told)
+                files, size = pull(session, get_workdir(self._spec, node), pattern, self._folder / node, how)
+                sizes[pattern] = (len(files), size)
+        except ClusterctlError as error:
+            self._failed[node] = str(error).removeprefix(f"{node}: ")
+        else:
+            self._came[node] = sizes
+
+    def _told(self, _count: int) -> None:
+        self._moved = time.monotonic()
+
+    def _keep_from_nodes(self) -> None:
+        """Have no later start send this folder to the nodes; remove it where nothing came."""
+        try:
+            if any(self._folder.iterdir()):
+                (self._folder / ".gitignore").write_text("*\n")
+            else:
+                self._folder.rmdir()
+                self._folder.parent.rmdir()
+        except OSError:
+            return

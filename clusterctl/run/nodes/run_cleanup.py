@@ -1,4 +1,4 @@
-"""Ending what is left of a run on a node, without a controller that follows it: stop, watch until swept, finish."""
+"""The end of a run on nodes that no controller follows: stop it, wait until it is swept, finish it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
-from clusterctl.run.nodes.epochs import highest_epoch
-from clusterctl.run.nodes.fan_out import each
+from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.writer import Writer
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.session import Session
+
 
 _BEYOND_GRACE = 30.0
 """Seconds that a node may take for SIGKILL, the sweep and what the kernel needs, beyond the grace."""
@@ -50,7 +50,7 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[Rem
     pause = _FIRST_PAUSE
     STOP.call(session, stop)
     status = STATUS.call(session, request)
-    while not _ended(status) and time.monotonic() < deadline:
+    while not _is_ended(status) and time.monotonic() < deadline:
         # One whose files were removed takes its seat anew in a while; until then it has heard of no stop.
         if not status["supervisor"] or status["state"] == "new":
             STOP.call(session, stop)
@@ -69,7 +69,7 @@ def _cancelled(run: str, node: str) -> command_types.FinishArguments:
 
 def _unended(node: str, status: StatusAnswer) -> list[RemainingProcess]:
     """Return the workers of a node that did not come to an end in time; where it names none, that nobody knows."""
-    if _ended(status):
+    if _is_ended(status):
         return []
     nobody = outcome.build_remaining_process(node, None, outcome.OVERDUE)
     return [
@@ -79,14 +79,14 @@ def _unended(node: str, status: StatusAnswer) -> list[RemainingProcess]:
     ] or [nobody]
 
 
-def _ended(status: StatusAnswer) -> bool:
+def _is_ended(status: StatusAnswer) -> bool:
     """Return whether a node has done what it can; one that has lost its files only knows what still runs there."""
     if status["state"] == "new":
         return not status["remaining"]
     return status["state"] in ("prepared", "swept", "finished")
 
 
-def fetch(session: Session, writer: Writer, run: str, node: str, files: Iterable[str]) -> None:
+def fetch_output(session: Session, writer: Writer, run: str, node: str, files: Iterable[str]) -> None:
     """Bring the replicas of a node's files up to what the node has, where nobody follows it any more.
 
     Raises:
@@ -135,26 +135,26 @@ def end_without_controller(
     """
     writer = Writer(run)
     try:
-        epoch = writer.next_epoch(highest_epoch(run.run, sessions))
+        epoch = writer.next_epoch(find_highest_epoch(run.run, sessions))
 
         def end(node: str, session: Session) -> list[RemainingProcess]:
             session.epoch = epoch
             left = end_on_node(session, run.run, node, grace)
             # What was ended is ended, whatever becomes of the output; the node still has it.
             with contextlib.suppress(ClusterctlError, OSError):
-                fetch(session, writer, run.run, node, _files_of(state, node))
+                fetch_output(session, writer, run.run, node, _list_output_files(state, node))
             return left
 
-        left, errors = each(sessions, end)
+        left, errors = call_all(sessions, end)
         remaining = [entry for found in left.values() for entry in found]
-        remaining += _not_looked_at(state, {**unreached, **errors})
-        writer.append(_end_of(state, remaining), read_head_time())
+        remaining += _list_unverified(state, {**unreached, **errors})
+        writer.append(_build_end(state, remaining), read_head_time())
     finally:
         writer.close()
     return load_state(run)
 
 
-def _end_of(state: RunState, remaining: list[RemainingProcess]) -> controller_events.Ended:
+def _build_end(state: RunState, remaining: list[RemainingProcess]) -> controller_events.Ended:
     if state.over:
         return controller_events.Ended(state=state.phase.value, exit_code=state.exit_code or 0, remaining=remaining)
     return controller_events.Ended(
@@ -162,7 +162,7 @@ def _end_of(state: RunState, remaining: list[RemainingProcess]) -> controller_ev
     )
 
 
-def _not_looked_at(state: RunState, errors: Mapping[str, ClusterctlError]) -> list[RemainingProcess]:
+def _list_unverified(state: RunState, errors: Mapping[str, ClusterctlError]) -> list[RemainingProcess]:
     """Return what may be left on nodes that did not answer: what was known to be, or that nobody knows."""
     remaining: list[RemainingProcess] = []
     for node, error in errors.items():
@@ -175,7 +175,7 @@ def _unsure(node: str, error: ClusterctlError) -> RemainingProcess:
     return outcome.build_remaining_process(node, None, f"nobody knows what is there: {error}")
 
 
-def _files_of(state: RunState, node: str) -> list[str]:
+def _list_output_files(state: RunState, node: str) -> list[str]:
     entry = state.nodes.get(node) or state.retired.get(node)
     ranks = () if entry is None else entry.ranks
     return [
@@ -184,3 +184,15 @@ def _files_of(state: RunState, node: str) -> list[str]:
         for r in ranks
         for f in (protocol_files.format_output_path, protocol_files.format_index_path)
     ]
+
+
+def _read_epoch(run: str, node: str, session: Session) -> int:
+    told = STATUS.call(session, {"run": run, "node": node})
+    return int(told["epoch"] or 0)
+
+
+def find_highest_epoch(run: str, sessions: Mapping[str, Session]) -> int:
+    """Return the highest epoch that any of the nodes knows of a run, by the node names that are the keys; 0 if none."""
+    seen: dict[str, int]
+    seen, _ = call_all(dict(sessions), lambda n, s: _read_epoch(run, n, s))
+    return max(seen.values(), default=0)

@@ -1,0 +1,416 @@
+"""The attempts of a run: how the first one begins, how another follows, and how a start is undone."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from clusterctl import rlimits
+from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.config.spec import Role
+from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
+from clusterctl.plan import layout
+from clusterctl.plan.layout import demote_to_spares
+from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, fold_names, raise_first, select_sessions
+from clusterctl.run.nodes.launch import Started, StartFailed
+from clusterctl.run.nodes.network_probe import build_node_info
+from clusterctl.run.record.clock import read_head_time
+from clusterctl.run.record.disk_files import write_atomically
+from clusterctl.run.record.sample_files import find_latest_step
+from clusterctl.run.record.thread_ownership import ThreadOwnedState
+from clusterctl.run.rules import controller_events, logind, outcome, policy
+from clusterctl.run.rules.controller_events import build_start_failed
+from clusterctl.run.rules.outcome import find_final_cause
+from clusterctl.run.rules.state import RunPhase, cause_to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.run.controller.connections import Connections
+    from clusterctl.run.controller.run import ControlledRun, Post
+    from clusterctl.session.session import Session
+
+
+_KILL_PATIENCE_S = 10.0
+"""Seconds after which nothing is waited for that nodes have not answered, where a person wants the end at once."""
+CLEANUP_UNCONFIRMED = "{} could not be told that the start failed: what was prepared there ends by itself"
+
+
+class Preflight(Protocol):
+    """The checks before the first attempt; each raises UnhealthyError where the run must not start."""
+
+    def __call__(self, sessions: Mapping[str, Session], post: Post) -> dict[str, str]:
+        """Check the nodes; return those that failed a check and are left out, and why, in a word."""
+
+    def use_spec(self, spec: ClusterSpec) -> None:
+        """Go on with fewer workers than the file names."""
+
+    def check_code(self, sessions: Mapping[str, Session]) -> None:
+        """Check the code that is on the nodes now."""
+
+
+class StartSequence(ThreadOwnedState):
+    """Brings attempts up in a thread, and takes in how that went.
+
+    Thread: the loop; the methods under "in the thread" run in the launch thread.
+
+    Args:
+        run: The run.
+        connections: Go on with spares that are not there yet.
+        preflight: Checks the nodes before anything starts, or `None`.
+    """
+
+    def __init__(self, run: ControlledRun, connections: Connections, preflight: Preflight | None) -> None:
+        self._run, self._connections, self._preflight = run, connections, preflight
+        self._is_failing = self._has_dropped_sessions = False
+
+    @property
+    def is_undecided(self) -> bool:
+        """Nothing may be concluded: no attempt has begun yet, or none will."""
+        return self._is_failing or (self._run.is_busy and self._run.state.attempt < 0)
+
+    def start_first_attempt(self) -> None:
+        """Begin the first attempt of a new run."""
+        self._run.raise_epoch(0)
+        self._run.launcher.mark_new()
+        self.launch(self._first_attempt)
+
+    def launch(self, work: Callable[[], Started | StartFailed]) -> None:
+        """Let a thread bring an attempt up."""
+
+        def attempted() -> Started | StartFailed:
+            try:
+                return work()
+            except ClusterctlError as error:
+                return StartFailed(error=error, prepared=())
+            except OSError as error:
+                place = f" ({error.filename})" if error.filename else ""
+                text = f"the head cannot write what a start needs: {error.strerror}{place}"
+                return StartFailed(error=RefusedError(text, hint=rlimits.open_files_hint(error)), prepared=())
+
+        self._run.is_busy = True
+        self._run.executor.in_thread(attempted).then_on_loop(self._on_launched, self._on_bug)
+
+    def handle_cancel(self) -> None:
+        """Do what a person wants who ends a run of which nothing else can be decided yet."""
+        run = self._run
+        self._drop_stuck_sessions()
+        if not run.cancelled.is_set() or self._is_failing:
+            return
+        if run.state.attempt < 0:
+            if run.launcher.forbid_start():
+                self.fail(StartFailed(error=CancelledError("cancelled during the start"), prepared=()))
+        elif run.state.reason is None:
+            run.end_attempt(StopReason.CANCELLED, "")
+
+    def _drop_stuck_sessions(self) -> None:
+        """Let go of nodes on which a start hangs whose end a person wanted at once."""
+        run = self._run
+        killed = run.stopping.kill_wait_s(time.monotonic())
+        if killed is not None and killed >= _KILL_PATIENCE_S and run.is_busy and not self._has_dropped_sessions:
+            self._has_dropped_sessions = True
+            for node in run.links.sessions:
+                run.links.redial(run.hosts[node])
+
+    # --- the first attempt, in the thread
+
+    def _first_attempt(self) -> Started | StartFailed:
+        run = self._run
+        sessions = self._connect(run.spec.hosts)
+        unfit = self._reject_unsafe_nodes(sessions)
+        if self._preflight is not None:
+            unfit |= self._preflight(sessions, run.post)
+            self._demote_missing([h.name for h in run.spec.workers if h.name in unfit])
+        run.executor.call_on_loop(lambda: run.excluded_spares.update(unfit))
+        hosts = run.spec.workers
+        run.launcher.sync_code(hosts, first=True)
+        if self._preflight is not None:
+            self._preflight.check_code(select_sessions(run.links.sessions, [h.name for h in hosts]))
+        return run.launcher.start_attempt(0, hosts, run.subscriptions.subscribe_all)
+
+    def _connect(self, hosts: Sequence[HostSpec]) -> dict[str, Session]:
+        """Open all sessions at once; return those there are. A spare may be missing.
+
+        Raises:
+            NodeError, NodesError: Some cannot be had; every other one is closed again.
+        """
+        run = self._run
+        step = Progress("connect", len(hosts), run.post)
+        opened, errors = run.dial_all(hosts, step)
+        step.end(fold_names(opened), failed=bool(errors))
+        for warning in dict.fromkeys(warning for session in opened.values() for warning in session.warnings):
+            run.post(controller_events.Note(text=warning, level="warn"))
+        self._warn_about_missing_gpus(hosts, opened)
+        missing = {h.name: errors.pop(h.name) for h in hosts if h.role is Role.SPARE and h.name in errors}
+        if errors and not self._demote_missing(errors):
+            call_all(opened, lambda _, session: session.close())
+            left = sum(host.name in opened for host in run.spec.workers)
+            if left:
+                text = f"`--exclude {fold_names(errors)}` begins with {left} of {len(run.spec.workers)} nodes"
+                run.post(controller_events.Note(text=text))
+            raise_first(errors)
+        missing |= errors
+        run.executor.call_on_loop(lambda: self._connected(opened, missing))
+        if run.cancelled.is_set():
+            raise CancelledError("cancelled during the start")
+        return opened
+
+    def _warn_about_missing_gpus(self, hosts: Sequence[HostSpec], opened: Mapping[str, Session]) -> None:
+        found = {
+            host.name: build_node_info(host, opened[host.name].hello).gpus for host in hosts if host.name in opened
+        }
+        on_cpu = layout.list_cpu_only_hosts(hosts, found)
+        if on_cpu:
+            where = "there" if len(on_cpu) == 1 else "on each"
+            text = f"no GPU on {fold_names(on_cpu)}: one rank {where}, on the CPU (`gpus: 0` says that it is meant)"
+            self._run.post(controller_events.Note(text=text, level="warn"))
+
+    def _demote_missing(self, missing: Collection[str]) -> bool:
+        """Begin with fewer workers, where a person allowed that; return whether the run may go on."""
+        run = self._run
+        if not missing:
+            return True
+        fewer = demote_to_spares(run.spec, missing)
+        if fewer is None:
+            return False
+        run.executor.call_on_loop(lambda: self._use_spec(fewer))
+        left = len(fewer.workers)
+        text = f"the run begins with {left} of {left + len(missing)} nodes: {fold_names(missing)} will wait as spares"
+        run.post(controller_events.Note(text=text, level="warn"))
+        return True
+
+    def _use_spec(self, spec: ClusterSpec) -> None:
+        """Keep with the run who takes part: whoever adopts it goes on with these."""
+        from clusterctl.config.spec import dump_spec
+
+        run = self._run
+        write_atomically(run.folder.spec, dump_spec(spec).encode(), durable=True)
+        run.spec, run.hosts = spec, {host.name: host for host in spec.hosts}
+        run.launcher.use_spec(spec)
+        if self._preflight is not None:
+            self._preflight.use_spec(spec)
+
+    def _connected(self, opened: Mapping[str, Session], missing: Mapping[str, ClusterctlError]) -> None:
+        run = self._run
+        for node, session in opened.items():
+            run.join(node, session)
+        for spare, error in missing.items():
+            run.note(f"spare {spare} cannot be used yet: {str(error).removeprefix(f'{spare}: ')}")
+            self._connections.mark_missing(run.hosts[spare], error)
+
+    def _reject_unsafe_nodes(self, sessions: Mapping[str, Session]) -> dict[str, str]:
+        """Refuse nodes on which workers would not last; return the spares that are left out for it, with a word.
+
+        Raises:
+            RefusedError: A node of the first attempt is one of them.
+        """
+        run = self._run
+        hellos = {node: session.hello for node, session in sessions.items()}
+        unfit: dict[str, str] = {}
+        for spare in [h.name for h in run.spec.spares if h.name in hellos]:
+            hello = hellos.pop(spare)
+            if logind.kills_at_logout(hello.get("logind")):
+                unfit[spare] = "unfit"
+                run.post(
+                    controller_events.Note(text=f"spare {spare} ends processes at logout: it is left out", level="warn")
+                )
+        logind.refuse_kill_at_logout(hellos)
+        return unfit
+
+    # --- what came of it, in the loop
+
+    def _on_bug(self, error: Exception) -> None:
+        """End a start that a mistake of ours has ended; its traceback is in the log."""
+        text = f"this is a bug of clusterctl: {type(error).__name__}: {error}"
+        bug = ClusterctlError(text, hint=f"the traceback is in {self._run.folder.log}")
+        self._on_launched(StartFailed(error=bug, prepared=()))
+
+    def _on_launched(self, result: Started | StartFailed) -> None:
+        run = self._run
+        run.is_busy = False
+        if self._is_failing or not isinstance(result, StartFailed):
+            return
+        if run.state.attempt < 0 or not run.state.workers or run.state.phase is RunPhase.RESTARTING:
+            self.fail(result)
+        else:
+            run.end_start(result.error)
+
+    def fail(self, result: StartFailed) -> None:
+        """End a run none of whose workers was started; undo what was prepared."""
+        run = self._run
+        self._is_failing = True
+        cancelled = run.cancelled.is_set()
+        if not cancelled:
+            run.record(build_start_failed(result.error))
+        code = ExitCode.CANCELLED if cancelled else result.error.exit_code
+        phase = RunPhase.CANCELLED if cancelled else RunPhase.FAILED
+        if not cancelled and run.state.attempt >= 0:
+            lost = isinstance(result.error, (NodeError, NodesError))
+            phase, code = (RunPhase.LOST, ExitCode.LOST) if lost else (RunPhase.FAILED, ExitCode.FAILED)
+        concerned = tuple(dict.fromkeys([*run.all_nodes(), *result.prepared]))
+        left = [*outcome.list_remaining_processes(run.state), *result.remaining]
+        ended = controller_events.Ended(state=phase.value, exit_code=int(code), remaining=left)
+        task = run.executor.in_thread(lambda: self._undo_start(concerned, result.prepared, ended))
+        task.then_on_loop(
+            lambda nodes: self._on_undone(nodes, ended), lambda _: self._on_undone(list(result.prepared), ended)
+        )
+
+    def _undo_start(
+        self, concerned: Sequence[str], prepared: Sequence[str], ended: controller_events.Ended
+    ) -> list[str]:
+        """Tell nodes that the run is over; return those that hold something of it and did not hear that.
+
+        What a node holds whose session broke while it prepared must be given back: it is dialed once more.
+        """
+        run = self._run
+        sessions = {n: s for n, s in run.links.sessions.items() if n in concerned}
+        errors = run.send_finish(sessions, ended.state, ended.exit_code)
+        unheard = [n for n in prepared if n not in sessions or isinstance(errors.get(n), NodeError)]
+        if not unheard:
+            return []
+        opened, _ = run.dial_all(run.hosts[n] for n in unheard)
+        # Above the epoch of what was asked for: where that arrives only now, it is refused.
+        run.executor.call_on_loop(lambda: self._join_with_higher_epoch(opened))
+        errors = run.send_finish(opened, ended.state, ended.exit_code)
+        return [n for n in unheard if n not in opened or isinstance(errors.get(n), NodeError)]
+
+    def _join_with_higher_epoch(self, opened: Mapping[str, Session]) -> None:
+        run = self._run
+        run.raise_epoch(run.epoch)
+        for node, session in opened.items():
+            run.join(node, session)
+
+    def _on_undone(self, left: list[str], ended: controller_events.Ended) -> None:
+        run = self._run
+        if left:
+            run.note(CLEANUP_UNCONFIRMED.format(fold_names(left)))
+        run.record(ended)
+        run.control.notify()
+
+
+class RestartSequence(ThreadOwnedState):
+    """Lets one attempt follow another.
+
+    Thread: the loop.
+    """
+
+    def __init__(self, run: ControlledRun, start: StartSequence) -> None:
+        self._run, self._start = run, start
+        self._newest: dict[int, str | None] = {}
+        self._asked = -1
+        self._dirty: tuple[int, float] | None = None
+
+    def announce(self, action: policy.Restart, observations: policy.Observations) -> None:
+        """Write down that there will be another attempt, where and when, and why."""
+        run = self._run
+        bad = policy.choose_excluded_nodes(run.state, observations)
+        without = {name: bad[name] for name in action.excluded}
+        nodes, said = policy.choose_next_nodes(run.state, without, self.list_free_spares())
+        for text in said:
+            run.note(text)
+        rules = run.limits.restart
+        run.record(
+            controller_events.Restarting(
+                attempt=run.state.attempt + 1,
+                why=action.why,
+                at=action.at,
+                nodes=nodes,
+                ended=self._build_failure_signature(),
+                newest_checkpoint=run.state.newest_checkpoint,
+                cause=cause_to_json(find_final_cause(run.state)),
+                step=find_latest_step(run.folder, run.state),
+                number=len(policy.list_counted_restarts(run.state, rules, read_head_time())) + 1,
+                budget=rules.max_restarts,
+            )
+        )
+        run.control.notify()
+        self._release_replaced(
+            [n.node for n in run.state.nodes.values() if n.node not in nodes and n.swept and not n.remaining]
+        )
+
+    def _release_replaced(self, replaced: list[str]) -> None:
+        """Tell nodes that were replaced that the run is over there: what they hold for it is others' to have."""
+        run = self._run
+        sessions = {node: session for node, session in run.links.sessions.items() if node in replaced}
+        if sessions:
+            run.executor.in_thread(lambda: run.send_finish(sessions, "replaced", int(ExitCode.FAILED))).then_on_loop()
+
+    def measure_dirty_s(self) -> float:
+        """Return for how many seconds this controller has seen a node with processes that will not end."""
+        state = self._run.state
+        if not any(node.remaining for node in state.nodes.values()):
+            return 0.0
+        if self._dirty is None or self._dirty[0] != state.attempt:
+            self._dirty = state.attempt, time.monotonic()
+        return time.monotonic() - self._dirty[1]
+
+    def start_when_due(self) -> None:
+        """Begin the attempt that the journal announces, once it is time and its nodes are there."""
+        run, state = self._run, self._run.state
+        if read_head_time() < (state.restart_at or 0.0) or not self._has_all_sessions(state.next_nodes):
+            return
+        hosts = tuple(run.hosts[name] for name in state.next_nodes)
+        number, why = state.attempt + 1, state.restart_why
+        former = {n.node: n.ranks for n in state.nodes.values() if n.node not in state.next_nodes}
+
+        def begin() -> Started | StartFailed:
+            run.launcher.sync_code(hosts, first=False)
+            return run.launcher.start_attempt(number, hosts, run.subscriptions.subscribe_all, why, former)
+
+        self._start.launch(begin)
+
+    def _has_all_sessions(self, nodes: tuple[str, ...]) -> bool:
+        """Return whether every node has a connection; one that stays away for too long ends the run."""
+        links = self._run.links
+        missing = [n for n in nodes if n not in links.sessions]
+        away = links.list_silent(0.0)
+        gone = [n for n in missing if away.get(n, 0.0) >= self._run.limits.node_lost_after]
+        if gone:
+            error = NodeError(gone[0], f"{fold_names(gone)}: no connection for the next attempt")
+            self._start.fail(StartFailed(error=error, prepared=()))
+        return not missing
+
+    def list_free_spares(self) -> list[HostSpec]:
+        """Return the spares that could take a place now."""
+        run = self._run
+        usable = [n for n in run.links.sessions if n not in run.excluded_spares]
+        return policy.list_free_spares(run.spec, run.state, usable)
+
+    def _build_failure_signature(self) -> str:
+        return policy.build_failure_signature(
+            self._run.state, checkpoints=self._pattern() is not None, now=read_head_time()
+        )
+
+    def _pattern(self) -> str | None:
+        job = self._run.spec.job
+        return None if job is None else job.checkpoint.pattern
+
+    def count_repeated_failures(self) -> int:
+        """Return how many attempts before this one ended like it, without a newer checkpoint between or after."""
+        state = self._run.state
+        if self._newest.get(state.attempt, state.newest_checkpoint) != state.newest_checkpoint:
+            return 0
+        return policy.count_repeated_failures(state, self._build_failure_signature())
+
+    def must_check_checkpoints(self) -> bool:
+        """Look, before attempts that ended alike are taken for hopeless, whether the last one got further after all."""
+        run, state = self._run, self._run.state
+        over = bool(state.nodes) and all(n.swept for n in state.nodes.values())
+        if self._pattern() is None or not over or state.attempt in self._newest or self.count_repeated_failures() == 0:
+            return False
+        if self._asked != state.attempt:
+            self._asked = state.attempt
+            nodes = list(state.nodes)
+
+            def look() -> str | None:
+                with contextlib.suppress(ClusterctlError):
+                    return run.launcher.find_newest_checkpoint(nodes)
+                return None
+
+            def seen(newest: str | None) -> None:
+                self._newest[state.attempt] = newest
+
+            run.executor.in_thread(look).then_on_loop(seen, lambda _: seen(None))
+        return True

@@ -1,0 +1,202 @@
+"""Watches the health of the nodes and the progress of the ranks, by the samples that the nodes send."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from clusterctl.agent.protocol import run_files
+from clusterctl.agent.protocol.run_files import SAMPLES_FILE
+from clusterctl.run.nodes.evidence import collect_stall_evidence, find_last_stall
+from clusterctl.run.record.sample_files import read_last_lines
+from clusterctl.run.record.thread_ownership import ThreadOwnedState
+from clusterctl.run.rules import controller_events
+from clusterctl.run.rules.stall_detection import StallJudgement, StallObserver, StallPhase
+from clusterctl.run.rules.state import RunPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clusterctl.config.spec import ClusterSpec
+    from clusterctl.run.controller.run import ControlledRun
+    from clusterctl.run.record.rundir import RunDir
+    from clusterctl.run.rules.health_observer import HealthObserver
+    from clusterctl.run.rules.state import RunState
+
+
+_EVERY = 1.0
+
+
+class HealthMonitor(ThreadOwnedState):
+    """Feeds a `HealthObserver` with the samples of a run: what their replicas hold first, then what arrives.
+
+    Thread: the loop.
+
+    Args:
+        run: Where the replicas lie.
+        spec: What counts as trouble.
+    """
+
+    def __init__(self, run: RunDir, spec: ClusterSpec) -> None:
+        self._run = run
+        self._spec = spec
+        self._observer: HealthObserver | None = None
+        self._new: dict[str, list[bytes]] = {}
+        self._replayed: set[str] = set()
+        self._looked = 0.0
+
+    def add_lines(self, node: str, lines: Sequence[bytes]) -> None:
+        """Take in lines of a node's samples; they are in its replica already."""
+        self._new.setdefault(node, []).extend(lines)
+
+    def list_changes(self, state: RunState, now: float) -> list[controller_events.Health]:
+        """Return what has changed; looks once a second, however often it is asked. `now` is monotonic."""
+        if now - self._looked < _EVERY:
+            return []
+        self._looked = now
+        if self._observer is None:
+            if not any((self._run.node(node) / SAMPLES_FILE).exists() for node in state.nodes):
+                return []
+            # All the judges come with it: not while the workers wait for their start.
+            from clusterctl.run.rules.health_observer import HealthObserver
+
+            self._observer = HealthObserver(self._spec)
+        new, self._new = self._new, {}
+        changes: list[controller_events.Health] = []
+        for node in state.nodes:
+            changes += self._of_node(self._observer, node, new.get(node, []), state, now)
+        heard = {n.node for n in state.nodes.values() if n.link == "connected" and not n.finished}
+        return changes + self._observer.tick(heard, now)
+
+    def _of_node(
+        self, observer: HealthObserver, node: str, new: Sequence[bytes], state: RunState, now: float
+    ) -> list[controller_events.Health]:
+        if node in self._replayed:
+            return observer.add_lines(node, new, now)
+        self._replayed.add(node)
+        told = [e for e in state.troubles.values() if e.node == node]
+        return observer.replay(node, read_last_lines(self._run.node(node) / SAMPLES_FILE), told, now)
+
+    def find_unhealthy(self, state: RunState) -> dict[str, str]:
+        """Return which nodes a restart should leave out, and why: a check failed, or GPU memory is still held."""
+        held = {n.node: n.gpu_memory_held for n in state.nodes.values() if n.gpu_memory_held}
+        return held | (self._observer.find_unhealthy(state.nodes) if self._observer else {})
+
+    def find_degraded(self, state: RunState) -> dict[str, str]:
+        """Return which nodes the next attempt had better do without, and why; nothing to end this one for."""
+        return self._observer.find_degraded(state.nodes) if self._observer else {}
+
+
+class StallMonitor(ThreadOwnedState):
+    """Watches the current attempt for a stall; each attempt is watched anew.
+
+    Thread: the loop.
+    """
+
+    def __init__(self, run: ControlledRun) -> None:
+        self._run = run
+        self._observer: StallObserver | None = None
+        self._attempt = -1
+        self._last_stall = find_last_stall(run.folder)
+        self._pending_evidence = 0
+        self._stall = StallJudgement(is_known=False)
+
+    def _watch(self) -> StallObserver | None:
+        state = self._run.state
+        if state.attempt != self._attempt:
+            self._attempt = state.attempt
+            self._observer = StallObserver(state.attempt, state.workers, self._run.spec.stall, time.monotonic())
+        return self._observer
+
+    def replay(self) -> None:
+        """Tell the rule what it knew before: how long steps take, and when the last one was."""
+        observer = self._watch()
+        if observer is not None:
+            samples = {
+                n: read_last_lines(self._run.folder.node(n) / run_files.SAMPLES_FILE) for n in self._run.state.nodes
+            }
+            observer.replay(samples, time.monotonic())
+
+    def add_lines(self, node: str, lines: Sequence[bytes]) -> None:
+        """Take in lines of a node's samples."""
+        observer = self._watch()
+        if observer is not None:
+            observer.add_lines(node, lines, time.monotonic())
+
+    def judge(self) -> None:
+        """Record what the rule says when it says something new; keep evidence before anybody acts."""
+        run, observer = self._run, self._watch()
+        if observer is None or run.state.phase not in (RunPhase.RUNNING, RunPhase.STALLED):
+            return
+        self._stall = stall = observer.judge(time.monotonic())
+        for text in observer.list_new_warnings(stall, time.monotonic()):
+            run.note(text)
+        shown = "none" if run.state.stall is None else run.state.stall.phase
+        if not stall.is_known or stall.phase.value == shown:
+            return
+        evidence = (
+            None
+            if stall.phase.value == "none"
+            else self._collect_evidence(is_confirmed=stall.phase is StallPhase.CONFIRMED)
+        )
+        run.record(
+            controller_events.StallChanged(
+                attempt=run.state.attempt,
+                phase=stall.phase.value,
+                since_s=stall.since_s,
+                limit_s=stall.limit_s,
+                reason=stall.reason,
+                evidence=evidence,
+            )
+        )
+        run.control.notify()
+
+    def _collect_evidence(self, *, is_confirmed: bool) -> str:
+        """Collect evidence of a stall in a thread, and what it shows; return the folder where it will lie."""
+        run, sessions = self._run, self._run.sessions()
+        self._last_stall = number = self._last_stall + 1
+        self._pending_evidence += 1
+
+        def collect() -> list[str]:
+            is_saved = collect_stall_evidence(run.folder, number, sessions)
+            return self._judge_evidence() if is_saved and is_confirmed else []
+
+        run.executor.in_thread(collect).then_on_loop(self._on_collected, lambda _: self._on_collected([]))
+        return f"stall-{number}"
+
+    def _judge_evidence(self) -> list[str]:
+        """Save what the evidence of a stall shows, and return it in lines. In a thread: it reads the files alone."""
+        from clusterctl.run.record import saved_verdict
+        from clusterctl.run.record.state_reader import load_state
+        from clusterctl.why.verdict_text import brief_lines
+
+        folder = self._run.folder
+        verdict = saved_verdict.judge_saved_run(folder, load_state(folder))
+        saved_verdict.save_verdict(folder, verdict)
+        return list(brief_lines(verdict, folder.run))
+
+    def _on_collected(self, lines: list[str]) -> None:
+        self._pending_evidence -= 1
+        for number, line in enumerate(lines):
+            self._run.note(line, "info" if number else "warn")
+
+    def measure_idle_s(self) -> float:
+        """Return for how many seconds no unfinished node of the attempt has shown any activity."""
+        observer = self._watch()
+        return 0.0 if observer is None else observer.measure_idle_s(self._run.state.list_unfinished_nodes())
+
+    @property
+    def is_gathering_evidence(self) -> bool:
+        """A stall must not be acted upon yet: it is not confirmed, or its evidence is not whole."""
+        return self._pending_evidence > 0 or self._stall.phase is not StallPhase.CONFIRMED
+
+    def end_if_stalled(self, *, kill: bool) -> dict[str, Any]:
+        """End the run if it is stalled at this very moment; no attempt follows, as a person wants it gone."""
+        run = self._run
+        self.judge()
+        stalled = run.state.phase is RunPhase.STALLED and self._stall.phase is StallPhase.CONFIRMED
+        if stalled:
+            if kill:
+                run.kill_now()
+            run.limits = run.limits.stopping_stalled()
+        return {"ok": True, "stalled": stalled, "phase": self._stall.phase.value if self._stall.is_known else None}

@@ -1,0 +1,321 @@
+"""Warnings about the code of a run: excluded files, secrets, LFS pointers, shared workdirs, changes since the start."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import json
+import os
+import re
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from clusterctl.agent.protocol.file_list import LINK_MODE
+from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.config.path_rules import rename_workdir
+from clusterctl.config.spec import TransportKind, load_spec
+from clusterctl.errors import RefusedError
+from clusterctl.run.nodes.fan_out import call_all
+from clusterctl.run.record import run_lookup
+from clusterctl.run.record.disk_files import write_atomically
+from clusterctl.session.requests import CODE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from clusterctl.config.spec import ClusterSpec
+    from clusterctl.run.nodes.code_manifest import ContentStore, Manifest
+    from clusterctl.run.nodes.code_selection import ExcludedPath
+    from clusterctl.run.record.rundir import RunDir
+    from clusterctl.session.session import Session
+
+
+_LFS = b"version https://git-lfs.github.com/spec/"
+_POINTER_BYTES = range(100, 1024)
+_MOST_NAMES = 3
+_MADE_BY_TOOLS = re.compile(
+    r"(?:.*_cache|.*\.egg-info|node_modules|htmlcov|\.(?:eggs|hypothesis|ipynb_checkpoints|tox|nox|idea|vscode))/"
+    r"|.*\.py[co]|\.coverage.*|\.DS_Store|.*\.swp|.*~|\.git(?:ignore|keep|attributes|modules)|\.keep"
+)
+"""What tools and editors write beside code, which no job misses."""
+_PACKAGE = re.compile(r"\.(?:whl|so|egg)$")
+_DATA = re.compile(
+    r"\.(?:tar|tgz|gz|xz|bz2|zst|zip|7z|csv|tsv|jsonl?|parquet|arrow|npy|npz|h5|hdf5|tfrecords?|bin|pt|pth|ckpt|safetensors)$"
+)
+
+
+def list_sync_warnings(manifest: Manifest, store: ContentStore) -> list[str]:
+    """Return what to warn of."""
+
+    def beginning(path: str) -> bytes:
+        with store.path(manifest.files[path][2]).open("rb") as file:
+            return file.read(MAX_KEY_BYTES)
+
+    files = [(path, size) for path, (size, mode, _) in manifest.files.items() if mode != LINK_MODE]
+    secret = describe_secret_files(files, beginning)
+    pointers = [p for p, size in files if size in _POINTER_BYTES and beginning(p).startswith(_LFS)]
+    return [
+        *describe_exclusions(manifest.left_out),
+        *(
+            [f"{_join_paths(pointers)}: pointers of Git LFS, without the content: `git lfs pull` gets it"]
+            if pointers
+            else []
+        ),
+        *([secret] if secret else []),
+    ]
+
+
+def describe_exclusions(left_out: Iterable[ExcludedPath]) -> Iterator[str]:
+    """Yield what to say of what is left out without a rule that a person wrote."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for one in left_out:
+        if one.remedy:
+            alike.setdefault((one.rule, one.remedy), []).append(one.shown)
+    for (rule, remedy), paths in alike.items():
+        yield f"not sent: {_join_paths(paths)}, {rule}: {remedy}"
+
+
+def describe_user_exclusions(left_out: Iterable[ExcludedPath]) -> str | None:
+    """Return in a line what rules that a person wrote leave out; `None` if that is nothing that a job may miss."""
+    alike: dict[tuple[str, str], list[ExcludedPath]] = {}
+    for one in left_out:
+        if one.written_in and not one.remedy and not _is_made_by_a_tool(one.path):
+            alike.setdefault((one.written_in, one.rule), []).append(one)
+    rules = sorted(
+        (sorted(of_rule, key=_order_of) for of_rule in alike.values()), key=lambda some: _order_of(some[0])[0]
+    )
+    if not rules:
+        return None
+    named = []
+    for first, *others in rules[:_MOST_NAMES]:
+        named.append(f"{first.path}{f' and {len(others)} more' if others else ''} ({first.written_in})")
+    left = sum(map(len, rules[_MOST_NAMES:]))
+    more = f", … {left} more" if left else ""
+    firsts = [some[0] for some in rules[:_MOST_NAMES]]
+    sendable = next((one for one in firsts if one.way_to_send and not has_secret_name(one.path)), None)
+    remedy = f"{sendable.way_to_send} sends {sendable.path}, " if sendable is not None else ""
+    return f"not sent: {', '.join(named)}{more}; {remedy}`clusterctl sync --dry-run -v` lists all"
+
+
+def _order_of(one: ExcludedPath) -> tuple[int, int]:
+    """Return the place of a path among those that a job may miss: packages, folders, data, others; large ones first."""
+    if _PACKAGE.search(one.path):
+        return 0, -one.size_bytes
+    if one.path.endswith("/"):
+        return 1, 0
+    return (2 if _DATA.search(one.path) else 3), -one.size_bytes
+
+
+def _is_made_by_a_tool(path: str) -> bool:
+    name = f"{PurePosixPath(path).name}{'/' if path.endswith('/') else ''}"
+    return _MADE_BY_TOOLS.fullmatch(name) is not None
+
+
+def format_exclusions(left_out: Iterable[ExcludedPath], *, whole: bool = False) -> list[str]:
+    """Return what is left out in lines, by rule; of each the first few, or all."""
+    alike: dict[str, list[str]] = {}
+    for one in left_out:
+        alike.setdefault(one.rule, []).append(one.shown)
+    if whole:
+        return [f"left out  {path}  by {rule}" for rule, paths in alike.items() for path in paths]
+    return [f"left out  {_join_paths(paths, quote='')}  by {rule}" for rule, paths in alike.items()]
+
+
+def _join_paths(paths: list[str], quote: str = "`") -> str:
+    more = f" and {len(paths) - _MOST_NAMES} more" if len(paths) > _MOST_NAMES else ""
+    return ", ".join(f"{quote}{path}{quote}" for path in paths[:_MOST_NAMES]) + more
+
+
+def refuse_missing_script(spec: ClusterSpec, sent: Iterable[str], left_out: Iterable[ExcludedPath]) -> None:
+    """Refuse to send code without the script that is to be run.
+
+    Raises:
+        RefusedError: The script is among what is left out.
+    """
+    if spec.sync is None or spec.job is None or spec.job.script is None:
+        return
+    top = os.path.realpath(spec.sync.source)
+    real = os.path.realpath(os.path.join(top, spec.job.script))
+    if not real.startswith(f"{top}/") or not os.path.isfile(real):
+        return
+    script = os.path.relpath(real, top)
+    if script in set(sent):
+        return
+    above = {script, *(f"{folder}/" for folder in PurePosixPath(script).parents)}
+    rule = next((one.rule for one in left_out if one.path in above), "a rule")
+    hint = f"`sync: {{exclude: ['!{script}']}}` sends it, and so does git once it tracks it"
+    raise RefusedError(f"job.script: `{spec.job.script}` is not sent to nodes, left out by {rule}", hint=hint)
+
+
+_LIKE_SECRETS = (
+    # keys
+    "*.pem",
+    "*.key",
+    "*.p12",
+    "*.pfx",
+    "*.jks",
+    "*.keystore",
+    "*.kdbx",
+    "*.ppk",
+    "id_*",
+    "key.json",
+    "*[-_]key.json",
+    "*service[-_]account*.json",
+    "client_secret*.json",
+    "kaggle.json",
+    # variables and passwords
+    ".env",
+    ".env.*",
+    "*.env",
+    "*.env.local",
+    ".envrc",
+    ".netrc",
+    "_netrc",
+    ".pgpass",
+    ".my.cnf",
+    ".htpasswd",
+    ".npmrc",
+    ".pypirc",
+    ".s3cfg",
+    ".boto",
+    "rclone.conf",
+    "credentials*",
+    "*_credentials.json",
+    ".git-credentials",
+    "secret",
+    "secrets",
+    "secrets.*",
+    # tokens
+    "token",
+    "token.txt",
+    "token.json",
+    ".token",
+    "*.token",
+    "*[-_]token",
+    "*[-_]token.txt",
+    "stored_tokens",
+    ".*-token",
+    # what a shell or another program was told
+    ".*_history",
+    "*_history",
+    # in the folders of programs
+    ".aws/*",
+    ".azure/*",
+    ".kube/*",
+    "kubeconfig",
+    "*.kubeconfig",
+    ".docker/config.json",
+    ".dockercfg",
+    "gcloud/*",
+    ".gnupg/*",
+    "gh/hosts.yml",
+    "glab-cli/config.yml",
+    "huggingface/token*",
+)
+_PUBLIC = ("*.pub", ".env.example", ".env.sample", ".env.template", "*.py", "*.ipynb", "*.md", "*.rst")
+_KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|PuTTY-User-Key-File")
+MAX_KEY_BYTES = 16 * 1024
+
+
+def describe_secret_files(files: Iterable[tuple[str, int]], beginning: Callable[[str], bytes]) -> str | None:
+    """Return what to say of files that look like secrets, or `None` where there are none.
+
+    Args:
+        files: Path and size of each.
+        beginning: Reads the first bytes of one.
+    """
+    secret = sorted(path for path, size in files if _looks_secret(path, size, beginning))
+    if not secret:
+        return None
+    more = f" and {len(secret) - 3} more" if len(secret) > 3 else ""
+    named = ", ".join(f"`{path}`" for path in secret[:3])
+    return f"{named}{more} may hold secrets and are sent to the nodes: add them to `sync.exclude` or .gitignore"
+
+
+def _looks_secret(path: str, size: int, beginning: Callable[[str], bytes]) -> bool:
+    if any(fnmatch.fnmatchcase(path.lower().rpartition("/")[2], pattern) for pattern in _PUBLIC):
+        return False
+    return has_secret_name(path) or (64 <= size <= MAX_KEY_BYTES and _KEY.search(beginning(path)) is not None)
+
+
+def has_secret_name(path: str) -> bool:
+    """Return whether files of this name hold keys, tokens or passwords."""
+    parts = path.lower().rstrip("/").split("/")
+    # A pattern of two parts means the folder too, and all that is in it.
+    pairs = ["/".join(pair) for pair in itertools.pairwise(parts)]
+    return any(fnmatch.fnmatchcase(tried, pattern) for pattern in _LIKE_SECRETS for tried in (parts[-1], *pairs))
+
+
+def find_workdir_conflicts(spec: ClusterSpec, root: Path | None = None) -> Iterator[str]:
+    """Yield a sentence for each run of this head that works where this one is to work.
+
+    A folder of this machine is the person's own: who starts two runs there has chosen to.
+    """
+    mine = _list_workdirs(spec)
+    for run in run_lookup.list_runs(root):
+        if not mine or run_lookup.load_summary_or_state(run).over:
+            continue
+        try:
+            theirs = _list_workdirs(load_spec(run.spec.read_text()))
+        except (OSError, ValueError):
+            continue
+        if shared := [node for node, place in mine.items() if place in theirs.values()]:
+            chosen = any(rename_workdir(host.workdir, spec.name, "") == host.workdir for host in spec.hosts)
+            other = "another `workdir`" if chosen else "`--name OTHER`"
+            yield f"{run.run} works in the same folder on {fold_hosts(shared)}; {other} gives this run one of its own"
+
+
+def _list_workdirs(spec: ClusterSpec) -> dict[str, tuple[str, str | None]]:
+    """Return host and folder of every node that is reached from here."""
+    return {
+        host.name: (host.address or host.host, host.workdir)
+        for host in spec.hosts
+        if host.transport is not TransportKind.LOCAL
+    }
+
+
+_FILE = "code.json"
+
+
+_NAMED = 3
+
+
+def hash_sources(sessions: Mapping[str, Session], workdirs: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the hashes of the source files in the workdirs of these nodes; a node that cannot tell is left out."""
+
+    def ask(node: str, session: Session) -> dict[str, str]:
+        return CODE.call(session, {"workdir": workdirs[node], "unsynced": True})["files"]
+
+    return call_all(dict(sessions), ask)[0]
+
+
+def save_hashes(run: RunDir, seen: Mapping[str, Mapping[str, str]]) -> None:
+    """Keep with the run what its nodes had at the start."""
+    write_atomically(run.path / _FILE, json.dumps(seen).encode())
+
+
+def load_hashes(run: RunDir) -> dict[str, dict[str, str]]:
+    """Return what the nodes had at the start of the run."""
+    try:
+        hashes: dict[str, dict[str, str]] = json.loads((run.path / _FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return hashes
+
+
+def find_changes(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+    """Return the files that differ, are new or are gone, by node; a node that was not there before has none."""
+    changed = {}
+    for node, files in now.items():
+        old = before.get(node)
+        if old is not None and (differing := sorted(p for p in {*old, *files} if old.get(p) != files.get(p))):
+            changed[node] = differing
+    return changed
+
+
+def describe_changes(files: list[str], nodes: str) -> str:
+    """Return what a person should know of changed files."""
+    more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+    named = ", ".join(f"`{path}`" for path in files[:_NAMED])
+    return f"the code on {nodes} is not synced and has changed since the run was started: {named}{more}"
