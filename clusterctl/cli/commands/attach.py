@@ -9,7 +9,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.choices import Choices, together
-from clusterctl.cli.follow.following import conclude
+from clusterctl.cli.follow.outcome import report_exit
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.cli.lookup.runs import tell_unread
 from clusterctl.cli.main import WithExamples
@@ -78,7 +78,7 @@ def command(choices: AttachChoices) -> int:
         )
     screen = RunScreen(run, console, _view_options(choices))
     leave = screen.follow()
-    return conclude(run, leave, screen.state, console, quiet=choices.quiet, shown=screen.shown)
+    return report_exit(run, leave, screen.state, console, quiet=choices.quiet, shown=screen.shown)
 
 
 def _view_options(choices: AttachChoices) -> ViewOptions:

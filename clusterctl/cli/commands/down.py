@@ -11,8 +11,8 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.choices import Choices, together
-from clusterctl.cli.follow.following import Leave
-from clusterctl.cli.follow.past import Heard, heard
+from clusterctl.cli.follow.backlog import JournalPosition, current_position
+from clusterctl.cli.follow.outcome import ExitReason
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.cli.lookup.controllers import ask_or_adopt
 from clusterctl.cli.lookup.reach import reachable
@@ -95,9 +95,9 @@ def command(choices: DownChoices) -> int:
     if not runs and not choices.silent:
         console.narrate(f"no {'stalled' if choices.stalled else 'active'} run: nothing to end")
     # All are asked before any is waited for: they end side by side.
-    ending, errors, before = [], list[ClusterctlError](), dict[str, Heard]()
+    ending, errors, before = [], list[ClusterctlError](), dict[str, JournalPosition]()
     for run in runs:
-        before[run.run] = heard(run)
+        before[run.run] = current_position(run)
         try:
             if _ask(run, console, choices):
                 ending.append(run)
@@ -175,18 +175,18 @@ def _cancel(run: RunDir, *, kill: bool) -> None:
         ask_or_adopt(run, "down", {"kill": kill}, lambda: adopt_run(run, cancel=True, kill=kill))
 
 
-def _end(run: RunDir, console: Console, before: Heard, choices: DownChoices) -> RunState:
+def _end(run: RunDir, console: Console, before: JournalPosition, choices: DownChoices) -> RunState:
     """See a run end. Told is what is newer than `before`."""
-    shown = ViewOptions(output=False, phases=False, verbose=choices.verbose, heard=before)
+    shown = ViewOptions(output=False, phases=False, verbose=choices.verbose, position=before)
     state = load_state(run)
     for more in (2, 1, 0):
         if state.over:
             break
         screen = RunScreen(run, console, shown)
         leave, state = screen.follow(), screen.state
-        if leave is Leave.DETACHED:
+        if leave is ExitReason.DETACHED:
             raise click.Abort
-        if leave is Leave.UNATTENDED and more and not _ask(run, console, choices):
+        if leave is ExitReason.UNATTENDED and more and not _ask(run, console, choices):
             return state
     if not state.over:
         if not choices.silent:

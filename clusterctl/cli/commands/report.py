@@ -11,19 +11,23 @@ import click
 
 from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import options
-from clusterctl.cli.follow.following import code_folders
-from clusterctl.cli.follow.told import happened
+from clusterctl.cli.follow.event_messages import EventFormatter
+from clusterctl.cli.follow.outcome import code_folders
 from clusterctl.cli.lookup.runs import tell_unread, told_view_of
 from clusterctl.cli.lookup.why import verdict_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import write
-from clusterctl.formatting import format_size
+from clusterctl.formatting import format_size, plural
 from clusterctl.logs.sanitize import clean_block
+from clusterctl.render import run_messages
+from clusterctl.render.charts import TimelineEvent
 from clusterctl.render.console import Terminal
 from clusterctl.render.end_report import Beside, render_report, render_why
 from clusterctl.render.report_page import FindingRow, ReportData, render_report_page
 from clusterctl.run.record.run_lookup import find_run, load_visible_state
 from clusterctl.run.record.sample_files import find_memory_before_kill, read_curves
+from clusterctl.run.record.state_reader import StateReader
+from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.why.verdict import Kind
 
@@ -31,10 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from clusterctl.render.charts import TimelineEvent
     from clusterctl.run.record.rundir import RunDir
+    from clusterctl.run.record.state_reader import ControllerNews, NodeNews
     from clusterctl.run.rules.state import RunState
 
+_BAD = (controller_events.StartFailed, controller_events.StallChanged, controller_events.EndDecided)
+_WARNING_STARTS = ("warn:", "warning:", "unhealthy:", "lost")
 _LAST_LINES, _LAST_BYTES, _MOST_RANKS = 30, 16 << 10, 8
 
 
@@ -84,12 +90,53 @@ def _state_and_events(run: RunDir, terminal: Terminal) -> tuple[RunState, bool, 
     events: list[TimelineEvent] = []
 
     def load(run: RunDir) -> RunState:
-        state, told = happened(run, terminal)
+        state, told = _build_timeline(run, terminal)
         events.extend(told)
         return state
 
     state, attended = load_visible_state(run, load)
     return state, attended, events
+
+
+def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[TimelineEvent]]:
+    """Return the state of a run, and what happened in it, in the order of time."""
+    reader, formatter, found = StateReader(run), EventFormatter(run, terminal), list[TimelineEvent]()
+
+    def of_head(heard: ControllerNews) -> None:
+        moment, event = heard
+        match event:
+            case controller_events.Attempt():
+                size = f"{plural(event.world_size, 'rank')} on {plural(len(event.nodes), 'node')}"
+                goes_on = f", from {event.resume_from}" if event.resume_from else ""
+                found.append(
+                    TimelineEvent(time=moment, label=f"attempt {event.attempt} begins: {size}{goes_on}", tone="dim")
+                )
+            case controller_events.Ended():
+                tone = "good" if event.state == "succeeded" else "bad"
+                found.append(
+                    TimelineEvent(time=moment, label=f"{event.state} (exit code {event.exit_code})", tone=tone)
+                )
+            case _:
+                lines = formatter.format_past(moment, event, reader.state)
+                tone = (
+                    "bad"
+                    if isinstance(event, _BAD)
+                    else "warn"
+                    if str(lines[:1]).startswith(_WARNING_STARTS, 2)
+                    else "dim"
+                )
+                found.extend(TimelineEvent(time=moment, label=line, tone=tone) for line in lines[:1])
+
+    def of_node(heard: NodeNews) -> None:
+        node, stamp, event = heard
+        if isinstance(event, run_messages.SILENT):
+            return
+        lines = formatter.format_node(node, stamp, event, reader.state)
+        moment = stamp.wall - reader.state.ahead(node)
+        found.extend(TimelineEvent(time=moment, label=line, tone="warn") for line in lines[:1])
+
+    reader.apply_new_events(of_head, of_node)
+    return reader.state, sorted(found, key=lambda tick: tick.time)
 
 
 def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:

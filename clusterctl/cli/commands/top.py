@@ -13,7 +13,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.follow.screen import Screen
-from clusterctl.cli.follow.watched_run import WatchedRun
+from clusterctl.cli.follow.top_data import TopDataSource
 from clusterctl.cli.lookup import machines
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_pause
@@ -109,7 +109,7 @@ def _pressed(key: str, order: Order, page: int) -> Order:
 @contextlib.contextmanager
 def _source(subject: Subject, console: Console) -> Iterator[Source]:
     if subject.run is not None:
-        yield WatchedRun(subject.run)
+        yield TopDataSource(subject.run)
         return
     from clusterctl.cli.lookup.reach import reachable
 

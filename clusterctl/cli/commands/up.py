@@ -197,7 +197,7 @@ def begin(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
 
 def _follow(run: RunDir, console: Console, choices: UpChoices) -> int:
     # Only now: the controller was forked from this process, and keeps what was imported before for as long as it lives.
-    from clusterctl.cli.follow.following import Leave, conclude
+    from clusterctl.cli.follow.outcome import ExitReason, report_exit
     from clusterctl.cli.follow.view import RunScreen, ViewOptions
     from clusterctl.render.live_view import ProgressMode
     from clusterctl.render.log_output import Timestamps
@@ -214,8 +214,8 @@ def _follow(run: RunDir, console: Console, choices: UpChoices) -> int:
     )
     screen = RunScreen(run, console, shown)
     leave = screen.follow()
-    if not (choices.detach and leave is Leave.STARTED):
-        return conclude(
+    if not (choices.detach and leave is ExitReason.STARTED):
+        return report_exit(
             run,
             leave,
             screen.state,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.follow.following import exit_code_of
-from clusterctl.cli.follow.watching import Course, Watching
+from clusterctl.cli.follow.outcome import exit_code_of
+from clusterctl.cli.follow.poller import RunPoller, RunStatus
 from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
@@ -65,10 +65,10 @@ def _wait(run: RunDir, end: float) -> tuple[RunState, int | None]:
         run: Which one.
         end: When to give up, on the monotonic clock.
     """
-    with contextlib.closing(Watching(run)) as watching:
-        for look in watching.looks(lambda: end):
-            if look.course is Course.ATTENDED and time.monotonic() >= end:
-                return look.state, int(ExitCode.WAIT_TIMED_OUT)
-            if look.course is Course.UNATTENDED:
-                return look.state, int(ExitCode.UNATTENDED)
-        return watching.state, None
+    with contextlib.closing(RunPoller(run)) as poller:
+        for snapshot in poller.snapshots(lambda: end):
+            if snapshot.status is RunStatus.ATTENDED and time.monotonic() >= end:
+                return snapshot.state, int(ExitCode.WAIT_TIMED_OUT)
+            if snapshot.status is RunStatus.UNATTENDED:
+                return snapshot.state, int(ExitCode.UNATTENDED)
+        return poller.state, None

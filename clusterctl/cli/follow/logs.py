@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from clusterctl.cli.follow.watching import Course, Watching
+from clusterctl.cli.follow.poller import RunPoller, RunStatus
 from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.errors import ExitCode
 from clusterctl.logs.failure_tails import FailureTails, merge_lines, read_failure_tails
@@ -45,38 +45,38 @@ class Output(Protocol):
 
 def follow(run: RunDir, query: LogQuery, shown: Output, console: Console, *, default: bool) -> int:
     """Follow a run's output; return the exit code of the command."""
-    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(Watching(run)) as watching:
-        return _follow(watching, query, shown, console, default=default)
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(RunPoller(run)) as poller:
+        return _follow(poller, query, shown, console, default=default)
     return int(ExitCode.OK)
 
 
-def _follow(watching: Watching, query: LogQuery, shown: Output, console: Console, *, default: bool) -> int:
+def _follow(poller: RunPoller, query: LogQuery, shown: Output, console: Console, *, default: bool) -> int:
     failing = FailureTails(query.ranks if default else None)
-    first = watching.look()
+    first = poller.poll()
 
     def offset_s(node: str) -> float:
-        return watching.state.ahead(node)
+        return poller.state.ahead(node)
 
-    follower = Follower(watching.run.path, query, skew=offset_s)
-    ends = read_failure_tails(watching.run.path, query, first.exits, failing, skew=watching.state.ahead)
+    follower = Follower(poller.run.path, query, skew=offset_s)
+    ends = read_failure_tails(poller.run.path, query, first.exits, failing, skew=poller.state.ahead)
     past = merge_lines(follower.history(), ends)
-    shown.state = watching.state
+    shown.state = poller.state
     shown.history(past if query.tail is None else deque(past, maxlen=query.tail))
-    for look in watching.looks(lambda: _due(follower, shown)):
-        shown.state = look.state
-        over = look.course is Course.OVER
+    for snapshot in poller.snapshots(lambda: _due(follower, shown)):
+        shown.state = snapshot.state
+        over = snapshot.status is RunStatus.OVER
         for lines in follower.finish() if over else [follower.poll()]:
             shown.live(lines)
         if over:
             shown.live([], last=True)
-        shown.live(filter_lines(failing.lines(look.exits), query), last=over)
+        shown.live(filter_lines(failing.lines(snapshot.exits), query), last=over)
         if over:
             shown.end()
         if over or not console.out.has_reader():
             return int(ExitCode.OK)
     console.narrate(
-        error_line(unattended_of(watching.run, watching.state).error(watching.run.run), console.err),
-        *hint_lines(f"`clusterctl attach --adopt {watching.run.run}` takes over", console.err),
+        error_line(unattended_of(poller.run, poller.state).error(poller.run.run), console.err),
+        *hint_lines(f"`clusterctl attach --adopt {poller.run.run}` takes over", console.err),
     )
     return int(ExitCode.UNATTENDED)
 

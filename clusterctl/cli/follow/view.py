@@ -11,12 +11,11 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.follow.following import Leave, next_commands
-from clusterctl.cli.follow.news import News
-from clusterctl.cli.follow.past import Past, present
+from clusterctl.cli.follow.backlog import Backlog, current_problems
+from clusterctl.cli.follow.event_messages import EventFormatter, StragglerNotice
+from clusterctl.cli.follow.outcome import ExitReason, next_commands
+from clusterctl.cli.follow.poller import RunPoller, RunStatus
 from clusterctl.cli.follow.screen import keys, signals, typed
-from clusterctl.cli.follow.waited import WaitedFor
-from clusterctl.cli.follow.watching import Course, Watching
 from clusterctl.formatting import plural
 from clusterctl.logs.failure_tails import FailureTails, default_ranks
 from clusterctl.logs.fold import LineFolder, fold_history
@@ -35,8 +34,8 @@ from clusterctl.run.rules.state import RunPhase
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.cli.follow.past import Heard
-    from clusterctl.cli.follow.watching import Look
+    from clusterctl.cli.follow.backlog import JournalPosition
+    from clusterctl.cli.follow.poller import Snapshot
     from clusterctl.logs.fold import FoldedLine
     from clusterctl.logs.line import LogLine
     from clusterctl.render.console import Console
@@ -77,7 +76,7 @@ class ViewOptions:
     tail: int | None = None
     phases: bool = True
     verbose: bool = False
-    heard: Heard | None = None
+    position: JournalPosition | None = None
 
 
 class RunScreen:
@@ -85,7 +84,7 @@ class RunScreen:
 
     def __init__(self, run: RunDir, console: Console, options: ViewOptions) -> None:
         self._run, self._console, self._options = run, console, options
-        self._watching = Watching(run)
+        self._poller = RunPoller(run)
         self._live = LiveView(console, mode=options.progress, every=options.verbose)
         self._log = LogWriter(console.out, timestamps=options.timestamps)
         self._last = LastLines()
@@ -93,21 +92,21 @@ class RunScreen:
         self._folder = LineFolder()
         self._ends = FailureTails(self._shown_ranks())
         self._interrupts = 0
-        self._leave: Leave | None = None
-        self._news = News(run, console.err)
-        self._waited = WaitedFor(run)
+        self._exit_reason: ExitReason | None = None
+        self._events = EventFormatter(run, console.err)
+        self._stragglers = StragglerNotice(run)
         self._may_be_silent = options.owns and options.output and not self._is_watched
-        self._deaf = False
-        self._joining = True
-        self._past = Past()
+        self._is_stdin_closed = False
+        self._is_first_poll = True
+        self._backlog = Backlog()
         self._footer = Footer(run, self._live, console.out)
         self._timed = not options.timings
-        self._held: list[LogLine] = []
+        self._held_tails: list[LogLine] = []
 
     @property
     def state(self) -> RunState:
         """What is known of the run."""
-        return self._watching.state
+        return self._poller.state
 
     @property
     def shown(self) -> Shown:
@@ -124,7 +123,7 @@ class RunScreen:
         """A person sees output and report on one terminal."""
         return self._console.out.live and self._console.err.live
 
-    def follow(self) -> Leave:
+    def follow(self) -> ExitReason:
         """Show the run; return why the view ended."""
         try:
             with keys(enabled=sys.stdin.isatty() and sys.stderr.isatty()) as keyboard, signals() as wake:
@@ -134,44 +133,44 @@ class RunScreen:
             self._narrate(*next_commands(self._run))
             raise
         self._console.out.clear()
-        if self._leave is not Leave.ENDED or not self._is_watched:
+        if self._exit_reason is not ExitReason.ENDED or not self._is_watched:
             self._show_ends()
         self._live.close()
-        self._watching.close()
-        return self._leave or Leave.DETACHED
+        self._poller.close()
+        return self._exit_reason or ExitReason.DETACHED
 
     def _follow(self, keyboard: int | None, wake: int) -> None:
-        while self._leave is None:
-            self._show(self._watching.look(), wake)
-            if self._leave is None:
-                self._narrate(*self._waited.news(self.state, time.monotonic()))
-                self._tell_silence()
+        while self._exit_reason is None:
+            self._show(self._poller.poll(), wake)
+            if self._exit_reason is None:
+                self._narrate(*self._stragglers.lines(self.state, time.monotonic()))
+                self._note_silence()
                 self._wait(keyboard, wake)
                 self._live.tick(time.monotonic())
-                self._draw_footer(keys=keyboard is not None and not self._deaf)
+                self._draw_footer(keys=keyboard is not None and not self._is_stdin_closed)
 
     # --- looking
 
-    def _show(self, look: Look, wake: int) -> None:
-        if self._joining:
-            look = self._join(look)
-        self._held += self._ends.lines(look.exits) if self._options.output else []
-        for moment, event in look.heads:
-            self._tell(moment, event)
+    def _show(self, snapshot: Snapshot, wake: int) -> None:
+        if self._is_first_poll:
+            snapshot = self._join(snapshot)
+        self._held_tails += self._ends.lines(snapshot.exits) if self._options.output else []
+        for moment, event in snapshot.heads:
+            self._show_event(moment, event)
         if self._options.output:
             self._show_output()
-        for node, stamp, told in look.nodes:
+        for node, stamp, told in snapshot.nodes:
             if self._options.verbose and (step := run_messages.node_step(told)):
                 self._narrate(f"{node}: {step}")
-            self._narrate(*self._news.of_node(node, stamp, told, self.state))
-        if look.course is Course.OVER:
+            self._narrate(*self._events.format_node(node, stamp, told, self.state))
+        if snapshot.status is RunStatus.OVER:
             self._finish(wake)
         elif self._options.until_started and self._all_started():
-            self._leave = Leave.STARTED
+            self._exit_reason = ExitReason.STARTED
         elif self._options.output and not self._console.out.has_reader():
-            self._leave = Leave.DETACHED
-        elif look.course is Course.UNATTENDED:
-            self._leave = Leave.UNATTENDED
+            self._exit_reason = ExitReason.DETACHED
+        elif snapshot.status is RunStatus.UNATTENDED:
+            self._exit_reason = ExitReason.UNATTENDED
 
     def _all_started(self) -> bool:
         state = self.state
@@ -179,8 +178,8 @@ class RunScreen:
 
     def _finish(self, wake: int) -> None:
         """Show what is unread of a run that has ended. There is nothing left to stop: a signal only cuts that short."""
-        self._leave = Leave.ENDED
-        if not self._options.output or (follower := self._follower_there()) is None:
+        self._exit_reason = ExitReason.ENDED
+        if not self._options.output or (follower := self._open_follower()) is None:
             return
         for lines in follower.finish():
             self._write(self._folder.feed(lines, time.monotonic()))
@@ -189,48 +188,48 @@ class RunScreen:
                 return
         self._write(self._folder.flush())
 
-    def _join(self, look: Look) -> Look:
+    def _join(self, snapshot: Snapshot) -> Snapshot:
         """Return what of the first look is new; keep what is old for where it belongs."""
-        self._joining = False
+        self._is_first_poll = False
         if self._options.owns:
-            return look
-        state, old = self.state, self._options.heard
-        self._news.join(state)
+            return snapshot
+        state, old = self.state, self._options.position
+        self._events.join(state)
         if old is not None:
-            fresh = [news for news in look.nodes if news[1].seq > old.nodes.get(news[0], 0)]
-            return replace(look, heads=look.heads[old.heads :], nodes=fresh)
-        for moment, event in look.heads:
-            for text in self._news.old(moment, event, state):
-                self._past.add(moment, text)
-        for node, stamp, told in look.nodes:
-            for text in self._news.of_node(node, stamp, told, state):
-                self._past.add(stamp.wall - state.ahead(node), text)
-        ends = self._ends.lines(look.exits) if self._options.output else []
-        self._past.add_ends([line for line in ends if line.attempt < state.attempt])
-        self._held += [line for line in ends if line.attempt >= state.attempt]
+            fresh = [news for news in snapshot.nodes if news[1].seq > old.nodes.get(news[0], 0)]
+            return replace(snapshot, heads=snapshot.heads[old.heads :], nodes=fresh)
+        for moment, event in snapshot.heads:
+            for text in self._events.format_past(moment, event, state):
+                self._backlog.add(moment, text)
+        for node, stamp, told in snapshot.nodes:
+            for text in self._events.format_node(node, stamp, told, state):
+                self._backlog.add(stamp.wall - state.ahead(node), text)
+        ends = self._ends.lines(snapshot.exits) if self._options.output else []
+        self._backlog.add_ends([line for line in ends if line.attempt < state.attempt])
+        self._held_tails += [line for line in ends if line.attempt >= state.attempt]
         if state.attempt < 0:
             self._show_past([])
-        return replace(look, heads=[], nodes=[])
+        return replace(snapshot, heads=[], nodes=[])
 
     def _show_past(self, history: Sequence[LogLine]) -> None:
         """Show lines and what happened between them, then what is wrong now."""
-        for piece in self._past.among(history, self._options.tail or 0):
+        for piece in self._backlog.among(history, self._options.tail or 0):
             if isinstance(piece, str):
                 self._write(self._folder.flush())
                 self._console.narrate(rule(piece, self._console.err))
             else:
                 self._write(self._folder.feed(piece, time.monotonic()))
-        self._narrate(*present(self.state, time.time()))
+        self._narrate(*current_problems(self.state, time.time()))
 
-    def _tell(self, moment: float, event: controller_events.ControllerEvent) -> None:
+    def _show_event(self, moment: float, event: controller_events.ControllerEvent) -> None:
         if isinstance(event, controller_events.Phase) and self._options.phases:
             self._live.update(phase_view(event), time.monotonic())
-            self._tell_timings(event)
+            self._show_timings(event)
         if isinstance(event, controller_events.Restarting):
             self._show_ends()
-        self._narrate(*self._news.of(moment, event, self.state))
+        self._narrate(*self._events.format(moment, event, self.state))
 
-    def _tell_timings(self, event: controller_events.Phase) -> None:
+    def _show_timings(self, event: controller_events.Phase) -> None:
         if not self._timed and event.ended and (event.name == "start" or event.failed):
             from clusterctl.render.status import render_timings
             from clusterctl.run.record.start_times import read_start_times
@@ -241,7 +240,7 @@ class RunScreen:
 
     def _show_ends(self) -> None:
         """Show the ends of ranks that failed: now, where the report will not."""
-        held, self._held = self._held, []
+        held, self._held_tails = self._held_tails, []
         if held:
             self._show_output()
             self._write([*self._folder.flush(), *fold_history(held, window=_ALIKE)])
@@ -258,10 +257,10 @@ class RunScreen:
         return self._options.ranks if self._options.ranks is not None else default_ranks(1)
 
     def _show_output(self) -> None:
-        if (follower := self._follower_there()) is not None:
+        if (follower := self._open_follower()) is not None:
             self._write(self._folder.feed(follower.poll(), time.monotonic()))
 
-    def _follower_there(self) -> Follower | None:
+    def _open_follower(self) -> Follower | None:
         """Return what follows the output, made when the first attempt begins, its history shown."""
         state = self.state
         if self._follower is None and state.attempt >= 0:
@@ -285,7 +284,7 @@ class RunScreen:
         runs = self._may_be_silent and self.state.phase is RunPhase.RUNNING
         return time.time() - since if runs and since is not None else None
 
-    def _tell_silence(self) -> None:
+    def _note_silence(self) -> None:
         """Say once, where nobody sees the last line, that ranks are up: to import torch may take 15 s."""
         silent = self._silent_for()
         if silent is not None and silent >= _SILENT:
@@ -303,15 +302,15 @@ class RunScreen:
     def _draw_footer(self, *, keys: bool) -> None:
         """Say what is followed, unless a step of a start has the last line."""
         wanted = self._options.output and self._options.progress in (ProgressMode.AUTO, ProgressMode.TTY)
-        if wanted and self._leave is None and self._is_watched and not self._live.has_phase:
+        if wanted and self._exit_reason is None and self._is_watched and not self._live.has_phase:
             self._footer.draw(self.state, self._shown_ranks(), owns=self._options.owns, keys=keys)
 
     # --- waiting
 
     def _wait(self, keyboard: int | None, wake: int) -> None:
-        keyboard = None if self._deaf else keyboard
+        keyboard = None if self._is_stdin_closed else keyboard
         others = [wake] if keyboard is None else [keyboard, wake]
-        ready = self._watching.wait(*others, until=self._due())
+        ready = self._poller.wait(*others, until=self._due())
         if wake in ready:
             self._signalled(os.read(wake, 64))
         if keyboard is not None and keyboard in ready:
@@ -331,26 +330,26 @@ class RunScreen:
 
     def _pressed(self, data: bytes) -> None:
         if data[:1] in (b"d", b"\x04"):
-            self._leave = Leave.DETACHED
-        self._deaf = not data
+            self._exit_reason = ExitReason.DETACHED
+        self._is_stdin_closed = not data
 
     def _signalled(self, numbers: bytes) -> None:
         for number in numbers:
             if number == signal.SIGHUP:
-                self._leave = Leave.DETACHED
+                self._exit_reason = ExitReason.DETACHED
             elif number in (signal.SIGINT, signal.SIGTERM):
                 self._interrupted()
 
     def _interrupted(self) -> None:
         if not self._options.owns:
-            self._leave = Leave.DETACHED
+            self._exit_reason = ExitReason.DETACHED
             return
         self._interrupts += 1
         kill = self._interrupts > 1
         try:
             answer = control_socket.send_request(self._run, "down", {"kill": kill}, timeout=5.0)
         except control_socket.NoControllerError:
-            self._leave = Leave.UNATTENDED
+            self._exit_reason = ExitReason.UNATTENDED
             return
         if kill:
             self._narrate("killing now")

@@ -111,12 +111,12 @@ STEPS = """
 import sys
 import time
 from pathlib import Path
-from clusterctl.cli.follow.past import Heard
+from clusterctl.cli.follow.backlog import JournalPosition
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.render.console import Console
 from clusterctl.run.record.rundir import RunDir
-old = Heard(heads=2, nodes={"gpu01": 1})
-screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(verbose=True, heard=old))
+old = JournalPosition(heads=2, nodes={"gpu01": 1})
+screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(verbose=True, position=old))
 screen.follow()
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli.commands.templates import _listing
-from clusterctl.cli.follow.following import Leave, conclude
+from clusterctl.cli.follow.outcome import ExitReason, report_exit
 from clusterctl.cli.lookup.templates import Template
 from clusterctl.cli.main import COMMANDS, ELSEWHERE, run
 from clusterctl.logs.sanitize import strip_colours
@@ -25,7 +25,7 @@ PLAIN = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=0)
 def test_a_run_that_lost_its_controller_is_an_error_with_its_hint_right_below(tmp_path: Path, colour: bool) -> None:
     said = io.StringIO()
     terminal = Terminal(said, colour=colour, live=False, unicode=True, width=0)
-    code = conclude(RunDir(tmp_path / "demo-x"), Leave.UNATTENDED, RunState(), Console(PLAIN, terminal))
+    code = report_exit(RunDir(tmp_path / "demo-x"), ExitReason.UNATTENDED, RunState(), Console(PLAIN, terminal))
     error, hint = said.getvalue().splitlines()
 
     assert code == 101
@@ -38,19 +38,19 @@ def test_a_run_that_lost_its_controller_is_an_error_with_its_hint_right_below(tm
 @pytest.mark.parametrize(
     ("leave", "told"),
     [
-        pytest.param(Leave.ENDED, {"state": "failed", "exit_code": 100}, id="ended"),
-        pytest.param(Leave.DETACHED, {"state": "failed", "exit_code": None}, id="detached"),
-        pytest.param(Leave.UNATTENDED, {"state": "failed", "exit_code": None}, id="unattended"),
+        pytest.param(ExitReason.ENDED, {"state": "failed", "exit_code": 100}, id="ended"),
+        pytest.param(ExitReason.DETACHED, {"state": "failed", "exit_code": None}, id="detached"),
+        pytest.param(ExitReason.UNATTENDED, {"state": "failed", "exit_code": None}, id="unattended"),
     ],
 )
 def test_after_phases_in_json_the_end_is_one_line_of_json(
-    tmp_path: Path, leave: Leave, told: dict[str, object], colour: bool
+    tmp_path: Path, leave: ExitReason, told: dict[str, object], colour: bool
 ) -> None:
     said = io.StringIO()
     terminal = Terminal(said, colour=colour, live=False, unicode=True, width=0)
     state = RunState(run="demo-x", phase=RunPhase.FAILED, exit_code=100, error={"message": "no"})
 
-    conclude(RunDir(tmp_path / "demo-x"), leave, state, Console(PLAIN, terminal), as_json=True, quiet=True)
+    report_exit(RunDir(tmp_path / "demo-x"), leave, state, Console(PLAIN, terminal), as_json=True, quiet=True)
 
     (line,) = said.getvalue().splitlines()
     record = json.loads(line)

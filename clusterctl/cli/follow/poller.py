@@ -1,4 +1,4 @@
-"""Watching a run: look at its files, wait until its controller has written something, look again."""
+"""Polling a run: read its files, wait until its controller has written something, read again."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from clusterctl.run.record.state_reader import ControllerNews, NodeNews
     from clusterctl.run.rules.state import RunState
 
-_LOOK_SECONDS = 1.0
-"""Look at the latest after so long: no bell rings without a controller, or with one on another machine."""
+_POLL_S = 1.0
+"""Longest pause between polls: no bell rings without a controller, or with one on another machine."""
 
-_STALE_SECONDS = 5.0
-"""For so long what another machine wrote on a shared home may stay unseen; a lock that is free is seen at once."""
+_STALE_S = 5.0
+"""Longest delay of another machine's writes on a shared home; a free lock is visible at once."""
 
 
-class Course(Enum):
-    """Where a run stands at a look."""
+class RunStatus(Enum):
+    """Whether a run has a controller, or is over."""
 
     ATTENDED = "attended"
     UNATTENDED = "unattended"
@@ -37,19 +37,19 @@ class Course(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What a look has found.
+class Snapshot:
+    """The result of a poll.
 
     Attributes:
         heads: New events of the controller.
         nodes: New events of the nodes.
-        state: What is known of the run now.
+        state: The run now.
     """
 
     heads: list[ControllerNews]
     nodes: list[NodeNews]
     state: RunState
-    course: Course
+    status: RunStatus
 
     @property
     def exits(self) -> list[tuple[str, float, Exited]]:
@@ -58,40 +58,40 @@ class Look:
         return [(node, stamp.wall - self.state.ahead(node), event) for node, stamp, event in ended]
 
 
-class Watching:
-    """Looks at one run again and again; what to do with a look is left to the command.
+class RunPoller:
+    """Polls one run; the command decides what to do with each snapshot.
 
     Args:
-        run: Which.
-        stale: For so many seconds the last words of a controller on another machine may be on their way.
+        run: The run.
+        stale: Seconds by which the last events of a controller on another machine may be delayed.
     """
 
-    def __init__(self, run: RunDir, *, stale: float = _STALE_SECONDS) -> None:
+    def __init__(self, run: RunDir, *, stale: float = _STALE_S) -> None:
         self.run = run
         self._stale = stale
-        # Before the first look too: a controller elsewhere may have ended just now.
+        # Before the first poll too: a controller elsewhere may have ended just now.
         self._attended_at = time.monotonic()
         self._reader = StateReader(run)
         self._bell = ChangeSubscription(run)
 
     @property
     def state(self) -> RunState:
-        """What is known of the run since the last look."""
+        """The run as of the last poll."""
         return self._reader.state
 
-    def look(self) -> Look:
-        """Read what is new."""
+    def poll(self) -> Snapshot:
+        """Read the new events."""
         # Before the files are read: what a controller writes last is then among what is read after it has gone.
         attended = self._bell.clear() or self.run.is_attended
         heads, nodes = self._reader.refresh()
-        return Look(heads=heads, nodes=nodes, state=self.state, course=self._course(attended=attended))
+        return Snapshot(heads=heads, nodes=nodes, state=self.state, status=self._status(attended=attended))
 
-    def looks(self, until: Callable[[], float] = lambda: math.inf) -> Iterator[Look]:
-        """Yield a look now and after each `wait`; the last one is of a run that is over or unattended."""
+    def snapshots(self, until: Callable[[], float] = lambda: math.inf) -> Iterator[Snapshot]:
+        """Yield a snapshot now and after each `wait`; the last one is of a run that is over or unattended."""
         while True:
-            look = self.look()
-            yield look
-            if look.course is not Course.ATTENDED:
+            snapshot = self.poll()
+            yield snapshot
+            if snapshot.status is not RunStatus.ATTENDED:
                 return
             self.wait(until=until())
 
@@ -99,34 +99,34 @@ class Watching:
         """Wait for the bell, or until one of the other descriptors can be read; return those that can.
 
         Args:
-            others: What else wakes, e.g. the keyboard.
-            until: When the next look is due at the latest, on the monotonic clock.
+            others: Further descriptors, e.g. the keyboard.
+            until: When the next poll is due at the latest, on the monotonic clock.
         """
         bell = self._bell.fileno()
         descriptors = [*others] if bell is None else [bell, *others]
-        seconds = min(_LOOK_SECONDS, max(0.0, until - time.monotonic()))
+        seconds = min(_POLL_S, max(0.0, until - time.monotonic()))
         return select.select(descriptors, [], [], seconds)[0]
 
     def close(self) -> None:
-        """Let go of the bell."""
+        """Close the bell."""
         self._bell.close()
 
-    def _course(self, *, attended: bool) -> Course:
+    def _status(self, *, attended: bool) -> RunStatus:
         if self.state.over:
-            return Course.OVER
-        if attended or self._taken_over():
+            return RunStatus.OVER
+        if attended or self._has_new_controller():
             self._attended_at = time.monotonic()
-            return Course.ATTENDED
-        return Course.ATTENDED if self._words_on_their_way() else Course.UNATTENDED
+            return RunStatus.ATTENDED
+        return RunStatus.ATTENDED if self._may_lag() else RunStatus.UNATTENDED
 
-    def _words_on_their_way(self) -> bool:
+    def _may_lag(self) -> bool:
         """Return whether the controller was here a moment ago, on a machine whose last lines come late."""
         if time.monotonic() - self._attended_at >= self._stale:
             return False
         controller = self.run.controller
         return controller is not None and controller.host != socket.gethostname()
 
-    def _taken_over(self) -> bool:
+    def _has_new_controller(self) -> bool:
         """Return whether a new controller has come in the place of the one that has gone."""
         self._bell = ChangeSubscription(self.run)
         return self._bell.fileno() is not None or self.run.is_attended

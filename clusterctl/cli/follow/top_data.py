@@ -22,7 +22,7 @@ _SAMPLES_AT_FIRST = 400
 _END = 4096
 
 
-class WatchedRun:
+class TopDataSource:
     """Gives pictures of a run.
 
     Args:

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import run_files
-from clusterctl.cli.follow.watching import Course, Watching
+from clusterctl.cli.follow.poller import RunPoller, RunStatus
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
@@ -57,13 +57,13 @@ class Controller:
 
 def test_the_only_look_at_a_run_that_is_over_says_so(tmp_path: Path) -> None:
     run = begun(tmp_path, ENDED)
-    assert [look.course for look in Watching(run).looks()] == [Course.OVER]
+    assert [look.status for look in RunPoller(run).snapshots()] == [RunStatus.OVER]
 
 
 def test_the_only_look_at_a_run_without_a_controller_says_so_and_what_is_new(tmp_path: Path) -> None:
     run = begun(tmp_path)
-    (look,) = Watching(run).looks()
-    assert look.course is Course.UNATTENDED
+    (look,) = RunPoller(run).snapshots()
+    assert look.status is RunStatus.UNATTENDED
     assert [type(event) for _, event in look.heads] == [controller_events.Created]
 
 
@@ -71,11 +71,11 @@ def test_a_run_is_looked_at_until_it_is_over_while_its_controller_lives(tmp_path
     run = begun(tmp_path)
     courses = []
     with closing(Writer(run)) as writer:
-        for look in Watching(run).looks(lambda: 0.0):
-            courses.append(look.course)
+        for look in RunPoller(run).snapshots(lambda: 0.0):
+            courses.append(look.status)
             if len(courses) == 2:
                 writer.append(ENDED, 2.0)
-    assert courses == [Course.ATTENDED, Course.ATTENDED, Course.OVER]
+    assert courses == [RunStatus.ATTENDED, RunStatus.ATTENDED, RunStatus.OVER]
 
 
 @contextmanager
@@ -91,23 +91,23 @@ def attended_from(host: str, run: rundir.RunDir) -> Iterator[None]:
 
 def test_the_last_words_of_a_controller_on_another_machine_are_waited_for(tmp_path: Path) -> None:
     run = begun(tmp_path)
-    with closing(Watching(run, stale=1000.0)) as watching:
+    with closing(RunPoller(run, stale=1000.0)) as watching:
         with attended_from("another", run):
-            assert watching.look().course is Course.ATTENDED
-        assert watching.look().course is Course.ATTENDED
+            assert watching.poll().status is RunStatus.ATTENDED
+        assert watching.poll().status is RunStatus.ATTENDED
         with closing(Writer(run)) as writer:
             writer.append(ENDED, 2.0)
-        assert watching.look().course is Course.OVER
+        assert watching.poll().status is RunStatus.OVER
 
 
 def test_they_are_waited_for_too_where_it_had_gone_before_the_first_look(tmp_path: Path) -> None:
     run = begun(tmp_path)
     with attended_from("another", run):
         pass
-    with closing(Watching(run, stale=1000.0)) as watching, closing(Writer(run)) as writer:
-        assert watching.look().course is Course.ATTENDED
+    with closing(RunPoller(run, stale=1000.0)) as watching, closing(Writer(run)) as writer:
+        assert watching.poll().status is RunStatus.ATTENDED
         writer.append(ENDED, 2.0)
-        assert watching.look().course is Course.OVER
+        assert watching.poll().status is RunStatus.OVER
 
 
 @pytest.mark.parametrize(
@@ -119,18 +119,18 @@ def test_they_are_waited_for_too_where_it_had_gone_before_the_first_look(tmp_pat
 )
 def test_a_run_whose_controller_is_gone_is_unattended(tmp_path: Path, host: str, stale: float) -> None:
     run = begun(tmp_path)
-    with closing(Watching(run, stale=stale)) as watching:
+    with closing(RunPoller(run, stale=stale)) as watching:
         with attended_from(host, run):
-            watching.look()
-        assert watching.look().course is Course.UNATTENDED
+            watching.poll()
+        assert watching.poll().status is RunStatus.UNATTENDED
 
 
 def test_a_ring_of_the_controller_ends_the_wait_and_a_look_takes_it(tmp_path: Path) -> None:
     run = begun(tmp_path)
-    with closing(Controller(run)) as controller, closing(Watching(run)) as watching:
+    with closing(Controller(run)) as controller, closing(RunPoller(run)) as watching:
         controller.ring()
         assert watching.wait()
-        assert watching.look().course is Course.ATTENDED
+        assert watching.poll().status is RunStatus.ATTENDED
         assert not watching.wait(until=0.0)
 
 
@@ -138,7 +138,7 @@ def test_another_descriptor_ends_the_wait_too(tmp_path: Path) -> None:
     run = begun(tmp_path)
     keyboard, person = os.pipe()
     os.write(person, b"d")
-    assert Watching(run).wait(keyboard) == [keyboard]
+    assert RunPoller(run).wait(keyboard) == [keyboard]
     os.close(person)
     os.close(keyboard)
 
@@ -146,9 +146,9 @@ def test_another_descriptor_ends_the_wait_too(tmp_path: Path) -> None:
 def test_a_run_whose_controller_was_replaced_is_attended_and_rings_again(tmp_path: Path) -> None:
     run = begun(tmp_path)
     with closing(Controller(run)):
-        watching = Watching(run)
+        watching = RunPoller(run)
     with closing(Controller(run)) as successor, closing(watching):
-        assert watching.look().course is Course.ATTENDED
+        assert watching.poll().status is RunStatus.ATTENDED
         successor.ring()
         assert watching.wait(until=time.monotonic())
 
@@ -159,4 +159,4 @@ def test_a_look_tells_which_workers_are_gone(tmp_path: Path) -> None:
     journal = run.node("gpu01") / run_files.JOURNAL_FILE
     journal.parent.mkdir(parents=True)
     journal.write_text(node_events.encode_event(node_events.Stamp(1, 2.5, 0.5, "b0"), gone) + "\n")
-    assert Watching(run).look().exits == [("gpu01", 2.5, gone)]
+    assert RunPoller(run).poll().exits == [("gpu01", 2.5, gone)]

@@ -1,4 +1,4 @@
-"""What the live view says when the controller has written something, and how that is told later."""
+"""Messages of the live view: events of the controller and of nodes, and notices of stragglers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.cli.lookup.stalled import where_ranks_are
 from clusterctl.render import run_messages
 from clusterctl.render.attempts import restart_news
+from clusterctl.render.status import slow_lines
+from clusterctl.run.record.sample_files import read_latest_activity
 from clusterctl.run.rules import controller_events
+from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,12 +21,12 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
 
 
-class News:
-    """Puts events into words; a node that does not answer is told once, and so is what all nodes say alike.
+class EventFormatter:
+    """Formats events; it reports an unreachable node once, and a message that all nodes repeat once.
 
     Args:
         run: The run.
-        terminal: Where it is told.
+        terminal: Its styles are used.
     """
 
     def __init__(self, run: RunDir, terminal: Terminal) -> None:
@@ -32,16 +35,16 @@ class News:
         self._forked: set[int] = set()
 
     def join(self, state: RunState) -> None:
-        """Take note of what somebody who comes now is told of a run as it is."""
+        """Record the unreachable nodes that a new viewer reads about in `current_problems`."""
         self._unreachable = {node.node for node in state.nodes.values() if node.link == "unreachable"}
 
-    def of(self, moment: float, event: controller_events.ControllerEvent, state: RunState) -> Sequence[str]:
-        """Return what an event says to whoever follows the run; `moment` is when it was written."""
+    def format(self, moment: float, event: controller_events.ControllerEvent, state: RunState) -> Sequence[str]:
+        """Return the messages of a controller event that was written at `moment`; mostly none."""
         match event:
             case controller_events.Note():
                 return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
             case controller_events.Link():
-                return self._of_link(event)
+                return self._format_link(event)
             case controller_events.EndDecided():
                 return [run_messages.decision_news(event, state)]
             case controller_events.Restarting():
@@ -57,8 +60,10 @@ class News:
             case _:
                 return []
 
-    def of_node(self, node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> Sequence[str]:
-        """Return what an event of a node says to whoever follows the run."""
+    def format_node(
+        self, node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState
+    ) -> Sequence[str]:
+        """Return the messages of a node's event; mostly none."""
         lines = run_messages.node_news(node, stamp, event, state)
         if not isinstance(event, node_events.Alarm) or event.code != node_events.FORKED or len(state.nodes) == 1:
             return lines
@@ -67,8 +72,8 @@ class News:
         self._forked.add(event.attempt)
         return [f"{line} (the first of {len(state.nodes)} nodes)" for line in lines]
 
-    def old(self, moment: float, event: controller_events.ControllerEvent, state: RunState) -> Sequence[str]:
-        """Return what was told of an event, but for what is still so (`past.present`)."""
+    def format_past(self, moment: float, event: controller_events.ControllerEvent, state: RunState) -> Sequence[str]:
+        """Return the messages of an old event, without those of problems that go on (`backlog.current_problems`)."""
         match event:
             case controller_events.Health() if event in state.troubles.values():
                 return []
@@ -76,9 +81,9 @@ class News:
                 still = state.stall is not None and state.stall.at == moment
                 return [] if still else run_messages.stall_news(event, self._run.run)[:1]
             case _:
-                return self.of(moment, event, state)
+                return self.format(moment, event, state)
 
-    def _of_link(self, event: controller_events.Link) -> Sequence[str]:
+    def _format_link(self, event: controller_events.Link) -> Sequence[str]:
         known = event.node in self._unreachable
         match event.link:
             case "unreachable":
@@ -92,3 +97,46 @@ class News:
                 return [f"{event.node}: lost ({event.why})"]
             case _:
                 return []
+
+
+_INTERVAL_S = 10.0
+
+
+class StragglerNotice:
+    """Names the ranks for which all others have waited long, in a run that is not stalled; each set once an attempt.
+
+    Every 10 s it reads one node; it reads the others only if the ranks of that node make no progress.
+
+    Args:
+        run: Which run.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._looked = float("-inf")
+        self._reported: set[tuple[int, frozenset[int]]] = set()
+
+    def lines(self, state: RunState, now: float) -> list[str]:
+        """Return the notice at `now` (monotonic seconds); mostly nothing."""
+        if now - self._looked < _INTERVAL_S or state.phase is not RunPhase.RUNNING:
+            return []
+        self._looked = now
+        slow = self._find_stragglers(state)
+        key = (state.attempt, frozenset(slow))
+        if not slow or key in self._reported:
+            return []
+        self._reported.add(key)
+        return [*slow_lines(state, slow), f"hint: `clusterctl stacks {state.run}` shows where every rank is"]
+
+    def _find_stragglers(self, state: RunState) -> dict[int, str]:
+        first = state.workers.get(0)
+        sample = None if first is None else read_latest_activity(self._run, first.node)
+        if sample is None:
+            return {}
+        from clusterctl.cli.lookup.runs import held_in
+        from clusterctl.run.rules import rank_timing
+        from clusterctl.why.slowness import LONG_WAIT_S
+
+        counted = any(rank_timing.get_collective_numbers(rank) for rank in (sample.get("ranks") or {}).values())
+        still = counted and not rank_timing.has_recent_progress([sample], state.attempt, LONG_WAIT_S)
+        return held_in(self._run, state) if still else {}

@@ -1,4 +1,4 @@
-"""What happened before a view was opened: dated, among the lines of its time, and never as if it happened now."""
+"""Events from before a view was opened: dated, among the lines of their time, and never shown as new."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """How far the journals of a run went at a moment.
+class JournalPosition:
+    """The end of each journal of a run at a moment.
 
     Attributes:
-        heads: How many events the controller had written.
+        heads: Number of events of the controller.
         nodes: Node to the number of its newest event.
     """
 
@@ -31,27 +31,27 @@ class Heard:
     nodes: Mapping[str, int] = field(default_factory=dict)
 
 
-def heard(run: RunDir) -> Heard:
-    """Return how far the journals go: a command that begins now tells only of what comes later."""
+def current_position(run: RunDir) -> JournalPosition:
+    """Return the ends of the journals: a command that begins now shows later events alone."""
     reader = StateReader(run)
     heads, _ = reader.refresh()
     known = {**reader.state.retired, **reader.state.nodes}
-    return Heard(heads=len(heads), nodes={name: node.seq for name, node in known.items()})
+    return JournalPosition(heads=len(heads), nodes={name: node.seq for name, node in known.items()})
 
 
-class Past:
-    """The old events of a run, until the lines are there among which they are shown."""
+class Backlog:
+    """The old events of a run; they wait for the lines among which they are shown."""
 
     def __init__(self) -> None:
         self._events: list[tuple[float, str]] = []
         self._ends: list[LogLine] = []
 
     def add(self, moment: float, text: str) -> None:
-        """Keep an event, as it was told when it was new; head time."""
+        """Add the message of an event; head time."""
         self._events.append((moment, text))
 
     def add_ends(self, lines: Sequence[LogLine]) -> None:
-        """Keep the ends of ranks that are not shown in full."""
+        """Add the last lines of failed ranks that are not shown in full."""
         self._ends += lines
 
     def among(self, history: Sequence[LogLine], most: int) -> Iterator[list[LogLine] | str]:
@@ -83,7 +83,7 @@ def dated(moment: float, text: str, now: float) -> str:
     return f"{day}{then:%H:%M:%S} {text}"
 
 
-def present(state: RunState, now: float) -> list[str]:
+def current_problems(state: RunState, now: float) -> list[str]:
     """Return what is wrong with a run now (head's wall clock), for whoever has just come."""
     if state.over:
         return []

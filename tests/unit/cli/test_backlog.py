@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from clusterctl.cli.follow.past import Past, dated
+from clusterctl.cli.follow.backlog import Backlog, dated
 from clusterctl.logs.line import LogLine
 
 NOON = datetime(2026, 3, 4, 12, 0, 0).astimezone().timestamp()
@@ -19,7 +19,7 @@ def line(second: float, text: str) -> LogLine:
 LINES = [line(10, "a"), line(20, "b"), line(30, "c")]
 
 
-def shown(past: Past, most: int, lines: list[LogLine] = LINES) -> list[str]:
+def shown(past: Backlog, most: int, lines: list[LogLine] = LINES) -> list[str]:
     """Lines as their text, events as theirs, without dates."""
     pieces = list(past.among(lines, most))
     texts = [[piece.split(" ")[-1]] if isinstance(piece, str) else [line.text for line in piece] for piece in pieces]
@@ -38,7 +38,7 @@ def shown(past: Past, most: int, lines: list[LogLine] = LINES) -> list[str]:
     ],
 )
 def test_events_stand_among_the_lines_of_their_time(seconds: list[float], most: int, expected: list[str]) -> None:
-    past = Past()
+    past = Backlog()
     for second in seconds:
         past.add(NOON + second, f"@{second}")
 
@@ -46,7 +46,7 @@ def test_events_stand_among_the_lines_of_their_time(seconds: list[float], most: 
 
 
 def test_the_ends_of_other_ranks_stand_at_their_time() -> None:
-    past = Past()
+    past = Backlog()
     past.add_ends([line(25, "the end of rank 1"), line(5, "too old")])
 
     assert shown(past, 3) == ["a", "b", "the end of rank 1", "c"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _NOTHING = Shown()
 
 
-class Leave(str, Enum):
+class ExitReason(str, Enum):
     """Why the view was left."""
 
     ENDED = "ended"
@@ -43,9 +43,9 @@ def exit_code_of(state: RunState) -> int:
     return int(state.exit_code or 0)
 
 
-def conclude(
+def report_exit(
     run: RunDir,
-    leave: Leave,
+    leave: ExitReason,
     state: RunState,
     console: Console,
     *,
@@ -60,7 +60,7 @@ def conclude(
     quiet = quiet and not as_json
     lines, code = _ending(run, leave, state, console.err, quiet=quiet, shown=shown)
     if as_json:
-        ended = code if leave is Leave.ENDED else None
+        ended = code if leave is ExitReason.ENDED else None
         told = {"run": run.run, "state": state.phase.value, "exit_code": ended}
         lines = [json_line({**told, "report": [strip_colours(line) for line in lines]})]
     if lines:
@@ -69,11 +69,11 @@ def conclude(
 
 
 def _ending(
-    run: RunDir, leave: Leave, state: RunState, terminal: Terminal, *, quiet: bool, shown: Shown
+    run: RunDir, leave: ExitReason, state: RunState, terminal: Terminal, *, quiet: bool, shown: Shown
 ) -> tuple[list[str], int]:
     """Return what is to be said, and the exit code."""
     match leave:
-        case Leave.ENDED:
+        case ExitReason.ENDED:
             if quiet and state.phase.value == "succeeded":
                 return [], exit_code_of(state)
             memory = find_memory_before_kill(run, state)
@@ -81,11 +81,11 @@ def _ending(
             beside = Beside(log_path=str(run.path / "nodes"), folders=folders, shown=shown, memory=memory)
             report = render_report(state, terminal, beside)
             return [*report, *_why(run, state), *_job_files(run, state)], exit_code_of(state)
-        case Leave.DETACHED:
+        case ExitReason.DETACHED:
             return [f"detached: {run.run} goes on", *next_commands(run)], int(ExitCode.OK)
-        case Leave.STARTED:
+        case ExitReason.STARTED:
             return [], int(ExitCode.OK)
-        case Leave.UNATTENDED:
+        case ExitReason.UNATTENDED:
             hint = f"`clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it"
             error = error_line(unattended_of(run, state).error(run.run), terminal)
             return [error, *hint_lines(hint, terminal)], int(ExitCode.UNATTENDED)
