@@ -19,8 +19,7 @@ from clusterctl.render.errors import remaining_lines, start_failed_lines
 from clusterctl.render.run_messages import alike_line, failure_line, stall_line, summary, worker_state
 from clusterctl.render.stacks import folded_trace, raised
 from clusterctl.run.rules.end_warnings import list_end_warnings
-from clusterctl.why.verdict import Confidence, Kind
-from clusterctl.why.verdict_text import verdict_lines
+from clusterctl.why.verdict import Confidence, Kind, verdict_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.why.evidence import CollectiveRecord, RankSnapshot
+    from clusterctl.agent.protocol.process_types import FlightRecorderEntry
+    from clusterctl.why.evidence import RankSnapshot
 
 _DEFAULT = "0"
 """Name of the default process group on every rank."""
@@ -67,7 +68,7 @@ def _begun(look: RankSnapshot) -> dict[str, tuple[int, bool]]:
     """
     if look.entries is None:
         return {group: (begun, ended >= begun) for group, (begun, ended) in look.seq.items() if group == _DEFAULT}
-    found = {entry.group: (entry.number, entry.done) for entry in look.entries if not entry.p2p}
+    found = {entry["group"]: (entry["number"], entry["done"]) for entry in look.entries if not entry["p2p"]}
     if _DEFAULT in look.seq and _DEFAULT not in found:
         # Other groups have been so busy that the newest entries hold none of this one.
         begun, ended = look.seq[_DEFAULT]
@@ -83,14 +84,14 @@ def find_late_ranks(looks: Mapping[int, RankSnapshot]) -> set[int]:
 
 def find_mismatches(looks: Mapping[int, RankSnapshot]) -> list[Mismatch]:
     """Return where ranks of one group have begun different collectives under the same number."""
-    by_place: dict[tuple[str, int], dict[int, CollectiveRecord]] = {}
+    by_place: dict[tuple[str, int], dict[int, FlightRecorderEntry]] = {}
     for rank, look in looks.items():
         for entry in look.entries or ():
-            if not entry.p2p:
-                by_place.setdefault((entry.group, entry.number), {})[rank] = entry
+            if not entry["p2p"]:
+                by_place.setdefault((entry["group"], entry["number"]), {})[rank] = entry
     found = []
     for (group, number), entries in sorted(by_place.items()):
-        if all(entry.done for entry in entries.values()):
+        if all(entry["done"] for entry in entries.values()):
             continue
         # Who sends and need not wait for an answer is through with its own at once: it counts as well.
         kinds = _kinds(entries)
@@ -108,12 +109,12 @@ def is_in_step(looks: Mapping[int, RankSnapshot]) -> bool:
 
 def current_operation(look: RankSnapshot) -> str | None:
     """Return what a rank has begun last and not ended."""
-    return next((entry.op for entry in reversed(look.entries or ()) if not entry.done), None)
+    return next((entry["op"] for entry in reversed(look.entries or ()) if not entry["done"]), None)
 
 
 def is_in_message(look: RankSnapshot) -> bool:
     """Return whether what a rank has begun last and not ended is a message to, or from, one other rank."""
-    return next((entry.p2p for entry in reversed(look.entries or ()) if not entry.done), False)
+    return next((entry["p2p"] for entry in reversed(look.entries or ()) if not entry["done"]), False)
 
 
 def is_in_default_group(look: RankSnapshot) -> bool:
@@ -129,21 +130,21 @@ def has_counts(looks: Mapping[int, RankSnapshot]) -> bool:
 
 def _named(looks: Mapping[int, RankSnapshot], ranks: Sequence[int], group: str, number: int) -> str | None:
     names = (
-        entry.op
+        entry["op"]
         for rank in ranks
         for entry in looks[rank].entries or ()
-        if (entry.group, entry.number) == (group, number) and not entry.p2p
+        if (entry["group"], entry["number"]) == (group, number) and not entry["p2p"]
     )
     return next(names, None)
 
 
-def _kinds(entries: Mapping[int, CollectiveRecord]) -> dict[str, tuple[int, ...]]:
+def _kinds(entries: Mapping[int, FlightRecorderEntry]) -> dict[str, tuple[int, ...]]:
     """Return who has begun what: the operation, and sizes and types where the operation is the same."""
-    ops = {entry.op for entry in entries.values()}
+    ops = {entry["op"] for entry in entries.values()}
     found: dict[str, list[int]] = {}
     for rank, entry in sorted(entries.items()):
-        alike = len(ops) == 1 and entry.op not in _OF_ANY_SIZE
-        name = f"{entry.op} of {entry.sizes} {entry.dtypes}".rstrip() if alike else entry.op
+        alike = len(ops) == 1 and entry["op"] not in _OF_ANY_SIZE
+        name = f"{entry['op']} of {entry['sizes']} {entry['dtypes']}".rstrip() if alike else entry["op"]
         found.setdefault(name, []).append(rank)
     return {name: tuple(ranks) for name, ranks in found.items()}
 

@@ -8,67 +8,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from clusterctl.agent.protocol.process_types import FlightRecorderEntry, ProcessState, TcpConnection
     from clusterctl.why.verdict import Class
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StackFrame:
     """One Python call on a stack. `line` is 0 where it is not known."""
 
     function: str
     file: str
     line: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Child:
-    """A process that came of a rank."""
-
-    pid: int
-    name: str
-    state: str | None
-    wchan: str | None
-    cpu: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRecord:
-    """A collective, or a message between two ranks, that a rank has begun, as the flight recorder has it.
-
-    Attributes:
-        group: Name of the process group.
-        number: Its number in the group, of collectives and messages apart.
-        sizes, dtypes: Of what goes in.
-        done: It has come to its end.
-    """
-
-    group: str
-    number: int
-    op: str
-    sizes: str = ""
-    dtypes: str = ""
-    done: bool = False
-    p2p: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """A TCP connection of a rank.
-
-    Attributes:
-        unacked, unread: Bytes on their way out and in.
-        lost: How often the newest bytes were sent again without an answer.
-        awaited: The main thread waits to read from it.
-    """
-
-    address: str
-    port: int
-    peer: str
-    peer_port: int
-    unacked: int = 0
-    unread: int = 0
-    lost: int = 0
-    awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +76,12 @@ class RankSnapshot:
     wchan: str | None = None
     cpu: float | None = None
     frames: tuple[StackFrame, ...] | None = None
-    children: tuple[Child, ...] = ()
+    children: tuple[ProcessState, ...] = ()
     step: int | None = None
     status_age: float | None = None
     seq: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    entries: tuple[CollectiveRecord, ...] | None = None
-    sockets: tuple[Connection, ...] = ()
+    entries: tuple[FlightRecorderEntry, ...] | None = None
+    sockets: tuple[TcpConnection, ...] = ()
     error: str | None = None
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from clusterctl.formatting import fold_ranks
-from clusterctl.why import collectives, sockets
+from clusterctl.why import collectives
 from clusterctl.why.stack_position import (
     Activity,
     StackPosition,
@@ -22,19 +22,19 @@ from clusterctl.why.stack_position import (
     is_waiting_for_storage,
     locate_rank,
 )
-from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting
+from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from clusterctl.agent.protocol.process_types import TcpConnection
     from clusterctl.why.collectives import MissingRanks
-    from clusterctl.why.evidence import Evidence, Rank, RankSnapshot
+    from clusterctl.why.evidence import Evidence, Node, Rank, RankSnapshot
 
 
 _STUCK_SHIM_S = 4.0
 """The shim's thread writes every second: if older while the rank runs, something holds the interpreter lock."""
 _BUSY = 0.5
-_MAX_NAMED = 8
 _UNEXPLAINED = "no rank tells of itself, as with `job.inject: false`: nothing is counted, stacks and the kernel decide"
 WAITS = (Activity.COLLECTIVE, Activity.BACKWARD, Activity.SETTING_UP)
 
@@ -65,7 +65,7 @@ class HangObservations:
             cls=cls,
             confidence=confidence,
             summary=summary,
-            culprits=tuple(self._culprit(rank, why(rank)) for rank in named[:_MAX_NAMED]),
+            culprits=tuple(self._culprit(rank, why(rank)) for rank in named[:MAX_NAMED]),
             waiting=self.waiting(rank for rank in self.looks if rank not in named),
             missing=self.missing,
             next=(f"clusterctl stacks {self.case.run}", f"clusterctl logs {self.case.run} --rank {fold_ranks(named)}"),
@@ -73,7 +73,7 @@ class HangObservations:
 
     def undetermined(self, summary: str) -> Verdict:
         """Return the verdict of which rank it is nobody can tell, since some could not be looked at."""
-        unseen = f"; nobody could look at {name_ranks(self.unseen)}" if self.unseen else ""
+        unseen = f"; nobody could look at {ranks_phrase(self.unseen)}" if self.unseen else ""
         return Verdict(
             kind=Kind.HANG,
             cls=Class.NOT_JOINED,
@@ -123,11 +123,9 @@ class HangObservations:
     def describe(self, ranks: Sequence[int]) -> str:
         """Return ranks for a sentence, with the node where it is one, and where they are."""
         named = sorted(ranks)
-        nodes = {self.nodes[rank] for rank in named}
         wheres = {self.places[rank].where for rank in named if rank in self.places}
-        on = f" on {next(iter(nodes))}" if len(nodes) == 1 else ""
         at = next(iter(wheres)) if len(wheres) == 1 else None
-        return f"{name_ranks(named)}{on}" + (f" ({at})" if at else "")
+        return ranks_phrase(named, (self.nodes[rank] for rank in named)) + (f" ({at})" if at else "")
 
 
 def is_computing(look: RankSnapshot) -> bool:
@@ -147,15 +145,9 @@ def classify_absence(seen: HangObservations, ranks: Sequence[int]) -> Class:
     return Class.STORAGE if any(is_waiting_for_storage(seen.looks[rank]) for rank in ranks) else Class.NOT_JOINED
 
 
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks for a sentence."""
-    named = list(ranks)
-    return f"rank{'s' if len(named) > 1 else ''} {fold_ranks(named)}"
-
-
 def wait_phrase(ranks: Sequence[int]) -> str:
     """Return that ranks wait, for a sentence."""
-    return f"{name_ranks(ranks)} wait{'s' if len(ranks) == 1 else ''}"
+    return f"{ranks_phrase(ranks)} wait{'s' if len(ranks) == 1 else ''}"
 
 
 def _describe_activity(seen: HangObservations, rank: int) -> str:
@@ -174,7 +166,9 @@ def describe_absence(seen: HangObservations, rank: int) -> str:
     look, place = seen.looks[rank], seen.places[rank]
     parts = [_describe_activity(seen, rank)]
     if place.doing is Activity.LOADING and look.children:
-        children = ", ".join(f"{child.pid} ({child.state}, {child.wchan or 'running'})" for child in look.children[:4])
+        children = ", ".join(
+            f"{child['pid']} ({child['state']}, {child['wchan'] or 'running'})" for child in look.children[:4]
+        )
         parts.append(f"its loader's processes: {children}")
     told = "; ".join(part for part in parts if part)
     return told or f"state {look.state or 'unknown'}" + (f" in {look.wchan}" if look.wchan else "")
@@ -239,7 +233,7 @@ def _judge_cycle(seen: HangObservations, found: Sequence[MissingRanks], held: Co
     circle = _find_cycle(found)
     if circle:
         fewer = _smaller_group(found, circle)
-        order = f": {name_ranks(fewer)} took them in another order" if fewer else ""
+        order = f": {ranks_phrase(fewer)} took them in another order" if fewer else ""
         return seen.verdict(
             Class.DEADLOCK,
             Confidence.LIKELY,
@@ -301,17 +295,65 @@ def _find_cycle(found: Sequence[MissingRanks]) -> list[int]:
         edges = kept
 
 
+_LOST = 2
+"""So often a segment was sent again in vain: once may be chance."""
+_LOOPBACK = ("127.", "::1")
+
+
+def find_awaited_ranks(looks: Mapping[int, RankSnapshot], nodes: Mapping[int, str]) -> dict[int, int]:
+    """Return from which rank each rank waits to read, where its main thread does and the other end is a rank's."""
+    ends = {_socket_key(one, nodes[rank]): rank for rank, look in looks.items() for one in look.sockets}
+    found = {}
+    for rank, look in looks.items():
+        for one in look.sockets:
+            other = ends.get(_socket_key(one, nodes[rank], turned=True))
+            if one["awaited"] and other is not None and other != rank and not one["unread"]:
+                found[rank] = other
+    return found
+
+
+def find_broken_links(
+    looks: Mapping[int, RankSnapshot], nodes: Mapping[int, str], known: Mapping[str, Node]
+) -> list[tuple[str, str]]:
+    """Return the pairs of nodes between which what ranks send is not acknowledged, the worst first."""
+    by_address = {address: node.node for node in known.values() for address in node.addresses}
+    ends = {_socket_key(one, nodes[rank]): nodes[rank] for rank, look in looks.items() for one in look.sockets}
+    lost: Counter[tuple[str, str]] = Counter()
+    for rank, look in looks.items():
+        for one in look.sockets:
+            other = ends.get(_socket_key(one, nodes[rank], turned=True)) or by_address.get(one["peer"])
+            if one["lost"] >= _LOST and other is not None and other != nodes[rank]:
+                first, second = sorted((nodes[rank], other))
+                lost[first, second] += one["lost"]
+    return [pair for pair, _ in lost.most_common()]
+
+
+def find_slowest_socket(
+    looks: Mapping[int, RankSnapshot], nodes: Mapping[int, str], pair: tuple[str, str]
+) -> TcpConnection | None:
+    """Return the connection from a rank of one of two nodes that has waited longest for an answer."""
+    of_pair = [one for rank, look in looks.items() if nodes[rank] in pair for one in look.sockets]
+    return max((one for one in of_pair if one["lost"] >= _LOST), key=lambda one: one["lost"], default=None)
+
+
+def _socket_key(one: TcpConnection, node: str, *, turned: bool = False) -> tuple[str, ...]:
+    """Return both ends of a connection; what is within a machine is told apart by its node."""
+    here, there = f"{one['address']}:{one['port']}", f"{one['peer']}:{one['peer_port']}"
+    inside = node if one["peer"].startswith(_LOOPBACK) else ""
+    return (there, here, inside) if turned else (here, there, inside)
+
+
 def judge_by_sockets(seen: HangObservations) -> Verdict | None:
     """Ranks that talk over sockets of their own: the one that others read from, and that reads from nobody."""
     if collectives.has_counts(seen.looks):
         return None
-    reads = sockets.find_awaited_ranks(seen.looks, seen.nodes)
+    reads = find_awaited_ranks(seen.looks, seen.nodes)
     circle = sorted(rank for rank in reads if _is_cyclic(reads, rank))
     if circle:
         return seen.verdict(
             Class.DEADLOCK,
             Confidence.LIKELY,
-            f"{name_ranks(circle)} wait to read from each other",
+            f"{ranks_phrase(circle)} wait to read from each other",
             circle,
             lambda rank: f"it reads from rank {reads[rank]}",
         )
@@ -386,13 +428,12 @@ def judge_by_kernel(seen: HangObservations) -> Verdict | None:
     return seen.verdict(
         classify_absence(seen, odd),
         Confidence.LIKELY if len(odd) == 1 and describe_kernel_wait(seen.looks[odd[0]]) else Confidence.AMBIGUOUS,
-        f"{name_ranks(odd)} does not wait for what the others wait for{reason_suffix(seen, odd)}",
+        f"{ranks_phrase(odd)} does not wait for what the others wait for{reason_suffix(seen, odd)}",
         odd if most > len(odd) else list(does),
         lambda rank: describe_absence(seen, rank),
     )
 
 
-_MAX_NAMED_IN_HANG = 8
 _IDLE = 0.02
 
 
@@ -454,10 +495,10 @@ def _judge_unstarted(case: Evidence, ranks: Sequence[Rank]) -> Verdict | None:
         kind=Kind.START,
         cls=Class.NOT_STARTED,
         confidence=Confidence.CERTAIN if known else Confidence.LIKELY,
-        summary=f"{name_ranks(numbers)} {'never started' if case.over or case.stalled else said}",
+        summary=f"{ranks_phrase(numbers)} {'never started' if case.over or case.stalled else said}",
         culprits=tuple(
             Culprit(rank=rank.rank, node=rank.node, evidence="its node has not told of its start")
-            for rank in absent[:_MAX_NAMED_IN_HANG]
+            for rank in absent[:MAX_NAMED]
         ),
         next=(f"clusterctl status {case.run}",),
     )
@@ -486,7 +527,7 @@ def _judge_ambiguous(seen: HangObservations, cls: Class, found: Sequence[int], o
         cls,
         Confidence.AMBIGUOUS,
         f"{seen.describe(found)} {'is' if len(found) == 1 else 'are'} held by the kernel, "
-        f"and {name_ranks(sorted(others))} did not join either",
+        f"and {ranks_phrase(sorted(others))} did not join either",
         {*found, *others},
         lambda rank: describe_absence(seen, rank),
     )
@@ -526,7 +567,7 @@ def _judge_mismatches(seen: HangObservations) -> Verdict | None:
     if not found:
         return None
     first = found[0]
-    what = ", ".join(f"{name_ranks(ranks)} {name}" for name, ranks in first.by.items())
+    what = ", ".join(f"{ranks_phrase(ranks)} {name}" for name, ranks in first.by.items())
     odd = first.odd
     named = odd or tuple(rank for ranks in first.by.values() for rank in ranks)
     names = {rank: name for name, ranks in first.by.items() for rank in ranks}
@@ -575,13 +616,9 @@ def _judge_all_together(seen: HangObservations) -> Verdict | None:
 
 def _judge_links(seen: HangObservations, doing: Collection[Activity], cut: Sequence[str]) -> Verdict:
     """Nobody is missing: connections on which nothing is answered tell between which nodes, where there are any."""
-    pairs = (
-        []
-        if set(doing) == {Activity.SETTING_UP}
-        else sockets.find_broken_links(seen.looks, seen.nodes, seen.case.nodes)
-    )
+    pairs = [] if set(doing) == {Activity.SETTING_UP} else find_broken_links(seen.looks, seen.nodes, seen.case.nodes)
     summary, cls = _describe_node_pairs(seen, pairs) if pairs else _describe_common_wait(seen, doing, cut)
-    ends = dict.fromkeys(node for pair in pairs[:_MAX_NAMED_IN_HANG] for node in pair)
+    ends = dict.fromkeys(node for pair in pairs[:MAX_NAMED] for node in pair)
     evidence = dict.fromkeys(ends, "what its ranks send to the other node is not answered")
     evidence |= {node: seen.case.nodes[node].why for node in cut}
     return Verdict(
@@ -600,8 +637,8 @@ def _judge_links(seen: HangObservations, doing: Collection[Activity], cut: Seque
 
 def _describe_node_pairs(seen: HangObservations, pairs: Sequence[tuple[str, str]]) -> tuple[str, Class]:
     first, second = pairs[0]
-    one = sockets.find_slowest_socket(seen.looks, seen.nodes, pairs[0])
-    sent = f": {one.unacked} bytes were sent {one.lost} times again without an answer" if one is not None else ""
+    one = find_slowest_socket(seen.looks, seen.nodes, pairs[0])
+    sent = f": {one['unacked']} bytes were sent {one['lost']} times again without an answer" if one is not None else ""
     more = f", and between {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
     return f"nothing arrives between {first} and {second}{more}{sent}; no rank is missing", Class.NETWORK
 

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import fold_ranks
-from clusterctl.why import crash, early_exits, hang, slowness
+from clusterctl.why import collectives, crash, hang, slowness
+from clusterctl.why.hang import WAITS, is_computing, wait_phrase
 from clusterctl.why.headline import SENT_FROM_OUTSIDE
-from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict
+from clusterctl.why.stack_position import locate_rank
+from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clusterctl.why.evidence import Evidence, Rank, RunError, StartRefusal
 
-_MAX_NAMED_REASONS = 8
 _KINDS = {
     "node_lost": (Kind.CRASH, Class.NODE_LOST, "clusterctl health --node {node}"),
     "port_taken": (Kind.CRASH, Class.PORT_TAKEN, "clusterctl exec --node {node} -- ss -ltnp"),
@@ -48,7 +49,7 @@ def _find_verdict(case: Evidence) -> Verdict:
         return crashed
     if case.other is not None and case.other.reasons:
         return _describe_refusals(case.other, case.other.reasons)
-    missed = early_exits.judge_early_exits(case)
+    missed = _judge_early_exits(case)
     if missed is not None:
         return missed
     if case.other is not None and case.other.kind in _KINDS and case.other.kind != "cancelled":
@@ -84,11 +85,85 @@ def _killed_in_standstill(case: Evidence) -> Verdict | None:
     if told is None or not told.culprits:
         return None
     sure = Confidence.LIKELY if told.confidence is Confidence.CERTAIN else told.confidence
-    return replace(told, confidence=sure, summary=f"{told.summary}; then somebody killed {_numbers(killed)}")
+    return replace(told, confidence=sure, summary=f"{told.summary}; then somebody killed {ranks_phrase(killed)}")
 
 
-def _numbers(ranks: set[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {fold_ranks(ranks)}"
+def _judge_early_exits(case: Evidence) -> Verdict | None:
+    """Return the ranks that left others waiting; `None` where nobody left, or nobody is seen to wait."""
+    left = [rank for rank in case.ranks if rank.end is not None and rank.end.well and not rank.end.stopped]
+    alive = [rank for rank in case.ranks if rank.end is None]
+    waiting = [rank for rank in alive if _is_waiting(rank)]
+    if not left or not waiting:
+        return None
+    if not case.stalled and case.seen_at is not None:
+        return None  # what was seen is of an earlier standstill
+    surely = case.stalled and all(
+        collectives.is_in_default_group(rank.look) for rank in waiting if rank.look is not None
+    )
+    if not case.stalled:
+        return _perhaps(left, waiting)
+    blamed = hang.judge_hang(case)
+    others = () if blamed is None else blamed.culprits
+    if blamed is not None and others:
+        # Those that wait lack the one as the other.
+        both = (*_early_culprits(left), *others)
+        return replace(
+            blamed,
+            confidence=Confidence.AMBIGUOUS,
+            culprits=both,
+            summary=f"{blamed.summary}; {_describe_early_exits(left)}",
+        )
+    return Verdict(
+        kind=Kind.HANG,
+        cls=Class.EXITED_EARLY,
+        confidence=_early_exit_confidence(left, waiting, alive) if surely else Confidence.LIKELY,
+        summary=f"{_describe_early_exits(left)} while {wait_phrase([rank.rank for rank in waiting])} for their peers",
+        culprits=_early_culprits(left)
+        if len(left) <= len(waiting)
+        else (*_early_culprits(left), *_early_culprits(waiting)),
+        waiting=(Waiting(ranks=fold_ranks([rank.rank for rank in waiting]), where=None, op="wait for their peers"),),
+        next=crash.next_command(Class.EXITED_EARLY, case.run, left[0].rank, None),
+    )
+
+
+def _perhaps(left: list[Rank], waiting: list[Rank]) -> Verdict:
+    """A look at one moment of a run that moves: those that are through may belong to no group that is still used."""
+    numbers = ranks_phrase([rank.rank for rank in waiting])
+    return Verdict(
+        kind=Kind.HANG,
+        cls=Class.EXITED_EARLY,
+        confidence=Confidence.AMBIGUOUS,
+        summary=f"{_describe_early_exits(left)}, and {numbers} may wait for their peers",
+        culprits=(*_early_culprits(left), *_early_culprits(waiting)),
+    )
+
+
+def _early_exit_confidence(left: list[Rank], waiting: list[Rank], alive: list[Rank]) -> Confidence:
+    if len(left) > len(waiting):
+        return Confidence.AMBIGUOUS  # one that waits where most are through may be the one that is wrong
+    return Confidence.CERTAIN if len(waiting) == len(alive) and len(left) < len(waiting) else Confidence.LIKELY
+
+
+def _is_waiting(rank: Rank) -> bool:
+    look = rank.look
+    return look is not None and not look.error and locate_rank(look).doing in WAITS and not is_computing(look)
+
+
+def _describe_early_exits(left: list[Rank]) -> str:
+    return f"{ranks_phrase(rank.rank for rank in left)} ended with 0"
+
+
+def _early_culprits(ranks: list[Rank]) -> tuple[Culprit, ...]:
+    return tuple(
+        Culprit(
+            rank=rank.rank,
+            node=rank.node,
+            where=locate_rank(rank.look).where if rank.end is None else None,
+            op=locate_rank(rank.look).op if rank.end is None else None,
+            evidence="it still waits for its peers" if rank.end is None else crash.describe_exit(rank.end),
+        )
+        for rank in ranks[:MAX_NAMED]
+    )
 
 
 def _judge_run_error(case: Evidence, other: RunError) -> Verdict:
@@ -145,7 +220,7 @@ def _judge_unobserved(case: Evidence) -> Verdict:
         cls=Class.NONE,
         confidence=Confidence.UNKNOWN,
         summary="nothing moves, and nobody could look at the ranks",
-        missing=tuple(f"rank {rank.rank}: {_why_unobserved(rank)}" for rank in alive[:_MAX_NAMED_REASONS]),
+        missing=tuple(f"rank {rank.rank}: {_why_unobserved(rank)}" for rank in alive[:MAX_NAMED]),
         next=(f"clusterctl stacks {case.run}",),
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from clusterctl.formatting import duration_text, fold_ranks
 from clusterctl.why.hang import WAITS, is_computing, wait_phrase
 from clusterctl.why.stack_position import describe_kernel_wait, is_waiting_for_storage, locate_rank
-from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting
+from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,9 +52,6 @@ def _find_outliers(shares: Mapping[int, float]) -> set[int]:
     return {rank for rank, share in shares.items() if usual - share >= _OUTLIER_RATIO and share <= _SHARE * usual}
 
 
-_MAX_NAMED_BLOCKING = 8
-
-
 def find_blocking_ranks(standing: Mapping[int, IdleRank], ranks: int) -> tuple[int, ...]:
     """Return the ranks that are in no collective while most have been in one, and nobody has made progress, for long.
 
@@ -68,42 +65,45 @@ def find_blocking_ranks(standing: Mapping[int, IdleRank], ranks: int) -> tuple[i
     return free if 2 * len(free) <= ranks else ()
 
 
+def _confidence(nodes: Mapping[int, str], named: Sequence[int]) -> Confidence:
+    """Return how sure a verdict is: one rank, or all ranks of one node, are likely the reason."""
+    places = {nodes[rank] for rank in named}
+    is_whole_node = len(places) == 1 and [nodes[rank] in places for rank in nodes].count(True) == len(named)
+    return Confidence.LIKELY if len(named) == 1 or is_whole_node else Confidence.AMBIGUOUS
+
+
+def _locate_own_work(case: Evidence, rank: int) -> tuple[str | None, str | None]:
+    """Return line and operation of a rank; nothing if the one look found it where it waits for the others."""
+    place = locate_rank(next((each.look for each in case.ranks if each.rank == rank), None))
+    return (None, None) if place.where is None or place.doing in WAITS else (place.where, place.op)
+
+
 def judge_blocking_ranks(case: Evidence) -> Verdict | None:
     """Return whom the others have waited for since long; `None` where nobody waits so."""
     named = find_blocking_ranks(case.standing, len(case.ranks))
     if not named:
         return None
     nodes = {rank.rank: rank.node for rank in case.ranks}
-    places = {nodes[rank] for rank in named}
-    whole = len(places) == 1 and {rank for rank, node in nodes.items() if node in places} == set(named)
     waiting = fold_ranks([rank for rank in case.standing if rank not in named])
     since = duration_text(min(one.seconds for one in case.standing.values()))
     does = {case.standing[rank].does for rank in named}
     what = f": {does.pop()}" if len(does) == 1 and "" not in does else ""
-    on = f" on {min(places)}" if len(places) == 1 else ""
     return Verdict(
         kind=Kind.SLOW,
         cls=Class.SLOW,
-        confidence=Confidence.LIKELY if len(named) == 1 or whole else Confidence.AMBIGUOUS,
+        confidence=_confidence(nodes, named),
         summary=f"ranks {waiting} have waited in a collective for {since} for "
-        f"rank{'s' if len(named) > 1 else ''} {fold_ranks(named)}{on}{what}",
-        culprits=tuple(_blocking_culprit(case, rank, nodes[rank]) for rank in named[:_MAX_NAMED_BLOCKING]),
+        f"{ranks_phrase(named, (nodes[rank] for rank in named))}{what}",
+        culprits=tuple(_blocking_culprit(case, rank, nodes[rank]) for rank in named[:MAX_NAMED]),
         waiting=(Waiting(ranks=waiting, where=None, op="wait in collectives"),),
         next=(f"clusterctl stacks {case.run} --rank {fold_ranks(named)}", f"clusterctl logs {case.run}"),
     )
 
 
 def _blocking_culprit(case: Evidence, rank: int, node: str) -> Culprit:
-    look = next((each.look for each in case.ranks if each.rank == rank), None)
-    place = locate_rank(look)
-    known = place.where is not None and place.doing not in WAITS
-    return Culprit(
-        rank=rank,
-        node=node,
-        where=place.where if known else None,
-        op=place.op if known else None,
-        evidence=case.standing[rank].does or "it is in no collective",
-    )
+    where, op = _locate_own_work(case, rank)
+    evidence = case.standing[rank].does or "it is in no collective"
+    return Culprit(rank=rank, node=node, where=where, op=op, evidence=evidence)
 
 
 _SHORT_OF_CPU = 0.2
@@ -111,7 +111,6 @@ _ALL_SHORT_OF_CPU = 0.6
 _FAULTS_S = 20.0
 _FREQUENT_SHARE = 0.3
 _SLOWER_CLOCK = 0.85
-_MAX_NAMED_STRAGGLERS = 8
 _SLOW_TEXT = {
     "it reads a pipe that nobody writes to": "it waits for data out of a pipe",
     "it writes to a pipe that nobody reads": "it waits for who reads its pipe",
@@ -131,38 +130,27 @@ def judge_stragglers(case: Evidence) -> Verdict | None:
     if not found:
         return _judge_common_shortage(case)
     nodes = {rank.rank: rank.node for rank in case.ranks}
-    places = {nodes[rank] for rank in found}
-    whole = {rank for rank, node in nodes.items() if node in places} == set(found)
     others = [rank for rank in case.paces if rank not in found]
     share = median(_mean_wait(case.paces[rank]) for rank in others)
     reasons = {rank: describe_reason(case.paces, rank, case.troubles.get(nodes[rank], ())) for rank in found}
     said = set(reasons.values())
     why = next(iter(said)) if len(said) == 1 else ""
-    on = f" on {next(iter(places))}" if len(places) == 1 else ""
-    are = f"rank{'s' if len(found) > 1 else ''} {fold_ranks(found)}{on} {'are' if len(found) > 1 else 'is'}"
+    are = f"{ranks_phrase(found, (nodes[rank] for rank in found))} {'are' if len(found) > 1 else 'is'}"
     return Verdict(
         kind=Kind.SLOW,
         cls=Class.SLOW,
-        confidence=Confidence.LIKELY if len(found) == 1 or (whole and len(places) == 1) else Confidence.AMBIGUOUS,
+        confidence=_confidence(nodes, found),
         summary=f"{are} slower than the others, which wait for it {share:.0%} of the time{f': {why}' if why else ''}",
-        culprits=tuple(
-            _straggler_culprit(case, rank, nodes[rank], reasons[rank]) for rank in found[:_MAX_NAMED_STRAGGLERS]
-        ),
+        culprits=tuple(_straggler_culprit(case, rank, nodes[rank], reasons[rank]) for rank in found[:MAX_NAMED]),
         waiting=(Waiting(ranks=fold_ranks(others), where=None, op="wait in collectives"),),
         next=(f"clusterctl stacks {case.run} --rank {fold_ranks(found)}", "clusterctl stats"),
     )
 
 
 def _straggler_culprit(case: Evidence, rank: int, node: str, why: str) -> Culprit:
-    look = next((each.look for each in case.ranks if each.rank == rank), None)
-    place = locate_rank(look)
-    # One look may have found it where it does wait for the others.
-    known = place.where is not None and place.doing not in WAITS
-    waits = case.paces[rank]
-    evidence = f"it waits for its peers {_mean_wait(waits):.0%} of the time" + (f"; {why}" if why else "")
-    return Culprit(
-        rank=rank, node=node, where=place.where if known else None, op=place.op if known else None, evidence=evidence
-    )
+    where, op = _locate_own_work(case, rank)
+    evidence = f"it waits for its peers {_mean_wait(case.paces[rank]):.0%} of the time" + (f"; {why}" if why else "")
+    return Culprit(rank=rank, node=node, where=where, op=op, evidence=evidence)
 
 
 def describe_reason(paces: Mapping[int, RankTiming], rank: int, troubles: Sequence[str]) -> str:
@@ -222,7 +210,6 @@ def _mean_wait(pace: RankTiming) -> float:
 LONG_START_S = 60.0
 """A start that takes less long is nobody's question."""
 _IMPORTS = "<frozen importlib"
-_MAX_NAMED_STARTING = 8
 
 
 def judge_slow_start(case: Evidence) -> Verdict | None:
@@ -238,18 +225,13 @@ def judge_slow_start(case: Evidence) -> Verdict | None:
     if not waiting or not late:
         return None
     nodes = {rank.rank: rank.node for rank in case.ranks}
-    places = {nodes[rank] for rank in late}
-    whole = len(places) == 1 and {rank for rank, node in nodes.items() if node in places} == set(late)
-    named = f"rank{'s' if len(late) > 1 else ''} {fold_ranks(late)}" + (
-        f" on {min(places)}" if len(places) == 1 else ""
-    )
     return Verdict(
         kind=Kind.START,
         cls=Class.SLOW,
-        confidence=Confidence.LIKELY if len(late) == 1 or whole else Confidence.AMBIGUOUS,
-        summary=f"{named} {_describe_start_activity(looks[late[0]])} {case.unbegun:.0f} s after the start; "
-        f"{wait_phrase(waiting)} for their peers",
-        culprits=tuple(_start_culprit(rank, nodes[rank], looks[rank]) for rank in late[:_MAX_NAMED_STARTING]),
+        confidence=_confidence(nodes, late),
+        summary=f"{ranks_phrase(late, (nodes[rank] for rank in late))} {_describe_start_activity(looks[late[0]])} "
+        f"{case.unbegun:.0f} s after the start; {wait_phrase(waiting)} for their peers",
+        culprits=tuple(_start_culprit(rank, nodes[rank], looks[rank]) for rank in late[:MAX_NAMED]),
         waiting=(Waiting(ranks=fold_ranks(waiting), where=locate_rank(looks[waiting[0]]).where, op=None),),
         next=(f"clusterctl stacks {case.run} --rank {fold_ranks(late)}", f"clusterctl logs {case.run}"),
     )

@@ -97,8 +97,7 @@ def _why(run: RunDir, state: RunState) -> list[str]:
         return []
     from clusterctl.cli.lookup.why import with_files_of_run
     from clusterctl.run.record import saved_verdict
-    from clusterctl.why.verdict import Kind
-    from clusterctl.why.verdict_text import brief_lines
+    from clusterctl.why.verdict import Kind, brief_lines
 
     # Whatever goes wrong with it: the run has ended, and with this code.
     try:

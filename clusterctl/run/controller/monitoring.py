@@ -168,7 +168,7 @@ class StallMonitor(ThreadOwnedState):
         """Save what the evidence of a stall shows, and return it in lines. In a thread: it reads the files alone."""
         from clusterctl.run.record import saved_verdict
         from clusterctl.run.record.state_reader import load_state
-        from clusterctl.why.verdict_text import brief_lines
+        from clusterctl.why.verdict import brief_lines
 
         folder = self._run.folder
         verdict = saved_verdict.judge_saved_run(folder, load_state(folder))

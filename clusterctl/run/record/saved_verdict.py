@@ -27,8 +27,7 @@ from clusterctl.validation import messages
 from clusterctl.validation import samples as door
 from clusterctl.why import slowness
 from clusterctl.why.judge import judge_run
-from clusterctl.why.verdict import Kind
-from clusterctl.why.verdict_text import verdict_lines
+from clusterctl.why.verdict import Kind, verdict_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

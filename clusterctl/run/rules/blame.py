@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.formatting import duration_text, signal_name
 from clusterctl.why import headline
-from clusterctl.why.exit_causes import innermost_user_line
+from clusterctl.why.crash import innermost_user_line
 from clusterctl.why.verdict import Class, Confidence
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.formatting import duration_text, fold_ranks, plural
 from clusterctl.run.rules.blame import describe_leftover, is_peer_loss
-from clusterctl.why.exit_causes import normalize_message, shorten
+from clusterctl.why.crash import normalize_message
+from clusterctl.why.verdict import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.formatting import fold_ranks
+from clusterctl.why.evidence import StackFrame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,15 +26,6 @@ _SHIM_PATH = "/_clusterctl_shim/"
 _SPECIAL_STATES = "TtDZX"
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One Python call. `line` is 0 where it is not known."""
-
-    function: str
-    file: str
-    line: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
     """One thread, most recent call first.
@@ -46,7 +38,7 @@ class Thread:
 
     ident: int
     main: bool
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
     holds_gil: bool | None = None
 
 
@@ -61,7 +53,7 @@ class RankStack:
     threads: tuple[Thread, ...] | None
 
     @property
-    def frames(self) -> tuple[Frame, ...] | None:
+    def frames(self) -> tuple[StackFrame, ...] | None:
         """Frames of the main thread, most recent call first; `None` where they are not known."""
         return next((thread.frames for thread in self.threads or () if thread.main), None)
 
@@ -74,7 +66,7 @@ def parse_faulthandler(text: str, main_thread: int | None = None) -> tuple[Threa
         main_thread: Identity of the main thread where the worker told; else it is the one that took the signal,
             else the one started first, which faulthandler lists last.
     """
-    blocks: list[tuple[int, bool, list[Frame]]] = []
+    blocks: list[tuple[int, bool, list[StackFrame]]] = []
     for line in text.splitlines():
         if head := _THREAD.match(line):
             if any(current for _, current, _ in blocks) and _has_thread(blocks, int(head["id"], 16)):
@@ -91,19 +83,19 @@ def parse_faulthandler(text: str, main_thread: int | None = None) -> tuple[Threa
 
 
 @lru_cache(maxsize=4096)
-def _parse_frame(line: str) -> Frame | None:
+def _parse_frame(line: str) -> StackFrame | None:
     """Return the call that a line of a dump is; thousands of ranks stand at the same lines."""
     frame = _FRAME.match(line)
     if frame is None:
         return None
-    return Frame(frame["function"], frame["file"], int(frame["line"]) if frame["line"].isdigit() else 0)
+    return StackFrame(frame["function"], frame["file"], int(frame["line"]) if frame["line"].isdigit() else 0)
 
 
-def _has_thread(blocks: list[tuple[int, bool, list[Frame]]], ident: int) -> bool:
+def _has_thread(blocks: list[tuple[int, bool, list[StackFrame]]], ident: int) -> bool:
     return any(other == ident for other, _, _ in blocks)
 
 
-def _find_main_thread(blocks: list[tuple[int, bool, list[Frame]]], main: int | None) -> int | None:
+def _find_main_thread(blocks: list[tuple[int, bool, list[StackFrame]]], main: int | None) -> int | None:
     idents = [ident for ident, _, _ in blocks]
     if main in idents:
         return main
@@ -124,7 +116,9 @@ def _parse_py_spy_thread(thread: Mapping[str, Any]) -> Thread:
     return Thread(
         ident=int(ident),
         main=thread.get("thread_name") == "MainThread" or ident == thread["pid"],
-        frames=tuple(Frame(frame["name"], frame["filename"], int(frame["line"] or 0)) for frame in thread["frames"]),
+        frames=tuple(
+            StackFrame(frame["name"], frame["filename"], int(frame["line"] or 0)) for frame in thread["frames"]
+        ),
         holds_gil=bool(thread["owns_gil"]),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.run.rules import rank_stacks
@@ -10,23 +9,19 @@ from clusterctl.run.rules.blame import find_cause_in_output
 from clusterctl.run.rules.end_warnings import list_end_warnings
 from clusterctl.run.rules.state import NodePhase, WorkerPhase
 from clusterctl.why.evidence import (
-    Child,
-    CollectiveRecord,
-    Connection,
     Evidence,
     Node,
     Rank,
     RankExit,
     RankSnapshot,
     RunError,
-    StackFrame,
     StartRefusal,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from clusterctl.agent.protocol.process_types import RankEvidence
+    from clusterctl.agent.protocol.process_types import FlightRecorderEntry, RankEvidence
     from clusterctl.run.rules.blame import Cause
     from clusterctl.run.rules.state import NodeState, RunState, WorkerState
 
@@ -168,53 +163,23 @@ def _troubles(state: RunState) -> dict[str, tuple[str, ...]]:
 def _rank_snapshot(stack: rank_stacks.RankStack, evidence: RankEvidence) -> RankSnapshot:
     inside = evidence.get("inside")
     seq = (inside.get("seq") or {}) if inside else {}
-    frames = stack.frames
     return RankSnapshot(
         source=stack.source,
         state=stack.state,
         wchan=stack.wchan,
         cpu=evidence.get("cpu"),
-        frames=None if frames is None else _calls(frames),
-        children=tuple(
-            Child(
-                pid=child["pid"],
-                name=child.get("name") or "",
-                state=child["state"],
-                wchan=child["wchan"],
-                cpu=child.get("cpu") or 0.0,
-            )
-            for child in evidence["children"]
-        ),
+        frames=stack.frames,
+        children=tuple(evidence["children"]),
         step=inside.get("step") if inside else None,
         status_age=inside.get("age_s") if inside and not inside.get("unseen") else None,
         seq={group: (numbers[0], numbers[1]) for group, numbers in seq.items()},
         entries=_entries(evidence, seq),
-        sockets=tuple(_connections(evidence)),
+        sockets=tuple(evidence.get("sockets") or ()),
         error=evidence.get("error"),
     )
 
 
-@lru_cache(maxsize=1024)
-def _calls(frames: tuple[rank_stacks.Frame, ...]) -> tuple[StackFrame, ...]:
-    """Return a stack; thousands of ranks have the same."""
-    return tuple(StackFrame(function=f.function, file=f.file, line=f.line) for f in frames)
-
-
-def _connections(evidence: RankEvidence) -> Iterator[Connection]:
-    for one in evidence.get("sockets") or ():
-        yield Connection(
-            address=one["address"],
-            port=one["port"],
-            peer=one["peer"],
-            peer_port=one["peer_port"],
-            unacked=one["unacked"],
-            unread=one["unread"],
-            lost=one["lost"],
-            awaited=one["awaited"],
-        )
-
-
-def _entries(evidence: RankEvidence, seq: Mapping[str, Any]) -> tuple[CollectiveRecord, ...] | None:
+def _entries(evidence: RankEvidence, seq: Mapping[str, Any]) -> tuple[FlightRecorderEntry, ...] | None:
     """Return what the shim wrote of the recorder, where it is of this standstill and not of an earlier one.
 
     It is written after some seconds without a collective: a rank that was stopped sooner still has what it wrote in a
@@ -229,12 +194,4 @@ def _entries(evidence: RankEvidence, seq: Mapping[str, Any]) -> tuple[Collective
             newest[entry["group"]] = max(entry["number"], newest.get(entry["group"], 0))
     if any(group in seq and 0 < number < seq[group][0] for group, number in newest.items()):
         return None
-    return tuple(
-        _entry(e["group"], e["number"], e["op"], e["sizes"], e["dtypes"], e["done"], e["p2p"]) for e in recorded
-    )
-
-
-@lru_cache(maxsize=4096)
-def _entry(group: str, number: int, op: str, sizes: str, dtypes: str, done: bool, p2p: bool) -> CollectiveRecord:
-    """Return a collective; thousands of ranks are in the same."""
-    return CollectiveRecord(group=group, number=number, op=op, sizes=sizes, dtypes=dtypes, done=done, p2p=p2p)
+    return tuple(recorded)

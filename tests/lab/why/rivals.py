@@ -22,7 +22,8 @@ from tests.lab.why.dumps import members
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from clusterctl.why.evidence import CollectiveRecord, Evidence
+    from clusterctl.agent.protocol.process_types import FlightRecorderEntry
+    from clusterctl.why.evidence import Evidence
     from tests.lab.why.dumps import Dump
 
 _MISSING = re.compile(r"^missing ranks: \{([\d, ]+)\}")
@@ -190,7 +191,7 @@ def _spread(counts: Sequence[int]) -> int:
 
 
 def _launches(
-    case: Evidence, known: Mapping[int, Sequence[CollectiveRecord]], rank: int, group: str
+    case: Evidence, known: Mapping[int, Sequence[FlightRecorderEntry]], rank: int, group: str
 ) -> Counter[str] | None:
     """Return how often a rank has launched each kind; of one without entries as often as its counter says."""
     begin = max((_begin(entries, group) for entries in known.values()), default=0)
@@ -199,17 +200,18 @@ def _launches(
         look = next(each.look for each in case.ranks if each.rank == rank)
         until = look.seq.get(group, (0, 0))[0] if look is not None else 0
         other = next(iter(known.values()), ())
-        own = [entry for entry in other if entry.number <= until] if until else None
+        own = [entry for entry in other if entry["number"] <= until] if until else None
     if own is None:
         return None
     return Counter(
-        _RAS_COUNTS.get(entry.op, entry.op)
+        _RAS_COUNTS.get(entry["op"], entry["op"])
         for entry in own
-        if entry.group == group and entry.number >= max(begin, 1) and not entry.p2p
+        if entry["group"] == group and entry["number"] >= max(begin, 1) and not entry["p2p"]
     )
 
 
-def _begin(entries: Sequence[CollectiveRecord], group: str) -> int:
+def _begin(entries: Sequence[FlightRecorderEntry], group: str) -> int:
     return min(
-        (entry.number for entry in entries if entry.group == group and entry.number and not entry.p2p), default=0
+        (entry["number"] for entry in entries if entry["group"] == group and entry["number"] and not entry["p2p"]),
+        default=0,
     )

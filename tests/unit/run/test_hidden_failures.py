@@ -19,8 +19,7 @@ from clusterctl.run.rules.outcome import determine_outcome
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.run.rules.why_evidence import build_why_evidence
 from clusterctl.why.judge import judge_run
-from clusterctl.why.verdict import Class, Confidence
-from clusterctl.why.verdict_text import verdict_lines
+from clusterctl.why.verdict import Class, Confidence, verdict_lines
 from tests.unit.run.told import RUNNING, attempt, exited, started, told, wrote
 
 ERROR = {"message": "RuntimeError: boom", "traceback": "Traceback (most recent call last):\nRuntimeError: boom"}

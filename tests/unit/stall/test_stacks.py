@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.run.rules import rank_stacks
-from clusterctl.run.rules.rank_stacks import Frame, RankStack, Thread
+from clusterctl.run.rules.rank_stacks import RankStack, Thread
+from clusterctl.why.evidence import StackFrame
 
 DUMP = """\
 Thread 0x00007f6c0fb636c0 (most recent call first):
@@ -26,7 +27,7 @@ Current thread 0x00007f6c10dd8b80 (most recent call first):
 def test_a_faulthandler_dump_gives_threads_without_ours():
     threads = rank_stacks.parse_faulthandler(DUMP)
     assert [thread.main for thread in threads] == [False, True]
-    assert threads[1].frames == (Frame("main", "/a b/w.py", 6), Frame("<module>", "/a b/w.py", 0))
+    assert threads[1].frames == (StackFrame("main", "/a b/w.py", 6), StackFrame("<module>", "/a b/w.py", 0))
 
 
 def test_the_thread_that_took_the_signal_need_not_be_the_main_one():
@@ -43,14 +44,14 @@ def test_of_several_dumps_the_last_counts():
 
 def test_thread_names_of_python_3_14_are_understood():
     dump = 'Current thread 0x00007f6c10dd8b80 [python] (most recent call first):\n  File "w.py", line 6 in main\n'
-    assert rank_stacks.parse_faulthandler(dump)[0].frames == (Frame("main", "w.py", 6),)
+    assert rank_stacks.parse_faulthandler(dump)[0].frames == (StackFrame("main", "w.py", 6),)
 
 
 def test_py_spy_tells_who_holds_the_gil():
     frames = [{"name": "f", "filename": "w.py", "line": 4, "module": None, "locals": None}]
     said = [{"pid": 9, "thread_id": 1, "os_thread_id": 9, "thread_name": None, "owns_gil": True, "frames": frames}]
     assert rank_stacks.parse_py_spy(json.dumps(said)) == (
-        Thread(ident=9, main=True, frames=(Frame("f", "w.py", 4),), holds_gil=True),
+        Thread(ident=9, main=True, frames=(StackFrame("f", "w.py", 4),), holds_gil=True),
     )
 
 
@@ -61,7 +62,7 @@ def test_no_text_breaks_the_readers(text):
 
 
 def rank(number, function="f", state="S", wchan="futex", source="signal"):
-    threads = (Thread(ident=1, main=True, frames=(Frame(function, "w.py", 1),)),) if function else None
+    threads = (Thread(ident=1, main=True, frames=(StackFrame(function, "w.py", 1),)),) if function else None
     return RankStack(rank=number, source=source, state=state, wchan=wchan, threads=threads)
 
 

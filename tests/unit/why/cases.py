@@ -6,7 +6,8 @@ from dataclasses import replace
 from signal import Signals
 from typing import Any
 
-from clusterctl.why.evidence import CollectiveRecord, Evidence, Node, Rank, RankExit, RankSnapshot, StackFrame
+from clusterctl.agent.protocol.process_types import FlightRecorderEntry
+from clusterctl.why.evidence import Evidence, Node, Rank, RankExit, RankSnapshot, StackFrame
 from clusterctl.why.headline import find_headline
 
 USER = "/root/.local/share/clusterctl/work/demo/train.py"
@@ -30,7 +31,7 @@ def raised(message: str, at: float = 10.0, **more: Any) -> RankExit:
 
 def lost_peer(at: float = 10.5, address: str = "") -> RankExit:
     """A rank that ended because a peer did."""
-    return raised(f"RuntimeError: Connection closed by peer [{address or '10.0.0.9'}]:4711", at, secondary=True)
+    return raised(f"RuntimeError: TcpConnection closed by peer [{address or '10.0.0.9'}]:4711", at, secondary=True)
 
 
 def waiting(op: str = "all_reduce", line: int = 26, **more: Any) -> RankSnapshot:
@@ -49,9 +50,9 @@ def elsewhere(line: int = 21, wchan: str = "hrtimer_nanosleep", **more: Any) -> 
 
 def entry(
     number: int, op: str = "all_reduce", *, group: str = "0", done: bool = False, **more: Any
-) -> CollectiveRecord:
+) -> FlightRecorderEntry:
     """An entry of the flight recorder."""
-    return CollectiveRecord(group=group, number=number, op=op, done=done, **more)
+    return {"group": group, "number": number, "op": op, "sizes": "", "dtypes": "", "done": done, "p2p": False, **more}
 
 
 def case(*ranks: RankExit | RankSnapshot | None, per_node: int = 2, **more: Any) -> Evidence:

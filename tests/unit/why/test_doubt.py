@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.why.evidence import CollectiveRecord, Evidence, Node, Rank, RankExit, RankSnapshot
+from clusterctl.agent.protocol.process_types import FlightRecorderEntry
+from clusterctl.why.evidence import Evidence, Node, Rank, RankExit, RankSnapshot
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
 from tests.unit.why.cases import case, elsewhere, ended, entry, lost_peer, raised, waiting
@@ -23,7 +24,7 @@ def named(verdict: Verdict) -> list[int]:
     return sorted(culprit.rank for culprit in verdict.culprits if culprit.rank is not None)
 
 
-def began(*entries: CollectiveRecord, **more: object) -> RankSnapshot:
+def began(*entries: FlightRecorderEntry, **more: object) -> RankSnapshot:
     return waiting(entries=entries, **more)
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.why.evidence import CollectiveRecord, Node, RankExit, RankSnapshot, StackFrame
+from clusterctl.agent.protocol.process_types import FlightRecorderEntry
+from clusterctl.why.evidence import Node, RankExit, RankSnapshot, StackFrame
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
 from tests.unit.why.cases import case, elsewhere, ended, entry, waiting
@@ -148,7 +149,7 @@ def test_a_run_that_moves_has_nothing_wrong() -> None:
     assert judge_run(case(waiting(), elsewhere())).kind is Kind.NONE
 
 
-def began(*entries: CollectiveRecord, **more: object) -> RankSnapshot:
+def began(*entries: FlightRecorderEntry, **more: object) -> RankSnapshot:
     """A rank that waits in a collective, with what its recorder holds."""
     return waiting(entries=entries, **more)
 

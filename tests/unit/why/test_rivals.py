@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.why.evidence import CollectiveRecord, Evidence
+from clusterctl.agent.protocol.process_types import FlightRecorderEntry
+from clusterctl.why.evidence import Evidence
 from tests.lab.why import dumps, rivals
 from tests.unit.why.cases import case, elsewhere, entry, waiting
 
@@ -21,10 +22,10 @@ def raw() -> dict[int, Any]:
     return {rank: json.loads((RAW / f"rank_{rank}.json").read_text()) for rank in FOUR}
 
 
-def entries_of(dump: dict[str, Any]) -> tuple[CollectiveRecord, ...]:
+def entries_of(dump: dict[str, Any]) -> tuple[FlightRecorderEntry, ...]:
     """The entries of a dump as evidence holds them."""
     return tuple(
-        CollectiveRecord(
+        FlightRecorderEntry(
             group=one["process_group"][0],
             number=one["collective_seq_id"],
             op=one["profiling_name"].rpartition(":")[2],
@@ -44,7 +45,7 @@ def of_raw() -> Evidence:
 
 def numbered(
     *numbers: int, op: str = "all_reduce", group: str = "0", open_: bool = True
-) -> tuple[CollectiveRecord, ...]:
+) -> tuple[FlightRecorderEntry, ...]:
     """Entries of one group, of which the last has not ended."""
     return tuple(entry(number, op, group=group, done=not open_ or number != numbers[-1]) for number in numbers)
 

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.why.evidence import Evidence, RankExit
 from clusterctl.why.judge import judge_run
-from clusterctl.why.verdict_text import brief_lines
+from clusterctl.why.verdict import brief_lines
 from tests.unit.why.cases import case, elsewhere, ended, entry, lost_peer, raised, waiting
 
 BEGUN = {"0": (12, 11)}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from clusterctl.why.evidence import Connection, RankSnapshot, StackFrame
+from typing import Any
+
+from clusterctl.agent.protocol.process_types import TcpConnection
+from clusterctl.why.evidence import RankSnapshot, StackFrame
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Verdict
 from tests.unit.why.cases import USER, case, elsewhere, entry, waiting
@@ -18,31 +21,37 @@ def named(verdict: Verdict) -> list[int | None]:
     return [culprit.rank for culprit in verdict.culprits]
 
 
-def reads(rank: int, *, awaited: bool = True, **more: object) -> Connection:
+def connection(**fields: Any) -> TcpConnection:
+    """A connection on which nothing waits."""
+    quiet: Any = {"state": "ESTABLISHED", "unacked": 0, "unread": 0, "lost": 0, "awaited": False}
+    return quiet | fields
+
+
+def reads(rank: int, *, awaited: bool = True, **more: object) -> TcpConnection:
     """The connection of a rank to rank 0, as that rank has it."""
-    return Connection(
+    return connection(
         address=f"10.0.0.{rank // 2 + 1}",
         port=40_000 + rank,
         peer="10.0.0.1",
         peer_port=HUB,
         awaited=awaited,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
-def answers(rank: int, *, awaited: bool = False, **more: object) -> Connection:
+def answers(rank: int, *, awaited: bool = False, **more: object) -> TcpConnection:
     """The same, as rank 0 has it."""
-    return Connection(
+    return connection(
         address="10.0.0.1",
         port=HUB,
         peer=f"10.0.0.{rank // 2 + 1}",
         peer_port=40_000 + rank,
         awaited=awaited,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
-def at_socket(*sockets: Connection, line: int = 70) -> RankSnapshot:
+def at_socket(*sockets: TcpConnection, line: int = 70) -> RankSnapshot:
     frames = (StackFrame(function="answer", file=USER, line=line),)
     return RankSnapshot(source="signal", state="S", wchan="wait_woken", cpu=0.0, frames=frames, sockets=sockets)
 
@@ -110,8 +119,8 @@ def test_a_segment_that_was_sent_again_once_is_no_broken_network() -> None:
 
 
 def test_connections_within_two_nodes_that_look_alike_are_two() -> None:
-    inside = Connection(address="127.0.0.1", port=5, peer="127.0.0.1", peer_port=6, awaited=True)
-    turned = Connection(address="127.0.0.1", port=6, peer="127.0.0.1", peer_port=5)
+    inside = connection(address="127.0.0.1", port=5, peer="127.0.0.1", peer_port=6, awaited=True)
+    turned = connection(address="127.0.0.1", port=6, peer="127.0.0.1", peer_port=5)
     verdict = of(at_socket(inside), elsewhere(), elsewhere(sockets=(turned,)), elsewhere(line=5))
 
     assert named(verdict) != [2]
