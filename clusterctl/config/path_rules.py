@@ -73,11 +73,7 @@ def _is_private_group(gid: int) -> bool:
     if me.pw_gid != gid or group.gr_name != me.pw_name or not set(group.gr_mem) <= {me.pw_name}:
         return False
     # Last, as it may take long to list all users of a network directory.
-    return all(user.pw_name == me.pw_name for user in _list_primary_members(gid))
-
-
-def _list_primary_members(gid: int) -> list[pwd.struct_passwd]:
-    return [user for user in pwd.getpwall() if user.pw_gid == gid]
+    return all(user.pw_name == me.pw_name for user in pwd.getpwall() if user.pw_gid == gid)
 
 
 def _format_user(uid: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
+    from clusterctl.config.spec import ClusterSpec, HealthSpec
 
 NOT_SYNCED = "not synced"
 """The `code_hash` of a node whose code is not synced."""
@@ -90,7 +90,12 @@ class Context:
         """Read the `health` section of a cluster file. Spares are judged like other nodes."""
         health: HealthSpec = spec.health
         return cls(
-            nodes={host.name: _expectation(host) for host in spec.hosts},
+            nodes={
+                host.name: Expectation(
+                    gpus=host.gpus, workdir=host.workdir, workers=host.workers, env=frozenset(host.env)
+                )
+                for host in spec.hosts
+            },
             spares=frozenset(host.name for host in spec.spares),
             expect=health.expect,
             ignore=health.ignore,
@@ -99,10 +104,6 @@ class Context:
             thresholds=health.thresholds,
             framework=spec.job.framework.value if spec.job else None,
         )
-
-
-def _expectation(host: HostSpec) -> Expectation:
-    return Expectation(gpus=host.gpus, workdir=host.workdir, workers=host.workers, env=frozenset(host.env))
 
 
 EXPECT_KEYS: dict[str, str] = {

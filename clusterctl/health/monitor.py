@@ -144,7 +144,7 @@ def update(watch: NodeMonitor, sample: HealthSample) -> tuple[NodeMonitor, list[
             continue
         if _lasts(trouble, sample):
             troubles[key] = replace(trouble, seen=now)
-        elif trouble.told and now - trouble.seen < _away(watch, trouble):
+        elif trouble.told and now - trouble.seen < (watch.limits.mended if trouble.sign.event else watch.limits.swing):
             troubles[key] = trouble
         elif trouble.told:
             changes.append(_change(watch, now, trouble.sign, Status.PASS, _over(watch, trouble), trouble.began))
@@ -167,10 +167,6 @@ def _lasts(trouble: _Problem, sample: HealthSample) -> bool:
     if not trouble.sign.event:
         return False
     return not (trouble.sign.mends and any(g["gpu"] == gpu and xid.reads_well(g) for g in sample.get("gpus") or []))
-
-
-def _away(watch: NodeMonitor, trouble: _Problem) -> float:
-    return watch.limits.mended if trouble.sign.event else watch.limits.swing
 
 
 def _over(watch: NodeMonitor, trouble: _Problem) -> str:

@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are shown."""
+"""All checks, in the order of their families."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from clusterctl.config.spec import INTERVAL_KEY
+from clusterctl.health.check import Check
 from clusterctl.health.checks import (
     amd,
     device_errors,
@@ -31,48 +32,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from clusterctl.config.spec import HealthSpec
-    from clusterctl.health.check import Check
 
-_ALL = (
-    *network.NETWORK_CHECKS,
-    *infiniband.CHECKS,
-    *driver.CHECKS,
-    *presence.CHECKS,
-    *device_errors.DEVICES_CHECKS,
-    *device_errors.RECOVERY_CHECKS,
-    *xid.CHECKS,
-    *links.SXID_CHECKS,
-    *amd.AMDGPU_LOG_CHECKS,
-    *gpu_memory.ECC_CHECKS,
-    *gpu_memory.ROW_REMAP_CHECKS,
-    *amd.RAS_CHECKS,
-    *thermal.THERMAL_CHECKS,
-    *thermal.THROTTLE_CHECKS,
-    *links.PCIE_CHECKS,
-    *links.NVLINK_CHECKS,
-    *links.FABRIC_CHECKS,
-    *links.P2P_CHECKS,
-    *amd.XGMI_CHECKS,
-    *gpu_usage.GPU_USAGE_CHECKS,
-    *gpu_usage.GPU_MODES_CHECKS,
-    *amd.AMD_SETUP_CHECKS,
-    *resources.LIMITS_CHECKS,
-    *resources.MEMORY_CHECKS,
-    *resources.PROCESSORS_CHECKS,
-    *host.HOST_CHECKS,
-    *host.HARDWARE_CHECKS,
-    *storage.CHECKS,
-    *kernel_log.CHECKS,
-    *network.RENDEZVOUS_CHECKS,
-    *network.RING_CHECKS,
-    *host.CLOCK_CHECKS,
-    *versions.VERSIONS_CHECKS,
-    *versions.ENVIRONMENT_CHECKS,
-    *framework.FRAMEWORK_CHECKS,
-    *framework.COMPATIBILITY_CHECKS,
+_FAMILIES = (
+    *("Network", "RDMA", "GPU driver", "GPU state", "XID and SXid", "GPU memory", "GPU temperature, power, clocks"),
+    *("PCIe, NVLink, fabric", "GPU already in use", "GPU modes", "Host", "Disks and mounts", "Kernel log"),
+    *("Rendezvous", "Clocks", "Versions"),
 )
+_MODULES = (
+    *(network, infiniband, driver, presence, device_errors, xid, amd, gpu_memory, thermal, links, gpu_usage),
+    *(resources, host, storage, kernel_log, versions, framework),
+)
+_ALL = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Check)]
 
-CHECKS: dict[str, Check] = {check.name: check for check in _ALL}
+CHECKS = {check.name: check for check in sorted(_ALL, key=lambda check: _FAMILIES.index(check.family))}
 """Checks by name."""
 
 DEADLINE_KEY = "probe.deadline"

@@ -166,7 +166,7 @@ def _parse_env_file(document: Document, context: BuildContext) -> Node:
         column = line.index(text) + 1
         mark = Mark(document, number, column, len(text))
         match = _LINE.fullmatch(text)
-        if match is None or _has_nul(text):
+        if match is None or "\0" in text:
             report.add(mark, "this line is not `NAME=value`", "begin comments with `#`")
             continue
         value = _unquote(match[2], mark, report)
@@ -179,10 +179,6 @@ def _parse_env_file(document: Document, context: BuildContext) -> Node:
     node = Node(entries, Mark(document, 1, 1), keys=keys)
     check_variable_names(node, ("env_file",), report)
     return node
-
-
-def _has_nul(text: str) -> bool:
-    return "\0" in text
 
 
 def _unquote(text: str, mark: Mark, report: Report) -> str:

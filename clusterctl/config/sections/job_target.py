@@ -340,7 +340,10 @@ def check_shell_texts(
         (mark, where, find_variables(text))
         for mark, where, text in (
             *_list_texts(root, job),
-            *((_mark(root, "command"), f"`{name}` of job.command", _decoded(data)) for name, data in files.items()),
+            *(
+                (_mark(root, "command"), f"`{name}` of job.command", data.decode("utf-8", "replace"))
+                for name, data in files.items()
+            ),
         )
     ]
     # A transport of a command may lead into a job of another launcher.
@@ -380,10 +383,6 @@ def _mark(root: Node, *path: str | int) -> Mark:
     for part in path:
         node = node.child(part) if node is not None else None
     return root.mark if node is None else node.mark
-
-
-def _decoded(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
 
 
 def _describe_replaced(where: str, names: Sequence[str]) -> tuple[str, str]:

@@ -29,7 +29,7 @@ def report_syntax_error(document: Document, error: Exception, report: Report) ->
     problem = str(getattr(error, "problem", "") or "")
     for words, answer in _SYNTAX:
         if words in problem:
-            text, hint, at = answer(mark, opened)
+            text, hint, at = answer(mark, opened) if callable(answer) else (*answer, mark)
             report.add(at, text, hint)
             return
     report.add(mark, f"not YAML: {problem}")
@@ -55,19 +55,15 @@ def _character_at(mark: Mark) -> str:
 
 def _cannot_start(mark: Mark, _: Mark | None) -> _Answer:
     if _character_at(mark) == "\t":
-        return "a tab is used for indentation", "indent with spaces", mark
+        return *_TAB, mark
     return f"a value cannot begin with `{_character_at(mark)}`", "put the value in quotes", mark
-
-
-def _tab(mark: Mark, _: Mark | None) -> _Answer:
-    return "a tab is used for indentation", "indent with spaces", mark
 
 
 def _second_colon(mark: Mark, _: Mark | None) -> _Answer:
     line = mark.document.lines[mark.line - 1]
     before = line[: mark.column - 1]
     if "\t" in before[: len(before) - len(before.lstrip())]:
-        return "a tab is used for indentation", "indent with spaces", mark.shifted(1 - mark.column, 1)
+        return *_TAB, mark.shifted(1 - mark.column, 1)
     if ":" in before:
         return "a second `: ` in one line", "put the value in quotes", mark
     key = mark.shifted(len(before) - len(before.lstrip()) - mark.column + 1, max(1, len(before.strip())))
@@ -100,33 +96,25 @@ def _key_expected(mark: Mark, opened: Mark | None) -> _Answer:
     return "something is left behind the value", "put the whole value in quotes", mark
 
 
-def _dash_expected(mark: Mark, _: Mark | None) -> _Answer:
-    return "a key among list items", "begin it with `- `, or check the indentation", mark
-
-
 def _quote_open(mark: Mark, opened: Mark | None) -> _Answer:
     return "this quote is not closed", None, opened or mark
 
 
-def _dash_in_line(mark: Mark, _: Mark | None) -> _Answer:
-    return "a list cannot begin here", "begin it on a line of its own, or write `[a, b]`", mark
-
-
-def _escape(mark: Mark, _: Mark | None) -> _Answer:
-    return "an unknown escape after `\\`", "use single quotes to keep a backslash", mark
-
-
-_SYNTAX: tuple[tuple[str, Callable[[Mark, Mark | None], _Answer]], ...] = (
+_TAB = ("a tab is used for indentation", "indent with spaces")
+_SYNTAX: tuple[tuple[str, Callable[[Mark, Mark | None], _Answer] | tuple[str, str]], ...] = (
     ("cannot start any token", _cannot_start),
-    ("a tab character", _tab),
+    ("a tab character", _TAB),
     ("mapping values are not allowed", _second_colon),
     ("could not find expected ':'", _no_colon),
     ("did not find expected ',' or", _not_closed),
     ("did not find expected key", _key_expected),
-    ("did not find expected '-'", _dash_expected),
+    ("did not find expected '-'", ("a key among list items", "begin it with `- `, or check the indentation")),
     ("unexpected end of stream", _quote_open),
-    ("block sequence entries are not allowed", _dash_in_line),
-    ("escape c", _escape),
+    (
+        "block sequence entries are not allowed",
+        ("a list cannot begin here", "begin it on a line of its own, or write `[a, b]`"),
+    ),
+    ("escape c", ("an unknown escape after `\\`", "use single quotes to keep a backslash")),
 )
 
 

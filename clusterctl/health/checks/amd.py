@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import cluster_check, node_check
 from clusterctl.health.checks import compare, gpus
-from clusterctl.health.checks.kernel_log import describe_reach, format_age, report_closed_log
+from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
 from clusterctl.health.checks.thermal import COOLING
 from clusterctl.health.model import AMD, Action, Outcome, Status, Symptom, fail, ok, skip, unknown, warn
 
@@ -174,9 +174,6 @@ def find_setup_symptom(gpu: int, causes: Sequence[str] | None, degrees: float | 
     )
 
 
-AMD_SETUP_CHECKS = (slowdown, partition, numa_balancing, visible_env)
-
-
 # --- Links between AMD's GPUs (XGMI, Infinity Fabric): a hive is whole, and every link of it is up.
 
 _FAMILY = "PCIe, NVLink, fabric"
@@ -324,9 +321,6 @@ def find_xgmi_symptom(gpu: int, lost: int | None) -> Symptom | None:
     )
 
 
-XGMI_CHECKS = (links, outlier)
-
-
 # --- What AMD's driver has reported in the kernel log: errors, hangs, resets, and how they ended.
 
 Event = dict[str, Any]
@@ -371,10 +365,6 @@ def _events(view: View) -> list[Event]:
     return [event for event in events if event.get("vendor") == AMD]
 
 
-def _witness(view: View) -> Outcome | None:
-    return report_closed_log(view, gpus_speak=True)
-
-
 @node_check(
     name="gpu.driver_log",
     family="XID and SXid",
@@ -391,7 +381,7 @@ def _witness(view: View) -> Outcome | None:
     vendors=(AMD,),
     group="kernel_log",
     root="counts of errors and bad pages, and that the GPUs answer, speak for them",
-    witness=_witness,
+    witness=report_closed_gpu_log,
     thresholds={"lookback": 86400.0, "unended": 120.0},
 )
 def driver_log(view: View) -> Iterator[Outcome]:
@@ -408,13 +398,14 @@ def _weigh(view: View, event: Event, events: list[Event]) -> Outcome | None:
     meaning = _meaning(view, event, events)
     if not mine or meaning is None or not (recent or meaning.hard):
         return None
-    mended = meaning.mends and _mended(event, events)
+    mended = meaning.mends and any(
+        e["order"] > event["order"] and e["grade"] == "done" for e in _of(event, events, "reset")
+    )
     say = fail if meaning.hard and not mended and (recent or not meaning.mends) else warn
-    times = f", {event['count']} times" if event["count"] > 1 else ""
-    when = f", {format_age(age)}" if age is not None else ""
     action = Action.NONE if mended else meaning.action
+    times = f"{describe_recurrence(event)}{', since reset' if mended else ''}"
     return say(
-        f"{_label(index, event['device'])}: {meaning.words}{times}{when}{', since reset' if mended else ''}",
+        f"{_label(index, event['device'])}: {meaning.words}{times}",
         gpu=index,
         value={"kind": event["kind"], "count": event["count"], "last_age_s": age, "text": event["text"]},
         action=action,
@@ -434,10 +425,6 @@ def _meaning(view: View, event: Event, events: list[Event]) -> _Meaning | None:
             return None
         return _Meaning("a reset of the GPU has not ended", True, Action.REBOOT_NODE)
     return _MEANINGS.get((kind, grade))
-
-
-def _mended(event: Event, events: list[Event]) -> bool:
-    return any(e["order"] > event["order"] and e["grade"] == "done" for e in _of(event, events, "reset"))
 
 
 def _of(event: Event, events: list[Event], kind: str) -> list[Event]:
@@ -465,9 +452,6 @@ def _hint(view: View, device: gpus.Device | None, action: Action) -> str:
         return "Nothing to do: the GPU has been reset; look at what came before it if it was not on purpose"
     remedy = reset_hint(view, device or {"index": 0}, action)
     return remedy or "Look at the lines of amdgpu around it in the kernel log (`dmesg -T`)"
-
-
-AMDGPU_LOG_CHECKS = (driver_log,)
 
 
 # --- Errors of AMD's GPUs: those that memory and engines could not correct, and pages of memory that are bad.
@@ -544,6 +528,3 @@ def find_ras_symptom(gpu: int, more: int) -> Symptom | None:
         action=Action.RESET_GPU,
         detail=f"{more} since the start",
     )
-
-
-RAS_CHECKS = (bad_pages,)

@@ -138,9 +138,6 @@ def find_recovery_symptom(gpu: int, value: int | None) -> Symptom | None:
     )
 
 
-RECOVERY_CHECKS = (recovery_action,)
-
-
 # --- Whether each GPU answers, before a run and during it.
 
 Streaks = dict[tuple[int, str], int]
@@ -259,6 +256,3 @@ def inforom(view: View) -> Iterator[Outcome]:
 
 def _valid(_device: gpus.Device, _value: Any) -> None:
     return None
-
-
-DEVICES_CHECKS = (judge_lost, inforom)

@@ -203,6 +203,3 @@ def vendor(view: View) -> Iterator[Outcome]:
     else:
         which = "which is" if there == 1 else "which are"
         yield warn(f"{plural(there, 'GPU')} of {VENDORS[whose].name}, {which} not judged", value=there)
-
-
-CHECKS = (driver, lib_mismatch, model, responsive, nouveau, vendor)

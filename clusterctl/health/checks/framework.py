@@ -113,9 +113,6 @@ def _maker(view: View) -> str | None:
     return gpus.vendor(view) if gpus.compute_cards(view) or gpus.all_gpus(view) else None
 
 
-FRAMEWORK_CHECKS = (installed, gpu_build)
-
-
 # --- Whether the framework's CUDA can run here: on this driver, and on these GPUs.
 
 _DRIVERS = {11: 450, 12: 525, 13: 580}
@@ -243,6 +240,3 @@ def _cuda_of_driver(nvml: dict[str, Any]) -> tuple[int, int] | None:
         return int(nvml["cuda"]) // 1000, int(nvml["cuda"]) % 1000 // 10
     branch = int(str(nvml.get("driver") or "0").split(".", maxsplit=1)[0])
     return next(((major, 0) for major, oldest in sorted(_DRIVERS.items(), reverse=True) if branch >= oldest), None)
-
-
-COMPATIBILITY_CHECKS = (cuda_driver,)

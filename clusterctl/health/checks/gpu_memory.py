@@ -156,9 +156,6 @@ def find_ecc_symptom(gpu: int, more: int, recovery: int | None) -> Symptom | Non
     )
 
 
-ECC_CHECKS = (ecc_mode, ecc_uncorrected, ecc_corrected, sram_ecc)
-
-
 # --- Memory of a GPU that was found bad: rows remapped, pages retired, repairs that wait, before a run and during it.
 
 
@@ -304,6 +301,3 @@ def find_row_remap_symptom(gpu: int, failure: int | None) -> Symptom | None:
         words="row remapping failed",
         action=Action.RMA,
     )
-
-
-ROW_REMAP_CHECKS = (remap_pending, remap_failure, remap_total, repair_pending, retired_pages)

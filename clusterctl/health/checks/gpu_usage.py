@@ -191,9 +191,6 @@ def stuck_procs(view: View) -> Iterator[Outcome]:
         yield ok("no process is stuck")
 
 
-GPU_USAGE_CHECKS = (foreign_procs, mem_used, idle, leftover, stuck_procs)
-
-
 # --- Modes that an administrator sets on a GPU, and variables that change how CUDA works.
 
 _MODES_FAMILY = "GPU modes"
@@ -307,6 +304,3 @@ _BAD_ENV = (
     "CUDA_PROFILE",
     "COMPUTE_PROFILE",
 )
-
-
-GPU_MODES_CHECKS = (mig_mode, compute_mode, persistence, bad_env)

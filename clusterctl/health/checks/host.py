@@ -41,9 +41,6 @@ def uptime(view: View) -> Iterator[Outcome]:
         yield ok(since, value=seconds)
 
 
-HOST_CHECKS = (uptime,)
-
-
 # --- Errors that hardware has counted since the boot: PCIe links of GPUs and network cards, and main memory.
 
 _FAMILY = "Host"
@@ -136,9 +133,6 @@ def memory_errors(view: View) -> Iterator[Outcome]:
         yield ok(f"{len(controllers)} memory controllers without errors that matter")
 
 
-HARDWARE_CHECKS = (pcie_errors, memory_errors)
-
-
 # --- Clocks of the nodes against each other.
 
 _CLOCK_FAMILY = "Clocks"
@@ -225,6 +219,3 @@ def _from_head(view: View) -> float | None:
     if clock.get("offset") is None:
         return None
     return abs(float(clock["offset"])) + float(clock.get("error") or 0.0)
-
-
-CLOCK_CHECKS = (clock_skew, time_daemon)

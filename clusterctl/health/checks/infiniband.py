@@ -347,6 +347,3 @@ def _odd_rates(name: str, result: compare.Vote, told: dict[str, Any]) -> list[Ou
     return [
         warn(f"{name} at {told[node]}, {result.majority} elsewhere", node=node, value=told[node]) for node in result.odd
     ]
-
-
-CHECKS = (ib_port, roce_gid, ib_width, ib_mixed, ib_count, ib_rate)

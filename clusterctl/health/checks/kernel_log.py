@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.formatting import duration_text
 from clusterctl.health import driver_errors
@@ -30,37 +30,36 @@ def describe_reach(view: View) -> str:
     since, uptime = log.get("since_s"), log.get("uptime")
     if since is None or uptime is None or uptime - since <= _WHOLE_SECONDS:
         return "since boot"
-    return f"since {format_age(since)}; what is older the kernel log has lost"
+    return f"since {duration_text(since)} ago; what is older the kernel log has lost"
 
 
-def format_age(seconds: float) -> str:
-    """Say an age."""
-    return f"{duration_text(seconds)} ago"
+def describe_recurrence(event: dict[str, Any]) -> str:
+    """Return how often an event of the kernel log happened, and how long ago: `, 3 times, 2h ago`."""
+    times = f", {event['count']} times" if event["count"] > 1 else ""
+    age = event["last_age_s"]
+    return times if age is None else f"{times}, {duration_text(age)} ago"
 
 
-def report_closed_log(view: View, *, gpus_speak: bool, instead: str = "") -> Outcome | None:
-    """Return the finding that the kernel log is closed to this user, or `None` where nothing speaks in its stead.
+def report_closed_log(view: View, evidence: str = "") -> Outcome | None:
+    """Return the finding that this user cannot read the kernel log.
 
     Args:
         view: The node.
-        gpus_speak: The GPUs' own values have to speak.
-        instead: What does, where that is known.
+        evidence: What replaces the log as evidence.
     """
-    if gpus_speak:
-        speaking = _speaking(view)
-        if speaking is None:
-            return None
-        instead = speaking
     why = "the kernel log needs root" if view.group("kernel_log").status == "denied" else "no program reads the log"
-    return needs_root(f"{why}; {instead}" if instead else why, hint=_hint(view))
-
-
-def _hint(view: View) -> str:
     user = view.group("host").data.get("user") or "USER"
-    return (
+    hint = (
         f"`sudo usermod -aG adm {user}` (`systemd-journal` where there is no group `adm`) and a new login, or "
         "`sudo sysctl kernel.dmesg_restrict=0`, lets us read the kernel log"
     )
+    return needs_root(f"{why}; {evidence}" if evidence else why, hint=hint)
+
+
+def report_closed_gpu_log(view: View) -> Outcome | None:
+    """Return the same finding with the GPUs' own values as evidence; `None` if one of them could not be read."""
+    evidence = _speaking(view)
+    return None if evidence is None else report_closed_log(view, evidence)
 
 
 def _speaking(view: View) -> str | None:
@@ -120,10 +119,6 @@ _COMPLAINTS = (
 _SERVER = "not responding"
 
 
-def _witness(view: View) -> Outcome | None:
-    return report_closed_log(view, gpus_speak=False)
-
-
 @node_check(
     name="host.kernel_log",
     family="Kernel log",
@@ -136,7 +131,7 @@ def _witness(view: View) -> Outcome | None:
     remedy="Read the kernel log of the node (`dmesg -T`) around it",
     group="kernel_log",
     root="it stays unread",
-    witness=_witness,
+    witness=report_closed_log,
     thresholds={"lookback": 86400.0},
 )
 def kernel_log(view: View) -> Iterator[Outcome]:
@@ -170,6 +165,3 @@ def _recovered(view: View) -> bool:
         elif match := re.search(r"server (\S+) OK", str(line.get("text"))):
             silent.discard(match.group(1))
     return not silent
-
-
-CHECKS = (kernel_log,)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.health import driver_errors
 from clusterctl.health.check import cluster_check, node_check
 from clusterctl.health.checks import compare, gpus
-from clusterctl.health.checks.kernel_log import describe_reach, format_age, report_closed_log
+from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_log
 from clusterctl.health.model import JUDGED, Action, Outcome, fail, ok, skip, unknown, warn
 
 if TYPE_CHECKING:
@@ -24,15 +24,10 @@ def _slot_width(view: View, device: gpus.Device) -> int | None:
     """Return the lanes of the port above a card; `None` where the machine does not show it, as most VMs do not."""
     address = gpus.value(device, "pci")
     for entry in view.group("driver").data.get("pci") or []:
-        if address and _same(entry["address"], address):
+        if address and (_split(entry["address"]) == _split(address)):
             width = entry.get("slot_width")
             return int(width) if width else None
     return None
-
-
-def _same(one: str, other: str) -> bool:
-    """Compare PCI addresses: NVML writes the domain with eight digits, the kernel with four."""
-    return _split(one) == _split(other)
 
 
 def _split(address: str) -> tuple[int, str]:
@@ -116,9 +111,6 @@ def _unseen_width(node: View, device: gpus.Device) -> int | None:
     """Return the lanes of a GPU that is not judged by its slot."""
     width = gpus.value(device, "pcie_width")
     return None if width is None or _slot_width(node, device) else int(width)
-
-
-PCIE_CHECKS = (pcie_width, pcie_outlier)
 
 
 # --- Which NVLinks are up: behind an NVSwitch all of them have to be; without one, as many as somebody has fitted.
@@ -230,9 +222,6 @@ def _has_none(node: View) -> bool:
     """Tell whether no GPU of a node without NVSwitch has a link up: nobody has fitted a bridge, or it has come off."""
     devices = gpus.used_gpus(node)
     return not any(_links(device) for device in devices) and not any(has_nvswitch(node, device) for device in devices)
-
-
-NVLINK_CHECKS = (nvlink, nvlink_outlier)
 
 
 # --- The fabric of an NVSwitch: whether GPUs have joined it, who runs it, and whether it reaches beyond the machine.
@@ -348,9 +337,6 @@ def imex(view: View) -> Iterator[Outcome]:
         yield warn(f"no IMEX channel to reach the GPUs of other nodes: {why}", value=channels)
 
 
-FABRIC_CHECKS = (fabric, fabric_manager, imex)
-
-
 # --- Whether GPUs of a node reach each other directly, by NVML's own word for each pair.
 
 _P2P_REMEDY = "Reset the GPUs or reboot the node; check that the fabric manager and its version are right"
@@ -407,7 +393,7 @@ def p2p(view: View) -> Iterator[Outcome]:
     # An instance of MIG has no peers.
     whole = [d for d in gpus.used_gpus(view) if not (gpus.value(d, "mig") or [0])[0]]
     switched = {str(d["index"]) for d in whole if has_nvswitch(view, d)}
-    dead = [pair for pair, statuses in pairs.items() if set(pair.split("-")) <= switched and _is_dead(statuses)]
+    dead = [pair for pair, statuses in pairs.items() if set(pair.split("-")) <= switched and (statuses[0] in _BROKEN)]
     if dead:
         yield fail(f"no NVLink between GPUs {', '.join(dead[:8])}, which share an NVSwitch", value=dead)
         return
@@ -417,11 +403,6 @@ def p2p(view: View) -> Iterator[Outcome]:
         yield ok(f"{reached} of {len(pairs)} pairs of GPUs reach each other, {over_nvlink} over NVLink")
     else:
         yield skip(f"no pair of GPUs has direct access: {_words(pairs)}")
-
-
-def _is_dead(statuses: list[int | None]) -> bool:
-    """Tell whether a pair behind an NVSwitch has lost its link: reading by PCIe alone is a factor of ten slower."""
-    return statuses[0] in _BROKEN
 
 
 def _words(pairs: Pairs) -> str:
@@ -463,9 +444,6 @@ def _odd(places: dict[str, dict[str, int]], what: str) -> Iterator[Outcome]:
                 yield say(f"no {what} between GPUs {pair}, on other nodes there is", node=node, value=[pair])
 
 
-P2P_CHECKS = (p2p, p2p_outlier)
-
-
 # --- SXids: errors that an NVSwitch reports in the kernel log.
 
 _SILENT = (12021, 12023)
@@ -482,7 +460,7 @@ def _witness(view: View) -> Outcome | None:
     infos = [info for device in devices if (info := gpus.value(device, "fabric"))]
     if any(map(describe_problem, infos)):
         return None
-    return report_closed_log(view, gpus_speak=False, instead="the fabric state of the GPUs speaks for its switches")
+    return report_closed_log(view, "the fabric state of the GPUs speaks for its switches")
 
 
 @node_check(
@@ -508,15 +486,10 @@ def sxid(view: View) -> Iterator[Outcome]:
         recent = age is None or age <= view.limit("lookback")
         say = fail if fatal and recent else warn
         kind = "fatal" if fatal else "not fatal"
-        times = f", {event['count']} times" if event["count"] > 1 else ""
-        when = f", {format_age(age)}" if age is not None else ""
         yield say(
-            f"NVSwitch {event['device']}: SXid {event['code']}, {kind}{silent}{times}{when}",
+            f"NVSwitch {event['device']}: SXid {event['code']}, {kind}{silent}{describe_recurrence(event)}",
             value={"sxid": event["code"], "count": event["count"], "text": event["text"]},
             key=f"sxid.{event['code']}",
         )
     if not events:
         yield ok(f"no SXid {describe_reach(view)}")
-
-
-SXID_CHECKS = (sxid,)

@@ -235,17 +235,6 @@ def link_speed(view: ClusterView) -> Iterable[Outcome]:
     return compare.compare_nodes(view, lambda node: _used(node, "speed"), "link speed")
 
 
-NETWORK_CHECKS = (
-    ssh,
-    hostname_loopback,
-    resolve,
-    interface,
-    ifname_env,
-    mtu,
-    link_speed,
-)
-
-
 # --- The port where workers meet, and whether every entry of the cluster file is a machine of its own.
 
 _RENDEZVOUS_FAMILY = "Rendezvous"
@@ -400,9 +389,6 @@ def hostnames(view: ClusterView) -> Iterator[Outcome]:
         yield ok(plural(len(names), "name"))
 
 
-RENDEZVOUS_CHECKS = (port_free, rendezvous, unique, hostnames)
-
-
 # --- Whether data gets from each node to the next and back.
 
 _ROUTE_ERRORS = {
@@ -468,6 +454,3 @@ def _judge_route(view: View, way: dict[str, Any]) -> Outcome:
         return warn(f"{words}: only {where} in {way['ms'] / 1000:.0f} s", value=received, expected=payload)
     message = f"{words}: it connects and answers, but then only {where}"
     return fail(message, value=received, expected=payload, hint=_PACKETS)
-
-
-RING_CHECKS = (ring,)

@@ -291,6 +291,3 @@ def _wanted(view: View, nodes: dict[str, bool]) -> list[str]:
     if not minors:
         return [path for path in nodes if path != _UVM]
     return ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in minors)]
-
-
-CHECKS = (count, device_access)

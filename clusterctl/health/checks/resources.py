@@ -151,9 +151,6 @@ def nproc(view: View) -> Iterator[Outcome]:
     yield say(message, value=given[what], expected=needed if say is warn else None)
 
 
-LIMITS_CHECKS = (shm, memlock, nofile, nproc)
-
-
 # --- Main memory: what is free of it for the run, whether anything swaps, and whether a module is missing.
 
 _MIB = 1024.0**2
@@ -247,9 +244,6 @@ def memory_total(view: ClusterView) -> Iterable[Outcome]:
         )
         for node, total in odd.items()
     ] or [ok(f"memory alike on {len(numbers)} nodes")]
-
-
-MEMORY_CHECKS = (memory, swap, memory_total)
 
 
 # --- Processors: how many a worker may use, what else keeps them busy, and how their clocks are set.
@@ -360,6 +354,3 @@ def clocksource(view: View) -> Iterator[Outcome]:
         return
     say = warn if source in ("hpet", "acpi_pm", "jiffies") else ok
     yield say(f"clock source {source}", value=source, expected="tsc")
-
-
-PROCESSORS_CHECKS = (load, cpus, governor, clocksource)

@@ -178,6 +178,3 @@ def mounts(view: View) -> Iterator[Outcome]:
         yield skip("no network mounts and none expected")
     elif all(entry["status"] == "ok" for entry in entries):
         yield ok(f"{len(entries)} mounts answer")
-
-
-CHECKS = (disk, inodes, readonly, mounts)

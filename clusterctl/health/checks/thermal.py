@@ -135,9 +135,6 @@ def find_throttle_symptom(gpu: int, bits: int, degrees: float | None, lasting: f
     )
 
 
-THROTTLE_CHECKS = (throttle_hw, throttle_sw, throttle_outlier)
-
-
 # --- Temperature and power of GPUs before a run.
 
 
@@ -249,6 +246,3 @@ def find_thermal_symptom(gpu: Mapping[str, Any], lasting: float) -> Symptom | No
                 detail=f"{degrees:.0f} °C",
             )
     return None
-
-
-THERMAL_CHECKS = (temperature, power_cap, temperature_outlier)

@@ -303,25 +303,6 @@ def code(view: ClusterView) -> Iterable[Outcome]:
     )
 
 
-VERSIONS_CHECKS = (
-    expected,
-    interpreter,
-    python,
-    torch,
-    cuda,
-    nccl,
-    nccl_plugin,
-    packages,
-    driver,
-    driver_minor,
-    gpu_model,
-    kernel,
-    arch,
-    vbios,
-    code,
-)
-
-
 # --- Settings of NCCL, CUDA and the loader that differ between nodes.
 
 _COMPARED = ("NCCL_", "CUDA_", "LD_LIBRARY_PATH", "LD_PRELOAD", "FI_")
@@ -380,6 +361,3 @@ def _shown(env: dict[str, Any], name: str) -> str:
     if name not in env:
         return "not set"
     return "another value" if env[name] is None else f"`{env[name]}`"
-
-
-ENVIRONMENT_CHECKS = (environment,)

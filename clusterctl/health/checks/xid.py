@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.health.check import node_check
 from clusterctl.health.checks import device_errors, gpus
-from clusterctl.health.checks.kernel_log import describe_reach, format_age, report_closed_log
+from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
 from clusterctl.health.model import Action, Outcome, Status, Symptom, fail, ok, warn
 
 if TYPE_CHECKING:
@@ -216,10 +216,6 @@ def judge_event(code: int, text: str = "", grade: str = "") -> Judgement | None:
     return Judgement(hard, entry.action, meaning, entry.confirmed)
 
 
-def _witness(view: View) -> Outcome | None:
-    return report_closed_log(view, gpus_speak=True)
-
-
 @node_check(
     name="gpu.xid",
     family="XID and SXid",
@@ -236,7 +232,7 @@ def _witness(view: View) -> Outcome | None:
     gpu=True,
     group="kernel_log",
     root="recovery action, ECC counters and remapped rows speak for the GPUs; during a run the driver reports XIDs",
-    witness=_witness,
+    witness=report_closed_gpu_log,
     thresholds={"lookback": 86400.0, "fail_contained": 3.0},
 )
 def xid(view: View) -> Iterator[Outcome]:
@@ -278,10 +274,9 @@ def _weigh(view: View, event: dict[str, Any], events: Sequence[dict[str, Any]]) 
     lasts = action is Action.REBOOT_NODE or age is None or age <= lookback
     say = fail if hard and lasts and not mended else warn
     place = f"GPU {index}" if index is not None else f"GPU at {_bus(event['device'])}"
-    times = f", {event['count']} times" if event["count"] > 1 else ""
-    when = f", {format_age(age)}" if age is not None else ""
+    times = f"{describe_recurrence(event)}{', since repaired' if mended else ''}"
     return say(
-        f"{place}: XID {event['code']}, {judgement.meaning}{times}{when}{', since repaired' if mended else ''}",
+        f"{place}: XID {event['code']}, {judgement.meaning}{times}",
         gpu=index,
         value={"xid": event["code"], "count": event["count"], "last_age_s": age, "text": event["text"]},
         action=Action.NONE if mended else action,
@@ -367,6 +362,3 @@ def reads_well(gpu: Mapping[str, Any]) -> bool:
     recommended = gpu.get("recovery_action")
     harmed = gpu.get("ecc_unc") or gpu.get("links_lost")
     return recommended == device_errors.NONE and device_errors.is_answering(gpu) and not harmed
-
-
-CHECKS = (xid,)
