@@ -71,9 +71,18 @@ def cluster_file(key: str, value: str) -> str:
     return json.dumps({"version": 1, "hosts": [host], "job": {"command": "true"}})
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-@pytest.mark.parametrize("key", [*KEYS, "internal_ip"])
-@pytest.mark.parametrize("command", COMMANDS)
+def pairs() -> list[Any]:
+    """Return each payload with each key once, and so that each command meets each key and each payload."""
+    keys, commands = [*KEYS, "internal_ip"], list(COMMANDS)
+    rows = [
+        (commands[(place + 2 * number) % len(commands)], key, payload)
+        for place, key in enumerate(keys)
+        for number, payload in enumerate(PAYLOADS)
+    ]
+    return [pytest.param(*row, id="-".join(row)) for row in rows]
+
+
+@pytest.mark.parametrize(("command", "key", "payload"), pairs())
 def test_no_command_hands_a_value_of_the_file_to_a_shell(
     place: Path, capfd: pytest.CaptureFixture[str], command: str, key: str, payload: str
 ) -> None:
