@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.agent.protocol import requests
 from clusterctl.config.field_types import StartMethod
+from clusterctl.config.sections.job_target import find_variables
 from clusterctl.config.spec import ClusterSpec, Framework, JobSpec
 from clusterctl.plan.environment import (
     AttemptSettings,
@@ -26,7 +27,7 @@ from clusterctl.plan.environment import (
 from clusterctl.plan.layout import PYTHON_PLACEHOLDER, NodeLayout, assign_ranks_assuming, get_job, get_workdir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from typing import Any
 
     from clusterctl.agent.protocol.command_types import ProgramArguments
@@ -160,12 +161,16 @@ def explain_environment(
 
 
 def _plan_node(settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None) -> NodePlan:
+    environments = [
+        build_worker_environment(settings, layout, info, rank, local_rank)
+        for local_rank, rank in enumerate(layout.ranks)
+    ]
     workers = tuple(
         WorkerPlan(
             rank=rank,
             local_rank=local_rank,
-            argv=build_job_argv(get_job(settings.spec)),
-            env=build_worker_environment(settings, layout, info, rank, local_rank),
+            argv=build_job_argv(get_job(settings.spec), {*environments[local_rank], *settings.spec.secrets}),
+            env=environments[local_rank],
         )
         for local_rank, rank in enumerate(layout.ranks)
     )
@@ -181,19 +186,33 @@ def _plan_node(settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | N
     )
 
 
-def build_job_argv(job: JobSpec) -> tuple[str, ...]:
-    """Return the arguments of one worker. A string as `job.command` runs in a strict bash, as a prologue does."""
+def build_job_argv(job: JobSpec, given: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the arguments of one worker. A string as `job.command` runs in a strict bash, as a prologue does.
+
+    Args:
+        job: The job.
+        given: Variables that the worker has in any case; of others that the text reads, bash names those not set.
+    """
     match job:
         case JobSpec(script=str() as script):
             return (PYTHON_PLACEHOLDER, script, *job.args)
         case JobSpec(module=str() as module):
             return (PYTHON_PLACEHOLDER, "-m", module, *job.args)
         case JobSpec(command=str() as text):
-            return (*STRICT_BASH, text, "bash", *job.args)
+            return (*STRICT_BASH, _report_unset_variables(text, given) + text, "bash", *job.args)
         case JobSpec(command=tuple() as argv):
             return (*argv, *job.args)
         case _:
             raise AssertionError("a job has one of script, module, command")
+
+
+def _report_unset_variables(text: str, given: Collection[str]) -> str:
+    """Return commands before a text that name each variable which it reads and the node does not set."""
+    return "".join(
+        f"[[ -v {name} ]] || echo 'clusterctl: `${name}` is not set on this node: bash takes it as empty' >&2; "
+        for name in find_variables(text).inherited
+        if name not in given
+    )
 
 
 def plan_to_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]:

@@ -17,8 +17,15 @@ from clusterctl.config.program_analysis import (
     split_shell_commands,
 )
 from clusterctl.config.sections.host_section import suggest_word
+from clusterctl.config.sections.text_mistakes import (
+    Quoting,
+    classify_characters,
+    find_literal_mistakes,
+    find_shell_mistakes,
+)
 from clusterctl.config.spec import Role, TransportKind
 from clusterctl.config.text.interpolation import list_shell_items
+from clusterctl.config.text.tree import format_path
 from clusterctl.config.worker_variables import (
     OWNED_NAMES,
     REMEDIES,
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
     from clusterctl.config.sections.context import BuildContext
     from clusterctl.config.sections.host_section import DeclaredHost
     from clusterctl.config.spec import JobSpec, SyncSpec
-    from clusterctl.config.text.tree import Mark, Node
+    from clusterctl.config.text.tree import Mark, Node, Path
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MAX_BYTES = 1 << 20
@@ -227,6 +234,14 @@ def _warn_of_separate_worlds(found: SingleNodeLauncher, hosts: int, mark: Mark, 
 
 _LONGEST_TEXT = 1 << 16
 _COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
+_SETS_UNKNOWN_NAMES = re.compile(r"(?m)(?:^|[\s;&|(])(?:source|\.|eval|module|ml|conda|mamba|function)\s|\(\)\s*\{")
+_SHELL_VARIABLES = re.compile(
+    "HOME|USER|LOGNAME|PATH|PWD|OLDPWD|SHELL|HOSTNAME|HOSTTYPE|OSTYPE|MACHTYPE|LANG|LC_ALL|TERM|TMPDIR|UID|EUID|PPID|"
+    "RANDOM|SECONDS|LINENO|SHLVL|IFS|OPTARG|OPTIND|REPLY|PIPESTATUS|FUNCNAME|GROUPS|EPOCHSECONDS|CUDA_VISIBLE_DEVICES|"
+    "PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|CONDA_PREFIX|XDG_RUNTIME_DIR|XDG_CACHE_HOME|SSH_CONNECTION|BASH.*|"
+    "CLUSTERCTL_.*"
+)
+"""Names that bash or most logins set, or that may well be unset."""
 _READ = re.compile(r"(?<!\\)\$(?:\{(\w+)(?::?[-=+?]|[^}\n]{,200}\})|(\w+))")
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):?[-=+?]")
 _TEST = re.compile(
@@ -253,11 +268,13 @@ class ShellVariables:
         assigned: Names that it sets, in order.
         replaced: Those among them that clusterctl owns, and whose value it does not build on.
         read: Names of other launchers that it reads, without a default and without a test.
+        inherited: Other names that it reads so and does not set: they come from the environment, if from anywhere.
     """
 
     assigned: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
+    inherited: tuple[str, ...] = ()
 
 
 def find_variables(text: str) -> ShellVariables:
@@ -287,6 +304,29 @@ def find_variables(text: str) -> ShellVariables:
             and launcher not in tested_launchers
             and name not in optional
         ),
+        inherited=_list_inherited(text, {*assigned, *tested, *optional}),
+    )
+
+
+def _list_inherited(text: str, others: Collection[str]) -> tuple[str, ...]:
+    """Return names in capitals that a text reads and nothing in it can set, except `others`."""
+    if _SETS_UNKNOWN_NAMES.search(text):
+        return ()
+    quoting = classify_characters(text)
+    names = dict.fromkeys(
+        match[1] or match[2]
+        for match in _READ.finditer(text)
+        if quoting[match.start()] in (Quoting.PLAIN, Quoting.DOUBLE)
+    )
+    return tuple(
+        name
+        for name in names
+        if _NAME.fullmatch(name)
+        and name not in others
+        and not _SHELL_VARIABLES.fullmatch(name)
+        and name not in OWNED_NAMES
+        and find_launcher(name) is None
+        and not re.search(rf"(?:\bfor|\bread|\bmapfile|\breadarray|\bgetopts|-v|\(\()[^\n;]{{0,200}}\b{name}\b", text)
     )
 
 
@@ -336,6 +376,14 @@ def check_shell_texts(
         machines: The hosts.
         context: Takes the warnings.
     """
+    for node, path in _list_literals(root):
+        for what, hint in find_literal_mistakes(str(node.value), is_argument="env" not in path):
+            context.report.warn(node.mark, f"{format_path(path)}: {what}", hint)
+    for mark, where, text in _list_texts(root, job):
+        for mistake in find_shell_mistakes(text):
+            start = max(text.rfind(blank, 0, mistake.offset) for blank in " \t\n") + 1
+            shown = " ".join(text[start:].split()[:2])[:60]
+            context.report.warn(mark, f"{where}: {mistake.text} (`{shown}`)", mistake.hint)
     texts = [
         (mark, where, find_variables(text))
         for mark, where, text in (
@@ -361,6 +409,13 @@ def check_shell_texts(
         ]
         if unset and not is_open:
             context.report.warn(mark, *_describe_unset(where, unset))
+        ours = [name for name in found.inherited if name in context.environ and name not in given]
+        if ours and any(machine.spec.transport is TransportKind.SSH for machine in machines):
+            text = (
+                f"{where}: {_quoted(ours)} {'is' if len(ours) == 1 else 'are'} set in this shell, and not sent to nodes"
+            )
+            hint = f'`env: {{{ours[0]}: "${{env:{ours[0]}}}"}}` sends it; nothing else is needed if the nodes set it'
+            context.report.warn(mark, text, hint)
 
 
 def _list_texts(root: Node, job: JobSpec) -> Iterator[tuple[Mark, str, str]]:
@@ -376,6 +431,21 @@ def _list_texts(root: Node, job: JobSpec) -> Iterator[tuple[Mark, str, str]]:
         if job.command and os.path.basename(job.command[0]) == "env":
             assigned = " ".join(f"{match[0]}x" for word in job.command if (match := _ASSIGNMENT.match(word)))
             yield _mark(root, "command"), "job.command", assigned
+
+
+def _list_literals(root: Node) -> Iterator[tuple[Node, Path]]:
+    """Give each text that no shell reads, with its key: arguments, items of a command, values of `env`."""
+    job = root.child("job")
+    for key in ("args", "command"):
+        items = job.child(key) if job is not None else None
+        if items is not None and isinstance(items.value, list):
+            shell = list_shell_items(("job", key), [item.value for item in items.value])
+            yield from ((item, ("job", key, i)) for i, item in enumerate(items.value) if i not in shell)
+    defaults = root.child("defaults")
+    for above, section in (((), root), (("defaults",), defaults)):
+        values = section.child("env") if section is not None else None
+        if values is not None and isinstance(values.value, dict):
+            yield from ((value, (*above, "env", name)) for name, value in values.value.items())
 
 
 def _mark(root: Node, *path: str | int) -> Mark:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path
 from clusterctl.config.text.yaml_parser import parse_scalar
-from clusterctl.config.worker_variables import find_launcher, find_substitute, is_owned
+from clusterctl.config.worker_variables import find_substitute, is_owned
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -156,8 +156,6 @@ class Interpolation:
     def _doubt_command(self, token: str, mark: Mark, path: Path) -> None:
         """Warn of a variable as Kubernetes fills it in, where bash runs a command of that name."""
         name = token[2:-1]
-        if not is_owned(name) and find_launcher(name) is None and name not in self.environ:
-            return
         text = (
             f"{format_path(path)}: bash runs a command `{name}` for `{token}`, which is a variable for Kubernetes alone"
         )

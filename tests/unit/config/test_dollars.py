@@ -245,7 +245,8 @@ def test_a_python_below_a_folder_with_a_blank_is_taken(parse_text: Callable[...,
         pytest.param("command: 'x $(MASTER_ADDR):1'", "MASTER_ADDR", id="command"),
         pytest.param("script: train.py, prologue: 'export A=$(SLURM_NODEID)'", "GROUP_RANK", id="prologue"),
         pytest.param("command: [bash, -c, 'x $(RANK)']", "RANK", id="list"),
-        pytest.param("command: 'x $(FOO) $(date) \\$(RANK) $$(RANK)'", None, id="commands"),
+        pytest.param("command: 'x --model $(MODEL_NAME)'", "MODEL_NAME", id="any name in capitals"),
+        pytest.param("command: 'x $(Foo) $(date) \\$(RANK) $$(RANK)'", None, id="commands"),
     ],
 )
 def test_a_variable_as_kubernetes_writes_it_is_a_command_for_bash(

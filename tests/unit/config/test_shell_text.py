@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.config.loader import ClusterFileText, parse_cluster_file
+from clusterctl.config.sections.job_target import find_variables
 from tests.unit.config.conftest import FOLDER, Shelf
 
 if TYPE_CHECKING:
@@ -120,3 +121,25 @@ def test_each_text_that_a_shell_reads_is_looked_at(job: str, places: list[str]) 
     source = ClusterFileText(path="c.yaml", absolute=f"{FOLDER}/c.yaml", text=f"{H}job: {{{job}}}\n")
     found = parse_cluster_file([source], environ={"HOME": "/home/me"}, files=files).warnings
     assert [one.text.partition(": ")[0] for one in found] == places
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        pytest.param('python x.py --data $DATA_DIR "${MODEL}"', ("DATA_DIR", "MODEL"), id="read"),
+        pytest.param("DATA_DIR=/x; python x.py $DATA_DIR; export A=1 B=2; echo $A $B", (), id="set"),
+        pytest.param("for N in 1 2; do read LINE; echo $N $LINE; done", (), id="set by a loop"),
+        pytest.param('[ -n "$DATA_DIR" ] && echo $DATA_DIR; echo ${X:-1}', (), id="tested, or with a default"),
+        pytest.param("source env.sh; echo $DATA_DIR", (), id="another file may set it"),
+        pytest.param("echo $HOME $RANK $CLUSTERCTL_RUN_ID $1 $@ $lower '$DATA_DIR' # $OTHER", (), id="never unset"),
+    ],
+)
+def test_variables_that_only_the_environment_can_set_are_found(text: str, names: tuple[str, ...]) -> None:
+    assert find_variables(text).inherited == names
+
+
+def test_a_variable_of_this_shell_that_is_not_sent_is_warned_of(parse_text: Callable[..., LoadedClusterFile]) -> None:
+    job = "job: {command: 'python x.py $DATA_DIR $OTHER'}\n"
+    found = [one.text for one in parse_text(H + job, environ={"DATA_DIR": "/d"}).warnings]
+    assert found == ["job.command: `DATA_DIR` is set in this shell, and not sent to nodes"]
+    assert parse_text(H + "env: {DATA_DIR: /d}\n" + job, environ={"DATA_DIR": "/d"}).warnings == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -369,3 +370,10 @@ def test_the_restart_count_is_the_same_on_all_ranks() -> None:
     spec = spec_of(*[HostSpec(name=n, host=n, gpus=2) for n in "abc"], network=NetworkSpec(master_port=None))
 
     assert {w.env["TORCHELASTIC_RESTART_COUNT"] for n in plan_of(spec).nodes for w in n.workers} == {"2"}
+
+
+def test_bash_names_the_variables_of_a_command_that_are_not_set() -> None:
+    argv = planning.build_job_argv(JobSpec(command="true $GIVEN $DATA_DIR"), {"GIVEN"})
+    done = subprocess.run(argv, env={}, capture_output=True, text=True, check=True)
+    assert done.stderr == "clusterctl: `$DATA_DIR` is not set on this node: bash takes it as empty\n"
+    assert subprocess.run(argv, env={"DATA_DIR": "/d"}, capture_output=True, text=True, check=True).stderr == ""

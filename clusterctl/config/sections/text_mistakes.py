@@ -1,0 +1,217 @@
+"""Text whose special characters mean something else than its author thinks.
+
+Bash reads a text of `job.command` and `job.prologue`. No program reads `args`, the items of a command and the values of
+`env`: they reach the job as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from clusterctl.config.program_analysis import split_shell_commands
+from clusterctl.config.worker_variables import is_owned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LONGEST_TEXT = 1 << 14
+_HERE_DOCUMENT = re.compile(r"<<-?\s*\\?['\"]?(\w+)['\"]?[^\n]*\n(?s:.*?)^\s*\1\s*$", re.MULTILINE)
+_PYTHONS = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|uv|poetry|conda)")
+_INNER_TEXT = re.compile(
+    r"(?:\s-\w*[ce]|eval|trap)\s*$|\b(?:ssh|g?awk|sed|perl|xargs|parallel|envsubst|jq)\b[^\n;|&]*$"
+)
+"""What stands before a quoted text that another program reads as a program."""
+_HYDRA = "put it into single quotes: `'${…}'` reaches the program as it is"
+
+
+class Quoting(Enum):
+    """How bash reads one character of a text."""
+
+    PLAIN = auto()
+    SINGLE = auto()
+    DOUBLE = auto()
+    COMMENT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class TextMistake:
+    """A part of a text that is probably not meant as its reader takes it.
+
+    Attributes:
+        offset: Where it begins, in characters.
+        length: Its length.
+        text: What happens to it.
+        hint: What to write instead.
+    """
+
+    offset: int
+    length: int
+    text: str
+    hint: str
+
+
+_PLAIN = (Quoting.PLAIN,)
+_FILLED_IN = (Quoting.PLAIN, Quoting.DOUBLE)
+_SHELL_RULES: tuple[tuple[re.Pattern[str], tuple[Quoting, ...], str, str], ...] = (
+    (
+        re.compile(r"(?<!\S)\\[ \t]+|\\[ \t]+(?=\n|\Z)"),
+        _PLAIN,
+        "a backslash before a blank continues no line: it makes the blank a part of the next word",
+        "a text of several lines is written with `|` (`>` joins lines), and nothing follows the backslash of a line",
+    ),
+    (
+        re.compile(r"(?<=[^\s&|<>;])&(?=[^\s&|<>;)])"),
+        _PLAIN,
+        "bash ends the command at `&` and leaves it in the background",
+        "quote the word that has it",
+    ),
+    (
+        re.compile(r"(?<!\S)[^\s=\"']*[^\s=\w\"'+][^\s=\"']*=~/"),
+        _PLAIN,
+        "bash expands `~` at the beginning of a word alone, the program gets it as it is",
+        "write `$HOME/`, which is the home on the node",
+    ),
+    (
+        re.compile(r"(?<![\\\w]):?\$\{[A-Za-z_]\w*\.[^}\n]{,200}\}"),
+        _FILLED_IN,
+        "bash has no variables with a dot, and ends with `bad substitution`",
+        _HYDRA,
+    ),
+    (
+        re.compile(r"(?<!\\)\$\{[A-Za-z_]\w*:(?![-=+?\s\d$(]|[A-Za-z_]\w*(?:[:+*}-]|\Z))[^}\n]{,200}\}"),
+        _FILLED_IN,
+        "bash takes this for a part of a variable, and leaves an empty text",
+        _HYDRA,
+    ),
+    (
+        re.compile(r"\$?\{\{\s*[A-Za-z_][\w.]*\s*\}\}"),
+        _FILLED_IN,
+        "nothing fills in a template, the program gets it as it is",
+        "`${env:NAME}` is a variable of this machine, `$NAME` one of the node",
+    ),
+    (
+        re.compile(r"(?<!\\)\\(?=[A-Za-z0-9])"),
+        _PLAIN,
+        "bash takes the backslash away",
+        "quote the word that has it",
+    ),
+    (
+        re.compile(r"(?<![\w%])%[A-Z][A-Z0-9_]{2,}%"),
+        _FILLED_IN,
+        "bash does not fill in `%NAME%`, the program gets it as it is",
+        "write `$NAME`",
+    ),
+)
+
+
+def find_shell_mistakes(text: str) -> list[TextMistake]:
+    """Return what bash probably reads otherwise than the author of a text thinks: the first of each kind, in order."""
+    if len(text) > _LONGEST_TEXT:
+        return []
+    quoting = classify_characters(text)
+    found = [
+        TextMistake(match.start(), len(match[0]), what, hint)
+        for pattern, where, what, hint in _SHELL_RULES
+        for match in pattern.finditer(text)
+        if quoting[match.start()] in where and quoting[match.end() - 1] in where
+    ]
+    found += _list_quoted(text, quoting)
+    found += _list_braces(text, quoting)
+    found += _list_escaped(text, quoting)
+    return list({mistake.text: mistake for mistake in sorted(found, key=lambda mistake: -mistake.offset)}.values())[
+        ::-1
+    ]
+
+
+def classify_characters(text: str) -> list[Quoting]:
+    """Return how bash reads each character of a text; here-documents are like comments, nothing is judged in them."""
+    result: list[Quoting] = []
+    state, is_escaped = Quoting.PLAIN, False
+    for index, character in enumerate(text):
+        if state is Quoting.COMMENT and character == "\n":
+            state = Quoting.PLAIN
+        if is_escaped:
+            result.append(state)
+            is_escaped = False
+            continue
+        is_escaped = character == "\\" and state in _FILLED_IN
+        if state is Quoting.PLAIN and character == "#" and (index == 0 or text[index - 1].isspace()):
+            state = Quoting.COMMENT
+        quote = {"'": Quoting.SINGLE, '"': Quoting.DOUBLE}.get(character)
+        if quote is None or state not in (Quoting.PLAIN, quote):
+            result.append(state)
+            continue
+        result.append(quote)
+        state = quote if state is Quoting.PLAIN else Quoting.PLAIN
+    for match in _HERE_DOCUMENT.finditer(text):
+        result[match.start() : match.end()] = [Quoting.COMMENT] * (match.end() - match.start())
+    return result
+
+
+def _list_quoted(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
+    """Give a home in quotes, and variables of a rank in single quotes, unless another program reads the quoted text."""
+    for match in re.finditer(r"'([^'\n]{1,2000})'|\"([^\"\n]{1,2000})\"", text):
+        is_single = match[1] is not None
+        if quoting[match.start()] is not (Quoting.SINGLE if is_single else Quoting.DOUBLE):
+            continue
+        inner, before = match[1] or match[2] or "", text[max(0, match.start() - 60) : match.start()]
+        if _INNER_TEXT.search(before):
+            continue
+        if re.match(r"(?:[\w.-]+=)?~/", inner):
+            hint = "write `$HOME/` in double quotes, which is the home on the node"
+            yield TextMistake(match.start(), len(match[0]), "bash does not expand `~` in quotes", hint)
+        name = re.search(r"\$\{?([A-Z_]+)\b", inner) if is_single and not re.search(r"[\s;|]", inner) else None
+        if name is not None and is_owned(name[1]):
+            what = f"bash fills in nothing in single quotes, the program gets `${name[1]}` as it is"
+            yield TextMistake(match.start(), len(match[0]), what, "use double quotes")
+
+
+def _list_escaped(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
+    """Give variables of a rank behind a backslash, as they are written for an inner shell."""
+    for match in re.finditer(r"(?<!\\)\\\$\{?([A-Z_]+)\b", text):
+        if quoting[match.start()] is Quoting.PLAIN and is_owned(match[1]):
+            what = f"the backslash keeps bash from filling in `${match[1]}`"
+            yield TextMistake(match.start(), len(match[0]), what, "leave the backslash out")
+
+
+def _list_braces(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
+    """Give a range in braces that is an argument of a training program: bash makes many words of it."""
+    for words in split_shell_commands(text):
+        if not any(_PYTHONS.fullmatch(word) for word in words[:6]):
+            continue
+        for word in words:
+            match = re.search(r"\{\w+\.\.\w+\}", word)
+            offset = text.find(word) if match is not None else -1
+            if match is not None and offset >= 0 and quoting[offset + match.start()] is Quoting.PLAIN:
+                what = f"bash makes many words of `{match[0]}`"
+                yield TextMistake(offset + match.start(), len(match[0]), what, "quote the word to hand it on as it is")
+
+
+_OPERATOR = re.compile(r"\|\|?|&&?|;|\d?>>?|<|\d?>&\d|&>>?")
+_IN_QUOTES = re.compile(r"(?s)\"[^\"]*\"|'[^']*'")
+_LITERAL_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"`[^`\n]+`"), "nothing runs the command in backticks, the text stays as it is"),
+    (re.compile(r"\$?\{\{\s*[A-Za-z_][\w.]*\s*\}\}"), "nothing fills in a template"),
+    (re.compile(r"%[A-Z][A-Z0-9_]{2,}%"), "nothing fills in `%NAME%`"),
+    (re.compile(r"(?<![\w%+])%[jAaNt](?![\w%])|(?<=[\w/-])%[jA](?![\w%])"), "nothing fills in `%`"),
+    (re.compile(r"\{(?:local_)?rank\}|\{(?:LOCAL_)?RANK\}"), "nothing fills in braces"),
+)
+_SHELL_REMEDY = "a text of `job.command` is read by bash on the node, where each worker has `$RANK` and the like"
+
+
+def find_literal_mistakes(value: str, *, is_argument: bool) -> list[tuple[str, str]]:
+    """Return texts and hints about a value that no shell reads.
+
+    Args:
+        value: An argument, or the value of a variable.
+        is_argument: It is an argument: operators of a shell stand alone there.
+    """
+    if is_argument and _OPERATOR.fullmatch(value):
+        return [(f"no shell reads `{value}`, the program gets it as an argument", _SHELL_REMEDY)]
+    if _IN_QUOTES.fullmatch(value) and len(value) > 2 and not value[1:-1].startswith(("{", "[")):
+        return [(f"the quotes of `{value[:60]}` are a part of the value", "leave the inner quotes out")]
+    found = [(match, what) for rule, what in _LITERAL_RULES if len(value) < 2000 and (match := rule.search(value))]
+    return [(f"{what}: `{match[0][:60]}`", _SHELL_REMEDY) for match, what in found[:1]]

@@ -1,0 +1,88 @@
+"""Special characters of texts that mean something else than their author thinks; a usual text is let through."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.config.sections.text_mistakes import find_literal_mistakes, find_shell_mistakes
+
+MISTAKEN = [
+    pytest.param("ulimit -c unlimited \\ python train.py", "backslash before a blank", id="folded"),
+    pytest.param("python train.py \\ \n  --lr 3", "backslash before a blank", id="blank behind the last backslash"),
+    pytest.param("python train.py --url http://x/y?a=1&b=2", "ends the command at `&`", id="ampersand of an address"),
+    pytest.param("python train.py --out=~/runs", "expands `~`", id="home behind an option"),
+    pytest.param("python train.py data.dir=~/runs", "expands `~`", id="home behind a dotted name"),
+    pytest.param('export OUT="~/runs"', "expand `~` in quotes", id="home in double quotes"),
+    pytest.param("python train.py --out '~/runs'", "expand `~` in quotes", id="home in single quotes"),
+    pytest.param("python t.py run.dir=out/${now:%Y-%m-%d}", "leaves an empty text", id="time of hydra"),
+    pytest.param("python t.py dir=${oc.env:HOME}", "bad substitution", id="variable of hydra"),
+    pytest.param("python t.py dir=${hydra:runtime.cwd}", "leaves an empty text", id="folder of hydra"),
+    pytest.param("python t.py --rank {{ rank }}", "nothing fills in a template", id="template"),
+    pytest.param("python t.py --rank ${{ matrix.rank }}", "nothing fills in a template", id="template of a workflow"),
+    pytest.param("python t.py C:\\data\\train", "takes the backslash away", id="path of Windows"),
+    pytest.param("python t.py --dir %DATA_DIR%", "`%NAME%`", id="variable of Windows"),
+    pytest.param("python t.py --rank '$RANK'", "single quotes", id="rank in single quotes"),
+    pytest.param("python t.py --rank \\$RANK", "the backslash keeps bash", id="escaped rank"),
+    pytest.param("torchrun t.py --shards s3://b/x-{000..127}.tar", "many words", id="range in braces"),
+]
+USUAL = [
+    "python train.py --epochs 3",
+    "python train.py \\\n  --lr 3 \\\n  --out $HOME/x",
+    "cd My\\ Data && python train.py 2>&1 | tee train.log",
+    "python train.py &> log & wait",
+    "OUT=~/x python train.py; export A=~/b; cd ~/code; ls ~/",
+    "bash -c 'python t.py --rank $RANK'",
+    "awk '{print $RANK}' x; ssh host '~/bin/x'",
+    "echo ${X:-0} ${X:=1} ${X:?no} ${X:+y} ${X:1} ${X:1:2} ${X: -1} ${X:$N} ${X:N+1} ${X:OFFSET}",
+    "echo ${X%.py} ${X##*/} ${#X} ${X[0]} ${X/a/b}",
+    "for i in {0..3}; do echo $i; done; mkdir -p {a,b}; python train.py",
+    "# don't C:\\data {{ x }} ~/y\npython train.py",
+    "cat > x.py <<'EOF'\nprint('{{ x }}', \"~/y\", 'C:\\data')\nEOF\npython x.py",
+    "find . -name \\*.pyc -exec rm {} \\;\npython x.py",
+    "printf 'a\\n'; printf \"%s\\n\" \"$X\"; grep -E '\\w+' f; date +%Y-%m-%d",
+    'python -c \'import os; print(os.environ["RANK"], "{{ x }}")\'',
+    "if [[ $X =~ ^a ]]; then echo $((RANK & 1)); fi",
+    "python x.py --url 'http://x?a=1&b=2' --time '${now:%Y}'",
+    "echo \\\\n; python x.py --name a_b",
+]
+
+
+@pytest.mark.parametrize(("text", "what"), MISTAKEN)
+def test_a_text_that_bash_reads_otherwise_than_it_looks_is_warned_of(text: str, what: str) -> None:
+    (mistake,) = find_shell_mistakes(text)
+    assert what in mistake.text
+    assert mistake.hint
+
+
+@pytest.mark.parametrize("text", USUAL)
+def test_a_usual_text_for_bash_is_let_through(text: str) -> None:
+    assert find_shell_mistakes(text) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        pytest.param("|", "no shell reads `|`", id="pipe"),
+        pytest.param("2>&1", "no shell reads", id="redirection"),
+        pytest.param("&&", "no shell reads", id="and"),
+        pytest.param("`hostname`", "nothing runs the command", id="backticks"),
+        pytest.param("--rank={rank}", "nothing fills in braces", id="braces"),
+        pytest.param("{{ rank }}", "nothing fills in a template", id="template"),
+        pytest.param("out-%j.log", "nothing fills in `%`", id="job number of Slurm"),
+        pytest.param("%DATA_DIR%", "nothing fills in `%NAME%`", id="variable of Windows"),
+        pytest.param('"bert"', "quotes of", id="quotes"),
+        pytest.param("--epochs=3", None, id="usual"),
+        pytest.param('{"a": {"b": 1}}', None, id="json"),
+        pytest.param("%(asctime)s %Y-%m-%d", None, id="format"),
+        pytest.param("a {0} {name} b", None, id="format of Python"),
+        pytest.param("s3://b/x-{000..127}.tar", None, id="shards"),
+        pytest.param('"', None, id="one quote"),
+    ],
+)
+def test_an_argument_that_no_program_fills_in_is_warned_of(value: str, what: str | None) -> None:
+    found = find_literal_mistakes(value, is_argument=True)
+    assert [what is not None and what in text for text, _ in found] == [True] * (what is not None)
+
+
+def test_the_value_of_a_variable_may_be_an_operator() -> None:
+    assert find_literal_mistakes("|", is_argument=False) == []
