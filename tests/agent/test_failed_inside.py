@@ -78,7 +78,8 @@ def test_a_launcher_is_not_the_rank_and_judges_its_workers_itself(node: Node, na
 
 
 PROCESS = """
-import concurrent.futures, multiprocessing as m, sys
+import concurrent.futures, multiprocessing as m, os, subprocess, sys, time
+def dies(): os.kill(os.getpid(), 9)
 def fails(): raise RuntimeError('NCCL error')
 def ends_so(): sys.exit(3)
 def passes_on():
@@ -99,7 +100,42 @@ STARTS = "p = m.Process(target={}); p.start(); p.join()"
         pytest.param("spawn", STARTS.format("fails"), "RuntimeError: NCCL error", id="spawn"),
         pytest.param("forkserver", STARTS.format("fails"), "RuntimeError: NCCL error", id="forkserver"),
         pytest.param("fork", STARTS.format("passes_on"), "RuntimeError: NCCL error", id="as_torch_multiprocessing"),
-        pytest.param("fork", STARTS.format("ends_so"), None, id="an_exit_code"),
+        pytest.param("fork", STARTS.format("ends_so"), "exit code 3", id="an_exit_code"),
+        pytest.param("spawn", STARTS.format("dies"), "SIGKILL", id="killed"),
+        pytest.param("fork", STARTS.format("dies"), "SIGKILL", id="killed_fork"),
+        pytest.param("forkserver", STARTS.format("dies"), "SIGKILL", id="killed_forkserver"),
+        pytest.param("fork", "p = m.Process(target=dies); p.start()", "SIGKILL", id="killed_and_never_joined"),
+        pytest.param(
+            "fork",
+            "e = concurrent.futures.ProcessPoolExecutor(2).submit(dies).exception(); print(e)",
+            "SIGKILL",
+            id="broken_pool",
+        ),
+        pytest.param(
+            "fork",
+            "p = m.Pool(2); p.apply_async(dies); time.sleep(1); p.terminate(); p.join()",
+            "SIGKILL",
+            id="a_pool_that_replaces_its_worker",
+        ),
+        pytest.param("fork", "p = m.Pool(2); p.map(abs, range(9)); p.close(); p.join()", None, id="pool"),
+        pytest.param("fork", "p = m.Pool(2); p.map(abs, range(9))", None, id="pool_left_open"),
+        pytest.param("fork", "p = m.Process(target=time.sleep, args=(60,)); p.start(); p.kill()", None, id="by_kill"),
+        pytest.param(
+            "fork",
+            "p = m.Process(target=time.sleep, args=(60,)); p.start(); os.kill(p.pid, 9); p.join()",
+            None,
+            id="by_os_kill",
+        ),
+        pytest.param(
+            "fork", "p = m.Process(target=time.sleep, args=(60,), daemon=True); p.start()", None, id="daemon_at_exit"
+        ),
+        pytest.param("fork", "with m.Manager() as manager: manager.list([1])", None, id="manager"),
+        pytest.param("fork", "subprocess.run([sys.executable, 'raises.py'])", "ValueError: no data", id="script"),
+        pytest.param("fork", "subprocess.run([sys.executable, 'killed.py'])", "SIGKILL", id="script_killed"),
+        pytest.param("fork", "subprocess.call('python killed.py || exit 3', shell=True)", "exit code 3", id="text"),
+        pytest.param("fork", "subprocess.run([sys.executable, '-c', '1/0'])", None, id="a_question"),
+        pytest.param("fork", "subprocess.run(['false'])", None, id="no_python"),
+        pytest.param("fork", "subprocess.run([sys.executable, 'good.py'])", None, id="script_ends_well"),
         pytest.param("fork", STARTS.format("print"), None, id="well"),
         pytest.param("spawn", "p = m.Process(target=ends_so); p.start(); p.terminate(); p.join()", None, id="ended"),
         pytest.param(
@@ -110,10 +146,12 @@ STARTS = "p = m.Process(target={}); p.start(); p.join()"
         ),
     ],
 )
-def test_a_process_that_ended_by_an_exception_below_a_python_that_ended_with_0_is_told(
+def test_a_process_that_failed_below_a_python_that_ended_with_0_is_told(
     node: Node, method: str, work: str, message: str | None
 ) -> None:
-    event = end_of(node, "exec python train.py", train=PROCESS.replace("METHOD", method).replace("WORK", work))
+    train = PROCESS.replace("METHOD", method).replace("WORK", work)
+    killed, raises = "import os\nos.kill(os.getpid(), 9)\n", "raise ValueError('no data')\n"
+    event = end_of(node, "exec python train.py", train=train, killed=killed, raises=raises, good="")
     assert (event["exit_code"], event["error"]) == (0, None)
     assert (event["failed_child"] and event["failed_child"]["message"]) == message
 

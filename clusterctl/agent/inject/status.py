@@ -151,7 +151,7 @@ def worked_alone(status_dir: str, rank: int) -> bool:
 
 
 def failed_child(status_dir: str, rank: int) -> ChildFailure | None:
-    """The first process of `multiprocessing` of a rank that ended by an exception; `None` without one."""
+    """The first child process of the Python of a rank that failed; `None` without one."""
     try:
         said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.child.json")) or b"null")
         pid, message = int(said["pid"]), str(said["message"])[:_MOST_MESSAGE]

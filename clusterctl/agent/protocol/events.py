@@ -82,8 +82,8 @@ class Exited:
         outside_signal: With exit code 0: the last SIGTERM or SIGINT that it handled and that we did not send, or
             `None`.
         worked_alone: It ended well, had torch, and was never in a process group with others.
-        failed_child: The first process of `multiprocessing` below it that ended by an exception, although it ended
-            well.
+        failed_child: The first process of `multiprocessing`, or script that its Python started, that failed although it
+            ended well.
     """
 
     KIND: ClassVar[str] = "exited"

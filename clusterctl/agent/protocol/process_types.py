@@ -66,7 +66,7 @@ LeftoverProcesses = Annotated[list[LeftoverProcess], MaxItems(256)]
 
 
 class ChildFailure(TypedDict):
-    """A process of `multiprocessing` that ended by an exception."""
+    """A child process that failed: its exception, its exit code (`exit code 3`) or the signal that ended it."""
 
     pid: bounds.Pid
     message: bounds.Text

@@ -91,13 +91,14 @@ def _warn_of_failed_children(workers: Iterable[WorkerState]) -> Iterator[str]:
     groups = sorted(by_message.values(), key=lambda group: is_peer_loss(group[0][2]))
     for group in groups[:_MAX_LINES]:
         rank, pid, message = group[0]
-        how = f"ended by {shorten(message.splitlines()[0])}"
+        preposition = "with" if message.startswith("exit code ") else "by"
+        how = f"ended {preposition} {shorten(message.splitlines()[0])}"
         if len(group) == 1:
             yield f"rank {rank}: its child process {pid} {how}, and the rank ended with 0"
         else:
             yield f"ranks {fold_ranks(each[0] for each in group)}: their child processes {how}, and they ended with 0"
     if len(groups) > _MAX_LINES:
-        yield f"and {len(groups) - _MAX_LINES} other exceptions of child processes"
+        yield f"and {len(groups) - _MAX_LINES} other failures of child processes"
 
 
 def _warn_of_leftovers(nodes: Iterable[NodeState]) -> Iterator[str]:

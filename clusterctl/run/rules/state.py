@@ -130,7 +130,7 @@ class WorkerState:
         swallowed: The exception with whose traceback its output ends, and its line, although it ended with 0; else "".
         outside_signal: Which signal that we had not sent it had handled, and how many seconds before it ended with 0.
         worked_alone: It ended well, had torch, and was never in a process group with others.
-        failed_child: Pid and exception of the first process of `multiprocessing` below it that ended by one.
+        failed_child: Pid of the first child process of its Python that failed, and its exception, exit code or signal.
         began_s: When it was started, by the monotonic clock of its node.
         lasted_s: How long its first process lived, once it has ended.
         has_failed_inside: Its Python failed, although its first process ended with 0.

@@ -367,6 +367,14 @@ PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:{}"
             id="those_that_lost_a_peer_go_last",
         ),
         pytest.param(
+            [child(8, "SIGKILL"), child(9, "exit code 3"), {}, {}],
+            [
+                "rank 0: its child process 8 ended by SIGKILL, and the rank ended with 0",
+                "rank 1: its child process 9 ended with exit code 3, and the rank ended with 0",
+            ],
+            id="signal_and_exit_code",
+        ),
+        pytest.param(
             [child(7, "IndexError: no 1", tail=SWALLOWED.format(1)), {}, {}, {}],
             ["rank 0: its child process 7 ended by IndexError: no 1, and the rank ended with 0"],
             id="its_traceback_is_told_once",

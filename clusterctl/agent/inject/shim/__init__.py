@@ -49,6 +49,7 @@ def arm(status_dir: str, rank: int) -> None:
     watched = {**groups.hooks, **children.hooks}
     if start_time is None:
         hooks.watch(State(), watched)
+        children.begin_script()
         return
     # Imported here: in the many Pythons that are not the rank, nothing more is to be paid.
     import atexit

@@ -1,4 +1,8 @@
-"""Writes down that a process of `multiprocessing` has ended by an exception: its parent may never look."""
+"""Writes down that a child process of Python code has failed: its parent may never look.
+
+A process of `multiprocessing`, and a script that `subprocess` has started, say by which exception they end. Their
+parent says with which exit code or by which signal, unless it ended them itself.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,13 @@ if TYPE_CHECKING:
 
 _FIRST = 100
 _MOST_MESSAGE = 2048
+_LOST_BY_FORKSERVER = 255
+_KILL = 9
+# By number: `signal` would import `enum`. HUP, INT, QUIT, ABRT, KILL and TERM end a process.
+_ENDING_SIGNALS = (1, 2, 3, 6, 9, 15)
+_ORDERLY_SIGNALS = (1, 2, 13, 15)
+"""HUP, INT, PIPE, TERM: somebody wanted the end, or read no further."""
+_RUNS_A_SCRIPT = r"(?:\S*/)?(?:python[\d.]*(?: -[a-zA-Z]+)* \S+\.py|torchrun|accelerate|deepspeed)(?=\s|$)"
 
 
 class ChildRecord:
@@ -22,7 +33,54 @@ class ChildRecord:
 
     def __init__(self, status_dir: str, rank: int) -> None:
         self._path = os.path.join(status_dir, f"rank-{rank}.child.json")
-        self.hooks: dict[str, Callable[[Any], None]] = {"multiprocessing.util": self._watch}
+        self._sent_signals: dict[int, set[int]] = {}
+        self.hooks: dict[str, Callable[[Any], None]] = {
+            "multiprocessing.util": self._watch,
+            "multiprocessing.popen_fork": self._watch_children,
+            "subprocess": self._watch_children,
+        }
+
+    def begin_script(self) -> None:
+        """Watch this process if another Python has started it as a script: what it raises ends it."""
+        if is_child_of_python() and sys.argv[:1] and sys.argv[0].endswith(".py"):
+            import atexit
+
+            pid = os.getpid()
+            atexit.register(lambda: self._write_error(getattr(sys, "last_value", None)) if os.getpid() == pid else None)
+
+    def _watch_children(self, module: Any) -> None:
+        """See each exit code that the parent of a process learns, without a frame of ours in its stack meanwhile."""
+        module.Popen.returncode = _ReturnCode(self.note_exit)
+        if getattr(os.kill, "__module__", "") == __name__:
+            return
+        send = os.kill
+
+        def kill(pid: int, signal: int, /) -> None:
+            if signal in _ENDING_SIGNALS and _is_alive(pid):
+                self._sent_signals.setdefault(pid, set()).add(int(signal))
+            send(pid, signal)
+
+        os.kill = kill
+
+    def note_exit(self, popen: Any, code: int) -> None:
+        """Write down that a child has ended with an exit code other than 0, or by a signal (below 0)."""
+        command = getattr(popen, "args", None)
+        if command is not None and not _runs_script(command):
+            return
+        sent = self._sent_signals.get(popen.pid, set())
+        # A pool that breaks sends SIGTERM to all of its processes, to one that was killed too.
+        is_killed_by_another = code == -_KILL and _KILL not in sent
+        if (sent and not is_killed_by_another) or -code in _ORDERLY_SIGNALS or code == _LOST_BY_FORKSERVER:
+            return
+        if command is None and _is_daemon_at_exit(popen):
+            return
+        import signal
+
+        try:
+            message = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        except ValueError:
+            message = f"signal {-code}"
+        self._write(popen.pid, message)
 
     def _watch(self, module: Any) -> None:
         """Be called at the begin of each process that this one starts, or of this one where it is such a process."""
@@ -43,11 +101,19 @@ class ChildRecord:
         if not isinstance(error, Exception) or (_is_daemon() and isinstance(error, (OSError, EOFError))):
             # A daemon loses its pipes when its parent ends.
             return
-        import json
+        self._write_error(error)
+
+    def _write_error(self, error: object) -> None:
+        if not isinstance(error, Exception):
+            return
         import traceback
 
-        message = "".join(traceback.format_exception_only(type(error), error)).strip()[:_MOST_MESSAGE]
-        record = json.dumps({"pid": os.getpid(), "message": message}).encode()
+        self._write(os.getpid(), "".join(traceback.format_exception_only(type(error), error)).strip())
+
+    def _write(self, pid: int, message: str) -> None:
+        import json
+
+        record = json.dumps({"pid": pid, "message": message[:_MOST_MESSAGE]}).encode()
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError:  # another one was first
@@ -60,6 +126,66 @@ class ChildRecord:
             os.close(file)
 
 
+class _ReturnCode:
+    """The attribute `returncode` of a `Popen`, which tells of a failure when it is set."""
+
+    def __init__(self, note: Callable[[Any, int], None]) -> None:
+        self._note = note
+
+    def __get__(self, popen: Any, owner: Any = None) -> Any:
+        if popen is None:
+            return self
+        try:
+            return vars(popen)["returncode"]
+        except KeyError:
+            raise AttributeError("returncode") from None
+
+    def __set__(self, popen: Any, code: Any) -> None:
+        is_news = vars(popen).get("returncode") is None
+        vars(popen)["returncode"] = code
+        if is_news and code:
+            try:
+                self._note(popen, code)
+            except Exception:  # nothing of ours may reach user code
+                return
+
+    def __delete__(self, popen: Any) -> None:
+        del vars(popen)["returncode"]
+
+
 def _is_daemon() -> bool:
     process: Any = sys.modules.get("multiprocessing.process")
     return bool(process is not None and process.current_process().daemon)
+
+
+def _is_daemon_at_exit(popen: Any) -> bool:
+    """Return whether a daemon has ended while its parent ends: it loses its pipes then."""
+    util: Any = sys.modules.get("multiprocessing.util")
+    process: Any = sys.modules.get("multiprocessing.process")
+    if util is None or process is None or not util.is_exiting():
+        return False
+    own = [each for each in list(vars(process)["_children"]) if getattr(each, "_popen", None) is popen]
+    return not own or own[0].daemon
+
+
+def _is_alive(pid: int) -> bool:
+    """Return whether a child has not ended yet: whoever cleans up behind a failure signals all."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except (OSError, AttributeError):
+        return True
+
+
+def is_child_of_python() -> bool:
+    """Return whether another Python has started this one."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{os.getppid()}/exe")).startswith("python")
+    except OSError:
+        return False
+
+
+def _runs_script(command: Any) -> bool:
+    import re
+
+    words = [command] if isinstance(command, (str, bytes, os.PathLike)) else list(command)
+    return bool(re.match(_RUNS_A_SCRIPT, " ".join(os.fsdecode(word) for word in words)))

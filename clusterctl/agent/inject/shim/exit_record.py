@@ -10,6 +10,7 @@ import os
 import sys
 from time import monotonic
 
+from .child_record import is_child_of_python
 from .claim import start_ticks
 from .encode import encode
 
@@ -34,7 +35,7 @@ class ExitRecord:
 
     def begin(self) -> None:
         """Watch this process, if a shell has started it and it is no `python -c`, which may be a mere question."""
-        if os.getsid(0) == self._pid or _is_of_python() or sys.argv[:1] == ["-c"] or self._others_failed():
+        if os.getsid(0) == self._pid or is_child_of_python() or sys.argv[:1] == ["-c"] or self._others_failed():
             return
         self._write(RUNNING)
         atexit.register(self._finish)
@@ -112,14 +113,6 @@ class ExitRecord:
             for path in (temporary, self._path):
                 if os.path.exists(path):
                     os.unlink(path)
-
-
-def _is_of_python() -> bool:
-    """Whether another Python has started this one: that one has seen, or will see, how it ends."""
-    try:
-        return os.path.basename(os.readlink(f"/proc/{os.getppid()}/exe")).startswith("python")
-    except OSError:
-        return False
 
 
 def _encode_long(record: dict[str, Any]) -> str:
