@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from clusterctl.config import path_rules
+from clusterctl.config import path_rules, worker_variables
 from clusterctl.config.path_rules import UnsafePermissionsError
+from clusterctl.config.secret_redaction import is_secret_name
 from clusterctl.config.sections import context as context_module
 from clusterctl.config.sections import spec_builder
 from clusterctl.config.spec import TransportKind
@@ -229,6 +230,7 @@ def parse_cluster_file(
         raise ConfigError(report.ordered(source.path for source in sources))
     if any(host.transport is not TransportKind.LOCAL for host in built.spec.hosts):
         _warn_of_search_paths(filling)
+        _warn_of_shell_settings(built.spec, environ, root, report)
     return LoadedClusterFile(built.spec, tuple(report.warnings), built)
 
 
@@ -237,6 +239,34 @@ def _warn_of_search_paths(filling: Interpolation) -> None:
     for mark, path, name in filling.search_paths:
         hint = f"`job.prologue` extends a node's own: `export {name}=/opt/x/bin:${name}`"
         filling.report.warn(mark, f"{format_path(path)}: `{name}` of this machine goes to every node", hint)
+
+
+def _warn_of_shell_settings(spec: ClusterSpec, environ: Mapping[str, str], root: Node, report: Report) -> None:
+    """Warn of variables of this shell that matter to a job and that remote nodes do not get."""
+    job = spec.job
+    if job is None:
+        return
+    env_of_hosts = [{*host.env} for host in spec.hosts if host.transport is not TransportKind.LOCAL]
+    set_names = {*spec.env, *spec.secrets, *set.intersection(*env_of_hosts)}
+    command = job.command if isinstance(job.command, str) else " ".join(job.command or ())
+    texts = f"{job.prologue or ''}\n{command}"
+    names = [
+        name
+        for name in worker_variables.list_shell_settings(environ)
+        if name not in set_names and not re.search(rf"\b{name}\b", texts)
+    ]
+    if re.search(r"\b(?:module|conda|source|spack)\b|(?:^|\n)\. ", texts):
+        names = [name for name in names if name not in ("LD_LIBRARY_PATH", "LD_PRELOAD")]
+    if names:
+        many = len(names) > 1
+        listing = ", ".join(f"`{name}`" for name in names)
+        what = f"{listing} of this shell {'do' if many else 'does'} not go to remote nodes"
+        secret = next((name for name in names if is_secret_name(name)), None)
+        open_name = next((name for name in names if name != secret), None)
+        ways = [f"`env: {{{open_name}: '${{env:{open_name}}}'}}`" if open_name else ""]
+        ways += [f"`secrets: {{{secret}: {{env: {secret}}}}}`" if secret else ""]
+        hint = f"{' and '.join(filter(None, ways))} would send {'them' if many else 'it'}"
+        report.warn(root.mark, f"env: {what}", hint)
 
 
 def _parse_tree(source: ClusterFileText, report: Report) -> Node | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 # torchrun's names (torch 2.13, elastic/agent/server/local_elastic_agent.py), Composer's NODE_RANK, and our own.
 OWNED_NAMES = frozenset(
@@ -74,6 +74,25 @@ _SUBSTITUTES = {
 }
 """Variable of clusterctl to those of other launchers for which a script can take it."""
 _BY_FOREIGN_NAME = {foreign: own for own, names in _SUBSTITUTES.items() for foreign in names.split()}
+
+# Where code, libraries, models and data come from, where results go, and which devices are used. Those that only tune
+# are left out: a shell has many of them.
+_SHELL_SETTINGS = frozenset(
+    {
+        *("PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+        *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRANSFORMERS_CACHE"),
+        *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "KERAS_HOME"),
+        *("WANDB_API_KEY", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_MODE", "WANDB_DIR", "WANDB_BASE_URL", "WANDB_NAME"),
+        *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "COMET_API_KEY", "NEPTUNE_API_TOKEN", "CLEARML_API_HOST"),
+        *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_IB_HCA"),
+        *("NCCL_P2P_DISABLE", "NCCL_DEBUG", "GLOO_SOCKET_IFNAME"),
+    }
+)
+
+
+def list_shell_settings(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables of a shell that decide how a job runs, in order; `transport: local` alone passes them on."""
+    return sorted(name for name in _SHELL_SETTINGS if environ.get(name))
 
 
 def is_owned(name: str) -> bool:

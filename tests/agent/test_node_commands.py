@@ -385,6 +385,17 @@ def test_a_link_becomes_a_folder_and_a_folder_a_link_again(code: Code) -> None:
     assert found() == {"pkg": "file"}
 
 
+def test_an_empty_folder_is_made_and_may_be_filled_and_left_out_again(code: Code) -> None:
+    files, folders = {"a.py": b"1", "logs/step": b""}, {"logs/step": file_list.FOLDER_MODE}
+    assert code.send(files, folders) == ["logs/step"] or code.send(files, folders) == []
+    assert (code.workdir / "logs/step").is_dir()
+    (code.workdir / "logs/step/own.log").touch()
+    assert code.send(files, folders) == []
+    assert code.send({"a.py": b"1"}) == []
+    assert (code.workdir / "logs/step/own.log").exists()
+    assert code.send({"a.py": b"1", "logs/step/own.log": b"2"}) == ["logs/step/own.log"]
+
+
 @pytest.mark.parametrize("target", [b"/etc", b"../x", b"a/../../x", b"a/../.."])
 def test_a_link_that_leads_outside_is_refused(code: Code, target: bytes) -> None:
     code.compare({"a": entry(target, file_list.LINK_MODE)})

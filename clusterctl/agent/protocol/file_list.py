@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 LINK_MODE = 0o120777
 """The mode of a symbolic link in a list; the content of the link is its target, inside the folder."""
 
+FOLDER_MODE = 0o040777
+"""The mode of an empty folder in a list; its size is 0, and its hash that of nothing. Whatever is in it may stay."""
+
 _LEVEL = 1
 """Half of the list are hashes, which no level compresses."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.protocol import request_errors
 from clusterctl.agent.protocol.commands import ErrorKind
-from clusterctl.agent.protocol.file_list import LINK_MODE
+from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Note = Callable[[list[list[Any]], dict[str, Any]], None]
 
 _CHUNK_BYTES = 1 << 20
+_HASH_OF_NOTHING = hashlib.sha256().hexdigest()
 
 
 def check_relative_path(path: str) -> str:
@@ -211,8 +212,8 @@ def _is_regular_file(path: str, *, links: bool) -> bool:
 
 
 def has_same_content(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
-    """Return whether two entries (size, mode, hash) are files with equal content, or links to the same target."""
-    return (one[0], one[2], one[1] == LINK_MODE) == (other[0], other[2], other[1] == LINK_MODE)
+    """Return whether two entries (size, mode, hash) are equal files, links to the same target, or both folders."""
+    return (one[0], one[2], stat.S_IFMT(one[1])) == (other[0], other[2], stat.S_IFMT(other[1]))
 
 
 @dataclass
@@ -246,7 +247,7 @@ class FileTree:
     def read_entry(
         self, path: str, hashes: dict[str, Any], fresh: dict[str, Any], of_size: int | None = None
     ) -> tuple[int, int, str] | None:
-        """Return size, mode and hash of a file or link, or `None` if there is neither.
+        """Return size, mode and hash of a file, link or folder, or `None` if there is none.
 
         Args:
             path: Path in the folder.
@@ -266,6 +267,8 @@ class FileTree:
             os.close(parent)
         try:
             info = os.fstat(fd)
+            if stat.S_ISDIR(info.st_mode):
+                return 0, FOLDER_MODE, _HASH_OF_NOTHING
             if not stat.S_ISREG(info.st_mode):
                 return None
             if of_size is not None and info.st_size != of_size:
@@ -283,6 +286,19 @@ class FileTree:
         parent, name = self.open_parent(path, make=False)
         try:
             os.chmod(name, mode & 0o777, dir_fd=parent)
+        finally:
+            os.close(parent)
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder; a file or link that stands in its way is removed.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        parent, name = self.open_parent(path, make=True)
+        try:
+            remove_file(name, parent)
+            os.close(open_folder(name, parent, make=True))
         finally:
             os.close(parent)
 
@@ -370,9 +386,13 @@ class FileReceiver:
                 if self._on_complete is not None:
                     self._on_complete(self._files, self._hashes)
                 return
-            path, size, _, _ = self._files[self._number]
+            path, size, mode, _ = self._files[self._number]
             self._remaining_bytes = int(size)
             try:
+                if mode == FOLDER_MODE:
+                    self._tree.make_folder(path)
+                    self._count(path, mode, _HASH_OF_NOTHING)
+                    continue
                 self._open = self._tree.create_temporary(path)
             except OSError as error:
                 raise self._not_written(error) from error
@@ -419,6 +439,9 @@ class FileReceiver:
             raise request_errors.make_failed_error(f"`{path}` cannot be put in place: {error.strerror}") from error
         finally:
             os.close(parent)
+        self._count(path, mode, digest)
+
+    def _count(self, path: str, mode: int, digest: str) -> None:
         self._total_digest.update(f"{path}\0{mode}\0{digest}\n".encode("utf-8", "surrogateescape"))
         self.written += 1
 

@@ -11,11 +11,13 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.protocol import request_errors
+from clusterctl.agent.protocol.file_list import FOLDER_MODE
 from clusterctl.agent.workdir.file_tree import (
     FileReceiver,
     FileTree,
@@ -137,8 +139,11 @@ class SyncedWorkdir(FileTree):
                 need.append(path)
             elif entry[1] != mode:
                 modes.append((path, mode))
+        # An empty folder that is no longer sent may have files now, of the code or of a run: it stays.
         gone = [
-            path for path in remembered["files"] if path not in files and self._is_unchanged(path, remembered, fresh)
+            path
+            for path, (_, mode, _) in remembered["files"].items()
+            if path not in files and mode != FOLDER_MODE and self._is_unchanged(path, remembered, fresh)
         ]
         return SyncDiff(changed_files=need, modes=modes, removed=gone, hashes=fresh)
 
@@ -231,7 +236,10 @@ class SyncedWorkdir(FileTree):
         with contextlib.suppress(OSError):
             parent, name = self.open_parent(path, make=False)
             try:
-                os.unlink(name, dir_fd=parent)
+                if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                    os.rmdir(name, dir_fd=parent)
+                else:
+                    os.unlink(name, dir_fd=parent)
             finally:
                 os.close(parent)
             # Remove the folders that are empty now too, up to the workdir.

@@ -253,7 +253,7 @@ def _copied(spec: ClusterSpec) -> list[str]:
     if spec.sync is None or not remote:
         return []
     left_out: list[ExcludedPath] = []
-    sizes = {found.path: found.status.st_size for found in code_manifest.select_code_files(spec.sync, left_out.append)}
+    sizes = {found.path: found.size_bytes for found in code_manifest.select_code_files(spec.sync, left_out.append)}
     sync_warnings.refuse_missing_script(spec, sizes, left_out)
     what = f"{plural(len(sizes), 'file')} of {spec.sync.source}, {format_size(sum(sizes.values()))}"
     return [

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from clusterctl.agent.protocol.file_list import LINK_MODE
+from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
 from clusterctl.config import path_rules
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import format_size
@@ -43,7 +43,7 @@ class Manifest:
 
     Attributes:
         files: Path to size, permission bits and SHA-256; a link has the mode `LINK_MODE`, and its content is where it
-            leads.
+            leads; a folder in which nothing is sent has `FOLDER_MODE`, and no content.
         left_out: What is not sent; it is not kept with the run.
     """
 
@@ -143,7 +143,12 @@ def build_manifest(sync: SyncSpec, store: ContentStore, *, most_files: int = MAX
     files: dict[str, tuple[int, int, str]] = {}
     left_out: list[ExcludedPath] = []
     for found in select_code_files(sync, left_out.append, most_files=most_files):
-        entry = hashed.entry(source / found.path, found.status, store) if found.target is None else _link(found, store)
+        if found.is_folder:
+            entry: tuple[int, int, str] | None = (0, FOLDER_MODE, store.add(io.BytesIO())[1])
+        elif found.target is None:
+            entry = hashed.entry(source / found.path, found.status, store)
+        else:
+            entry = _link(found, store)
         if entry is not None:
             files[found.path] = entry
     hashed.save()
@@ -174,8 +179,8 @@ def select_code_files(
     files: list[str] = []
     total, largest = 0, list[tuple[int, str]]()
     for found in select_files(source, sync.exclude, left_out):
-        total += found.status.st_size
-        largest = sorted([*largest, (found.status.st_size, found.path)], reverse=True)[:3]
+        total += found.size_bytes
+        largest = sorted([*largest, (found.size_bytes, found.path)], reverse=True)[:3]
         if total > sync.max_size:
             raise _too_large(sync, total, largest)
         if len(files) == most_files:

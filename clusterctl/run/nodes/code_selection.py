@@ -24,7 +24,7 @@ _GIT_SECONDS = 60.0
 
 
 class SelectedFile(NamedTuple):
-    """A file that is sent, or a link.
+    """A file that is sent, a link, or a folder in which nothing is sent.
 
     Attributes:
         path: Relative to the folder.
@@ -35,6 +35,16 @@ class SelectedFile(NamedTuple):
     path: str
     status: os.stat_result
     target: str | None = None
+
+    @property
+    def is_folder(self) -> bool:
+        """Return whether this is a folder in which nothing is sent."""
+        return stat.S_ISDIR(self.status.st_mode)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the content, 0 for a folder."""
+        return 0 if self.is_folder else self.status.st_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,8 @@ def select_files(
     """Yield what is sent of a folder, in order.
 
     `exclude` has the last word. Apart from that all is sent that git tracks, and what no `.gitignore` names. Links
-    inside the folder stay links; `.git`, `.ssh` and links to elsewhere are never sent.
+    inside the folder stay links; `.git`, `.ssh` and links to elsewhere are never sent. Of a folder that is empty, or in
+    which a `.gitignore` leaves out all, the folder itself is sent.
 
     Args:
         source: The folder.
@@ -142,7 +153,8 @@ class _FolderWalk:
     def __init__(self, source: Path, exclude: tuple[str, ...], left_out: Callable[[ExcludedPath], None]) -> None:
         import pathspec
 
-        self._source, self._top, self._leave_out = source, os.path.realpath(source), left_out
+        self._source, self._top, self._tell = source, os.path.realpath(source), left_out
+        self._left_out_otherwise = 0
         self._exclude: _Rules = [("", pathspec.GitIgnoreSpec.from_lines(exclude))]
         self._tracked = _GitIndex()
         self._is_git_doubted = False
@@ -188,7 +200,25 @@ class _FolderWalk:
         elif is_submodule and not any(name != ".git" for name in os.listdir(entry.path)):
             self._leave_out(ExcludedPath(f"{path}/", EMPTY_SUBMODULE, remedy="`git submodule update --init` fills it"))
         else:
-            yield from self.folder(path, rules, None if is_submodule else rule)
+            yield from self._folder_or_itself(path, entry, rules, None if is_submodule else rule)
+
+    def _folder_or_itself(
+        self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None
+    ) -> Iterator[SelectedFile]:
+        """Yield what is sent of a folder: itself if that is nothing, and only a `.gitignore` leaves things out."""
+        is_empty, before = True, self._left_out_otherwise
+        for found in self.folder(path, rules, ignored):
+            is_empty = False
+            yield found
+        if is_empty and ignored is None and self._left_out_otherwise == before:
+            status = read_if_present(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
+            if status is not None:
+                self._note(path)
+                yield SelectedFile(path, status)
+
+    def _leave_out(self, one: ExcludedPath) -> None:
+        self._left_out_otherwise += not one.written_in.endswith(_IGNORE)
+        self._tell(one)
 
     def _file(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Iterator[SelectedFile]:
         rule = self._rule(path, entry, rules, ignored)

@@ -32,20 +32,37 @@ class CodeFolder:
         left_out: What is not sent.
         has: Whether a path is there.
         list_names: The names in a folder.
+        pythonpath: `PYTHONPATH` of the cluster file.
     """
 
     sent: Collection[str]
     left_out: Sequence[ExcludedPath]
     has: Callable[[str], bool]
     list_names: Callable[[str], Sequence[str]] = lambda _path: ()
+    pythonpath: str = ""
 
 
-def scan_code_folder(sync: SyncSpec, sent: Collection[str] | None) -> CodeFolder | None:
+def find_on_pythonpath(message: str, pythonpath: str) -> str | None:
+    """Return what tells that a missing module lies on the `PYTHONPATH` of this shell, which remote nodes do not get."""
+    module = _MODULE.search(message)
+    top = module[1].strip(".").partition(".")[0] if module else None
+    for entry in filter(None, pythonpath.split(":") if top else ()):
+        name = next(
+            (name for name in (f"{entry}/{top}/__init__.py", f"{entry}/{top}.py") if os.path.isfile(name)), None
+        )
+        if name is not None:
+            way = "install the package on the nodes, or copy it into the code folder"
+            return f"`{name}` is on the PYTHONPATH of this shell, which does not go to remote nodes: {way}"
+    return None
+
+
+def scan_code_folder(sync: SyncSpec, sent: Collection[str] | None, pythonpath: str = "") -> CodeFolder | None:
     """Look at the code folder as it is now; `None` where it cannot be looked at.
 
     Args:
         sync: Which.
         sent: What the run was started with; `None` where nothing was copied.
+        pythonpath: `PYTHONPATH` of the cluster file.
     """
     left_out: list[ExcludedPath] = []
     try:
@@ -68,6 +85,7 @@ def scan_code_folder(sync: SyncSpec, sent: Collection[str] | None) -> CodeFolder
         left_out=() if sent is None else left_out,
         has=has,
         list_names=list_names,
+        pythonpath=pythonpath,
     )
 
 
@@ -105,6 +123,12 @@ def _explain_module(name: str, folder: CodeFolder) -> str | None:
     if place is not None:
         above = place[: -len(next(end for end in forms[:2] if place.endswith(end)))].rstrip("/") or "."
         text = f"`{place}` is in the code folder, where Python does not look"
+        if above in (entry.rstrip("/") or "." for entry in folder.pythonpath.split(":") if folder.pythonpath):
+            way = f"`export PYTHONPATH=$PWD/{above}` at its beginning does"
+            return (
+                f"{text}: `PYTHONPATH: {above}` means the folder that Python starts in, and holds behind no `cd` of "
+                f"the job; {way}"
+            )
         return f"{text}: `env: {{PYTHONPATH: {above}}}` has it look there, or install the package on the nodes"
     return _explain_new_file(forms, folder)
 

@@ -10,7 +10,7 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.file_list import LINK_MODE
+from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.path_rules import rename_workdir
 from clusterctl.config.spec import TransportKind, load_spec
@@ -52,7 +52,7 @@ def list_sync_warnings(manifest: Manifest, store: ContentStore) -> list[str]:
         with store.path(manifest.files[path][2]).open("rb") as file:
             return file.read(MAX_KEY_BYTES)
 
-    files = [(path, size) for path, (size, mode, _) in manifest.files.items() if mode != LINK_MODE]
+    files = [(path, size) for path, (size, mode, _) in manifest.files.items() if mode not in (LINK_MODE, FOLDER_MODE)]
     secret = describe_secret_files(files, beginning)
     pointers = [p for p, size in files if size in _POINTER_BYTES and beginning(p).startswith(_LFS)]
     return [

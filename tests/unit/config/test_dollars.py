@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clusterctl.config.loader import LoadedClusterFile
 
 H = "version: 1\nhosts: a\n"
-HERE = {"RANK": "7", "PATH": "/head/bin", "PYTHONPATH": "/head/py", "USER": "me", "N": "3"}
+HERE = {"RANK": "7", "PATH": "/head/bin", "USER": "me", "N": "3"}
 SHELL = 'echo $RANK ${RANK} ${HOME:-x} $(hostname) "$@" $$ ${x%%.*} ~/a'
 
 
@@ -196,9 +196,59 @@ def test_single_quotes_of_an_env_file_keep_dollars(parse_text: Callable[..., Loa
 def test_what_works_and_is_probably_not_meant_is_warned_of(
     text: str, words: str, parse_text: Callable[..., LoadedClusterFile]
 ) -> None:
-    (warning,) = parse_text(H + text + "\n", environ=HERE).warnings
+    environ = {**HERE, "PYTHONPATH": "/head/py"} if "PYTHONPATH" in text else HERE
+    (warning,) = parse_text(H + text + "\n", environ=environ).warnings
     assert words in warning.text
     assert "prologue" in (warning.hint or "")
+
+
+HEAD_SHELL = {
+    **HERE,
+    "PYTHONPATH": "/libs",
+    "HF_HOME": "/hf",
+    "WANDB_API_KEY": "x",
+    "EDITOR": "vi",
+    "LD_LIBRARY_PATH": "/l",
+}
+JOB = "job: {script: train.py}\n"
+
+
+def test_settings_of_this_shell_that_ssh_nodes_do_not_get_are_warned_of(
+    parse_text: Callable[..., LoadedClusterFile],
+) -> None:
+    (warning,) = parse_text(H + JOB, environ=HEAD_SHELL).warnings
+    names = "`HF_HOME`, `LD_LIBRARY_PATH`, `PYTHONPATH`, `WANDB_API_KEY`"
+    assert warning.text == f"env: {names} of this shell do not go to remote nodes"
+    assert warning.hint == (
+        "`env: {HF_HOME: '${env:HF_HOME}'}` and `secrets: {WANDB_API_KEY: {env: WANDB_API_KEY}}` would send them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        pytest.param(JOB + "env: {PYTHONPATH: src, HF_HOME: /hf}\n", ["LD_LIBRARY_PATH"], id="in_env"),
+        pytest.param(JOB + "defaults: {env: {PYTHONPATH: src, HF_HOME: /hf}}\n", ["LD_LIBRARY_PATH"], id="of_hosts"),
+        pytest.param(
+            "job: {script: train.py, prologue: 'module load cuda; export HF_HOME=/x PYTHONPATH=src'}\n",
+            [],
+            id="prologue",
+        ),
+        pytest.param("job: {command: 'HF_HOME=/x PYTHONPATH=. python x.py'}\n", ["LD_LIBRARY_PATH"], id="command"),
+        pytest.param("", [], id="no_job"),
+    ],
+)
+def test_settings_that_the_cluster_file_gives_are_not_warned_of(
+    text: str, left: list[str], parse_text: Callable[..., LoadedClusterFile]
+) -> None:
+    environ = {name: value for name, value in HEAD_SHELL.items() if name != "WANDB_API_KEY"}
+    warnings = parse_text(H + text, environ=environ).warnings
+    assert [name in warning.text for warning in warnings for name in left] == [True] * len(left)
+    assert len(warnings) == len(left)
+
+
+def test_settings_of_this_shell_reach_local_nodes(parse_text: Callable[..., LoadedClusterFile]) -> None:
+    assert parse_text("version: 1\nhosts: {a: {transport: local}}\n" + JOB, environ=HEAD_SHELL).warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,23 @@ def test_what_is_in_the_folder_is_told_with_what_keeps_it_from_the_nodes(
 ) -> None:
     told = missing_code.explain_missing_file(message, folder, ["~/work/llm"])
     assert told is None if reason is None else reason in str(told)
+
+
+def test_no_setting_is_advised_that_is_there_already(folder: missing_code.CodeFolder) -> None:
+    told = missing_code.explain_missing_file(f"{NO_MODULE}'mypkg'", replace(folder, pythonpath="src:."), [])
+    assert "env:" not in str(told)
+    assert "`export PYTHONPATH=$PWD/src`" in str(told)
+
+
+def test_a_module_on_the_pythonpath_of_this_shell_is_told(tmp_path: Path) -> None:
+    (tmp_path / "otherpkg").mkdir()
+    (tmp_path / "otherpkg/__init__.py").touch()
+    (tmp_path / "one.py").touch()
+    for name, place in (("otherpkg.sub", "otherpkg/__init__.py"), ("one", "one.py")):
+        told = missing_code.find_on_pythonpath(f"{NO_MODULE}'{name}'", f"/nowhere:{tmp_path}")
+        assert f"`{tmp_path}/{place}` is on the PYTHONPATH of this shell" in str(told)
+    assert missing_code.find_on_pythonpath(f"{NO_MODULE}'torch'", f"{tmp_path}") is None
+    assert missing_code.find_on_pythonpath("rank 1 failed", f"{tmp_path}") is None
 
 
 def test_a_module_of_an_empty_submodule_is_told() -> None:

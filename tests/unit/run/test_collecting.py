@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.protocol.file_list import LINK_MODE
+from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
 from clusterctl.config.path_rules import find_upload_obstacle
 from clusterctl.config.spec import ClusterSpec, JobSpec, SyncSpec
 from clusterctl.errors import RefusedError
@@ -37,7 +37,13 @@ def collected(root: Path, content: Path, *exclude: str) -> list[str]:
 
 
 def sent(root: Path, *exclude: str) -> list[str]:
-    return [found.path for found in code_selection.select_files(root, exclude, left_out=lambda _one: None)]
+    return [
+        one.path for one in code_selection.select_files(root, exclude, left_out=lambda _one: None) if not one.is_folder
+    ]
+
+
+def sent_folders(root: Path, *exclude: str) -> list[str]:
+    return [one.path for one in code_selection.select_files(root, exclude, left_out=lambda _one: None) if one.is_folder]
 
 
 def left_out(root: Path, *exclude: str) -> dict[str, str]:
@@ -45,6 +51,20 @@ def left_out(root: Path, *exclude: str) -> dict[str, str]:
     found: list[code_selection.ExcludedPath] = []
     list(code_selection.select_files(root, exclude, left_out=found.append))
     return {one.shown: one.rule for one in found}
+
+
+def test_a_folder_in_which_nothing_is_sent_is_sent_itself(source: Path, content: Path) -> None:
+    write(source, "a.py", "runs/old.log", "ignored/a.log", "old/__pycache__/a.pyc", "chosen/data.bin")
+    for name in ("logs", "ckpt/step0", "ignored/inner"):
+        (source / name).mkdir(parents=True)
+    (source / ".gitignore").write_text("*.log\nignored/\nlogs/\n")
+    assert sent_folders(source, "*.bin") == ["ckpt/step0", "runs"]
+    assert left_out(source)["logs/"] == "`logs/` of .gitignore"
+    assert sent_folders(source, "*.bin", "!logs/") == ["ckpt/step0", "logs", "runs"]
+    manifest = code_manifest.build_manifest(
+        SyncSpec(source=str(source), exclude=()), code_manifest.ContentStore(content)
+    )
+    assert manifest.files["runs"][:2] == (0, FOLDER_MODE)
 
 
 @pytest.fixture
