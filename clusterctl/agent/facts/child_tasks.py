@@ -11,6 +11,8 @@ import os
 import select
 import time
 
+from clusterctl.agent.linux import proc
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -219,8 +221,6 @@ def run_program(argv: list[str], seconds: float | None = None) -> tuple[int, str
 def read_state(pid: int) -> tuple[str | None, str | None]:
     """Return the state letter of a process and the kernel function it sleeps in, each `None` if unreadable."""
     # This imports `signal`, and most probes have no child that hangs.
-    from clusterctl.agent.linux import proc
-
     stat = proc.read_stat(pid)
     return (None, None) if stat is None else (stat.state, proc.read_wait_channel(pid) or None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 
 from clusterctl.agent.linux.syscalls import read_bytes
@@ -28,8 +29,6 @@ def read_logind_settings(user: str, root: str = "/") -> LogindSettings | None:
     running = ("run/systemd/system", "run/systemd/sessions")
     if not all(os.path.isdir(os.path.join(root, place)) for place in running):
         return None
-    import glob
-
     settings = {"KillUserProcesses": "no", "KillOnlyUsers": "", "KillExcludeUsers": "root"}
     for pattern in _LOGIND_FILES:
         for path in sorted(glob.glob(os.path.join(root, pattern.lstrip("/")))):

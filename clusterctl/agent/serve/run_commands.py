@@ -15,7 +15,7 @@ from clusterctl.agent import inject
 from clusterctl.agent.node_state import fencing, output_offsets, run_dir, secrets
 from clusterctl.agent.node_state.output_offsets import OffsetTable
 from clusterctl.agent.processes import run_processes
-from clusterctl.agent.protocol import request_errors, run_files
+from clusterctl.agent.protocol import evidence_files, request_errors, run_files
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.serve import workdirs
 from clusterctl.agent.serve.run_summary import (
@@ -25,6 +25,7 @@ from clusterctl.agent.serve.run_summary import (
     list_workers,
     summarize_run,
 )
+from clusterctl.agent.watch import evidence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -134,14 +135,11 @@ class _RunCommands:
         seconds = float(arguments.get("deadline") or _EVIDENCE_DEADLINE_S)
 
         def collect(_out: HelperOutput) -> Mapping[str, object]:
-            from clusterctl.agent.protocol import evidence_files as evidence_module
-            from clusterctl.agent.watch import evidence
-
             end = time.monotonic() + seconds
             collected = evidence.collect_evidence(
                 workers, run.status_dir(state.attempt), folder, end, chosen=wanted_ranks is not None
             )
-            evidence_module.remove_middle_stalls(run.file("evidence"))
+            evidence_files.remove_middle_stalls(run.file("evidence"))
             return collected
 
         self._session.run_task(request_id, collect)
