@@ -121,7 +121,7 @@ def test_why_a_waiter_could_not_start_its_worker_is_told(node: Node) -> None:
     supervisor = node.supervisor()
     highest = max(int(fd.name) for fd in Path(f"/proc/{supervisor}/fd").iterdir())
     # Enough for the supervisor, which needs a pipe; the waiter needs a file and a pipe more.
-    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (highest + 4, highest + 4))
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (highest + 3, highest + 3))
     with pytest.raises(Refused, match="cannot start rank 0: Too many open files"):
         node.start(talk, ["sleep", "1000"])
 

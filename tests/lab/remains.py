@@ -60,7 +60,7 @@ class Watch:
         self._held = self._claims()
         self._may_stay = may_stay(node)
         self._opaque = re.compile(
-            rf"{self._may_stay.pattern}|{node.spec.home}/{WORK}/[^/]+|/dev/shm/clusterctl-[0-9]+/[^/]+"
+            rf"{self._may_stay.pattern}|{node.spec.home}/{WORK}/[^/]+|/dev/shm/clusterctl-[0-9]+-[^/]+/[^/]+"
         )
         self._files = set(self._paths())
         self._told: set[str] = set()

@@ -94,7 +94,7 @@ def test_files_that_may_not_stay_are_told_of_once(fresh: Node) -> None:
         "/tmp/one",
         "/var/tmp/folder/one",
         "/dev/shm/one",
-        "/dev/shm/clusterctl-0/0123456789abcdef-0",
+        "/dev/shm/clusterctl-0-0123456789abcdef/0123456789abcdef-0",
         f"{home}/one",
     ]
     paths += [f"{home}/{WORK}/neighbour-0123", f"{home}/.cache/clusterctl/agents/.partial"]

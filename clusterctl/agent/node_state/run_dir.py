@@ -202,36 +202,26 @@ class RunDir:
         )
 
     def tmpfs_dir(self) -> str | None:
-        """Return a private tmpfs folder, the usual one or the replacement that `make` made, or `None`."""
-        usual = make_tmpfs_dir()
-        if usual is not None:
-            return usual
+        """Return the private tmpfs folder of the run, or `None` if the machine has none."""
         folder = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
-        return folder if folder and describe_shared_folder(folder) is None else None
-
-    def describe_tmpfs_problem(self) -> str | None:
-        """Describe who else owns the usual tmpfs folder and the consequence; `None` if nobody does."""
-        why = describe_shared_folder(get_tmpfs_path())
-        if why is None or make_tmpfs_dir() is not None:
-            return None
-        place = self.tmpfs_dir()
-        return f"{why}: {f'{place} is used instead' if place else SECRETS_NOT_KEPT}"
+        return folder if folder and _is_private_folder(folder) else None
 
     def make(self) -> None:
-        """Make the directory of the run, and another tmpfs folder if somebody else owns the usual one."""
+        """Make the directory of the run, and its folder on the tmpfs."""
         with lock_state_root(self.root, fcntl.LOCK_SH):
             os.makedirs(self.path, mode=0o700, exist_ok=True)
         if self.tmpfs_dir() is None:
             with contextlib.suppress(OSError):
-                place = f"{get_tmpfs_path()}-{os.urandom(8).hex()}"
+                # Nobody can make a folder with this name first.
+                place = f"/dev/shm/clusterctl-{os.getuid()}-{os.urandom(8).hex()}"
                 os.mkdir(place, 0o700)
                 with open(self.file("memory"), "wb") as file:
                     file.write(place.encode("utf-8", "surrogateescape"))
 
     def remove_tmpfs_dir(self) -> None:
-        """Remove the replacement tmpfs folder if it is empty."""
-        folder = read_bytes(self.file("memory")).decode("utf-8", "surrogateescape")
-        if folder and describe_shared_folder(folder) is None:
+        """Remove the folder on the tmpfs if it is empty."""
+        folder = self.tmpfs_dir()
+        if folder is not None:
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
 
@@ -254,32 +244,13 @@ SECRETS_NOT_KEPT = "who adopts the run cannot restart it if it has secrets"
 """Consequence if secrets cannot be stored in memory."""
 
 
-def get_tmpfs_path() -> str:
-    """Return the path of this user's private tmpfs folder, whether it exists or not."""
-    return f"/dev/shm/clusterctl-{os.getuid()}"
-
-
-def make_tmpfs_dir() -> str | None:
-    """Make the private tmpfs folder; return its path, or `None` if the machine has no such folder of ours."""
-    path = get_tmpfs_path()
-    with contextlib.suppress(OSError):
-        os.mkdir(path, 0o700)
-    return path if describe_shared_folder(path) is None else None
-
-
-def describe_shared_folder(path: str) -> str | None:
-    """Return why a folder is not private and writable, or `None` if it is."""
+def _is_private_folder(path: str) -> bool:
     try:
         info = os.lstat(path)
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    if not stat.S_ISDIR(info.st_mode):
-        return f"{path} is not a folder"
-    if info.st_uid != os.getuid():
-        return f"{path} belongs to uid {info.st_uid}"
-    if info.st_mode & 0o077:
-        return f"{path} can be entered by others"
-    return None if os.access(path, os.W_OK) else f"{path} cannot be written"
+    except OSError:
+        return False
+    is_private = stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
+    return is_private and os.access(path, os.W_OK)
 
 
 def list_run_dirs(root: str) -> Iterator[RunDir]:

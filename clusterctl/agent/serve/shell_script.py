@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent import inject
 from clusterctl.agent.linux import proc, spawn
-from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol.commands import ErrorKind
 from clusterctl.agent.protocol.request_errors import RequestError
 from clusterctl.agent.serve.node_commands import build_program, make_python_setup, resolve_folder
@@ -36,7 +35,7 @@ def write_shell_script(
     """Write a script that removes itself and becomes the shell; answer with its path."""
     rank = arguments.get("rank")
     program = _copy_rank(session, rank) if rank else None
-    folder = run_dir.make_tmpfs_dir() or session.root
+    folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else session.root
 
     def write() -> command_types.ShellScriptAnswer:
         argv = [str(word) for word in arguments.get("argv") or [_find_login_shell()]]
@@ -46,7 +45,7 @@ def write_shell_script(
             whole = build_program(arguments, argv, resolve_folder(arguments.get("cwd")))
             prepare = make_python_setup(arguments)
             whole = prepare(whole) if prepare else whole
-        descriptor, path = tempfile.mkstemp(prefix="shell-", dir=folder)
+        descriptor, path = tempfile.mkstemp(prefix="clusterctl-shell-", dir=folder)
         with open(descriptor, "wb") as file:
             file.write(format_script(whole))
         return {"path": path}

@@ -21,7 +21,6 @@ import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import gpus, proc
-from clusterctl.agent.node_state import tmpfiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -112,7 +111,10 @@ class GpuClaims:
         name = f"{PREFIX}{secrets.token_hex(8)}"
         hidden, self._folder = os.path.join(self._shared, f".{name}"), os.path.join(self._shared, name)
         os.mkdir(hidden, 0o700)
-        self._folder_locks = tmpfiles.lock_against_cleanup(hidden)
+        folder = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._folder_locks = [folder]
+        with contextlib.suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
         os.chmod(hidden, 0o711)
         os.rename(hidden, self._folder)
 

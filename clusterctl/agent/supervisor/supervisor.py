@@ -49,11 +49,6 @@ class Supervisor:
         self._loop = EventLoop(self._log_failure)
         self._said = ("", 0.0)
         self._fsync_queue = fsync_queue.FsyncQueue(self._loop)
-        # Lock the folder of the archive too: lazy imports still read it.
-        self._cleanup_locks = [
-            *tmpfiles.lock_against_cleanup(run.path),
-            *tmpfiles.lock_against_cleanup(os.path.dirname(helper_process.find_import_root())),
-        ]
         self._markers = run_markers.make_run_markers(run)
         self._journal, self._replaced = journal.JournalWriter(run.journal), False
         self._state = fold_journal(journal.read_journal(run.journal))
@@ -202,7 +197,7 @@ class Supervisor:
         self._journal.flush()
         attempt = self._attempt
         if attempt is not None and not attempt.shutdown.is_swept:
-            self._keep_lock_and_socket()
+            self._check_lock(attempt)
             attempt.record_process_groups()
         if attempt is not None and attempt.shutdown.remaining:
             attempt.shutdown.check_remaining()
@@ -222,22 +217,16 @@ class Supervisor:
         ):
             self._loop.stop()
 
-    def _keep_lock_and_socket(self) -> None:
-        """Restore the lock and the socket if somebody has removed files of the run."""
-        try:
-            replaced = self._supervisor_lock.restore()
-        except BlockingIOError:
-            # Another supervisor found the lock free and has adopted the workers: two must not act.
-            self._log("another supervisor has taken over")
+    def _check_lock(self, attempt: Attempt) -> None:
+        """End the run if its directory is gone. If only the lock is gone, leave the workers to the next supervisor."""
+        if self._supervisor_lock.is_held():
+            return
+        if os.path.isdir(self._run.path):
+            self._log("the lock file was removed: the next supervisor takes over")
             self._replaced = True
             self._loop.stop()
-        except OSError:
-            self._log_failure()
-        else:
-            if replaced is not None:
-                self._loop.forget(replaced.fileno())
-                replaced.close()
-                self._control_server.listen(self._supervisor_lock.listener)
+        elif attempt.shutdown.stopped_at is None:
+            attempt.shutdown.stop(attempt.prepare.grace, requests.StopReason.FENCE.value)
 
     def _touch_files(self) -> None:
         """Touch all files that the run will need, so that a clean-up does not remove them."""
@@ -294,9 +283,6 @@ class Supervisor:
         fencing.touch_lease(self._run.lease)
         self._set_attempt(attempt)
         self._record(events.Prepared(prepare.attempt, list(attempt.ports.numbers)))
-        squatted = self._run.describe_tmpfs_problem()
-        if squatted is not None:
-            self._alarm("memory", squatted)
         self._forking.prepare(attempt)
         return self._build_prepared_reply(attempt)
 

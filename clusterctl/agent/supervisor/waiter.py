@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
-from clusterctl.agent.node_state import fencing, tmpfiles
+from clusterctl.agent.node_state import fencing
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 
 if TYPE_CHECKING:
@@ -101,14 +101,13 @@ def _set_up_waiter(config: WaiterConfig) -> None:
 def _wait_for_worker(config: WaiterConfig, report: int, parent: int) -> NoReturn:
     os.setsid()
     _set_up_waiter(config)
-    keep = [*config.kept_descriptors, *tmpfiles.lock_run_folders(config.exit_file)]
     end = _ExitFile(config.exit_file)
     gate, go = os.pipe2(os.O_CLOEXEC)
     worker = os.fork()
     if worker == 0:
         _become_worker(config, gate, go)
     os.close(gate)
-    _release_and_wait(config, worker, (report, go), parent, {*keep, end.fd}, end)
+    _release_and_wait(config, worker, (report, go), parent, {*config.kept_descriptors, end.fd}, end)
 
 
 def wait_for_forked_worker(config: WaiterConfig, worker: int, ends: tuple[int, int], parent: int) -> NoReturn:
@@ -121,9 +120,8 @@ def wait_for_forked_worker(config: WaiterConfig, worker: int, ends: tuple[int, i
         parent: The supervisor.
     """
     _set_up_waiter(config)
-    keep = [*config.kept_descriptors, *tmpfiles.lock_run_folders(config.exit_file)]
     end = _ExitFile(config.exit_file)
-    _release_and_wait(config, worker, ends, parent, {*keep, end.fd}, end)
+    _release_and_wait(config, worker, ends, parent, {*config.kept_descriptors, end.fd}, end)
 
 
 def _release_and_wait(
