@@ -69,3 +69,9 @@ def fold_ranks(ranks: Iterable[int]) -> str:
         else:
             spans.append([rank, rank])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return `rank 3`, or `ranks 0-4,6`."""
+    folded = fold_ranks(ranks)
+    return f"rank {folded}" if folded.isdigit() else f"ranks {folded}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.formatting import duration_text, fold_ranks, format_duration, plural
+from clusterctl.formatting import duration_text, format_duration, name_ranks, plural
 from clusterctl.logs.failure_tails import select_cause_lines
 from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.sanitize import clean_block, strip_colours
@@ -225,17 +225,16 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
             key = (worker_state(worker), _VARYING.sub("#", text))
             groups.setdefault(key, (text, []))[1].append(worker)
     lines = [
-        f"  then ranks {fold_ranks(w.rank for w in group)} on {fold_hosts(w.node for w in group)}: {how}"
+        f"  then {name_ranks(w.rank for w in group)} on {fold_hosts(w.node for w in group)}: {how}"
         + (f": {text}" if text else "")
         for (how, _), (text, group) in list(groups.items())[:_MOST_GROUPS]
     ]
     if len(groups) > _MOST_GROUPS:
         rest = [w for _, group in list(groups.values())[_MOST_GROUPS:] for w in group]
-        lines.append(f"  and ranks {fold_ranks(w.rank for w in rest)} in other ways: {summary(rest)}")
-    lines = [line.replace("then ranks", "then rank", 1) if _single(line) else line for line in lines]
+        lines.append(f"  and {name_ranks(w.rank for w in rest)} in other ways: {summary(rest)}")
     lines += [terminal.style(f"  {line}", DIM) for line in _stopped_lines([w for w in others if w.stopped])]
     if well := [w for w in others if w.ended_well]:
-        lines.append(terminal.style(f"  ended well: {_named(well)}", DIM))
+        lines.append(terminal.style(f"  ended well: {name_ranks(w.rank for w in well)}", DIM))
     return lines
 
 
@@ -246,16 +245,7 @@ def _stopped_lines(stopped: Sequence[WorkerState]) -> list[str]:
         code = worker.exit_code
         how = "stopped by clusterctl" if code in _AS_TOLD else f"exit code {code} while being stopped"
         groups.setdefault(how, []).append(worker)
-    return [f"{how}: {_named(group)}" for how, group in groups.items()]
-
-
-def _single(line: str) -> bool:
-    return line.startswith("  then ranks ") and line.split()[2].isdigit()
-
-
-def _named(workers: Sequence[WorkerState]) -> str:
-    noun = "rank" if len(workers) == 1 else "ranks"
-    return f"{noun} {fold_ranks(w.rank for w in workers)}"
+    return [f"{how}: {name_ranks(w.rank for w in group)}" for how, group in groups.items()]
 
 
 def _end_line(state: RunState, terminal: Terminal) -> str:

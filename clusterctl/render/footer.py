@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.formatting import fold_ranks, format_duration, plural
+from clusterctl.formatting import format_duration, name_ranks, plural
 from clusterctl.render.console import DIM, fit
 from clusterctl.render.run_messages import step_of
 from clusterctl.render.wrapping import cells
@@ -93,7 +93,7 @@ def footer_line(
         parts = [f"importing{glyphs.ellipsis} ({up} of {plural(len(state.workers), 'worker')} up, no output yet)"]
     elif state.phase.value in ("running", "stalled"):
         which = sorted(state.workers if watched.ranks is None else watched.ranks)
-        shown = "all" if watched.ranks is None else f"{'rank' if len(which) == 1 else 'ranks'} {fold_ranks(which)} of"
+        shown = "all" if watched.ranks is None else f"{name_ranks(which)} of"
         whom = f"{shown} {len(state.workers)}" + (" ranks" if watched.ranks is None else "")
         parts = [f"following {whom}", *pace.texts(state.attempt)]
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clusterctl.formatting import fold_ranks
+from clusterctl.formatting import name_ranks
 from clusterctl.render.console import BOLD, DIM, YELLOW, safe
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def render_remarks(ranks: Mapping[str, Mapping[str, Any]], terminal: Terminal) -
         for text in _remarks(evidence):
             ranks_of.setdefault(text, []).append(int(rank))
     word = terminal.style("note", YELLOW)
-    return [f"{word}: {_named(members)}: {safe(text)}" for text, members in ranks_of.items()]
+    return [f"{word}: {name_ranks(members)}: {safe(text)}" for text, members in ranks_of.items()]
 
 
 def _remarks(evidence: Mapping[str, Any]) -> list[str]:
@@ -69,10 +69,6 @@ def _remarks(evidence: Mapping[str, Any]) -> list[str]:
         for child in children
         if child["state"] in _STATES
     ]
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {fold_ranks(ranks)}"
 
 
 _RANK = re.compile(r"^\[?rank\d+\]?:? ?")

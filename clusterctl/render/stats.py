@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.host_ranges import fold_hosts
@@ -12,9 +12,9 @@ from clusterctl.render.log_output import rfc3339
 from clusterctl.render.table import Cell, Column, render_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.sample_types import GpuSample, HealthSample
+    from clusterctl.agent.protocol.sample_types import HealthSample
     from clusterctl.render.console import Terminal
 
 _IDLE_PERCENT = 10
@@ -26,6 +26,7 @@ STALE_S = 60.0
 """Samples come every 15 s; one that is older than this no longer tells how the node is now."""
 
 GIB = 2**30
+_GPU_KEYS = ("gpu", "util", "mem_used", "mem_total", "temp_c", "power_w")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,26 +73,18 @@ def stats_from_sample(node: str, sample: HealthSample) -> NodeStats:
         mem=sample.get("mem"),
         mem_used=sample.get("mem_used"),
         mem_total=sample.get("mem_total"),
-        gpus=tuple(_of_gpu(gpu) for gpu in sample.get("gpus") or ()),
+        gpus=tuple(map(_gpu_from_sample, sample.get("gpus") or ())),
         status=str(sample.get("status") or "ok"),
         reason=sample.get("reason"),
     )
 
 
-def _of_gpu(gpu: GpuSample) -> GpuStats:
-    return GpuStats(
-        gpu=gpu["gpu"],
-        util=gpu.get("util"),
-        mem_used=gpu.get("mem_used"),
-        mem_total=gpu.get("mem_total"),
-        temp_c=gpu.get("temp_c"),
-        power_w=gpu.get("power_w"),
-    )
+def _gpu_from_sample(sample: Mapping[str, Any]) -> GpuStats:
+    return GpuStats(**{key: sample.get(key) for key in _GPU_KEYS})
 
 
 def stats_json(nodes: Sequence[NodeStats]) -> list[dict[str, Any]]:
     """Return `stats --json`."""
-    keys = ("gpu", "util", "mem_used", "mem_total", "temp_c", "power_w")
     return [
         {
             "node": node.node,
@@ -100,7 +93,7 @@ def stats_json(nodes: Sequence[NodeStats]) -> list[dict[str, Any]]:
             "reason": node.reason,
             "cpu": node.cpu,
             "mem": node.mem,
-            "gpus": [{key: getattr(gpu, key) for key in keys} for gpu in node.gpus],
+            "gpus": [asdict(gpu) for gpu in node.gpus],
         }
         for node in nodes
     ]
@@ -130,14 +123,10 @@ def remarks(nodes: Sequence[NodeStats], now: float) -> list[str]:
             reasons.setdefault(node.reason, []).append(node.node)
     lines = [f"{safe(fold_hosts(names))}: {safe(reason)}" for reason, names in reasons.items()]
     old = [(n.node, now - n.time) for n in nodes if n.time is not None and now - n.time > STALE_S]
-    return lines + _seen_long_ago(old)
-
-
-def _seen_long_ago(nodes: Sequence[tuple[str, float]]) -> list[str]:
-    if len(nodes) < _FEW:
-        return [f"{safe(name)}: seen {format_duration(age)} ago" for name, age in nodes]
-    names = safe(fold_hosts(name for name, _ in nodes))
-    return [f"{names}: seen {format_duration(min(age for _, age in nodes))} ago or longer"]
+    if len(old) < _FEW:
+        return [*lines, *(f"{safe(name)}: seen {format_duration(age)} ago" for name, age in old)]
+    youngest = format_duration(min(age for _, age in old))
+    return [*lines, f"{safe(fold_hosts(name for name, _ in old))}: seen {youngest} ago or longer"]
 
 
 def _rows(node: NodeStats) -> list[list[Cell | str]]:

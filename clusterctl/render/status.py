@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.formatting import duration_text, fold_ranks, format_duration, plural, signal_name
+from clusterctl.formatting import duration_text, fold_ranks, format_duration, name_ranks, plural, signal_name
 from clusterctl.render.attempts import attempts_json, render_attempts, waits_for_restart
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.errors import remaining_lines
@@ -166,7 +166,7 @@ def slow_lines(state: RunState, slow: Mapping[int, str]) -> list[str]:
     for rank, reason in slow.items():
         alike.setdefault((state.workers[rank].node, reason), []).append(rank)
     return [
-        f"slow: {'rank' if len(ranks) == 1 else 'ranks'} {fold_ranks(ranks)} on {safe(node)}, for which the others wait"
+        f"slow: {name_ranks(ranks)} on {safe(node)}, for which the others wait"
         + (f": {safe(reason)}" if reason else "")
         for (node, reason), ranks in alike.items()
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -114,10 +113,9 @@ def _job_files(run: RunDir, state: RunState) -> list[str]:
     if state.phase.value != "succeeded" or state.results is not None:
         return []
     folders: dict[str, list[str]] = {}
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        for host in json.loads(run.spec.read_bytes())["hosts"]:
-            if host["transport"] != "local" and host["name"] in state.nodes:
-                folders.setdefault(host["workdir"], []).append(host["name"])
+    for host in _hosts(run):
+        if host["transport"] != "local" and host["name"] in state.nodes:
+            folders.setdefault(host["workdir"], []).append(host["name"])
     places = [f"  files of the job: {safe(folder)} on {safe(fold_hosts(nodes))}" for folder, nodes in folders.items()]
     return [*places, "  `clusterctl sync --pull 'PATTERN'` fetches them"] if places else []
 
@@ -126,11 +124,16 @@ def code_folders(run: RunDir, state: RunState) -> frozenset[str]:
     """Return where the code of a run that failed lies on its nodes; nothing where nobody knows."""
     if state.cause is None or not state.cause.traceback:
         return frozenset()
-    # The folders alone: to make a spec of it takes longer than most of a report.
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        folders = [host.get("workdir") for host in json.loads(run.spec.read_bytes())["hosts"]]
-        return frozenset(folder for folder in folders if isinstance(folder, str) and folder)
-    return frozenset()
+    return frozenset(host["workdir"] for host in _hosts(run) if host["workdir"])
+
+
+def _hosts(run: RunDir) -> list[dict[str, str]]:
+    """Return the hosts of a run's spec as JSON: to make a spec of it takes longer than most of a report."""
+    try:
+        hosts = json.loads(run.spec.read_bytes())["hosts"]
+        return [{key: str(host[key] or "") for key in ("name", "transport", "workdir")} for host in hosts]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return []
 
 
 def next_commands(run: RunDir) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.formatting import duration_text, fold_ranks, plural
+from clusterctl.formatting import duration_text, fold_ranks, name_ranks, plural
 from clusterctl.run.rules.blame import describe_leftover, is_peer_loss
 from clusterctl.why.crash import normalize_message
 from clusterctl.why.verdict import shorten
@@ -131,4 +131,4 @@ def _name_ranks(processes: list[tuple[str, LeftoverProcess]]) -> str:
     ranks = {one["rank"] for _, one in processes if one["rank"] is not None}
     names = sorted({node for node, _ in processes})
     where = names[0] if len(names) == 1 else plural(len(names), "node")
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {fold_ranks(ranks)} on {where}" if ranks else f"a rank on {where}"
+    return f"{name_ranks(ranks)} on {where}" if ranks else f"a rank on {where}"
