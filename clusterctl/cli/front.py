@@ -62,7 +62,7 @@ def _active(terminal: Terminal) -> list[str]:
     import time
 
     from clusterctl.cli.lookup.runs import listed_view_of
-    from clusterctl.render.run_list import newest_first, ps_hints, render_ps
+    from clusterctl.render.run_list import ps_hints, render_ps, sort_runs
 
     views = [view for run in going if (view := listed_view_of(run)).state.may_run]
-    return [*render_ps(newest_first(views), time.time(), terminal), *ps_hints(views)]
+    return [*render_ps(sort_runs(views), time.time(), terminal), *ps_hints(views)]

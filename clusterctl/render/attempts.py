@@ -9,7 +9,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import duration_text, format_duration
 from clusterctl.render.console import DIM, safe
 from clusterctl.render.log_output import rfc3339
-from clusterctl.render.run_messages import cause_json, failure_line, how_it_ended
+from clusterctl.render.run_messages import cause_json, describe_exit, failure_line
 from clusterctl.render.table import Cell, Column, render_table
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import cause_from_json
@@ -33,7 +33,7 @@ _WORDS = {
 }
 
 
-def cause_words(cause: Cause | None, why: str = "", *, message: bool = False) -> str:
+def describe_cause(cause: Cause | None, why: str = "", *, message: bool = False) -> str:
     """Return why an attempt ended, in a few words: `rank 1 on gpu02: killed by SIGKILL`.
 
     Args:
@@ -45,31 +45,31 @@ def cause_words(cause: Cause | None, why: str = "", *, message: bool = False) ->
         return why
     if cause.kind == "node_lost":
         return f"{safe(cause.node)} was lost"
-    said = f": {safe(cause.message)}" if message and cause.message and cause.message != how_it_ended(cause) else ""
+    said = f": {safe(cause.message)}" if message and cause.message and cause.message != describe_exit(cause) else ""
     if cause.kind in _WORDS:
         return _WORDS[cause.kind] + said
     place = f"rank {cause.rank} on {safe(cause.node)}: " if cause.rank is not None else ""
     if said and cause.kind == "exit":
         # What was said tells more than the code, and a narrow table cuts the end.
-        return f"{place}{safe(cause.message)} ({how_it_ended(cause)})"
-    return f"{place}{how_it_ended(cause)}{said}"
+        return f"{place}{safe(cause.message)} ({describe_exit(cause)})"
+    return f"{place}{describe_exit(cause)}{said}"
 
 
-def cause_in_short(cause: Cause) -> str:
+def describe_cause_briefly(cause: Cause) -> str:
     """Return the same for a column that may be cut at its end: what went wrong first, and then where."""
     if cause.rank is None or cause.kind in (*_WORDS, "node_lost"):
-        return cause_words(cause, message=True)
+        return describe_cause(cause, message=True)
     match cause.kind:
         case "oom":
             how = "out of memory"
         case "signal" if cause.signal:
             how = cause.signal
         case _:
-            how = safe(cause.message) or how_it_ended(cause)
+            how = safe(cause.message) or describe_exit(cause)
     return f"{how} (rank {cause.rank} on {safe(cause.node)})"
 
 
-def restart_news(time: float, event: Restarting, terminal: Terminal) -> list[str]:
+def describe_restart(time: float, event: Restarting, terminal: Terminal) -> list[str]:
     """Return what the live view says when another attempt is announced: why this one ended, and what comes when."""
     cause = cause_from_json(event.cause)
     lines = []
@@ -78,10 +78,10 @@ def restart_news(time: float, event: Restarting, terminal: Terminal) -> list[str
     pause = event.at - time
     when = f"in {duration_text(pause)}" if pause >= 0.5 else "now"
     which = f"restart {event.number} of {event.budget} {when}" if event.budget else f"attempt {event.attempt} {when}"
-    return [*lines, f"{which} ({cause_words(cause, event.why)})"]
+    return [*lines, f"{which} ({describe_cause(cause, event.why)})"]
 
 
-def waits_for_restart(state: RunState, now: float) -> str:
+def describe_next_attempt(state: RunState, now: float) -> str:
     """Return when the next attempt begins, and where."""
     pause = max(0.0, (state.restart_at or now) - now)
     nodes = fold_hosts(state.next_nodes)
@@ -109,14 +109,14 @@ def _rows(state: RunState, step: int | None) -> list[_Row]:
             step=past.step,
             resume_from=past.resume_from,
             cause=past.cause,
-            how=cause_words(past.cause, past.why, message=True),
+            how=describe_cause(past.cause, past.why, message=True),
         )
         for past in state.past_attempts
     ]
     if state.attempt < 0 or any(past.number == state.attempt for past in state.past_attempts):
         return rows
     cause = find_final_cause(state)
-    how = state.phase.value if cause is None else cause_words(cause, message=True)
+    how = state.phase.value if cause is None else describe_cause(cause, message=True)
     now = _Row(
         number=state.attempt,
         began=state.running_since,
@@ -180,13 +180,13 @@ def attempts_json(state: RunState, step: int | None) -> list[dict[str, Any]]:
     ]
 
 
-def rule(text: str, terminal: Terminal) -> str:
+def separator_line(text: str, terminal: Terminal) -> str:
     """Return a line that is none of any worker's."""
     dash = terminal.glyphs.rule * 2
     return terminal.style(f"{dash} {safe(text)} {dash}", DIM)
 
 
-class Marks:
+class AttemptSeparators:
     """Says between lines which attempt they are of, where there were several.
 
     Args:
@@ -198,7 +198,7 @@ class Marks:
     def __init__(self, terminal: Terminal, *, attempt: int | None = None, first: bool = True) -> None:
         self._terminal = terminal
         self._only = attempt
-        self._told = (attempt or 0) - 1 if first or attempt is not None else None
+        self._last_attempt = (attempt or 0) - 1 if first or attempt is not None else None
         self._ended: set[int] = set()
 
     def before(
@@ -207,7 +207,7 @@ class Marks:
         """Yield lines in pieces, and between them what begins and what has ended there."""
         start = 0
         for number, line in enumerate(lines):
-            if self._told is None or line.attempt > self._told:
+            if self._last_attempt is None or line.attempt > self._last_attempt:
                 if number > start:
                     yield lines[start:number]
                 start = number
@@ -224,15 +224,15 @@ class Marks:
             yield from self._end(self._only, state)
 
     def _up_to(self, attempt: int, state: RunState) -> Iterator[str]:
-        joined = self._told is None
-        first = attempt if self._told is None else self._told + 1
-        self._told = max(attempt, first - 1)
+        joined = self._last_attempt is None
+        first = attempt if self._last_attempt is None else self._last_attempt + 1
+        self._last_attempt = max(attempt, first - 1)
         if not state.past_attempts:
             return
         for number in range(first, attempt + 1):
             if self._only is None and not (joined and number == first):
                 yield from self._end(number - 1, state)
-            yield rule(_begin(number, state), self._terminal)
+            yield separator_line(_begin(number, state), self._terminal)
 
     def _end(self, number: int, state: RunState) -> Iterator[str]:
         past = next((one for one in state.past_attempts if one.number == number), None)
@@ -240,8 +240,8 @@ class Marks:
             return
         self._ended.add(number)
         took = "" if past.began is None else f" after {format_duration(past.ended - past.began)}"
-        why = cause_words(past.cause, past.why, message=True)
-        yield rule(f"attempt {number} ended{took}: {why}", self._terminal)
+        why = describe_cause(past.cause, past.why, message=True)
+        yield separator_line(f"attempt {number} ended{took}: {why}", self._terminal)
 
 
 def _begin(number: int, state: RunState) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from clusterctl.logs.sanitize import clean_text, strip_colours
 from clusterctl.render import streams
 from clusterctl.render.sanitize import ansi_style, keep_ansi_colours, sanitize_line, sanitize_lines
-from clusterctl.render.wrapping import cells, wrapped
+from clusterctl.render.wrapping import count_columns, wrap_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -88,7 +88,7 @@ _IN_ASCII = {
 """How our signs are written where the stream can show none of them, whoever wrote them."""
 
 
-def wants_colour(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -> bool:
+def is_colour_wanted(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -> bool:
     """Decide about colours: the flag, then NO_COLOR, then FORCE_COLOR, then TERM=dumb, then what the stream is."""
     if choice is not ColorChoice.AUTO:
         return choice is ColorChoice.ALWAYS
@@ -100,7 +100,7 @@ def wants_colour(choice: ColorChoice, env: Mapping[str, str], *, isatty: bool) -
     return isatty and env.get("TERM") != "dumb"
 
 
-def wants_ascii(env: Mapping[str, str]) -> bool:
+def is_ascii_wanted(env: Mapping[str, str]) -> bool:
     """Return whether the user has asked for the signs of ASCII alone, by the locale that rules out all others.
 
     Python writes UTF-8 in it nevertheless, unless it was told what to write. That stays so for what others wrote.
@@ -133,9 +133,9 @@ class Terminal:
         encoding = (stream.encoding or "").lower().replace("-", "").replace("_", "")
         return cls(
             stream,
-            colour=wants_colour(color, env, isatty=isatty),
+            colour=is_colour_wanted(color, env, isatty=isatty),
             live=isatty and env.get("TERM") not in (None, "", "dumb"),
-            unicode=encoding == "utf8" and not wants_ascii(env),
+            unicode=encoding == "utf8" and not is_ascii_wanted(env),
             width=None if isatty else 0,
         )
 
@@ -193,7 +193,7 @@ class Terminal:
     def prose(self, lines: Iterable[str]) -> None:
         """Write lines of sentences, each broken between words where the terminal is narrower."""
         width = self.width
-        self.lines(lines if width is None else [part for line in lines for part in wrapped(line, width)])
+        self.lines(lines if width is None else [part for line in lines for part in wrap_line(line, width)])
 
     def draw(self, lines: Iterable[str]) -> None:
         """Show lines that the next output or drawing replaces; nothing if lines cannot be rewritten."""
@@ -283,19 +283,19 @@ class Console:
 
 def pad(text: str, width: int, *, right: bool = False) -> str:
     """Return `text` filled up to `width` columns."""
-    fill = " " * max(0, width - cells(strip_colours(text)))
+    fill = " " * max(0, width - count_columns(strip_colours(text)))
     return fill + text if right else text + fill
 
 
 def fit(text: str, width: int | None, glyphs: Glyphs = UNICODE) -> str:
     """Return `text`, which holds no colours, cut to `width` columns where there is a limit."""
-    if width is None or cells(text) <= width:
+    if width is None or count_columns(text) <= width:
         return text
-    room = width - cells(glyphs.ellipsis)
+    room = width - count_columns(glyphs.ellipsis)
     if room <= 0:
         return glyphs.ellipsis[: max(0, width)]
     start = text[:room]
-    while cells(start) > room:
+    while count_columns(start) > room:
         start = start[:-1]
     return start + glyphs.ellipsis
 

@@ -16,8 +16,14 @@ from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.sanitize import clean_block, strip_colours
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.errors import remaining_lines, start_failed_lines
-from clusterctl.render.run_messages import alike_line, failure_line, stall_line, summary, worker_state
-from clusterctl.render.stacks import folded_trace, raised
+from clusterctl.render.run_messages import (
+    count_worker_states,
+    describe_worker,
+    failure_line,
+    shared_failure_line,
+    stall_line,
+)
+from clusterctl.render.stacks import find_raise, fold_traceback
 from clusterctl.run.rules.end_warnings import list_end_warnings
 from clusterctl.why.verdict import Confidence, Kind, verdict_lines
 
@@ -34,7 +40,7 @@ _ON_A_SCREEN = 100
 """So many lines a person is taken to have before them."""
 
 
-class LastLines:
+class OutputTail:
     """The last lines of output that were written to a screen."""
 
     def __init__(self) -> None:
@@ -54,7 +60,7 @@ class LastLines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class VisibleOutput:
     """Output that stands on the screen.
 
     Attributes:
@@ -72,11 +78,11 @@ class Shown:
         """
         if cause.rank is not None and cause.rank in self.ranks:
             return cause.rank
-        wanted = raised(clean_block((cause.traceback or "").encode("utf-8", "replace")))
+        wanted = find_raise(clean_block((cause.traceback or "").encode("utf-8", "replace")))
         if wanted is None:
             return None
         for rank in sorted({rank for ranks, _ in self.lines for rank in ranks}):
-            if wanted == raised([strip_colours(text) for ranks, text in self.lines if rank in ranks]):
+            if wanted == find_raise([strip_colours(text) for ranks, text in self.lines if rank in ranks]):
                 return rank
         return None
 
@@ -88,14 +94,14 @@ class Shown:
 
 _MOST_TRACEBACK = 40
 _MOST_LAST_LINES = 10
-_AS_TOLD = (None, 0, 128 + signal.SIGTERM)
+_SIGTERM_CODES = (None, 0, 128 + signal.SIGTERM)
 """Exit codes of a worker that SIGTERM has ended; `None` stands for the signal itself."""
 _MOST_GROUPS = 8
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class ReportContext:
     """What the report may take for known.
 
     Attributes:
@@ -107,26 +113,26 @@ class Beside:
 
     log_path: str | None = None
     folders: frozenset[str] = frozenset()
-    shown: Shown = field(default_factory=Shown)
+    shown: VisibleOutput = field(default_factory=VisibleOutput)
     memory: tuple[float, float] | None = None
 
 
-_NOTHING = Beside()
+_NO_CONTEXT = ReportContext()
 
 
-def render_report(state: RunState, terminal: Terminal, beside: Beside = _NOTHING) -> list[str]:
+def render_report(state: RunState, terminal: Terminal, context: ReportContext = _NO_CONTEXT) -> list[str]:
     """Return the report of a run that is over.
 
     Args:
         state: Its final state.
         terminal: Where it will stand.
-        beside: What stands beside it.
+        context: What stands beside it.
     """
     if state.phase.value == "succeeded":
         return [*_warnings(state, terminal), _success(state, terminal)]
     lines: list[str] = []
     if state.cause is not None and state.error is None:
-        lines += _first_failure(state, state.cause, terminal, beside)
+        lines += _first_failure(state, state.cause, terminal, context)
     elif state.error is not None:
         lines += start_failed_lines(state.error, terminal)
     if state.stall is not None:
@@ -136,7 +142,7 @@ def render_report(state: RunState, terminal: Terminal, beside: Beside = _NOTHING
         lines += [terminal.style(f"may still be there, on {nodes}:", YELLOW)]
         lines += remaining_lines(state.remaining, terminal)
     lines += [*_warnings(state, terminal), _end_line(state, terminal)]
-    lines += _next_steps(state, terminal, beside.log_path)
+    lines += _next_steps(state, terminal, context.log_path)
     return lines
 
 
@@ -160,19 +166,19 @@ def _duration(state: RunState) -> str:
     return format_duration(state.ended - state.created)
 
 
-def _first_failure(state: RunState, cause: Cause, terminal: Terminal, beside: Beside) -> list[str]:
+def _first_failure(state: RunState, cause: Cause, terminal: Terminal, context: ReportContext) -> list[str]:
     same = _alike(state, cause)
     if len(same) > 1:
-        lines = [alike_line(cause, same, [state.workers[rank].node for rank in same], state.attempt, terminal)]
+        lines = [shared_failure_line(cause, same, [state.workers[rank].node for rank in same], state.attempt, terminal)]
     else:
         lines = [failure_line(cause, state.attempt, terminal)]
-    if beside.memory is not None:
-        full, age = beside.memory
+    if context.memory is not None:
+        full, age = context.memory
         lines.append(f"  memory of {safe(cause.node)} was {full:.0f}% full {duration_text(age)} before")
     worker = state.workers.get(cause.rank) if cause.rank is not None else None
-    above = beside.shown.traceback_of(cause) if cause.traceback else None
+    above = context.shown.traceback_of(cause) if cause.traceback else None
     if above is None:
-        lines += _evidence(cause, worker, terminal, beside)
+        lines += _evidence(cause, worker, terminal, context)
     elif above != cause.rank:
         lines.append(terminal.style(f"  its traceback ends as that of rank {above} above", DIM))
     others = [
@@ -192,15 +198,15 @@ def _alike(state: RunState, cause: Cause) -> list[int]:
     return sorted(c.rank for c in causes if c.rank is not None and c.rank in state.workers)
 
 
-def _evidence(cause: Cause, worker: WorkerState | None, terminal: Terminal, beside: Beside) -> list[str]:
+def _evidence(cause: Cause, worker: WorkerState | None, terminal: Terminal, context: ReportContext) -> list[str]:
     """The worker's own traceback; without one, or where it ends differently, its last lines."""
     bar = terminal.style(f"  {terminal.glyphs.bar}", RED) + " "
     if cause.traceback:
         trace = clean_block(cause.traceback.encode("utf-8", "replace"))
-        folded = folded_trace(trace, beside.folders, ellipsis=terminal.glyphs.ellipsis)
+        folded = fold_traceback(trace, context.folders, ellipsis=terminal.glyphs.ellipsis)
         return [bar + terminal.coloured(line) for line in _middle_cut(folded, terminal)]
     tail = select_cause_lines(worker.tail)[-_MOST_LAST_LINES:] if worker is not None and worker.tail else []
-    if worker is not None and beside.shown.says(worker.rank, [strip_colours(line) for line in tail]):
+    if worker is not None and context.shown.says(worker.rank, [strip_colours(line) for line in tail]):
         return []
     return [bar + terminal.coloured(line) for line in tail]
 
@@ -220,9 +226,9 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
         if worker.failed or worker.phase.value == "lost":
             cause = messages.get(worker.rank)
             text = "" if cause is None else safe(cause.message)
-            text = "" if text == worker_state(worker) else text
+            text = "" if text == describe_worker(worker) else text
             # Peers that lost each other name ports and addresses, each another one.
-            key = (worker_state(worker), _VARYING.sub("#", text))
+            key = (describe_worker(worker), _VARYING.sub("#", text))
             groups.setdefault(key, (text, []))[1].append(worker)
     lines = [
         f"  then {name_ranks(w.rank for w in group)} on {fold_hosts(w.node for w in group)}: {how}"
@@ -231,7 +237,7 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
     ]
     if len(groups) > _MOST_GROUPS:
         rest = [w for _, group in list(groups.values())[_MOST_GROUPS:] for w in group]
-        lines.append(f"  and {name_ranks(w.rank for w in rest)} in other ways: {summary(rest)}")
+        lines.append(f"  and {name_ranks(w.rank for w in rest)} in other ways: {count_worker_states(rest)}")
     lines += [terminal.style(f"  {line}", DIM) for line in _stopped_lines([w for w in others if w.stopped])]
     if well := [w for w in others if w.ended_well]:
         lines.append(terminal.style(f"  ended well: {name_ranks(w.rank for w in well)}", DIM))
@@ -243,7 +249,7 @@ def _stopped_lines(stopped: Sequence[WorkerState]) -> list[str]:
     groups: dict[str, list[WorkerState]] = {}
     for worker in stopped:
         code = worker.exit_code
-        how = "stopped by clusterctl" if code in _AS_TOLD else f"exit code {code} while being stopped"
+        how = "stopped by clusterctl" if code in _SIGTERM_CODES else f"exit code {code} while being stopped"
         groups.setdefault(how, []).append(worker)
     return [f"{how}: {name_ranks(w.rank for w in group)}" for how, group in groups.items()]
 
@@ -276,8 +282,8 @@ def render_why(verdict: Verdict, terminal: Terminal) -> list[str]:
         return [f"{terminal.style(terminal.glyphs.ok, GREEN)} {safe(verdict.summary)}"]
     colour = RED if verdict.confidence in (Confidence.CERTAIN, Confidence.LIKELY) else YELLOW
     (_, first), *rest = verdict_lines(verdict)
-    head, _, summary = first.partition(": ")
+    head, _, count_worker_states = first.partition(": ")
     return [
-        f"{terminal.style(safe(head), BOLD, colour)}: {safe(summary)}",
+        f"{terminal.style(safe(head), BOLD, colour)}: {safe(count_worker_states)}",
         *(f"  {terminal.style(f'{label:6}', DIM)} {safe(text)}" for label, text in rest),
     ]

@@ -9,7 +9,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError, NodesError, TeardownError, UnhealthyError
 from clusterctl.render.console import BOLD, CYAN, PEER_LIMIT, RED, YELLOW, Console, Terminal, safe
 from clusterctl.render.sanitize import ansi_style
-from clusterctl.render.wrapping import cells
+from clusterctl.render.wrapping import count_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -184,15 +184,15 @@ def _source_lines(problem: Problem, source: str, tint: str, width: int) -> list[
     text, column = _window(source, problem.column, room)
     before = _visible(text[: column - 1])
     marked = _visible(text[column - 1 : column - 1 + problem.length])
-    caret = "^" + "~" * (cells(marked) - 1)
+    caret = "^" + "~" * (count_columns(marked) - 1)
     caret = ansi_style(caret, tint) if tint else caret
-    return [f" {number} | {_visible(text)}", f" {' ' * len(number)} | {' ' * cells(before)}{caret}"]
+    return [f" {number} | {_visible(text)}", f" {' ' * len(number)} | {' ' * count_columns(before)}{caret}"]
 
 
 def _window(source: str, column: int, room: int) -> tuple[str, int]:
     """Cut a line that does not fit, keeping the caret in sight."""
     column = min(column, len(source) + 1)
-    if room < 20 or cells(_visible(source)) <= room:
+    if room < 20 or count_columns(_visible(source)) <= room:
         return source, column
     start = max(0, min(column - 1 - room // 3, len(source) - room))
     return source[start : start + room], column - start

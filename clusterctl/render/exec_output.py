@@ -29,7 +29,7 @@ class Answer:
     error: str | None = None
 
 
-def answer_of(result: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> Answer:
+def make_answer(result: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> Answer:
     """Return the agent's result of `exec`, with its output and the time limit that it had, as an answer."""
     error = f"not done within {seconds:g} s" if result.get("timed_out") and seconds is not None else None
     return Answer(exit_code=result.get("exit_code"), signal=result.get("signal"), stdout=out, stderr=err, error=error)

@@ -49,7 +49,7 @@ exit $code"""
 _MANIFEST = """\
 # Made by `clusterctl export k8s`. Put in an image that has the code, with its folder as `workingDir`.
 # All pods end when one fails, and none is started again: a JobSet can restart all of them together.
-{lost}apiVersion: v1
+{losses}apiVersion: v1
 kind: Service
 metadata:
   name: {name}
@@ -109,7 +109,7 @@ _OTHERWISE = {
 """Keys that hold in pods in another way."""
 
 
-def lost(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
+def list_losses(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
     """Return what of the written keys does not hold in pods, or holds otherwise, in lines."""
     names = _unlike_variables(spec)
     dropped = [key for key in keys if key not in _CARRIED and key not in _OTHERWISE and key != "secrets"]
@@ -137,7 +137,7 @@ def _name(spec: ClusterSpec) -> str:
 
 
 def manifest(
-    spec: ClusterSpec, job: JobSpec, *, image: str, workdir: str = "/workspace", lost: Iterable[str] = ()
+    spec: ClusterSpec, job: JobSpec, *, image: str, workdir: str = "/workspace", losses: Iterable[str] = ()
 ) -> str:
     """Return a service and a job, as YAML.
 
@@ -146,7 +146,7 @@ def manifest(
         job: Its job.
         image: Of the pods.
         workdir: Where the code lies in the image.
-        lost: What the reader is to know of the file (see `lost`).
+        losses: What the reader is to know of the file (see `list_losses`).
 
     Raises:
         RefusedError: The hosts are not alike, which the pods of a job have to be; or something is no text.
@@ -158,7 +158,7 @@ def manifest(
     deadline = f"\n  activeDeadlineSeconds: {math.ceil(job.max_duration)}" if job.max_duration is not None else ""
     limits = f"\n          resources:\n            limits: {{nvidia.com/gpu: {gpus}}}" if gpus else ""
     return _MANIFEST.format(
-        lost="".join(f"# {line}\n" for line in lost),
+        losses="".join(f"# {line}\n" for line in losses),
         name=_quoted(name),
         nodes=nodes,
         deadline=deadline,

@@ -38,7 +38,7 @@ _ASKED_FOR = ("host", "gpus", "workers")
 """Keys of hosts that say which nodes are asked for."""
 
 
-def lost(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
+def list_losses(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
     """Return what of the written keys does not hold for the nodes of the allocation, or holds otherwise, in lines."""
     of_hosts = [key for key in keys if key.startswith("hosts[].") and key.partition(".")[2] not in _ASKED_FOR]
     names = ", ".join(f"`{name}`" for name in spec.secrets)
@@ -59,7 +59,7 @@ def script(
     folder: str,
     files: Sequence[str],
     sets: Sequence[str],
-    lost: Iterable[str] = (),
+    losses: Iterable[str] = (),
 ) -> str:
     """Return the script.
 
@@ -69,13 +69,13 @@ def script(
         folder: Where the files lie.
         files: The cluster files, as `up` is to be given them.
         sets: What is set beside them.
-        lost: What the reader is to know of the file (see `lost`).
+        losses: What the reader is to know of the file (see `list_losses`).
     """
     words = [*program, "up", *(word for file in files for word in ("--file", file))]
     words += [word for text in (*sets, "hosts={from: slurm}") for word in ("--set", text)]
     up = shlex.join(words)
     needs = f"# Made by `clusterctl export slurm`. It needs {shlex.join(program)} on the node where it runs."
-    head = ["#!/bin/bash", needs, *_directives(spec), *_notes(spec), *(f"# {line}" for line in lost)]
+    head = ["#!/bin/bash", needs, *_directives(spec), *_notes(spec), *(f"# {line}" for line in losses)]
     body = _BODY.format(program=shlex.quote(program[0]), folder=shlex.quote(folder), up=f'{up} -- "$@"')
     return "\n".join(head) + "\n" + body
 

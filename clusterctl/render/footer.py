@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from clusterctl.formatting import format_duration, name_ranks, plural
 from clusterctl.render.console import DIM, fit
-from clusterctl.render.run_messages import step_of
-from clusterctl.render.wrapping import cells
+from clusterctl.render.run_messages import format_step
+from clusterctl.render.wrapping import count_columns
 from clusterctl.run.record.sample_files import read_latest_activity
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class StepRate:
             return []
         (began, first), (last, step) = self._steps[0], self._steps[-1]
         if last <= began or step == first:
-            return [f"step {step_of(step, attempt)}"]
-        return [f"step {step_of(step, attempt)}", speed_text((step - first) / (last - began))]
+            return [f"step {format_step(step, attempt)}"]
+        return [f"step {format_step(step, attempt)}", speed_text((step - first) / (last - began))]
 
 
 def speed_text(speed: float) -> str:
@@ -107,10 +107,10 @@ def footer_line(
 def _joined(parts: list[str], keys: list[str], glyphs: Glyphs, width: int | None) -> str:
     """Leave out what tells least, which stands last, as long as there is no room for it before the keys."""
     dot = f" {glyphs.dot} "
-    while width is not None and len(parts) > 1 and cells(dot.join([*parts, *keys])) > width:
+    while width is not None and len(parts) > 1 and count_columns(dot.join([*parts, *keys])) > width:
         parts = parts[:-1]
     if width is not None:
-        room = width - cells(dot.join(["", *keys]))
+        room = width - count_columns(dot.join(["", *keys]))
         parts = [fit(dot.join(parts), room, glyphs)] if room > 0 else []
     return dot.join([*parts, *keys])
 

@@ -12,7 +12,7 @@ from clusterctl.formatting import fold_ranks, plural
 from clusterctl.health.model import Finding, Status
 from clusterctl.render.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, fit, pad, safe
 from clusterctl.render.sanitize import json_line
-from clusterctl.render.wrapping import cells
+from clusterctl.render.wrapping import count_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -108,7 +108,9 @@ def problems_by_check(
         bodies.setdefault((status, body if status is Status.UNKNOWN else (check, *body)), []).append(check)
     lines: list[str] = []
     for (status, body), checks in bodies.items():
-        lines.append(f"{sign(status, terminal)} {terminal.style(status.value, *STYLES[status])} {_several(checks)}")
+        lines.append(
+            f"{status_sign(status, terminal)} {terminal.style(status.value, *STYLES[status])} {_several(checks)}"
+        )
         lines += body if status is Status.UNKNOWN else body[1:]
     return lines
 
@@ -125,7 +127,7 @@ def _needing_root(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
     lines = []
     for (checks, hint), nodes in alike.items():
         place = terminal.style(fold_hosts(nodes), BOLD)
-        lines.append(f"{sign(Status.SKIP, terminal)} needs root {place}: {_several(checks)}")
+        lines.append(f"{status_sign(Status.SKIP, terminal)} needs root {place}: {_several(checks)}")
         lines += [f"    {terminal.style('hint', CYAN)}: {safe(hint)}"] if hint else []
     return lines
 
@@ -166,7 +168,7 @@ def _passed(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
         if finding.status is Status.PASS:
             by_check.setdefault(finding.check, []).append(finding)
     widest = max(map(len, by_check), default=0)
-    mark = sign(Status.PASS, terminal)
+    mark = status_sign(Status.PASS, terminal)
     return [
         f"{mark} {pad(check, widest)}  {line.strip()}"
         for check, members in by_check.items()
@@ -187,7 +189,7 @@ def _skipped(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
     if len(told) > _MOST_REASONS:
         words += f", for other reasons ({sum(len(checks) for _, checks in told[_MOST_REASONS:])})"
     many = plural(len(set().union(*reasons.values())), "check")
-    return [f"{sign(Status.SKIP, terminal)} {many} skipped: {words}"]
+    return [f"{status_sign(Status.SKIP, terminal)} {many} skipped: {words}"]
 
 
 def _node_lines(nodes: Sequence[NodeHealth], terminal: Terminal) -> list[str]:
@@ -196,7 +198,7 @@ def _node_lines(nodes: Sequence[NodeHealth], terminal: Terminal) -> list[str]:
     for node in nodes:
         alike.setdefault((node.verdict, _told(node)), []).append(node.node)
     names = {key: safe(fold_hosts(members)) for key, members in alike.items()}
-    widest = max(map(cells, names.values()), default=0)
+    widest = max(map(count_columns, names.values()), default=0)
     if terminal.width is not None:
         widest = min(widest, max(20, terminal.width // 3))
     return [_node_line(names[verdict, told], verdict, told, widest, terminal) for verdict, told in alike]
@@ -221,7 +223,9 @@ def _node_line(name: str, verdict: Status, parts: Sequence[str], widest: int, te
         terminal.glyphs,
     )
     word = terminal.style(pad(verdict.value, 7), *STYLES[verdict])
-    return f"{sign(verdict, terminal)} {pad(fit(name, widest, terminal.glyphs), widest)}  {word}  {text}".rstrip()
+    return (
+        f"{status_sign(verdict, terminal)} {pad(fit(name, widest, terminal.glyphs), widest)}  {word}  {text}".rstrip()
+    )
 
 
 def _verdict_line(view: HealthView, terminal: Terminal) -> str:
@@ -231,11 +235,11 @@ def _verdict_line(view: HealthView, terminal: Terminal) -> str:
     return f"{verdict}: {plural(len(view.nodes), 'node')}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
 
 
-def sign(status: Status, terminal: Terminal) -> str:
+def status_sign(status: Status, terminal: Terminal) -> str:
     """Return the sign that stands before a finding of a status."""
     glyphs = terminal.glyphs
     glyph = {Status.FAIL: glyphs.fail, Status.PASS: glyphs.ok, Status.SKIP: glyphs.dot}.get(status, glyphs.warn)
-    return terminal.style(pad(glyph, cells(glyphs.ok)), *STYLES[status])
+    return terminal.style(pad(glyph, count_columns(glyphs.ok)), *STYLES[status])
 
 
 # --- for machines
@@ -299,11 +303,13 @@ _WORDS = {Status.PASS: "ok", Status.WARN: "warn", Status.FAIL: "fail", Status.SK
 
 def render_head(findings: Sequence[Finding], verdict: Status, terminal: Terminal) -> list[str]:
     """Return a line for each finding, with its remedy below it, and last whether this head is fit."""
-    widest = max((cells(finding.check) for finding in findings), default=0)
+    widest = max((count_columns(finding.check) for finding in findings), default=0)
     lines = []
     for finding in findings:
         word = terminal.style(pad(_WORDS[finding.status], 7), *STYLES[finding.status])
-        lines.append(f"{sign(finding.status, terminal)} {pad(finding.check, widest)}  {word}  {safe(finding.message)}")
+        lines.append(
+            f"{status_sign(finding.status, terminal)} {pad(finding.check, widest)}  {word}  {safe(finding.message)}"
+        )
         lines += [f"    {terminal.style('hint', CYAN)}: {safe(finding.hint)}"] if finding.hint else []
     return [*lines, "", _last_line(findings, verdict, terminal)]
 

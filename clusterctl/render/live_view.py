@@ -12,7 +12,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration
 from clusterctl.render.console import CYAN, DIM, GREEN, RED, YELLOW, fit, pad, safe
 from clusterctl.render.sanitize import json_line
-from clusterctl.render.wrapping import cells
+from clusterctl.render.wrapping import count_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -96,9 +96,9 @@ def phase_line(view: PhaseView, glyphs: Glyphs, *, width: int | None = None, spi
         PhaseEnd.FAIL: glyphs.fail,
     }[view.end]
     count = f"{view.done}/{view.total}" if view.total else ""
-    head = f"{pad(sign, cells(glyphs.ok))} {pad(view.name, _NAME)} {pad(count, _COUNT, right=True)}   "
+    head = f"{pad(sign, count_columns(glyphs.ok))} {pad(view.name, _NAME)} {pad(count, _COUNT, right=True)}   "
     time = format_duration(view.seconds)
-    room = (_LINE if width is None else min(width, _LINE)) - cells(head) - cells(time) - 2
+    room = (_LINE if width is None else min(width, _LINE)) - count_columns(head) - count_columns(time) - 2
     detail = safe(view.detail) if width is None else fit(safe(view.detail), max(room, 0), glyphs)
     return f"{head}{pad(detail, max(room, 0))}  {time}"
 
@@ -120,7 +120,7 @@ def waiting_text(view: PhaseView, most: int | None = SLOWEST) -> str:
 def waiting_lines(view: PhaseView, glyphs: Glyphs, width: int | None, most: int | None = SLOWEST) -> list[str]:
     """Return a line for each of the `most` slowest nodes (`None`: for all), to stand below the phase."""
     shown = view.waiting[:most]
-    widest = max((cells(safe(node)) for node, _ in shown), default=0)
+    widest = max((count_columns(safe(node)) for node, _ in shown), default=0)
     lines = [fit(f"    {pad(safe(node), widest)}  {safe(reason)}", width, glyphs) for node, reason in shown]
     more = len(view.waiting) - len(shown)
     return [*lines, f"    and {more} more"] if more > 0 else lines

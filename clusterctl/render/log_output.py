@@ -11,7 +11,7 @@ from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.sanitize import RESET, strip_colours
 from clusterctl.render import sanitize
 from clusterctl.render.console import DIM
-from clusterctl.render.wrapping import cells
+from clusterctl.render.wrapping import count_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -79,7 +79,7 @@ class LogWriter:
         """Learn nodes and ranks; the prefix only ever grows."""
         for node in nodes:
             self._colours.setdefault(node, NODE_COLOURS[len(self._colours) % len(NODE_COLOURS)])
-        widest = max(map(cells, nodes), default=0) + len(f" r{max(ranks, default=0)}") if nodes else 0
+        widest = max(map(count_columns, nodes), default=0) + len(f" r{max(ranks, default=0)}") if nodes else 0
         self._grow(widest)
 
     def write(self, lines: Sequence[LogLine | FoldedLine]) -> None:
@@ -118,11 +118,11 @@ class LogWriter:
 
     def _make_prefix(self, nodes: tuple[str, ...], ranks: tuple[int, ...]) -> str:
         label = f"{nodes[0]} r{ranks[0]}" if len(ranks) == 1 else f"r{fold_ranks(ranks)}"
-        self._grow(cells(label))
+        self._grow(count_columns(label))
         colour = self._colours.setdefault(nodes[0], NODE_COLOURS[len(self._colours) % len(NODE_COLOURS)])
         if len(label) > _WIDEST_PREFIX and len(ranks) > 1:
             label = f"r{min(ranks)}-{max(ranks)} ({len(ranks)} ranks)"
-        padded = f"{label}{' ' * (self._width - cells(label))} {self._terminal.glyphs.bar}"
+        padded = f"{label}{' ' * (self._width - count_columns(label))} {self._terminal.glyphs.bar}"
         prefix = self._terminal.style(padded, colour if len(ranks) == 1 else DIM) + " "
         if len(self._prefixes) > 5000:
             self._prefixes.clear()
@@ -166,13 +166,13 @@ def raw_bytes(line: LogLine) -> bytes:
 
 def _fit_coloured(text: str, width: int | None) -> str:
     """Cut a line with colours to the width of the screen, so that it can be rewritten in place."""
-    if width is None or cells(strip_colours(text)) < width:
+    if width is None or count_columns(strip_colours(text)) < width:
         return text
     out, used, position = [], 0, 0
     while position < len(text) and used < width - 1:
         end = text.find("m", position) if text[position] == ESCAPE else -1
         piece = text[position : end + 1] if end >= 0 else text[position]
-        used += 0 if end >= 0 else cells(piece)
+        used += 0 if end >= 0 else count_columns(piece)
         out.append(piece)
         position += len(piece)
     return "".join(out) + (RESET if ESCAPE in text else "")

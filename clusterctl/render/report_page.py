@@ -19,9 +19,9 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration, plural
 from clusterctl.logs.sanitize import clean_text, strip_colours
 from clusterctl.render import charts
-from clusterctl.render.attempts import attempt_spans, cause_words
+from clusterctl.render.attempts import attempt_spans, describe_cause
 from clusterctl.render.charts import Bar, Chart, Span, make_chart
-from clusterctl.render.run_messages import step_of
+from clusterctl.render.run_messages import format_step
 from clusterctl.render.sanitize import sanitize_line
 from clusterctl.render.status import commit_words
 from clusterctl.run.rules.end_warnings import list_end_warnings
@@ -147,13 +147,13 @@ def _facts(view: RunView, ended: float) -> list[tuple[str, str]]:
     cause = find_final_cause(state)
     began = state.created
     facts = [
-        ("why", "" if cause is None else cause_words(cause, message=True)),
+        ("why", "" if cause is None else describe_cause(cause, message=True)),
         ("started", "" if began is None else _clock(began)),
         ("took", "" if began is None else format_duration(ended - began) + ("" if state.over else ", and goes on")),
         ("exit code", "" if state.exit_code is None else str(state.exit_code)),
         ("size", f"{plural(len(state.workers), 'rank')} on {plural(len(state.nodes), 'node')}"),
         ("nodes", fold_hosts(state.nodes)),
-        ("step", "" if view.step is None else step_of(view.step, state.attempt)),
+        ("step", "" if view.step is None else format_step(view.step, state.attempt)),
     ]
     if origin is not None:
         facts += [

@@ -10,7 +10,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import plural
 from clusterctl.render.console import BOLD, safe
 from clusterctl.render.table import GAP, Cell, Column, render_table
-from clusterctl.render.wrapping import cells, wrapped
+from clusterctl.render.wrapping import count_columns, wrap_line
 from clusterctl.run.record.run_facts import Section
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Difference:
     right: str | None
 
 
-def differences(left: RunFacts, right: RunFacts) -> list[Difference]:
+def list_differences(left: RunFacts, right: RunFacts) -> list[Difference]:
     """Return what differs, by section; what is alike on several nodes once."""
     looked_at = left.has_health and right.has_health
     found: dict[tuple[Section, str, str, str], tuple[list[str], str | None, str | None]] = {}
@@ -67,7 +67,7 @@ def render_differences(left: RunFacts, right: RunFacts, terminal: Terminal) -> l
     Two values for which there is no room beside each other stand one below the other: what would be cut may be the
     difference.
     """
-    shown = _shown(differences(left, right))
+    shown = _shown(list_differences(left, right))
     if not shown:
         return [f"{left.run} and {right.run} do not differ in anything that is known of them"]
     names = (left.run, right.run)
@@ -84,7 +84,7 @@ def render_differences(left: RunFacts, right: RunFacts, terminal: Terminal) -> l
         if number in below:
             wide = max(map(len, names))
             lines += [f"    {name:{wide}}  {safe(value)}" for name, value in zip(names, row.values, strict=True)]
-    return [part for line in lines for part in wrapped(line, terminal.width)]
+    return [part for line in lines for part in wrap_line(line, terminal.width)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +113,16 @@ def _shown(found: Sequence[Difference]) -> list[_Shown]:
 def _too_wide(shown: Sequence[_Shown], names: tuple[str, str], width: int | None) -> set[int]:
     """Return the numbers of the rows without which the others have room, the widest first."""
     below: set[int] = set()
-    title = max(cells(safe(row.title)) for row in shown)
+    title = max(count_columns(safe(row.title)) for row in shown)
     left = dict(enumerate(shown))
     while width is not None and left:
         taken = [
-            max(cells(safe(text)) for text in (name, *(row.values[i] for row in left.values())))
+            max(count_columns(safe(text)) for text in (name, *(row.values[i] for row in left.values())))
             for i, name in enumerate(names)
         ]
         if title + sum(taken) + 2 * GAP <= width:
             break
-        widest = max(left, key=lambda n: sum(cells(safe(value)) for value in left[n].values))
+        widest = max(left, key=lambda n: sum(count_columns(safe(value)) for value in left[n].values))
         if not any(left.pop(widest).values):
             break
         below.add(widest)
@@ -147,6 +147,6 @@ def differences_json(left: RunFacts, right: RunFacts) -> dict[str, Any]:
                 "nodes": list(row.nodes),
                 "values": [row.left, row.right],
             }
-            for row in differences(left, right)
+            for row in list_differences(left, right)
         ],
     }

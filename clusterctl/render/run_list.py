@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration, format_size, plural
-from clusterctl.render.attempts import cause_in_short, cause_words
-from clusterctl.render.run_messages import stall_line, step_of
+from clusterctl.render.attempts import describe_cause, describe_cause_briefly
+from clusterctl.render.run_messages import format_step, stall_line
 from clusterctl.render.status import round_s, run_json, state_cell
 from clusterctl.render.table import GAP, Column, render_table, text_of
-from clusterctl.render.wrapping import cells
+from clusterctl.render.wrapping import count_columns
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import RunPhase
 
@@ -45,7 +45,7 @@ def not_started(state: RunState) -> bool:
     return state.attempt < 0 or (state.attempt == 0 and cause is not None and cause.kind == "start_failed")
 
 
-def newest_first(views: Sequence[RunView]) -> list[RunView]:
+def sort_runs(views: Sequence[RunView]) -> list[RunView]:
     """Return runs in the order of lists: those that cannot be read, then the newest, and starts that failed aside."""
     unreadable = [v for v in views if v.state.phase is RunPhase.UNREADABLE]
     known = sorted((v for v in views if v not in unreadable), key=lambda v: v.state.created or 0.0, reverse=True)
@@ -94,10 +94,10 @@ def _fitting(columns: list[Column], rows: Sequence[_Row], width: int) -> list[Co
 
 def _needed(columns: Sequence[Column], rows: Sequence[_Row], most: int | None = None) -> int:
     """Return how many cells a table needs of which nothing is cut, but reasons that are longer than `most`."""
-    widest = {c.title: max((cells(text_of(row[c.title])) for row in rows), default=0) for c in columns}
+    widest = {c.title: max((count_columns(text_of(row[c.title])) for row in rows), default=0) for c in columns}
     if most is not None:
         widest["WHY"] = min(widest["WHY"], most)
-    return sum(max(cells(title), taken) for title, taken in widest.items()) + GAP * (len(columns) - 1)
+    return sum(max(count_columns(title), taken) for title, taken in widest.items()) + GAP * (len(columns) - 1)
 
 
 def adoption_hints(views: Sequence[RunView]) -> list[str]:
@@ -138,7 +138,7 @@ def _row(view: RunView, now: float, *, wide: bool) -> _Row:
         "TOOK": "-" if state.created is None else format_duration(end - state.created),
         "NODES": str(len(state.nodes)) if state.nodes else "-",
         "RANKS": str(state.world_size or "-"),
-        "STEP": "-" if view.step is None else step_of(view.step, state.attempt if wide else 0),
+        "STEP": "-" if view.step is None else format_step(view.step, state.attempt if wide else 0),
         "PROGRESS": "-"
         if progress is None or state.over or state.stall is not None
         else f"{format_duration(progress)} ago",
@@ -173,7 +173,7 @@ def _why_it_ended(state: RunState, *, short: bool) -> str:
         # The column of states already says that nothing was started.
         return cause.message.removesuffix("; nothing was started")
     if cause is not None:
-        return cause_in_short(cause) if short else cause_words(cause, message=True)
+        return describe_cause_briefly(cause) if short else describe_cause(cause, message=True)
     return "" if state.phase is RunPhase.CANCELLED or state.exit_code is None else f"exit {state.exit_code}"
 
 

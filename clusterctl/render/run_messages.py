@@ -31,8 +31,8 @@ def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
     place += [f"on {safe(cause.node)}"] if cause.node else []
     place += [f"attempt {attempt}"] if attempt > 0 else []
     where = ", ".join(filter(None, [" ".join(place[:2]), *place[2:]]))
-    message = f": {safe(cause.message)}" if cause.message and cause.message != how_it_ended(cause) else ""
-    parts = [part for part in (where, how_it_ended(cause) + _by_whom(cause)) if part]
+    message = f": {safe(cause.message)}" if cause.message and cause.message != describe_exit(cause) else ""
+    parts = [part for part in (where, describe_exit(cause) + _by_whom(cause)) if part]
     return f"{terminal.style(word, RED, BOLD)}: {', '.join(parts)}{message}"
 
 
@@ -42,12 +42,14 @@ def _by_whom(cause: Cause) -> str:
     return " (not by clusterctl, no OOM kill in the kernel log)" if unexplained else ""
 
 
-def alike_line(cause: Cause, ranks: Sequence[int], nodes: Sequence[str], attempt: int, terminal: Terminal) -> str:
+def shared_failure_line(
+    cause: Cause, ranks: Sequence[int], nodes: Sequence[str], attempt: int, terminal: Terminal
+) -> str:
     """Return the first observed failure where it is that of several ranks: `ranks 0-1,3 on gpu[01-03] failed alike`."""
     place = f"ranks {fold_ranks(ranks)} on {fold_hosts(nodes)} failed alike"
     which = f", attempt {attempt}" if attempt > 0 else ""
-    said = f": {safe(cause.message)}" if cause.message != how_it_ended(cause) else ""
-    how = how_it_ended(cause) + _by_whom(cause)
+    said = f": {safe(cause.message)}" if cause.message != describe_exit(cause) else ""
+    how = describe_exit(cause) + _by_whom(cause)
     return f"{terminal.style('first observed failure', RED, BOLD)}: {place}{which}, {how}{said}"
 
 
@@ -59,7 +61,7 @@ def cause_json(cause: Cause | None) -> dict[str, Any] | None:
     return {key: getattr(cause, key) for key in keys}
 
 
-def how_it_ended(cause: Cause) -> str:
+def describe_exit(cause: Cause) -> str:
     """Return the exit code or the signal's name, in words."""
     if cause.kind == "oom":
         return f"killed by {cause.signal} for lack of memory" if cause.signal else "killed for lack of memory"
@@ -90,7 +92,7 @@ _REMEDIES = {
 }
 
 
-def health_news(event: Health) -> str:
+def health_message(event: Health) -> str:
     """Return what the log view says when trouble of a node begins, and when it is over."""
     word = {"FAIL": "unhealthy", "WARN": "warn"}.get(event.status, "ok")
     return f"{word}: {health_line(event)}"
@@ -115,7 +117,7 @@ def stall_hints(run: str, phase: str) -> list[str]:
     return [f"hint: `clusterctl stacks {run}` shows where every rank is{end}", f"hint: {HINT}"]
 
 
-def stall_news(event: StallChanged, run: str) -> list[str]:
+def stall_messages(event: StallChanged, run: str) -> list[str]:
     """Return what the live view says when the stall rule says something new."""
     if event.phase == "none":
         return ["progress again"]
@@ -129,7 +131,7 @@ def _stall_text(phase: str, reason: str, since_s: float, limit_s: float) -> str:
     return f"{certain}{safe(reason) or 'no progress'} for {duration_text(since_s)} (limit {duration_text(limit_s)})"
 
 
-def worker_state(worker: WorkerState) -> str:
+def describe_worker(worker: WorkerState) -> str:
     """Return what a worker does, or how it ended, in a few words."""
     if worker.phase.value != "exited":
         return worker.phase.value
@@ -144,9 +146,9 @@ def worker_state(worker: WorkerState) -> str:
     return "exit unknown" if worker.exit_code is None else f"exit {worker.exit_code}"
 
 
-def summary(workers: Sequence[WorkerState]) -> str:
+def count_worker_states(workers: Sequence[WorkerState]) -> str:
     """Return how many workers are in which state: `6 stopped, 2 exit 1`."""
-    counted = Counter(worker_state(worker) for worker in workers)
+    counted = Counter(describe_worker(worker) for worker in workers)
     return ", ".join(f"{number} {text}" for text, number in counted.most_common())
 
 
@@ -164,18 +166,18 @@ _DECISIONS = {
 }
 
 
-def decision_news(event: EndDecided, state: RunState) -> str:
+def decision_message(event: EndDecided, state: RunState) -> str:
     """Return what the controller does now, and why; of the attempt that goes on, which worker has failed."""
     text = _DECISIONS.get(event.reason, f"{event.reason}: stopping every worker")
     if event.reason == StopReason.PEER_FAILED.value and len(state.workers) == 1:
         text = "the worker failed"
     cause = state.cause if event.attempt == state.attempt else None
     if event.reason == StopReason.PEER_FAILED.value and not event.message and cause is not None:
-        return f"{text} (rank {cause.rank} on {safe(cause.node)}: {how_it_ended(cause)})"
+        return f"{text} (rank {cause.rank} on {safe(cause.node)}: {describe_exit(cause)})"
     return f"{text} ({event.message})" if event.message else text
 
 
-def unreachable_news(event: Link) -> str:
+def unreachable_message(event: Link) -> str:
     """Return that a node does not answer, when it is given up, and what its workers do meanwhile."""
     node = NodeState(node=event.node, node_rank=0, link_why=event.why)
     parts = [f"{event.node}: {node.describe_silence(event.seconds)}"]
@@ -188,7 +190,7 @@ def unreachable_news(event: Link) -> str:
     return "; ".join(parts)
 
 
-def away_now(node: NodeState) -> str:
+def describe_silence(node: NodeState) -> str:
     """Return that a node does not answer at this moment."""
     return f"{node.node}: {node.describe_silence()}"
 
@@ -197,7 +199,7 @@ SILENT = (node_events.Prepared, node_events.Started, node_events.Exited, node_ev
 """Nearly all that nodes tell, and of which `node_news` says nothing."""
 
 
-def node_news(node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> list[str]:
+def node_event_messages(node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> list[str]:
     """Return what a node's event says to everybody who follows the run; mostly nothing."""
     match event:
         case node_events.Alarm():
@@ -219,12 +221,12 @@ def _adoption(node: str, stamp: node_events.Stamp, state: RunState) -> str:
     return "a new supervisor has taken over; workers went on"
 
 
-def step_of(step: int, attempt: int) -> str:
+def format_step(step: int, attempt: int) -> str:
     """Return `120`, or `120 (attempt 2)`: we count steps from 0 in each attempt, whatever its checkpoint was."""
     return str(step) if attempt <= 0 else f"{step} (attempt {attempt})"
 
 
-def node_step(event: node_events.Event) -> str:
+def node_step_message(event: node_events.Event) -> str:
     """Return what a step of a node's journal says to somebody who wants to see each of them; mostly nothing."""
     match event:
         case node_events.Prepared():
@@ -249,13 +251,13 @@ def node_step(event: node_events.Event) -> str:
             return ""
 
 
-def results_news(results: Results) -> list[str]:
+def result_messages(results: Results) -> list[str]:
     """Return what was fetched at the end of a run and where it is, and what did not come."""
     came = f"results: {plural(results.files, 'file')}, {format_size(results.bytes)} in {safe(results.to)}"
     return [*([came] if results.files else []), *(f"warn: results: {safe(text)}" for text in results.missing)]
 
 
-class Fate(Enum):
+class Outlook(Enum):
     """What its nodes do with a run of which they hear no more."""
 
     GOES_ON = "goes on"
@@ -274,49 +276,51 @@ class Unattended:
         limit: Seconds of `on_controller_loss.stop_after`, or `None` where the run is kept.
     """
 
-    fate: Fate = Fate.GOES_ON
-    left: float = 0.0
-    limit: float | None = None
+    outlook: Outlook = Outlook.GOES_ON
+    stop_in_s: float = 0.0
+    stop_after_s: float | None = None
 
     @property
-    def told(self) -> str:
+    def message(self) -> str:
         """What becomes of it, to stand behind `no controller is alive; `."""
-        rule = "" if self.limit is None else f" (on_controller_loss.stop_after {duration_text(self.limit)})"
-        match self.fate:
-            case Fate.GOES_ON:
+        rule = (
+            "" if self.stop_after_s is None else f" (on_controller_loss.stop_after {duration_text(self.stop_after_s)})"
+        )
+        match self.outlook:
+            case Outlook.GOES_ON:
                 return "the run goes on"
-            case Fate.WILL_STOP:
-                return f"its nodes stop the workers in {duration_text(self.left)} unless it is adopted"
-            case Fate.STOPPING:
+            case Outlook.WILL_STOP:
+                return f"its nodes stop the workers in {duration_text(self.stop_in_s)} unless it is adopted"
+            case Outlook.STOPPING:
                 return f"its nodes stop the workers now{rule}"
-            case Fate.STOPPED:
+            case Outlook.STOPPED:
                 return f"its nodes have stopped the workers by now{rule}"
-            case Fate.WAITS:
+            case Outlook.WAITS:
                 return "no worker runs until it is adopted"
 
     @property
     def short(self) -> str:
         """What becomes of it, for a column: no longer than there is room for on a narrow terminal."""
-        match self.fate:
-            case Fate.GOES_ON:
+        match self.outlook:
+            case Outlook.GOES_ON:
                 return "unattended"
-            case Fate.WILL_STOP:
-                return f"unattended: stops in {duration_text(self.left)}"
-            case Fate.STOPPING:
+            case Outlook.WILL_STOP:
+                return f"unattended: stops in {duration_text(self.stop_in_s)}"
+            case Outlook.STOPPING:
                 return "unattended: stops now"
-            case Fate.STOPPED:
+            case Outlook.STOPPED:
                 return "unattended: stopped"
-            case Fate.WAITS:
+            case Outlook.WAITS:
                 return "unattended: waits"
 
     def error(self, run: str) -> str:
         """Return what ends a command that followed the run."""
-        if self.fate is Fate.GOES_ON:
+        if self.outlook is Outlook.GOES_ON:
             return f"{run} goes on without a controller"
-        return f"{run} has no controller: {self.told}"
+        return f"{run} has no controller: {self.message}"
 
 
-def fate_of(phase: RunPhase, silent: float, stop_after: float | None, fence: float | None) -> Unattended:
+def predict_unattended(phase: RunPhase, silent: float, stop_after: float | None, fence: float | None) -> Unattended:
     """Return what becomes of a run without a controller.
 
     Args:
@@ -326,11 +330,11 @@ def fate_of(phase: RunPhase, silent: float, stop_after: float | None, fence: flo
         fence: Seconds after which they have surely stopped them (`Limits.fence`).
     """
     if phase is RunPhase.RESTARTING:
-        return Unattended(fate=Fate.WAITS)
+        return Unattended(outlook=Outlook.WAITS)
     if stop_after is None or fence is None:
         return Unattended()
     # A clock of the head that was set back makes the last sign one of the future.
     left = stop_after - max(0.0, silent)
     if left > 0:
-        return Unattended(fate=Fate.WILL_STOP, left=left, limit=stop_after)
-    return Unattended(fate=Fate.STOPPED if silent >= fence else Fate.STOPPING, limit=stop_after)
+        return Unattended(outlook=Outlook.WILL_STOP, stop_in_s=left, stop_after_s=stop_after)
+    return Unattended(outlook=Outlook.STOPPED if silent >= fence else Outlook.STOPPING, stop_after_s=stop_after)

@@ -84,7 +84,7 @@ class _Part(NamedTuple):
     library: str | None = None
 
 
-def folded_trace(lines: Sequence[str], folders: Collection[str] = (), *, ellipsis: str = "…") -> list[str]:
+def fold_traceback(lines: Sequence[str], folders: Collection[str] = (), *, ellipsis: str = "…") -> list[str]:
     """Return the lines of a traceback, without the rank that some frameworks put before each.
 
     Of frames of libraries in a row the last stays, for it is where something was raised, or what went into the code
@@ -96,10 +96,10 @@ def folded_trace(lines: Sequence[str], folders: Collection[str] = (), *, ellipsi
         ellipsis: The sign for what is left out.
     """
     plain = [_RANK.sub("", line) for line in lines]
-    return [relative(line, folders) for line in _folded(list(_parts(plain)), ellipsis)]
+    return [shorten_paths(line, folders) for line in _folded(list(_parts(plain)), ellipsis)]
 
 
-def raised(lines: Sequence[str]) -> tuple[str, ...] | None:
+def find_raise(lines: Sequence[str]) -> tuple[str, ...] | None:
     """Return where the last traceback among lines was raised, and with what; `None` where there is none.
 
     That is its last frame, and all that follows of the same output as far as it is part of a traceback.
@@ -113,7 +113,7 @@ def raised(lines: Sequence[str]) -> tuple[str, ...] | None:
     return None if end is None else (plain[last].strip(), plain[end].strip())
 
 
-def relative(line: str, folders: Collection[str]) -> str:
+def shorten_paths(line: str, folders: Collection[str]) -> str:
     """Return a line with the files of the code folder by their place in it."""
     for folder in folders:
         absolute = folder.startswith("/")
@@ -142,12 +142,12 @@ def _parts(lines: Sequence[str]) -> Iterator[_Part]:
         if frame is None:
             yield _Part([line])
         else:
-            held, library, indent = [line], library_of(frame["file"]), len(frame["indent"])
+            held, library, indent = [line], library_name(frame["file"]), len(frame["indent"])
     if held:
         yield _Part(held, library)
 
 
-def library_of(file: str) -> str:
+def library_name(file: str) -> str:
     """Return the library that a file belongs to, "" for code of the user's own."""
     package = _PACKAGES.search(file)
     if package is not None:
@@ -178,7 +178,7 @@ def _folded(parts: list[_Part], ellipsis: str) -> Iterator[str]:
 _MOST = 3
 
 
-def where_lines(folded: Sequence[Mapping[str, Any]], nodes: Mapping[int, str]) -> list[str]:
+def summarize_stacks(folded: Sequence[Mapping[str, Any]], nodes: Mapping[int, str]) -> list[str]:
     """Return `rank 2 on gpu03 is in load (train.py:21)`, a line for each place: those with few ranks first.
 
     Args:
@@ -202,7 +202,7 @@ def _line(entry: Mapping[str, Any], nodes: Mapping[int, str]) -> str:
 def _describe_place(frames: Sequence[Mapping[str, Any]] | None, wchan: str | None) -> str:
     if not frames:
         return f"in {safe(wchan)} of the kernel" if wchan else "somewhere without a Python stack"
-    own = next((frame for frame in frames if not library_of(str(frame["file"]))), frames[0])
+    own = next((frame for frame in frames if not library_name(str(frame["file"]))), frames[0])
     inside = "" if own is frames[0] else f"in {safe(frames[0]['function'])}, called by "
     name = str(own["file"]).rpartition("/")[2]
     return f"{inside or 'in '}{safe(own['function'])} ({safe(name)}:{own['line']})"

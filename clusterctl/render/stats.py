@@ -80,7 +80,8 @@ def stats_from_sample(node: str, sample: HealthSample) -> NodeStats:
 
 
 def _gpu_from_sample(sample: Mapping[str, Any]) -> GpuStats:
-    return GpuStats(**{key: sample.get(key) for key in _GPU_KEYS})
+    values: dict[str, Any] = {key: sample.get(key) for key in _GPU_KEYS}
+    return GpuStats(**values)
 
 
 def stats_json(nodes: Sequence[NodeStats]) -> list[dict[str, Any]]:
@@ -115,7 +116,7 @@ def render_stats(nodes: Sequence[NodeStats], terminal: Terminal, *, header: bool
     return render_table(columns, rows, terminal, header=header)
 
 
-def remarks(nodes: Sequence[NodeStats], now: float) -> list[str]:
+def describe_gaps(nodes: Sequence[NodeStats], now: float) -> list[str]:
     """Return what a person must know to read the table rightly: what is missing, and what is old."""
     reasons: dict[str, list[str]] = {}
     for node in nodes:

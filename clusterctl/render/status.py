@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import duration_text, fold_ranks, format_duration, name_ranks, plural, signal_name
-from clusterctl.render.attempts import attempts_json, render_attempts, waits_for_restart
+from clusterctl.render.attempts import attempts_json, describe_next_attempt, render_attempts
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, safe
 from clusterctl.render.errors import remaining_lines
 from clusterctl.render.log_output import rfc3339
 from clusterctl.render.run_messages import (
     Unattended,
     cause_json,
+    describe_worker,
     failure_line,
-    health_news,
-    results_news,
+    format_step,
+    health_message,
+    result_messages,
     stall_hints,
     stall_line,
-    step_of,
-    worker_state,
 )
 from clusterctl.render.table import Cell, Column, render_table
 from clusterctl.run.rules.end_warnings import list_end_warnings
@@ -138,20 +138,20 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
     state = view.state
     lines = [_headline(view, now, terminal)]
     if not view.attended and not state.over:
-        lines.append(f"  no controller is alive; {view.unattended.told}")
+        lines.append(f"  no controller is alive; {view.unattended.message}")
         lines.append(f"  hint: clusterctl attach --adopt {state.run}")
     if state.phase is RunPhase.RESTARTING and state.restart_at is not None:
-        lines.append(f"  {waits_for_restart(state, now)}")
+        lines.append(f"  {describe_next_attempt(state, now)}")
     if state.cause is not None:
         lines.append(f"  {failure_line(state.cause, state.attempt, terminal)}")
     if state.stall is not None:
         hints = [] if state.over else stall_hints(state.run, state.stall.phase)
         lines += [f"  {line}" for line in (stall_line(state.stall), *(f"  {line}" for line in view.where), *hints)]
     if state.results is not None:
-        lines += [f"  {line}" for line in results_news(state.results)]
+        lines += [f"  {line}" for line in result_messages(state.results)]
     lines += [f"  warn: {safe(text)}" for text in list_end_warnings(state)]
     if not state.over:
-        lines += [f"  {health_news(event)}" for event in state.troubles.values()]
+        lines += [f"  {health_message(event)}" for event in state.troubles.values()]
         lines += [f"  {line}" for line in slow_lines(state, view.slow)]
     if state.remaining:
         lines.append("  may still be there:")
@@ -183,7 +183,7 @@ def _headline(view: RunView, now: float, terminal: Terminal) -> str:
     if state.nodes:
         parts.append(f"{plural(len(state.nodes), 'node')}, {plural(len(state.workers), 'rank')}")
     if view.step is not None:
-        parts.append(f"step {step_of(view.step, state.attempt)}")
+        parts.append(f"step {format_step(view.step, state.attempt)}")
     if state.created is not None:
         parts.append(f"{format_duration((now if state.ended is None else state.ended) - state.created)}")
     return f"{terminal.style(state.run, BOLD)}  {dot.join(parts)}"
@@ -265,7 +265,7 @@ def _worker_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str
 def _folded_workers(workers: Sequence[WorkerState], view: RunView, terminal: Terminal) -> list[str]:
     groups: dict[str, list[WorkerState]] = {}
     for worker in workers:
-        groups.setdefault(worker_state(worker), []).append(worker)
+        groups.setdefault(describe_worker(worker), []).append(worker)
     columns = [
         Column(title="RANKS", shrink=True),
         Column(title="STATE"),
@@ -283,7 +283,7 @@ def _folded_workers(workers: Sequence[WorkerState], view: RunView, terminal: Ter
 
 def worker_cell(worker: WorkerState) -> Cell:
     """Return what a worker does, in its colour."""
-    return Cell(worker_state(worker), _worker_style(worker))
+    return Cell(describe_worker(worker), _worker_style(worker))
 
 
 def _worker_style(worker: WorkerState) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import BOLD, fit, pad, safe
-from clusterctl.render.wrapping import cells, wrapped
+from clusterctl.render.wrapping import count_columns, wrap_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ def render_table(
     body = [[Cell(safe(cell.text), cell.style) for cell in row] for row in body]
     if header:
         body.insert(0, [Cell(column.title, (BOLD,)) for column in columns])
-    widths = [max((cells(row[i].text) for row in body), default=0) for i in range(len(columns))]
+    widths = [max((count_columns(row[i].text) for row in body), default=0) for i in range(len(columns))]
     _shrink(widths, columns, terminal.width)
     return [line for row in body for line in _lines(row, columns, widths, terminal)]
 
@@ -69,7 +69,7 @@ def _shrink(widths: list[int], columns: Sequence[Column], limit: int | None) -> 
     for index in sorted(range(len(columns)), key=lambda i: (columns[i].shrink, i), reverse=True):
         if excess <= 0 or not columns[index].shrink:
             return
-        cut = min(excess, max(0, widths[index] - max(_NARROWEST, cells(columns[index].title))))
+        cut = min(excess, max(0, widths[index] - max(_NARROWEST, count_columns(columns[index].title))))
         widths[index] -= cut
         excess -= cut
 
@@ -87,10 +87,10 @@ def _lines(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int]
 
 def _broken(text: str, width: int) -> Iterator[str]:
     """Yield a text in lines, broken between words as far as these have room."""
-    for line in wrapped(text, width):
+    for line in wrap_line(text, width):
         rest = line
-        while cells(rest) > width > 1:
-            end = next(n for n in range(width, 0, -1) if cells(rest[:n]) <= width)
+        while count_columns(rest) > width > 1:
+            end = next(n for n in range(width, 0, -1) if count_columns(rest[:n]) <= width)
             yield rest[:end]
             rest = rest[end:]
         yield rest

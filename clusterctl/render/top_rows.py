@@ -7,7 +7,7 @@ from enum import Enum
 from statistics import median, median_low
 from typing import TYPE_CHECKING
 
-from clusterctl.render.run_messages import worker_state
+from clusterctl.render.run_messages import describe_worker
 from clusterctl.render.stats import HOT_C, STALE_S
 from clusterctl.render.status import RunView, WorkerActivity
 
@@ -32,7 +32,7 @@ class Level(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaf:
+class Entity:
     """A rank, a GPU that no rank uses, or a node with neither.
 
     Attributes:
@@ -54,31 +54,31 @@ class Leaf:
 class Row:
     """One line of the table: one leaf or several."""
 
-    leaves: Sequence[Leaf]
+    entities: Sequence[Entity]
 
     @property
     def place(self) -> int:
         """Where its first leaf stands."""
-        return self.leaves[0].place
+        return self.entities[0].place
 
     @property
     def gpus(self) -> list[GpuStats]:
         """The GPUs of its leaves."""
-        return [leaf.gpu for leaf in self.leaves if leaf.gpu is not None]
+        return [leaf.gpu for leaf in self.entities if leaf.gpu is not None]
 
     @property
     def workers(self) -> list[WorkerState]:
         """The workers of its leaves."""
-        return [leaf.worker for leaf in self.leaves if leaf.worker is not None]
+        return [leaf.worker for leaf in self.entities if leaf.worker is not None]
 
     @property
     def nodes(self) -> list[NodeStats]:
         """Its nodes, each once."""
-        return list({leaf.node.node: leaf.node for leaf in self.leaves}.values())
+        return list({leaf.node.node: leaf.node for leaf in self.entities}.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class TopData:
     """What there is to show.
 
     Attributes:
@@ -101,79 +101,79 @@ class Scene:
     last_line: Callable[[int], str] = lambda _: ""
 
 
-def leaves_of(scene: Scene) -> list[Leaf]:
+def list_entities(data: TopData) -> list[Entity]:
     """Return all leaves, in order of node and rank."""
     by_node: dict[str, list[WorkerState]] = {}
-    for worker in scene.view.state.workers.values() if scene.view else ():
+    for worker in data.view.state.workers.values() if data.view else ():
         by_node.setdefault(worker.node, []).append(worker)
-    found: list[Leaf] = []
-    for node in scene.nodes:
+    found: list[Entity] = []
+    for node in data.nodes:
         workers = sorted(by_node.get(node.node, ()), key=lambda w: w.local_rank)
-        found += _of_node(scene, node, workers, len(found))
+        found += _of_node(data, node, workers, len(found))
     return found
 
 
-def _of_node(scene: Scene, node: NodeStats, workers: Sequence[WorkerState], place: int) -> list[Leaf]:
+def _of_node(data: TopData, node: NodeStats, workers: Sequence[WorkerState], place: int) -> list[Entity]:
     by_index = {gpu.gpu: gpu for gpu in node.gpus}
-    used = [i for i in scene.gpus_of.get(node.node, tuple(by_index)) if i in by_index]
+    used = [i for i in data.gpus_of.get(node.node, tuple(by_index)) if i in by_index]
     pairs: list[tuple[WorkerState | None, GpuStats | None]] = [
         (worker, by_index[used[worker.local_rank % len(used)]] if used else None) for worker in workers
     ]
     shown = {gpu.gpu for _, gpu in pairs if gpu is not None}
     pairs += [(None, gpu) for gpu in node.gpus if gpu.gpu not in shown]
-    activity = scene.view.activity if scene.view else {}
+    activity = data.view.activity if data.view else {}
     return [
-        Leaf(
+        Entity(
             place=place + number,
             node=node,
             gpu=gpu,
             worker=worker,
             activity=activity.get(worker.rank, WorkerActivity()) if worker else WorkerActivity(),
-            pace=scene.paces.get(worker.rank) if worker else None,
-            trend=scene.trends.get((node.node, None if gpu is None else gpu.gpu), ()),
+            pace=data.paces.get(worker.rank) if worker else None,
+            trend=data.trends.get((node.node, None if gpu is None else gpu.gpu), ()),
         )
         for number, (worker, gpu) in enumerate(pairs or [(None, None)])
     ]
 
 
-def rows_at(scene: Scene, leaves: Sequence[Leaf], level: Level, now: float) -> list[Row]:
+def make_rows(data: TopData, leaves: Sequence[Entity], level: Level, now: float) -> list[Row]:
     """Return the rows of a level; of `ALIKE` those that are few come first."""
     if level is Level.RANKS:
-        return [Row(leaves=[leaf]) for leaf in leaves]
-    nodes: dict[str, list[Leaf]] = {}
+        return [Row(entities=[leaf]) for leaf in leaves]
+    nodes: dict[str, list[Entity]] = {}
     for leaf in leaves:
         nodes.setdefault(leaf.node.node, []).append(leaf)
     if level is Level.NODES:
-        return [Row(leaves=group) for group in nodes.values()]
-    usual = _Usual(scene, leaves)
-    alike: dict[Hashable, list[Leaf]] = {}
+        return [Row(entities=group) for group in nodes.values()]
+    usual = _Baseline(data, leaves)
+    alike: dict[Hashable, list[Entity]] = {}
     for group in nodes.values():
-        alike.setdefault(usual.looks_of(group, now), []).extend(group)
-    return sorted((Row(leaves=group) for group in alike.values()), key=lambda row: (len(row.nodes), row.place))
+        alike.setdefault(usual.signature(group, now), []).extend(group)
+    return sorted((Row(entities=group) for group in alike.values()), key=lambda row: (len(row.nodes), row.place))
 
 
-def finest(leaves: Sequence[Leaf], room: int) -> Level:
+def finest_level(leaves: Sequence[Entity], room: int) -> Level:
     """Return the finest level of which all rows have room."""
     if len(leaves) <= room:
         return Level.RANKS
     return Level.NODES if len({leaf.node.node for leaf in leaves}) <= room else Level.ALIKE
 
 
-class _Usual:
+class _Baseline:
     """What most nodes do, against which each is held."""
 
-    def __init__(self, scene: Scene, leaves: Sequence[Leaf]) -> None:
+    def __init__(self, data: TopData, leaves: Sequence[Entity]) -> None:
         busy = [leaf.gpu.util for leaf in leaves if leaf.gpu is not None and leaf.gpu.util is not None]
         steps = [leaf.activity.step for leaf in leaves if leaf.activity.step is not None]
         paces = [leaf.pace for leaf in leaves if leaf.pace is not None]
         self._busy = median(busy) if busy else 0.0
         self._step = median_low(steps) if steps else 0
         self._behind = max(2.0, _BEHIND_S * median(paces)) if paces else 2.0
-        state = None if scene.view is None else scene.view.state
+        state = None if data.view is None else data.view.state
         self._troubled = set() if state is None else {event.node for event in state.troubles.values()}
         self._links = {} if state is None else {name: node.link for name, node in state.nodes.items()}
 
-    def looks_of(self, leaves: Sequence[Leaf], now: float) -> Hashable:
+    def signature(self, leaves: Sequence[Entity], now: float) -> Hashable:
         """Return what tells a node from others; equal for those that are alike."""
         node = leaves[0].node
         busy = [leaf.gpu.util for leaf in leaves if leaf.gpu is not None and leaf.gpu.util is not None]
@@ -183,7 +183,7 @@ class _Usual:
             node.time is None or now - node.time > STALE_S,
             self._links.get(node.node, ""),
             node.node in self._troubled,
-            tuple(sorted({worker_state(leaf.worker) for leaf in leaves if leaf.worker is not None})),
+            tuple(sorted({describe_worker(leaf.worker) for leaf in leaves if leaf.worker is not None})),
             bool(busy) and min(busy) < self._busy - _ODD_PERCENT,
             any(leaf.gpu is not None and (leaf.gpu.temp_c or 0.0) >= HOT_C for leaf in leaves),
             not steps or min(steps) < self._step - self._behind,
@@ -208,7 +208,7 @@ _LARGEST_FIRST = ("util", "memory", "temp", "power", "cpu", "output")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class SortState:
     """How rows are sorted, and which is the first that is shown.
 
     Attributes:
@@ -216,12 +216,12 @@ class Order:
     """
 
     by: str = "node"
-    turned: bool = False
+    is_reversed: bool = False
     first: int = 0
     fold: Level | None = None
 
 
-_KEYS: dict[str, Callable[[Leaf], float | None]] = {
+_KEYS: dict[str, Callable[[Entity], float | None]] = {
     "node": lambda leaf: leaf.place,
     "rank": lambda leaf: leaf.worker.rank if leaf.worker else None,
     "util": lambda leaf: leaf.gpu.util if leaf.gpu else None,
@@ -235,17 +235,17 @@ _KEYS: dict[str, Callable[[Leaf], float | None]] = {
 }
 
 
-def in_order(rows: Sequence[Row], order: Order) -> list[Row]:
+def sort_rows(rows: Sequence[Row], order: SortState) -> list[Row]:
     """Return rows sorted; rows without the value come last in either direction.
 
     A row of several counts by the one that would come first.
     """
-    if order.by == "node" and not order.turned:
+    if order.by == "node" and not order.is_reversed:
         return list(rows)
-    largest_first = (order.by in _LARGEST_FIRST) != order.turned
+    largest_first = (order.by in _LARGEST_FIRST) != order.is_reversed
     known, unknown = [], []
     for row in rows:
-        value = _first(map(_KEYS[order.by], row.leaves), largest_first=largest_first)
+        value = _first(map(_KEYS[order.by], row.entities), largest_first=largest_first)
         if value is None:
             unknown.append(row)
         else:

@@ -11,18 +11,18 @@ from clusterctl.formatting import duration_text, fold_ranks, format_duration
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import BOLD, DIM, RED, Glyphs, fit
 from clusterctl.render.footer import speed_text
-from clusterctl.render.run_messages import summary, worker_state
-from clusterctl.render.stats import GIB, HOT_C, STALE_S, percent, remarks, util_style
+from clusterctl.render.run_messages import count_worker_states, describe_worker
+from clusterctl.render.stats import GIB, HOT_C, STALE_S, describe_gaps, percent, util_style
 from clusterctl.render.status import render_summary, worker_cell
 from clusterctl.render.table import Cell, Column, render_table
-from clusterctl.render.top_rows import SORTS, Level, finest, in_order, leaves_of, rows_at
-from clusterctl.render.wrapping import cells, wrapped
+from clusterctl.render.top_rows import SORTS, Level, finest_level, list_entities, make_rows, sort_rows
+from clusterctl.render.wrapping import count_columns, wrap_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from clusterctl.render.console import Terminal
-    from clusterctl.render.top_rows import Leaf, Order, Row, Scene
+    from clusterctl.render.top_rows import Entity, Row, SortState, TopData
 
 _MOST_NEWS = 4
 _MOST_OF_ONE = 3
@@ -30,96 +30,98 @@ _WIDE = 10_000
 _FOLDED = {Level.RANKS: "", Level.NODES: "a row a node", Level.ALIKE: "nodes that are alike in one row"}
 
 
-def render_top(scene: Scene, order: Order, now: float, terminal: Terminal, height: int) -> tuple[list[str], Order]:
+def render_top(
+    data: TopData, order: SortState, now: float, terminal: Terminal, height: int
+) -> tuple[list[str], SortState]:
     """Return one screen of at most `height` lines, and the order with a first row that exists.
 
     Args:
-        scene: What there is to show.
+        data: What there is to show.
         order: How it is sorted and folded, and from where it is shown.
         now: The head's wall clock in seconds.
         terminal: For width and colours.
         height: Lines of the screen.
     """
     width = terminal.width
-    head = _head(scene, now, terminal, width or _WIDE)[: max(1, height - 4)]
-    leaves = leaves_of(scene)
+    head = _head(data, now, terminal, width or _WIDE)[: max(1, height - 4)]
+    leaves = list_entities(data)
     room = max(1, height - len(head) - 3)
-    level = order.fold or finest(leaves, room)
-    rows = in_order(rows_at(scene, leaves, level, now), order)
+    level = order.fold or finest_level(leaves, room)
+    rows = sort_rows(make_rows(data, leaves, level, now), order)
     first = max(0, min(order.first, len(rows) - room))
     lines = [
         *head,
-        _as_of(scene, leaves, level, now, terminal),
-        *table(rows[first : first + room], scene, width, terminal),
+        _as_of(data, leaves, level, now, terminal),
+        *table(rows[first : first + room], data, width, terminal),
     ]
     lines += [""] * max(0, height - 1 - len(lines))
     foot = _foot(order, first, room, len(rows), terminal)
     return [*lines[: height - 1], foot], replace(order, first=first)
 
 
-def level_of(scene: Scene, order: Order, now: float, terminal: Terminal, height: int) -> Level:
+def current_level(data: TopData, order: SortState, now: float, terminal: Terminal, height: int) -> Level:
     """Return what a row of the screen stands for."""
-    head = _head(scene, now, terminal, terminal.width or _WIDE)[: max(1, height - 4)]
-    return order.fold or finest(leaves_of(scene), max(1, height - len(head) - 3))
+    head = _head(data, now, terminal, terminal.width or _WIDE)[: max(1, height - 4)]
+    return order.fold or finest_level(list_entities(data), max(1, height - len(head) - 3))
 
 
-def _head(scene: Scene, now: float, terminal: Terminal, width: int) -> list[str]:
-    lines = [terminal.style(fit(scene.title, width, terminal.glyphs), BOLD)]
-    if scene.view is not None:
-        lines = render_summary(scene.view, now, terminal)
-    news = lines[1:] + [f"  {line}" for line in remarks(scene.nodes, now)]
+def _head(data: TopData, now: float, terminal: Terminal, width: int) -> list[str]:
+    lines = [terminal.style(fit(data.title, width, terminal.glyphs), BOLD)]
+    if data.view is not None:
+        lines = render_summary(data.view, now, terminal)
+    news = lines[1:] + [f"  {line}" for line in describe_gaps(data.nodes, now)]
     if len(news) > _MOST_NEWS:
         news = [*news[: _MOST_NEWS - 1], f"  {len(news) - _MOST_NEWS + 1} more: `clusterctl status`"]
-    news = [part for line in news for part in wrapped(line, width)[:_MOST_OF_ONE]]
+    news = [part for line in news for part in wrap_line(line, width)[:_MOST_OF_ONE]]
     return [_within(line, width, terminal) for line in (lines[0], *news)]
 
 
 def _within(line: str, width: int, terminal: Terminal) -> str:
     """Return a line as it is, and without its colours where it has to be cut."""
     bare = strip_colours(line)
-    return line if cells(bare) <= width else fit(bare, width, terminal.glyphs)
+    return line if count_columns(bare) <= width else fit(bare, width, terminal.glyphs)
 
 
-def _as_of(scene: Scene, leaves: Sequence[Leaf], level: Level, now: float, terminal: Terminal) -> str:
+def _as_of(data: TopData, leaves: Sequence[Entity], level: Level, now: float, terminal: Terminal) -> str:
     """Return how the whole is doing, how old the numbers are, and how they are folded."""
-    parts = [*_whole(scene, leaves, terminal)]
-    if scene.view is not None and scene.view.state.over:
-        ended = scene.view.state.ended
+    parts = [*_whole(data, leaves, terminal)]
+    if data.view is not None and data.view.state.over:
+        ended = data.view.state.ended
         parts.append("as it was at the end" + ("" if ended is None else f", {duration_text(now - ended)} ago"))
     else:
-        parts += _ages(scene, now)
+        parts += _ages(data, now)
     if _FOLDED[level]:
         parts.append(_FOLDED[level])
     text = f"  {f' {terminal.glyphs.dot} '.join(parts)}" if parts else ""
     return terminal.style(fit(text, terminal.width, terminal.glyphs), DIM)
 
 
-def _ages(scene: Scene, now: float) -> list[str]:
+def _ages(data: TopData, now: float) -> list[str]:
     """Return how old numbers of ranks and machines are: the oldest of those that still tell how it is."""
-    fresh = [now - n.time for n in scene.nodes if n.time is not None and now - n.time <= STALE_S]
+    fresh = [now - n.time for n in data.nodes if n.time is not None and now - n.time <= STALE_S]
     machines = f"machines {duration_text(max(0.0, *fresh))} ago" if len(fresh) > 1 else ""
     if len(fresh) == 1:
         machines = f"machine {duration_text(max(0.0, fresh[0]))} ago"
-    ranks = "" if scene.ranks_at is None else f"ranks {duration_text(max(0.0, now - scene.ranks_at))} ago"
+    ranks = "" if data.ranks_at is None else f"ranks {duration_text(max(0.0, now - data.ranks_at))} ago"
     return [text for text in (ranks, machines) if text]
 
 
-def _whole(scene: Scene, leaves: Sequence[Leaf], terminal: Terminal) -> list[str]:
+def _whole(data: TopData, leaves: Sequence[Entity], terminal: Terminal) -> list[str]:
     paces = [leaf.pace for leaf in leaves if leaf.pace]
     parts = [speed_text(median(paces))] if paces else []
     of_gpus = any(leaf.gpu is not None for leaf in leaves)
     busy = mean_trend([leaf.trend for leaf in leaves if (leaf.gpu is not None) == of_gpus])
     if busy:
-        parts.append(busy_text(busy, "GPUs" if of_gpus else "CPUs", terminal.glyphs))
+        parts.append(utilisation_text(busy, "GPUs" if of_gpus else "CPUs", terminal.glyphs))
     return parts
 
 
-def _foot(order: Order, first: int, room: int, total: int, terminal: Terminal) -> str:
+def _foot(order: SortState, first: int, room: int, total: int, terminal: Terminal) -> str:
     shown = f"{first + 1}-{min(first + room, total)} of {total}  " if total > room else ""
     words = [(f"[{word}]" if word == order.by else word, key) for key, word in SORTS.items()]
     keys = " ".join(word if word.strip("[]").startswith(key) else f"{key}:{word}" for word, key in words)
     foot = f"{shown}q leave  f fold  sort: {keys}"
-    if terminal.width is not None and cells(foot) > terminal.width:
+    if terminal.width is not None and count_columns(foot) > terminal.width:
         # The keys alone: a word that is cut is none.
         keys = " ".join(f"[{word}]" if word == order.by else key for key, word in SORTS.items())
         foot = f"{shown}q leave  f fold  sort: {keys}"
@@ -142,16 +144,16 @@ class _Part:
     need: int
 
 
-def table(rows: Sequence[Row], scene: Scene, width: int | None, terminal: Terminal) -> list[str]:
+def table(rows: Sequence[Row], data: TopData, width: int | None, terminal: Terminal) -> list[str]:
     """Return the table of these rows, with a header; no wider than the terminal.
 
     Args:
         rows: Those that are shown.
-        scene: Whose they are.
+        data: Whose they are.
         width: Columns of the terminal; `None` where nothing is cut.
         terminal: For styles and signs.
     """
-    parts = _parts(rows, scene, terminal.glyphs)
+    parts = _parts(rows, data, terminal.glyphs)
     shown = [(part, [_cell(part, row) for row in rows]) for part in parts]
     shown = [column for column in shown if not rows or any(cell.text for cell in column[1])]
     while width is not None:
@@ -165,7 +167,7 @@ def table(rows: Sequence[Row], scene: Scene, width: int | None, terminal: Termin
 
 
 def _width(part: _Part, texts: Sequence[Cell]) -> int:
-    widest = max([cells(part.column.title), *(cells(cell.text) for cell in texts)])
+    widest = max([count_columns(part.column.title), *(count_columns(cell.text) for cell in texts)])
     return min(widest, _CUT_TO.get(part.column.title, widest))
 
 
@@ -174,10 +176,10 @@ def _cell(part: _Part, row: Row) -> Cell:
     return cell if isinstance(cell, Cell) else Cell(cell)
 
 
-def _parts(rows: Sequence[Row], scene: Scene, glyphs: Glyphs) -> list[_Part]:
+def _parts(rows: Sequence[Row], data: TopData, glyphs: Glyphs) -> list[_Part]:
     of_run = any(row.workers for row in rows)
     of_gpus = any(row.gpus for row in rows)
-    workers = () if scene.view is None else scene.view.state.workers.values()
+    workers = () if data.view is None else data.view.state.workers.values()
     all_run = all(worker.phase.value == "running" for worker in workers)
     parts = [
         _Part(Column(title="NODE", shrink=True), lambda row: Cell(fold_hosts(n.node for n in row.nodes), (BOLD,)), 0)
@@ -195,7 +197,7 @@ def _parts(rows: Sequence[Row], scene: Scene, glyphs: Glyphs) -> list[_Part]:
     parts.append(_Part(Column(title="TREND"), lambda row: Cell(_trend(row, glyphs), (DIM,)), 7))
     if of_run:
         parts.append(_Part(Column(title="OUTPUT", right=True), _output, 8))
-        parts.append(_Part(Column(title="LAST LINE", shrink=True), lambda row: _last_line(row, scene), 4))
+        parts.append(_Part(Column(title="LAST LINE", shrink=True), lambda row: _last_line(row, data), 4))
     return parts
 
 
@@ -205,8 +207,8 @@ def _of_ranks(*, all_run: bool) -> list[_Part]:
             Column(title="RANK", right=True, shrink=True), lambda row: fold_ranks(w.rank for w in row.workers) or "-", 0
         ),
         _Part(Column(title="STATE", shrink=True), _state, 0),
-        _Part(Column(title="STEP", right=True), lambda row: _range([leaf.activity.step for leaf in row.leaves]), 0),
-        _Part(Column(title="IT/S", right=True), lambda row: _pace([leaf.pace for leaf in row.leaves]), 3),
+        _Part(Column(title="STEP", right=True), lambda row: _range([leaf.activity.step for leaf in row.entities]), 0),
+        _Part(Column(title="IT/S", right=True), lambda row: _pace([leaf.pace for leaf in row.entities]), 3),
     ]
     return [part for part in parts if part.column.title != "STATE" or not all_run]
 
@@ -235,8 +237,8 @@ def _of_processors(glyphs: Glyphs) -> list[_Part]:
 def _state(row: Row) -> Cell | str:
     if not row.workers:
         return "-"
-    alike = len({worker_state(worker) for worker in row.workers}) == 1
-    return worker_cell(row.workers[0]) if alike else Cell(summary(row.workers), (RED,))
+    alike = len({describe_worker(worker) for worker in row.workers}) == 1
+    return worker_cell(row.workers[0]) if alike else Cell(count_worker_states(row.workers), (RED,))
 
 
 def _which_gpu(row: Row) -> str:
@@ -295,7 +297,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _trend(row: Row, glyphs: Glyphs) -> str:
-    return trend(mean_trend([leaf.trend for leaf in row.leaves]), _TREND, glyphs)
+    return trend(mean_trend([leaf.trend for leaf in row.entities]), _TREND, glyphs)
 
 
 def mean_trend(trends: Sequence[Sequence[float]]) -> list[float]:
@@ -308,17 +310,17 @@ def mean_trend(trends: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _output(row: Row) -> str:
-    ages = [leaf.activity.last_output_s for leaf in row.leaves if leaf.activity.last_output_s is not None]
+    ages = [leaf.activity.last_output_s for leaf in row.entities if leaf.activity.last_output_s is not None]
     return format_duration(min(ages)) if ages else "-"
 
 
-def _last_line(row: Row, scene: Scene) -> str:
+def _last_line(row: Row, data: TopData) -> str:
     """Return the last line of the first rank that failed, else of the first."""
     workers = sorted(row.workers, key=lambda worker: (not worker.failed, worker.rank))
-    return scene.last_line(workers[0].rank)[:_MOST_OF_A_LINE] if workers else ""
+    return data.last_line(workers[0].rank)[:_MOST_OF_A_LINE] if workers else ""
 
 
-def busy_text(scene_trend: Sequence[float], name: str, glyphs: Glyphs) -> str:
+def utilisation_text(scene_trend: Sequence[float], name: str, glyphs: Glyphs) -> str:
     """Return how busy something was and is: `GPUs ▆▇█ 96%`."""
     return f"{name} {trend(scene_trend, _TREND, glyphs)} {percent(scene_trend[-1])}"
 

@@ -16,20 +16,20 @@ _MOST_INDENTED = 0.4
 _DEEPER = 2
 
 
-def cells(text: str) -> int:
+def count_columns(text: str) -> int:
     """Return how many columns a text without colours takes."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
-def wrapped(line: str, width: int | None) -> list[str]:
+def wrap_line(line: str, width: int | None) -> list[str]:
     """Return a line as lines of `width` columns, as far as words allow; those after the first are indented.
 
     What is quoted from elsewhere (behind a bar) stays one line, and so does what has line breaks of its own.
     """
     plain = strip_colours(line)
-    if width is None or cells(plain) <= width or "\n" in line or _QUOTED.match(plain):
+    if width is None or count_columns(plain) <= width or "\n" in line or _QUOTED.match(plain):
         return [line]
     indent = " " * _indent(plain, width)
     lines, here, used, gap = list[str](), "", 0, ""
@@ -37,7 +37,7 @@ def wrapped(line: str, width: int | None) -> list[str]:
         if word.isspace():
             gap += word
             continue
-        taken = cells(strip_colours(word))
+        taken = count_columns(strip_colours(word))
         # What is too long for any line, such as a path, is left where it is for the terminal to break.
         if here.strip() and (used > width or used + len(gap) + taken > width >= len(indent) + taken):
             lines.append(here)

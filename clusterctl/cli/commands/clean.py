@@ -18,7 +18,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import load_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
-from clusterctl.render.run_list import newest_first, render_ps
+from clusterctl.render.run_list import render_ps, sort_runs
 from clusterctl.run.nodes import code_manifest
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record import health_history, run_lookup, rundir
@@ -124,7 +124,7 @@ def _runs_gone(
     ended = {run.run: (run, state) for run, state in chosen}
     listed = [listed_view_of(run) for run, _ in chosen]
     # Files that were tampered with may give a run another name than its folder's, which is what is removed.
-    views = newest_first([replace(v, state=replace(v.state, run=run)) for run, v in zip(ended, listed, strict=True)])
+    views = sort_runs([replace(v, state=replace(v.state, run=run)) for run, v in zip(ended, listed, strict=True)])
     sizes = {run.run: _size(run) for run, _ in chosen}
     going: set[str] = set()
     freed: dict[str, int] = {}

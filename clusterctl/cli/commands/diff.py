@@ -10,8 +10,8 @@ from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import brief_view_of, tell_unread
 from clusterctl.cli.main import WithExamples
 from clusterctl.formatting import format_duration
-from clusterctl.render.attempts import cause_words
-from clusterctl.render.run_diff import differences, differences_json, render_differences
+from clusterctl.render.attempts import describe_cause
+from clusterctl.render.run_diff import differences_json, list_differences, render_differences
 from clusterctl.run.record.run_facts import RunFacts, read_run_facts
 from clusterctl.run.record.run_lookup import find_run
 from clusterctl.run.rules.outcome import find_final_cause
@@ -37,7 +37,7 @@ def command(first: str, second: str, as_json: bool, color: str, quiet: bool) -> 
     if as_json:
         console.json(differences_json(left, right))
     elif quiet:
-        console.data(*dict.fromkeys(row.section.value for row in differences(left, right)))
+        console.data(*dict.fromkeys(row.section.value for row in list_differences(left, right)))
     else:
         console.data(*render_differences(left, right, console.out))
     return 0
@@ -57,7 +57,7 @@ def _outcome(view: RunView) -> dict[str, str]:
     told = {
         "state": state.phase.value,
         "exit code": None if state.exit_code is None else str(state.exit_code),
-        "why": None if cause is None else cause_words(cause, message=True),
+        "why": None if cause is None else describe_cause(cause, message=True),
         "attempts": str(state.attempt + 1),
         "ranks": str(state.world_size),
         "step": None if view.step is None else str(view.step),

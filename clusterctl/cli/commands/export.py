@@ -48,15 +48,17 @@ def command(choices: ExportChoices) -> int:
     spec = replace(loaded.spec, hosts=options.chosen_hosts(loaded.spec, choices.nodes, choices.exclude))
     if not spec.workers:
         raise click.UsageError("no host is left that would be a worker")
-    lost = (export_kubernetes if choices.kind == "k8s" else export_slurm).lost(spec, loaded.written_keys)
+    losses = (export_kubernetes if choices.kind == "k8s" else export_slurm).list_losses(spec, loaded.written_keys)
     if choices.kind == "k8s":
         assert spec.job is not None, "it was required"
-        text = export_kubernetes.manifest(spec, spec.job, image=choices.image or "IMAGE", lost=lost)
+        text = export_kubernetes.manifest(spec, spec.job, image=choices.image or "IMAGE", losses=losses)
     else:
         paths = [os.path.abspath(path) for path in paths_of(choices.path, choices.files)]
         folder = os.path.dirname(paths[0])
-        text = export_slurm.script(spec, program=_program(), folder=folder, files=paths, sets=choices.sets, lost=lost)
-    console.narrate(*(f"warning: {line}" for line in lost))
+        text = export_slurm.script(
+            spec, program=_program(), folder=folder, files=paths, sets=choices.sets, losses=losses
+        )
+    console.narrate(*(f"warning: {line}" for line in losses))
     console.document(text)
     return 0
 

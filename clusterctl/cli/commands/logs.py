@@ -24,7 +24,7 @@ from clusterctl.logs.fold import LineFolder, fold_history
 from clusterctl.logs.line import LogQuery
 from clusterctl.logs.merge import read_lines
 from clusterctl.logs.sanitize import clean_block
-from clusterctl.render.attempts import Marks
+from clusterctl.render.attempts import AttemptSeparators
 from clusterctl.render.log_output import LogWriter, Timestamps, json_line, raw_bytes
 from clusterctl.run.record.run_lookup import find_run, list_runs
 from clusterctl.run.record.state_reader import StateReader
@@ -182,7 +182,7 @@ class _Output:
         self._folder = LineFolder(frozenset(ranks))
         marked = self._form == "text" and query.grep is None and not choices.no_prefix
         whole = query.tail is None and query.since is None
-        self._marks = Marks(console.out, attempt=query.attempt, first=whole) if marked else None
+        self._marks = AttemptSeparators(console.out, attempt=query.attempt, first=whole) if marked else None
 
     def history(self, lines: Iterable[LogLine]) -> None:
         """Write lines that lie in the past, before those that come."""

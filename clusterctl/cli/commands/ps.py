@@ -9,7 +9,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
 from clusterctl.cli.main import WithExamples
-from clusterctl.render.run_list import newest_first, ps_hints, render_ps
+from clusterctl.render.run_list import ps_hints, render_ps, sort_runs
 from clusterctl.run.record.run_lookup import list_runs
 from clusterctl.run.rules.state import RunPhase
 
@@ -27,7 +27,7 @@ def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
     options.refuse_together(("--json", as_json), ("--quiet", quiet))
     console = options.console_of(color)
     views = [listed_view_of(run) for run in list_runs()]
-    shown = newest_first([v for v in views if everything or v.state.may_run or v.state.phase is RunPhase.UNREADABLE])
+    shown = sort_runs([v for v in views if everything or v.state.may_run or v.state.phase is RunPhase.UNREADABLE])
     for view in views:
         tell_unread(view.state, console)
     if as_json:

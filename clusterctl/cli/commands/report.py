@@ -22,7 +22,7 @@ from clusterctl.logs.sanitize import clean_block
 from clusterctl.render import run_messages
 from clusterctl.render.charts import TimelineEvent
 from clusterctl.render.console import Terminal
-from clusterctl.render.end_report import Beside, render_report, render_why
+from clusterctl.render.end_report import ReportContext, render_report, render_why
 from clusterctl.render.report_page import FindingRow, ReportData, render_report_page
 from clusterctl.run.record.run_lookup import find_run, load_visible_state
 from clusterctl.run.record.sample_files import find_memory_before_kill, read_curves
@@ -144,7 +144,7 @@ def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
     well = state.phase is RunPhase.SUCCEEDED or (not state.over and state.stall is None)
     if well:
         return []
-    beside = Beside(folders=code_folders(run, state), memory=find_memory_before_kill(run, state))
+    beside = ReportContext(folders=code_folders(run, state), memory=find_memory_before_kill(run, state))
     verdict = verdict_of(run, state, live=False)
     if state.phase is RunPhase.CANCELLED and verdict.kind is Kind.NONE and not state.remaining:
         return []  # a person ended it, and nothing was wrong until then

@@ -14,7 +14,7 @@ from clusterctl.cli.words import parse_pause
 from clusterctl.config.host_ranges import select_hosts
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import duration_text
-from clusterctl.render.stats import remarks, render_stats, stats_json
+from clusterctl.render.stats import describe_gaps, render_stats, stats_json
 from clusterctl.run.record import run_lookup
 from clusterctl.run.record.clock import read_head_time
 
@@ -88,12 +88,13 @@ def _show(stats: list[NodeStats], console: Console, *, as_json: bool, every: boo
     many = sum(max(1, len(node.gpus)) for node in stats) > _MOST_ROWS
     console.data(*(_folded(stats, console) if many and not every else render_stats(stats, console.out)))
     if not quiet:
-        console.narrate(*remarks(stats, time.time()))
+        console.narrate(*describe_gaps(stats, time.time()))
 
 
 def _folded(stats: list[NodeStats], console: Console) -> list[str]:
-    from clusterctl.render.top_rows import Level, Scene, leaves_of, rows_at
+    from clusterctl.render.top_rows import Level, TopData, list_entities, make_rows
     from clusterctl.render.top_screen import table
 
-    scene = Scene(nodes=stats)
-    return table(rows_at(scene, leaves_of(scene), Level.ALIKE, time.time()), scene, console.out.width, console.out)
+    scene = TopData(nodes=stats)
+    rows = make_rows(scene, list_entities(scene), Level.ALIKE, time.time())
+    return table(rows, scene, console.out.width, console.out)

@@ -17,8 +17,8 @@ from clusterctl.cli.follow.top_data import TopDataSource
 from clusterctl.cli.lookup import machines
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_pause
-from clusterctl.render.top_rows import SORTS, Level, Order, Scene
-from clusterctl.render.top_screen import level_of, render_top
+from clusterctl.render.top_rows import SORTS, Level, SortState, TopData
+from clusterctl.render.top_screen import current_level, render_top
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ def command(reference: str | None, interval: str, fold: str | None, color: str) 
     """
     console = options.console_of(color)
     pause = parse_pause(interval, "--interval") or 1.0
-    order = Order(fold=None if fold is None else Level(fold))
+    order = SortState(fold=None if fold is None else Level(fold))
     with _source(machines.subject_of(reference), console) as source:
         if not (sys.stdin.isatty() and console.out.live):
             console.data(*_once(source, order, console))
@@ -63,19 +63,19 @@ def command(reference: str | None, interval: str, fold: str | None, color: str) 
 class Source(Protocol):
     """Where pictures come from."""
 
-    def scene(self) -> Scene:
+    def scene(self) -> TopData:
         """Return what there is to show now."""
 
 
-def _once(source: Source, order: Order, console: Console) -> list[str]:
+def _once(source: Source, order: SortState, console: Console) -> list[str]:
     height = _IN_A_PIPE if order.fold is None else _TALLEST
     scene, now = source.scene(), time.time()
-    level = level_of(scene, order, now, console.out, height)
+    level = current_level(scene, order, now, console.out, height)
     lines, _ = render_top(scene, replace(order, fold=level), now, console.out, _TALLEST)
     return [line for line in lines[:-1] if line]
 
 
-def _keep(source: Source, order: Order, terminal: Terminal, pause: float) -> None:
+def _keep(source: Source, order: SortState, terminal: Terminal, pause: float) -> None:
     with Screen(terminal) as screen:
         scene = source.scene()
         while True:
@@ -89,21 +89,21 @@ def _keep(source: Source, order: Order, terminal: Terminal, pause: float) -> Non
                 scene = source.scene()
             elif key == "f":
                 levels = [*Level]
-                place = levels.index(level_of(scene, order, now, terminal, height))
+                place = levels.index(current_level(scene, order, now, terminal, height))
                 order = replace(order, fold=levels[(place + 1) % len(levels)], first=0)
             else:
                 order = _pressed(key, order, page=max(1, height - 6))
 
 
-def _pressed(key: str, order: Order, page: int) -> Order:
+def _pressed(key: str, order: SortState, page: int) -> SortState:
     """Return the order after a key; a first row that does not exist is put right when it is shown."""
     steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page, " ": page, "g": -(1 << 20)}
     if key in steps:
         return replace(order, first=max(0, order.first + steps[key]))
     if key not in SORTS:
         return order
-    turned = not order.turned if order.by == SORTS[key] else False
-    return replace(order, by=SORTS[key], turned=turned, first=0)
+    turned = not order.is_reversed if order.by == SORTS[key] else False
+    return replace(order, by=SORTS[key], is_reversed=turned, first=0)
 
 
 @contextlib.contextmanager
@@ -138,8 +138,8 @@ class _OfFile:
             time.sleep(_LOOK_AGAIN)
             self._seen = self._look()
 
-    def scene(self) -> Scene:
-        return Scene(nodes=self._seen, title=self._title)
+    def scene(self) -> TopData:
+        return TopData(nodes=self._seen, title=self._title)
 
 
 class LookAgain(Protocol):

@@ -17,7 +17,7 @@ from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.errors import ExitCode
-from clusterctl.render.run_messages import Fate
+from clusterctl.render.run_messages import Outlook
 from clusterctl.run.record.run_lookup import find_run
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _why(run: RunDir, state: RunState, code: int) -> str:
     if code != ExitCode.UNATTENDED:
         return ""
     alone = unattended_of(run, state)
-    told = "" if alone.fate is Fate.GOES_ON else f"; {alone.told}"
+    told = "" if alone.outlook is Outlook.GOES_ON else f"; {alone.message}"
     return f" without a controller{told}; `clusterctl attach --adopt` takes over"
 
 

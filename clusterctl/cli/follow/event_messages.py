@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.cli.lookup.stalled import where_ranks_are
 from clusterctl.render import run_messages
-from clusterctl.render.attempts import restart_news
+from clusterctl.render.attempts import describe_restart
 from clusterctl.render.status import slow_lines
 from clusterctl.run.record.sample_files import read_latest_activity
 from clusterctl.run.rules import controller_events
@@ -46,15 +46,15 @@ class EventFormatter:
             case controller_events.Link():
                 return self._format_link(event)
             case controller_events.EndDecided():
-                return [run_messages.decision_news(event, state)]
+                return [run_messages.decision_message(event, state)]
             case controller_events.Restarting():
-                return restart_news(moment, event, self._terminal)
+                return describe_restart(moment, event, self._terminal)
             case controller_events.Health():
-                return [run_messages.health_news(event)]
+                return [run_messages.health_message(event)]
             case controller_events.Results():
-                return run_messages.results_news(event)
+                return run_messages.result_messages(event)
             case controller_events.StallChanged():
-                first, *hints = run_messages.stall_news(event, self._run.run)
+                first, *hints = run_messages.stall_messages(event, self._run.run)
                 where = where_ranks_are(self._run, state) if event.phase == "confirmed" else []
                 return [first, *(f"  {line}" for line in where), *hints]
             case _:
@@ -64,7 +64,7 @@ class EventFormatter:
         self, node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState
     ) -> Sequence[str]:
         """Return the messages of a node's event; mostly none."""
-        lines = run_messages.node_news(node, stamp, event, state)
+        lines = run_messages.node_event_messages(node, stamp, event, state)
         if not isinstance(event, node_events.Alarm) or event.code != node_events.FORKED or len(state.nodes) == 1:
             return lines
         if event.attempt in self._forked:
@@ -79,7 +79,7 @@ class EventFormatter:
                 return []
             case controller_events.StallChanged():
                 still = state.stall is not None and state.stall.at == moment
-                return [] if still else run_messages.stall_news(event, self._run.run)[:1]
+                return [] if still else run_messages.stall_messages(event, self._run.run)[:1]
             case _:
                 return self.format(moment, event, state)
 
@@ -88,7 +88,7 @@ class EventFormatter:
         match event.link:
             case "unreachable":
                 self._unreachable.add(event.node)
-                return [] if known else [run_messages.unreachable_news(event)]
+                return [] if known else [run_messages.unreachable_message(event)]
             case "connected" if known:
                 self._unreachable.discard(event.node)
                 return [f"{event.node}: connected again"]

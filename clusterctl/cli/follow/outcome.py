@@ -11,7 +11,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ExitCode
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import safe
-from clusterctl.render.end_report import Beside, Shown, render_report
+from clusterctl.render.end_report import ReportContext, VisibleOutput, render_report
 from clusterctl.render.errors import error_line, hint_lines
 from clusterctl.render.sanitize import json_line
 from clusterctl.run.record.sample_files import find_memory_before_kill
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
 
 
-_NOTHING = Shown()
+_NOTHING = VisibleOutput()
 
 
 class ExitReason(str, Enum):
@@ -50,7 +50,7 @@ def report_exit(
     *,
     quiet: bool = False,
     as_json: bool = False,
-    shown: Shown = _NOTHING,
+    shown: VisibleOutput = _NOTHING,
 ) -> int:
     """Say how it ended, and return the exit code of the command; `shown` is output that stands on the screen.
 
@@ -68,7 +68,7 @@ def report_exit(
 
 
 def _ending(
-    run: RunDir, leave: ExitReason, state: RunState, terminal: Terminal, *, quiet: bool, shown: Shown
+    run: RunDir, leave: ExitReason, state: RunState, terminal: Terminal, *, quiet: bool, shown: VisibleOutput
 ) -> tuple[list[str], int]:
     """Return what is to be said, and the exit code."""
     match leave:
@@ -77,7 +77,7 @@ def _ending(
                 return [], exit_code_of(state)
             memory = find_memory_before_kill(run, state)
             folders = code_folders(run, state)
-            beside = Beside(log_path=str(run.path / "nodes"), folders=folders, shown=shown, memory=memory)
+            beside = ReportContext(log_path=str(run.path / "nodes"), folders=folders, shown=shown, memory=memory)
             report = render_report(state, terminal, beside)
             return [*report, *_why(run, state), *_job_files(run, state)], exit_code_of(state)
         case ExitReason.DETACHED:

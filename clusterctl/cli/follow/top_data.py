@@ -9,7 +9,7 @@ from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli.lookup import machines
 from clusterctl.cli.lookup.runs import view_from
 from clusterctl.logs.sanitize import clean_block, strip_colours
-from clusterctl.render.top_rows import Scene
+from clusterctl.render.top_rows import TopData
 from clusterctl.run.record.sample_files import NodeStats
 from clusterctl.run.record.state_reader import StateReader
 
@@ -34,7 +34,7 @@ class TopDataSource:
         self._gpus = machines.gpus_of_run(run)
         self._recent: dict[str, NodeStats] = {}
 
-    def scene(self) -> Scene:
+    def scene(self) -> TopData:
         """Return what there is to show now."""
         self._reader.apply_new_events()
         state = self._reader.state
@@ -45,7 +45,7 @@ class TopDataSource:
         times = [newest[name]["t"] - state.ahead(name) for name in newest if newest[name] in of_attempt]
         paces = {w.rank: p for w in state.workers.values() if (p := recent[w.node].steps_per_s(w.rank)) is not None}
         stats = [machines.stats_of_sample(state, name, r.health) for name, r in recent.items()]
-        return Scene(
+        return TopData(
             nodes=stats,
             view=view_from(self._run, state, attended=self._run.is_attended, newest=newest),
             gpus_of=self._gpus,

@@ -22,8 +22,8 @@ from clusterctl.logs.fold import LineFolder, fold_history
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.line import LogQuery
 from clusterctl.render import run_messages
-from clusterctl.render.attempts import rule
-from clusterctl.render.end_report import LastLines, Shown
+from clusterctl.render.attempts import separator_line
+from clusterctl.render.end_report import OutputTail, VisibleOutput
 from clusterctl.render.footer import Footer
 from clusterctl.render.live_view import LiveView, ProgressMode, phase_view
 from clusterctl.render.log_output import LogWriter, Timestamps
@@ -87,7 +87,7 @@ class RunScreen:
         self._poller = RunPoller(run)
         self._live = LiveView(console, mode=options.progress, every=options.verbose)
         self._log = LogWriter(console.out, timestamps=options.timestamps)
-        self._last = LastLines()
+        self._last = OutputTail()
         self._follower: Follower | None = None
         self._folder = LineFolder()
         self._ends = FailureTails(self._shown_ranks())
@@ -109,12 +109,12 @@ class RunScreen:
         return self._poller.state
 
     @property
-    def shown(self) -> Shown:
+    def shown(self) -> VisibleOutput:
         """The output that stands where the report will stand: on one screen, or in one file (`2>&1 | tee`)."""
         if not self._console.in_one_place or not self._options.output:
-            return Shown()
+            return VisibleOutput()
         ranks = self._shown_ranks()
-        return Shown(
+        return VisibleOutput(
             ranks=frozenset(self.state.workers) if ranks is None else ranks, lines=self._last.of(self.state.attempt)
         )
 
@@ -160,7 +160,7 @@ class RunScreen:
         if self._options.output:
             self._show_output()
         for node, stamp, told in snapshot.nodes:
-            if self._options.verbose and (step := run_messages.node_step(told)):
+            if self._options.verbose and (step := run_messages.node_step_message(told)):
                 self._narrate(f"{node}: {step}")
             self._narrate(*self._events.format_node(node, stamp, told, self.state))
         if snapshot.status is RunStatus.OVER:
@@ -216,7 +216,7 @@ class RunScreen:
         for piece in self._backlog.among(history, self._options.tail or 0):
             if isinstance(piece, str):
                 self._write(self._folder.flush())
-                self._console.narrate(rule(piece, self._console.err))
+                self._console.narrate(separator_line(piece, self._console.err))
             else:
                 self._write(self._folder.feed(piece, time.monotonic()))
         self._narrate(*current_problems(self.state, time.time()))

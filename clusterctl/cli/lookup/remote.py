@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError
-from clusterctl.render.exec_output import Answer, answer_of, clean_lines
+from clusterctl.render.exec_output import Answer, clean_lines, make_answer
 from clusterctl.session.requests import EXEC
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Remote:
             return error
         except ClusterctlError as error:
             return Answer(exit_code=int(ExitCode.REFUSED), error=str(error))
-        return answer_of(result, *collector.finish(), self._seconds)
+        return make_answer(result, *collector.finish(), self._seconds)
 
     def _result(self, running: Future[ExecAnswer]) -> ExecAnswer:
         while self._console is not None and not running.done():

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_index_path, format_output_path
-from clusterctl.render.run_messages import Unattended, fate_of
+from clusterctl.render.run_messages import Unattended, predict_unattended
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
 from clusterctl.run.record import origin, run_lookup, sample_files, state_reader
 from clusterctl.run.rules.state import RunPhase
@@ -163,7 +163,7 @@ def unattended_of(run: RunDir, state: RunState, *, attended: bool = False) -> Un
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stored = json.loads(run.spec.read_text())
         limits, last = Limits(stop_after=stored["stop_after"], grace=stored["job"]["grace"]), run.find_last_write_time()
-        return fate_of(state.phase, time.time() - (last or 0.0), limits.stop_after, limits.fence)
+        return predict_unattended(state.phase, time.time() - (last or 0.0), limits.stop_after, limits.fence)
     return Unattended()
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.render.attempts import render_attempts, restart_news
+from clusterctl.render.attempts import describe_restart, render_attempts
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.controller_events import Restarting
 from clusterctl.run.rules.state import PastAttempt, RunPhase, RunState
@@ -54,7 +54,7 @@ def test_a_restart_is_told_with_what_was_to_blame(
 ) -> None:
     event = Restarting(attempt=1, why="crash", at=100.0 + pause, cause=cause, number=1, budget=3)
 
-    assert restart_news(100.0, event, pipe) == expected
+    assert describe_restart(100.0, event, pipe) == expected
 
 
 def test_attempts_are_a_table_once_there_was_more_than_one(pipe: Terminal) -> None:

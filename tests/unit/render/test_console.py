@@ -13,10 +13,10 @@ from clusterctl.render.console import (
     Console,
     Terminal,
     fit,
+    is_colour_wanted,
     safe,
-    wants_colour,
 )
-from clusterctl.render.wrapping import cells
+from clusterctl.render.wrapping import count_columns
 
 if TYPE_CHECKING:
     from conftest import Screen
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def test_colours_follow_flag_then_environment_then_stream(
     choice: str, env: dict[str, str], isatty: bool, expected: bool
 ) -> None:
-    assert wants_colour(ColorChoice(choice), env, isatty=isatty) is expected
+    assert is_colour_wanted(ColorChoice(choice), env, isatty=isatty) is expected
 
 
 def test_a_pipe_has_no_width() -> None:
@@ -93,7 +93,7 @@ def test_a_pipe_gets_no_transient_lines(new_screen: type[Screen]) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"])), st.integers(0, 30))
 def test_a_fitted_text_is_never_wider_than_asked(text: str, width: int) -> None:
-    assert cells(fit(text, width)) <= max(width, 0)
+    assert count_columns(fit(text, width)) <= max(width, 0)
 
 
 @given(st.text())

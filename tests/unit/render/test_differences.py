@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.render.run_diff import Difference, differences, render_differences
+from clusterctl.render.run_diff import Difference, list_differences, render_differences
 from clusterctl.run.record.run_facts import Fact, FactKey, RunFacts, Section
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ def of(facts: dict[FactKey, Fact], run: str = "a", *, has_health: bool = True) -
 def test_only_what_differs_is_told_and_what_is_alike_on_several_nodes_once(
     left: dict[FactKey, Fact], right: dict[FactKey, Fact], found: list[Difference]
 ) -> None:
-    assert differences(of(left), of(right)) == found
+    assert list_differences(of(left), of(right)) == found
 
 
 def test_of_nodes_that_were_not_looked_at_nothing_else_is_said() -> None:
-    (found,) = differences(of({DISK: Fact("FAIL")}), of({}, has_health=False))
+    (found,) = list_differences(of({DISK: Fact("FAIL")}), of({}, has_health=False))
 
     assert (found.what, found.left, found.right) == ("nodes before the start", "checked", "not checked")
 
@@ -70,7 +70,7 @@ def test_of_nodes_that_were_not_looked_at_nothing_else_is_said() -> None:
 def test_sections_stand_in_the_order_in_which_people_read() -> None:
     keys = [FactKey(section, "x") for section in reversed(Section)]
 
-    assert [row.section for row in differences(of({key: Fact("1") for key in keys}), of({}))] == list(Section)
+    assert [row.section for row in list_differences(of({key: Fact("1") for key in keys}), of({}))] == list(Section)
 
 
 def test_a_long_section_is_cut_and_says_so(pipe: Terminal) -> None:

@@ -158,7 +158,7 @@ def rich(tmp_path: Path) -> LoadedClusterFile:
 
 
 def test_keys_that_do_not_hold_in_pods_are_named(rich: LoadedClusterFile) -> None:
-    lost = export_kubernetes.lost(rich.spec, rich.written_keys)
+    lost = export_kubernetes.list_losses(rich.spec, rich.written_keys)
 
     dropped, variables, *others = lost
     assert dropped == "not carried over: " + ", ".join(
@@ -174,7 +174,7 @@ def test_keys_that_do_not_hold_in_pods_are_named(rich: LoadedClusterFile) -> Non
     ]
     assert "kubectl create secret generic llm --from-literal=HF_TOKEN=VALUE" in others[-1]
     assert rich.spec.job is not None
-    text = export_kubernetes.manifest(rich.spec, rich.spec.job, image="i", lost=lost)
+    text = export_kubernetes.manifest(rich.spec, rich.spec.job, image="i", losses=lost)
     assert [line.removeprefix("# ") for line in text.splitlines()[2 : 2 + len(lost)]] == lost
     assert [*yaml.safe_load_all(text)]
 
@@ -186,19 +186,19 @@ def test_variables_that_all_hosts_have_alike_hold_in_pods(rich: LoadedClusterFil
 
 
 def test_keys_of_hosts_that_do_not_hold_in_an_allocation_are_named(rich: LoadedClusterFile) -> None:
-    lost = export_slurm.lost(rich.spec, rich.written_keys)
+    lost = export_slurm.list_losses(rich.spec, rich.written_keys)
 
     assert lost == [
         "not carried over: `hosts[].env`, `hosts[].user`, `hosts[].role`: the nodes are those of the allocation",
         "`secrets`: `HF_TOKEN` must be found where the script runs, as here",
     ]
-    text = export_slurm.script(rich.spec, program=("x",), folder="/p", files=[], sets=[], lost=lost)
+    text = export_slurm.script(rich.spec, program=("x",), folder="/p", files=[], sets=[], losses=lost)
     assert {f"# {line}" for line in lost} <= {*text.splitlines()}
 
 
 def test_a_file_that_holds_in_whole_has_nothing_to_name() -> None:
     keys = ("version", "hosts[].host", "hosts[].gpus", "defaults.env", "env", "job.script", "job.args", "job.grace")
-    assert export_kubernetes.lost(spec_of(), keys) == export_slurm.lost(spec_of(), keys) == []
+    assert export_kubernetes.list_losses(spec_of(), keys) == export_slurm.list_losses(spec_of(), keys) == []
 
 
 def test_unlike_hosts_are_refused_with_the_key_and_how_to_export_the_others() -> None:

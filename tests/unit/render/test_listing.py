@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 
 from clusterctl.render.console import Terminal
-from clusterctl.render.run_list import newest_first, ps_hints, render_ps
+from clusterctl.render.run_list import ps_hints, render_ps, sort_runs
 from clusterctl.render.status import RunView, WorkerActivity
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.blame import Cause
@@ -95,7 +95,7 @@ def test_the_newest_run_stands_first_and_starts_that_failed_aside() -> None:
         view(ENDED, run="broken", created=None, phase=RunPhase.UNREADABLE),
     ]
 
-    ordered = newest_first(runs)
+    ordered = sort_runs(runs)
 
     assert [run.state.run for run in ordered] == ["broken", "new", "old", "never"]
     assert ["not started" in line for line in render_ps(ordered, NOW, terminal(), header=False)] == [0, 0, 0, 1]

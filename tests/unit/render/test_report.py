@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.render.end_report import Beside, Shown, render_report
+from clusterctl.render.end_report import ReportContext, VisibleOutput, render_report
 from clusterctl.render.run_messages import failure_line
 from clusterctl.run.rules.blame import Cause, ExitAnalysis
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
@@ -105,9 +105,9 @@ def test_last_lines_that_stand_above_on_the_screen_are_not_repeated(
     state = failed_run()
     verdict = said(replace(CAUSE, traceback=None, message="giving up"))
     ended = replace(state.workers[5], tail="loss nan\n\x1b[31mgiving up\x1b[0m\n", exit_analysis=verdict)
-    above = Shown(ranks=frozenset(on_screen), lines=((on_screen, "loss nan"), (on_screen, "giving up")))
+    above = VisibleOutput(ranks=frozenset(on_screen), lines=((on_screen, "loss nan"), (on_screen, "giving up")))
 
-    lines = render_report(replace(state, workers={**state.workers, 5: ended}), pipe, Beside(shown=above))
+    lines = render_report(replace(state, workers={**state.workers, 5: ended}), pipe, ReportContext(shown=above))
 
     assert any(line.startswith("  │") for line in lines) == repeated
 
@@ -173,7 +173,7 @@ def test_peers_that_lost_each_other_are_one_group_whatever_ports_they_name(pipe:
 
 
 def test_a_traceback_that_stands_above_on_the_screen_is_not_repeated(pipe: Terminal) -> None:
-    lines = render_report(failed_run(), pipe, Beside(shown=Shown(ranks=frozenset({5}))))
+    lines = render_report(failed_run(), pipe, ReportContext(shown=VisibleOutput(ranks=frozenset({5}))))
 
     assert lines[0].startswith("first observed failure: rank 5")
     assert not any("Traceback" in line for line in lines)
@@ -184,7 +184,9 @@ OF_RANK_0 = [((0,), f"[rank0]: {line}") for line in TRACE.splitlines()]
 
 def test_a_traceback_that_another_rank_wrote_above_is_not_repeated(pipe: Terminal) -> None:
     mixed = [line for pair in zip(OF_RANK_0, [((1,), "[W1125 closing")] * 9, strict=False) for line in pair]
-    lines = render_report(failed_run(), pipe, Beside(shown=Shown(ranks=frozenset({0}), lines=tuple(mixed))))
+    lines = render_report(
+        failed_run(), pipe, ReportContext(shown=VisibleOutput(ranks=frozenset({0}), lines=tuple(mixed)))
+    )
 
     assert lines[:2] == [
         "first observed failure: rank 5 on gpu02, exit code 1: ValueError: bad batch",
@@ -196,7 +198,7 @@ def test_a_traceback_that_another_rank_wrote_above_is_not_repeated(pipe: Termina
 @pytest.mark.parametrize("other", ["line 88", "bad batch"])
 def test_a_traceback_that_differs_from_those_above_is_shown(pipe: Terminal, other: str) -> None:
     lines = tuple((ranks, text.replace(other, "another")) for ranks, text in OF_RANK_0)
-    told = render_report(failed_run(), pipe, Beside(shown=Shown(ranks=frozenset({0}), lines=lines)))
+    told = render_report(failed_run(), pipe, ReportContext(shown=VisibleOutput(ranks=frozenset({0}), lines=lines)))
 
     assert any("Traceback" in line for line in told)
 
@@ -206,6 +208,6 @@ def test_files_of_the_code_are_named_by_their_place(pipe: Terminal) -> None:
     placed = replace(CAUSE, traceback=TRACE.replace("train.py", "/root/work/digits/train.py"))
     workers = {**state.workers, 5: replace(state.workers[5], exit_analysis=said(placed))}
 
-    lines = render_report(replace(state, workers=workers), pipe, Beside(folders=frozenset({"~/work/digits"})))
+    lines = render_report(replace(state, workers=workers), pipe, ReportContext(folders=frozenset({"~/work/digits"})))
 
     assert '  │   File "train.py", line 88, in <module>' in lines

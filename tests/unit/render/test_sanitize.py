@@ -122,7 +122,7 @@ OTHERS = {
     "clusterctl/health/docs.py": "writes a page of ours",
     "clusterctl/run/controller/main.py": "writes to the controller's log",
     "clusterctl/run/controller/process.py": "writes to the controller's log",
-    "clusterctl/run/controller/run.py": "writes to the controller's log",
+    "clusterctl/run/controller/executor.py": "writes to the controller's log",
     "clusterctl/run/controller/connections.py": "writes to the controller's log",
     "clusterctl/render/console.py": "is behind the door",
 }

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import ASCII, UNICODE, Terminal
-from clusterctl.render.stats import GpuStats, NodeStats, remarks, stats_from_sample, stats_json
+from clusterctl.render.stats import GpuStats, NodeStats, describe_gaps, stats_from_sample, stats_json
 from clusterctl.render.status import RunView, WorkerActivity
-from clusterctl.render.top_rows import SORTS, Level, Order, Row, Scene, in_order, leaves_of, rows_at
+from clusterctl.render.top_rows import SORTS, Level, Row, SortState, TopData, list_entities, make_rows, sort_rows
 from clusterctl.render.top_screen import bar, render_top, trend
-from clusterctl.render.wrapping import cells
+from clusterctl.render.wrapping import count_columns
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.controller_events import Health
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
@@ -31,7 +31,7 @@ def gpu(index: int, util: float | None = 50, **values: Any) -> GpuStats:
     return GpuStats(gpu=index, util=util, **{**known, **values})
 
 
-def scene(nodes: int = 2, gpus: int = 2, workers: int = 2, troubles: int = 0, name: str = "gpu") -> Scene:
+def scene(nodes: int = 2, gpus: int = 2, workers: int = 2, troubles: int = 0, name: str = "gpu") -> TopData:
     names = [f"{name}{i:02}" for i in range(nodes)]
     ranks = {r: WorkerState(rank=r, local_rank=r % workers, node=names[r // workers]) for r in range(nodes * workers)}
     told: dict[tuple[str, int | None, str], Health] = {
@@ -54,15 +54,15 @@ def scene(nodes: int = 2, gpus: int = 2, workers: int = 2, troubles: int = 0, na
         NodeStats(node=n, time=9.0, cpu=10.0 * i, mem=5.0, gpus=tuple(gpu(k, util=10 * k + i) for k in range(gpus)))
         for i, n in enumerate(names)
     ]
-    return Scene(nodes=stats, view=RunView(state=state, attended=True, activity=activity))
+    return TopData(nodes=stats, view=RunView(state=state, attended=True, activity=activity))
 
 
-def rows_of(shown: Scene, level: Level = Level.RANKS) -> list[Row]:
-    return rows_at(shown, leaves_of(shown), level, 10.0)
+def rows_of(shown: TopData, level: Level = Level.RANKS) -> list[Row]:
+    return make_rows(shown, list_entities(shown), level, 10.0)
 
 
-def picture(shown: Scene, terminal: Terminal, height: int = 24, order: Order | None = None) -> list[str]:
-    return render_top(shown, order or Order(), 10.0, terminal, height)[0]
+def picture(shown: TopData, terminal: Terminal, height: int = 24, order: SortState | None = None) -> list[str]:
+    return render_top(shown, order or SortState(), 10.0, terminal, height)[0]
 
 
 def test_a_rank_stands_beside_its_gpu(narrow: Terminal) -> None:
@@ -134,8 +134,8 @@ def test_in_ascii_a_bar_is_a_bar(new_screen: type[Screen]) -> None:
 
 def test_gpus_that_the_run_chose_are_given_to_its_ranks_in_order() -> None:
     shown = scene(nodes=1, gpus=4)
-    rows = rows_of(Scene(nodes=shown.nodes, view=shown.view, gpus_of={"gpu00": (3, 1)}))
-    pairs = [(leaf.gpu and leaf.gpu.gpu, leaf.worker and leaf.worker.rank) for row in rows for leaf in row.leaves]
+    rows = rows_of(TopData(nodes=shown.nodes, view=shown.view, gpus_of={"gpu00": (3, 1)}))
+    pairs = [(leaf.gpu and leaf.gpu.gpu, leaf.worker and leaf.worker.rank) for row in rows for leaf in row.entities]
     assert pairs == [(3, 0), (1, 1), (0, None), (2, None)]
 
 
@@ -145,7 +145,7 @@ def test_a_run_without_gpus_leaves_their_columns_out(narrow: Terminal) -> None:
 
 
 def test_machines_without_a_run_are_shown_alone(narrow: Terminal) -> None:
-    lines = picture(Scene(nodes=scene().nodes, title="cluster.yaml: no active run"), narrow)
+    lines = picture(TopData(nodes=scene().nodes, title="cluster.yaml: no active run"), narrow)
     assert lines[0] == "cluster.yaml: no active run"
     assert lines[2].split() == ["NODE", "GPU", "UTIL", "GPU", "MEM", "TEMP", "POWER", "CPU", "MEM"]
 
@@ -155,20 +155,20 @@ def test_every_key_sorts_both_ways_and_what_is_unknown_comes_last(key: str) -> N
     shown = replace(scene(nodes=3), paces={r: 1.0 + r for r in range(6)})
     blind = NodeStats(node="dead", time=None, status="unknown", reason="no answer")
     rows = rows_of(replace(shown, nodes=[blind, *shown.nodes]))
-    one = in_order(rows, Order(by=SORTS[key]))
-    other = in_order(rows, Order(by=SORTS[key], turned=True))
+    one = sort_rows(rows, SortState(by=SORTS[key]))
+    other = sort_rows(rows, SortState(by=SORTS[key], is_reversed=True))
     assert sorted(row.place for row in one) == sorted(row.place for row in other) == list(range(len(rows)))
     if key != "n":
         assert one[-1].nodes[0].node == other[-1].nodes[0].node == "dead"
 
 
 def test_the_busiest_gpu_comes_first() -> None:
-    rows = in_order(rows_of(scene(nodes=3)), Order(by="util"))
+    rows = sort_rows(rows_of(scene(nodes=3)), SortState(by="util"))
     assert [row.gpus[0].util for row in rows] == [12, 11, 10, 2, 1, 0]
 
 
 def test_rows_that_do_not_fit_are_scrolled_to(narrow: Terminal) -> None:
-    lines, order = render_top(scene(nodes=20), Order(first=1000, fold=Level.RANKS), 10.0, narrow, 24)
+    lines, order = render_top(scene(nodes=20), SortState(first=1000, fold=Level.RANKS), 10.0, narrow, 24)
     assert "gpu19" in lines[-2]
     assert lines[-1].startswith("21-40 of 40")
     assert order.first == 20
@@ -218,10 +218,10 @@ def test_no_picture_is_larger_than_its_terminal(
 
     terminal = Terminal(io.StringIO(), colour=True, live=True, unicode=True, width=width)
     shown = scene(max(nodes, 1), gpus, workers, troubles)
-    lines = picture(shown if nodes else Scene(nodes=[], title="x" * 300), terminal, height)
+    lines = picture(shown if nodes else TopData(nodes=[], title="x" * 300), terminal, height)
     assert len(lines) <= height
     # The first line of a run is short; a terminal narrower than the leanest table folds it, and nothing can be done.
-    assert all(cells(strip_colours(line)) <= max(width, 75) for line in lines)
+    assert all(count_columns(strip_colours(line)) <= max(width, 75) for line in lines)
 
 
 def test_a_sample_becomes_what_stats_prints() -> None:
@@ -252,7 +252,7 @@ def test_what_is_missing_and_what_is_old_is_said() -> None:
         NodeStats(node="c", time=None, status="unknown", reason="no sample yet"),
         NodeStats(node="d", time=10.0),
     ]
-    assert remarks(nodes, 101.0) == [
+    assert describe_gaps(nodes, 101.0) == [
         "a: the driver has not answered for 30 s",
         "c: no sample yet",
         "d: seen 1m31s ago",
@@ -262,7 +262,7 @@ def test_what_is_missing_and_what_is_old_is_said() -> None:
 def test_what_is_said_of_many_nodes_is_said_once() -> None:
     blind = [NodeStats(node=f"a{i}", time=None, status="unknown", reason="no sample yet") for i in range(3)]
     old = [NodeStats(node=f"b{i}", time=10.0 - i) for i in range(4)]
-    assert remarks([*blind, *old], 101.0) == ["a[0-2]: no sample yet", "b[0-3]: seen 1m31s ago or longer"]
+    assert describe_gaps([*blind, *old], 101.0) == ["a[0-2]: no sample yet", "b[0-3]: seen 1m31s ago or longer"]
 
 
 def test_a_wide_screen_shows_everything(new_screen: type[Screen]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.render.stacks import folded_trace, relative
+from clusterctl.render.stacks import fold_traceback, shorten_paths
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d.py"
 CODE = "/root/.local/share/clusterctl/work/crash"
@@ -44,13 +44,13 @@ HEAD = "Traceback (most recent call last):"
 def test_frames_of_libraries_are_folded(frames: list[list[str]], expected: list[str]) -> None:
     lines = [HEAD, *(line for one in frames for line in one), "ValueError: bad"]
 
-    assert folded_trace(lines) == [HEAD, *expected, "ValueError: bad"]
+    assert fold_traceback(lines) == [HEAD, *expected, "ValueError: bad"]
 
 
 def test_the_rank_that_a_framework_puts_before_each_line_is_left_out() -> None:
     lines = [HEAD, *frame("a.py"), "ValueError: bad"]
 
-    assert folded_trace([f"[rank3]: {line}" for line in lines]) == lines
+    assert fold_traceback([f"[rank3]: {line}" for line in lines]) == lines
 
 
 def test_a_chain_of_tracebacks_keeps_the_last_frame_of_each() -> None:
@@ -58,7 +58,7 @@ def test_a_chain_of_tracebacks_keeps_the_last_frame_of_each() -> None:
     one = [HEAD, *frame("a.py"), *frame(TORCH) * 3, "KeyError: 1"]
     short = [HEAD, *frame("a.py"), "  … 2 frames of torch", *frame(TORCH), "KeyError: 1"]
 
-    assert folded_trace([*one, *between, *one]) == [*short, *between, *short]
+    assert fold_traceback([*one, *between, *one]) == [*short, *between, *short]
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_a_chain_of_tracebacks_keeps_the_last_frame_of_each() -> None:
     ],
 )
 def test_files_of_the_code_folder_are_named_by_their_place_in_it(folder: str, file: str, expected: str) -> None:
-    assert relative(f'  File "{file}", line 3', [folder]) == f'  File "{expected}", line 3'
+    assert shorten_paths(f'  File "{file}", line 3', [folder]) == f'  File "{expected}", line 3'

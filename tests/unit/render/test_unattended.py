@@ -15,7 +15,7 @@ from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, dump_spec
 from clusterctl.render.console import Terminal
 from clusterctl.render.run_list import adoption_hints, render_ps
-from clusterctl.render.run_messages import Fate, Unattended, fate_of
+from clusterctl.render.run_messages import Outlook, Unattended, predict_unattended
 from clusterctl.render.status import RunView, render_status
 from clusterctl.run.record import rundir
 from clusterctl.run.record.writer import Writer
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RUNNING = RunState(run="p3-dhs7", phase=RunPhase.RUNNING, attempt=0, created=1.0)
-GONE = Unattended(fate=Fate.STOPPED, limit=15.0)
+GONE = Unattended(outlook=Outlook.STOPPED, stop_after_s=15.0)
 
 
 @pytest.mark.parametrize(
@@ -43,18 +43,21 @@ GONE = Unattended(fate=Fate.STOPPED, limit=15.0)
     ],
 )
 def test_nodes_that_stop_without_a_controller_are_not_said_to_go_on(silent: float, told: str) -> None:
-    assert fate_of(RunPhase.RUNNING, silent, 15.0, 35.0).told == told
-    assert fate_of(RunPhase.STALLED, silent, 15.0, 35.0).error("p3-dhs7") == f"p3-dhs7 has no controller: {told}"
+    assert predict_unattended(RunPhase.RUNNING, silent, 15.0, 35.0).message == told
+    assert (
+        predict_unattended(RunPhase.STALLED, silent, 15.0, 35.0).error("p3-dhs7")
+        == f"p3-dhs7 has no controller: {told}"
+    )
 
 
 def test_a_run_that_its_nodes_keep_goes_on() -> None:
-    kept = fate_of(RunPhase.RUNNING, 1e6, None, None)
+    kept = predict_unattended(RunPhase.RUNNING, 1e6, None, None)
 
-    assert (kept.told, kept.error("p3-dhs7")) == ("the run goes on", "p3-dhs7 goes on without a controller")
+    assert (kept.message, kept.error("p3-dhs7")) == ("the run goes on", "p3-dhs7 goes on without a controller")
 
 
 def test_a_run_between_two_attempts_does_nothing_until_it_is_adopted() -> None:
-    assert fate_of(RunPhase.RESTARTING, 1.0, None, None).told == "no worker runs until it is adopted"
+    assert predict_unattended(RunPhase.RESTARTING, 1.0, None, None).message == "no worker runs until it is adopted"
 
 
 def of_run(folder: Path, *, stop_after: float | None, silent: float) -> str:
@@ -75,7 +78,7 @@ def of_run(folder: Path, *, stop_after: float | None, silent: float) -> str:
         stop_after=stop_after,
     )
     run.spec.write_text(dump_spec(spec))
-    return unattended_of(run, RUNNING).told
+    return unattended_of(run, RUNNING).message
 
 
 def test_the_last_sign_of_a_controller_is_what_it_wrote_last(tmp_path: Path) -> None:

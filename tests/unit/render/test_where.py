@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.render.stacks import where_lines
+from clusterctl.render.stacks import summarize_stacks
 
 NODES = {0: "gpu01", 2: "gpu03"}
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/autograd.py"
@@ -46,4 +46,4 @@ STEP = entry("0-1,3", ("backward", TORCH, 9), ("run", TORCH, 3), ("step", "/root
     ],
 )
 def test_where_ranks_are(folded: list[dict[str, Any]], expected: list[str]) -> None:
-    assert where_lines(folded, NODES) == expected
+    assert summarize_stacks(folded, NODES) == expected

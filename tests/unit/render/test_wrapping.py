@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.logs.sanitize import strip_colours
-from clusterctl.render.wrapping import cells, wrapped
+from clusterctl.render.wrapping import count_columns, wrap_line
 
 if TYPE_CHECKING:
     from tests.unit.render.conftest import Screen
@@ -41,17 +41,17 @@ HINT = '  hint: work of one rank looks like this; declare it by `with clusterctl
     ],
 )  # fmt: skip
 def test_a_sentence_is_broken_between_words(line: str, width: int | None, expected: list[str]) -> None:
-    assert wrapped(line, width) == expected
+    assert wrap_line(line, width) == expected
 
 
 @given(st.lists(st.sampled_from(["ab", "c,", " ", "`", "\x1b[1m", "中"]), max_size=60).map("".join), st.integers(8, 40))
 def test_nothing_is_lost_and_no_line_is_too_wide_but_for_a_single_word(line: str, width: int) -> None:
-    lines = wrapped(line, width)
+    lines = wrap_line(line, width)
 
     assert "".join("".join(lines).split()) == "".join(line.split())
-    longest = max((cells(word) for word in strip_colours(line).split()), default=0)
+    longest = max((count_columns(word) for word in strip_colours(line).split()), default=0)
     fits = longest <= width - 6 and "`" not in line
-    assert not fits or all(cells(strip_colours(one)) <= width for one in lines)
+    assert not fits or all(count_columns(strip_colours(one)) <= width for one in lines)
 
 
 def test_what_is_told_is_broken_on_a_terminal_and_whole_in_a_pipe(new_screen: type[Screen]) -> None:
