@@ -14,11 +14,9 @@ Anything else that reaches the door is a bug of ours (exit code 1) and keeps its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 
 class ExitCode(IntEnum):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 
 def similar(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

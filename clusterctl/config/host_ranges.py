@@ -6,13 +6,10 @@ import fnmatch
 import itertools
 import math
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import NotFoundError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 MAX_HOSTS = 10_000
 """Maximum of hosts in one expression, so that a typing error cannot fill the memory."""

@@ -8,30 +8,24 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from clusterctl.config import path_rules, worker_variables
 from clusterctl.config.path_rules import UnsafePermissionsError
 from clusterctl.config.secret_redaction import is_secret_name
 from clusterctl.config.sections import context as context_module
 from clusterctl.config.sections import spec_builder
-from clusterctl.config.spec import TransportKind
+from clusterctl.config.sections.context import FileAccess
+from clusterctl.config.spec import ClusterSpec, TransportKind
 from clusterctl.config.text.interpolation import Interpolation
 from clusterctl.config.text.overrides import Overrides, apply_overrides, apply_sets, merge_trees
-from clusterctl.config.text.tree import Document, Mark, Report, format_path
+from clusterctl.config.text.tree import Document, Mark, Node, Report, format_path
 from clusterctl.config.text.yaml_parser import MAX_BYTES, parse_document
 from clusterctl.config.value_parsers import describe_value
 from clusterctl.errors import ConfigError, Problem
 from clusterctl.suggestion import file_hint
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.config.sections.context import FileAccess
-    from clusterctl.config.spec import ClusterSpec
-    from clusterctl.config.text.tree import Node
 
 
 class DiskFiles:

@@ -12,10 +12,7 @@ import pwd
 import shlex
 import stat
 import zlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 
 class UnsafePermissionsError(Exception):

@@ -8,10 +8,8 @@ import os
 import re
 import shlex
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 
 class SingleNodeLauncher(NamedTuple):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import yaml
 from typing_extensions import override
 
+from clusterctl.config.sections.host_section import DeclaredHost
 from clusterctl.config.sections.section_fields import CONTROLLER_LOSS, HOST, build_section
+from clusterctl.config.sections.spec_builder import BuiltSpec
+from clusterctl.config.spec import ClusterSpec
 from clusterctl.config.text.interpolation import escape_text, is_shell_text, list_shell_items
-from clusterctl.config.text.tree import format_path
+from clusterctl.config.text.tree import Node, Path, format_path
 from clusterctl.config.text.yaml_parser import parse_scalar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from clusterctl.config.sections.host_section import DeclaredHost
-    from clusterctl.config.sections.spec_builder import BuiltSpec
-    from clusterctl.config.spec import ClusterSpec
-    from clusterctl.config.text.tree import Node, Path
 
 REDACTED = "***"
 """Replaces the value of a secret."""

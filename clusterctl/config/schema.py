@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import TypeAdapter
 
+from clusterctl.config.field_types import FieldType
 from clusterctl.config.sections.section_fields import (
     CLUSTER_FILE,
     CONTROLLER_LOSS,
@@ -26,17 +28,12 @@ from clusterctl.config.sections.section_fields import (
     SECTIONS,
     SYNC,
     Section,
+    SectionField,
     build_section,
     split_annotation,
 )
 from clusterctl.config.sections.section_validation import build_validator
 from clusterctl.config.spec import HostSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from clusterctl.config.field_types import FieldType
-    from clusterctl.config.sections.section_fields import SectionField
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{env:"}
 _EXTENSION: dict[str, Any] = {"^x-": {}}

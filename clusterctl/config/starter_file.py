@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from clusterctl.config import host_ranges as ranges
 from clusterctl.config.sections.host_lists import ListedHost
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def set_gpus(machine: ListedHost, gpus: int | None) -> ListedHost:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.model import NVIDIA, Action, Finding, Outcome, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 Facts = dict[str, Any]
 """The result of `clusterctl.agent.facts.collect` plus the key `controller` (see `Context`)."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from clusterctl.config.spec import ClusterSpec, HealthSpec
+from clusterctl.config.spec import ClusterSpec, HealthSpec
 
 NOT_SYNCED = "not synced"
 """The `code_hash` of a node whose code is not synced."""

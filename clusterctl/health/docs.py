@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from clusterctl.health.check import Check
 from clusterctl.health.checks.xid import CATALOGUE, Weight
 from clusterctl.health.context import EXPECT_KEYS
 from clusterctl.health.driver_errors import MEANINGS, NVML_NAMES, READINGS
 from clusterctl.health.model import VENDORS
 from clusterctl.health.registry import CHECKS
-
-if TYPE_CHECKING:
-    from clusterctl.health.check import Check
 
 _INTRO = """\
 # Health checks

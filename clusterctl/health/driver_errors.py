@@ -6,13 +6,11 @@ Facts carry an error word that is the same for every vendor (`err`) and the vend
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.health.model import VENDORS, Action
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 UNSUPPORTED, DENIED, CORRUPTED, FAILED = "unsupported", "denied", "corrupted", "failed"
 READINGS = 3

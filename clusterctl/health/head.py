@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.health.model import Action, Finding, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OLDEST_PYTHON = (3, 10)
 NODES = 200

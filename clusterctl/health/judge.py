@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from clusterctl.health.check import Check, ClusterView, Facts, View
 from clusterctl.health.checks import gpus
+from clusterctl.health.context import Context
 from clusterctl.health.model import Action, Finding, Outcome, Status, skip, unknown
 from clusterctl.health.registry import CHECKS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from clusterctl.health.context import Context
 
 _GRAVITY = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS)
 

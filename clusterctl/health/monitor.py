@@ -7,20 +7,16 @@ reported again when it is over, also for a repaired GPU. Each family of checks d
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from clusterctl.agent.protocol.sample_types import GpuSample, HealthSample
 from clusterctl.formatting import duration_text, format_size
 from clusterctl.health.checks import amd, device_errors, gpu_memory, storage, thermal, xid
 from clusterctl.health.context import Context
 from clusterctl.health.judge import apply_overrides
 from clusterctl.health.model import AMD, Action, Finding, Status, Symptom
 from clusterctl.health.registry import LIMITS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from clusterctl.agent.protocol.sample_types import GpuSample, HealthSample
 
 _SILENT_SECONDS = 120.0
 _SAMPLES_MISSED = 4

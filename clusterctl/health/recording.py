@@ -11,20 +11,17 @@ verdicts depend on it.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl._version import __version__
 from clusterctl.errors import RefusedError
 from clusterctl.health.anonymizer import Anonymizer
+from clusterctl.health.check import Facts
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_all
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from clusterctl.health.check import Facts
-    from clusterctl.health.model import Finding
+from clusterctl.health.model import Finding
 
 FORMAT = 1
 _KEY = "recording"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
-from clusterctl.config.spec import INTERVAL_KEY
+from clusterctl.config.spec import INTERVAL_KEY, HealthSpec
 from clusterctl.health.check import Check
 from clusterctl.health.checks import (
     amd,
@@ -27,11 +27,6 @@ from clusterctl.health.checks import (
     versions,
     xid,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from clusterctl.config.spec import HealthSpec
 
 _FAMILIES = (
     *("Network", "RDMA", "GPU driver", "GPU state", "XID and SXid", "GPU memory", "GPU temperature, power, clocks"),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from clusterctl.agent.protocol.command_types import FactsRequest
+from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.health.checks.driver import responsive
 from clusterctl.health.registry import DEADLINE_KEY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from clusterctl.agent.protocol.command_types import FactsRequest
-    from clusterctl.config.spec import ClusterSpec, HostSpec
 
 DEADLINE = 3.0
 """Seconds that the probe of a node may take; `health.thresholds: {probe.deadline: N}` overrides it."""

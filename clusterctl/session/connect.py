@@ -6,32 +6,25 @@ import contextlib
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import ModuleType
+from typing import Protocol, TypeVar, cast
 
 from clusterctl.agent.protocol.commands import PROTOCOL_VERSION
-from clusterctl.config.spec import SshSpec, TransportKind
+from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefusedError, RefusedError
+from clusterctl.session.inbox import ItemQueue
 from clusterctl.session.requests import HELLO
 from clusterctl.session.session import Session
+from clusterctl.transport.base import Channel, Transport
 from clusterctl.transport.command import CommandTransport
-from clusterctl.transport.delivery.agent_archive import load_agent_archive
-from clusterctl.transport.delivery.bootstrap import start_agent
+from clusterctl.transport.delivery.agent_archive import AgentArchive, load_agent_archive
+from clusterctl.transport.delivery.bootstrap import Preamble, start_agent
 from clusterctl.transport.fallback import FallbackTransport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.openssh import OpenSshTransport
 from clusterctl.transport.ssh.predial import PreDialer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from concurrent.futures import Future
-    from types import ModuleType
-
-    from clusterctl.config.spec import HostSpec
-    from clusterctl.session.inbox import ItemQueue
-    from clusterctl.transport.base import Channel, Transport
-    from clusterctl.transport.delivery.agent_archive import AgentArchive
-    from clusterctl.transport.delivery.bootstrap import Preamble
 
 E = TypeVar("E", bound=ClusterctlError)
 

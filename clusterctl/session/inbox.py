@@ -9,13 +9,12 @@ from __future__ import annotations
 import queue
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from clusterctl.agent.protocol.events import Event, Stamp
-    from clusterctl.errors import (
-        NodeError,
-    )
+from clusterctl.agent.protocol.events import Event, Stamp
+from clusterctl.errors import (
+    NodeError,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
@@ -15,8 +16,6 @@ from clusterctl.agent.protocol.validators import ValidationError
 from clusterctl.validation.derivation import derive_object
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from clusterctl.agent.protocol.validators import Validator
 
 Arguments = TypeVar("Arguments")

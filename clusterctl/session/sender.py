@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from clusterctl.transport.base import Channel
+from clusterctl.transport.base import Channel
 
 _BULK_QUEUE_BYTES = 256 * 1024
 """How much bulk data may wait: enough to keep a fast link busy, little enough that a request does not wait for long."""

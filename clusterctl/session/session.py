@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl.agent.protocol.command_types import HelloAnswer
 from clusterctl.agent.protocol.commands import (
     FIRST_AGENT_STREAM,
     HEARTBEAT_INTERVAL_S,
@@ -46,15 +48,10 @@ from clusterctl.session.inbox import (
 from clusterctl.session.requests import REQUESTS
 from clusterctl.session.sender import Sender
 from clusterctl.session.streams import Streams
+from clusterctl.transport.base import Channel
+from clusterctl.transport.delivery.bootstrap import Preamble
 from clusterctl.validation import journal, messages
 from clusterctl.validation.quota import SessionQuota
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from clusterctl.agent.protocol.command_types import HelloAnswer
-    from clusterctl.transport.base import Channel
-    from clusterctl.transport.delivery.bootstrap import Preamble
 
 SILENCE_TIMEOUT_S = 3 * HEARTBEAT_INTERVAL_S
 """A peer that sends and acknowledges nothing for so long is lost, even if its connection looks alive."""

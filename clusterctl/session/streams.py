@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from clusterctl.agent.protocol.frames import FrameError, StreamData
 from clusterctl.agent.protocol.run_files import parse_attempt
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Listener = Callable[[StreamData], None]
+Listener = Callable[[StreamData], None]
 
 
 class Streams:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from clusterctl.config.spec import (
     HealthSpec,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.config.text.interpolation import Interpolation
-    from clusterctl.config.text.tree import Report
+from clusterctl.config.text.interpolation import Interpolation
+from clusterctl.config.text.tree import Report
 
 
 class FileAccess(Protocol):

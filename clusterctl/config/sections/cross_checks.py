@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.config import value_parsers
 from clusterctl.config.field_types import ResumePolicy, StallAction, StartMethod
 from clusterctl.config.path_rules import UPLOAD_HINT
 from clusterctl.config.program_analysis import find_last_activation, is_python_in_environment
+from clusterctl.config.sections.context import BuildContext
 from clusterctl.config.sections.environment import check_variable_names
-from clusterctl.config.sections.host_section import suggest_word
-from clusterctl.config.spec import CheckpointSpec, Role, TransportKind
-from clusterctl.config.text.tree import format_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from clusterctl.config.sections.context import BuildContext
-    from clusterctl.config.sections.host_section import DeclaredHost
-    from clusterctl.config.spec import HealthSpec, JobSpec, SyncSpec
-    from clusterctl.config.text.tree import Mark, Node, Path, Report
+from clusterctl.config.sections.host_section import DeclaredHost, suggest_word
+from clusterctl.config.spec import CheckpointSpec, HealthSpec, JobSpec, Role, SyncSpec, TransportKind
+from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path
 
 
 def check_sections(
@@ -157,10 +151,8 @@ def check_sync_source(
         context.report.add(_find_mark(root, "sync", "source"), text, UPLOAD_HINT)
 
 
-if TYPE_CHECKING:
-    Values = Mapping[str, Any]
-    IneffectiveKey = tuple[Path, str, str]
-    Doubt = tuple[Path, str, str]
+Values = Mapping[str, Any]
+IneffectiveKey = tuple[Path, str, str]
 
 _NO_RESTARTS = "without `restart.max_restarts` there is no second attempt"
 _SET_RESTARTS = "set `restart: {max_restarts: 3}`"

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.config.path_rules import UnsafePermissionsError
 from clusterctl.config.secret_redaction import REDACTED, find_secret_words, is_secret_name
+from clusterctl.config.sections.context import BuildContext
 from clusterctl.config.sections.section_fields import SECRET
 from clusterctl.config.sections.section_validation import keep_scalars_as_text, validate_section
-from clusterctl.config.text.tree import Document, Mark, Node, Report, format_path
+from clusterctl.config.text.tree import Document, Mark, Node, Path, Report, format_path
 from clusterctl.config.value_parsers import describe_value
 from clusterctl.config.worker_variables import REMEDIES, is_owned
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from clusterctl.config.sections.context import BuildContext
-    from clusterctl.config.text.tree import Path
 
 _LINE = re.compile(r"(?:export[ \t]+)?([^=\s'\"]+)[ \t]*=[ \t]*(.*)", re.DOTALL)
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from clusterctl.config import host_ranges as ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 _NUMBERED = re.compile(r"([^:]+):([0-9]+)")
 _MAX_WORKERS = 1024

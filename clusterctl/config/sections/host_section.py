@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.config import host_ranges as ranges
 from clusterctl.config import value_parsers
 from clusterctl.config.path_rules import UnsafePermissionsError
 from clusterctl.config.sections import host_lists
+from clusterctl.config.sections.context import BuildContext
 from clusterctl.config.sections.host_lists import HostListError, ListedHost
 from clusterctl.config.sections.inventories import parse_host_list
 from clusterctl.config.sections.section_fields import HOST
 from clusterctl.config.sections.section_validation import validate_section
 from clusterctl.config.spec import HostSpec, Role, TransportKind
-from clusterctl.config.text.tree import Node, format_path
+from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path
 from clusterctl.config.value_parsers import describe_value
 from clusterctl.suggestion import similar
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from clusterctl.config.sections.context import BuildContext
-    from clusterctl.config.text.tree import Mark, Path, Report
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,16 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from clusterctl.config import host_ranges as ranges
 from clusterctl.config.sections.host_lists import HostListError, ListedHost, parse_hostfile
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    IncludeReader = Callable[[str], Iterable[str]]
+IncludeReader = Callable[[str], Iterable[str]]
 
 
 _SSH_HOST = re.compile(r"^\s*Host\s*[\s=](?!.*(?:slots|gpus)\s*=)", re.IGNORECASE | re.MULTILINE)

@@ -6,8 +6,8 @@ import itertools
 import os
 import re
 import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from clusterctl.config.program_analysis import (
     OtherFileType,
@@ -16,16 +16,17 @@ from clusterctl.config.program_analysis import (
     find_single_node_launcher,
     split_shell_commands,
 )
-from clusterctl.config.sections.host_section import suggest_word
+from clusterctl.config.sections.context import BuildContext
+from clusterctl.config.sections.host_section import DeclaredHost, suggest_word
 from clusterctl.config.sections.text_mistakes import (
     Quoting,
     classify_characters,
     find_literal_mistakes,
     find_shell_mistakes,
 )
-from clusterctl.config.spec import Role, TransportKind
+from clusterctl.config.spec import JobSpec, Role, SyncSpec, TransportKind
 from clusterctl.config.text.interpolation import list_shell_items
-from clusterctl.config.text.tree import format_path
+from clusterctl.config.text.tree import Mark, Node, Path, format_path
 from clusterctl.config.worker_variables import (
     OWNED_NAMES,
     REMEDIES,
@@ -33,14 +34,6 @@ from clusterctl.config.worker_variables import (
     find_substitute,
     is_job_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from clusterctl.config.sections.context import BuildContext
-    from clusterctl.config.sections.host_section import DeclaredHost
-    from clusterctl.config.spec import JobSpec, SyncSpec
-    from clusterctl.config.text.tree import Mark, Node, Path
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MAX_BYTES = 1 << 20

@@ -6,9 +6,10 @@ mistake gives one message.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -20,8 +21,10 @@ from pydantic import (
     ValidationError,
     WithJsonSchema,
 )
+from pydantic_core import ErrorDetails
 from typing_extensions import NotRequired, TypedDict
 
+from clusterctl.config.field_types import FieldType
 from clusterctl.config.sections.section_fields import (
     CLUSTER_FILE,
     HOST,
@@ -34,14 +37,6 @@ from clusterctl.config.sections.section_fields import (
 )
 from clusterctl.config.text.tree import Node, Path, Report, format_path
 from clusterctl.config.value_parsers import describe_value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from pydantic_core import ErrorDetails
-
-    from clusterctl.config.field_types import FieldType
-
 
 # Unknown keys are mistakes, and `"8"` is not a number.
 _STRICT = ConfigDict(extra="forbid", strict=True)

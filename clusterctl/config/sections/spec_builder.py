@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.config.path_rules import default_workdir
 from clusterctl.config.sections import cross_checks, environment, host_section, job_target
+from clusterctl.config.sections.context import BuildContext
+from clusterctl.config.sections.host_section import DeclaredHost
 from clusterctl.config.sections.section_fields import CLUSTER_FILE, CONTROLLER_LOSS, RESULTS, SECTIONS, SYNC
 from clusterctl.config.sections.section_validation import find_similar_key, suggest_key, validate_section
 from clusterctl.config.spec import (
@@ -25,16 +28,8 @@ from clusterctl.config.spec import (
     SyncSpec,
     TransportKind,
 )
-from clusterctl.config.text.tree import Node
+from clusterctl.config.text.tree import Node, Report
 from clusterctl.config.value_parsers import describe_value
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from clusterctl.config.sections.context import BuildContext
-    from clusterctl.config.sections.host_section import DeclaredHost
-    from clusterctl.config.text.tree import Report
-
 
 _TARGETS = ("script", "module", "command")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

@@ -7,15 +7,12 @@ Bash reads a text of `job.command` and `job.prologue`. No program reads `args`, 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from clusterctl.config.program_analysis import split_shell_commands
 from clusterctl.config.worker_variables import is_owned
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LONGEST_TEXT = 1 << 14
 _HERE_DOCUMENT = re.compile(r"<<-?\s*\\?['\"]?(\w+)['\"]?[^\n]*\n(?s:.*?)^\s*\1\s*$", re.MULTILINE)

@@ -6,15 +6,13 @@ Nothing else is interpolated. A text that looks like another expansion is refuse
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path
 from clusterctl.config.text.yaml_parser import parse_scalar
 from clusterctl.config.worker_variables import find_substitute, is_owned
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 _OURS = re.compile(r"\$\$(?=\{env:)|\$\{env:([^{}]{,1000})(\}?)|(?<![\\$])\$\([A-Z][A-Z0-9_]+\)")
 """What is looked at where a shell reads the text."""

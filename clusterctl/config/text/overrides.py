@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.config.text.tree import Document, Mark, Node, Report
 from clusterctl.config.text.yaml_parser import parse_scalar, parse_yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _TARGETS = ("script", "module", "command")
 _INDEX = re.compile(r"\[([0-9]{1,6})\]")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.errors import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # The line breaks of YAML 1.1, which libyaml counts lines by.
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")

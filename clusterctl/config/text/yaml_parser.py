@@ -6,15 +6,13 @@ libyaml's errors say what it expected; ours name the mistake of the user.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from clusterctl.config.text.tree import Document, Mark, Node, Report
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def report_syntax_error(document: Document, error: Exception, report: Report) -> None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from clusterctl.health.check import cluster_check, node_check
+from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
 from clusterctl.health.checks.thermal import COOLING
 from clusterctl.health.model import AMD, Action, Outcome, Status, Symptom, fail, ok, skip, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from clusterctl.health.check import ClusterView, View
 
 _HINTS = {
     Action.REBOOT_NODE: "Reboot the node; twice the same on one serial number means a replacement",

@@ -9,17 +9,14 @@ the same board (model and maker) are compared.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl.health.check import ClusterView, View
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import Outcome, ok, skip, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from clusterctl.health.check import ClusterView, View
 
 ABSENT = "absent"
 """A value of its own: a package that one node lacks is a difference."""

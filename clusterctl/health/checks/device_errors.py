@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.formatting import plural
 from clusterctl.health import driver_errors
-from clusterctl.health.check import node_check
+from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import amd, gpus
 from clusterctl.health.model import AMD, JUDGED, Action, Outcome, Status, Symptom, fail, ok, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from clusterctl.health.check import View
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from clusterctl.formatting import plural
 from clusterctl.health import driver_errors
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import gpus, presence
 from clusterctl.health.model import AMD, JUDGED, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SETUP = {4, 9, 12, 17}
 """Codes that mean "not set up" rather than "broken"."""

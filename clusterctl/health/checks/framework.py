@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import AMD, NVIDIA, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _FAMILY = "Versions"
 _PACKAGES = {

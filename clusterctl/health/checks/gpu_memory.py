@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
-from clusterctl.health.check import node_check
+from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import amd, gpus, xid
 from clusterctl.health.checks.device_errors import HINTS
 from clusterctl.health.model import AMD, JUDGED, Action, Outcome, Status, Symptom, fail, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from clusterctl.health.check import View
 
 _FAMILY = "GPU memory"
 CONTAINED_AT_MOST = 3.0

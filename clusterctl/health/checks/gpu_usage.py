@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from clusterctl.formatting import plural
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import JUDGED, Action, Outcome, fail, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _FAMILY = "GPU already in use"
 _GIB = 1024**3

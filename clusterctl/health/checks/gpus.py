@@ -6,15 +6,12 @@ A device of a vendor's group is `{"vendor", "index", "v": {field: value}, "err":
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from clusterctl.health import driver_errors
+from clusterctl.health.check import Group, View
 from clusterctl.health.model import AMD, NVIDIA, VENDORS, Outcome, needs_root, ok, skip, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from clusterctl.health.check import Group, View
 
 Device = dict[str, Any]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 YOUNG = 600.0
 """Seconds after a boot in which it is asked whether a run was lost by it."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.formatting import duration_text
 from clusterctl.health import driver_errors
 from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import AMD, NVIDIA, Action, Outcome, fail, needs_root, ok, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _WHOLE_SECONDS = 60.0
 """A log that begins within so many seconds of the boot has lost nothing that matters."""

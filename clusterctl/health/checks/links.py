@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from clusterctl.health import driver_errors
-from clusterctl.health.check import cluster_check, node_check
+from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_log
 from clusterctl.health.model import JUDGED, Action, Outcome, fail, ok, skip, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from clusterctl.health.check import ClusterView, View
 
 _FAMILY = "PCIe, NVLink, fabric"
 _RESEAT = "Reseat or replace the card or riser; the kernel log may say `limited by`"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
 from clusterctl.config.worker_variables import VIRTUAL_INTERFACE_PREFIXES, select_interfaces
@@ -11,9 +12,6 @@ from clusterctl.formatting import format_size, plural
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _FAMILY = "Network"
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.health import driver_errors
-from clusterctl.health.check import node_check
+from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import AMD, JUDGED, Action, Outcome, fail, ok, skip, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from clusterctl.health.check import View
 
 
 class Why(Enum):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from clusterctl.formatting import format_size
 from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare, gpus, infiniband
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _FAMILY = "Host"
 _GIB = 1024.0**3

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from clusterctl.formatting import format_size
 from clusterctl.health.check import View, node_check
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _FAMILY = "Disks and mounts"
 LEAST = 1.0 * 1024**3

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from clusterctl.health.check import cluster_check, node_check
+from clusterctl.health.check import ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.model import JUDGED, Action, Outcome, Status, Symptom, fail, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from clusterctl.health.check import ClusterView, View
 
 _FAMILY = "GPU temperature, power, clocks"
 COOLING = "Check fans, air flow and power supply of the node; low clocks on one GPU slow the whole run"

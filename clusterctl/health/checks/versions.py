@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.formatting import plural
 from clusterctl.health.check import Check, ClusterView, View, cluster_check, node_check
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.context import NOT_SYNCED
 from clusterctl.health.model import AMD, JUDGED, NVIDIA, Action, Outcome, fail, ok, skip, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _FAMILY = "Versions"
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from clusterctl.health.check import node_check
+from clusterctl.health.check import View, node_check
 from clusterctl.health.checks import device_errors, gpus
 from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
 from clusterctl.health.model import Action, Outcome, Status, Symptom, fail, ok, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from clusterctl.health.check import View
 
 
 class Weight(Enum):
