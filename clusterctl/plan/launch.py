@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusterctl.agent.protocol import requests
 from clusterctl.config.field_types import StartMethod
-from clusterctl.config.sections.job_target import find_variables
+from clusterctl.config.sections.shell_text import find_variables
 from clusterctl.config.spec import ClusterSpec, Framework, JobSpec
 from clusterctl.plan.environment import (
     AttemptSettings,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.config.loader import ClusterFileText, parse_cluster_file
-from clusterctl.config.sections.job_target import find_variables
+from clusterctl.config.sections.shell_text import find_variables
 from tests.unit.config.conftest import FOLDER, Shelf
 
 if TYPE_CHECKING:

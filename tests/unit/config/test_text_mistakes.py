@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.config.sections.text_mistakes import find_literal_mistakes, find_shell_mistakes
+from clusterctl.config.sections.shell_text import find_literal_mistakes, find_shell_mistakes
 
 MISTAKEN = [
     pytest.param("ulimit -c unlimited \\ python train.py", "backslash before a blank", id="folded"),

@@ -1,4 +1,4 @@
-"""Text whose special characters mean something else than its author thinks.
+"""The variables of a text for bash, and its special characters that mean something else than its author thinks.
 
 Bash reads a text of `job.command` and `job.prologue`. No program reads `args`, the items of a command and the values of
 `env`: they reach the job as they are.
@@ -6,13 +6,15 @@ Bash reads a text of `job.command` and `job.prologue`. No program reads `args`, 
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from clusterctl.config.program_analysis import split_shell_commands
-from clusterctl.config.worker_variables import is_owned
+from clusterctl.config.worker_variables import OWNED_NAMES, find_launcher, is_owned
 
 _LONGEST_TEXT = 1 << 14
 _HERE_DOCUMENT = re.compile(r"<<-?\s*\\?['\"]?(\w+)['\"]?[^\n]*\n(?s:.*?)^\s*\1\s*$", re.MULTILINE)
@@ -212,3 +214,131 @@ def find_literal_mistakes(value: str, *, is_argument: bool) -> list[tuple[str, s
         return [(f"the quotes of `{value[:60]}` are a part of the value", "leave the inner quotes out")]
     found = [(match, what) for rule, what in _LITERAL_RULES if len(value) < 2000 and (match := rule.search(value))]
     return [(f"{what}: `{match[0][:60]}`", _SHELL_REMEDY) for match, what in found[:1]]
+
+
+# --- variables
+
+_MAX_CHARS = 1 << 16
+_COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
+_SETS_UNKNOWN_NAMES = re.compile(r"(?m)(?:^|[\s;&|(])(?:source|\.|eval|module|ml|conda|mamba|function)\s|\(\)\s*\{")
+_SHELL_VARIABLES = re.compile(
+    "HOME|USER|LOGNAME|PATH|PWD|OLDPWD|SHELL|HOSTNAME|HOSTTYPE|OSTYPE|MACHTYPE|LANG|LC_ALL|TERM|TMPDIR|UID|EUID|PPID|"
+    "RANDOM|SECONDS|LINENO|SHLVL|IFS|OPTARG|OPTIND|REPLY|PIPESTATUS|FUNCNAME|GROUPS|EPOCHSECONDS|CUDA_VISIBLE_DEVICES|"
+    "PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|CONDA_PREFIX|XDG_RUNTIME_DIR|XDG_CACHE_HOME|SSH_CONNECTION|BASH.*|"
+    "CLUSTERCTL_.*"
+)
+"""Names that bash or most logins set, or that may well be unset."""
+_READ = re.compile(r"(?<!\\)\$(?:\{(\w+)(?::?[-=+?]|[^}\n]{,200}\})|(\w+))")
+_WITH_DEFAULT = re.compile(r"\$\{(\w+):?[-=+?]")
+_TEST = re.compile(
+    r"\[\[?\s[^\n]{,1000}?\s\]|\btest\s[^\n;&|]{,1000}|\bcase\s[^\n]{,1000}?\sin\b|if\s+\(\([^\n]{,1000}?\)\)|\bprintenv\s+\w+"
+)
+_NAME = re.compile(r"[A-Z][A-Z0-9_]+")
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=")
+_VALUE = r"(?:\"[^\"\n]{,1000}\"|'[^'\n]{,1000}'|\$\(\([^\n]{,1000}?\)\)|\$\([^\n]{,1000}?\)|[^\s;&|])*"
+_BEFOREASSIGNMENTS = re.compile(
+    r"then|do|else|[{!]|export|declare|typeset|readonly|local|env|exec|time|command|set|-\w*"
+)
+_SHELL_PROGRAMS = ("bash", "sh", "dash", "zsh")
+_OTHER_LAUNCHERS = frozenset(
+    "srun sbatch salloc mpirun mpiexec mpiexec.hydra orterun prun ibrun jsrun aprun flux qsub bsub kubectl".split()  # noqa: SIM905
+)
+"""Commands that start processes with variables of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShellVariables:
+    """What a text for bash does with variables.
+
+    Attributes:
+        assigned: Names that it sets, in order.
+        replaced: Those among them that clusterctl owns, and whose value it does not build on.
+        read: Names of other launchers that it reads, without a default and without a test.
+        inherited: Other names that it reads so and does not set: they come from the environment, if from anywhere.
+    """
+
+    assigned: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    inherited: tuple[str, ...] = ()
+
+
+def find_variables(text: str) -> ShellVariables:
+    """Return which variables a text for bash sets and reads; nothing if it is very long or runs another launcher."""
+    if len(text) > _MAX_CHARS:
+        return ShellVariables()
+    commands = list(_list_commands(text))
+    if any(os.path.basename(_find_program(words)) in _OTHER_LAUNCHERS for words in commands):
+        return ShellVariables()
+    plain = _COMMENT.sub("", text)
+    assigned = tuple(dict.fromkeys(name for words in commands for name in _list_assigned(words)))
+    tested = {name for match in _TEST.finditer(plain) for name in _NAME.findall(match[0])}
+    tested_launchers = {launcher for name in tested if (launcher := find_launcher(name)) is not None}
+    optional = {match[1] for match in _WITH_DEFAULT.finditer(plain)}
+    read = dict.fromkeys(match[1] or match[2] for match in _READ.finditer(plain))
+    return ShellVariables(
+        assigned=assigned,
+        replaced=()
+        if tested_launchers
+        else tuple(
+            name for name in assigned if name in OWNED_NAMES and name not in tested and not _builds_on(name, plain)
+        ),
+        read=tuple(
+            name
+            for name in read
+            if (launcher := find_launcher(name)) is not None
+            and launcher not in tested_launchers
+            and name not in optional
+        ),
+        inherited=_list_inherited(text, {*assigned, *tested, *optional}),
+    )
+
+
+def _list_inherited(text: str, others: Collection[str]) -> tuple[str, ...]:
+    """Return names in capitals that a text reads and nothing in it can set, except `others`."""
+    if _SETS_UNKNOWN_NAMES.search(text):
+        return ()
+    quoting = classify_characters(text)
+    names = dict.fromkeys(
+        match[1] or match[2]
+        for match in _READ.finditer(text)
+        if quoting[match.start()] in (Quoting.PLAIN, Quoting.DOUBLE)
+    )
+    return tuple(
+        name
+        for name in names
+        if _NAME.fullmatch(name)
+        and name not in others
+        and not _SHELL_VARIABLES.fullmatch(name)
+        and name not in OWNED_NAMES
+        and find_launcher(name) is None
+        and not re.search(rf"(?:\bfor|\bread|\bmapfile|\breadarray|\bgetopts|-v|\(\()[^\n;]{{0,200}}\b{name}\b", text)
+    )
+
+
+def _list_commands(text: str) -> Iterator[list[str]]:
+    """Give the words of each simple command, also of those in the text of `bash -c`."""
+    for words in split_shell_commands(text):
+        yield words
+        for before, flag, inner in zip(words, words[1:], words[2:], strict=False):
+            if os.path.basename(before) in _SHELL_PROGRAMS and flag.startswith("-") and flag.endswith("c"):
+                yield from _list_commands(inner)
+
+
+def _find_program(words: Sequence[str]) -> str:
+    programs = (word for word in words if not _BEFOREASSIGNMENTS.fullmatch(word) and not ASSIGNMENT.match(word))
+    return next(programs, "")
+
+
+def _list_assigned(words: Sequence[str]) -> Iterator[str]:
+    for word in itertools.dropwhile(_BEFOREASSIGNMENTS.fullmatch, words):
+        match = ASSIGNMENT.match(word)
+        if match is None:
+            return
+        yield match[1]
+
+
+def _builds_on(name: str, text: str) -> bool:
+    """Return whether each value that a text gives to a variable is made of the variable itself."""
+    values = re.findall(rf"(?<![\w$]){name}\+?=({_VALUE})", text)
+    return bool(values) and all(re.search(rf"(?<!\w){name}(?!\w)", value) for value in values)
