@@ -7,8 +7,11 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from clusterctl import errors
+from clusterctl.agent.protocol import bounds, process_types, validators
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.run.rules import controller_events
 
@@ -105,9 +108,22 @@ def _examples(kinds: Iterable[type], path: Path, run: str) -> Iterator[dict[str,
     for kind in kinds:
         if kind in ours:
             fields = {
-                name: _example(name, str(note), run) for name, note in kind.__annotations__.items() if name != "KIND"
+                name: _example(name, _name_type(note), run)
+                for name, note in get_type_hints(kind, localns=_IMPORTED_NAMES).items()
+                if name != "KIND"
             }
             yield {"kind": kind.KIND, **fields}  # type: ignore[attr-defined]
+
+
+_IMPORTED_NAMES = {"bounds": bounds, **vars(validators), **vars(process_types), **vars(errors), "Annotated": Annotated}
+"""What the annotations of events name, and import for the type checker alone."""
+
+
+def _name_type(note: Any) -> str:
+    """Return a type as it is written, without `None` and without bounds."""
+    if get_origin(note) in (Union, UnionType):
+        return _name_type(get_args(note)[0])
+    return note.__name__ if isinstance(note, type) and get_origin(note) is None else str(note)
 
 
 _SENSIBLE = {"phase": "confirmed", "link": "unreachable", "status": "FAIL", "state": "failed", "rank": 1, "attempt": 0}
@@ -118,8 +134,10 @@ def _example(name: str, annotation: str, run: str) -> Any:
         return {"node": "localhost.1", "run": run}[name]
     if name in _SENSIBLE:
         return _SENSIBLE[name]
-    if annotation.startswith("ChildFailure"):
-        return {"pid": 7, "message": TEXT}
+    declaration = getattr(process_types, annotation, None)
+    if declaration is not None:
+        hints = get_type_hints(declaration, localns=_IMPORTED_NAMES)
+        return {key: _example(key, _name_type(note), run) for key, note in hints.items()}
     if "list[list" in annotation:
         return [["localhost.1", TEXT]]
     if "list[dict" in annotation:
