@@ -87,7 +87,7 @@ def _format_hosts(machines: Sequence[ListedHost]) -> list[str]:
 
 
 def _format_host(machine: ListedHost, workers: int | None = None) -> str:
-    reached = {
+    values = {
         "workers": workers or machine.workers,
         "address": machine.address,
         "user": machine.user,
@@ -96,8 +96,8 @@ def _format_host(machine: ListedHost, workers: int | None = None) -> str:
         "proxy_jump": machine.proxy_jump,
         "python": machine.python,
     }
-    told = [f"{key}: {_format_scalar(v) if isinstance(v, str) else v}" for key, v in reached.items() if v is not None]
-    return f"{{{', '.join((f'gpus: {_format_gpus(machine.gpus)}', *told))}}}" if told else _format_gpus(machine.gpus)
+    keys = [f"{key}: {_format_scalar(v) if isinstance(v, str) else v}" for key, v in values.items() if v is not None]
+    return f"{{{', '.join((f'gpus: {_format_gpus(machine.gpus)}', *keys))}}}" if keys else _format_gpus(machine.gpus)
 
 
 def _can_fold(names: list[str], host: str) -> bool:

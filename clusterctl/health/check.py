@@ -40,8 +40,8 @@ class View:
     @property
     def controller(self) -> dict[str, Any]:
         """Facts that only the controller knows about this node."""
-        told = self.facts.get("controller")
-        return told if isinstance(told, dict) else {}
+        facts = self.facts.get("controller")
+        return facts if isinstance(facts, dict) else {}
 
     def group(self, name: str | None = None) -> Group:
         """Return a group of facts; `absent` if it was not requested."""

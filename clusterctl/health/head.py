@@ -82,23 +82,23 @@ class HeadFacts:
     controllers: tuple[ControllerFacts, ...]
 
 
-def judge_head(seen: HeadFacts, size: Callable[[float], str]) -> list[Finding]:
+def judge_head(facts: HeadFacts, size: Callable[[float], str]) -> list[Finding]:
     """Return a finding for each requirement of a head: FAIL if a run could not start.
 
     Args:
-        seen: Facts of the head.
+        facts: Facts of the head.
         size: Formats bytes for people.
     """
     return [
-        _python(seen.python),
-        _ssh(seen.ssh),
-        _ssh_agent(seen.ssh_agent),
-        _folder(seen.folder),
-        _space(seen.folder, size),
-        _open_files(*seen.open_files),
-        _logout(seen.user, ends=seen.ends_at_logout),
-        _clock(seen.clock_error),
-        *_controllers(seen.controllers, size),
+        _python(facts.python),
+        _ssh(facts.ssh),
+        _ssh_agent(facts.ssh_agent),
+        _folder(facts.folder),
+        _space(facts.folder, size),
+        _open_files(*facts.open_files),
+        _logout(facts.user, ends=facts.ends_at_logout),
+        _clock(facts.clock_error),
+        *_controllers(facts.controllers, size),
     ]
 
 

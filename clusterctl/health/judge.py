@@ -60,12 +60,12 @@ def judge_cluster(
     Returns:
         Findings; `node` names the odd one, and is `None` for a finding about all nodes.
     """
-    told = {node: facts for node, facts in facts_by_node.items() if facts.get("groups")}
-    workers = [node for node in told if node not in context.spares] or list(told)
-    findings = _judge_together({node: told[node] for node in workers}, context, checks)
+    answered = {node: facts for node, facts in facts_by_node.items() if facts.get("groups")}
+    workers = [node for node in answered if node not in context.spares] or list(answered)
+    findings = _judge_together({node: answered[node] for node in workers}, context, checks)
     seen = {(finding.check, finding.node, finding.gpu, finding.message) for finding in findings}
-    for spare in (node for node in told if node not in workers):
-        with_it = _judge_together({node: told[node] for node in [*workers, spare]}, context, checks)
+    for spare in (node for node in answered if node not in workers):
+        with_it = _judge_together({node: answered[node] for node in [*workers, spare]}, context, checks)
         new = [f for f in with_it if (f.check, f.node, f.gpu, f.message) not in seen and f.status is not Status.PASS]
         findings += [f if f.node else replace(f, node=spare) for f in new if f.node in (None, spare)]
     return [apply_overrides(finding, context) for finding in findings]

@@ -30,9 +30,9 @@ class Limits:
         slowdown: Clocks reduced by hardware or heat.
         stuck: A driver that does not answer. Slow is not hung.
         disk: A disk with less than `disk_least` bytes free, or less than `disk_share` of its size and `disk_enough`.
-        swing: How long a symptom must be absent before the problem is over.
+        clear_after: How long a symptom must be absent before the problem is over.
         silence: How long samples may be missing before the sampler counts as dead.
-        mended: How long a GPU must be healthy after an error that a reset repairs.
+        recovered_after: How long a GPU must be healthy after an error that a reset repairs.
     """
 
     slowdown: float = 180.0
@@ -41,9 +41,9 @@ class Limits:
     disk_least: float = storage.LEAST
     disk_share: float = 0.05
     disk_enough: float = storage.ENOUGH
-    swing: float = 60.0
+    clear_after: float = 60.0
     silence: float = _SILENT_SECONDS
-    mended: float = 600.0
+    recovered_after: float = 600.0
 
     @classmethod
     def of(cls, thresholds: Mapping[str, float], interval: float) -> Limits:
@@ -82,13 +82,13 @@ class _Problem:
     """One symptom over time.
 
     Attributes:
-        seen: When the symptom, or a reason that keeps the problem open, was last observed.
+        last_seen: When the symptom, or a reason that keeps the problem open, was last observed.
     """
 
-    sign: Symptom
+    symptom: Symptom
     began: float
-    seen: float
-    told: bool = False
+    last_seen: float
+    is_reported: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,32 +123,35 @@ def update(watch: NodeMonitor, sample: HealthSample) -> tuple[NodeMonitor, list[
         changes.append(_change(watch, now, _SILENCE, Status.PASS, "samples again", watch.last or now))
     # A sample without GPU data says nothing about GPUs: it does not break a streak either.
     if sample.get("status") == "ok":
-        watch = replace(watch, streaks=_counted(watch, sample))
-    signs = {(sign.gpu, sign.check): sign for sign in _signs(watch, sample)}
+        watch = replace(watch, streaks=_count_streaks(watch, sample))
+    symptoms = {(symptom.gpu, symptom.check): symptom for symptom in _list_symptoms(watch, sample)}
     troubles: dict[tuple[int | None, str], _Problem] = {}
-    for key, sign in signs.items():
+    for key, symptom in symptoms.items():
         before = watch.troubles.get(key)
         # Report again if the status has changed.
-        told = bool(before and before.told and before.sign.status is sign.status)
-        trouble = _Problem(sign=sign, began=before.began if before else now, seen=now, told=told)
-        if not trouble.told and now - trouble.began >= sign.lasting:
-            changes.append(_change(watch, now, sign, sign.status, _message(watch, trouble, now), trouble.began))
-            trouble = replace(trouble, told=True)
+        is_reported = bool(before and before.is_reported and before.symptom.status is symptom.status)
+        trouble = _Problem(
+            symptom=symptom, began=before.began if before else now, last_seen=now, is_reported=is_reported
+        )
+        if not trouble.is_reported and now - trouble.began >= symptom.lasting:
+            changes.append(_change(watch, now, symptom, symptom.status, _message(watch, trouble, now), trouble.began))
+            trouble = replace(trouble, is_reported=True)
         troubles[key] = trouble
     for key, trouble in watch.troubles.items():
-        if key in signs:
+        if key in symptoms:
             continue
+        wait = watch.limits.recovered_after if trouble.symptom.event else watch.limits.clear_after
         if _lasts(trouble, sample):
-            troubles[key] = replace(trouble, seen=now)
-        elif trouble.told and now - trouble.seen < (watch.limits.mended if trouble.sign.event else watch.limits.swing):
+            troubles[key] = replace(trouble, last_seen=now)
+        elif trouble.is_reported and now - trouble.last_seen < wait:
             troubles[key] = trouble
-        elif trouble.told:
-            changes.append(_change(watch, now, trouble.sign, Status.PASS, _over(watch, trouble), trouble.began))
+        elif trouble.is_reported:
+            changes.append(_change(watch, now, trouble.symptom, Status.PASS, _over(watch, trouble), trouble.began))
     after = replace(watch, last=now, silent=False, troubles=troubles, ecc=_first_ecc(watch, sample))
     return after, changes
 
 
-def _counted(watch: NodeMonitor, sample: HealthSample) -> device_errors.Streaks:
+def _count_streaks(watch: NodeMonitor, sample: HealthSample) -> device_errors.Streaks:
     counted: device_errors.Streaks = {}
     for gpu in sample.get("gpus") or []:
         counted |= device_errors.count_streaks(dict(watch.streaks), gpu)
@@ -157,19 +160,19 @@ def _counted(watch: NodeMonitor, sample: HealthSample) -> device_errors.Streaks:
 
 def _lasts(trouble: _Problem, sample: HealthSample) -> bool:
     """Return whether a problem goes on although this sample does not show its symptom."""
-    gpu = trouble.sign.gpu
+    gpu = trouble.symptom.gpu
     if sample.get("status") != "ok" and gpu is not None:
         return True
-    if not trouble.sign.event:
+    if not trouble.symptom.event:
         return False
-    return not (trouble.sign.mends and any(g["gpu"] == gpu and xid.reads_well(g) for g in sample.get("gpus") or []))
+    return not (trouble.symptom.mends and any(g["gpu"] == gpu and xid.reads_well(g) for g in sample.get("gpus") or []))
 
 
 def _over(watch: NodeMonitor, trouble: _Problem) -> str:
-    place = f"{_place(watch, trouble.sign)}{trouble.sign.words}"
-    if trouble.sign.event:
-        return f"{place}: the GPU is well again for {duration_text(watch.limits.mended)}"
-    return f"{place} is over after {duration_text(trouble.seen - trouble.began)}"
+    place = f"{_place(watch, trouble.symptom)}{trouble.symptom.words}"
+    if trouble.symptom.event:
+        return f"{place}: the GPU is well again for {duration_text(watch.limits.recovered_after)}"
+    return f"{place} is over after {duration_text(trouble.last_seen - trouble.began)}"
 
 
 def check_silence(watch: NodeMonitor, now: float) -> tuple[NodeMonitor, list[Change]]:
@@ -184,9 +187,9 @@ def list_active_problems(watch: NodeMonitor) -> list[Change]:
     """Return the open problems of the node, each as it would be reported now."""
     now = watch.last or 0.0
     return [
-        _change(watch, now, trouble.sign, trouble.sign.status, _message(watch, trouble, now), trouble.began)
+        _change(watch, now, trouble.symptom, trouble.symptom.status, _message(watch, trouble, now), trouble.began)
         for trouble in watch.troubles.values()
-        if trouble.told
+        if trouble.is_reported
     ]
 
 
@@ -198,41 +201,43 @@ def fatal_reason(watch: NodeMonitor) -> str | None:
 def drain_reason(watch: NodeMonitor) -> str | None:
     """Return why the next attempt should avoid this node although this attempt may go on, or `None`."""
     now = watch.last or 0.0
-    told = (trouble for trouble in watch.troubles.values() if trouble.told and trouble.sign.leave_out)
-    return next((_message(watch, trouble, now) for trouble in told), None)
+    reported = (trouble for trouble in watch.troubles.values() if trouble.is_reported and trouble.symptom.leave_out)
+    return next((_message(watch, trouble, now) for trouble in reported), None)
 
 
 _SILENCE = Symptom(gpu=None, check="host.sampler", status=Status.WARN, words="samples", action=Action.NONE)
 
 
-def _signs(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
-    for sign in _all_signs(watch, sample):
-        check = sign.check.split(" ")[0]
-        finding = Finding(check=check, status=sign.status, message="", node=watch.node, gpu=sign.gpu, key=sign.rule)
+def _list_symptoms(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
+    for symptom in _all_signs(watch, sample):
+        check = symptom.check.split(" ")[0]
+        finding = Finding(
+            check=check, status=symptom.status, message="", node=watch.node, gpu=symptom.gpu, key=symptom.rule
+        )
         weighed = apply_overrides(finding, watch.context)
         if not weighed.ignored:
-            yield replace(sign, status=weighed.status)
+            yield replace(symptom, status=weighed.status)
 
 
 def _all_signs(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
     yield from _disk_signs(watch, sample)
     if watch.gpus is not None and not watch.gpus:
         return
-    yield from _driver_signs(watch, sample)
+    yield from _list_driver_symptoms(watch, sample)
     for gpu in sample.get("gpus") or []:
         if _ours(watch, gpu["gpu"]):
-            yield from filter(None, _gpu_signs(watch, gpu))
+            yield from filter(None, _list_gpu_symptoms(watch, gpu))
     for event in sample.get("xids") or []:
-        sign = xid.sign(event["gpu"], int(event["xid"])) if _ours(watch, event["gpu"]) else None
-        if sign is not None:
-            yield sign
+        symptom = xid.find_xid_symptom(event["gpu"], int(event["xid"])) if _ours(watch, event["gpu"]) else None
+        if symptom is not None:
+            yield symptom
 
 
 def _ours(watch: NodeMonitor, gpu: int | None) -> bool:
     return watch.gpus is None or gpu is None or gpu in watch.gpus
 
 
-def _driver_signs(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
+def _list_driver_symptoms(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
     if sample.get("status") == "stuck":
         stuck = float(sample.get("stuck_s") or 0)
         where = f" in {sample['wchan']}" if sample.get("state") == "D" and sample.get("wchan") else ""
@@ -274,7 +279,7 @@ def _disk_signs(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
             )
 
 
-def _gpu_signs(watch: NodeMonitor, gpu: GpuSample) -> Iterator[Symptom | None]:
+def _list_gpu_symptoms(watch: NodeMonitor, gpu: GpuSample) -> Iterator[Symptom | None]:
     """Collect the symptoms of one GPU from all families of checks."""
     index, uncorrected = int(gpu["gpu"]), gpu.get("ecc_unc") or 0
     more, degrees = uncorrected - watch.ecc.get(index, uncorrected), gpu.get("temp_c")
@@ -298,27 +303,27 @@ def _first_ecc(watch: NodeMonitor, sample: HealthSample) -> dict[int, int]:
     return {**counts, **watch.ecc}
 
 
-def _place(watch: NodeMonitor, sign: Symptom) -> str:
-    return f"{watch.node} GPU {sign.gpu}: " if sign.gpu is not None else f"{watch.node}: "
+def _place(watch: NodeMonitor, symptom: Symptom) -> str:
+    return f"{watch.node} GPU {symptom.gpu}: " if symptom.gpu is not None else f"{watch.node}: "
 
 
 def _message(watch: NodeMonitor, trouble: _Problem, now: float) -> str:
-    sign = trouble.sign
-    lasting = f" for {duration_text(now - trouble.began)}" if sign.lasting and now > trouble.began else ""
-    detail = f", {sign.detail}" if sign.detail else ""
-    return f"{_place(watch, sign)}{sign.words}{lasting}{detail}"
+    symptom = trouble.symptom
+    lasting = f" for {duration_text(now - trouble.began)}" if symptom.lasting and now > trouble.began else ""
+    detail = f", {symptom.detail}" if symptom.detail else ""
+    return f"{_place(watch, symptom)}{symptom.words}{lasting}{detail}"
 
 
-def _change(watch: NodeMonitor, now: float, sign: Symptom, status: Status, message: str, began: float) -> Change:
+def _change(watch: NodeMonitor, now: float, symptom: Symptom, status: Status, message: str, began: float) -> Change:
     text = message if message.startswith(watch.node) else f"{watch.node}: {message}"
-    action = Action.NONE if status is Status.PASS else sign.action
-    check = sign.check.split(" ")[0]
+    action = Action.NONE if status is Status.PASS else symptom.action
+    check = symptom.check.split(" ")[0]
     return Change(
         time=now,
         node=watch.node,
-        gpu=sign.gpu,
+        gpu=symptom.gpu,
         check=check,
-        key=sign.check,
+        key=symptom.check,
         status=status,
         message=text,
         action=action.value,

@@ -44,7 +44,7 @@ CHECKS = {check.name: check for check in sorted(_ALL, key=lambda check: _FAMILIE
 
 DEADLINE_KEY = "probe.deadline"
 """A threshold of no check: seconds that the probe of a node may take."""
-LIMITS = ("slowdown", "stuck", "disk", "swing", "silence", "mended")
+LIMITS = ("slowdown", "stuck", "disk", "clear_after", "silence", "recovered_after")
 """Thresholds of no check, each with the prefix `during.`: how long a symptom lasts before it is reported
 (`monitor.Limits`).
 """

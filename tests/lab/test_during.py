@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.lab.node import Node
 
 GPUS: Final = 8
-QUICK: Final = {"during.interval": 1, "during.slowdown": 2, "during.swing": 2, "during.stuck": 2}
+QUICK: Final = {"during.interval": 1, "during.slowdown": 2, "during.clear_after": 2, "during.stuck": 2}
 SLOW: Final = 40.0
 
 

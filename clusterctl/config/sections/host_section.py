@@ -221,11 +221,11 @@ def _name_copies(machines: list[DeclaredHost], report: Report) -> list[DeclaredH
 
 
 def _check_repeated(machines: list[DeclaredHost], copies: Counter[str], report: Report) -> None:
-    seen: dict[str, DeclaredHost] = {}
+    first_by_host: dict[str, DeclaredHost] = {}
     by_address: dict[tuple[str, int | None], DeclaredHost] = {}
     for machine in machines:
         spec = machine.spec
-        first = seen.setdefault(spec.host, machine)
+        first = first_by_host.setdefault(spec.host, machine)
         local = spec.transport is first.spec.transport is TransportKind.LOCAL
         if first is not machine and not local:
             hint = f"first {_describe_position(first, machine)}; only hosts with `transport: local` may repeat"
@@ -281,9 +281,9 @@ def insert_external_hosts(root: Node, context: BuildContext) -> Node:
     except HostListError as error:
         context.report.add(source.mark, f"hosts.from: {error}", error.hint)
         listed = []
-    way = root.child("defaults")
-    own_way = way is not None and way.child("transport") is not None
-    return _replace_hosts(root, [_build_host_node(one, source, own_way=own_way) for one in listed], hosts)
+    defaults = root.child("defaults")
+    has_transport = defaults is not None and defaults.child("transport") is not None
+    return _replace_hosts(root, [_build_host_node(one, source, has_transport=has_transport) for one in listed], hosts)
 
 
 def _is_source(node: Node | None) -> bool:
@@ -330,13 +330,13 @@ def _read_host_list(path: object, context: BuildContext) -> str:
 _HOST_KEYS = ("gpus", "workers", "address", "user", "port", "identity_file", "proxy_jump", "python")
 
 
-def _build_host_node(listed: ListedHost, source: Node, *, own_way: bool) -> Node:
+def _build_host_node(listed: ListedHost, source: Node, *, has_transport: bool) -> Node:
     def node(value: Any) -> Node:
         return Node(value, source.mark, raw=str(value), quoted=True)
 
-    said = {key: getattr(listed, key) for key in ("host", *_HOST_KEYS)}
-    entries = {key: node(value) for key, value in said.items() if value is not None}
-    if listed.transport is not None and not own_way:
+    values = {key: getattr(listed, key) for key in ("host", *_HOST_KEYS)}
+    entries = {key: node(value) for key, value in values.items() if value is not None}
+    if listed.transport is not None and not has_transport:
         words = Node([node(word) for word in listed.transport], source.mark)
         entries["transport"] = Node({"command": words}, source.mark)
     return Node(entries, source.mark, keys=dict.fromkeys(entries, source.mark))

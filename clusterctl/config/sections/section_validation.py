@@ -58,8 +58,8 @@ def _build_typed_dict(section: Section) -> Any:
 
 
 def _build_entry(key: SectionField) -> Any:
-    told = Field(description=key.description, examples=list(key.key.examples))
-    checked: Any = Annotated[_annotate_converters(key.type, key.kind), told]
+    field_info = Field(description=key.description, examples=list(key.key.examples))
+    checked: Any = Annotated[_annotate_converters(key.type, key.kind), field_info]
     return checked if key.required else NotRequired[checked]
 
 

@@ -132,11 +132,11 @@ def idle(view: View) -> Iterable[Outcome]:
 def leftover(view: View) -> Iterator[Outcome]:
     """Nothing is left of earlier runs of ours."""
     live, strange = view.controller.get("live_runs"), view.controller.get("strange_runs") or ()
-    held: dict[str, list[int]] = {}
+    holders: dict[str, list[int]] = {}
     for entry in view.group().data.get("runs") or []:
         if entry["run"] != view.controller.get("own_run"):
-            held.setdefault(entry["run"], []).append(entry["pid"])
-    for run, pids in held.items():
+            holders.setdefault(entry["run"], []).append(entry["pid"])
+    for run, pids in holders.items():
         shown = ", ".join(map(str, pids[:5]))
         hint, many = f"`clusterctl down {run}`", plural(len(pids), "process", "processes")
         if live is None:
@@ -149,7 +149,7 @@ def leftover(view: View) -> Iterator[Outcome]:
             yield ok(f"run {run} is alive with {many}", value=pids)
         else:
             yield fail(f"{many} left over by run {run} ({shown})", value=pids, hint=hint)
-    if not held:
+    if not holders:
         yield ok("nothing left of earlier runs")
 
 

@@ -36,35 +36,35 @@ ASK = "Ask the scheduler or the container for more GPUs, or declare those that a
 
 
 def judge_count(
-    view: View, seen: int, entries: Sequence[HiddenGpu], remedies: Mapping[Why, tuple[Action, str]]
+    view: View, visible: int, entries: Sequence[HiddenGpu], remedies: Mapping[Why, tuple[Action, str]]
 ) -> Iterator[Outcome]:
     """Say whether as many GPUs are there as the cluster file declares, or as the node has.
 
     Args:
         view: The node.
-        seen: How many its driver shows.
+        visible: How many its driver shows.
         entries: Those that it does not.
         remedies: What to do about each reason, the gravest first.
     """
     declared = view.expected.gpus
     needed = max(declared, default=-1) + 1 if isinstance(declared, tuple) else declared
     faults = [entry for entry in entries if entry.why is Why.FAULT]
-    if needed is not None and seen < needed:
+    if needed is not None and visible < needed:
         reasons = {entry.why for entry in entries}
         action, hint = next((remedy for why, remedy in remedies.items() if why in reasons), remedies[Why.FAULT])
-        message = f"{seen} of {needed} GPUs{_told(entries)}"
-        yield fail(message, value=seen, expected=needed, action=action, hint=hint)
+        message = f"{visible} of {needed} GPUs{_describe_hidden(entries)}"
+        yield fail(message, value=visible, expected=needed, action=action, hint=hint)
     elif faults:
         say = fail if needed is None else warn
-        whole = seen + len(faults)
-        yield say(f"{seen} GPUs, {whole} on the PCI bus{_told(faults)}", value=seen, expected=whole)
-    elif seen == 0 and needed is None:
-        yield skip(f"no GPU here and none declared{_told(entries)}")
+        whole = visible + len(faults)
+        yield say(f"{visible} GPUs, {whole} on the PCI bus{_describe_hidden(faults)}", value=visible, expected=whole)
+    elif visible == 0 and needed is None:
+        yield skip(f"no GPU here and none declared{_describe_hidden(entries)}")
     else:
-        yield ok(f"{seen} GPUs{_told(entries)}", value=seen, expected=needed)
+        yield ok(f"{visible} GPUs{_describe_hidden(entries)}", value=visible, expected=needed)
 
 
-def _told(entries: Sequence[HiddenGpu]) -> str:
+def _describe_hidden(entries: Sequence[HiddenGpu]) -> str:
     """Name GPUs by address, those with one reason together."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
@@ -222,8 +222,9 @@ def count(view: View) -> Iterator[Outcome]:
     if group.status != "ok":
         yield unknown(f"could not look: {group.reason or group.status}")
     elif nvml.get("init_error") is not None:
-        seen = len(view.group("smi").data.get("devices") or [])
-        yield unknown(f"NVML could not be used: {driver_errors.nvml_name(nvml['init_error'])}; nvidia-smi shows {seen}")
+        visible = len(view.group("smi").data.get("devices") or [])
+        reason = driver_errors.nvml_name(nvml["init_error"])
+        yield unknown(f"NVML could not be used: {reason}; nvidia-smi shows {visible}")
     elif nvml.get("count") is None:
         yield unknown(f"NVML did not count: {driver_errors.nvml_name(nvml.get('count_error') or 999)}")
     else:

@@ -87,10 +87,10 @@ _ORDER = ("checkpoints", "path", "workdir", "tmp", "home", "root")
 
 def _folded(view: View) -> list[dict[str, Any]]:
     """Return one entry a file system: places that share total and free space are the same one."""
-    seen: dict[tuple[Any, ...], dict[str, Any]] = {}
+    first_by_size: dict[tuple[Any, ...], dict[str, Any]] = {}
     for entry in sorted(_places(view), key=lambda entry: _ORDER.index(entry["what"])):
-        seen.setdefault((entry["total"], entry["free"], entry["inodes"]), entry)
-    return list(seen.values())
+        first_by_size.setdefault((entry["total"], entry["free"], entry["inodes"]), entry)
+    return list(first_by_size.values())
 
 
 @node_check(

@@ -329,7 +329,7 @@ def _gpu_of(view: View, pci: str) -> tuple[int | None, bool]:
 # --- during a run
 
 
-def sign(gpu: int | None, code: int) -> Symptom | None:
+def find_xid_symptom(gpu: int | None, code: int) -> Symptom | None:
     """Return what an XID says that the driver reports during a run.
 
     Its text is only in the kernel log; where the text decides, the recovery action is a sign of its own.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LOST: dict[str, Any] = {"err": {"temp": "lost"}, "codes": {"temp": 15}}
 HOT: dict[str, Any] = {"throttle": 0x48, "temp_c": 84}
-QUICK = {"during.slowdown": 30.0, "during.swing": 10.0}
+QUICK = {"during.slowdown": 30.0, "during.clear_after": 10.0}
 
 
 def spec(**health: Any) -> ClusterSpec:
