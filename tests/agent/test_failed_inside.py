@@ -19,7 +19,7 @@ RAISES = "def f(): raise RuntimeError('boom')\nf()\n"
 def end_of(node: Node, shell: str, **files: str) -> dict[str, Any]:
     """How a rank ends that is a shell, beside some Python files."""
     work = node.home / "work"
-    work.mkdir()
+    work.mkdir(exist_ok=True)
     for name, text in files.items():
         (work / f"{name}.py").write_text(text)
     talk = node.talk()
@@ -187,3 +187,64 @@ def test_the_groups_of_workers_are_told(node: Node) -> None:
 def test_a_python_that_ends_well_below_a_shell_is_no_failure(node: Node, shell: str, script: str) -> None:
     event = end_of(node, shell, train=script)
     assert (event["exit_code"], event["error"]) == (0, None)
+
+
+WITH_A_SCRIPT = "bash run.sh"
+
+
+@pytest.mark.parametrize(
+    ("shell", "script", "shell_error", "lacks_python"),
+    [
+        pytest.param(
+            WITH_A_SCRIPT, "torchrun-x train.py\necho done\n", "torchrun-x: command not found", False, id="name"
+        ),
+        pytest.param(
+            WITH_A_SCRIPT,
+            "pythonx train.py\npython good.py\n",
+            "run.sh: line 1: pythonx: command not found",
+            False,
+            id="one",
+        ),
+        pytest.param(
+            WITH_A_SCRIPT,
+            "/nowhere/torchrun a.py\necho done\n",
+            "/nowhere/torchrun: No such file or directory",
+            True,
+            id="path",
+        ),
+        pytest.param(WITH_A_SCRIPT, "./data.sh\npython good.py\n", "./data.sh: Permission denied", False, id="mode"),
+        pytest.param(WITH_A_SCRIPT, "cd nowhere\npython good.py\n", "cd: nowhere: No such file", False, id="cd"),
+        pytest.param(
+            WITH_A_SCRIPT, "bash -c 'kill -11 $$'\npython good.py\n", "Segmentation fault", False, id="segfault"
+        ),
+        pytest.param(WITH_A_SCRIPT, "python no.py\necho done\n", "can't open file", False, id="no_file"),
+        pytest.param("exec python asks.py", "", "./nowhere: ", False, id="by_a_wrapper"),
+        pytest.param("true || python good.py", "", "", True, id="no_python"),
+        pytest.param("ulimit -c 0 X=1 python", "", "", True, id="swallowed"),
+        pytest.param(WITH_A_SCRIPT, "true || python good.py\n", "", True, id="no_python_in_the_script"),
+        pytest.param(WITH_A_SCRIPT, "python good.py\n", "", False, id="well"),
+        pytest.param(
+            WITH_A_SCRIPT, "nvidia-smi-x >&2\nmodule load x\npython good.py\n", "nvidia-smi-x", False, id="other"
+        ),
+        pytest.param(
+            WITH_A_SCRIPT, "module load x\nlspci-x || true\npython good.py\n", "lspci-x", False, id="not_asked"
+        ),
+        pytest.param(WITH_A_SCRIPT, "module load x\nnvtop\npython good.py\n", "", False, id="optional_programs"),
+        pytest.param(
+            WITH_A_SCRIPT, "sleep 60 &\nkill -9 $!\nwait\npython good.py\n", "", False, id="ended_by_the_script"
+        ),
+        pytest.param("true # docker run x python a.py", "", "", False, id="python_elsewhere"),
+        pytest.param("echo all done", "", "", False, id="wants_none"),
+    ],
+)
+def test_what_a_shell_said_and_that_no_python_began_is_told_of_a_rank_that_ended_with_0(
+    node: Node, shell: str, script: str, shell_error: str, lacks_python: bool
+) -> None:
+    (node.home / "work").mkdir()
+    (node.home / "work/run.sh").write_text(script.replace("python ", f"{shlex.quote(sys.executable)} "))
+    (node.home / "work/data.sh").write_text("")
+    by_shell = "import os\nos.system('sh -c \"./nowhere a.py; lspci-y\"')\n"
+    event = end_of(node, shell, good="", asks=by_shell)
+    assert event["exit_code"] == 0
+    assert (shell_error in event["shell_error"], bool(event["shell_error"])) == (True, bool(shell_error))
+    assert event["lacks_python"] is lacks_python

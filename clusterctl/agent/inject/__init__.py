@@ -17,6 +17,8 @@ Files in the status directory (a 0700 directory on tmpfs, one per run, node and 
     rank-R.signal.json  the last SIGTERM or SIGINT that it has handled; see `shim.signals.SignalRecord`
     rank-R.child.json   the first process of `multiprocessing` that ended by an exception: pid, message
     rank-R.group.json   rank and size of its default process group
+    rank-R.python       there once any Python has begun in it
+    wants-python        there if the command of the workers names one
     rank-R.met          there once anything of it was in a process group with others
     rank-R.alone        there once its Python has ended that had torch and was in none
     rank-R.refused      why the shim could not be armed, if so

@@ -12,6 +12,11 @@ import sys
 def _arm():
     status = os.environ.get("CLUSTERCTL_STATUS_DIR")
     rank = os.environ.get("RANK", "")
+    if status and rank.isdigit():
+        try:  # noqa: SIM105  (nothing is imported here)
+            os.close(os.open(os.path.join(status, "rank-%s.python" % rank), os.O_WRONLY | os.O_CREAT, 0o600))  # noqa: UP031, PTH
+        except OSError:
+            pass
     # torchrun's own process has no RANK; a second copy on the path must not arm twice.
     if not status or not rank.isdigit() or sys.version_info < (3, 9) or "_clusterctl_shim" in sys.modules:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import math
@@ -150,6 +151,18 @@ def worked_alone(status_dir: str, rank: int) -> bool:
     return os.path.exists(f"{base}.alone") and not os.path.exists(f"{base}.met")
 
 
+def note_wanted_python(status_dir: str) -> None:
+    """Note that the command of the workers names a Python."""
+    with contextlib.suppress(OSError), open(os.path.join(status_dir, _WANTS_PYTHON), "w", encoding="ascii"):
+        pass
+
+
+def lacks_python(status_dir: str, rank: int) -> bool:
+    """Whether the command of a rank names a Python, and none has begun in it."""
+    wanted, seen = os.path.join(status_dir, _WANTS_PYTHON), os.path.join(status_dir, f"rank-{rank}.python")
+    return os.path.exists(wanted) and not os.path.exists(seen)
+
+
 def failed_child(status_dir: str, rank: int) -> ChildFailure | None:
     """The first child process of the Python of a rank that failed; `None` without one."""
     try:
@@ -194,5 +207,6 @@ def thread_of(said: StackDumpOffer, status_dir: str, rank: int) -> int:
 
 
 _RANK_DIGITS, _MOST_CLAIMED = 7, 1024
+_WANTS_PYTHON = "wants-python"
 _MOST_RECORDED, _NAME = 128, 200
 _MOST_MESSAGE, _MOST_TRACEBACK = 8192, 32768

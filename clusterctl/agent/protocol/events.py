@@ -84,6 +84,8 @@ class Exited:
         worked_alone: It ended well, had torch, and was never in a process group with others.
         failed_child: The first process of `multiprocessing`, or script that its Python started, that failed although it
             ended well.
+        shell_error: What a shell below it said of a command that it could not run or that died, although it ended well.
+        lacks_python: It ended well, its command names a Python, and none has begun in it.
     """
 
     KIND: ClassVar[str] = "exited"
@@ -100,6 +102,8 @@ class Exited:
     outside_signal: OutsideSignal | None = None
     worked_alone: bool = False
     failed_child: ChildFailure | None = None
+    shell_error: bounds.Text = ""
+    lacks_python: bool = False
 
 
 @dataclass(frozen=True)

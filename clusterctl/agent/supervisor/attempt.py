@@ -20,6 +20,7 @@ from clusterctl.agent.supervisor import (
     forked_waiter,
     forkserver,
     gpu_claims,
+    shell_errors,
     waiter,
     workers,
 )
@@ -154,6 +155,8 @@ class Attempt:
         ranks = [[one.rank, one.local_rank] for one in planned]
         syscalls.write_json(self._run.start(self.number), {"workers": ranks, "cgroup": self.known_processes.cgroup})
         wanted = [one for one in planned if one.rank not in self.workers]
+        if start.inject and wanted and workers.wants_python(wanted[0].argv, self.prepare.workdir):
+            status.note_wanted_python(self._run.status_dir(self.number))
         for worker in self.start_workers([(one, self._make_waiter_config(start, one)) for one in wanted]):
             self.track(worker)
             self._record_started(worker)
@@ -323,6 +326,10 @@ class Attempt:
             outside_signal=None if bad or stopped else self._outside_signal(worker.rank, latest),
             worked_alone=has_ended_well and status.worked_alone(status_dir, worker.rank),
             failed_child=status.failed_child(status_dir, worker.rank) if has_ended_well else None,
+            shell_error=shell_errors.find_shell_error(self._run.of_rank(self.number, worker.rank, "log"))
+            if has_ended_well
+            else "",
+            lacks_python=has_ended_well and status.lacks_python(status_dir, worker.rank),
         )
 
     def _read_tail(self, rank: int, *, bad: bool, stopped: bool) -> str:

@@ -16,7 +16,7 @@ from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.linux.spawn import encode_peer_text
 from clusterctl.agent.protocol import request_errors, requests
-from clusterctl.agent.supervisor import waiter
+from clusterctl.agent.supervisor import shell_errors, waiter
 from clusterctl.agent.workdir import file_tree, synced_code
 
 if TYPE_CHECKING:
@@ -121,6 +121,21 @@ def prepare_workdir(run: RunDir, prepare: requests.Prepare) -> str:
     if prepare.script is not None:
         _run_in_child(functools.partial(_check_script, os.path.join(prepare.workdir, prepare.script)), _FILES_TIMEOUT_S)
     return str(python)
+
+
+def wants_python(argv: list[str], workdir: str) -> bool:
+    """Return whether the command of a worker, or a script that it runs, names a Python; false if nobody can say."""
+    if argv[:1] == [spawn.PYTHON_PLACEHOLDER]:
+        return False
+    try:
+        return bool(_run_in_child(functools.partial(_look_for_python, argv, workdir), _FILES_TIMEOUT_S)["wants_python"])
+    except request_errors.RequestError:
+        return False
+
+
+def _look_for_python(argv: list[str], workdir: str, out: HelperOutput) -> dict[str, Any]:
+    out.message({"at": workdir})
+    return {"wants_python": shell_errors.wants_python(argv, workdir)}
 
 
 def _check_script(path: str, out: HelperOutput) -> dict[str, Any]:

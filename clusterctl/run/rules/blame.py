@@ -52,6 +52,7 @@ _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call la
 
 BACKGROUND_MAX_S = 30.0
 """A rank that ends with 0 in this time and leaves something at work has put its job into the background."""
+_OF_A_LAUNCHER = re.compile(r"\b(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b|: exit code \d+$")
 _IDLE = ("bash", "sh", "dash", "zsh", "sleep", "tail", "tee", "cat", "watch", "ssh", "sshd")
 """Programs that only wait for others."""
 
@@ -218,6 +219,11 @@ def find_failed_before_stop(stopped: Sequence[Cause], failed: Sequence[tuple[Exi
     return tuple(replace(cause, kind="stopped", exit_code=None) for cause in own)
 
 
+def reports_another_process(error: WorkerError) -> bool:
+    """Return whether an error is the one of a launcher: it tells that another process failed, which has said why."""
+    return bool(_OF_A_LAUNCHER.search(f"{error.get('message')}\n{error.get('traceback')}"))
+
+
 def _ends_with_traceback(output: str) -> bool:
     """Return whether a traceback is the last thing that an output tells, but for the end of the program itself."""
     starts = [match.start() for match in _TRACEBACK.finditer(output)]
@@ -277,6 +283,10 @@ def _find_headline(exit_: WorkerExit) -> headline.Headline:
     code, number = exit_.exit_code, exit_.signal
     if not record.get("message"):
         return headline.find_headline(exit_.tail, exit_code=code, signal=number)
+    if exit_.tail and reports_another_process(record):
+        heading = headline.find_headline(exit_.tail, exit_code=code or 1)
+        if heading.is_recognised and not _OF_A_LAUNCHER.search(heading.text):
+            return heading
     traced = headline.find_headline(str(record.get("traceback") or ""))
     heading = traced if traced.traceback else headline.find_headline(str(record["message"]))
     if heading.cls is Class.UNKNOWN:

@@ -29,6 +29,7 @@ def list_end_warnings(state: RunState) -> list[str]:
     groups = [*_warn_of_lonely_ranks(workers)] or [*_warn_of_separate_groups(nodes, state.world_size)]
     swallowed = [*_warn_of_swallowed_exceptions(workers), *_warn_of_failed_children(workers)]
     signals = _warn_of_outside_signals(workers)
+    swallowed += [*_warn_of_shell_errors(workers), *([] if state.has_left_work else _warn_of_missing_python(workers))]
     return [*groups, *swallowed, *signals, *lines, *_warn_of_kills(nodes)]
 
 
@@ -65,6 +66,28 @@ def _warn_of_swallowed_exceptions(workers: Iterable[WorkerState]) -> Iterator[st
         yield f"{who} ended with 0, but {whose} last output is a traceback: {group[0].swallowed}"
     if len(by_message) > _MAX_LINES:
         yield f"and {len(by_message) - _MAX_LINES} other tracebacks of ranks that ended with 0"
+
+
+def _warn_of_shell_errors(workers: Iterable[WorkerState]) -> Iterator[str]:
+    """Tell of ranks that ended with 0 although their shell could not run a command, or one died."""
+    by_message: dict[str, list[WorkerState]] = {}
+    for worker in workers:
+        if worker.shell_error and worker.ended_well:
+            by_message.setdefault(normalize_message(worker.shell_error), []).append(worker)
+    for group in list(by_message.values())[:_MAX_LINES]:
+        who, whose = ("ranks", "their") if len(group) > 1 else ("rank", "its")
+        text = f"{who} {fold_ranks(one.rank for one in group)} ended with 0, but {whose} shell said"
+        yield f"{text} `{shorten(group[0].shell_error)}`: `set -e` ends a script where a command fails"
+    if len(by_message) > _MAX_LINES:
+        yield f"and {len(by_message) - _MAX_LINES} other errors of shells below ranks that ended with 0"
+
+
+def _warn_of_missing_python(workers: Collection[WorkerState]) -> Iterator[str]:
+    """Tell of a run whose command names a Python that began in no rank."""
+    if workers and all(worker.lacks_python and worker.ended_well for worker in workers):
+        who = "the rank" if len(workers) == 1 else f"none of the {len(workers)} ranks"
+        has = "started no Python" if len(workers) == 1 else "started a Python"
+        yield f"{who} {has}, though the job names one: nothing was trained"
 
 
 def _warn_of_outside_signals(workers: Iterable[WorkerState]) -> Iterator[str]:

@@ -131,6 +131,8 @@ class WorkerState:
         outside_signal: Which signal that we had not sent it had handled, and how many seconds before it ended with 0.
         worked_alone: It ended well, had torch, and was never in a process group with others.
         failed_child: Pid of the first child process of its Python that failed, and its exception, exit code or signal.
+        shell_error: What a shell below it said of a command that failed, although it ended well; else "".
+        lacks_python: It ended well, and no Python began in it although its command names one.
         began_s: When it was started, by the monotonic clock of its node.
         lasted_s: How long its first process lived, once it has ended.
         has_failed_inside: Its Python failed, although its first process ended with 0.
@@ -153,6 +155,8 @@ class WorkerState:
     cause_before_stop: Cause | None = None
     worked_alone: bool = False
     failed_child: tuple[int, str] | None = None
+    shell_error: str = ""
+    lacks_python: bool = False
     began_s: float | None = None
     lasted_s: float | None = None
     has_failed_inside: bool = False

@@ -17,6 +17,7 @@ from clusterctl.run.rules.blame import (
     analyse_exit,
     find_cause_in_output,
     find_swallowed_exception,
+    reports_another_process,
 )
 from clusterctl.run.rules.state import (
     MutableNodes,
@@ -161,6 +162,8 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
         outside_signal=_outside_signal(event),
         worked_alone=event.worked_alone,
         failed_child=None if event.failed_child is None else (event.failed_child["pid"], event.failed_child["message"]),
+        shell_error=event.shell_error,
+        lacks_python=event.lacks_python,
         lasted_s=None if worker.began_s is None else max(0.0, event.latest - worker.began_s),
         has_failed_inside=event.exit_code == 0 and event.error is not None,
         exit_analysis=None if event.stopped else _analyse(node, event),
@@ -187,7 +190,7 @@ def _exit_of(node: NodeState, event: events.Exited) -> WorkerExit:
         signal=event.signal,
         oom=event.oom,
         error=event.error,
-        tail="" if event.exit_code == 0 else event.tail,
+        tail=event.tail if event.exit_code != 0 or (event.error and reports_another_process(event.error)) else "",
         earliest=event.earliest + offset - error,
         latest=event.latest + offset + error,
         on_node_clock=(event.earliest, event.latest),

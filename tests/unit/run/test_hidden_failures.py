@@ -47,6 +47,41 @@ def test_why_names_the_rank_and_what_it_raised() -> None:
     assert "although its command ended with 0" in verdict.summary
 
 
+TABLE = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n===\ntrain.py FAILED\n"
+LAUNCHED = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/w/train.py", line 15, in <module>
+[rank1]:     raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB
+Traceback (most recent call last):
+  File "/bin/torchrun", line 5, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  exitcode  : 1 (pid: 16121)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+cli: done
+"""
+
+
+def test_why_names_what_ended_the_program_below_a_launcher_and_not_the_table_of_the_launcher() -> None:
+    error = {
+        "message": TABLE,
+        "traceback": 'Traceback (most recent call last):\n  File "/bin/torchrun", line 5\n' + TABLE,
+    }
+    state = wrote(RUNNING, "n0", exited(0, exit_code=0), exited(1, exit_code=0, error=error, tail=LAUNCHED))
+    verdict = judge_run(build_why_evidence(state, {}))
+    assert verdict.cls is Class.OUT_OF_MEMORY
+    assert "RuntimeError: CUDA out of memory" in verdict.summary
+    assert "train.py:15" in str(list(verdict_lines(verdict)))
+
+
 # --- what ranks leave at work, and what a stop has to kill
 
 WORK = {"pid": 9, "rank": 0, "command": "python3 train.py", "age_s": 3.0}
@@ -343,6 +378,28 @@ def test_ranks_that_never_met_are_told_of(
 
 def child(pid: int, message: str, **more: Any) -> dict[str, Any]:
     return {"failed_child": {"pid": pid, "message": message}, **more}
+
+
+NO_TORCHRUN = {"shell_error": "run.sh: line 9: torchrun: command not found"}
+SHELL_SAID = "`run.sh: line 9: torchrun: command not found`: `set -e` ends a script where a command fails"
+NO_PYTHON: dict[str, Any] = {"lacks_python": True}
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        pytest.param([NO_TORCHRUN, {}, {}, {}], [f"rank 0 ended with 0, but its shell said {SHELL_SAID}"], id="one"),
+        pytest.param([NO_TORCHRUN] * 4, [f"ranks 0-3 ended with 0, but their shell said {SHELL_SAID}"], id="all"),
+        pytest.param(
+            [NO_PYTHON] * 4,
+            ["none of the 4 ranks started a Python, though the job names one: nothing was trained"],
+            id="no_python",
+        ),
+        pytest.param([NO_PYTHON, NO_PYTHON, NO_PYTHON, {}], [], id="a_python_in_one"),
+    ],
+)
+def test_what_the_shell_of_a_rank_said_is_told(how: list[dict[str, Any]], words: list[str]) -> None:
+    assert ended_as(*how) == words
 
 
 PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:{}"

@@ -1,0 +1,94 @@
+"""What a shell said of commands that it could not run or that died, and whether a job wants a Python at all."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MAX_OUTPUT_BYTES = 1 << 18
+_MAX_SCRIPT_BYTES = 1 << 17
+_MAX_LINE = 300
+
+_FAILURE = r"command not found|not found|No such file or directory|Permission denied|(?:bad|cannot execute)[\w :]*"
+_DEATH = r"Killed|Segmentation fault|Aborted|Bus error|Illegal instruction|Floating point exception"
+_SHELL_LINE = re.compile(
+    rf"(?P<file>[\w./~+@-]+): (?:line )?\d+: (?:(?P<what>\S.*): (?:{_FAILURE})|\s*\d+ (?:{_DEATH})\b(?P<died>.*))$"
+)
+_PYTHON_LINE = re.compile(r"\S*python[\d.]*: (?:can't open file|No module named) ")
+_BARE_DEATH = re.compile(r"(?:Killed|Segmentation fault|Bus error)(?: \(core dumped\))?$")
+
+_OPTIONAL = re.compile(
+    r"(?:\S*/)?(?:nvidia-smi|nvcc|nvtop|dcgmi|rocm-smi|rocminfo|amd-smi|ibstat|ibv_devinfo|ibdev2netdev|lspci|lscpu"
+    r"|lshw|hwloc\S*"
+    r"|numactl|module|ml|spack|conda|mamba|tput|clear|stty|git|free|uptime|hostname|ifconfig|ip|netstat|ss|ulimit"
+    r"|sysctl|nproc|tree|figlet|tmux|screen|top|htop|vmstat|iostat|sar|sleep|tail|watch|tensorboard|curl|wget|notify-send"
+    r"|mail|rm|unalias|deactivate|/(?:proc|sys|dev|run|etc)/\S*)(?:\s|$|:)"
+)
+"""Programs that a script asks, cleans up or watches with, without which its training goes on."""
+_OF_A_LOGIN = re.compile(r"(?:.*/)?(?:\.?bash\w*|\.profile|\.zsh\w*|profile|\S*\.d/\S+|activate\S*)$")
+_QUIET_SHELL = re.compile(r"(?:/\S*/)?(?:da|z|k)?sh$")
+_WORK = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)(?:\s|$)|\S*\.(?:py|sh)(?:\s|$)|\./\S")
+
+_WANTS_PYTHON = re.compile(r"(?:^|[\s;&|(`\"'/])(?:python[\d.]*|torchrun|accelerate|deepspeed)(?=[\s\"']|$)")
+_ELSEWHERE = re.compile(
+    r"\b(?:docker|podman|nerdctl|singularity|apptainer|enroot|kubectl|srun|sbatch|mpirun|mpiexec|ssh|sudo|tmux|screen"
+    r"|systemd-run|chroot|bwrap|nix)\b|\benv -i\b|\bpython[\d.]* -[A-Za-z]*[IES]|PYTHONPATH=|--cleanenv"
+)
+"""A Python behind these is not one that we see."""
+_SCRIPT = re.compile(r"[\w./~+@-]+")
+
+
+def find_shell_error(path: str) -> str:
+    """Return the first line of an output in which a shell tells of a command that matters to the job; "" without one.
+
+    Args:
+        path: The output of a worker that ended with 0.
+    """
+    try:
+        with open(path, "rb") as file:
+            output = file.read(_MAX_OUTPUT_BYTES)
+            if os.fstat(file.fileno()).st_size > 2 * _MAX_OUTPUT_BYTES:
+                file.seek(-_MAX_OUTPUT_BYTES, os.SEEK_END)
+            output += file.read(_MAX_OUTPUT_BYTES)
+    except OSError:
+        return ""
+    lines = (line.strip() for line in output.decode("utf-8", "replace").splitlines() if len(line) <= _MAX_LINE)
+    return next(filter(is_shell_error, lines), "")
+
+
+def is_shell_error(line: str) -> bool:
+    """Return whether a shell tells in a line that it could not run something, or that something died."""
+    found = _SHELL_LINE.match(line)
+    if found is None:
+        return bool(_PYTHON_LINE.match(line) or _BARE_DEATH.match(line))
+    what = (found["what"] or found["died"] or "").replace("(core dumped)", "").strip()
+    if _OPTIONAL.match(what) or _OF_A_LOGIN.match(found["file"]):
+        return False
+    # Libraries ask many things by the shell of `os.system`; the shell of a job is bash.
+    return not _QUIET_SHELL.match(found["file"]) or bool(_WORK.match(what))
+
+
+def wants_python(argv: Sequence[str], workdir: str) -> bool:
+    """Return whether a command, or a shell script that it runs, names a Python or a launcher that we would see.
+
+    Call this in a child: the folder may lie on a mount that hangs.
+
+    Args:
+        argv: The command of a worker.
+        workdir: Where it begins.
+    """
+    text = " ".join(argv)
+    texts = [text]
+    for word in _SCRIPT.findall(text):
+        path = os.path.join(workdir, os.path.expanduser(word))
+        if (word.endswith(".sh") or "/" in word) and os.path.isfile(path):
+            with open(path, "rb") as file:
+                content = file.read(_MAX_SCRIPT_BYTES)
+            if word.endswith(".sh") or re.match(rb"#!.*sh\b", content):
+                texts.append(content.decode("utf-8", "replace"))
+    script = "\n".join(line for each in texts for line in each.splitlines() if not line.lstrip().startswith("#"))
+    return bool(_WANTS_PYTHON.search(script)) and not _ELSEWHERE.search(script)
