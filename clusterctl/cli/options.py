@@ -201,10 +201,9 @@ def load_file(
         run_listing=run_listing or _run_accepted,
     )
     if console is not None and loaded.warnings:
-        from clusterctl.render.errors import render_warnings
+        from clusterctl.render.errors import render_problems
 
-        text = render_warnings(loaded.warnings, color=console.err.colour, width=console.err.width or 0)
-        console.narrate(*text.split("\n"))
+        console.narrate(*render_problems(loaded.warnings, "warning", console.err))
     return loaded
 
 

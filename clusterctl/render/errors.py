@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError, NodesError, TeardownError, UnhealthyError
 from clusterctl.render.console import BOLD, CYAN, PEER_LIMIT, RED, YELLOW, Console, Terminal, safe
-from clusterctl.render.sanitize import ansi_style
 from clusterctl.render.wrapping import count_columns
 
 if TYPE_CHECKING:
@@ -33,9 +32,7 @@ def render_error(error: ClusterctlError, terminal: Terminal) -> list[str]:
     """Return an error as lines: `error: …`, details where there are any, `hint: …`."""
     match error:
         case ConfigError():
-            from clusterctl.render.errors import render_config_error
-
-            return render_config_error(error, color=terminal.colour, width=terminal.width or 0).split("\n")
+            return render_config_error(error, terminal)
         case NodesError():
             return _nodes([(e.node, str(e), e.hint) for e in error.errors], terminal)
         case NodeError():
@@ -135,58 +132,39 @@ _MOST = 100
 """Most problems shown: more than this have a common cause."""
 
 
-def render_config_error(error: ConfigError, *, color: bool = False, width: int = 0) -> str:
-    """Write all problems, and their number below.
-
-    Args:
-        error: What is wrong.
-        color: Whether to use ANSI colours.
-        width: Columns of the terminal, to cut long source lines around the caret; 0 leaves them whole.
-    """
-    blocks = _blocks(error.problems, "error", color=color, width=width)
+def render_config_error(error: ConfigError, terminal: Terminal) -> list[str]:
+    """Return all problems of a cluster file, and their number below; long source lines are cut around the caret."""
     count = len(error.problems)
     files = len({problem.path for problem in error.problems})
     where = f" in {files} files" if files > 1 else f" in {error.problems[0].path}"
-    blocks.append(f"{count} problem{'s' if count > 1 else ''}{where}; nothing was done")
-    return "\n".join(blocks)
+    total = f"{count} problem{'s' if count > 1 else ''}{where}; nothing was done"
+    return [*render_problems(error.problems, "error", terminal), total]
 
 
-def render_warnings(warnings: Sequence[Problem], *, color: bool = False, width: int = 0) -> str:
-    """Write warnings in the same form; empty where there are none."""
-    return "\n".join(_blocks(warnings, "warning", color=color, width=width))
+def render_problems(problems: Sequence[Problem], kind: str, terminal: Terminal) -> list[str]:
+    """Return each problem in up to four lines; `kind` is `error` or `warning`."""
+    lines = [line for problem in problems[:_MOST] for line in _problem_lines(problem, kind, terminal)]
+    more = len(problems) - _MOST
+    return [*lines, f"and {more} more"] if more > 0 else lines
 
 
-def _blocks(problems: Sequence[Problem], kind: str, *, color: bool, width: int) -> list[str]:
-    blocks = [render_problem(problem, kind=kind, color=color, width=width) for problem in problems[:_MOST]]
-    more = len(problems) - len(blocks)
-    return [*blocks, f"and {more} more"] if more else blocks
-
-
-def render_problem(problem: Problem, *, kind: str = "error", color: bool = False, width: int = 0) -> str:
-    """Write one problem in up to four lines, without a line break at the end."""
+def _problem_lines(problem: Problem, kind: str, terminal: Terminal) -> list[str]:
     place = f"{problem.path}:{problem.line}:{problem.column}" if problem.line else problem.path
     tint = RED if kind == "error" else YELLOW
-    lines = [f"{_styled(_visible(place), BOLD, color)}: {_styled(kind, tint, color)}: {_visible(problem.text)}"]
+    heading = f"{terminal.style(_visible(place), BOLD)}: {terminal.style(kind, tint)}"
+    lines = [f"{heading}: {_visible(problem.text)}"]
     if problem.source and problem.line:
-        lines += _source_lines(problem, problem.source, tint if color else "", width)
+        number = str(problem.line)
+        room = terminal.width - len(number) - 4 if terminal.width else 0
+        text, column = _window(problem.source, problem.column, room)
+        before = _visible(text[: column - 1])
+        marked = _visible(text[column - 1 : column - 1 + problem.length])
+        caret = terminal.style("^" + "~" * (count_columns(marked) - 1), tint)
+        lines.append(f" {number} | {_visible(text)}")
+        lines.append(f" {' ' * len(number)} | {' ' * count_columns(before)}{caret}")
     if problem.hint:
-        lines.append(f"  {_styled('hint', CYAN, color)}: {_visible(problem.hint)}")
-    return "\n".join(lines)
-
-
-def _styled(text: str, style: str, color: bool) -> str:
-    return ansi_style(text, style) if color else text
-
-
-def _source_lines(problem: Problem, source: str, tint: str, width: int) -> list[str]:
-    number = str(problem.line)
-    room = width - len(number) - 4 if width else 0
-    text, column = _window(source, problem.column, room)
-    before = _visible(text[: column - 1])
-    marked = _visible(text[column - 1 : column - 1 + problem.length])
-    caret = "^" + "~" * (count_columns(marked) - 1)
-    caret = ansi_style(caret, tint) if tint else caret
-    return [f" {number} | {_visible(text)}", f" {' ' * len(number)} | {' ' * count_columns(before)}{caret}"]
+        lines.append(f"  {terminal.style('hint', CYAN)}: {_visible(problem.hint)}")
+    return lines
 
 
 def _window(source: str, column: int, room: int) -> tuple[str, int]:

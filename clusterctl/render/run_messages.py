@@ -258,13 +258,13 @@ def result_messages(results: Results) -> list[str]:
 
 
 class Outlook(Enum):
-    """What its nodes do with a run of which they hear no more."""
+    """What becomes of a run without a controller: a sentence, and a few words for a column."""
 
-    GOES_ON = "goes on"
-    WILL_STOP = "will stop"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    WAITS = "waits"
+    GOES_ON = ("the run goes on", "unattended")
+    WILL_STOP = ("its nodes stop the workers in {pause} unless it is adopted", "unattended: stops in {pause}")
+    STOPPING = ("its nodes stop the workers now{rule}", "unattended: stops now")
+    STOPPED = ("its nodes have stopped the workers by now{rule}", "unattended: stopped")
+    WAITS = ("no worker runs until it is adopted", "unattended: waits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,8 +272,9 @@ class Unattended:
     """A run without a controller.
 
     Attributes:
-        left: Seconds until its nodes stop the workers, where they will.
-        limit: Seconds of `on_controller_loss.stop_after`, or `None` where the run is kept.
+        outlook: What its nodes do with it.
+        stop_in_s: Seconds until its nodes stop the workers, if they will.
+        stop_after_s: `on_controller_loss.stop_after`; `None` if the run is kept.
     """
 
     outlook: Outlook = Outlook.GOES_ON
@@ -282,36 +283,18 @@ class Unattended:
 
     @property
     def message(self) -> str:
-        """What becomes of it, to stand behind `no controller is alive; `."""
-        rule = (
-            "" if self.stop_after_s is None else f" (on_controller_loss.stop_after {duration_text(self.stop_after_s)})"
-        )
-        match self.outlook:
-            case Outlook.GOES_ON:
-                return "the run goes on"
-            case Outlook.WILL_STOP:
-                return f"its nodes stop the workers in {duration_text(self.stop_in_s)} unless it is adopted"
-            case Outlook.STOPPING:
-                return f"its nodes stop the workers now{rule}"
-            case Outlook.STOPPED:
-                return f"its nodes have stopped the workers by now{rule}"
-            case Outlook.WAITS:
-                return "no worker runs until it is adopted"
+        """The sentence behind `no controller is alive; `."""
+        return self._fill_in(self.outlook.value[0])
 
     @property
     def short(self) -> str:
-        """What becomes of it, for a column: no longer than there is room for on a narrow terminal."""
-        match self.outlook:
-            case Outlook.GOES_ON:
-                return "unattended"
-            case Outlook.WILL_STOP:
-                return f"unattended: stops in {duration_text(self.stop_in_s)}"
-            case Outlook.STOPPING:
-                return "unattended: stops now"
-            case Outlook.STOPPED:
-                return "unattended: stopped"
-            case Outlook.WAITS:
-                return "unattended: waits"
+        """A few words for a column of a narrow terminal."""
+        return self._fill_in(self.outlook.value[1])
+
+    def _fill_in(self, template: str) -> str:
+        after = self.stop_after_s
+        rule = "" if after is None else f" (on_controller_loss.stop_after {duration_text(after)})"
+        return template.format(pause=duration_text(self.stop_in_s), rule=rule)
 
     def error(self, run: str) -> str:
         """Return what ends a command that followed the run."""

@@ -64,17 +64,17 @@ class Row:
     @property
     def gpus(self) -> list[GpuStats]:
         """The GPUs of its leaves."""
-        return [leaf.gpu for leaf in self.entities if leaf.gpu is not None]
+        return [entity.gpu for entity in self.entities if entity.gpu is not None]
 
     @property
     def workers(self) -> list[WorkerState]:
         """The workers of its leaves."""
-        return [leaf.worker for leaf in self.entities if leaf.worker is not None]
+        return [entity.worker for entity in self.entities if entity.worker is not None]
 
     @property
     def nodes(self) -> list[NodeStats]:
         """Its nodes, each once."""
-        return list({leaf.node.node: leaf.node for leaf in self.entities}.values())
+        return list({entity.node.node: entity.node for entity in self.entities}.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,36 +136,36 @@ def _of_node(data: TopData, node: NodeStats, workers: Sequence[WorkerState], pla
     ]
 
 
-def make_rows(data: TopData, leaves: Sequence[Entity], level: Level, now: float) -> list[Row]:
+def make_rows(data: TopData, entities: Sequence[Entity], level: Level, now: float) -> list[Row]:
     """Return the rows of a level; of `ALIKE` those that are few come first."""
     if level is Level.RANKS:
-        return [Row(entities=[leaf]) for leaf in leaves]
+        return [Row(entities=[entity]) for entity in entities]
     nodes: dict[str, list[Entity]] = {}
-    for leaf in leaves:
-        nodes.setdefault(leaf.node.node, []).append(leaf)
+    for entity in entities:
+        nodes.setdefault(entity.node.node, []).append(entity)
     if level is Level.NODES:
         return [Row(entities=group) for group in nodes.values()]
-    usual = _Baseline(data, leaves)
+    usual = _Baseline(data, entities)
     alike: dict[Hashable, list[Entity]] = {}
     for group in nodes.values():
         alike.setdefault(usual.signature(group, now), []).extend(group)
     return sorted((Row(entities=group) for group in alike.values()), key=lambda row: (len(row.nodes), row.place))
 
 
-def finest_level(leaves: Sequence[Entity], room: int) -> Level:
+def finest_level(entities: Sequence[Entity], room: int) -> Level:
     """Return the finest level of which all rows have room."""
-    if len(leaves) <= room:
+    if len(entities) <= room:
         return Level.RANKS
-    return Level.NODES if len({leaf.node.node for leaf in leaves}) <= room else Level.ALIKE
+    return Level.NODES if len({entity.node.node for entity in entities}) <= room else Level.ALIKE
 
 
 class _Baseline:
     """What most nodes do, against which each is held."""
 
-    def __init__(self, data: TopData, leaves: Sequence[Entity]) -> None:
-        busy = [leaf.gpu.util for leaf in leaves if leaf.gpu is not None and leaf.gpu.util is not None]
-        steps = [leaf.activity.step for leaf in leaves if leaf.activity.step is not None]
-        paces = [leaf.pace for leaf in leaves if leaf.pace is not None]
+    def __init__(self, data: TopData, entities: Sequence[Entity]) -> None:
+        busy = [entity.gpu.util for entity in entities if entity.gpu is not None and entity.gpu.util is not None]
+        steps = [entity.activity.step for entity in entities if entity.activity.step is not None]
+        paces = [entity.pace for entity in entities if entity.pace is not None]
         self._busy = median(busy) if busy else 0.0
         self._step = median_low(steps) if steps else 0
         self._behind = max(2.0, _BEHIND_S * median(paces)) if paces else 2.0
@@ -173,19 +173,19 @@ class _Baseline:
         self._troubled = set() if state is None else {event.node for event in state.troubles.values()}
         self._links = {} if state is None else {name: node.link for name, node in state.nodes.items()}
 
-    def signature(self, leaves: Sequence[Entity], now: float) -> Hashable:
+    def signature(self, entities: Sequence[Entity], now: float) -> Hashable:
         """Return what tells a node from others; equal for those that are alike."""
-        node = leaves[0].node
-        busy = [leaf.gpu.util for leaf in leaves if leaf.gpu is not None and leaf.gpu.util is not None]
-        steps = [leaf.activity.step for leaf in leaves if leaf.activity.step is not None]
+        node = entities[0].node
+        busy = [entity.gpu.util for entity in entities if entity.gpu is not None and entity.gpu.util is not None]
+        steps = [entity.activity.step for entity in entities if entity.activity.step is not None]
         return (
             node.status,
             node.time is None or now - node.time > STALE_S,
             self._links.get(node.node, ""),
             node.node in self._troubled,
-            tuple(sorted({describe_worker(leaf.worker) for leaf in leaves if leaf.worker is not None})),
+            tuple(sorted({describe_worker(entity.worker) for entity in entities if entity.worker is not None})),
             bool(busy) and min(busy) < self._busy - _ODD_PERCENT,
-            any(leaf.gpu is not None and (leaf.gpu.temp_c or 0.0) >= HOT_C for leaf in leaves),
+            any(entity.gpu is not None and (entity.gpu.temp_c or 0.0) >= HOT_C for entity in entities),
             not steps or min(steps) < self._step - self._behind,
         )
 
@@ -222,16 +222,16 @@ class SortState:
 
 
 _KEYS: dict[str, Callable[[Entity], float | None]] = {
-    "node": lambda leaf: leaf.place,
-    "rank": lambda leaf: leaf.worker.rank if leaf.worker else None,
-    "util": lambda leaf: leaf.gpu.util if leaf.gpu else None,
-    "memory": lambda leaf: leaf.gpu.mem_used if leaf.gpu else None,
-    "temp": lambda leaf: leaf.gpu.temp_c if leaf.gpu else None,
-    "power": lambda leaf: leaf.gpu.power_w if leaf.gpu else None,
-    "cpu": lambda leaf: leaf.node.cpu,
-    "step": lambda leaf: leaf.activity.step,
-    "it/s": lambda leaf: leaf.pace,
-    "output": lambda leaf: leaf.activity.last_output_s,
+    "node": lambda entity: entity.place,
+    "rank": lambda entity: entity.worker.rank if entity.worker else None,
+    "util": lambda entity: entity.gpu.util if entity.gpu else None,
+    "memory": lambda entity: entity.gpu.mem_used if entity.gpu else None,
+    "temp": lambda entity: entity.gpu.temp_c if entity.gpu else None,
+    "power": lambda entity: entity.gpu.power_w if entity.gpu else None,
+    "cpu": lambda entity: entity.node.cpu,
+    "step": lambda entity: entity.activity.step,
+    "it/s": lambda entity: entity.pace,
+    "output": lambda entity: entity.activity.last_output_s,
 }
 
 

@@ -44,14 +44,14 @@ def render_top(
     """
     width = terminal.width
     head = _head(data, now, terminal, width or _WIDE)[: max(1, height - 4)]
-    leaves = list_entities(data)
+    entities = list_entities(data)
     room = max(1, height - len(head) - 3)
-    level = order.fold or finest_level(leaves, room)
-    rows = sort_rows(make_rows(data, leaves, level, now), order)
+    level = order.fold or finest_level(entities, room)
+    rows = sort_rows(make_rows(data, entities, level, now), order)
     first = max(0, min(order.first, len(rows) - room))
     lines = [
         *head,
-        _as_of(data, leaves, level, now, terminal),
+        _as_of(data, entities, level, now, terminal),
         *table(rows[first : first + room], data, width, terminal),
     ]
     lines += [""] * max(0, height - 1 - len(lines))
@@ -82,9 +82,9 @@ def _within(line: str, width: int, terminal: Terminal) -> str:
     return line if count_columns(bare) <= width else fit(bare, width, terminal.glyphs)
 
 
-def _as_of(data: TopData, leaves: Sequence[Entity], level: Level, now: float, terminal: Terminal) -> str:
+def _as_of(data: TopData, entities: Sequence[Entity], level: Level, now: float, terminal: Terminal) -> str:
     """Return how the whole is doing, how old the numbers are, and how they are folded."""
-    parts = [*_whole(data, leaves, terminal)]
+    parts = [*_whole(data, entities, terminal)]
     if data.view is not None and data.view.state.over:
         ended = data.view.state.ended
         parts.append("as it was at the end" + ("" if ended is None else f", {duration_text(now - ended)} ago"))
@@ -106,11 +106,11 @@ def _ages(data: TopData, now: float) -> list[str]:
     return [text for text in (ranks, machines) if text]
 
 
-def _whole(data: TopData, leaves: Sequence[Entity], terminal: Terminal) -> list[str]:
-    paces = [leaf.pace for leaf in leaves if leaf.pace]
+def _whole(data: TopData, entities: Sequence[Entity], terminal: Terminal) -> list[str]:
+    paces = [entity.pace for entity in entities if entity.pace]
     parts = [speed_text(median(paces))] if paces else []
-    of_gpus = any(leaf.gpu is not None for leaf in leaves)
-    busy = mean_trend([leaf.trend for leaf in leaves if (leaf.gpu is not None) == of_gpus])
+    of_gpus = any(entity.gpu is not None for entity in entities)
+    busy = mean_trend([entity.trend for entity in entities if (entity.gpu is not None) == of_gpus])
     if busy:
         parts.append(utilisation_text(busy, "GPUs" if of_gpus else "CPUs", terminal.glyphs))
     return parts
@@ -136,12 +136,12 @@ _MOST_OF_A_LINE = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Column:
     """A column: the one with the largest need goes first where there is no room; 0 stays."""
 
     column: Column
     cell: Callable[[Row], Cell | str]
-    need: int
+    drop_priority: int
 
 
 def table(rows: Sequence[Row], data: TopData, width: int | None, terminal: Terminal) -> list[str]:
@@ -158,79 +158,83 @@ def table(rows: Sequence[Row], data: TopData, width: int | None, terminal: Termi
     shown = [column for column in shown if not rows or any(cell.text for cell in column[1])]
     while width is not None:
         missing = sum(_width(*column) for column in shown) + 2 * (len(shown) - 1) - width
-        weakest = max(shown, key=lambda column: column[0].need)
-        if missing <= 0 or weakest[0].need == 0:
+        weakest = max(shown, key=lambda column: column[0].drop_priority)
+        if missing <= 0 or weakest[0].drop_priority == 0:
             break
         shown.remove(weakest)
     lines = [[texts[number] for _, texts in shown] for number in range(len(rows))]
     return render_table([part.column for part, _ in shown], lines, terminal)
 
 
-def _width(part: _Part, texts: Sequence[Cell]) -> int:
+def _width(part: _Column, texts: Sequence[Cell]) -> int:
     widest = max([count_columns(part.column.title), *(count_columns(cell.text) for cell in texts)])
     return min(widest, _CUT_TO.get(part.column.title, widest))
 
 
-def _cell(part: _Part, row: Row) -> Cell:
+def _cell(part: _Column, row: Row) -> Cell:
     cell = part.cell(row)
     return cell if isinstance(cell, Cell) else Cell(cell)
 
 
-def _parts(rows: Sequence[Row], data: TopData, glyphs: Glyphs) -> list[_Part]:
+def _parts(rows: Sequence[Row], data: TopData, glyphs: Glyphs) -> list[_Column]:
     of_run = any(row.workers for row in rows)
     of_gpus = any(row.gpus for row in rows)
     workers = () if data.view is None else data.view.state.workers.values()
     all_run = all(worker.phase.value == "running" for worker in workers)
     parts = [
-        _Part(Column(title="NODE", shrink=True), lambda row: Cell(fold_hosts(n.node for n in row.nodes), (BOLD,)), 0)
+        _Column(Column(title="NODE", shrink=True), lambda row: Cell(fold_hosts(n.node for n in row.nodes), (BOLD,)), 0)
     ]
     if of_run:
         parts += _of_ranks(all_run=all_run)
     parts += _of_gpus(glyphs) if of_gpus else _of_processors(glyphs)
     if of_gpus:
         parts += [
-            _Part(Column(title="CPU", right=True), lambda row: _range([n.cpu for n in row.nodes], "%"), 6),
-            _Part(
+            _Column(Column(title="CPU", right=True), lambda row: _range([n.cpu for n in row.nodes], "%"), 6),
+            _Column(
                 Column(title="MEM", right=True), lambda row: _memory((n.mem_used, n.mem_total) for n in row.nodes), 9
             ),
         ]
-    parts.append(_Part(Column(title="TREND"), lambda row: Cell(_trend(row, glyphs), (DIM,)), 7))
+    parts.append(_Column(Column(title="TREND"), lambda row: Cell(_trend(row, glyphs), (DIM,)), 7))
     if of_run:
-        parts.append(_Part(Column(title="OUTPUT", right=True), _output, 8))
-        parts.append(_Part(Column(title="LAST LINE", shrink=True), lambda row: _last_line(row, data), 4))
+        parts.append(_Column(Column(title="OUTPUT", right=True), _output, 8))
+        parts.append(_Column(Column(title="LAST LINE", shrink=True), lambda row: _last_line(row, data), 4))
     return parts
 
 
-def _of_ranks(*, all_run: bool) -> list[_Part]:
+def _of_ranks(*, all_run: bool) -> list[_Column]:
     parts = [
-        _Part(
+        _Column(
             Column(title="RANK", right=True, shrink=True), lambda row: fold_ranks(w.rank for w in row.workers) or "-", 0
         ),
-        _Part(Column(title="STATE", shrink=True), _state, 0),
-        _Part(Column(title="STEP", right=True), lambda row: _range([leaf.activity.step for leaf in row.entities]), 0),
-        _Part(Column(title="IT/S", right=True), lambda row: _pace([leaf.pace for leaf in row.entities]), 3),
+        _Column(Column(title="STATE", shrink=True), _state, 0),
+        _Column(
+            Column(title="STEP", right=True), lambda row: _range([entity.activity.step for entity in row.entities]), 0
+        ),
+        _Column(Column(title="IT/S", right=True), lambda row: _pace([entity.pace for entity in row.entities]), 3),
     ]
     return [part for part in parts if part.column.title != "STATE" or not all_run]
 
 
-def _of_gpus(glyphs: Glyphs) -> list[_Part]:
+def _of_gpus(glyphs: Glyphs) -> list[_Column]:
     return [
-        _Part(Column(title="GPU", right=True), _which_gpu, 1),
-        _Part(Column(title="UTIL", right=True), lambda row: _util(row, glyphs), 0),
-        _Part(Column(title="GPU MEM", right=True), lambda row: _memory((g.mem_used, g.mem_total) for g in row.gpus), 0),
-        _Part(Column(title="TEMP", right=True), _temperature, 2),
-        _Part(Column(title="POWER", right=True), _power, 5),
+        _Column(Column(title="GPU", right=True), _which_gpu, 1),
+        _Column(Column(title="UTIL", right=True), lambda row: _util(row, glyphs), 0),
+        _Column(
+            Column(title="GPU MEM", right=True), lambda row: _memory((g.mem_used, g.mem_total) for g in row.gpus), 0
+        ),
+        _Column(Column(title="TEMP", right=True), _temperature, 2),
+        _Column(Column(title="POWER", right=True), _power, 5),
     ]
 
 
-def _of_processors(glyphs: Glyphs) -> list[_Part]:
+def _of_processors(glyphs: Glyphs) -> list[_Column]:
     def busy(row: Row) -> Cell:
         values = [n.cpu for n in row.nodes]
         return Cell(f"{bar(_mean(values), _BAR, glyphs)} {_range(values, '%'):>4}")
 
     return [
-        _Part(Column(title="CPU", right=True), busy, 0),
-        _Part(Column(title="MEM", right=True), lambda row: _memory((n.mem_used, n.mem_total) for n in row.nodes), 0),
+        _Column(Column(title="CPU", right=True), busy, 0),
+        _Column(Column(title="MEM", right=True), lambda row: _memory((n.mem_used, n.mem_total) for n in row.nodes), 0),
     ]
 
 
@@ -297,7 +301,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _trend(row: Row, glyphs: Glyphs) -> str:
-    return trend(mean_trend([leaf.trend for leaf in row.entities]), _TREND, glyphs)
+    return trend(mean_trend([entity.trend for entity in row.entities]), _TREND, glyphs)
 
 
 def mean_trend(trends: Sequence[Sequence[float]]) -> list[float]:
@@ -310,7 +314,7 @@ def mean_trend(trends: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _output(row: Row) -> str:
-    ages = [leaf.activity.last_output_s for leaf in row.entities if leaf.activity.last_output_s is not None]
+    ages = [entity.activity.last_output_s for entity in row.entities if entity.activity.last_output_s is not None]
     return format_duration(min(ages)) if ages else "-"
 
 

@@ -84,7 +84,7 @@ def command(choices: AttachChoices) -> int:
 def _view_options(choices: AttachChoices) -> ViewOptions:
     return ViewOptions(
         ranks=parse_ranks(choices.ranks),
-        everything=choices.everything,
+        all_ranks=choices.everything,
         timestamps=Timestamps.SHORT if choices.timestamps else Timestamps.NONE,
         tail=choices.tail,
         verbose=choices.verbose,

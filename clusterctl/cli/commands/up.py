@@ -203,11 +203,11 @@ def _follow(run: RunDir, console: Console, choices: UpChoices) -> int:
     from clusterctl.render.log_output import Timestamps
 
     shown = ViewOptions(
-        everything=choices.everything,
+        all_ranks=choices.everything,
         timestamps=Timestamps.SHORT if choices.timestamps else Timestamps.NONE,
         progress=ProgressMode.QUIET if choices.quiet else ProgressMode(choices.progress),
         verbose=choices.verbose,
-        owns=True,
+        stops_on_interrupt=True,
         until_started=choices.detach,
         timings=choices.timings,
         output=not choices.detach,

@@ -53,23 +53,23 @@ class ViewOptions:
     """What to show.
 
     Attributes:
-        ranks: Only these, in full; `None` for the default view (rank 0, and the failing ends of the others).
-        everything: All ranks in full.
-        owns: This is the `up` that started the run: Ctrl-C stops it.
+        ranks: Show these in full; `None` for the default view (rank 0, and the last lines of failed ranks).
+        all_ranks: Show all ranks in full.
+        stops_on_interrupt: This is the `up` that started the run: Ctrl-C stops it.
         until_started: Leave once every rank has started (`up -d`).
-        timings: Show where the time of the start went, once it is over.
-        output: Show output of workers at all.
-        verbose: Name every node that is waited for, and tell what each one reports.
-        heard: What of the run is old and not told of (`past.heard`); `None`: all that the first look sees is old, and
-            shown with its date among the lines of its time.
+        timings: Show the times of the start's steps, once it is over.
+        output: Show output of workers.
+        verbose: Name every node that the start waits for, and show each report of a node.
+        position: Events up to here are old and not shown (`backlog.current_position`); `None`: all events of the first
+            poll are old, and shown with their dates among the lines of their time.
     """
 
     ranks: frozenset[int] | None = None
     nodes: frozenset[str] | None = None
-    everything: bool = False
+    all_ranks: bool = False
     timestamps: Timestamps = Timestamps.NONE
     progress: ProgressMode = ProgressMode.AUTO
-    owns: bool = False
+    stops_on_interrupt: bool = False
     until_started: bool = False
     timings: bool = False
     output: bool = True
@@ -95,7 +95,7 @@ class RunScreen:
         self._exit_reason: ExitReason | None = None
         self._events = EventFormatter(run, console.err)
         self._stragglers = StragglerNotice(run)
-        self._may_be_silent = options.owns and options.output and not self._is_watched
+        self._may_be_silent = options.stops_on_interrupt and options.output and not self._is_watched
         self._is_stdin_closed = False
         self._is_first_poll = True
         self._backlog = Backlog()
@@ -191,7 +191,7 @@ class RunScreen:
     def _join(self, snapshot: Snapshot) -> Snapshot:
         """Return what of the first look is new; keep what is old for where it belongs."""
         self._is_first_poll = False
-        if self._options.owns:
+        if self._options.stops_on_interrupt:
             return snapshot
         state, old = self.state, self._options.position
         self._events.join(state)
@@ -252,7 +252,7 @@ class RunScreen:
     # --- output
 
     def _shown_ranks(self) -> frozenset[int] | None:
-        if self._options.everything:
+        if self._options.all_ranks:
             return None
         return self._options.ranks if self._options.ranks is not None else default_ranks(1)
 
@@ -303,7 +303,7 @@ class RunScreen:
         """Say what is followed, unless a step of a start has the last line."""
         wanted = self._options.output and self._options.progress in (ProgressMode.AUTO, ProgressMode.TTY)
         if wanted and self._exit_reason is None and self._is_watched and not self._live.has_phase:
-            self._footer.draw(self.state, self._shown_ranks(), owns=self._options.owns, keys=keys)
+            self._footer.draw(self.state, self._shown_ranks(), owns=self._options.stops_on_interrupt, keys=keys)
 
     # --- waiting
 
@@ -341,7 +341,7 @@ class RunScreen:
                 self._interrupted()
 
     def _interrupted(self) -> None:
-        if not self._options.owns:
+        if not self._options.stops_on_interrupt:
             self._exit_reason = ExitReason.DETACHED
             return
         self._interrupts += 1

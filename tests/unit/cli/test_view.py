@@ -27,7 +27,7 @@ from pathlib import Path
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.render.console import Console
 from clusterctl.run.record.rundir import RunDir
-screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(owns=True))
+screen = RunScreen(RunDir(Path(sys.argv[1])), Console.standard(), ViewOptions(stops_on_interrupt=True))
 print("left:", screen.follow().value, file=sys.stderr)
 """
 LINES = 200_000
@@ -155,7 +155,7 @@ def with_old_events(root: Path) -> rundir.RunDir:
 
 def test_a_person_who_attaches_sees_what_was_before_with_its_date(tmp_path: Path) -> None:
     run = with_old_events(tmp_path)
-    view = VIEW.replace("owns=True", "tail=20, phases=False")
+    view = VIEW.replace("stops_on_interrupt=True", "tail=20, phases=False")
 
     done = subprocess.run([sys.executable, "-c", view, run.path], capture_output=True, text=True, check=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 import tracemalloc
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusterctl.errors import ConfigError
+from clusterctl.render.console import Terminal
 from clusterctl.render.errors import render_config_error
 from tests.unit.config.hostile import LAUGHS, PIECES
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clusterctl.config.loader import LoadedClusterFile
+
+NARROW = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=80)
 
 
 def _survives(parse_text: Callable[..., LoadedClusterFile], content: bytes | str) -> None:
@@ -27,7 +31,7 @@ def _survives(parse_text: Callable[..., LoadedClusterFile], content: bytes | str
     except ConfigError as error:
         wrong = error
     if wrong is not None:
-        assert all(line.isprintable() for line in render_config_error(wrong, width=80).split("\n"))
+        assert all(line.isprintable() for line in render_config_error(wrong, NARROW))
         assert all(p.line >= 1 and p.column >= 1 for p in wrong.problems)
 
 

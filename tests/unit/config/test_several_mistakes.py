@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 import pytest
 
 from clusterctl.errors import ConfigError
+from clusterctl.render.console import Terminal
 from clusterctl.render.errors import render_config_error
 from clusterctl.render.sanitize import sanitize_line
 
@@ -14,6 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clusterctl.config.loader import LoadedClusterFile
+
+
+def rendered(error: ConfigError, *, colour: bool = False, width: int = 0) -> str:
+    """Return what a terminal of that width shows of an error."""
+    terminal = Terminal(io.StringIO(), colour=colour, live=False, unicode=True, width=width)
+    return "\n".join(render_config_error(error, terminal))
+
 
 MANY = """\
 version: 1
@@ -80,7 +89,7 @@ def test_mistakes_in_an_env_file_point_into_it(parse_text: Callable[..., LoadedC
 def test_the_text_shows_place_line_caret_hint_and_count(parse_text: Callable[..., LoadedClusterFile]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text("version: 1\nhosts:\n  - host: gpu01\n    gpu: 8\nstall: {action: resart}\n")
-    assert render_config_error(caught.value) == (
+    assert rendered(caught.value) == (
         "cluster.yaml:4:5: error: hosts[0].gpu: unknown key\n"
         " 4 |     gpu: 8\n"
         "   |     ^~~\n"
@@ -98,17 +107,17 @@ def test_colour_changes_nothing_but_colour(parse_text: Callable[..., LoadedClust
 
     with pytest.raises(ConfigError) as caught:
         parse_text(MANY)
-    rendered = render_config_error(caught.value, color=True)
-    coloured = "\n".join(map(sanitize_line, rendered.split("\n")))
+    lines = rendered(caught.value, colour=True).split("\n")
+    coloured = "\n".join(map(sanitize_line, lines))
     assert "\x1b[31m" in coloured
-    assert re.sub("\x1b\\[[0-9]+m", "", coloured) == render_config_error(caught.value)
+    assert re.sub("\x1b\\[[0-9]+m", "", coloured) == rendered(caught.value)
 
 
 def test_a_long_line_is_cut_around_the_caret(parse_text: Callable[..., LoadedClusterFile]) -> None:
     text = "version: 1\nhosts: gpu01\nenv: {A: " + "x" * 300 + ", RANK: 1, B: " + "y" * 300 + "}\n"
     with pytest.raises(ConfigError) as caught:
         parse_text(text)
-    _, source, caret, *_ = render_config_error(caught.value, width=80).splitlines()
+    _, source, caret, *_ = rendered(caught.value, width=80).splitlines()
     assert len(source) <= 80
     assert source[caret.index("^") :].startswith("RANK")
 
@@ -116,11 +125,11 @@ def test_a_long_line_is_cut_around_the_caret(parse_text: Callable[..., LoadedClu
 def test_control_sequences_of_a_file_never_reach_the_terminal(parse_text: Callable[..., LoadedClusterFile]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text(b"version: 1\nhosts: \x1b[2Jgpu\n")
-    assert "\x1b" not in render_config_error(caught.value)
+    assert "\x1b" not in rendered(caught.value)
 
 
 def test_the_caret_stands_below_wide_characters(parse_text: Callable[..., LoadedClusterFile]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text("version: 1\nhosts: gpu01\nenv: {名: 1, RANK: 1}\n")
-    lines = render_config_error(caught.value).splitlines()
+    lines = rendered(caught.value).splitlines()
     assert lines[2].index("^") == lines[1].index("RANK") + 1
