@@ -65,7 +65,7 @@ def connect(path: str) -> dict[str, float]:
     """Open sessions with the hosts of a cluster file; return wall clock and CPU, own and of children."""
     from clusterctl.config.loader import load_cluster_file
     from clusterctl.session.connect import Transports, open_sessions
-    from clusterctl.transport.delivery.agent_archive import load_agent_archive
+    from clusterctl.transport.agent_archive import load_agent_archive
 
     spec = load_cluster_file([path], environ={}).spec
     importlib.import_module("clusterctl.transport.ssh.ssh")  # which is done once, however many nodes there are

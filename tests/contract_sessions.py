@@ -24,7 +24,7 @@ from clusterctl.session.connect import open_session
 from clusterctl.session.errors import StaleEpochError
 from clusterctl.session.inbox import ClockMeasured, EventReceived, Item, OutputReceived, SessionLost, StreamReceived
 from clusterctl.session.session import Session
-from clusterctl.transport.delivery.agent_archive import AgentArchive, pack_files
+from clusterctl.transport.agent_archive import AgentArchive, pack_files
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec

@@ -79,7 +79,7 @@ _FILE_NAMES = {
     errno.EACCES: "no permission",
     errno.EBADMSG: "not what the driver documents",
 }
-"""Errors of reading a file of AMD's driver (the reasons are in `clusterctl.agent.facts.error_words`)."""
+"""Errors of reading a file of AMD's driver (the reasons are in `clusterctl.agent.facts.gpu_values`)."""
 
 _MOST_NAMED = 3
 

@@ -17,12 +17,11 @@ from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodeRefuse
 from clusterctl.session.inbox import ItemQueue
 from clusterctl.session.requests import HELLO
 from clusterctl.session.session import Session
+from clusterctl.transport.agent_archive import AgentArchive, load_agent_archive
 from clusterctl.transport.base import Channel, Transport
-from clusterctl.transport.command import CommandTransport
-from clusterctl.transport.delivery.agent_archive import AgentArchive, load_agent_archive
-from clusterctl.transport.delivery.bootstrap import Preamble, start_agent
+from clusterctl.transport.bootstrap import Preamble, start_agent
 from clusterctl.transport.fallback import FallbackTransport
-from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.local import CommandTransport, LocalTransport
 from clusterctl.transport.openssh import OpenSshTransport
 from clusterctl.transport.ssh.predial import PreDialer
 

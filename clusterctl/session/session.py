@@ -49,7 +49,7 @@ from clusterctl.session.requests import REQUESTS
 from clusterctl.session.sender import Sender
 from clusterctl.session.streams import Streams
 from clusterctl.transport.base import Channel
-from clusterctl.transport.delivery.bootstrap import Preamble
+from clusterctl.transport.bootstrap import Preamble
 from clusterctl.validation import journal, messages
 from clusterctl.validation.quota import SessionQuota
 

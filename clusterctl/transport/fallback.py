@@ -12,7 +12,7 @@ from clusterctl.errors import NodeError
 from clusterctl.transport.base import Progress, ignore_progress
 from clusterctl.transport.openssh import has_askpass
 from clusterctl.transport.ssh.config import destination_of
-from clusterctl.transport.ssh.fallback_reason import why_openssh
+from clusterctl.transport.ssh.login_errors import why_openssh
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec

@@ -1,13 +1,23 @@
-"""Reaches nodes by the user's own `ssh`: its standard streams are those of a shell on the node."""
+"""Reaches nodes by the user's own `ssh`: its standard streams are those of a shell on the node.
+
+`trust --login` leaves a connection that several `ssh` processes share for a while (ControlMaster). A closed channel
+kills its `ssh` and drops what the kernel has not sent.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
+import hashlib
 import math
 import os
 import secrets
 import shlex
+import signal
+import socket
+import stat
+import struct
 import subprocess
 import tempfile
 import threading
@@ -19,20 +29,19 @@ from typing_extensions import override
 
 from clusterctl import rlimits
 from clusterctl.errors import AuthError, ConnectError, NodeError
-from clusterctl.transport import control_master
 from clusterctl.transport.base import Progress, ignore_progress
-from clusterctl.transport.kill_ssh import kill_and_drop_unsent
 from clusterctl.transport.local import LocalChannel, spawn
 from clusterctl.transport.ssh import known_hosts
 from clusterctl.transport.ssh.config import arguments, destination_of, last_hop
 from clusterctl.transport.ssh.login_errors import explain_ssh_log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from clusterctl.config.spec import HostSpec, SshSpec
     from clusterctl.transport.ssh.config import Destination, SshOptions
     from clusterctl.transport.ssh.predial import PreDialer
+
 
 _SHELL = "sh"
 """Without a path: a restricted shell runs nothing that contains a `/`."""
@@ -152,16 +161,14 @@ class OpenSshTransport:
     def _share_options(self, options: SshOptions, hops: Sequence[_Hop]) -> list[str]:
         """Return options for one connection that ends with its process, or for an existing shared connection."""
         shared = ["ControlMaster=no", "ControlPersist=no"]
-        path = control_master.control_path(self._way(options, hops))
-        if not options.other("controlpath") and control_master.has_shared_connection(path):
+        path = control_path(self._way(options, hops))
+        if not options.other("controlpath") and has_shared_connection(path):
             shared.append(f"ControlPath={path}")
         return shared
 
     def is_shared(self, host: HostSpec, options: SshOptions) -> bool:
         """Return whether `trust --login` left a connection to `host` that still matches ssh_config."""
-        return control_master.has_shared_connection(
-            control_master.control_path(self._way(options, self._hops(host.name, options)))
-        )
+        return has_shared_connection(control_path(self._way(options, self._hops(host.name, options))))
 
     def _hops(self, node: str, options: SshOptions) -> list[_Hop]:
         """Return the jump hosts to a host with their ssh_config, the nearest to the host first.
@@ -219,18 +226,16 @@ class OpenSshTransport:
         options = self._approach.resolve(host.name, destination_of(host))
         hops = self._hops(host.name, options)
         try:
-            control_master.control_folder().mkdir(mode=0o700, exist_ok=True)
-            private = control_master.is_private_folder(control_master.control_folder().lstat())
+            control_folder().mkdir(mode=0o700, exist_ok=True)
+            private = is_private_folder(control_folder().lstat())
         except OSError as error:
-            raise ConnectError(
-                host.name, f"{control_master.control_folder()} cannot be made: {error.strerror}"
-            ) from error
+            raise ConnectError(host.name, f"{control_folder()} cannot be made: {error.strerror}") from error
         if not private:
-            hint = f"remove it; if it belongs to another user: as root, `rm -r {control_master.control_folder()}`"
-            raise ConnectError(host.name, f"{control_master.control_folder()} is not this user's alone", hint=hint)
-        path = control_master.control_path(self._way(options, hops))
+            hint = f"remove it; if it belongs to another user: as root, `rm -r {control_folder()}`"
+            raise ConnectError(host.name, f"{control_folder()} is not this user's alone", hint=hint)
+        path = control_path(self._way(options, hops))
         path.unlink(missing_ok=True)
-        shared = ["ControlMaster=yes", f"ControlPersist={control_master.IDLE_TIMEOUT_S}", f"ControlPath={path}"]
+        shared = ["ControlMaster=yes", f"ControlPersist={IDLE_TIMEOUT_S}", f"ControlPath={path}"]
         to = self._arguments(destination_of(host), hops)
         argv = ["ssh", "-f", "-N", "-T", *_join_words([*shared, *self._settings(options)]), *to]
         environment = self._environment | {"SSH_ASKPASS_REQUIRE": "never"}
@@ -312,3 +317,82 @@ def _describe_missing_shell(
     return ConnectError(
         node, "`ssh` logged in, but no shell answers" + (f"; it said: {quoted}" if quoted else ""), hint=hint
     )
+
+
+_PIDFD_GETFD = 438
+"""System call number, the same on all architectures (asm-generic/unistd.h); since Linux 5.6."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LINGER_ZERO = struct.pack("ii", 1, 0)
+
+
+def kill_and_drop_unsent(leader: int) -> None:
+    """Kill the process group of a child and its descendants, and reset their connections.
+
+    After a plain kill the kernel still holds sent but unacknowledged data, and delivers it minutes later if a broken
+    link
+    recovers. If the kernel denies access to the sockets, that remains possible.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGSTOP)
+    for pid in _list_process_tree(leader):
+        with contextlib.suppress(OSError, AttributeError):
+            _discard_unsent(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _list_process_tree(leader: int) -> Iterator[int]:
+    yield leader
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{leader}/task/{leader}/children").read_text().split():
+            yield from _list_process_tree(int(child))
+
+
+def _discard_unsent(pid: int) -> None:
+    process = os.pidfd_open(pid)
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            if os.readlink(link).startswith("socket:"):
+                _reset_when_closed(process, int(link.name))
+    finally:
+        os.close(process)
+
+
+def _reset_when_closed(process: int, descriptor: int) -> None:
+    copied = _LIBC.syscall(ctypes.c_long(_PIDFD_GETFD), *map(ctypes.c_long, (process, descriptor, 0)))
+    if copied >= 0:
+        with socket.socket(fileno=copied) as copy:
+            if copy.family in (socket.AF_INET, socket.AF_INET6):
+                copy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+
+
+IDLE_TIMEOUT_S = 3600
+"""How long a connection stays open after its last use. A run uses it as long as it goes on."""
+
+
+def control_folder() -> Path:
+    """Return the folder of the sockets. It is the same for every login of this user, local, and its path is short."""
+    return Path("/tmp", f"clusterctl-ssh-{os.geteuid()}")
+
+
+def control_path(way: object) -> Path:
+    """Return the socket of a connection (ControlPath).
+
+    Args:
+        way: The resolved route to the host and the trusted keys: a change of ssh_config changes the path.
+    """
+    return control_folder() / hashlib.sha256(repr(way).encode()).hexdigest()[:32]
+
+
+def has_shared_connection(path: Path) -> bool:
+    """Return whether there is a connection to share that no other user can have created."""
+    try:
+        private, made = control_folder().lstat(), path.lstat()
+    except OSError:
+        return False
+    return is_private_folder(private) and stat.S_ISSOCK(made.st_mode) and made.st_uid == os.geteuid()
+
+
+def is_private_folder(status: os.stat_result) -> bool:
+    """Return whether a folder belongs to this user alone."""
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077

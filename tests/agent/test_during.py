@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.transport.delivery.agent_archive import load_agent_archive
+from clusterctl.transport.agent_archive import load_agent_archive
 from tests import fake_nvml
 from tests.agent.talk import SECONDS
 

@@ -22,14 +22,13 @@ import clusterctl.agent
 from clusterctl.agent.facts import (
     child_tasks,
     collect,
+    hardware_errors,
     host,
-    kernel_log,
     link_probe,
     main,
     network,
     processes,
     storage,
-    versions,
 )
 from tests import fake_nvml
 
@@ -179,8 +178,8 @@ def test_the_probe_works_from_an_archive(tmp_path: Path) -> None:
 
 def test_torch_is_never_imported() -> None:
     code = (
-        "import sys, json\nfrom clusterctl.agent.facts import versions\n"
-        "told = versions.collect_versions()\nprint(json.dumps([told['torch'], 'torch' in sys.modules]))"
+        "import sys, json\nfrom clusterctl.agent.facts import host\n"
+        "told = host.collect_versions()\nprint(json.dumps([told['torch'], 'torch' in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     version, imported = json.loads(done.stdout)
@@ -201,7 +200,9 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def look(root: Path) -> dict[str, Any]:
-    return child_tasks.run_tasks({"log": lambda: kernel_log.collect_kernel_log(str(root))}, time.monotonic() + 3)["log"]
+    return child_tasks.run_tasks({"log": lambda: hardware_errors.collect_kernel_log(str(root))}, time.monotonic() + 3)[
+        "log"
+    ]
 
 
 def events(found: dict[str, Any]) -> list[tuple[str, int, int, float]]:
@@ -452,7 +453,7 @@ def test_versions_are_read_from_names_alone_and_the_first_on_the_path_wins(
             (tmp_path / place / name).mkdir(parents=True)
     write(tmp_path, **{"a__torch__version.py": "from typing import Optional\ncuda: Optional[str] = '12.4'\n"})
     monkeypatch.setattr(sys, "path", [str(tmp_path / "a"), str(tmp_path / "b"), "/nowhere"])
-    found = versions.collect_versions()
+    found = host.collect_versions()
     assert (found["torch"], found["torch_cuda"], found["nccl"], found["packages"]) == ("2.6.0", "12.4", "2.21.5", 3)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.facts import collect, hardware_errors, host, network, versions
+from clusterctl.agent.facts import collect, hardware_errors, host, network
 from clusterctl.agent.linux import syscalls
 
 ROOT_USER = {"proc/self/uid_map": "         0          0 4294967295", "proc/self/status": "CapEff:\t000001ffffffffff"}
@@ -153,16 +153,16 @@ def test_a_library_is_found_where_the_loader_would_find_it(tmp_path: Path, monke
     path = "usr/lib/x86_64-linux-gnu/libibverbs.so.1"
     root = tree(tmp_path, {path: "", "etc/ld.so.cache": f"glibc-ld.so.cache1.1\0libibverbs.so.1\0/{path}\0other\0"})
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    assert versions.find_library("libibverbs.so.1", root) == f"/{path}"
+    assert host.find_library("libibverbs.so.1", root) == f"/{path}"
     (tmp_path / path).unlink()
-    assert versions.find_library("libibverbs.so.1", root) is None
+    assert host.find_library("libibverbs.so.1", root) is None
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere:/opt/rdma/")
     tree(tmp_path, {"opt/rdma/libibverbs.so.1": ""})
-    assert versions.find_library("libibverbs.so.1", root) == "/opt/rdma/libibverbs.so.1"
+    assert host.find_library("libibverbs.so.1", root) == "/opt/rdma/libibverbs.so.1"
 
 
 def test_the_c_library_of_this_machine_is_found() -> None:
-    found = versions.find_library("libc.so.6")
+    found = host.find_library("libc.so.6")
     assert found is not None
     assert Path(found).exists()
 
@@ -191,7 +191,7 @@ def test_the_nccl_that_torch_would_load_is_told(
     monkeypatch.setattr(sys, "path", [str(site)])
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     monkeypatch.setenv("LD_PRELOAD", preload or "")
-    found = versions.collect_versions(root)
+    found = host.collect_versions(root)
     assert (found["nccl"], found["nccl_from"]) == (version, origin)
 
 
@@ -199,11 +199,11 @@ def test_the_way_of_nccl_to_other_nodes_is_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.delenv("NCCL_NET_PLUGIN", raising=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/amazon/ofi-nccl/lib")
     root = tree(tmp_path, {"opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so": ""})
-    assert versions.collect_versions(root)["net_plugin"] is None
+    assert host.collect_versions(root)["net_plugin"] is None
     monkeypatch.setenv("NCCL_NET_PLUGIN", "ofi")
-    assert versions.collect_versions(root)["net_plugin"] == "/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so"
+    assert host.collect_versions(root)["net_plugin"] == "/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so"
     monkeypatch.setenv("NCCL_NET_PLUGIN", "none")
-    assert versions.collect_versions(root)["net_plugin"] is None
+    assert host.collect_versions(root)["net_plugin"] is None
 
 
 # --- the environment

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from clusterctl.agent.facts import error_words as agent_answers
+from clusterctl.agent.facts import gpu_values as agent_answers
 from clusterctl.health import driver_errors
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_node, verdict

@@ -25,7 +25,7 @@ from clusterctl.run.controller.loop import Controller
 from clusterctl.run.record import rundir
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.session.session import Session
-from clusterctl.transport.delivery.bootstrap import Preamble
+from clusterctl.transport.bootstrap import Preamble
 from tests.hostile_agent import BORNE, LIES, Agent, Lie
 from tests.lab.waiting import wait_for
 

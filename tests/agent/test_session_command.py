@@ -17,7 +17,7 @@ from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError, NodeError
 from clusterctl.session.connect import Transports, open_session
 from clusterctl.session.inbox import Item, SessionLost
-from clusterctl.transport.command import CommandTransport, command_argv
+from clusterctl.transport.local import CommandTransport, command_argv
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, next_of, standin_bundle
 from tests.lab.waiting import wait_for
 
@@ -119,7 +119,7 @@ def test_what_a_stopped_command_has_not_taken_never_arrives(tmp_path: Path) -> N
 def test_the_command_ends_with_a_head_that_is_killed(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     program = (
-        "import sys; from clusterctl.config.spec import HostSpec; from clusterctl.transport.command import *\n"
+        "import sys; from clusterctl.config.spec import HostSpec; from clusterctl.transport.local import *\n"
         "host = HostSpec(name='box', host='box', transport=('/bin/sh', '-c', sys.argv[1]))\n"
         "channel = CommandTransport().open(host); channel.recv(1); print(flush=True); channel.recv(1)\n"
     )

@@ -23,9 +23,8 @@ from clusterctl.agent.protocol.frames import encode_message
 from clusterctl.config.spec import HostSpec, TransportKind
 from clusterctl.errors import AgentError
 from clusterctl.session.connect import Transports, open_session, open_sessions
-from clusterctl.transport.delivery.agent_archive import AgentArchive, load_agent_archive
-from clusterctl.transport.delivery.bootstrap import Preamble, PreambleParser, start_agent
-from clusterctl.transport.delivery.bootstrap_script import make_script
+from clusterctl.transport.agent_archive import AgentArchive, load_agent_archive
+from clusterctl.transport.bootstrap import Preamble, PreambleParser, make_script, start_agent
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh.keys import SshAgent
 from tests.contract_sessions import DEADLINE, Open, Reach, SessionContract, standin_bundle

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.config.sections import host_lists as product
 from clusterctl.config.spec import HostSpec
-from clusterctl.transport.command import CommandTransport
+from clusterctl.transport.local import CommandTransport
 from tests.contract_sessions import Reach, SessionContract
 from tests.lab.faulty import every_byte, make, nothing_left, order, start, writes
 from tests.lab.head_cli import Head

@@ -39,7 +39,7 @@ from clusterctl.run.rules.stall_detection import StallObserver
 from clusterctl.run.rules.state import RunState
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 from clusterctl.session.requests import REQUESTS
-from clusterctl.transport.delivery.bootstrap import PreambleParser
+from clusterctl.transport.bootstrap import PreambleParser
 from clusterctl.transport.ssh import config, known_hosts
 from clusterctl.validation import journal, messages, quota, samples
 from clusterctl.validation.derivation import derive_object

@@ -37,7 +37,7 @@ Data of each group:
                 p2p: [[i, j, nvlink, read]], devices: [{vendor, index, v: {...}, err: {field: word}, codes: {field: n},
                 odd: {field: n}}]}
                 uvm: result of opening /dev/nvidia-uvm; p2p: NVML's status of each pair, 0 is good
-                err: why a value is missing (`error_words`); codes: the same as NVML's numbers. An error that may be
+                err: why a value is missing (`gpu_values`); codes: the same as NVML's numbers. An error that may be
                 transient is there only if three readings in a row gave it, else it is in odd
                 v: uuid serial name pci subsystem vbios minor capability [major, minor] recovery_action
                 temp temp_slowdown temp_max mem_temp mem_temp_max margin tlimit_{gpu_max,mem_max,slowdown,shutdown}
@@ -184,7 +184,7 @@ def _tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
         "nvml": _task("nvml", "collect_nvml", root, wanted),
         **amd,
         "driver": _task("driver", "collect_driver", root),
-        "kernel_log": _task("kernel_log", "collect_kernel_log", root),
+        "kernel_log": _task("hardware_errors", "collect_kernel_log", root),
         "host": _task("host", "collect_host", root, str(request.get("salt") or "")),
         "hardware": _task("hardware_errors", "collect_hardware_errors", root),
         "disk": _task(
@@ -198,7 +198,7 @@ def _tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
         if request.get("ports")
         else lambda: {"ports": []},
         "procs": _task("processes", "collect_processes", root),
-        "versions": _task("versions", "collect_versions", root),
+        "versions": _task("host", "collect_versions", root),
     }
 
 
@@ -209,7 +209,7 @@ def _run_of(request: FactsRequest) -> tuple[str, str | None]:
 
 def _checkpoint(request: FactsRequest) -> dict[str, Task]:
     workdir, pattern = request.get("workdir"), request.get("checkpoints")
-    return {"checkpoint": _task("checkpoints", "collect_checkpoint", workdir, pattern)} if workdir and pattern else {}
+    return {"checkpoint": _task("storage", "collect_checkpoint", workdir, pattern)} if workdir and pattern else {}
 
 
 def main(stdin: TextIO, stdout: TextIO) -> int:

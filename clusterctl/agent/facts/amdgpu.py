@@ -13,9 +13,9 @@ import os
 import struct
 import time
 
-from clusterctl.agent.facts import driver, error_words, gpu_processes, processes
+from clusterctl.agent.facts import driver, gpu_values, processes
 from clusterctl.agent.facts.child_tasks import AbsentError
-from clusterctl.agent.facts.kernel_log import BOGUS
+from clusterctl.agent.facts.hardware_errors import BOGUS
 from clusterctl.agent.linux import gpus, sysfs
 
 TYPE_CHECKING = False
@@ -357,7 +357,7 @@ class AmdgpuSession:
 
     def _identity(self, pid: int) -> dict[str, Any]:
         # The kernel uses the machine's pids; in a container such a number belongs to another process.
-        return gpu_processes.UNKNOWN_PROCESS if self._contained else gpu_processes.describe_process(self._root, pid)
+        return gpu_values.UNKNOWN_PROCESS if self._contained else gpu_values.describe_process(self._root, pid)
 
 
 class AmdgpuReading:
@@ -418,7 +418,7 @@ class AmdgpuReading:
 
     def to_facts(self) -> dict[str, Any]:
         """Return the reading as facts (`clusterctl.agent.facts` has the format)."""
-        words = {name: error_words.file_error_word(code) for name, code in self.codes.items()}
+        words = {name: gpu_values.file_error_word(code) for name, code in self.codes.items()}
         odd: dict[str, Any] = {"odd": self.odd} if self.odd else {}
         index = self._gpu["index"]
         return {"vendor": "amd", "index": index, "v": self.values, "err": words, "codes": self.codes, **odd}
@@ -461,4 +461,4 @@ class AmdgpuReading:
             self.values["xgmi_links"] = self.metrics.links
 
     def _odd_calls(self) -> list[str]:
-        return [name for name, code in self.codes.items() if error_words.file_error_word(code) in error_words.ODD]
+        return [name for name, code in self.codes.items() if gpu_values.file_error_word(code) in gpu_values.ODD]

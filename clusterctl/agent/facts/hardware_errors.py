@@ -1,19 +1,41 @@
-"""Hardware error counters since boot that every user may read: PCIe links and main memory.
+"""Hardware errors since boot: counters of PCIe links and main memory, and the GPU errors of the kernel log.
 
 PCIe: the counters of Advanced Error Reporting (kernel 4.19, `sysfs-bus-pci-devices-aer_stats`) at GPUs and network
 cards, at the port above each, and at its root port. Memory: the counters of EDAC (`sysfs-devices-edac`).
+
+Kernel log: the relevant lines of this boot, and the GPU errors in them, counted.
+
+Time stamps are relative to boot, so a wrong clock does not matter. A driver whose GPU has died writes thousands of
+lines: GPU errors are counted while reading, one entry per kind and device, so that no other lines can displace them.
+
+    {"vendor": "nvidia", "kind": "xid" | "sxid", "device": PCI address, "code", "grade": "fatal" | "nonfatal" | "",
+     "count", "first_age_s", "last_age_s", "ages": the newest, "order": position of its last line, "text": of that line}
+    the same with "vendor": "amd", "code": 0, and as "kind" and "grade":
+        ras     errors that memory or engines could not correct; grade: the block
+        reset   grade: `begin`, `done` or `failed`
+        hang    a work queue did not finish, and the driver could not recover it without a reset
+        lost    the GPU is no longer on the bus
+        worn    more memory pages are bad than the driver accepts
+        init    the driver could not start the GPU
+
+Messages of AMD's driver are those of `amdgpu_ras.c`, `amdgpu_device.c`, `amdgpu_job.c` and `amdgpu_ras_eeprom.c`.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import time
 
-from clusterctl.agent.facts import driver
+from clusterctl.agent.facts import child_tasks, driver
+from clusterctl.agent.facts.child_tasks import AbsentError, DeniedError
 from clusterctl.agent.linux import sysfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Optional
+
+    Event = Optional["tuple[str, str, str, str]"]
 
 
 _DRIVERS = ("nvidia", "amdgpu")
@@ -89,3 +111,270 @@ def _memory(root: str) -> list[dict[str, Any]]:
         for name in sysfs.list_names(root, _MEMORY)
         if name.startswith("mc")
     ]
+
+
+_DEVICE = re.compile(r"amdgpu ([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): (?:amdgpu: )?")
+_RAS = re.compile(r"\b(\d+) (?:new )?uncorrectable hardware errors detected in (?:total in )?(\w+) block")
+"""With a number before it, because the driver reports `no uncorrectable hardware errors` for a healthy GPU."""
+BOGUS = 1048560
+"""A sleeping memory controller reads as all ones. The driver takes that, and multiples of it, for errors at each query
+(rocm-smi on GPUs in runtime power management).
+"""
+_HANG = re.compile(r"\bring \S+ timeout(?!, but soft recovered)")
+_OTHER_EVENTS = (
+    ("reset", "failed", re.compile(r"GPU reset(?:\(\d+\))? failed|GPU reset end with ret|GPU Recovery Failed")),
+    ("reset", "done", re.compile(r"GPU reset\(\d+\) succeeded")),
+    ("reset", "begin", re.compile(r"GPU reset begin")),
+    ("lost", "", re.compile(r"device lost from bus")),
+    ("worn", "", re.compile(r"Saved bad pages \d+ reaches threshold")),
+    ("init", "", re.compile(r"Fatal error during GPU init")),
+)
+
+
+def parse_amdgpu_line(text: str) -> Event:
+    """Return `(kind, PCI address or "", grade, detail)` of a line; `None` if it reports no error."""
+    device = _DEVICE.search(text)
+    address, detail = (device.group(1), text[device.end() :]) if device else ("", text)
+    if ras := _RAS.search(detail):
+        return ("ras", address, ras.group(2), detail) if int(ras.group(1)) % BOGUS else None
+    if _HANG.search(detail):
+        return "hang", address, "", detail
+    for kind, grade, pattern in _OTHER_EVENTS:
+        if pattern.search(detail):
+            return kind, address, grade, detail
+    return None
+
+
+if TYPE_CHECKING:
+    Key = tuple[str, str, int, str]
+
+_PCI = r"(?:PCI:)?([0-9a-fA-F:.]+)"
+_XID = re.compile(rf"NVRM: Xid \({_PCI}(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\)[^:]*: (\d+),\s*(.*)")
+"""With MIG the instance follows the address: `kernel_rc.c` of NVIDIA's open-gpu-kernel-modules."""
+_OFF_BUS = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]+): GPU has fallen off the bus")
+_OFF_BUS_BEGINS = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]+)")
+_OFF_BUS_ENDS = "fallen off the bus and is not responding"
+_SXID = re.compile(r"nvidia-nvswitch\d*.*?: SXid \(PCI:([^)]+)\): (\d+),\s*(?:(Fatal|Non-fatal)\s*,)?\s*(.*)")
+_GRADE = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
+_OFF_BUS_CODE = 79
+_OFF_BUS_LINES = 3
+"""The driver reports a dead GPU over several lines; the decisive one is within so many."""
+_GRADED = range(144, 151)
+"""NVLink 5: the line says whether it is fatal (NVIDIA, XID catalogue)."""
+_AGES = 5
+_MAX_TEXT = 200
+_MAX_ENTRIES = 512
+"""The most entries kept. There are fewer codes, so only a broken log has more."""
+
+
+class KernelEvents:
+    """Counts the GPU errors in the lines of a kernel log, oldest first."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, dict[str, Any]] = {}
+        self._lines = 0
+        self._dying: tuple[str, int] | None = None
+
+    def add_line(self, text: str, age: float | None) -> bool:
+        """Count the line if it is a GPU error; return whether it is."""
+        self._lines += 1
+        if "NVRM" in text:
+            return self._take_xid(text, age)
+        if "amdgpu" in text:
+            return self._take_amdgpu(text, age)
+        match = _SXID.search(text) if "SXid" in text else None
+        if match is None:
+            return False
+        device, code, word, detail = match.groups()
+        grade = "" if word is None else "fatal" if word == "Fatal" else "nonfatal"
+        self._count(("sxid", device.lower(), int(code), grade), detail, age)
+        return True
+
+    def list_entries(self) -> list[dict[str, Any]]:
+        """Return the entries in the order of their last lines."""
+        return sorted(self._entries.values(), key=lambda entry: int(entry["order"]))
+
+    def _take_xid(self, text: str, age: float | None) -> bool:
+        if match := _XID.search(text):
+            device, code, detail = match.group(1).lower(), int(match.group(2)), match.group(3)
+            self._count(("xid", device, code, _grade(detail) if code in _GRADED else ""), detail, age)
+            return True
+        device = self._off_the_bus(text)
+        if device is not None:
+            # The driver writes the event once with a number and once without.
+            counted = _bus(device) in [_bus(key[1]) for key in self._entries if key[2] == _OFF_BUS_CODE]
+            if not counted:
+                self._count(("xid", device, _OFF_BUS_CODE, ""), "GPU has fallen off the bus", age)
+        return device is not None
+
+    def _take_amdgpu(self, text: str, age: float | None) -> bool:
+        event = parse_amdgpu_line(text)
+        if event is None:
+            return False
+        kind, device, grade, detail = event
+        self._count((kind, device, 0, grade), detail, age, "amd")
+        return True
+
+    def _off_the_bus(self, text: str) -> str | None:
+        """Return the address of a GPU that this line reports as lost, perhaps with those before it."""
+        if match := _OFF_BUS.search(text):
+            return match.group(1).lower()
+        if match := _OFF_BUS_BEGINS.search(text):
+            self._dying = (match.group(1).lower(), self._lines)
+        if _OFF_BUS_ENDS in text and self._dying is not None:
+            device, line = self._dying
+            self._dying = None
+            return device if self._lines - line <= _OFF_BUS_LINES else None
+        return None
+
+    def _count(self, key: Key, text: str, age: float | None, vendor: str = "nvidia") -> None:
+        kind, device, code, grade = key
+        entry = self._entries.get(key)
+        if entry is None:
+            if len(self._entries) >= _MAX_ENTRIES:
+                return
+            entry = {"vendor": vendor, "kind": kind, "device": device, "code": code, "grade": grade, "count": 0}
+            entry.update({"first_age_s": age, "ages": []})
+            self._entries[key] = entry
+        entry["count"] += 1
+        entry.update({"last_age_s": age, "order": self._lines, "text": text[:_MAX_TEXT]})
+        if age is not None:
+            entry["ages"] = [*entry["ages"], age][-_AGES:]
+
+
+def _grade(text: str) -> str:
+    match = _GRADE.search(text)
+    return "" if match is None else "nonfatal" if match.group(1) else "fatal"
+
+
+def _bus(address: str) -> str:
+    """Return an address without the function, which some lines lack."""
+    return address.split(".", maxsplit=1)[0]
+
+
+KEEP = 200
+"""The newest lines are kept, so many; the rest is counted. GPU errors are counted separately, all of them."""
+WHOLE_SECONDS = 60.0
+"""A log that begins within so many seconds after boot is complete enough."""
+_JOURNAL_SECONDS = 1.5
+
+_RELEVANT = re.compile(
+    r"blocked for more than|soft lockup|hard LOCKUP|Out of memory: Kill"
+    r"|Memory cgroup out of memory|Remounting filesystem read-only|(?:I/O|medium) error, dev"
+    r"|not responding, (?:still trying|timed out)|nfs: server .* OK|\[Hardware Error\]"
+    r"|insufficient power on|High Temperature"
+    r"|EXT4-fs error|XFS .*(?:shut down|Corruption)"
+)
+_STAMP = re.compile(r"^(?:<\d+>)?\[\s*(\d+\.\d+)\]\s*(.*)$")
+_LOG_FILE = re.compile(r"^.*? kernel:\s*\[\s*(\d+\.\d+)\]\s*(.*)$")
+_LOG_FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog")
+_TAIL = 4 << 20
+_JOURNAL = re.compile(r"^\[\s*(\d+\.\d+)\]\s+\S+\s+kernel:\s*(.*)$")
+_PROGRAMS = (
+    ("dmesg", ["dmesg"], _STAMP),
+    ("journalctl", ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"], _JOURNAL),
+)
+
+
+def collect_kernel_log(root: str) -> dict[str, Any]:
+    """Return the group `kernel_log`, from `dmesg`, else from the journal, else from the files of syslog.
+
+    If the ring buffer of `dmesg` has lost its beginning, the journal is read, which may reach further back.
+
+    Raises:
+        DeniedError: This user may read none of them.
+        AbsentError: Neither program is installed.
+    """
+    uptime = float((sysfs.read_text(root, "/proc/uptime") or str(time.monotonic())).split()[0])
+    best: dict[str, Any] | None = None
+    reasons: list[str] = []
+    for source, argv, pattern in _PROGRAMS:
+        output, reason = _run_reader(argv, None if best is None else _JOURNAL_SECONDS)
+        if output is None:
+            reasons.append(reason)
+            continue
+        seen: dict[str, Any] = {"source": source, "uptime": uptime, **filter_lines(output, pattern, uptime)}
+        best = seen if best is None or _reach(seen) > _reach(best) else best
+        if _is_whole(best):
+            break
+    if best is not None:
+        return best
+    for name in _LOG_FILES:
+        written = _this_boot(root, name, uptime)
+        if written:
+            return {"source": name, "uptime": uptime, **filter_lines(written, _LOG_FILE, uptime)}
+    stated = [reason for reason in reasons if reason]
+    if not stated:
+        raise AbsentError("neither `dmesg` nor `journalctl` is there")
+    raise DeniedError("; ".join(stated))
+
+
+def _run_reader(argv: list[str], seconds: float | None) -> tuple[str | None, str]:
+    """Return the output of a program, or `None` and the reason; no reason if the program is not installed."""
+    try:
+        code, output, complaint = child_tasks.run_program(argv, seconds)
+    except FileNotFoundError:
+        return None, ""
+    # A journal without a single line is one that this user may not read.
+    if code == 0 and output.strip():
+        return output, ""
+    complaints = complaint.strip().splitlines()
+    return None, complaints[-1] if complaints else f"{argv[0]}: nothing to read"
+
+
+def _reach(seen: dict[str, Any]) -> float:
+    return float(seen["since_s"] or 0.0)
+
+
+def _is_whole(seen: dict[str, Any]) -> bool:
+    return seen["since_s"] is None or bool(seen["uptime"] - seen["since_s"] <= WHOLE_SECONDS)
+
+
+def _this_boot(root: str, name: str, uptime: float) -> str | None:
+    """Return the lines of this boot at the end of a log file, or `None` if they cannot be told from older ones.
+
+    Time stamps since boot only rise; a lower one starts a new boot.
+    """
+    try:
+        fd = os.open(sysfs.join_root(root, name), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        tail = os.pread(fd, _TAIL, max(0, os.fstat(fd).st_size - _TAIL)).decode("utf-8", "replace")
+    finally:
+        os.close(fd)
+    kept: list[str] = []
+    last = 0.0
+    for line in tail.splitlines():
+        match = _LOG_FILE.match(line)
+        if not match:
+            continue
+        stamp = float(match.group(1))
+        if stamp < last - 1.0:
+            kept.clear()
+        last = stamp
+        kept.append(line)
+    # A log whose last line is older than this boot says nothing about it.
+    return "\n".join(kept) if kept and last <= uptime else None
+
+
+def filter_lines(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float = 0.0) -> dict[str, Any]:
+    """Return the relevant lines of a kernel log, oldest first (`clusterctl.agent.facts` has the format)."""
+    events = KernelEvents()
+    kept: list[dict[str, Any]] = []
+    since: float | None = None
+    age: float | None = None
+    for line in output.splitlines():
+        match = pattern.match(line)
+        # A line without a time stamp continues the line before it.
+        age = age if match is None else round(max(0.0, uptime - float(match.group(1))), 1)
+        since = age if since is None else since
+        text = line if match is None else match.group(2)
+        if not events.add_line(text, age) and _RELEVANT.search(text):
+            kept.append({"age_s": age, "text": text[:400]})
+    return {
+        "since_s": since,
+        "events": events.list_entries(),
+        "lines": kept[-KEEP:],
+        "dropped": max(0, len(kept) - KEEP),
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 
-from clusterctl.agent.facts import error_words, gpu_processes
+from clusterctl.agent.facts import gpu_values
 from clusterctl.agent.facts.child_tasks import AbsentError
 from clusterctl.agent.linux import sysfs
 
@@ -261,7 +261,7 @@ class NvmlReading:
 
     def to_facts(self) -> dict[str, Any]:
         """Return the reading as facts (`clusterctl.agent.facts` has the format)."""
-        words = {name: error_words.nvml_error_word(code) for name, code in self.codes.items()}
+        words = {name: gpu_values.nvml_error_word(code) for name, code in self.codes.items()}
         odd: dict[str, Any] = {"odd": self.odd} if self.odd else {}
         return {
             "vendor": "nvidia",
@@ -287,7 +287,7 @@ class NvmlReading:
         for link in range(_MOST_LINKS):
             state, error = try_call(self._nvml, self._nvml.nvmlDeviceGetNvLinkState, self._handle, link)
             # An unsupported link may be a gap: others can follow.
-            if error is not None and error_words.nvml_error_word(error) != error_words.UNSUPPORTED:
+            if error is not None and gpu_values.nvml_error_word(error) != gpu_values.UNSUPPORTED:
                 break
             states.append(state)
         while states and states[-1] is None:
@@ -300,7 +300,7 @@ class NvmlReading:
         return self.values.get("procs") or []
 
     def _odd_calls(self) -> list[str]:
-        return [name for name, code in self.codes.items() if error_words.nvml_error_word(code) in error_words.ODD]
+        return [name for name, code in self.codes.items() if gpu_values.nvml_error_word(code) in gpu_values.ODD]
 
     def _read(self, names: list[str]) -> None:
         for name in names:
@@ -353,7 +353,7 @@ class NvmlReading:
         listed = self._listed()
         if "procs" not in self.codes:
             self.values["procs"] = [
-                {**entry, **gpu_processes.describe_process(self._root, pid)} for pid, entry in listed.items()
+                {**entry, **gpu_values.describe_process(self._root, pid)} for pid, entry in listed.items()
             ]
 
     def _processes_again(self) -> None:

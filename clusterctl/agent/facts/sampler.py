@@ -16,7 +16,7 @@ A sample:
                "err": {field: word}, "codes": {field: the vendor's number}, "links_lost": n | null}],
      "xids": [{"gpu": index | null, "xid": code}]}   reported by the driver since the sample before
 
-A value that could not be read is null; "err" holds the answers that speak of the GPU itself (`error_words`), by the
+A value that could not be read is null; "err" holds the answers that speak of the GPU itself (`gpu_values`), by the
 call that got them. "links_lost" is counted once the GPU has reported an NVLink error, of XGMI always: links that were
 up when we began. While the driver is stuck, "gpus" is empty: an old value would look like a new one.
 """
@@ -31,7 +31,7 @@ import sys
 import time
 
 from clusterctl.agent.facts import child_tasks, gpu_library, nvml
-from clusterctl.agent.facts.error_words import TROUBLE
+from clusterctl.agent.facts.gpu_values import TROUBLE
 from clusterctl.agent.linux import proc, syscalls, sysfs
 
 TYPE_CHECKING = False

@@ -1,4 +1,4 @@
-"""Free space and inodes where a run writes, whether a file can be written there, and whether mounts respond.
+"""Free space and inodes where a run writes, test files, mounts that respond or not, and checkpoints.
 
 Each mount is listed in a child of its own, because a dead file server never returns an error.
 """
@@ -6,6 +6,9 @@ Each mount is listed in a child of its own, because a dead file server never ret
 from __future__ import annotations
 
 import contextlib
+import glob
+import hashlib
+import itertools
 import os
 import time
 
@@ -13,9 +16,11 @@ from clusterctl.agent.facts import child_tasks
 from clusterctl.agent.linux import filesystems
 
 TYPE_CHECKING = False
-
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
+
+    from clusterctl.agent.protocol.command_types import Checkpoint, CheckpointFile
 
 
 _LONGEST = 100
@@ -127,3 +132,120 @@ def _listing(path: str) -> child_tasks.Task:
         return {}
 
     return look
+
+
+_UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", ".lock")
+_CHUNK_BYTES = 1 << 20
+_MAX_CHECKPOINTS = 5000
+"""An answer has room for so many checkpoints with names of usual length."""
+
+
+def list_complete_checkpoints(workdir: str, pattern: str) -> list[Checkpoint]:
+    """Return `[{path, mtime, size}]` of the newest `_MAX_CHECKPOINTS` complete checkpoints, the newest first.
+
+    Time and size are those of the newest file. A link to another checkpoint (`latest`) is left out.
+
+    A file is complete once it has its final name. A folder of torch.distributed.checkpoint is complete once it has
+    `.metadata`, which is written last.
+    """
+    checkpoints: list[Checkpoint] = []
+    paths = [path.rstrip("/") for path in _expand_pattern(workdir, pattern)]
+    links = {path for path in paths if os.path.islink(path)}
+    plain = {os.path.realpath(path) for path in paths if path not in links} if links else set()
+    for path in paths:
+        if path in links and os.path.realpath(path) in plain:
+            continue
+        name = os.path.basename(path)
+        if name.startswith(".") or name.endswith(_UNFINISHED):
+            continue
+        version = _describe_if_complete(path)
+        if version is not None:
+            shown = path if os.path.isabs(os.path.expanduser(pattern)) else os.path.relpath(path, workdir)
+            checkpoints.append({"path": shown, "mtime": version[0], "size": version[1]})
+    return sorted(checkpoints, key=lambda one: one["mtime"], reverse=True)[:_MAX_CHECKPOINTS]
+
+
+def checkpoint_folder(workdir: str, pattern: str) -> str:
+    """Return the folder above all checkpoints: the part of the pattern before its first wildcard."""
+    *folders, _ = os.path.join(workdir, os.path.expanduser(pattern)).split("/")
+    fixed = itertools.takewhile(lambda name: not glob.has_magic(name), folders)
+    return os.path.realpath("/".join(fixed) or "/")
+
+
+def list_file_versions(workdir: str, pattern: str) -> list[tuple[float, int]]:
+    """Return time and size of every file of all checkpoints, complete or not."""
+    return sorted({version for path in _expand_pattern(workdir, pattern) for version in _files_of(path)})
+
+
+def list_checkpoint_files(workdir: str, path: str, *, with_hashes: bool) -> list[CheckpointFile]:
+    """Return the files of one checkpoint, relative to the folder that holds it; on request with SHA-256."""
+    whole = os.path.join(os.path.expanduser(workdir), os.path.expanduser(path)).rstrip("/")
+    found: list[CheckpointFile] = []
+    for file in sorted(_list_files(whole)):
+        with contextlib.suppress(OSError):
+            info = os.stat(file)
+            name = os.path.relpath(file, os.path.dirname(whole))
+            digest = _hash_file(file) if with_hashes else ""
+            found.append({"name": name, "mtime": info.st_mtime, "size": info.st_size, "sha256": digest})
+    return found
+
+
+def total_size_bytes(path: str) -> int:
+    """Return the size of a checkpoint in bytes."""
+    return sum(size for _, size in _files_of(path))
+
+
+def _expand_pattern(workdir: str, pattern: str) -> list[str]:
+    whole = os.path.expanduser(pattern)
+    return glob.glob(whole if os.path.isabs(whole) else os.path.join(glob.escape(workdir), whole), recursive=True)
+
+
+def _describe_if_complete(path: str) -> tuple[float, int] | None:
+    try:
+        names = os.listdir(path) if os.path.isdir(path) else None
+    except OSError:
+        return None
+    if names is None:
+        return next((version for version in _files_of(path) if version[1]), None)
+    if ".metadata" in names:
+        return next(_files_of(os.path.join(path, ".metadata")), None)
+    sharded = any(name.endswith(".distcp") for name in names)
+    # The time of a folder changes with new names only, not when existing files are rewritten.
+    return None if sharded else max(_files_of(path), default=None)
+
+
+def _files_of(path: str) -> Iterator[tuple[float, int]]:
+    """Yield time and size of a file, or of all files in a folder."""
+    for file in _list_files(path):
+        with contextlib.suppress(OSError):
+            info = os.stat(file)
+            yield info.st_mtime, info.st_size
+
+
+def _list_files(path: str) -> Iterator[str]:
+    """Yield a file, or all files in a folder."""
+    if not os.path.isdir(path):
+        yield path
+        return
+    for place, _, names in os.walk(path):
+        for name in names:
+            yield os.path.join(place, name)
+
+
+def _hash_file(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def collect_checkpoint(workdir: str, pattern: str) -> dict[str, Any]:
+    """Return the group `checkpoint`: path and size of the newest complete one, each `None` if there is none yet."""
+    # A folder of many large checkpoints may take long, so this has its own child and is imported only there.
+
+    checkpoints = list_complete_checkpoints(os.path.expanduser(workdir), pattern)
+    if not checkpoints:
+        return {"path": None, "bytes": None}
+    path = os.path.join(os.path.expanduser(workdir), checkpoints[0]["path"])
+    return {"path": path, "bytes": total_size_bytes(path)}

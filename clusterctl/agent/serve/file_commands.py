@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.facts import checkpoints
+from clusterctl.agent.facts import storage
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import commands, file_list, frames, request_errors
 from clusterctl.agent.protocol.commands import Command
@@ -364,14 +364,14 @@ class _FileCommands:
 
         def look(_out: HelperOutput) -> command_types.CheckpointsAnswer:
             if "files" in arguments:
-                files = checkpoints.list_checkpoint_files(
+                files = storage.list_checkpoint_files(
                     folder, str(arguments["files"]), with_hashes=bool(arguments.get("hashes"))
                 )
                 return {"found": [], "files": files}
-            answer: command_types.CheckpointsAnswer = {"found": checkpoints.list_complete_checkpoints(folder, pattern)}
+            answer: command_types.CheckpointsAnswer = {"found": storage.list_complete_checkpoints(folder, pattern)}
             if arguments.get("versions"):
-                answer["versions"] = checkpoints.list_file_versions(folder, pattern)
-                answer["network"] = run_dir.is_on_network_filesystem(checkpoints.checkpoint_folder(folder, pattern))
+                answer["versions"] = storage.list_file_versions(folder, pattern)
+                answer["network"] = run_dir.is_on_network_filesystem(storage.checkpoint_folder(folder, pattern))
             return answer
 
         self._session.run_task(request_id, look)

@@ -67,7 +67,7 @@ def command(context: click.Context, choices: ShellChoices) -> int:
 
 def _terminal_argv(ssh: SshSpec, host: HostSpec, script: str) -> list[str]:
     if isinstance(host.transport, tuple):
-        from clusterctl.transport.command import terminal_argv
+        from clusterctl.transport.local import terminal_argv
 
         return terminal_argv(host, script)
     if host.transport is TransportKind.LOCAL:

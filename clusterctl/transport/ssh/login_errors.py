@@ -1,4 +1,4 @@
-"""Explains a failed login of either client: what was tried, the likeliest reason, and the remedy."""
+"""Explains a failed login: what was tried, the likeliest reason, the remedy, and whether `ssh` could do it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
+from clusterctl.transport.ssh.host_keys import UntrustedKeyError
 from clusterctl.transport.ssh.keys import ENCRYPTED, HARDWARE, UNSUPPORTED
+from clusterctl.transport.ssh.known_hosts import HostKeyVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from clusterctl.transport.ssh.config import SshOptions
 
 
 @dataclass
@@ -197,3 +201,59 @@ def _remedy(offers: tuple[str, ...], tried: dict[str, list[str]], address: str) 
         remedy = "get a ticket with `kinit`"
         return remedy if "gssapi-with-mic" in tried else f"{remedy}, and set `GSSAPIAuthentication yes` in ssh_config"
     return f"`ssh -v {address} true` shows the same; add a key to the machine: `ssh-copy-id {address}`"
+
+
+_INTERACTIVE_METHODS = ("keyboard-interactive", "password")
+
+
+class NoCommonAlgorithmError(ConnectError):
+    """Client and server have no common algorithm."""
+
+
+def why_openssh(error: NodeError, options: SshOptions, *, answers: bool, shared: bool) -> str | None:
+    """Return why the built-in client cannot reach a host that `ssh` may reach; `None` if `ssh` could do no more.
+
+    Args:
+        error: The failure of the login.
+        options: ssh_config of the host.
+        answers: Whether a program answers the questions of `ssh` (SSH_ASKPASS).
+        shared: Whether an open connection exists that `ssh` would share.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UntrustedKeyError):
+            return _why_for_host_key(cause.verdict, options)
+        if isinstance(cause, LoginRefusedError):
+            return _why_for_login(cause.tried, options, answers=answers, shared=shared)
+        if isinstance(cause, NoCommonAlgorithmError):
+            return "speak an algorithm that the server asks for"
+        cause = cause.__cause__
+    way = next((key for key in ("bindinterface", "proxyusefdpass") if options.other(key)), None)
+    return "follow `BindInterface` or `ProxyUseFdpass` of ssh_config" if way else None
+
+
+def _why_for_host_key(verdict: HostKeyVerdict, options: SshOptions) -> str | None:
+    if verdict is HostKeyVerdict.AUTHORITY:
+        return "check a host certificate (@cert-authority)"
+    if verdict is HostKeyVerdict.UNKNOWN and options.other("knownhostscommand"):
+        return "ask the `KnownHostsCommand` of ssh_config"
+    if verdict is HostKeyVerdict.UNKNOWN and options.other("verifyhostkeydns"):
+        return "look host keys up in the DNS (`VerifyHostKeyDNS`)"
+    return None
+
+
+def _why_for_login(tried: LoginAttempt, options: SshOptions, *, answers: bool, shared: bool) -> str | None:
+    offered = {*tried.methods, *tried.wants_more}
+    if shared:
+        return "share the connection that is open already (ControlPath)"
+    if any(reason != ENCRYPTED for reason in tried.unusable.values()):
+        return "use a key of this type"
+    if options.other("pkcs11provider"):
+        return "use keys of a smart card (PKCS11Provider)"
+    if "gssapi-with-mic" in offered and options.other("gssapiauthentication"):
+        return "log in by GSSAPI (Kerberos)"
+    if "hostbased" in offered and options.other("hostbasedauthentication"):
+        return "log in by the key of this machine (HostbasedAuthentication)"
+    if answers and (offered & set(_INTERACTIVE_METHODS) or tried.unusable):
+        return "answer questions (SSH_ASKPASS does)"
+    return None

@@ -19,13 +19,12 @@ import paramiko
 
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.transport.base import EXEC_COMMAND, SEND_DEADLINE_FACTOR, STDERR_TAIL_BYTES, Progress, ignore_progress
-from clusterctl.transport.ssh.algorithms import filter_algorithms
-from clusterctl.transport.ssh.config import Destination, SshOptions, destination_of, last_hop
+from clusterctl.transport.ssh.config import Destination, SshOptions, destination_of, filter_algorithms, last_hop
 from clusterctl.transport.ssh.connection_pool import ConnectionPool
-from clusterctl.transport.ssh.fallback_reason import NoCommonAlgorithmError
 from clusterctl.transport.ssh.host_keys import HostKeys, PresentedKey, UntrustedKeyError
 from clusterctl.transport.ssh.known_hosts import HostKey
 from clusterctl.transport.ssh.login import Keys, log_in
+from clusterctl.transport.ssh.login_errors import NoCommonAlgorithmError
 from clusterctl.transport.ssh.predial import PreDialer
 from clusterctl.transport.ssh.stream import BufferedStream, Watchdog
 

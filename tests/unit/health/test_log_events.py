@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.facts import kernel_log
+from clusterctl.agent.facts import hardware_errors
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_node
 from clusterctl.health.model import Finding, Status
@@ -25,7 +25,7 @@ def judged(check: str, *lines: Line, lookback: float = DAY, gpus: int = 8, **cha
     text = "\n".join(f"[{UPTIME - age:12.6f}] {said}" for age, said in [(UPTIME, "first line"), *lines])
     told = changed(
         facts(),
-        kernel_log={"source": "dmesg", "uptime": UPTIME, **kernel_log.filter_lines(text, uptime=UPTIME)},
+        kernel_log={"source": "dmesg", "uptime": UPTIME, **hardware_errors.filter_lines(text, uptime=UPTIME)},
         **{**OLD_DRIVER, **changes},
     )
     context = Context(nodes={"n0": Expectation(gpus=gpus)}, thresholds={f"{check}.lookback": lookback})

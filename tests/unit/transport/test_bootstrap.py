@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.transport.delivery import bootstrap_script
-from clusterctl.transport.delivery.agent_archive import load_agent_archive, pack_files
-from clusterctl.transport.delivery.bootstrap import NOISE_BYTES, PreambleParser
-from clusterctl.transport.delivery.bootstrap_script import make_script
+from clusterctl.transport import bootstrap
+from clusterctl.transport.agent_archive import load_agent_archive, pack_files
+from clusterctl.transport.bootstrap import NOISE_BYTES, PreambleParser, make_script
 
 BUNDLE = pack_files({"__main__.py": b""})
 noise = st.binary(max_size=200).filter(lambda data: b"clusterctl:" not in data)
@@ -64,7 +63,7 @@ def test_the_script_fits_into_one_packet() -> None:
 
 def test_what_is_sent_of_the_first_python_means_what_was_written() -> None:
     sent = make_script("n", BUNDLE, ()).decode().partition("stage='")[2].partition("'\n")[0]
-    assert ast.dump(ast.parse(sent)) == ast.dump(ast.parse(bootstrap_script._STAGE))
+    assert ast.dump(ast.parse(sent)) == ast.dump(ast.parse(bootstrap._STAGE))
 
 
 def test_the_same_files_make_the_same_bundle_in_any_order() -> None:

@@ -6,11 +6,15 @@ import pytest
 
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.transport.ssh.config import SshOptions
-from clusterctl.transport.ssh.fallback_reason import NoCommonAlgorithmError, why_openssh
 from clusterctl.transport.ssh.host_keys import UntrustedKeyError
 from clusterctl.transport.ssh.keys import ENCRYPTED, HARDWARE
 from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyVerdict
-from clusterctl.transport.ssh.login_errors import LoginAttempt, explain_login_failure
+from clusterctl.transport.ssh.login_errors import (
+    LoginAttempt,
+    NoCommonAlgorithmError,
+    explain_login_failure,
+    why_openssh,
+)
 from clusterctl.transport.ssh.login_errors import explain_ssh_log as failure_of_ssh
 
 

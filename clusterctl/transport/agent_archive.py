@@ -19,7 +19,7 @@ import platformdirs
 
 from clusterctl.agent.linux.syscalls import write_atomically
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _FORMAT = 3
 _PACKING = threading.Lock()
