@@ -339,6 +339,8 @@ def _build_message(exit_: WorkerExit, heading: headline.Headline) -> str:
 
 def _find_traceback(exit_: WorkerExit, heading: headline.Headline) -> str | None:
     """Return the traceback that a worker left, or printed."""
+    if exit_.error and heading.traceback and reports_another_process(exit_.error):
+        return heading.traceback
     if exit_.error and exit_.error.get("traceback"):
         return str(exit_.error["traceback"])
     return headline.find_headline(exit_.tail).traceback if exit_.error else heading.traceback
