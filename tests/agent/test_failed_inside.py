@@ -234,6 +234,7 @@ WITH_A_SCRIPT = "bash run.sh"
             WITH_A_SCRIPT, "sleep 60 &\nkill -9 $!\nwait\npython good.py\n", "", False, id="ended_by_the_script"
         ),
         pytest.param("true # docker run x python a.py", "", "", False, id="python_elsewhere"),
+        pytest.param("env -u RANK python good.py", "", "", False, id="python_without_a_rank"),
         pytest.param("echo all done", "", "", False, id="wants_none"),
     ],
 )

@@ -36,7 +36,7 @@ _WORK = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)(?:\
 _WANTS_PYTHON = re.compile(r"(?:^|[\s;&|(`\"'/])(?:python[\d.]*|torchrun|accelerate|deepspeed)(?=[\s\"']|$)")
 _ELSEWHERE = re.compile(
     r"\b(?:docker|podman|nerdctl|singularity|apptainer|enroot|kubectl|srun|sbatch|mpirun|mpiexec|ssh|sudo|tmux|screen"
-    r"|systemd-run|chroot|bwrap|nix)\b|\benv -i\b|\bpython[\d.]* -[A-Za-z]*[IES]|PYTHONPATH=|--cleanenv"
+    r"|systemd-run|chroot|bwrap|nix)\b|\benv -[iu]\b|\bunset\b|\bpython[\d.]* -[A-Za-z]*[IES]|PYTHONPATH=|--cleanenv"
 )
 """A Python behind these is not one that we see."""
 _SCRIPT = re.compile(r"[\w./~+@-]+")
