@@ -15,7 +15,7 @@ from clusterctl.config.text.tree import Report
 
 
 class FileAccess(Protocol):
-    """What parsing may ask about other files: `env_file`, secrets, the script and the synced folder."""
+    """Access to the other files of a cluster file: `env_file`, secrets, the script and the synced folder."""
 
     def read(self, path: str) -> bytes:
         """Read a file, at most 1 MiB and one byte of it.
@@ -25,42 +25,42 @@ class FileAccess(Protocol):
         """
 
     def read_own(self, path: str) -> bytes:
-        """Read a file that decides over what is run (see `read`).
+        """Read a file that decides what is executed (see `read`).
 
         Raises:
-            ForeignFileError: Somebody else owns it, or can write it.
+            UnsafePermissionsError: Another user owns it or can write it.
             OSError: It cannot be read.
         """
 
     def is_file(self, path: str) -> bool:
-        """Whether there is a file."""
+        """Return whether the file exists."""
 
     def is_dir(self, path: str) -> bool:
-        """Whether there is a folder."""
+        """Return whether the folder exists."""
 
     def real(self, path: str) -> str:
-        """The one name of a folder that links lead to."""
+        """Return the path with all links resolved."""
 
     def find_upload_obstacle(self, path: str) -> str | None:
-        """Why a folder must not go to nodes, as a home must not, in words that follow its name."""
+        """Return why a folder, such as a home, must not be sent to nodes (the text follows its name), or `None`."""
 
     def names(self, path: str) -> Sequence[str]:
-        """Names in a folder, for suggestions; empty where it cannot be listed."""
+        """Return the names in a folder, for suggestions; empty if it cannot be listed."""
 
 
 HealthNameCheck = Callable[[HealthSpec], "Sequence[tuple[str, str, str | None]]"]
-"""Tells names of a `health:` section that mean nothing: (key, name, the name that was probably meant). The checks are
-known further up, so whoever loads a cluster file brings it along."""
+"""Finds unknown names in a `health:` section: (key, name, similar known name). The caller of the loader
+passes it, because this package does not know the checks."""
 
 
 HostCommandRunner = Callable[[tuple[str, ...]], str]
-"""Runs a command of a cluster file that lists hosts, and returns what it says; or refuses to (`RefusedError`). Whoever
-loads the file brings along what its user has agreed to."""
+"""Runs the command of `hosts: {from: {command: ...}}` and returns its output, or raises `RefusedError` if the user
+has not accepted the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """What building needs besides the tree; see `clusterctl.config.loader.load`."""
+    """Everything besides the tree that the spec builder needs; see `clusterctl.config.loader.load_cluster_file`."""
 
     path: str
     environ: Mapping[str, str]
@@ -74,7 +74,7 @@ class BuildContext:
 
     @property
     def folder(self) -> str:
-        """Where relative paths begin."""
+        """The folder at which relative paths start."""
         return os.path.dirname(self.path)
 
     def resolve(self, path: str) -> str:

@@ -20,7 +20,7 @@ from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path
 def check_sections(
     root: Node, machines: Sequence[DeclaredHost], sections: Mapping[str, Values], context: BuildContext
 ) -> None:
-    """Check what spans several sections."""
+    """Check values that depend on several sections."""
     _check_host_environments(root, machines, context.report)
     _check_restarts(root, sections.get("restart", {}), sections.get("stall", {}), context.report)
     spares = [machine for machine in machines if machine.spec.role is Role.SPARE]
@@ -29,7 +29,7 @@ def check_sections(
 
 
 def check_health(root: Node, health: HealthSpec, machines: Sequence[DeclaredHost], context: BuildContext) -> None:
-    """Refuse rules about checks that do not exist, and doubt rules about hosts that do not: they would do nothing."""
+    """Report rules for unknown checks, and warn of rules for unknown hosts: they would have no effect."""
     section = root.child("health")
     if section is None:
         return
@@ -50,7 +50,7 @@ def check_health(root: Node, health: HealthSpec, machines: Sequence[DeclaredHost
 
 
 def _find_name_nodes(node: Node | None, name: str) -> Iterator[Mark]:
-    """Give each place of a name: a key of a mapping, or an item of a list, of which `@node` may follow."""
+    """Yield each position of a name: a key of a mapping, or an item of a list, which `@node` may follow."""
     if node is None:
         return
     if isinstance(node.value, dict):
@@ -88,7 +88,7 @@ def _check_restarts(root: Node, restart: Values, stall: Values, report: Report) 
 
 
 def _check_spares(root: Node, spares: Sequence[DeclaredHost], sections: Mapping[str, Values], report: Report) -> None:
-    """Doubt spares that would not take over, or would without the checkpoints of the node that is lost."""
+    """Warn of spares that would not take over, or would take over without the checkpoints of the lost node."""
     on = sections["restart"].get("on")
     loss = root.child("on_controller_loss")
     if on is None and (loss is None or not isinstance(loss.value, dict)):
@@ -104,7 +104,7 @@ def _check_spares(root: Node, spares: Sequence[DeclaredHost], sections: Mapping[
 
 
 def check_activation(root: Node, machines: Sequence[DeclaredHost], job: JobSpec, report: Report) -> None:
-    """Doubt an environment that the prologue activates for a script which `python:` runs by another one."""
+    """Warn if the prologue activates an environment, but `python:` runs the script with another Python."""
     found = find_last_activation(job.prologue or "") if job.command is None else None
     if found is None:
         return
@@ -120,7 +120,7 @@ def check_activation(root: Node, machines: Sequence[DeclaredHost], job: JobSpec,
 
 
 def check_identity_files(root: Node, machines: Sequence[DeclaredHost], context: BuildContext) -> None:
-    """Doubt private keys that are not there: ssh passes them over, and logs in by another key or by none."""
+    """Warn of private keys that do not exist: ssh skips them and tries other keys."""
     for machine in machines:
         path = machine.spec.identity_file
         if path is None or machine.spec.transport is not TransportKind.SSH or not _is_literal_path(path):
@@ -143,7 +143,7 @@ def _is_literal_path(path: str) -> bool:
 def check_sync_source(
     root: Node, sync: SyncSpec | None, machines: Sequence[DeclaredHost], context: BuildContext
 ) -> None:
-    """Refuse to send a home to nodes, which a cluster file that lies in one would do."""
+    """Report a home folder that would be sent to nodes because the cluster file is in it."""
     remote = any(machine.spec.transport is not TransportKind.LOCAL for machine in machines)
     reason = context.files.find_upload_obstacle(sync.source) if sync is not None and remote else None
     if sync is not None and reason is not None:
@@ -164,7 +164,7 @@ _OF_SSH = ("user", "port", "identity_file", "proxy_jump")
 def check_ineffective_keys(
     root: Node, machines: Sequence[DeclaredHost], sections: Mapping[str, Values], report: Report
 ) -> None:
-    """Warn of each one that is written, at its place."""
+    """Warn of keys without effect, each at its position."""
     restarts = bool(sections.get("restart", {}).get("max_restarts"))
     for path, why, hint in (
         *_list_ineffective_restart_keys(sections),

@@ -20,7 +20,7 @@ _LINE = re.compile(r"(?:export[ \t]+)?([^=\s'\"]+)[ \t]*=[ \t]*(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What `env`, `env_file` and `secrets` add up to; `node` has the places of `env`."""
+    """The variables of `env`, `env_file` and `secrets`; `node` has the positions of `env`."""
 
     env: dict[str, str]
     secrets: dict[str, str]
@@ -28,7 +28,7 @@ class Environment:
 
 
 def build_environment(root: Node, context: BuildContext) -> Environment:
-    """Read the three; problems go to the report."""
+    """Return the variables of all three; problems go to the report."""
     entries: dict[str, Node] = {}
     keys: dict[str, Mark] = {}
     for node in (*_read_env_files(root, context), _read_env(root, context.report)):
@@ -46,7 +46,7 @@ def build_environment(root: Node, context: BuildContext) -> Environment:
 
 
 def _warn_of_secrets(root: Node, keys: dict[str, Mark], report: Report) -> None:
-    """Doubt, once, names that look like a secret's: what `env` holds is stored and shown."""
+    """Warn once of names in `env` that look like a secret, because `env` is stored and shown."""
     hosts = root.child("hosts")
     entries = [hosts.child(key) for key in hosts.value] if hosts is not None and isinstance(hosts.value, dict) else []
     items = (
@@ -64,7 +64,7 @@ def _warn_of_secrets(root: Node, keys: dict[str, Mark], report: Report) -> None:
 
 
 def _warn_of_secret_arguments(root: Node, report: Report) -> None:
-    """Doubt, once, arguments of the job that look like a secret: all users of a node see them, too."""
+    """Warn once of job arguments that look like a secret, because all users of a node can see them."""
     job = root.child("job")
     args = job.child("args") if job is not None else None
     nodes: list[Node] = args.value if args is not None and isinstance(args.value, list) else []
@@ -77,7 +77,7 @@ def _warn_of_secret_arguments(root: Node, report: Report) -> None:
 
 
 def check_variable_names(node: Node | None, path: Path, report: Report) -> None:
-    """Refuse names that are the launcher's, and names that no environment can hold."""
+    """Report names that the launcher owns, and names that no environment can contain."""
     for name in node.value if node is not None and isinstance(node.value, dict) else ():
         problem = _name_problem(name)
         if problem is not None and node is not None:
@@ -150,7 +150,7 @@ def _read_text(node: Node, where: str, context: BuildContext, read: Callable[[st
 
 
 def _parse_env_file(document: Document, context: BuildContext) -> Node:
-    """Read `NAME=value` lines as dotenv does: comments, `export`, quotes; single ones keep what stands between them."""
+    """Parse `NAME=value` lines as dotenv does: comments, `export`, quotes; single quotes keep the text as it is."""
     report = context.report
     entries: dict[str, Node] = {}
     keys: dict[str, Mark] = {}

@@ -25,7 +25,7 @@ from clusterctl.suggestion import similar
 
 @dataclass(frozen=True)
 class HostEntry:
-    """One entry of `hosts`: a mapping with the key `host`, and where a person finds it."""
+    """One entry of `hosts`: a mapping with the key `host`, and its position."""
 
     path: Path
     node: Node
@@ -33,7 +33,7 @@ class HostEntry:
 
 
 def normalize_hosts(hosts: Node, report: Report) -> list[HostEntry]:
-    """Bring all forms of `hosts` into entries."""
+    """Convert each form of `hosts` to entries."""
     if isinstance(hosts.value, str):
         return [HostEntry(("hosts",), _build_entry_node(hosts), hosts.mark)]
     if isinstance(hosts.value, dict):
@@ -97,7 +97,7 @@ def _quote_for_flow(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredHost:
-    """A host, where it was listed, and the defaults that hold for it."""
+    """A host and the entry that lists it."""
 
     spec: HostSpec
     entry: HostEntry
@@ -105,7 +105,7 @@ class DeclaredHost:
 
 
 def build_hosts(root: Node, defaults: Mapping[str, Any], report: Report) -> list[DeclaredHost]:
-    """Give the hosts in order of node rank."""
+    """Return the hosts in order of node rank."""
     node = root.child("hosts")
     if node is None:
         return []
@@ -154,7 +154,7 @@ def _merge_defaults(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict
 
 
 def _assign_addresses(text: str | None, count: int, key: str, entry: HostEntry, report: Report) -> list[str | None]:
-    """One address for one host; a range of as many addresses for a range of hosts."""
+    """Return one address per host; a range of hosts needs a range of as many addresses."""
     if text is None:
         return [None] * count
     node = entry.node.child(key)
@@ -179,7 +179,7 @@ def _assign_addresses(text: str | None, count: int, key: str, entry: HostEntry, 
 
 
 def _check_host_name(name: str, node: Node, where: str, report: Report) -> bool:
-    """Whether a name may be handed to ssh and used as a folder."""
+    """Return whether a name is safe for ssh and as a folder name."""
     text, hint = None, None
     user, at, host = name.rpartition("@")
     if at and user and host:
@@ -258,7 +258,7 @@ def _check_unique_names(machines: list[DeclaredHost], report: Report) -> None:
 
 
 def suggest_word(word: str, words: list[str]) -> str | None:
-    """A hint that names the closest word."""
+    """Return a hint that names the closest word."""
     close = similar(word, words)
     return f"did you mean `{close}`?" if close else None
 
@@ -267,14 +267,14 @@ _FROM_HINT = "write `{from: slurm}`, `{from: {file: PATH}}` or `{from: {command:
 
 
 def insert_external_hosts(root: Node, context: BuildContext) -> Node:
-    """Return the tree with the hosts that `from` stands for; where they cannot be had, the report says why."""
+    """Return the tree with the hosts of `from`; the report has the reason if they cannot be read."""
     hosts = root.child("hosts")
     if hosts is None or not isinstance(hosts.value, dict) or not _is_source(hosts.child("from")):
         return root
     source = hosts.value["from"]
     if len(hosts.value) > 1:
         other = next(key for key in hosts.value if key != "from")
-        context.report.add(hosts.key_mark(other), "hosts: nothing may stand beside `from`", "put it below `defaults`")
+        context.report.add(hosts.key_mark(other), "hosts: `from` excludes other keys", "put it below `defaults`")
         return _replace_hosts(root, [], hosts)
     try:
         listed = _load_hosts(source, context)
@@ -287,7 +287,7 @@ def insert_external_hosts(root: Node, context: BuildContext) -> Node:
 
 
 def _is_source(node: Node | None) -> bool:
-    """Tell `from: slurm` from a host of that name (`from: 8`, `from: {gpus: 8}`)."""
+    """Distinguish `from: slurm` from a host of that name (`from: 8`, `from: {gpus: 8}`)."""
     if node is None:
         return False
     return (isinstance(node.value, str) and node.value != "auto") or (
@@ -299,13 +299,13 @@ def _load_hosts(source: Node, context: BuildContext) -> list[ListedHost]:
     if source.value == "slurm":
         return host_lists.list_allocated_hosts(context.environ)
     if not isinstance(source.value, dict) or len(source.value) > 1:
-        raise HostListError("it is none of the sources that there are", _FROM_HINT)
+        raise HostListError("unknown source", _FROM_HINT)
     ((kind, node),) = source.value.items()
     if kind == "file":
         return parse_host_list(_read_host_list(node.plain(), context))
     argv = node.plain()
     if isinstance(argv, list) and None in argv:
-        # What could not be filled in has been told already.
+        # The interpolation has already reported it.
         return []
     if not isinstance(argv, list) or not argv or not all(isinstance(w, str) and w.isprintable() for w in argv):
         raise HostListError("the command must be a list of texts", _FROM_HINT)
@@ -345,6 +345,6 @@ def _build_host_node(listed: ListedHost, source: Node, *, has_transport: bool) -
 def _replace_hosts(root: Node, entries: list[Node], hosts: Node) -> Node:
     value = {**root.value, "hosts": Node(entries, hosts.mark)}
     if not entries:
-        # What is wrong has been told; a section that is not there is told of once more otherwise.
+        # The problem has been reported; an empty section would be reported a second time.
         del value["hosts"]
     return root.with_entries(value)

@@ -44,7 +44,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 @cache
 def build_validator(section: Section) -> TypeAdapter[dict[str, Any]]:
-    """Make what checks a section. A file without it never pays for that: half of the time to start."""
+    """Return the validator of a section, built at first use because that takes half of the start-up time."""
     return TypeAdapter(_build_typed_dict(section))
 
 
@@ -75,7 +75,7 @@ def _annotate_converters(annotation: Any, kind: FieldType) -> Any:
 
 
 def _convert_annotation(annotation: Any, kind: FieldType) -> Any:
-    """Say in pydantic's terms what is written for a type of the spec, and how that becomes one."""
+    """Convert a type of the spec to the pydantic type of its form in a file."""
     if isinstance(annotation, Section):
         return Annotated[_build_typed_dict(annotation), AfterValidator(lambda values: annotation.spec(**values))]
     if kind.choices:
@@ -128,7 +128,7 @@ def _keep_text(node: Node) -> Node:
     return Node(node.raw, node.mark, raw=node.raw, quoted=node.quoted)
 
 
-# What people bring along from other tools' files.
+# Names of keys in the files of other tools.
 _ALIASES = {
     "cmd": "command",
     "command_args": "args",
@@ -157,7 +157,7 @@ _ALIASES = {
 
 
 def validate_section(section: Section, node: Node, path: Path, report: Report) -> dict[str, Any] | None:
-    """Give what a section says, as the spec holds it; problems go to `report`, and then it is `None`."""
+    """Return the values of a section as the spec has them, or `None` if problems went to `report`."""
     shaped = normalize_section(node, section)
     try:
         return build_validator(section).validate_python(shaped.plain())
@@ -171,7 +171,7 @@ def validate_section(section: Section, node: Node, path: Path, report: Report) -
 
 
 def _list_intended_keys(details: Iterable[ErrorDetails], section: Section) -> set[tuple[Path, int | str]]:
-    """Keys that were written with a typing error, so that they are not reported as missing as well."""
+    """Return keys that were misspelt, so that they are not reported as missing as well."""
     unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
     return {
         (loc[:-1], near)
@@ -220,7 +220,7 @@ def _list_fields_at(section: Section, loc: tuple[int | str, ...]) -> Iterable[st
 
 
 def suggest_key(key: str, fields: Iterable[str]) -> str | None:
-    """Guess what an unknown key was meant to be."""
+    """Return a hint for an unknown key."""
     names = list(fields)
     meant = find_similar_key(key, names)
     if meant is not None:
@@ -234,7 +234,7 @@ def suggest_key(key: str, fields: Iterable[str]) -> str | None:
 
 
 def find_similar_key(key: str, fields: Iterable[str]) -> str | None:
-    """The known key that an unknown one comes close to."""
+    """Return the known key that is most similar to an unknown one."""
     import difflib
 
     names, word = list(fields), key.lower().replace("-", "_")

@@ -46,7 +46,7 @@ class BuiltSpec:
 
 
 def build_spec(root: Node, context: BuildContext) -> BuiltSpec | None:
-    """Check everything; `None` if a part is missing that a spec cannot do without (the report says which)."""
+    """Return the spec, or `None` if the report has problems."""
     report = context.report
     _check_top(root, report)
     root = host_section.insert_external_hosts(root, context)
@@ -100,7 +100,7 @@ def _set_workdir(host: HostSpec, local: str, remote: str) -> HostSpec:
 
 
 def _list_intended_top_keys(root: Node) -> set[str | None]:
-    """Keys that are there after all, misspelt or outside of their section."""
+    """Return keys that are present after all, but misspelt or outside of their section."""
     unknown = [key for key in root.value if key not in CLUSTER_FILE.keys]
     meant = {find_similar_key(key, CLUSTER_FILE.keys) for key in unknown}
     return meant | ({"job"} if any(key in _TARGETS for key in unknown) else set())
@@ -129,7 +129,7 @@ def _version_hint(version: Node) -> str | None:
 
 
 def _validate_sections(root: Node, report: Report) -> dict[str, dict[str, Any]]:
-    """Give what the sections say, but for those that are wrong."""
+    """Return the values of the valid sections."""
     sections = {}
     for name, section in SECTIONS.items():
         node = root.child(name)
@@ -241,5 +241,5 @@ def _build_job(root: Node, values: Mapping[str, Any] | None, context: BuildConte
         return None
     if not targets and context.require_job:
         hint = "add `script: train.py`, `module: NAME` or `command: TEXT`"
-        context.report.add(root.key_mark("job"), "job: nothing says what to run", hint)
+        context.report.add(root.key_mark("job"), "job: one of `script`, `module`, `command` is missing", hint)
     return JobSpec(**values) if targets else None

@@ -160,13 +160,13 @@ def test_a_host_may_be_called_from(parse_text: Callable[..., LoadedClusterFile])
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        pytest.param("slrm", "none of the sources", id="misspelt"),
+        pytest.param("slrm", "unknown source", id="misspelt"),
         pytest.param("{file: nowhere}", "nowhere cannot be read: No such file", id="no-file"),
         pytest.param("{file: train.py}", "it names no host", id="empty-file"),
         pytest.param("{command: inventory}", "the command must be a list", id="text"),
         pytest.param("{command: [./inventory]}", "by its whole path", id="relative"),
         pytest.param("{command: [inventory, '${HOME}']}", "is not filled in here", id="variable"),
-        pytest.param("slurm, gpu01: 8", "nothing may stand beside `from`", id="beside"),
+        pytest.param("slurm, gpu01: 8", "`from` excludes other keys", id="beside"),
         pytest.param("slurm", "no Slurm allocation here", id="outside"),
     ],
 )

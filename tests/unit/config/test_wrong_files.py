@@ -676,7 +676,7 @@ WRONG = [
         "version: 1\nhosts: gpu01\njob:\n  args: []\n",
         3,
         1,
-        "job: nothing says what to run",
+        "job: one of `script`, `module`, `command` is missing",
         "add `script: train.py`, `module: NAME` or `command: TEXT`",
         id="job_without_target",
     ),
