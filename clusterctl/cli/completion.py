@@ -78,7 +78,7 @@ def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list
     runs = [r for r in reversed(run_lookup.list_runs()) if r.run.startswith(incomplete) and r.run not in named]
     items_of_runs = []
     for run in runs[:_NEWEST]:
-        state, _ = run_lookup.load_listed_state(run)
+        state, _ = run_lookup.load_visible_state(run, run_lookup.load_summary_or_state)
         if state.may_run or not active:
             items_of_runs.append((state.over, CompletionItem(run.run, help=state.phase.value)))
     return [item for _, item in sorted(items_of_runs, key=lambda pair: pair[0])]

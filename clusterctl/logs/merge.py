@@ -138,18 +138,14 @@ def _merged(
 
 
 def _batches(stream: OutputStream, end: int, *, flush: bool) -> Iterator[Batch]:
-    now = _last_write_time(stream)
+    try:
+        # The time for bytes that the index does not cover: when the replica was last written.
+        now = os.stat(stream.file.path).st_mtime
+    except FileNotFoundError:
+        now = time.time()
     yield from stream.read(end, now)
     if flush and (batch := stream.flush(now)):
         yield batch
-
-
-def _last_write_time(stream: OutputStream) -> float:
-    """Return the time for bytes that the index does not cover: when the replica was last written."""
-    try:
-        return os.stat(stream.file.path).st_mtime
-    except FileNotFoundError:
-        return time.time()
 
 
 def _end(stream: OutputStream, query: LogQuery) -> int:

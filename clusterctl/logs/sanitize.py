@@ -78,7 +78,7 @@ def clean_text(line: str) -> str:
         line = _SEQUENCE.sub(_keep_colours, line)
     if "\x08" in line:
         line = _apply_backspaces(line)
-    line = _TO_ESCAPE.sub(_escape_match, line)
+    line = _TO_ESCAPE.sub(lambda match: escape_character(match[0]), line)
     return _reset(line) if "\x1b" in line else line
 
 
@@ -131,10 +131,6 @@ def _drop_conceal(sgr: str) -> str:
             kept += parameters[at : at + width]
         at += width
     return f"\x1b[{';'.join(kept)}m" if kept else ""
-
-
-def _escape_match(match: re.Match[str]) -> str:
-    return escape_character(match[0])
 
 
 @lru_cache(maxsize=256)

@@ -27,7 +27,7 @@ from clusterctl.plan.environment import (
 from clusterctl.plan.layout import PYTHON_PLACEHOLDER, NodeLayout, assign_ranks_assuming, get_job, get_workdir
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
     from clusterctl.agent.protocol.command_types import ProgramArguments
@@ -246,9 +246,8 @@ def plan_to_json(plan: LaunchPlan, secrets: Mapping[str, str]) -> dict[str, Any]
 def partial_plan_to_json(spec: ClusterSpec, identity: RunIdentity) -> dict[str, Any]:
     """Return a plan as JSON if only the nodes know the number of workers.
 
-    A node with an unknown number of GPUs has one worker, which stands for all of them. A value is `None` if it depends
-    on
-    the number: if it differs between a plan for one GPU on each of these nodes and a plan for two.
+    A node with an unknown number of GPUs has one worker, which stands for all of them. A value is `None` if it
+    depends on the number: if it differs between a plan for one GPU on each of these nodes and a plan for two.
     """
     one, two = (
         plan_to_json(plan_launch(spec, identity, assign_ranks_assuming(spec, gpus), {}, None, {}), spec.secrets)
@@ -257,18 +256,15 @@ def partial_plan_to_json(spec: ClusterSpec, identity: RunIdentity) -> dict[str, 
     nodes = [
         {
             **of_one,
-            "workers": [_keep_equal_fields(a, b) for a, b in _pair_workers(of_one["workers"], of_two["workers"])],
+            # A single worker pairs with the last one of the larger plan.
+            "workers": [
+                _keep_equal_fields(a, b)
+                for a, b in zip(of_one["workers"], of_two["workers"][-len(of_one["workers"]) :], strict=True)
+            ],
         }
         for of_one, of_two in zip(one["nodes"], two["nodes"], strict=True)
     ]
     return {**one, "world_size": None, "nodes": nodes}
-
-
-def _pair_workers(
-    some: list[dict[str, Any]], more: list[dict[str, Any]]
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Pair the workers of a node in two plans; a single worker pairs with the last one of the larger plan."""
-    return zip(some, more if len(more) == len(some) else more[-1:], strict=True)
 
 
 def _keep_equal_fields(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:

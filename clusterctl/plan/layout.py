@@ -32,7 +32,9 @@ def count_workers(host: HostSpec, found_gpus: int | None) -> int | None:
     """Return the workers of a host: `workers`, else one per GPU, at least 1; `None` if its GPUs are unknown."""
     if host.workers is not None:
         return host.workers
-    gpus = found_gpus if host.gpus is None else _count_gpus(host.gpus)
+    gpus = len(host.gpus) if isinstance(host.gpus, tuple) else host.gpus
+    if gpus is None:
+        gpus = found_gpus
     return None if gpus is None else max(gpus, 1)
 
 
@@ -46,10 +48,6 @@ def list_claimed_gpus(host: HostSpec, found_gpus: int | None) -> tuple[int, ...]
 def list_cpu_only_hosts(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]) -> list[str]:
     """Return the hosts that have no GPU and get one rank on the CPU, although the file does not ask for that."""
     return [h.name for h in hosts if h.gpus is None and h.workers is None and found_gpus.get(h.name, 1) in (0, None)]
-
-
-def _count_gpus(gpus: int | tuple[int, ...]) -> int:
-    return len(gpus) if isinstance(gpus, tuple) else gpus
 
 
 def assign_ranks(hosts: Sequence[HostSpec], found_gpus: Mapping[str, int | None]) -> tuple[NodeLayout, ...]:

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.config.spec import HostSpec, SshSpec, SyncSpec
 from clusterctl.run.nodes.code_manifest import ContentStore, build_manifest
-from clusterctl.run.nodes.uploads import SyncPayload, sync_files
+from clusterctl.run.nodes.uploads import build_code_upload, sync_files
 from clusterctl.session.connect import open_session
 from clusterctl.session.inbox import Item, SessionLost
 from clusterctl.session.session import Session
@@ -55,13 +55,13 @@ def test_a_sync_may_take_longer_than_silence_is_borne(nodes: NodeFactory, dial: 
         (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "code" / name).write_bytes(content)
     store = ContentStore(tmp_path / "content")
-    parcel = SyncPayload(build_manifest(SyncSpec(source=str(tmp_path / "code")), store), store)
+    files = build_code_upload(build_manifest(SyncSpec(source=str(tmp_path / "code")), store), store)
     with Relay((node.address, 22), rate=RATE, delay=DELAY) as link:
         session = dial(link)
         before = time.monotonic()
-        assert sync_files(session, "~/code", parcel, run=None, say=lambda _: None)[0] == 3
+        assert sync_files(session, "~/code", files, run=None, say=lambda _: None)[0] == 3
         assert time.monotonic() - before > 16.0
-        assert sync_files(session, "~/code", parcel, run=None, say=lambda _: None)[0] == 0
+        assert sync_files(session, "~/code", files, run=None, say=lambda _: None)[0] == 0
         session.close()
     assert {name: node.path(f"/root/code/{name}").read_bytes() for name in files} == files
 

@@ -23,7 +23,7 @@ from clusterctl.render.console import safe
 from clusterctl.run.nodes import code_manifest, sync_warnings
 from clusterctl.run.nodes.downloads import MAX_BYTES, FetchOptions, pull
 from clusterctl.run.nodes.fan_out import call_all, raise_first
-from clusterctl.run.nodes.uploads import SyncPayload, preview_sync, sync_files
+from clusterctl.run.nodes.uploads import build_code_upload, preview_sync, sync_files
 from clusterctl.run.record.rundir import find_runs_root
 
 if TYPE_CHECKING:
@@ -104,11 +104,11 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
         )
     elif not choices.quiet and (not_sent := sync_warnings.describe_user_exclusions(manifest.left_out)) is not None:
         console.narrate(safe(not_sent))
-    parcel = SyncPayload(manifest, store)
+    files = build_code_upload(manifest, store)
     with sessions_of(spec, remote, tell=None if choices.quiet else console.err) as sessions:
         if choices.dry_run:
             seen, errors = call_all(
-                sessions, lambda node, session: preview_sync(session, get_workdir(spec, node), parcel)
+                sessions, lambda node, session: preview_sync(session, get_workdir(spec, node), files)
             )
             console.data(
                 *(line for found, nodes in _alike(seen) for line in differs_lines(nodes, found, len(manifest.files)))
@@ -117,9 +117,7 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
             return
         sent, errors = call_all(
             sessions,
-            lambda node, session: sync_files(
-                session, get_workdir(spec, node), parcel, run=None, say=lambda _what: None
-            ),
+            lambda node, session: sync_files(session, get_workdir(spec, node), files, run=None, say=lambda _what: None),
         )
     if not choices.quiet:
         of_all = plural(len(manifest.files), "file")

@@ -78,7 +78,7 @@ def to_nodes(way: Way, sources: Sequence[str], hosts: Sequence[HostSpec], target
         ClusterctlError: A source is not there, or a node did not take them.
     """
     load = uploads.collect_upload(sources, way.most)
-    for path in [] if way.quiet else load.left_out:
+    for path in [] if way.quiet else load.excluded:
         way.console.narrate(f"left out: {path} is no file, and no link to one")
     inside = len(sources) > 1 or target.endswith("/") or target in ("", ".", "~")
     with sessions_of(way.spec, hosts, tell=None if way.quiet else way.console.err) as sessions:
@@ -86,7 +86,7 @@ def to_nodes(way: Way, sources: Sequence[str], hosts: Sequence[HostSpec], target
 
         def one(node: str, session: Session) -> uploads.UploadResult:
             with_node = uploads.Destination(way.base(node), target, inside)
-            return uploads.upload(session, with_node, load, told)
+            return uploads.copy_files(session, with_node, load, told)
 
         sent, errors = call_all(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
     what = plural(len(load.entries), "file")

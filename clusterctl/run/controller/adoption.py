@@ -58,11 +58,11 @@ class Adoption(ThreadOwnedState):
         self._hosts = self._list_hosts()
         self._until = time.monotonic() + _CONNECT_GRACE_S
         self.is_active = run.is_busy = True
-        run.executor.in_thread(self._connect_all).then_on_loop(self._on_all_tried, _end_controller)
+        run.executor.in_thread(self._connect_all).then_on_loop(self._continue, _end_controller)
 
     def continue_when_due(self) -> None:
         """Go on without the nodes that take too long."""
-        if self.is_active and time.monotonic() >= self._until:
+        if time.monotonic() >= self._until:
             self._continue({})
 
     # --- in threads
@@ -116,11 +116,9 @@ class Adoption(ThreadOwnedState):
             self._connections.require_full_compare([node])
             self._connections.on_reconnect(Redialed(node=node, session=session))
 
-    def _on_all_tried(self, errors: dict[str, Any]) -> None:
-        if self.is_active:
-            self._continue(errors)
-
     def _continue(self, errors: Mapping[str, ClusterctlError]) -> None:
+        if not self.is_active:
+            return
         run = self._run
         self.is_active = False
         run.raise_epoch(max(map(_read_epoch, self._statuses.values()), default=0))

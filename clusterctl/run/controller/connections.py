@@ -234,8 +234,10 @@ class Connections(ThreadOwnedState):
         if isinstance(error, StaleEpochError):
             if self._run.links.sessions.get(node) is session:
                 self.on_stale_epoch(node)
-        else:
-            self.mark_missing(self._run.hosts[node], _as_cluster_error(node, error), session)
+            return
+        if not isinstance(error, ClusterctlError):
+            error = ConnectError(node, f"its run cannot be followed: {error}")
+        self.mark_missing(self._run.hosts[node], error, session)
 
     def _on_run_files_lost(self, node: str, session: Session, left: list[RemainingProcess]) -> None:
         run = self._run
@@ -283,7 +285,3 @@ class Connections(ThreadOwnedState):
                 stop_in=None if limits.stop_after is None else max(0.0, limits.stop_after - seconds),
             )
         )
-
-
-def _as_cluster_error(node: str, error: Exception) -> ClusterctlError:
-    return error if isinstance(error, ClusterctlError) else ConnectError(node, f"its run cannot be followed: {error}")

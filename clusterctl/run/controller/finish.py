@@ -143,12 +143,13 @@ class FinishSequence(ThreadOwnedState):
         """Return files with the bytes that are not here; all of them where the node has not said how large they are."""
         if node not in self._sizes:
             return [(file, 1) for file in self._files[node]]
-        sizes = self._sizes[node].items()
-        return [(file, left) for file, size in sizes if (left := size - self._replica_size(node, file)) > 0]
-
-    def _replica_size(self, node: str, file: str) -> int:
-        path = self._run.folder.node(node) / file
-        return path.stat().st_size if path.exists() else 0
+        missing = []
+        for file, size in self._sizes[node].items():
+            path = self._run.folder.node(node) / file
+            missing_bytes = size - (path.stat().st_size if path.exists() else 0)
+            if missing_bytes > 0:
+                missing.append((file, missing_bytes))
+        return missing
 
     # --- for how long
 

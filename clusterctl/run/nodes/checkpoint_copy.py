@@ -18,7 +18,7 @@ from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.formatting import format_size
 from clusterctl.run.nodes.downloads import FetchOptions, fetch_to_spool
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, fold_names, raise_first
-from clusterctl.run.nodes.uploads import Destination, upload_entries
+from clusterctl.run.nodes.uploads import Destination, copy_entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -172,7 +172,7 @@ class CheckpointCopy:
                         counted.add(len(chunk))
                         yield chunk
 
-            upload_entries(session, place, file_list.encode_file_list([entry for _, entry in files]), contents)
+            copy_entries(session, place, file_list.encode_file_list([entry for _, entry in files]), contents)
 
         _, errors = call_all({node: self._sessions[node] for node in targets}, one)
         raise_first(errors)

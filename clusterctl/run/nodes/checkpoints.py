@@ -422,7 +422,10 @@ class CheckpointPicker:
             for node in strangers:
                 self._stored.before[node] = _pairs(answers[node]["versions"]) - known
             self._stored.save(self._file)
-        seen = {node: _read_versions(answer) for node, answer in answers.items()}
+        seen = {
+            node: {entry["path"]: (entry["mtime"], entry["size"]) for entry in answer["found"]}
+            for node, answer in answers.items()
+        }
         return exclude_older(seen, self._stored.before) if mine else seen
 
     def _ask_all(
@@ -521,7 +524,3 @@ def _has_only_local_disks(answers: Mapping[str, CheckpointsAnswer], here: Collec
     """Return whether no machine of at least so many sees what another writes. Local nodes (`here`) are one machine."""
     machines = len(answers) - max(0, sum(node in here for node in answers) - 1)
     return machines >= least and not any(answer.get("network", True) for answer in answers.values())
-
-
-def _read_versions(answer: CheckpointsAnswer) -> dict[str, Version]:
-    return {entry["path"]: (entry["mtime"], entry["size"]) for entry in answer["found"]}

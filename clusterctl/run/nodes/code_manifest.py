@@ -148,16 +148,12 @@ def build_manifest(sync: SyncSpec, store: ContentStore, *, most_files: int = MAX
         elif found.target is None:
             entry = hashed.entry(source / found.path, found.status, store)
         else:
-            entry = _link(found, store)
+            length, digest = store.add(io.BytesIO(os.fsencode(found.target)))
+            entry = length, LINK_MODE, digest
         if entry is not None:
             files[found.path] = entry
     hashed.save()
     return Manifest(files=files, left_out=tuple(left_out))
-
-
-def _link(found: SelectedFile, store: ContentStore) -> tuple[int, int, str]:
-    length, digest = store.add(io.BytesIO(os.fsencode(found.target or "")))
-    return length, LINK_MODE, digest
 
 
 def select_code_files(

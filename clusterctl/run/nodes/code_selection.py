@@ -245,7 +245,7 @@ class _FolderWalk:
         status = read_if_present(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
         if written is None or status is None:
             return
-        if not _is_below(real, self._top):
+        if real != self._top and not real.startswith(self._top.rstrip("/") + "/"):
             remedy = "put a copy there, name its place on the nodes, or leave it out by `sync.exclude`"
             self._leave_out(ExcludedPath(path, _OUTSIDE, written, remedy))
         elif not os.path.exists(entry.path):
@@ -311,10 +311,6 @@ class _FolderWalk:
 
 def _below(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _find_last_match(path: str, rules: _Rules) -> tuple[str, Any] | None:

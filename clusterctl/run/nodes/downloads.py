@@ -136,17 +136,13 @@ def pull(
             for name, _, _ in files:
                 _refuse_unrequested(session.node, pattern, name)
             spool.seek(0)
-            files = [(_rename_top(name, how.new_name), size, mode) for name, size, mode in files]
+            if how.new_name is not None:
+                files = [("/".join([how.new_name, *PurePosixPath(n).parts[1:]]), size, mode) for n, size, mode in files]
             for name, size, mode in files:
                 _write_file(_resolve_inside(target, name), spool, size, mode)
     except OSError as error:
         raise RefusedError(f"{error.filename or target} cannot be written: {error.strerror or error}") from error
     return [name for name, _, _ in files], sum(size for _, size, _ in files)
-
-
-def _rename_top(name: str, other: str | None) -> str:
-    """Return a path with another first part, where there is one."""
-    return name if other is None else "/".join([other, *PurePosixPath(name).parts[1:]])
 
 
 def fetch_to_spool(

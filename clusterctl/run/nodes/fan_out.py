@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.errors import AgentError, ClusterctlError, NodeError
@@ -101,12 +100,6 @@ def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
     if others:
         raise others[0]
     raise nodes[0] if len(nodes) == 1 else NodesError(nodes)
-
-
-def quietly(call: Callable[[], Any]) -> None:
-    """Do something whose failure changes nothing."""
-    with contextlib.suppress(ClusterctlError):
-        call()
 
 
 def fold_names(nodes: Iterable[str]) -> str:

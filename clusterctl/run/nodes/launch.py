@@ -23,7 +23,7 @@ from clusterctl.run.nodes import code_manifest, sync_warnings
 from clusterctl.run.nodes.checkpoints import CheckpointPicker
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, fold_names, raise_first, select_sessions
 from clusterctl.run.nodes.network_probe import build_node_info, resolve_rendezvous
-from clusterctl.run.nodes.uploads import SyncPayload, sync_files
+from clusterctl.run.nodes.uploads import Upload, build_code_upload, sync_files
 from clusterctl.run.record.disk_files import ignore_shortage, write_atomically
 from clusterctl.run.rules import controller_events
 from clusterctl.session.requests import PREPARE, START
@@ -225,9 +225,9 @@ class Launcher:
         self._code = manifest
         self._post(controller_events.TouchedNodes(nodes=[h.name for h in remote]))
         step = Progress("sync", len(remote), self._post)
-        parcel = SyncPayload(manifest, store)
+        files = build_code_upload(manifest, store)
         sent, errors = call_all(
-            self._sessions_of(remote), lambda node, session: self._sync_node(node, session, parcel, step)
+            self._sessions_of(remote), lambda node, session: self._sync_node(node, session, files, step)
         )
         if errors:
             step.end(failed=True)
@@ -255,9 +255,9 @@ class Launcher:
                 )
             )
 
-    def _sync_node(self, node: str, session: Session, parcel: SyncPayload, step: Progress) -> tuple[int, int]:
+    def _sync_node(self, node: str, session: Session, files: Upload, step: Progress) -> tuple[int, int]:
         workdir = get_workdir(self._spec, node)
-        sent = sync_files(session, workdir, parcel, run=self._run.run, say=lambda what: step.set_waiting(node, what))
+        sent = sync_files(session, workdir, files, run=self._run.run, say=lambda what: step.set_waiting(node, what))
         step.finish_node(node)
         return sent
 
@@ -303,9 +303,14 @@ class Launcher:
         assert spec.job is not None, "a run has a job"
         prologue, inject = spec.job.prologue, spec.job.inject
         by_name = {n.node: n for n in plan.nodes}
+        # A node imports once for all its ranks before it answers.
+        timeout_s = START.timeout_s + (0.0 if spec.job.start_method is StartMethod.SPAWN else _IMPORTS)
 
         def start(node: str, session: Session) -> None:
-            workers = [_encode_worker(w, prologue) for w in by_name[node].workers]
+            workers = [
+                asdict(requests.WorkerStart(w.rank, w.local_rank, list(w.argv), dict(w.env), prologue))
+                for w in by_name[node].workers
+            ]
             ranks = by_name[node].ranks
             step.set_waiting(node, f"starting {plural(len(ranks), 'worker')}")
             request = requests.Start(
@@ -317,7 +322,7 @@ class Launcher:
                 keep_secrets=spec.restart.max_restarts > 0,
                 inject=inject,
             )
-            START.call(session, request, timeout=_start_timeout_s(spec))
+            START.call(session, request, timeout=timeout_s)
             step.finish_node(node, len(ranks))
 
         sessions = self._sessions_of(list(by_name))
@@ -329,17 +334,6 @@ class Launcher:
         again = f"attempt {plan.attempt} · " if plan.attempt else ""
         step.end(f"{again}master {plan.master_addr}:{plan.master_port}", failed=bool(errors))
         raise_first(errors)
-
-
-def _encode_worker(w: planning.WorkerPlan, prologue: str | None) -> dict[str, object]:
-    given = (w.rank, w.local_rank, list(w.argv), dict(w.env), prologue)
-    return asdict(requests.WorkerStart(*given))
-
-
-def _start_timeout_s(spec: ClusterSpec) -> float:
-    """Return how long a start may take; it waits for what is imported once for all ranks of its node."""
-    forks = layout.get_job(spec).start_method is not StartMethod.SPAWN
-    return START.timeout_s + (_IMPORTS if forks else 0.0)
 
 
 def build_prepare_request(

@@ -164,17 +164,16 @@ def _explain_excluded_package(module: str, folder: CodeFolder) -> str | None:
     package = re.compile(rf"{re.escape(module).replace('_', '[-_.]')}(?:-\d.*)?\.(?:whl|egg|zip|tar\.gz)", re.I)
     for one in folder.left_out:
         if one.path.endswith("/"):
-            names = [f"{one.path}{name}" for name in sorted(folder.list_names(one.path), key=_is_no_wheel)]
+            names = [
+                f"{one.path}{name}"
+                for name in sorted(folder.list_names(one.path), key=lambda name: not name.endswith(".whl"))
+            ]
         else:
             names = [one.path]
         name = next((name for name in names if package.fullmatch(name.rpartition("/")[2])), None)
         if name is not None:
             return _describe_rule(name, one)
     return None
-
-
-def _is_no_wheel(name: str) -> bool:
-    return not name.endswith(".whl")
 
 
 def _describe_rule(name: str, one: ExcludedPath) -> str:

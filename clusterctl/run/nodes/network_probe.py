@@ -6,6 +6,7 @@ interfaces allow. So each node also sends its neighbour data and gets it back: a
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections import Counter
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.plan import rendezvous
 from clusterctl.plan.environment import choose_interface_variables
-from clusterctl.run.nodes.fan_out import call_all, quietly, raise_first
+from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.session.requests import CONNECT, LISTEN, ROUTES, UNLISTEN
 
 if TYPE_CHECKING:
@@ -190,7 +191,8 @@ def probe_rendezvous_port(spec: ClusterSpec, sessions: Mapping[str, Session]) ->
         return {first: {**tried, "error": str(error)}}
     others = _probe_port(first, tried, {h.name: sessions[h.name] for h in ordered[1:]}, nonce)
     # Whoever binds the port next must find it free.
-    quietly(lambda: UNLISTEN.call(sessions[first], {"nonce": nonce}))
+    with contextlib.suppress(ClusterctlError):
+        UNLISTEN.call(sessions[first], {"nonce": nonce})
     reached = sum(seen["ok"] for seen in others.values())
     return {first: {**tried, "ok": True, "peers": len(others), "reached_by": reached}, **others}
 
@@ -273,7 +275,14 @@ def probe_links(
     peers = Counter(way.peer for way in planned)
 
     def listen(node: str, session: Session) -> int:
-        return _listen(session, nonce, peers[node])
+        request: command_types.ListenArguments = {
+            "port": 0,
+            "nonce": nonce,
+            "seconds": EXCHANGE_SECONDS + _LINK_MARGIN,
+            "payload": PAYLOAD_BYTES,
+            "enough": peers[node],
+        }
+        return LISTEN.call(session, request)["port"]
 
     ports, deaf = call_all({node: sessions[node] for node in peers}, listen)
     by_key = {f"{way.origin} {way.peer}": way for way in planned}
@@ -282,7 +291,14 @@ def probe_links(
         peer = by_key[key].peer
         if peer in deaf:
             return {"ok": None, "error": f"{peer} was not heard: {deaf[peer]}"}
-        return _connect(session, at[peer], ports[peer], nonce)
+        request: command_types.ConnectArguments = {
+            "address": at[peer],
+            "port": ports[peer],
+            "nonce": nonce,
+            "timeout": EXCHANGE_SECONDS,
+            "payload": PAYLOAD_BYTES,
+        }
+        return CONNECT.call(session, request, timeout=EXCHANGE_SECONDS + _LINK_MARGIN)
 
     answers, errors = call_all({key: sessions[way.origin] for key, way in by_key.items()}, connect)
     seen: dict[str, list[dict[str, Any]]] = {}
@@ -291,31 +307,6 @@ def probe_links(
         entry = {"from": way.origin, "to": way.peer, "address": at[way.peer], "port": ports.get(way.peer), **told}
         seen.setdefault(way.reported_on, []).append(entry)
     return seen
-
-
-def _listen(session: Session, nonce: str, peers: int) -> int:
-    """Have a node wait for so many peers; return the port."""
-    seconds = EXCHANGE_SECONDS + _LINK_MARGIN
-    request: command_types.ListenArguments = {
-        "port": 0,
-        "nonce": nonce,
-        "seconds": seconds,
-        "payload": PAYLOAD_BYTES,
-        "enough": peers,
-    }
-    return LISTEN.call(session, request)["port"]
-
-
-def _connect(session: Session, address: str, port: int, nonce: str) -> ConnectAnswer:
-    """Have a node reach a peer, and send as much as shows what the way is good for."""
-    request: command_types.ConnectArguments = {
-        "address": address,
-        "port": port,
-        "nonce": nonce,
-        "timeout": EXCHANGE_SECONDS,
-        "payload": PAYLOAD_BYTES,
-    }
-    return CONNECT.call(session, request, timeout=EXCHANGE_SECONDS + _LINK_MARGIN)
 
 
 def _list_addresses(spec: ClusterSpec, rendezvous: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

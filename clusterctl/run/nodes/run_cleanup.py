@@ -59,12 +59,8 @@ def end_on_node(session: Session, run: str, node: str, grace: float) -> list[Rem
         status = STATUS.call(session, request)
     # Refused where something of the attempt has still not ended, which is then what remains.
     with contextlib.suppress(RefusedError):
-        FINISH.call(session, _cancelled(run, node))
+        FINISH.call(session, {"run": run, "node": node, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)})
     return [{**one, "node": node} for one in status["remaining"]] or _unended(node, status)
-
-
-def _cancelled(run: str, node: str) -> command_types.FinishArguments:
-    return {"run": run, "node": node, "state": "cancelled", "exit_code": int(ExitCode.CANCELLED)}
 
 
 def _unended(node: str, status: StatusAnswer) -> list[RemainingProcess]:
@@ -167,12 +163,9 @@ def _list_unverified(state: RunState, errors: Mapping[str, ClusterctlError]) -> 
     remaining: list[RemainingProcess] = []
     for node, error in errors.items():
         earlier = [entry for entry in state.remaining if entry["node"] == node]
-        remaining += earlier or [_unsure(node, error)]
+        unknown = outcome.build_remaining_process(node, None, f"nobody knows what is there: {error}")
+        remaining += earlier or [unknown]
     return remaining
-
-
-def _unsure(node: str, error: ClusterctlError) -> RemainingProcess:
-    return outcome.build_remaining_process(node, None, f"nobody knows what is there: {error}")
 
 
 def _list_output_files(state: RunState, node: str) -> list[str]:

@@ -80,7 +80,8 @@ def describe_user_exclusions(left_out: Iterable[ExcludedPath]) -> str | None:
     """Return in a line what rules that a person wrote leave out; `None` if that is nothing that a job may miss."""
     alike: dict[tuple[str, str], list[ExcludedPath]] = {}
     for one in left_out:
-        if one.written_in and not one.remedy and not _is_made_by_a_tool(one.path):
+        name = f"{PurePosixPath(one.path).name}{'/' if one.path.endswith('/') else ''}"
+        if one.written_in and not one.remedy and _MADE_BY_TOOLS.fullmatch(name) is None:
             alike.setdefault((one.written_in, one.rule), []).append(one)
     rules = sorted(
         (sorted(of_rule, key=_order_of) for of_rule in alike.values()), key=lambda some: _order_of(some[0])[0]
@@ -105,11 +106,6 @@ def _order_of(one: ExcludedPath) -> tuple[int, int]:
     if one.path.endswith("/"):
         return 1, 0
     return (2 if _DATA.search(one.path) else 3), -one.size_bytes
-
-
-def _is_made_by_a_tool(path: str) -> bool:
-    name = f"{PurePosixPath(path).name}{'/' if path.endswith('/') else ''}"
-    return _MADE_BY_TOOLS.fullmatch(name) is not None
 
 
 def format_exclusions(left_out: Iterable[ExcludedPath], *, whole: bool = False) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.record import state_reader
 from clusterctl.run.record.rundir import RunDir, find_runs_root
-from clusterctl.run.record.state_reader import load_controller_state, load_created_event, load_state
+from clusterctl.run.record.state_reader import load_controller_state, load_state
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.suggestion import file_hint, similar
 
@@ -65,10 +65,11 @@ def find_run(reference: str | None, root: Path | None = None) -> RunDir:
 def _match_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
     path = Path(reference)
     real_path = os.path.realpath(path) if path.is_file() else None
-    states = [(r, _load_or_unreadable(r, load_created_event)) for r in runs]
-    matching = [r for r, s in states if s.name == reference or (real_path and os.path.realpath(s.path) == real_path)]
-    active = [r for r in matching if not _load_controller_state(r).over] if len(matching) > 1 else []
-    return active or matching[-1:]
+    states = [(r, _load_controller_state(r)) for r in runs]
+    matching = [
+        (r, s) for r, s in states if s.name == reference or (real_path and os.path.realpath(s.path) == real_path)
+    ]
+    return [r for r, s in matching if not s.over] or [r for r, _ in matching[-1:]]
 
 
 def _describe_near_match(runs: list[RunDir], reference: str | None) -> str | None:
@@ -113,12 +114,6 @@ def load_visible_state(run: RunDir, load: Callable[[RunDir], RunState] = load_st
     return _apply_dead_start(_load_or_unreadable(run, load), attended=attended), attended
 
 
-def load_listed_state(run: RunDir) -> tuple[RunState, bool]:
-    """Return what `visible_state` does, but of a run that has ended no more than lists need (see `Outline`)."""
-    attended = run.is_attended
-    return _apply_dead_start(load_summary_or_state(run), attended=attended), attended
-
-
 def load_summary_or_state(run: RunDir) -> RunState:
     """Return the state of a run; of one that has ended no more than lists need."""
     known = state_reader.read_summary(run.summary, run.events)
@@ -140,9 +135,5 @@ def _load_or_unreadable(run: RunDir, load: Callable[[RunDir], RunState] = load_s
 
 def _apply_dead_start(state: RunState, *, attended: bool) -> RunState:
     if not attended and not state.over and state.attempt < 0 and state.created is not None:
-        return _fail_start(state)
+        return replace(state, phase=RunPhase.FAILED, exit_code=100)
     return state
-
-
-def _fail_start(state: RunState) -> RunState:
-    return replace(state, phase=RunPhase.FAILED, exit_code=100)

@@ -17,7 +17,7 @@ from clusterctl.agent.protocol import events, run_files
 from clusterctl.run.rules import controller_events as head
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, cause_from_json, cause_to_json
-from clusterctl.run.rules.state_updates import StateBuilder, apply_controller_event
+from clusterctl.run.rules.state_updates import StateBuilder
 from clusterctl.validation import journal
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class StateReader:
         for file, why in errors.items():
             self._add_unreadable(file, why)
 
-    def apply_new_controller_events(self, head_news: Callable[[ControllerNews], object]) -> None:
+    def apply_new_controller_events(self, head_news: Callable[[ControllerNews], object] = lambda _: None) -> None:
         """Take in what the controller alone has told since the last look."""
         builder = StateBuilder(self.state)
         errors: Exception | None = None
@@ -157,21 +157,10 @@ def load_state(run: RunDir) -> RunState:
     return reader.state
 
 
-def load_created_event(run: RunDir) -> RunState:
-    """Return of a run only its id, its name and its file: what its first line tells."""
-    for line in LineTail(run.events).read():
-        with contextlib.suppress(*_UNREADABLE):
-            entry = head.decode(line)
-            if entry is not None and isinstance(entry[2], head.Created):
-                return apply_controller_event(RunState(), entry[1], entry[2])
-        break
-    return load_controller_state(run)
-
-
 def load_controller_state(run: RunDir) -> RunState:
     """Return what the controller alone told of a run: name and file, who takes part, and whether it is over."""
     reader = StateReader(run)
-    reader.apply_new_controller_events(lambda _: None)
+    reader.apply_new_controller_events()
     return reader.state
 
 
