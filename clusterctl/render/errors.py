@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ClusterctlError, ConfigError, NodeError, NodesError, TeardownError, UnhealthyError
 from clusterctl.render.console import BOLD, CYAN, PEER_LIMIT, RED, YELLOW, Console, Terminal, safe
+from clusterctl.render.health import problems_by_check
 from clusterctl.render.wrapping import count_columns
 
 if TYPE_CHECKING:
@@ -78,8 +79,6 @@ def remaining_lines(remaining: Iterable[Mapping[str, Any]], terminal: Terminal) 
 
 
 def _unhealthy(message: str, findings: Sequence[Any], hint: str | None, terminal: Terminal) -> list[str]:
-    from clusterctl.render.health import problems_by_check
-
     return [*problems_by_check(findings, terminal), error_line(message, terminal), *hint_lines(hint, terminal)]
 
 

@@ -12,6 +12,7 @@ from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import duration_text, fold_ranks, format_size, plural, signal_name
 from clusterctl.render.console import BOLD, RED, safe
+from clusterctl.run.rules.stall_detection import HINT
 from clusterctl.run.rules.state import NodeState, RunPhase
 
 if TYPE_CHECKING:
@@ -111,8 +112,6 @@ def stall_line(stall: StallView) -> str:
 
 def stall_hints(run: str, phase: str) -> list[str]:
     """Return what a person can do about a stall."""
-    from clusterctl.run.rules.stall_detection import HINT
-
     end = "; `clusterctl down --stalled` ends it" if phase == "confirmed" else ""
     return [f"hint: `clusterctl stacks {run}` shows where every rank is{end}", f"hint: {HINT}"]
 
