@@ -11,7 +11,7 @@ import os
 import select
 import time
 
-from clusterctl.agent.linux import proc
+from clusterctl.agent.linux import proc, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def _child(tasks: list[tuple[str, Task]], writer: int) -> None:
             began = time.monotonic()
             outcome = _outcome(task)
             outcome["ms"] = round((time.monotonic() - began) * 1000, 1)
-            _write(3, json.dumps(outcome).encode() + b"\n")
+            syscalls.write_all(3, json.dumps(outcome).encode() + b"\n")
         code = 0
     finally:
         os._exit(code)
@@ -269,11 +269,6 @@ def _outcome(task: Task) -> FactGroup:
         return {"status": "absent", "reason": str(error), "data": {}}
     except Exception as error:
         return {"status": "error", "reason": f"{type(error).__name__}: {error}", "data": {}}
-
-
-def _write(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 def _reaped(pid: int) -> bool:

@@ -28,6 +28,7 @@ _INSIDE = "0x1002"
 """The PCI vendor of the bridges that are part of an AMD card. The link of the card is that of the outermost bridge, as
 in `amdgpu_device_partner_bandwidth` of the kernel's amdgpu.
 """
+_NODE = re.compile(r"nvidia(\d+|ctl|-uvm)")
 
 
 def read_pcie_link(place: str) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def collect_driver(root: str) -> dict[str, Any]:
         "modules": [name for name in modules if name.startswith(("nvidia", "amdgpu"))],
         "nvswitches": switches,
         "pci": gpus,
-        "dev": [_can_open(root, f"/dev/{name}") for name in sysfs.list_names(root, "/dev") if _is_node(name)],
+        "dev": [_can_open(root, f"/dev/{name}") for name in sysfs.list_names(root, "/dev") if _NODE.fullmatch(name)],
         "imex": [_can_open(root, f"{_IMEX}/{name}") for name in sysfs.list_names(root, _IMEX)],
         "helper": any(_is_setuid(sysfs.join_root(root, path)) for path in _HELPERS),
     }
@@ -129,10 +130,6 @@ def _link_name(path: str) -> str | None:
         return os.path.basename(os.readlink(path))
     except OSError:
         return None
-
-
-def _is_node(name: str) -> bool:
-    return re.fullmatch(r"nvidia(\d+|ctl|-uvm)", name) is not None
 
 
 def _can_open(root: str, path: str) -> dict[str, Any]:

@@ -185,13 +185,12 @@ def collect_environment(root: str, salt: str = "") -> dict[str, Any]:
         **{k: v for k, v in os.environ.items() if k.startswith(_PREFIXES) or k in _LOADER},
     }
     return {
-        "env": {name: value if _is_plain(name, value) else None for name, value in variables.items()},
+        "env": {
+            name: value if name.endswith(_PLAIN_VARIABLES) or value.isdigit() else None
+            for name, value in variables.items()
+        },
         "env_hashes": {name: _hash(salt, name, value) for name, value in variables.items()},
     }
-
-
-def _is_plain(name: str, value: str) -> bool:
-    return name.endswith(_PLAIN_VARIABLES) or value.isdigit()
 
 
 def read_nccl_conf(files: list[str]) -> dict[str, str]:
@@ -218,7 +217,7 @@ def collect_host(root: str, salt: str = "") -> dict[str, Any]:
     return {
         "boot_id": sysfs.read_text(root, "/proc/sys/kernel/random/boot_id"),
         "machine_id": sysfs.read_text(root, "/etc/machine-id"),
-        "netns": _link("/proc/self/ns/net"),
+        "netns": proc.read_namespace("net") or None,
         "kernel": os.uname().release,
         "arch": os.uname().machine,
         "distro": _distro(root),
@@ -229,13 +228,6 @@ def collect_host(root: str, salt: str = "") -> dict[str, Any]:
         **collect_limits(root),
         **collect_environment(root, salt),
     }
-
-
-def _link(path: str) -> str | None:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return None
 
 
 def _distro(root: str) -> str | None:

@@ -232,9 +232,7 @@ def _serve(requests: int, answers: int) -> None:
             # After the values, because a GPU that dies during the reading has reported the reason by then.
             sample["xids"] = xids.take() if xids else []
             links.add(sample)
-            line = json.dumps(sample).encode() + b"\n"
-            while line:
-                line = line[os.write(answers, line) :]
+            syscalls.write_all(answers, json.dumps(sample).encode() + b"\n")
     finally:
         os._exit(1)
 

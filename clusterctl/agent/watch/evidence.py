@@ -58,7 +58,7 @@ def collect_evidence(
     os.makedirs(out_dir, mode=0o700, exist_ok=True)
     workers = list(ranks)
     workers += [] if chosen else _list_launcher_ranks(workers, status_dir)
-    complete = dict(sorted(_collect_in_threads(workers, status_dir, deadline).items(), key=_by_rank))
+    complete = dict(sorted(_collect_in_threads(workers, status_dir, deadline).items(), key=lambda item: int(item[0])))
     for rank, evidence in complete.items():
         _write_files(out_dir, rank, evidence)
     limit = _MAX_ANSWER_BYTES // max(1, len(complete))
@@ -122,10 +122,6 @@ def _list_launcher_ranks(workers: list[RankProcess], status_dir: str) -> list[Ra
                 {"rank": rank, "pid": announced["pid"], "start_time": announced["start_time"], "output": None}
             )
     return subjects
-
-
-def _by_rank(item: tuple[str, object]) -> int:
-    return int(item[0])
 
 
 def _make_empty_evidence(worker: RankProcess, why: str) -> RankEvidence:
