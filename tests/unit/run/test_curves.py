@@ -81,7 +81,7 @@ def test_of_many_nodes_fewer_samples_are_read_over_all_their_time(tmp_path: Path
 
     assert (len(few), few[-1][0]) == (200, 999.0)
     assert (many[0][0], many[-1][0]) == (0.0, 999.0)
-    assert MANY_NODES == charts.MOST_LINES, "of so many a picture shows the lowest, the middle and the highest"
+    assert MANY_NODES == charts.MAX_CURVES, "of so many a picture shows the lowest, the middle and the highest"
 
 
 def test_the_slowest_rank_is_the_one_that_was_behind_when_it_was_last_seen(tmp_path: Path) -> None:
