@@ -26,9 +26,9 @@ def main(argv: list[str] | None = None) -> int:
 
         return gpu_library.main(arguments)
     if command == "wait":
-        from clusterctl.agent.supervisor import forked_waiter
+        from clusterctl.agent.supervisor import waiter
 
-        forked_waiter.main(arguments)
+        waiter.main(arguments)
     sys.stderr.write("usage: serve | facts | sampler SECONDS | gpu-memory-wait GPUS SECONDS RUN | wait NUMBERS\n")
     return 2
 

@@ -349,8 +349,12 @@ def test_the_supervisor_sees_the_exit_of_a_worker_whose_waiter_is_gone(node: Nod
     assert talk.exits()[0]["exit_code"] == 8
 
 
-def test_a_waiter_is_a_small_process_of_the_agent_with_the_supervisor_for_a_parent(node: Node) -> None:
+def test_a_waiter_is_a_small_process_of_the_agent_and_at_last_a_child_of_the_supervisor(node: Node) -> None:
     running(node)
+    (pid,) = forkservers(node)
+    assert {proc.read_stat(node.waiter(rank)).ppid for rank in (0, 1)} == {pid}  # type: ignore[union-attr]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not forkservers(node), what="the end of the forkserver")
     for rank in (0, 1):
         found = proc.read_stat(node.waiter(rank))
         assert found is not None

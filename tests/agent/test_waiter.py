@@ -127,7 +127,7 @@ def test_why_a_waiter_could_not_start_its_worker_is_told(node: Node) -> None:
 
 
 def test_a_waiter_for_which_a_rank_waits_loads_little() -> None:
-    program = "import sys; sys.path.insert(0, sys.argv[1]); import clusterctl.agent.supervisor.forked_waiter\n"
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import clusterctl.agent.supervisor.waiter\n"
     program += "print({'dataclasses', 'inspect', 'shutil', 'socket', 'tempfile', 'hashlib'} & set(sys.modules))"
     argv = [sys.executable, "-I", "-S", "-c", program, str(REPOSITORY)]
     assert subprocess.run(argv, check=True, capture_output=True, text=True).stdout == "set()\n"

@@ -49,7 +49,7 @@ _SHIM = (
     "stamp",
     "state",
 )
-_FORKSERVER = ("__init__", "errors", "installed", "rank", "server", "watch")
+_FORKSERVER = ("__init__", "checks", "installed", "server")
 # Source package and module -> path below TARGET. `weight_check` and what it needs travel where they exist.
 _FILES = (
     ("clusterctl.agent.inject", "sitecustomize.py", "sitecustomize.py"),

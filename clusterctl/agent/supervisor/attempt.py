@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Callable
 from clusterctl.agent.inject import status
 from clusterctl.agent.linux import cgroup, ports, proc, syscalls
 from clusterctl.agent.node_state import fencing
-from clusterctl.agent.processes import run_processes, termination
+from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol import dataclass_json, events, request_errors, requests
 from clusterctl.agent.supervisor import (
     attempt_records,
     exit_status,
-    forked_waiter,
     forkserver,
     gpu_claims,
     shell_errors,
@@ -28,10 +27,9 @@ from clusterctl.agent.supervisor.output_files import OutputFiles
 from clusterctl.agent.supervisor.shutdown import AttemptShutdown, ShutdownHooks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from clusterctl.agent.linux.event_loop import EventLoop
-    from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.node_state.journal import NodeState
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_markers import RunMarkers
@@ -69,7 +67,7 @@ class Attempt:
         self.claims, self.ports = claimed, held
         self.known_processes = run_processes.KnownProcesses(stop_signal=signal.Signals[prepare.stop_signal])
         self.started = False
-        self.start_workers: forkserver.StartWorkers = forkserver.start_without_forkserver
+        self.start_workers: forkserver.StartWorkers = self._start_new_processes
         self._has_failures = False
         self._groups: dict[int, int] = {}
         self._sizes_at_stop: dict[int, int] = {}
@@ -161,6 +159,10 @@ class Attempt:
             self.track(worker)
             self._record_started(worker)
 
+    @staticmethod
+    def _start_new_processes(wanted: Sequence[forkserver.WorkerToStart]) -> Iterator[Worker]:
+        return forkserver.start_workers(None, wanted, lambda _why: None)
+
     def _make_waiter_config(self, start: requests.Start, one: requests.WorkerStart) -> waiter.WaiterConfig:
         if one.rank not in self.outputs:
             self.outputs.open(one.rank)
@@ -172,17 +174,17 @@ class Attempt:
             kept_descriptors=self.claims.descriptors,
             stop_after=self.prepare.stop_after,
             lease=self._run.lease,
-            enforce=self._enforce,
+            fence={
+                "root": self._run.root,
+                "run": self._run.run,
+                "node": self._run.node,
+                "attempt": self.number,
+                "grace": self.prepare.grace,
+                "cgroup": self.known_processes.cgroup,
+                "stop_signal": int(self.known_processes.stop_signal),
+            },
             cgroup=cgroup.find_procs_file(self.known_processes.cgroup),
             title=f"{self._run.short} rank {one.rank}",
-            fence_context=forked_waiter.build_fence_context(
-                self._run, self.number, self.prepare.grace, self.known_processes
-            ),
-        )
-
-    def _enforce(self, _out: HelperOutput) -> dict[str, Any]:
-        return termination.terminate_for_fence(
-            self._run, self._markers, self.number, self.known_processes, self.prepare.grace
         )
 
     def _record_started(self, worker: Worker) -> None:

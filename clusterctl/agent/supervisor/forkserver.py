@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import select
@@ -17,19 +16,27 @@ import socket
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Callable, NoReturn, cast
 
+from clusterctl.agent import inject
 from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
-from clusterctl.agent.protocol import request_errors
+from clusterctl.agent.protocol import dataclass_json, events, request_errors, requests
 from clusterctl.agent.supervisor import workers
+from clusterctl.agent.supervisor.control_server import DeferredReply
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from clusterctl.agent.linux.event_loop import EventLoop, Timer
-    from clusterctl.agent.protocol import requests
+    from clusterctl.agent.node_state.run_dir import RunDir
+    from clusterctl.agent.processes.run_markers import RunMarkers
     from clusterctl.agent.protocol.process_types import SpawnRecord
-    from clusterctl.agent.protocol.requests import Forked
+    from clusterctl.agent.supervisor.attempt import Attempt
     from clusterctl.agent.supervisor.waiter import WaiterConfig
     from clusterctl.agent.supervisor.workers import Worker
+
+    Action = Callable[[], None]
+    WorkerToStart = tuple[requests.WorkerStart, WaiterConfig]
+    StartWorkers = Callable[[Sequence[WorkerToStart]], Iterator[Worker]]
+    OnForkRefused = Callable[[str], None]
 
 
 RANK_NAMES = (
@@ -45,6 +52,12 @@ _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Makes torch count GPUs through NVML: after a call of the CUDA driver no fork could use CUDA."""
 _ROOM_BYTES = 16384
 """Room for the variables of a rank in the memory in which the kernel shows the environment."""
+_PROBE = "import sys; sys.exit(f'{sys.executable} does not look at PYTHONPATH')"
+"""This code never runs: our `sitecustomize` takes over before it. Without our `sitecustomize` it ends at once."""
+_IMPORT_TIMEOUT_S = 120.0
+"""Seconds in which imports may finish; then the ranks start without the forkserver."""
+_EXIT_READ_TIMEOUT_MS = 1000
+_MAX_LINE_BYTES = 500
 
 
 def select_common_variables(workers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
@@ -79,14 +92,6 @@ def find_differing_variables(
     return sorted(name.decode("utf-8", "replace") for name in names if common.get(name) != rank.get(name))
 
 
-_PROBE = "import sys; sys.exit(f'{sys.executable} does not look at PYTHONPATH')"
-"""This code never runs: our `sitecustomize` takes over before it. Without our `sitecustomize` it ends at once."""
-_IMPORT_TIMEOUT_S = 120.0
-"""Seconds in which imports may finish; then the ranks start without the forkserver."""
-_EXIT_READ_TIMEOUT_MS = 1000
-_MAX_LINE_BYTES = 500
-
-
 class Stage(Enum):
     """State of a forkserver."""
 
@@ -100,13 +105,13 @@ class ForkServer:
 
     Attributes:
         end_reason: Why it is unusable, if it is over.
-        is_stale: The imported files have changed on disk, or cannot be compared: a new one may replace it.
+        is_stale: It ended while it was checked for another attempt: a new one may replace it.
         report: What it reported when it was ready.
         identity: Its process; it belongs to no attempt.
     """
 
     def __init__(
-        self, loop: EventLoop, request: Forked, program: spawn.Program, shim: str, settled: Callable[[], None]
+        self, loop: EventLoop, request: requests.Forked, program: spawn.Program, shim: str, on_change: Action
     ) -> None:
         """Start the forkserver.
 
@@ -115,61 +120,59 @@ class ForkServer:
             request: What the head wants of it.
             program: The program of a worker of this node.
             shim: Folder of the shim's modules.
-            settled: Called when it is ready or over.
+            on_change: Called when it is ready or over.
 
         Raises:
             OSError: No process or no descriptor is available.
         """
-        self._loop, self._settled = loop, settled
+        self._loop, self._on_change = loop, on_change
         self.request, self._program = request, program
         self.stage, self.end_reason, self.is_stale = Stage.BUSY, "", False
         self.report: dict[str, Any] = {}
-        self._pending = 1
-        self._last_word_ms = _EXIT_READ_TIMEOUT_MS
-        self._deadline: Timer | None = None
+        self._exit_read_timeout_ms = _EXIT_READ_TIMEOUT_MS
         self._output = syscalls.create_memory_file("output")
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.setblocking(False)
         with theirs:
-            self.identity = self._start(theirs.fileno(), shim)
+            parent, control = os.getpid(), theirs.fileno()
+            pid = os.fork()
+            if pid == 0:
+                env = build_forkserver_environment(program.env, control, shim)
+                # These arguments make Python execute our `sitecustomize`, which then executes the rest.
+                argv = [program.argv[0], b"-c", _PROBE.encode(), *program.argv]
+                become = spawn.Program(argv, env, program.cwd, tag=program.tag)
+                _exec_forkserver(become, parent, self._output, control)
+        self.identity = proc.read_identity(pid) or proc.ProcessIdentity(pid, 0)
         loop.on_readable(self._sock.fileno(), self._read)
-        self._wait()
         names = [*RANK_NAMES, *request.secrets]
         file = _make_memory_file({"preload": request.preload, "rank_names": names, "inject": request.inject})
+        self._deadline: Timer = loop.after(_IMPORT_TIMEOUT_S, self._time_out)
         self._send(b"s", [file])
         os.close(file)
 
-    def matches(self, request: Forked, program: spawn.Program) -> bool:
+    def matches(self, request: requests.Forked, program: spawn.Program) -> bool:
         """Return whether a new forkserver for this request would start in the same way."""
         same = dataclasses.replace(request, keep=self.request.keep, demanded=self.request.demanded)
         return same == self.request and _select_stable_variables(program) == _select_stable_variables(self._program)
 
-    def _start(self, control: int, shim: str) -> proc.ProcessIdentity:
-        program, parent = self._program, os.getpid()
-        env = build_forkserver_environment(program.env, control, shim)
-        pid = os.fork()
-        if pid == 0:
-            # This argument makes Python execute our `sitecustomize`.
-            argv = [program.argv[0], b"-c", _PROBE.encode(), *program.argv]
-            become = spawn.Program(argv, env, program.cwd, tag=program.tag)
-            _exec_forkserver(become, parent, self._output, control)
-        return proc.read_identity(pid) or proc.ProcessIdentity(pid, 0)
+    def reuse(self, request: requests.Forked, program: spawn.Program) -> None:
+        """Use it for another attempt. It is busy until it has checked that the imported files are unchanged."""
+        self.request, self._program = request, program
+        if self.stage is Stage.READY:
+            self.stage, self.is_stale = Stage.BUSY, True
+            self._deadline = self._loop.after(_IMPORT_TIMEOUT_S, self._time_out)
+            self._send(b"?", [])
 
-    def _wait(self, seconds: float = _IMPORT_TIMEOUT_S) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = self._loop.after(seconds, functools.partial(self._time_out, seconds))
-
-    def _time_out(self, seconds: float) -> None:
+    def _time_out(self) -> None:
         # A new one would take as long.
         self.is_stale = False
-        self.close(f"the imports took longer than {seconds:.0f} s")
+        self.close(f"the imports took longer than {_IMPORT_TIMEOUT_S:.0f} s")
 
     def _send(self, word: bytes, descriptors: list[int]) -> None:
         try:
             socket.send_fds(self._sock, [word], descriptors)
         except ConnectionError:
-            self._ended()
+            self._close_ended()
         except OSError as error:
             self.close(f"the process that was to fork the ranks cannot be asked: {error.strerror}")
 
@@ -180,34 +183,27 @@ class ForkServer:
             # It ended with unread requests.
             data = b""
         if not data:
-            self._ended()
+            self._close_ended()
             return
-        said = json.loads(data)
-        self._pending -= 1
-        if said.get("cannot"):
-            # A second request is pending, so this failure may be outdated: start a new forkserver.
-            self.is_stale = self._pending > 0
-            self.close(said["cannot"])
-        elif said.get("changed"):
-            self.close(f"what was imported has changed: {said['changed']}")
+        answer = json.loads(data)
+        if answer.get("cannot"):
+            self.close(answer["cannot"])
+        elif answer.get("changed"):
+            self.close(f"what was imported has changed: {answer['changed']}")
         else:
-            self.report |= said
-            if not self._pending:
-                self.is_stale = False
-                self._has_stage(Stage.READY)
+            self.report |= answer
+            self.is_stale = False
+            self._set_stage(Stage.READY)
 
-    def _ended(self) -> None:
-        last = self._last_line()
-        self.close("the process that was to fork the ranks has ended" + (f", last saying: {last}" if last else ""))
-
-    def _last_line(self) -> str:
-        """Return the last line of its output, in which a library may explain the end of the process."""
-        try:
+    def _close_ended(self) -> None:
+        """Close it with the last line of its output, in which a library may explain the end of the process."""
+        last = b""
+        with contextlib.suppress(OSError):
             size = os.fstat(self._output).st_size
             data = os.pread(self._output, _MAX_LINE_BYTES, max(0, size - _MAX_LINE_BYTES))
-        except OSError:
-            return ""
-        return data.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            last = data.strip().rpartition(b"\n")[2]
+        explanation = f", last saying: {last.decode('utf-8', 'replace')}" if last else ""
+        self.close(f"the process that was to fork the ranks has ended{explanation}")
 
     def explain_end(self) -> str:
         """Return why it is over, or "" if it is not, even before its end was noticed.
@@ -217,24 +213,15 @@ class ForkServer:
         if self.stage is not Stage.OVER:
             poll = select.poll()
             poll.register(self._sock, select.POLLIN)
-            if poll.poll(self._last_word_ms):
+            if poll.poll(self._exit_read_timeout_ms):
                 self._read()
-            self._last_word_ms = 0
+            self._exit_read_timeout_ms = 0
         return self.end_reason if self.stage is Stage.OVER else ""
 
-    def _has_stage(self, stage: Stage) -> None:
+    def _set_stage(self, stage: Stage) -> None:
         self.stage = stage
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._settled()
-
-    def revalidate(self, request: Forked, program: spawn.Program) -> None:
-        """Use it for this attempt if the imported files are unchanged on disk; it is busy during this check."""
-        self.request, self._program, self.is_stale = request, program, True
-        self._pending += 1
-        self.stage = Stage.BUSY
-        self._wait()
-        self._send(b"?", [])
+        self._deadline.cancel()
+        self._on_change()
 
     def find_obstacle(self, env: dict[bytes, bytes]) -> str | None:
         """Return why a rank with this environment cannot be forked, or `None`."""
@@ -249,25 +236,21 @@ class ForkServer:
         Raises:
             OSError: No descriptor is available.
         """
+        names = ("spawn_file", "exit_file", "stop_after", "lease", "fence", "title")
         request = {
             "env": _decode_environment(config.program.env),
             "cgroup": config.cgroup,
             "waiter": helper_process.build_agent_command("wait"),
             # The agent's Python may need variables of the login to start at all, such as LD_LIBRARY_PATH.
             "waiter_env": _decode_environment(spawn.build_base_environment()),
+            "forkserver": self.identity.pid,
+            "config": {name: getattr(config, name) for name in names},
         }
-        told = {
-            **(config.fence_context or {}),
-            "supervisor": os.getpid(),
-            "stop_after": config.stop_after,
-            "lease": config.lease,
-        }
-        told |= {"spawn_file": config.spawn_file, "exit_file": config.exit_file, "title": config.title}
         read, write = os.pipe2(os.O_CLOEXEC)
-        files = [_make_memory_file(request), _make_memory_file(told)]
-        self._send(b"f", [*files, write, config.output, *config.kept_descriptors])
-        for fd in (*files, write):
-            os.close(fd)
+        file = _make_memory_file(request)
+        self._send(b"f", [file, write, config.output, *config.kept_descriptors])
+        os.close(file)
+        os.close(write)
         return read
 
     def close(self, why: str) -> None:
@@ -281,7 +264,7 @@ class ForkServer:
         if proc.is_alive(self.identity):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.identity.pid, signal.SIGKILL)
-        self._has_stage(Stage.OVER)
+        self._set_stage(Stage.OVER)
 
 
 def _exec_forkserver(program: spawn.Program, parent: int, output: int, control: int) -> NoReturn:
@@ -310,23 +293,9 @@ def _make_memory_file(value: Any) -> int:
     return fd
 
 
-def _decode_text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
-
-
 def _decode_environment(env: dict[bytes, bytes]) -> dict[str, str]:
-    return {_decode_text(name): _decode_text(value) for name, value in env.items()}
-
-
-if TYPE_CHECKING:
-    WorkerToStart = tuple[requests.WorkerStart, WaiterConfig]
-    StartWorkers = Callable[[Sequence[WorkerToStart]], Iterator[Worker]]
-    OnForkRefused = Callable[[str], None]
-
-
-def start_without_forkserver(wanted: Sequence[WorkerToStart]) -> Iterator[Worker]:
-    """Start workers as new processes; see `start_workers`."""
-    return start_workers(None, wanted, lambda _why: None)
+    how = ("utf-8", "surrogateescape")
+    return {name.decode(*how): value.decode(*how) for name, value in env.items()}
 
 
 def start_workers(
@@ -342,22 +311,20 @@ def start_workers(
     Raises:
         RequestError: A worker could not be started.
     """
-    forks = [_try_fork(server, config, on_refused) for _, config in wanted]
+    forks = [None if server is None else _try_fork(server, config, on_refused) for _, config in wanted]
     reports = [
         fork if fork is not None else workers.fork_waiter_for(one.rank, config)
         for fork, (one, config) in zip(forks, wanted)
     ]
     for (one, config), report, fork in zip(wanted, reports, forks):
-        found = None if fork is None or server is None else _read_forked_worker(server, one, report, on_refused)
-        if found is None:
+        worker = None if fork is None or server is None else _read_forked_worker(server, one, report, on_refused)
+        if worker is None:
             again = report if fork is None else workers.fork_waiter_for(one.rank, config)
-            found = workers.read_started_worker(one.rank, one.local_rank, again)
-        yield found
+            worker = workers.read_started_worker(one.rank, one.local_rank, again)
+        yield worker
 
 
-def _try_fork(server: ForkServer | None, config: WaiterConfig, on_refused: OnForkRefused) -> int | None:
-    if server is None:
-        return None
+def _try_fork(server: ForkServer, config: WaiterConfig, on_refused: OnForkRefused) -> int | None:
     why = server.find_obstacle(config.program.env)
     if why is None:
         try:
@@ -373,15 +340,135 @@ def _read_forked_worker(
 ) -> Worker | None:
     """Return the forked worker, or `None` if there is none and nothing was started."""
     try:
-        said = workers.read_waiter_report(report)
+        answer = workers.read_waiter_report(report)
     finally:
         os.close(report)
-    if said is None:
+    if answer is None:
         on_refused(server.explain_end() or f"rank {one.rank} was killed while it was forked, or its waiter was")
         return None
-    if "refused" in said:
-        on_refused(f"rank {one.rank} could not be forked: {said['refused']}")
+    if "refused" in answer:
+        on_refused(f"rank {one.rank} could not be forked: {answer['refused']}")
         return None
-    if "error" in said:
-        raise request_errors.make_failed_error(f"cannot start rank {one.rank}: {said['error']}")
-    return workers.make_worker(one.rank, one.local_rank, cast("SpawnRecord", said))
+    if "error" in answer:
+        raise request_errors.make_failed_error(f"cannot start rank {one.rank}: {answer['error']}")
+    return workers.make_worker(one.rank, one.local_rank, cast("SpawnRecord", answer))
+
+
+class ForkServerManager:
+    """Starts a forkserver if the head requests one, and defers starts of workers until it is ready.
+
+    The forkserver starts with the first attempt of the run and may serve later ones.
+    """
+
+    def __init__(
+        self, loop: EventLoop, run: RunDir, markers: RunMarkers, record: Callable[[events.Event], object]
+    ) -> None:
+        """Begin without a forkserver."""
+        self._loop, self._run, self._markers, self._record = loop, run, markers, record
+        self._server: ForkServer | None = None
+        self._attempt: Attempt | None = None
+        self._request: requests.Forked | None = None
+        self._waiting_starts: list[tuple[Action, Action, DeferredReply]] = []
+        self._warned_reasons: set[str] = set()
+
+    # --- the forkserver
+
+    def prepare(self, attempt: Attempt) -> None:
+        """Provide a forkserver for an attempt that requests one; the one of the last attempt may serve again."""
+        wanted = attempt.prepare.forked
+        self._attempt, self._warned_reasons = attempt, set()
+        self._request = None if wanted is None else dataclass_json.parse_dataclass(requests.Forked, wanted)
+        if self._request is None:
+            self.close()
+            return
+        attempt.start_workers = self._start_workers
+        program, old = self._build_program(attempt, self._request), self._server
+        if old is not None and old.stage is not Stage.OVER and old.matches(self._request, program):
+            attempt.known_processes.protected.add(old.identity)
+            old.reuse(self._request, program)
+        else:
+            self.close()
+            self._start(attempt, self._request, program)
+
+    def _build_program(self, attempt: Attempt, request: requests.Forked) -> spawn.Program:
+        one = requests.WorkerStart(rank=0, local_rank=0, argv=request.argv, env=request.env)
+        # Attempt 0 stands for every attempt: the variables of a single attempt are left out anyway.
+        start = requests.Start(self._run.run, self._run.node, 0, [], inject=request.inject)
+        return workers.build_worker_program(self._run, self._markers, attempt.prepare, start, one, attempt.python)
+
+    def _start(self, attempt: Attempt, request: requests.Forked, program: spawn.Program) -> None:
+        try:
+            if not workers.install_shim(self._run):
+                raise OSError(0, "its modules cannot be written")
+            server = ForkServer(self._loop, request, program, inject.folder(self._run.root), self._on_state_change)
+        except OSError as error:
+            self._warn_not_forked(f"no process can be had to fork them: {error.strerror}")
+            return
+        attempt.known_processes.protected.add(server.identity)
+        self._server = server
+
+    def _on_state_change(self) -> None:
+        """Handle a forkserver that has become ready or has ended."""
+        server = self._server
+        if server is not None and server.stage is Stage.OVER:
+            self._server = None
+            if server.is_stale and self._attempt is not None and self._request is not None:
+                self._start(self._attempt, self._request, self._build_program(self._attempt, self._request))
+                return
+            self._warn_not_forked(server.end_reason)
+        self.run_waiting_starts()
+
+    def close(self) -> None:
+        """End the forkserver without a message."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close("")
+
+    # --- starts
+
+    def when_ready(self, start: Action, started: Action) -> dict[str, Any] | DeferredReply:
+        """Run a start now or when the forkserver is ready; `started` is called after it in any case."""
+        if self._server is None or self._server.stage is not Stage.BUSY:
+            return self._run_start(start, started)
+        later = DeferredReply()
+        self._waiting_starts.append((start, started, later))
+        return later
+
+    def run_waiting_starts(self) -> None:
+        """Run the deferred starts: the forkserver is ready, or the attempt ends."""
+        waiting, self._waiting_starts = self._waiting_starts, []
+        for start, started, later in waiting:
+            later.resolve(lambda start=start, started=started: self._run_start(start, started))  # type: ignore[misc]
+
+    def _run_start(self, start: Action, started: Action) -> dict[str, Any]:
+        try:
+            start()
+        finally:
+            started()
+            if self._server is not None and self._server.stage is Stage.READY and not self._server.request.keep:
+                self.close()
+        return {}
+
+    def _start_workers(self, wanted: Sequence[WorkerToStart]) -> Iterator[Worker]:
+        server, warned = self._server, len(self._warned_reasons)
+        yield from start_workers(server, wanted, self._warn_not_forked)
+        if server is not None and len(self._warned_reasons) == warned and wanted and self._attempt is not None:
+            text = _describe_gain(server.report, len(wanted))
+            self._record(events.Alarm(self._attempt.number, events.FORKED, text, "info"))
+
+    def _warn_not_forked(self, why: str) -> None:
+        """Record, once per attempt and reason, why ranks are not forked."""
+        if self._attempt is None or self._request is None or why in self._warned_reasons:
+            return
+        self._warned_reasons.add(why)
+        severity = "warn" if self._request.demanded else "info"
+        text = f"not forked, but started anew: {why}"
+        self._record(events.Alarm(self._attempt.number, events.NOT_FORKED, text, severity))
+
+
+def _describe_gain(report: dict[str, Any], ranks: int) -> str:
+    """Describe how much a forkserver saves."""
+    names = report["modules"]
+    what = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    memory = f"{report['kilobytes'] / 1024:.0f} MiB once instead of {ranks} times"
+    return f"{ranks} forked from one process that took {report['seconds']:.1f} s to import {what}: {memory}"

@@ -21,7 +21,7 @@ from clusterctl.agent.node_state import fencing, fsync_queue, journal, secrets, 
 from clusterctl.agent.node_state.journal import apply_event, fold_journal
 from clusterctl.agent.processes import run_markers, supervisor_lookup
 from clusterctl.agent.protocol import commands, dataclass_json, events, request_errors, requests
-from clusterctl.agent.supervisor import attempt_records, control_server, forkserver_manager, gpu_claims, sampling
+from clusterctl.agent.supervisor import attempt_records, control_server, forkserver, gpu_claims, sampling
 from clusterctl.agent.supervisor.attempt import Attempt
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Supervisor:
         self._activity: sampling.ActivitySampler | None = None
         self._health: sampling.HealthSampler | None = None
         self._control_server = control_server.ControlServer(self._loop, self._handle_request, self._log)
-        self._forking = forkserver_manager.ForkServerManager(self._loop, run, self._markers, self._record)
+        self._forking = forkserver.ForkServerManager(self._loop, run, self._markers, self._record)
         self._is_ending, self._last_lease_at = False, fencing.read_lease_clock()
         self._commands = {
             commands.Command.PREPARE: self._prepare,

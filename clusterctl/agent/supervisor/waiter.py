@@ -2,6 +2,9 @@
 
 It survives the supervisor and holds the claims on the GPUs while the worker lives. It also enforces the fence, so the
 worker ends even if no supervisor is left.
+
+There are two kinds: a fork of the supervisor, which forks the worker, and the command `wait` of the agent, for a worker
+that a forkserver has forked.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import contextlib
 import gc
 import json
 import os
+import select
 import signal
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,12 +25,14 @@ from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.linux.helper_process import Task
+    from clusterctl.agent.linux.helper_process import HelperOutput, Task
     from clusterctl.agent.linux.spawn import Program
 
 _FENCE_SLACK_S = 2.0
 """Seconds by which the waiter enforces the fence later than the supervisor would."""
 _MAX_WAIT_S = 5.0
+_READY_TIMEOUT_S = 5.0
+"""Seconds in which a forked rank may get ready; then its waiter starts it as it is."""
 _UNMEASURED_DELAY_S = 0.05
 _WRITE_RETRY_S = 0.25
 _CLOCK_MARGIN_S = 0.002
@@ -48,10 +54,9 @@ class WaiterConfig:
         kept_descriptors: Descriptors to keep open (claims).
         stop_after: Seconds without a controller after which the worker is ended; `None` for never.
         lease: File with the time of the controller's last frame.
-        enforce: Ends everything of the run on this node; called in a fork when the fence has expired.
+        fence: The values that are needed to end everything of the run when the fence has expired, or `None`.
         cgroup: `cgroup.procs` to join, or `None`.
         title: Distinguishes this waiter from others in process lists.
-        fence_context: Values with which a waiter that a forkserver forked can enforce the fence.
     """
 
     program: Program
@@ -61,10 +66,9 @@ class WaiterConfig:
     kept_descriptors: Sequence[int] = ()
     stop_after: float | None = None
     lease: str = ""
-    enforce: Task | None = None
+    fence: Mapping[str, Any] | None = None
     cgroup: str | None = None
     title: str = ""
-    fence_context: Mapping[str, Any] | None = None
 
 
 def fork_waiter(config: WaiterConfig) -> tuple[int, int]:
@@ -107,33 +111,45 @@ def _wait_for_worker(config: WaiterConfig, report: int, parent: int) -> NoReturn
     if worker == 0:
         _become_worker(config, gate, go)
     os.close(gate)
-    _release_and_wait(config, worker, (report, go), parent, {*config.kept_descriptors, end.fd}, end)
+    _release_and_wait(config, worker, (report, go), parent, end)
 
 
-def wait_for_forked_worker(config: WaiterConfig, worker: int, ends: tuple[int, int], parent: int) -> NoReturn:
-    """Wait for a child that a forkserver has forked and that is blocked at its gate.
+def main(arguments: list[str]) -> NoReturn:
+    """Run the command `wait CONFIG REPORT GO READY WORKER KEEP...`: wait for a worker that a forkserver has forked.
 
-    Args:
-        config: Its program and output are not used.
-        worker: The child.
-        ends: Descriptors for the report and for opening the gate.
-        parent: The supervisor.
+    All arguments are numbers. The forkserver has forked this process, and this process the worker, before it executed
+    the agent. So the worker is our child; it is blocked at its gate.
     """
-    _set_up_waiter(config)
-    end = _ExitFile(config.exit_file)
-    _release_and_wait(config, worker, ends, parent, {*config.kept_descriptors, end.fd}, end)
+    file, report, go, ready, worker, *keep = map(int, arguments)
+    try:
+        for fd in (file, report, go, ready, *keep):
+            os.set_inheritable(fd, False)
+        value = json.loads(os.pread(file, os.fstat(file).st_size, 0))
+        spawn.disable_core_dumps()
+        poll = select.poll()
+        poll.register(ready, select.POLLIN)
+        # A rank that fails before it is ready has reported this itself and closed the pipe.
+        if not poll.poll(_READY_TIMEOUT_S * 1000) or os.read(ready, 1):
+            config = WaiterConfig(spawn.Program([], {}), -1, kept_descriptors=keep, **value["config"])
+            _set_up_waiter(config)
+            end = _ExitFile(config.exit_file)
+            _release_and_wait(config, worker, (report, go), value["forkserver"], end)
+    except OSError as error:
+        os.write(report, json.dumps({"error": error.strerror}).encode() + b"\n")
+    except BaseException as error:
+        os.write(report, json.dumps({"refused": f"its waiter failed: {error!r}"}).encode() + b"\n")
+    finally:
+        os._exit(1)
 
 
 def _release_and_wait(
-    config: WaiterConfig, worker: int, ends: tuple[int, int], parent: int, keep: set[int], end: _ExitFile
+    config: WaiterConfig, worker: int, ends: tuple[int, int], parent: int, end: _ExitFile
 ) -> NoReturn:
     report, go = ends
-    # Without its supervisor a waiter must not start a worker that nobody knows.
-    why = (
-        _write_spawn_record(config.spawn_file, worker, report)
-        if os.getppid() == parent
-        else "its supervisor is not its parent"
-    )
+    fence = _Fence(config)
+    # Supervisor and forkserver end together. Without them a waiter must not start a worker that nobody knows.
+    is_orphan = os.getppid() != parent
+    why = "its supervisor has ended" if is_orphan else _write_spawn_record(config.spawn_file, worker, report)
     if why is not None:
         # The worker exits because its gate is closed. Do not record this exit: another waiter owns the rank.
         end.discard()
@@ -142,8 +158,7 @@ def _release_and_wait(
         os._exit(0)
     os.write(go, b"g")
     os.close(go)
-    _close_other_descriptors(keep)
-    fence = _Fence(config)
+    _close_other_descriptors({*config.kept_descriptors, end.fd})
     end.write(_wait_for_exit(worker, fence))
     os.waitpid(worker, 0)
     fence.close()
@@ -258,11 +273,28 @@ def _close_other_descriptors(keep: set[int]) -> None:
 # --- waiting
 
 
+def _make_fence_task(fence: Mapping[str, Any]) -> Task:
+    """Return the task that ends everything of the run on this node, for a fork of the waiter."""
+    # Most runs have no fence, and a start need not wait for these imports.
+    from clusterctl.agent.node_state.run_dir import RunDir
+    from clusterctl.agent.processes import run_markers, run_processes, termination
+
+    def enforce(_out: HelperOutput) -> dict[str, Any]:
+        run = RunDir(fence["root"], fence["run"], fence["node"])
+        known_processes = run_processes.KnownProcesses(cgroup=fence["cgroup"], stop_signal=fence["stop_signal"])
+        markers = run_markers.make_run_markers(run)
+        return termination.terminate_for_fence(run, markers, fence["attempt"], known_processes, fence["grace"])
+
+    return enforce
+
+
 class _Fence:
     """The fence: how long the worker may run without a controller."""
 
     def __init__(self, config: WaiterConfig) -> None:
         self._config = config
+        has_task = config.stop_after is not None and config.fence is not None
+        self._enforce = _make_fence_task(config.fence or {}) if has_task else None
         self._last = fencing.read_lease_clock()
         self._sweeper: int | None = None
         self.expired = False
@@ -277,14 +309,14 @@ class _Fence:
     def enforce(self) -> None:
         """End everything of the run on this node; from then on wait for the worker without a limit."""
         self.expired = True
-        if self._config.enforce is None:
+        if self._enforce is None:
             return
         try:
-            self._sweeper, _ = helper_process.start_helper(self._config.enforce)
+            self._sweeper, _ = helper_process.start_helper(self._enforce)
         except OSError:
             # No process is available for the fork: do it here, and notice the worker's end later.
-            with open(os.devnull, "wb") as nobody:
-                self._config.enforce(helper_process.HelperOutput(nobody.fileno()))
+            with open(os.devnull, "wb") as null:
+                self._enforce(helper_process.HelperOutput(null.fileno()))
 
     def close(self) -> None:
         """Wait for the child that enforces the fence."""

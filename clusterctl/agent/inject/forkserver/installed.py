@@ -1,4 +1,4 @@
-"""What is installed, where modules come from, and whether that is still so."""
+"""Imports installed modules, and checks whether a fresh start would import the same."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import sys
 import sysconfig
 import time
 
-from . import STARTED
-from .errors import CannotForkError
+from . import STARTED, CannotForkError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
-    Change = tuple[int, ...] | None
-
+    Stamp = tuple[int, ...] | None
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -35,19 +33,21 @@ _STANDARD_ZIP = "python{}{}.zip".format(*sys.version_info)
 
 def is_installed(path: str) -> bool:
     """Return whether a path is installed: below `site-packages`, `dist-packages` or the standard library."""
-    parts = path.split(os.sep)
-    if "site-packages" in parts or "dist-packages" in parts:
-        return True
-    return (path + os.sep).startswith(_STANDARD) or os.path.basename(path) == _STANDARD_ZIP
+    is_zip = os.path.basename(path) == _STANDARD_ZIP
+    return _is_in_packages(path) or (path + os.sep).startswith(_STANDARD) or is_zip
 
 
 def is_standard(file: str) -> bool:
     """Return whether a file is of the standard library."""
-    parts = file.split(os.sep)
-    return file.startswith(_STANDARD) and "site-packages" not in parts and "dist-packages" not in parts
+    return file.startswith(_STANDARD) and not _is_in_packages(file)
 
 
-def script_path() -> list[str]:
+def _is_in_packages(path: str) -> bool:
+    parts = path.split(os.sep)
+    return "site-packages" in parts or "dist-packages" in parts
+
+
+def _list_script_folders() -> list[str]:
     """Return what Python puts first on `sys.path` when it runs the command line of this process."""
     if getattr(sys.flags, "safe_path", False):
         return []
@@ -57,8 +57,8 @@ def script_path() -> list[str]:
     return [script if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))]
 
 
-class _Misses:
-    """Stands behind all other finders, and so is asked for the modules alone that none of them has."""
+class _MissRecorder:
+    """The last finder: Python asks it for the modules that no other finder has."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -71,31 +71,30 @@ class Imports:
     """Installed modules that are imported, and whether a fresh start would still import the same.
 
     Attributes:
-        names: The modules that were asked for.
+        names: The modules that were requested.
     """
 
     def __init__(self, names: list[str] | None, path: list[str]) -> None:
-        """Begin with none.
+        """Import nothing yet.
 
         Args:
-            names: Modules to import; `None` for torch where that is installed, else numpy.
-            path: What `sys.path` is in a rank.
+            names: Modules to import; `None` for torch if that is installed, else numpy.
+            path: The value of `sys.path` in a rank.
         """
-        self._began = time.time_ns()
-        self._path, self._misses = path, _Misses()
-        self._installed = [place for place in path if is_installed(place)]
+        self._began_ns = time.time_ns()
+        self._path, self._misses = path, _MissRecorder()
+        self._installed = [folder for folder in path if is_installed(folder)]
         sys.path[:] = self._installed
-        self._folders = {path: _change(path) for path in self._places()}
-        self._files: dict[str, Change] = {}
+        self._stamps: dict[str, Stamp] = {path: _read_stamp(path) for path in self._list_places()}
         if names is None:
             names = [name for name in ("torch", "numpy") if self._find(name, self._installed)][:1]
         self.names = names
 
     def run(self, import_all: Callable[[list[str]], None]) -> None:
-        """Import them, with nothing on the path that is not installed.
+        """Import them with only installed modules on the path.
 
         Raises:
-            CannotForkError: One cannot be imported, or something of the user's came along.
+            CannotForkError: One cannot be imported, or an import has loaded a module of the user.
         """
         if not self.names:
             raise CannotForkError("neither torch nor numpy is installed; `job.preload` names what to import")
@@ -109,28 +108,32 @@ class Imports:
         finally:
             if self._misses in sys.meta_path:
                 sys.meta_path.remove(self._misses)
-        for name, file in _files():
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if not isinstance(file, str) or not os.path.isabs(file) or name in ("__main__", "__mp_main__"):
+                continue
             if not is_installed(file) and not file.startswith(_OURS):
                 raise CannotForkError(f"what was imported took in `{name}`, which is not installed: {file}")
-            self._files[file] = _change(file, self._began)
+            self._stamps[file] = _read_stamp(file, self._began_ns)
 
     def _check_is_installed(self, name: str) -> None:
         if name in sys.builtin_module_names or self._find(name, self._installed):
             return
-        elsewhere = self._find(name, [*script_path(), *self._path])
+        elsewhere = self._find(name, [*_list_script_folders(), *self._path])
         if not elsewhere:
             raise CannotForkError(f"there is no module `{name}`")
-        why = "only what is installed is preloaded"
-        raise CannotForkError(f"`{name}` is not installed, but lies at {elsewhere}: {why}")
+        raise CannotForkError(
+            f"`{name}` is not installed, but lies at {elsewhere}: only installed modules are preloaded"
+        )
 
     def check_names(self) -> None:
-        """See whether a fresh start would take each module from where it was taken here.
+        """Check that a fresh start would take each module from the same place.
 
         Raises:
-            CannotForkError: A folder of the user's, which comes first, has one of that name.
+            CannotForkError: A folder of the user, which comes first, has a module of that name.
         """
         importlib.invalidate_caches()
-        path = [*script_path(), *self._path]
+        path = [*_list_script_folders(), *self._path]
         imported = {name for name in sys.modules if "." not in name and name not in STARTED}
         for name in sorted(imported | self._misses.names):
             if name in sys.builtin_module_names or _imp.is_frozen(name):
@@ -139,13 +142,17 @@ class Imports:
             if theirs and theirs != self._find(name, self._installed):
                 raise CannotForkError(f"a fresh start would import `{name}` from {theirs}")
 
-    def changed(self) -> str | None:
-        """Return a file or folder that is not as it was when it was imported."""
-        known = {**self._folders, **self._files}
-        return next((path for path, before in known.items() if before == (-1,) or _change(path) != before), None)
+    def find_change(self) -> str | None:
+        """Return why a fresh start would import something else now, or a file or folder that has changed."""
+        try:
+            self.check_names()
+        except CannotForkError as error:
+            return str(error)
+        stamps = self._stamps.items()
+        return next((path for path, stamp in stamps if stamp == (-1,) or _read_stamp(path) != stamp), None)
 
-    def _places(self) -> Iterator[str]:
-        """Yield what tells Python at its start where modules are."""
+    def _list_places(self) -> Iterator[str]:
+        """Yield the files and folders that tell Python at its start where modules are."""
         yield os.path.join(sys.prefix, "pyvenv.cfg")
         yield sys.executable
         user = site.getusersitepackages() if site.ENABLE_USER_SITE is not False else None
@@ -156,30 +163,26 @@ class Imports:
 
     @staticmethod
     def _find(name: str, path: list[str]) -> str | None:
-        """Return the file that a module would come from; of a namespace its first folder."""
+        """Return the file of a module; of a namespace its first folder."""
         above = name.rpartition(".")[0]
         try:
             places = getattr(sys.modules[above], "__path__", None) if above else path
             spec = None if places is None else importlib.machinery.PathFinder.find_spec(name, list(places))
         except Exception:
-            # Anything may stand for a package among the modules.
+            # Libraries put objects of any kind among the modules.
             return None
         if spec is None:
             return None
-        # The folders of a namespace that was imported are looked for again when the path changes.
+        # Python searches the folders of an imported namespace again if the path changes.
         namespace = "a namespace" if name in sys.modules else next(iter(spec.submodule_search_locations or ()), None)
         return spec.origin or namespace
 
 
-def _files() -> Iterable[tuple[str, str]]:
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and os.path.isabs(file) and name not in ("__main__", "__mp_main__"):
-            yield name, file
+def _read_stamp(path: str, since_ns: int | None = None) -> Stamp:
+    """Return the time of the last change and the size of a file.
 
-
-def _change(path: str, since: int | None = None) -> Change:
-    """Return when a file was changed, and its size; `(-1,)` if that was after `since`: what was read is unknown."""
+    `(-1,)` stands for a change after `since_ns`: nobody knows which content was imported. `None` means no file.
+    """
     if path.startswith(_OURS):
         # Each start touches it.
         return ()
@@ -187,6 +190,6 @@ def _change(path: str, since: int | None = None) -> Change:
         status = os.stat(path)
     except OSError:
         return None
-    if since is not None and max(status.st_mtime_ns, status.st_ctime_ns) >= since:
+    if since_ns is not None and max(status.st_mtime_ns, status.st_ctime_ns) >= since_ns:
         return (-1,)
     return status.st_mtime_ns, status.st_size

@@ -1,14 +1,15 @@
-"""The forkserver's own work: import what is asked for, and fork a rank at each request until the supervisor ends.
+"""The forkserver's own work: it imports, then forks a rank at each request until the supervisor ends.
 
-A request is one byte with descriptors: `f` asks for a fork, and `?` whether a fresh start would still import the same.
-A fork comes with a file with the request as JSON, one with what the waiter is told, where to report, the worker's
-output, and what the waiter is to hold. If it fails before the gate opens, nothing of the user's has been started: the
-reason is reported, and the rank starts anew.
+A request is one byte with descriptors: `f` requests a fork, and `?` asks whether a fresh start would still import the
+same. A fork comes with a file that holds the request as JSON, the pipe for the report, the worker's output, and the
+descriptors that the waiter keeps open. If a fork fails before its gate opens, no code of the user has run: the reason
+is reported, and the rank starts as a new process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -16,52 +17,71 @@ import os
 import resource
 import socket
 import sys
+import threading
 import time
+import types
 
-from . import rank
-from .errors import CannotForkError, reason
+from . import CannotForkError
+from .checks import OLD_TORCH_SEED, ImportWatch
 from .installed import Imports
-from .watch import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import random
+    import weakref
+    from collections.abc import Iterable
     from typing import Any, NoReturn
 
 VARIABLE = "CLUSTERCTL_FORKSERVER"
-"""Its value begins with the number of our connection."""
+"""Its value starts with the descriptor number of our connection. The blanks behind it make room for a rank's variables
+in the memory in which the kernel shows the environment.
+"""
 _NAME = "clusterctl-fork"
-_MOST_DESCRIPTORS = 250
-_MEASURES = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "PYTHONINSPECT")
+_MAX_DESCRIPTORS = 250
+_MAX_REASON_LENGTH = 1000
+_MEASURING_VARIABLES = ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "PYTHONINSPECT")
 _TAG_LIMITS = (10, resource.RLIMIT_RSS)
 """Limits that Linux does not enforce (the first is RLIMIT_LOCKS): one of them holds the tag of the run."""
-_LEAST_TAG = 1 << 60
+_MIN_TAG = 1 << 60
 """Far above any limit that a person would set."""
+_ENV_START, _ENV_END = 50, 51
+"""Fields of /proc/PID/stat (proc(5))."""
 
 
 def main(path: list[str]) -> bool:
-    """Be the forkserver until the supervisor ends; return in a rank alone: whether our shim is wanted there.
+    """Run the forkserver until the supervisor ends. Returns in a rank only: whether the shim is wanted there.
 
     Args:
-        path: What `sys.path` is in a rank.
+        path: The value of `sys.path` in a rank.
     """
-    # As the kernel has it: Python itself may have added a variable of the locale, as it does for every rank.
+    # Read the kernel's copy: Python itself may have added a variable of the locale, as it does in every rank.
     with open("/proc/self/environ", "rb") as file:
         started = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if entry)
-    control = int(os.environ.pop(VARIABLE).partition(":")[0])
-    sock = socket.socket(fileno=control)
+    sock = socket.socket(fileno=int(os.environ.pop(VARIABLE).partition(":")[0]))
     try:
         return _Server(sock, started, path).serve()
     except BaseException as error:
-        _say(sock, {"cannot": reason(error)})
+        _send(sock, {"cannot": _describe(error)})
         os._exit(0 if isinstance(error, CannotForkError) else 1)
 
 
-def _say(sock: socket.socket, message: dict[str, Any]) -> None:
+def _send(sock: socket.socket, message: dict[str, Any]) -> None:
     sock.sendall(json.dumps(message).encode())
 
 
-def _content(fd: int) -> Any:
-    """Return what a file holds, as JSON. Waiter and rank read theirs at once, so it has no offset in common."""
+def _describe(error: BaseException) -> str:
+    """Return what went wrong, and where if this is no refusal of ours."""
+    if isinstance(error, CannotForkError):
+        return str(error)
+    import traceback
+
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    places = [f" ({os.path.basename(frame.filename)}:{frame.lineno})" for frame in last]
+    return f"{type(error).__name__}: {error}"[:_MAX_REASON_LENGTH] + "".join(places)
+
+
+def _read_json(fd: int) -> Any:
+    """Return the content of a file. Waiter and rank read theirs at once, so neither moves the common offset."""
     return json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
 
 
@@ -70,42 +90,44 @@ class _Server:
         self._sock, self._started, self._path = sock, started, path
         with open("/proc/self/comm") as file:
             self._rank_name = file.read().strip()
-        rank.set_name(_NAME)
+        _set_name(_NAME)
 
     def serve(self) -> bool:
-        (asked,) = self._receive()[1]
-        spec = _content(asked)
-        os.close(asked)
+        (descriptor,) = self._receive()[1]
+        request = _read_json(descriptor)
+        os.close(descriptor)
         began = time.monotonic()
-        imports, watch = self._import(spec)
+        imports, watch = self._import(request)
         seconds = time.monotonic() - began
-        _say(self._sock, {"modules": imports.names, "seconds": seconds, "kilobytes": _memory()})
+        with open("/proc/self/status") as file:
+            shared = next((int(line.split()[1]) for line in file if line.startswith("RssAnon:")), 0)
+        _send(self._sock, {"modules": imports.names, "seconds": seconds, "kilobytes": shared})
         while True:
             word, descriptors = self._receive()
             if not word:
                 os._exit(0)
             if word == b"?":
-                _say(self._sock, {"changed": _changed(imports)})
+                _send(self._sock, {"changed": imports.find_change()})
             elif self._fork(descriptors, watch):
-                return bool(spec["inject"])
+                return bool(request["inject"])
             for fd in descriptors:
                 os.close(fd)
 
     def _receive(self) -> tuple[bytes, list[int]]:
-        word, descriptors, flags, _ = socket.recv_fds(self._sock, 1, _MOST_DESCRIPTORS)
+        word, descriptors, flags, _ = socket.recv_fds(self._sock, 1, _MAX_DESCRIPTORS)
         if flags & socket.MSG_CTRUNC:
-            raise CannotForkError("no descriptor is to be had for what a rank needs")
+            raise CannotForkError("there are too few free descriptors for a rank")
         return word, descriptors
 
-    def _import(self, spec: dict[str, Any]) -> tuple[Imports, Watch]:
-        for name in _MEASURES:
+    def _import(self, request: dict[str, Any]) -> tuple[Imports, ImportWatch]:
+        for name in _MEASURING_VARIABLES:
             if os.environ.get(name):
-                raise CannotForkError(f"{name} is set, which is for processes that start anew")
-        imports, watch = Imports(spec["preload"], self._path), Watch(spec["rank_names"])
+                raise CannotForkError(f"{name} is set, which works in new processes only")
+        imports, watch = Imports(request["preload"], self._path), ImportWatch(request["rank_names"])
         imports.check_names()
         main: Any = sys.modules["__main__"]
         if sys.argv[0] != "-m":
-            # A module may look at it to know whether there is a script.
+            # A module may read it to find out whether there is a script.
             main.__file__ = os.path.abspath(sys.argv[0])
         with watch:
             imports.run(_import_all)
@@ -116,71 +138,96 @@ class _Server:
         sys.stderr.flush()
         return imports, watch
 
-    # --- a fork
-
-    def _fork(self, descriptors: list[int], watch: Watch) -> bool:
-        """Fork a rank and its waiter; true in the rank, once its gate is open."""
+    def _fork(self, descriptors: list[int], watch: ImportWatch) -> bool:
+        """Fork a waiter, and a rank from that; return true in the rank once its gate is open."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass  # This was a waiter that has ended.
         try:
-            settled, settling = os.pipe()
-            between = os.fork()
+            pid = os.fork()
         except OSError as error:
             _refuse(descriptors, error)
             return False
-        if between:
-            os.close(settled)
-            os.waitpid(between, 0)
-            os.close(settling)
+        if pid:
             return False
         try:
-            if os.fork():
-                # Whoever remains has the supervisor for a parent, which takes in all orphans.
-                os._exit(0)
-            os.close(settling)
-            # Nobody is an orphan before its parent has been waited for, however late that is.
-            os.read(settled, 1)
-            os.close(settled)
             self._sock.close()
-            gate, readying = _part(descriptors)
+            os.setsid()
+            gate, go = os.pipe()
+            ready, ready_end = os.pipe()
+            worker = os.fork()
+            if worker:
+                _exec_waiter(descriptors, go, ready, worker)
+            os.setsid()
+            os.close(go)
+            os.close(ready)
         except BaseException as error:
             _refuse(descriptors, error)
             os._exit(1)
-        self._become(descriptors, gate, readying, watch)
+        self._become_rank(descriptors, gate, ready_end, watch)
         return True
 
-    def _become(self, descriptors: list[int], gate: int, readying: int, watch: Watch) -> None:
+    def _become_rank(self, descriptors: list[int], gate: int, ready_end: int, watch: ImportWatch) -> None:
         """Become a rank, and wait at the gate."""
-        request, _, _, output, *_ = descriptors
+        request_file, _, output, *_ = descriptors
         try:
-            asked = _content(request)
-            words = os.pread(1, os.fstat(1).st_size, 0)
+            request = _read_json(request_file)
+            printed = os.pread(1, os.fstat(1).st_size, 0)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            if asked["cgroup"]:
-                _join(asked["cgroup"])
-            rank.prepare(self._started, rank.of_text(asked["env"]), watch.unseeded)
-            rank.set_name(self._rank_name)
-            del asked
+            if request["cgroup"]:
+                with contextlib.suppress(OSError), open(request["cgroup"], "w") as file:
+                    file.write("0")
+            self._set_environment(_encode_environment(request["env"]))
+            _renew_state(watch.unseeded)
+            _set_name(self._rank_name)
+            del request
         except BaseException as error:
             if not _refuse(descriptors, error) and os.read(gate, 1):
-                # The waiter did not wait for us so long: this is a rank that has started.
-                _print()
+                # The waiter did not wait so long, so this rank has started.
+                import traceback
+
+                traceback.print_exc()
             os._exit(126)
         with contextlib.suppress(BrokenPipeError):
-            os.write(readying, b"r")
-        for fd in (*descriptors, readying):
+            os.write(ready_end, b"r")
+        for fd in (*descriptors, ready_end):
             os.close(fd)
         if not os.read(gate, 1):
             # The waiter has said why, or was killed.
             os._exit(1)
         os.close(gate)
-        # What the imports of a fresh start would have said.
-        os.write(1, words)
+        # A fresh start would print what imports print.
+        os.write(1, printed)
+
+    def _set_environment(self, env: dict[bytes, bytes]) -> None:
+        """Set the variables of a rank; what imports have changed stays changed.
+
+        The kernel shows them too: what the forkserver was not started with goes where it has room.
+        """
+        for name in self._started.keys() | env.keys():
+            if self._started.get(name) != env.get(name):
+                if name in env:
+                    os.environb[name] = env[name]
+                else:
+                    os.environb.pop(name, None)
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[_ENV_START - 3]), int(fields[_ENV_END - 3])
+        with open("/proc/self/environ", "rb") as file:
+            front, found, _ = file.read().partition(VARIABLE.encode() + b"=")
+        shared = {*front.split(b"\0")}
+        rest = b"".join(entry + b"\0" for name, value in env.items() if (entry := name + b"=" + value) not in shared)
+        room = end - start - len(front)
+        if not found or len(rest) > room:
+            raise CannotForkError("the environment of a rank is too large for a fork")
+        ctypes.memmove(start + len(front), rest.ljust(room, b"\0"), room)
 
 
 def _import_all(names: list[str]) -> None:
-    usual, few = gc.get_threshold(), (1 << 20, 1 << 10, 1 << 10)
-    # What imports make stays: to look for garbage among it takes an eighth of their time.
-    gc.set_threshold(*few)
+    usual, rare = gc.get_threshold(), (1 << 20, 1 << 10, 1 << 10)
+    # Almost nothing that imports make is garbage: searching for it takes an eighth of their time.
+    gc.set_threshold(*rare)
     try:
         for name in names:
             try:
@@ -188,87 +235,85 @@ def _import_all(names: list[str]) -> None:
             except BaseException as error:
                 raise CannotForkError(f"`import {name}` failed: {type(error).__name__}: {error}") from error
     finally:
-        # All ranks share it, garbage included: collections leave it alone, so that it stays shared. Before there is a
-        # usual one again: the first would look at all of it.
+        # All ranks share these objects. Collections would unshare their pages, and the first one under the usual
+        # threshold would visit all of them, so freeze them before.
         gc.freeze()
-        if gc.get_threshold() == few:
+        if gc.get_threshold() == rare:
             gc.set_threshold(*usual)
 
 
-def _changed(imports: Imports) -> str | None:
-    try:
-        imports.check_names()
-    except CannotForkError as error:
-        return str(error)
-    return imports.changed()
-
-
-def _memory() -> int:
-    """Return the memory that a rank shares with us, in KiB."""
-    with open("/proc/self/status") as file:
-        return next((int(line.split()[1]) for line in file if line.startswith("RssAnon:")), 0)
-
-
 def _refuse(descriptors: list[int], error: BaseException) -> bool:
-    """Report why there is no such rank; false where nobody listens any more."""
+    """Report why there is no such rank; return false if nobody reads the report any more."""
     try:
-        os.write(descriptors[2], json.dumps({"refused": reason(error)}).encode() + b"\n")
+        os.write(descriptors[1], json.dumps({"refused": _describe(error)}).encode() + b"\n")
     except OSError:
         return False
     return True
 
 
-def _part(descriptors: list[int]) -> tuple[int, int]:
-    """Fork the rank; return its gate and where to say that it is ready there, and be its waiter here."""
-    os.setsid()
-    gate, go = os.pipe()
-    ready, readying = os.pipe()
-    worker = os.fork()
-    if worker:
-        _wait(descriptors, go, ready, worker)
-    os.setsid()
-    os.close(go)
-    os.close(ready)
-    return gate, readying
-
-
-def _wait(descriptors: list[int], go: int, ready: int, worker: int) -> NoReturn:
-    """Become the agent's waiter: a small process that knows nothing of all this."""
-    request, told, report, _, *keep = descriptors
-    asked = _content(request)
-    argv, env = asked["waiter"], rank.of_text(asked["waiter_env"])
-    _untag()
+def _exec_waiter(descriptors: list[int], go: int, ready: int, worker: int) -> NoReturn:
+    """Become the waiter, a small process of the agent."""
+    request_file, report, _, *keep = descriptors
+    request = _read_json(request_file)
+    argv = request["waiter"]
+    for limit in _TAG_LIMITS:
+        # A waiter is no process of the run, so remove the tag.
+        soft, hard = resource.getrlimit(limit)
+        if soft >= _MIN_TAG:
+            resource.setrlimit(limit, (hard, hard))
     null = os.open(os.devnull, os.O_RDWR)
     # A Python that cannot start says why on its stderr.
     for source, target in ((null, 0), (null, 1), (report, 2)):
         os.dup2(source, target)
-    held = [told, report, go, ready, *keep]
+    passed = [request_file, report, go, ready, *keep]
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
-            try:
-                os.set_inheritable(int(name), int(name) in held)
-            except OSError:
-                continue
-    os.execve(argv[0], [*argv, *map(str, [*held[:4], worker, *keep])], env)
+            with contextlib.suppress(OSError):
+                os.set_inheritable(int(name), int(name) in passed)
+    argv = [*argv, *map(str, [*passed[:4], worker, *keep])]
+    os.execve(argv[0], argv, _encode_environment(request["waiter_env"]))
 
 
-def _untag() -> None:
-    """Take off the tag of the run: a waiter is no process of it."""
-    for limit in _TAG_LIMITS:
-        soft, hard = resource.getrlimit(limit)
-        if soft >= _LEAST_TAG:
-            resource.setrlimit(limit, (hard, hard))
+def _set_name(name: str) -> None:
+    """Set what `ps -o comm` shows."""
+    with open("/proc/self/comm", "w") as file:
+        file.write(name)
 
 
-def _print() -> None:
-    import traceback
+def _encode_environment(values: dict[str, str]) -> dict[bytes, bytes]:
+    """Return variables as the kernel has them, whatever the encoding of the user's Python."""
+    how = ("utf-8", "surrogateescape")
+    return {name.encode(*how): value.encode(*how) for name, value in values.items()}
 
-    traceback.print_exc()
 
-
-def _join(procs: str) -> None:
-    try:
-        with open(procs, "w") as file:
-            file.write("0")
-    except OSError:
-        return
+def _renew_state(unseeded: Iterable[weakref.ref[random.Random]]) -> None:
+    """Renew what a fresh start draws by chance, or takes from its clock, thread or output; `random` does so itself."""
+    importlib.invalidate_caches()
+    set_native_id = getattr(threading.main_thread(), "_set_native_id", None)
+    if set_native_id is not None:
+        set_native_id()
+    for generator in filter(None, (reference() for reference in unseeded)):
+        generator.seed()
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.initial_seed() != OLD_TORCH_SEED:
+        torch.default_generator.seed()
+    logging: Any = sys.modules.get("logging")
+    if logging is not None:
+        # The start of `relativeCreated`.
+        logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()  # noqa: SLF001
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.current_process().authkey = os.urandom(32)
+    # Frozen objects are never collected, but Python collects the main module when it ends.
+    main = types.ModuleType("__main__")
+    vars(main).update(vars(sys.modules["__main__"]))
+    sys.modules["__main__"] = main
+    for stream in (sys.stdout, sys.stderr):
+        # It is another file now, with another position.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+            if stream.seekable():
+                stream.seek(0, os.SEEK_END)
