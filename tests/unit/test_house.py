@@ -88,4 +88,4 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 def test_a_circle_would_be_found() -> None:
     assert "clusterctl.agent.protocol.frozen_dataclass" in imported_by("clusterctl.agent.protocol.frames")
-    assert "clusterctl.agent.inject.shim.encode" in imported_by("clusterctl.agent.inject.shim.beat")
+    assert "clusterctl.agent.inject.shim.files" in imported_by("clusterctl.agent.inject.shim.beat")

@@ -13,8 +13,8 @@ Files in the status directory (a 0700 directory on tmpfs, one per run, node and 
     rank-R.status.json  written once a second; its keys are those of `shim.beat.Beat.status`
     rank-R.stacks       where stacks are dumped
     rank-R.ready.json   who is armed to dump them: pid, start_time, signal, fd, dev, ino, main_thread
-    rank-R.python.json  how the Python ended, where a shell has started it; see `shim.exit_record.ExitRecord`
-    rank-R.signal.json  the last SIGTERM or SIGINT that it has handled; see `shim.signals.SignalRecord`
+    rank-R.python.json  how the Python ended, where a shell has started it; see `shim.records.ExitRecord`
+    rank-R.signal.json  the last SIGTERM or SIGINT that it has handled; see `shim.records.SignalRecord`
     rank-R.child.json   the first process of `multiprocessing` that ended by an exception: pid, message
     rank-R.group.json   rank and size of its default process group
     rank-R.python       there once any Python has begun in it
@@ -41,11 +41,9 @@ _SHIM = (
     "claim",
     "collectives",
     "dump",
-    "encode",
-    "exit_record",
-    "group_record",
+    "files",
     "hooks",
-    "signals",
+    "records",
     "stamp",
     "state",
 )

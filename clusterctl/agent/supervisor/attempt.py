@@ -7,7 +7,7 @@ import dataclasses
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.inject import status
 from clusterctl.agent.linux import cgroup, ports, proc, syscalls

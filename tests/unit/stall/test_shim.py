@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.inject.shim.encode import encode
+from clusterctl.agent.inject.shim.files import encode
 from clusterctl.agent.inject.shim.state import State, parse_limit
 
 _TEXT = st.text(max_size=60)

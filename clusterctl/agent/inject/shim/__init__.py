@@ -1,7 +1,7 @@
 """The shim inside a worker; it runs there as the package `_clusterctl_shim`.
 
-It counts steps, knows how long the main thread has been away, writes one status file a second and lets the supervisor
-dump all stacks by a signal. What it cannot do with this Python or this torch it lists under `degraded`.
+It counts steps, measures how long the main thread has run no Python, writes one status file a second and lets the
+supervisor dump all stacks by a signal. What it cannot do with this Python or this torch it lists under `degraded`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Armed:
-    """What is armed in this process: `state` for the worker API, `beat` that writes the status file."""
+    """The active parts in this process: `state` for the worker API, and `beat`, which writes the status file."""
 
     def __init__(self, state: State, beat: Beat) -> None:
         self.state = state
@@ -28,7 +28,7 @@ armed: Armed | None = None
 
 
 def arm(status_dir: str, rank: int) -> None:
-    """Arms everything if this process gets the rank; else does nothing.
+    """Start all parts if this process gets the rank; otherwise only watch for peers and failed children.
 
     Args:
         status_dir: The directory for the status files of this run, node and attempt.
@@ -36,14 +36,14 @@ def arm(status_dir: str, rank: int) -> None:
     """
     global armed  # noqa: PLW0603  (one per process, by its nature)
     if claims.is_launcher():
-        from .exit_record import ExitRecord
+        from .records import ExitRecord
 
         ExitRecord(status_dir, rank, claims.start_ticks("self") or 0).begin()
         return
     start_time = claims.claim(status_dir, rank)
     from . import hooks
     from .child_record import ChildRecord
-    from .group_record import GroupRecord
+    from .records import ExitRecord, GroupRecord, SignalRecord
 
     groups, children = GroupRecord(status_dir, rank), ChildRecord(status_dir, rank)
     watched = {**groups.hooks, **children.hooks}
@@ -51,13 +51,11 @@ def arm(status_dir: str, rank: int) -> None:
         hooks.watch(State(), watched)
         children.begin_script()
         return
-    # Imported here: in the many Pythons that are not the rank, nothing more is to be paid.
+    # Inner imports: the many Pythons that are not the rank need nothing of this.
     import atexit
 
     from .beat import Beat
     from .dump import Dumper
-    from .exit_record import ExitRecord
-    from .signals import SignalRecord
 
     state = State()
     beat = Beat(state, Dumper(status_dir, rank, start_time), status_dir, rank, start_time)
@@ -74,7 +72,7 @@ def arm(status_dir: str, rank: int) -> None:
 
 
 def _disarm() -> None:
-    """In a forked child: the rank is the parent, so nothing here may speak for it."""
+    """Stop all parts in a forked child: the rank is the parent."""
     global armed  # noqa: PLW0603
     if armed is not None:
         armed.beat.forget()

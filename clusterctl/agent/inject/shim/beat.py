@@ -1,4 +1,4 @@
-"""Once a second: look at main thread, collectives and descriptors, and write the status file."""
+"""Once a second, check the main thread, collectives and descriptors, and write the status file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import time
 from time import monotonic
 
-from .encode import encode
+from .files import encode, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from .state import State
 
 INTERVAL_S = 1.0
-# How long a fork or the end of the process may wait for the thread.
 PATIENCE_S = 0.5
+"""Seconds for which a fork or the end of the process waits for the thread."""
 
 
 class Beat:
-    """The thread behind the status file. It stands still while the process forks and ends before Python does."""
+    """The thread that writes the status file. It pauses while the process forks, and ends before Python does."""
 
     def __init__(self, state: State, dumper: Dumper, status_dir: str, rank: int, start_time: int) -> None:
         self._state = state
@@ -48,30 +48,30 @@ class Beat:
         self._collectives: Collectives | None = None
 
     def begin(self) -> None:
-        """Arms the dump and starts the thread; what fails is degraded."""
+        """Arm the stack dump and start the thread."""
         self._try("stacks", self._dumper.arm)
         self._start()
 
     def pause(self) -> None:
-        """Before a fork: ends the thread, so that the child inherits no lock of it and Python sees no thread more."""
+        """Before a fork, end the thread: the child inherits no lock of it, and Python sees no other thread."""
         self._forks += 1
         self._try("fork", self._stop)
 
     def resume(self) -> None:
-        """After a fork, in the parent."""
+        """After a fork, continue in the parent."""
         self._forks -= 1
         if self._forks == 0 and self._pid == os.getpid():
             self._start()
 
     def finish(self) -> None:
-        """At exit: the last word, with the final step."""
+        """At exit, write the status with the final step."""
         if self._pid == os.getpid():
             self._try("exit", self._stop)
-            self._try("collectives", self._look_at_collectives)
+            self._try("collectives", self._check_collectives)
             self._try("status", self._write)
 
     def forget(self) -> None:
-        """In a forked child: nothing here is ours any more."""
+        """In a forked child, stop: the thread belongs to the parent."""
         self._pid = -1
         self._running = False
 
@@ -80,7 +80,7 @@ class Beat:
             return
         with self._turn:
             self._stopping = False
-            if self._running:  # it never came to its end: whoever held the GIL did so for longer than our patience
+            if self._running:  # another thread held the GIL for longer than our patience, so it has not ended
                 return
             self._running = True
         self._done.acquire(False)
@@ -95,7 +95,7 @@ class Beat:
         self._stopping = True
         if self._wake.locked():
             self._wake.release()
-        # Stuck in a tick (an import that waits for this very thread): then it stays, nothing is worth waiting longer.
+        # If it is stuck, as in an import that waits for the calling thread, leave it.
         if not self._done.acquire(True, PATIENCE_S):
             return
         task = f"/proc/self/task/{self._tid}"
@@ -119,10 +119,10 @@ class Beat:
             return self._stopping
 
     def _tick(self) -> None:
-        # The first second belongs to the script: what needs imports waits.
+        # The first second belongs to the script, so parts that import modules wait.
         if self._ticks > 0:
-            self._try("main_thread", self._look_at_main)
-            self._try("collectives", self._look_at_collectives)
+            self._try("main_thread", self._check_main_thread)
+            self._try("collectives", self._check_collectives)
             self._try("stacks", self._dumper.check)
         self._ticks += 1
         self._try("status", self._write)
@@ -132,10 +132,10 @@ class Beat:
             action()
             if part in self._state.degraded:
                 del self._state.degraded[part]
-        except Exception as error:  # not to be known here is better than to harm the worker
+        except Exception as error:  # a missing value is better than a harmed worker
             self._state.degraded[part] = f"{type(error).__name__}: {error}"
 
-    def _look_at_main(self) -> None:
+    def _check_main_thread(self) -> None:
         if self._stamp is None:
             from .stamp import MainStamp, allow_tracer
 
@@ -143,9 +143,9 @@ class Beat:
             tracer = os.environ.get("CLUSTERCTL_TRACER_PID", "")
             if tracer.isdigit():
                 allow_tracer(int(tracer))
-        self._stamp.look()
+        self._stamp.update()
 
-    def _look_at_collectives(self) -> None:
+    def _check_collectives(self) -> None:
         if "torch" not in self._state.frameworks:
             return
         if self._collectives is None:
@@ -153,44 +153,28 @@ class Beat:
 
             self._collectives = Collectives()
         before = self._collectives.place
-        if self._collectives.look():
+        if self._collectives.update():
             self._state.progress_time = monotonic()
         if self._collectives.place not in (None, before):
-            self._put(self._path.replace(".status.", ".group."), encode(self._collectives.place))
+            replace_file(self._path.replace(".status.", ".group."), encode(self._collectives.place))
         entries = self._collectives.recorded()
         if entries is not None:
-            told = {"pid": self._pid, "start_time": self._start_time, "time": monotonic(), "entries": entries}
-            self._put(self._path.replace(".status.", ".recorded."), encode(told))
-
-    def _put(self, path: str, content: str) -> None:
-        temporary = f"{path}.tmp"
-        try:
-            with open(temporary, "w", encoding="ascii") as file:
-                file.write(content)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
-            raise
+            record = {"pid": self._pid, "start_time": self._start_time, "time": monotonic(), "entries": entries}
+            replace_file(self._path.replace(".status.", ".recorded."), encode(record))
 
     def _write(self) -> None:
         content = encode(self.status(monotonic()))
         try:
-            self._put(self._path, content)
+            replace_file(self._path, content)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            self._overwrite(content.encode("ascii"))
-
-    def _overwrite(self, content: bytes) -> None:
-        """On a full tmpfs: in the space that there is, filled up with blanks, which mean nothing behind JSON."""
-        fd = os.open(self._path, os.O_WRONLY)
-        try:
-            os.pwrite(fd, content.ljust(os.fstat(fd).st_size), 0)
-        finally:
-            os.close(fd)
+            # The tmpfs is full. Overwrite the present file: JSON readers ignore blanks at its end.
+            with open(self._path, "r+b", buffering=0) as file:
+                file.write(content.encode("ascii").ljust(os.fstat(file.fileno()).st_size))
 
     def status(self, now: float) -> dict[str, Any]:
-        """The content of the status file; all times are CLOCK_MONOTONIC of the node, in seconds.
+        """Return the content of the status file; all times are CLOCK_MONOTONIC of the node, in seconds.
 
         pid, start_time (ticks since boot), tid (of the thread that writes this), rank, attempt, time; step, source
         (torch, keras, user), beats (rises with every sign of progress), progress_time; seq {group: [enqueued,

@@ -1,7 +1,7 @@
-"""Writes down that a child process of Python code has failed: its parent may never look.
+"""Records that a child process of Python code has failed: its parent may never check.
 
-A process of `multiprocessing`, and a script that `subprocess` has started, say by which exception they end. Their
-parent says with which exit code or by which signal, unless it ended them itself.
+A process of `multiprocessing`, and a script that `subprocess` has started, write the exception that ends them. Their
+parent writes the exit code or the signal, unless it ended them itself.
 """
 
 from __future__ import annotations

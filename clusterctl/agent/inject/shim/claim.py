@@ -1,4 +1,4 @@
-"""Which process is the rank: the first Python that claims it, until that one is gone."""
+"""Decides which process is the rank: the first Python that claims it, until that one has ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MODULES = (b"torch.distributed.run", b"torch.distributed.launch", b"accelerate.
 
 
 def is_launcher() -> bool:
-    """Whether this Python only starts the ranks, each with a RANK of its own: those are to be watched."""
+    """Return whether this Python only starts the ranks, each with a RANK of its own."""
     try:
         with open("/proc/self/cmdline", "rb") as file:
             words = file.read(4096).split(b"\0")
@@ -21,10 +21,10 @@ def is_launcher() -> bool:
 
 
 def claim(status_dir: str, rank: int) -> int | None:
-    """Claims the rank for this process.
+    """Claim the rank for this process.
 
-    A child finds its living parent's claim and gets nothing; the training script started after a helper of the
-    prologue finds a dead one and takes over; a process that replaced itself by exec finds its own.
+    A child finds its living parent's claim and gets nothing. The training script after a helper of the prologue finds
+    the claim of an ended process and takes over. A process that replaced itself by exec finds its own claim.
 
     Args:
         status_dir: One directory per attempt, so an earlier attempt's claims do not count.
@@ -34,12 +34,13 @@ def claim(status_dir: str, rank: int) -> int | None:
         This process's start time in ticks since boot if the rank is ours, else `None`.
     """
     base = os.path.join(status_dir, f"rank-{rank}")
-    # The lock makes "look, then replace" one step; it is held for microseconds, so whoever finds it taken has lost.
+    # The lock makes "read, then replace" one step. It is held for microseconds, so a process that finds it locked has
+    # lost.
     lock = os.open(f"{base}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         start_time = start_ticks("self")
-        if start_time is None or _taken(f"{base}.claim", (os.getpid(), start_time)):
+        if start_time is None or _is_taken(f"{base}.claim", (os.getpid(), start_time)):
             return None
         return start_time
     except BlockingIOError:
@@ -48,7 +49,7 @@ def claim(status_dir: str, rank: int) -> int | None:
         os.close(lock)
 
 
-def _taken(path: str, ours: tuple[int, int]) -> bool:
+def _is_taken(path: str, ours: tuple[int, int]) -> bool:
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -66,10 +67,10 @@ def _taken(path: str, ours: tuple[int, int]) -> bool:
 
 
 def start_ticks(pid: object) -> int | None:
-    """Start time of a process in clock ticks since boot, `None` if it is gone or a zombie (proc(5), stat field 22)."""
+    """Return the start of a process in clock ticks since boot (proc(5), stat field 22); `None` if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The command in field 2 may hold spaces and brackets: count from the last closing one.
+            # The command in field 2 may hold blanks and brackets, so count from the last closing bracket.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None

@@ -1,6 +1,6 @@
 """Sequence numbers of collectives, from torch's flight recorder, and the time limit of its process groups.
 
-The names are torch's private ones (seen in 2.13): each is looked for, and what is missing is reported as degraded.
+The names are torch's private ones (seen in 2.13). What is missing is reported as degraded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Collectives:
         backend: Backends of the default group, such as `gloo` or `cpu:gloo,cuda:nccl`.
         timeout_s: Its time limit in seconds.
         place: The rank of this process in the default group, and how many that has.
-        looks, held: How often it was looked at the default group, and how often its newest collective was under way.
+        looks, held: Number of readings of the default group, and of those in which its newest collective was running.
     """
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class Collectives:
         self._group: Any = None
         self._still = 0
 
-    def look(self) -> bool:
-        """Reads all counters; says whether any has moved.
+    def update(self) -> bool:
+        """Read all counters; return whether any has moved.
 
         Raises:
             RuntimeError: With what this torch lacks.
         """
         group = _default_group()
-        if group is None:  # the recorder reads its settings at first use: not before the user's own
+        if group is None:  # the recorder reads its settings at first use, so let the user be first
             return False
         if group is not self._group:
             self._group = group
@@ -64,10 +64,9 @@ class Collectives:
         return moved
 
     def recorded(self) -> list[dict[str, Any]] | None:
-        """Return the newest entries of the flight recorder once the counters have stood still; else `None`.
+        """Return the newest entries of the flight recorder, once for each time that the counters stop; else `None`.
 
-        All of them have to be written out for it, which takes some 30 ms where the ring is full: so only once for each
-        standstill.
+        To write out all entries takes some 30 ms if the ring is full.
         """
         return _newest_entries() if self.seq and self._still == STILL_LOOKS else None
 
@@ -105,9 +104,9 @@ def _newest_entries() -> list[dict[str, Any]]:
 
 
 def _unused_groups() -> list[dict[str, Any]]:
-    """Return, in the form of an entry with number 0, each group of this rank in which it has begun nothing yet.
+    """Return an entry with number 0 for each group of this rank in which it has started nothing yet.
 
-    The recorder does not know them, and a rank that has not come to a group is the one that the others wait for there.
+    The recorder does not know these groups, but the other ranks may wait for this rank in one of them.
     """
     world: Any = getattr(sys.modules.get(_C10D), "_world", None)
     nothing = {"number": 0, "op": "", "sizes": "", "dtypes": "", "done": True, "p2p": False}
@@ -130,7 +129,7 @@ def _sequence_numbers() -> dict[str, tuple[int, int]]:
 
 
 def _describe(group: Any) -> tuple[str | None, float | None]:
-    """Backend and shortest time limit of a group; `None` for what cannot be read."""
+    """Return backend and shortest time limit of a group; `None` for what cannot be read."""
     module = sys.modules[_C10D]
     try:
         backend: str | None = str(module._world.pg_map[group][0])  # noqa: SLF001

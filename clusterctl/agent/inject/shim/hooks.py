@@ -25,7 +25,7 @@ _KERAS = (
 
 
 def watch_imports(state: State, others: dict[str, Callable[[Any], None]]) -> None:
-    """Hooks the frameworks, and other modules, that are there already, and the rest when they come."""
+    """Hook the frameworks, and other modules, now or when they are imported."""
     actions: dict[str, Callable[[Any], None]] = {_TORCH: lambda module: _torch(state, module)}
     actions.update(dict.fromkeys(_KERAS, lambda module: _keras(state, module)))
     actions.update(others)
@@ -33,14 +33,14 @@ def watch_imports(state: State, others: dict[str, Callable[[Any], None]]) -> Non
 
 
 def watch(state: State, actions: dict[str, Callable[[Any], None]]) -> None:
-    """Calls each action with its module: now if that is there already, else once it has been imported."""
+    """Call each action with its module: now if it is imported already, else after its import."""
     for name in [name for name in actions if name in sys.modules]:
         _apply(state, actions.pop(name), sys.modules[name])
     sys.meta_path.insert(0, _Finder(state, actions))
 
 
 class _Finder:
-    """Finds nothing itself: it lets the others find, and looks again once the module has been executed."""
+    """Finds no module itself: the other finders do, and the action runs after the module was executed."""
 
     def __init__(self, state: State, actions: dict[str, Callable[[Any], None]]) -> None:
         self._state = state
@@ -59,7 +59,7 @@ class _Finder:
         return None
 
     def _after_exec(self, loader: Any, action: Callable[[Any], None]) -> None:
-        """Wraps this one loader's `exec_module` on the instance, so the module keeps the loader it would have had."""
+        """Wrap `exec_module` of this one loader, so that the module keeps its loader."""
         original = getattr(loader, "exec_module", None)
         if original is None:
             return
@@ -78,7 +78,7 @@ class _Finder:
 def _apply(state: State, action: Callable[[Any], None], module: Any) -> None:
     try:
         action(module)
-    except Exception as error:  # the framework has changed: show it, harm nothing
+    except Exception as error:  # the framework has changed: report it, harm nothing
         state.degraded["steps"] = f"{module.__name__}: {type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""What a worker has done so far, counted where it happens: cheap enough for every step, and never raising."""
+"""Counters of a worker's progress: cheap enough for every step, and without exceptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class State:
         beats: Rises with every sign of progress: a step, a batch, a call of `progress`.
         progress_time: Monotonic time of the last sign of progress; `None` before the first.
         source: Where `step` comes from: `torch`, `keras`, `user`; `None` before the first.
-        degraded: What cannot be seen here, by part.
+        degraded: Why a part does not work here, by part.
     """
 
     def __init__(self) -> None:
@@ -36,25 +36,25 @@ class State:
 
     @property
     def step(self) -> int | None:
-        """The step to show: what the user says wins over what is counted, Keras batches over optimizer steps."""
+        """The step to show: the user's own first, then Keras batches, then optimizer steps."""
         for source in ("user", "keras", "torch"):
             if source in self._steps:
                 return self._steps[source]
         return None
 
     def moved(self) -> None:
-        """Counts a sign of progress that is no step, such as a validation batch."""
+        """Count a sign of progress that is no step, such as a validation batch."""
         self.beats += 1
         self.progress_time = monotonic()
 
     def count(self, source: str) -> None:
-        """Counts one step of `source`."""
+        """Count one step of `source`."""
         self._steps[source] = self._steps.get(source, 0) + 1
         self.source = self.source or source
         self.moved()
 
     def optimizer_step(self, optimizer: object, _args: object, _kwargs: object) -> None:
-        """The optimizer post-step hook. With several optimizers the step is the count of the busiest."""
+        """Count a step of an optimizer, as its post-step hook. Of several optimizers the busiest one counts."""
         counts = self._optimizers
         if len(counts) > 256:  # optimizers made anew all the time; the shown step then starts over
             counts.clear()
@@ -66,7 +66,7 @@ class State:
         self.moved()
 
     def report(self, step: int | None, facts: dict[str, Any]) -> None:
-        """What `clusterctl.progress` says."""
+        """Store a report of `clusterctl.progress`."""
         if step is not None:
             try:
                 self._steps["user"] = int(step)
@@ -78,7 +78,7 @@ class State:
         self.moved()
 
     def enter(self, name: str, limit: float | str) -> tuple[str, float, float]:
-        """Begins a declared phase; what it returns ends it in `leave`."""
+        """Begin a declared phase; return the entry for `leave`."""
         seconds = parse_limit(limit)
         if seconds is None:
             self.degraded["phase"] = "cannot read its limit, taking 15m"
@@ -88,17 +88,17 @@ class State:
         return entry
 
     def leave(self, entry: tuple[str, float, float]) -> None:
-        """Ends a declared phase."""
+        """End a declared phase."""
         if entry in self._phases:
             self._phases.remove(entry)
 
     def phase(self) -> tuple[str, float, float] | None:
-        """Name, begin and limit of the open phase that may last longest; `None` if there is none."""
+        """Return name, begin and limit of the open phase that may last longest, or `None`."""
         return max(list(self._phases), key=lambda entry: entry[1] + entry[2], default=None)
 
 
 def parse_limit(limit: float | str) -> float | None:
-    """Seconds of `900`, `"900"`, `"90s"`, `"15m"` or `"1h30m"`; `None` for anything else."""
+    """Return the seconds of `900`, `"900"`, `"90s"`, `"15m"` or `"1h30m"`; `None` for anything else."""
     if isinstance(limit, (int, float)):
         return float(min(limit, LONGEST_LIMIT_S)) if limit > 0 else None
     total, digits = 0.0, ""
