@@ -12,7 +12,7 @@ import pytest
 from clusterctl.agent.inject import status
 from clusterctl.agent.linux import proc
 from clusterctl.agent.protocol import worker_status
-from clusterctl.agent.supervisor.workers import read_error_file
+from clusterctl.agent.supervisor.exit_status import read_error_file
 from clusterctl.run.rules import blame
 from tests.agent.controlling import run_on
 

@@ -10,7 +10,7 @@ from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.node_state import fencing, journal
 from clusterctl.agent.node_state.journal import NodeState, fold_journal
 from clusterctl.agent.processes import run_markers, run_processes, supervisor_lookup
-from clusterctl.agent.supervisor import attempt_records
+from clusterctl.agent.supervisor import workers
 
 if TYPE_CHECKING:
     from clusterctl.agent.node_state.run_dir import RunDir
@@ -32,13 +32,13 @@ def has_supervisor(run: RunDir) -> bool:
 
 def list_workers(run: RunDir, state: NodeState) -> list[WorkerState]:
     """Return the workers of the newest attempt, including those that the journal does not name."""
-    started = attempt_records.read_start_record(run, state)
-    workers: list[WorkerState] = []
+    started = workers.read_start_record(run, state)
+    states: list[WorkerState] = []
     for rank, local_rank in started.ranks if started is not None else []:
-        worker = attempt_records.read_worker(run, state, rank, local_rank)
+        worker = workers.read_worker(run, state, rank, local_rank)
         if worker is not None:
             who = worker.identity
-            workers.append(
+            states.append(
                 {
                     "rank": rank,
                     "local_rank": local_rank,
@@ -47,7 +47,7 @@ def list_workers(run: RunDir, state: NodeState) -> list[WorkerState]:
                     "alive": proc.is_alive(who),
                 }
             )
-    return workers
+    return states
 
 
 def find_remaining_processes(run: RunDir, state: NodeState) -> list[proc.ProcessStat]:
@@ -59,7 +59,7 @@ def find_remaining_processes(run: RunDir, state: NodeState) -> list[proc.Process
 
 def collect_known_processes(run: RunDir, state: NodeState) -> run_processes.KnownProcesses:
     """Return the known processes of the newest attempt, and the processes that supervise it."""
-    started = attempt_records.read_start_record(run, state)
+    started = workers.read_start_record(run, state)
     group = None if started is None else started.cgroup
     known_processes = run_processes.KnownProcesses(
         protected=supervisor_lookup.list_supervisor_and_waiters(run),

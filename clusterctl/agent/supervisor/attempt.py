@@ -11,34 +11,40 @@ from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.inject import status
 from clusterctl.agent.linux import cgroup, ports, proc, syscalls
+from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.node_state import fencing
-from clusterctl.agent.processes import run_processes
+from clusterctl.agent.processes import run_processes, termination
 from clusterctl.agent.protocol import dataclass_json, events, request_errors, requests
 from clusterctl.agent.supervisor import (
-    attempt_records,
     exit_status,
-    forkserver,
     gpu_claims,
     shell_errors,
     waiter,
     workers,
 )
 from clusterctl.agent.supervisor.output_files import OutputFiles
-from clusterctl.agent.supervisor.shutdown import AttemptShutdown, ShutdownHooks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from clusterctl.agent.linux.event_loop import EventLoop
     from clusterctl.agent.node_state.journal import NodeState
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_markers import RunMarkers
-    from clusterctl.agent.protocol.process_types import ExitRecord, OutsideSignal, WorkerError
+    from clusterctl.agent.protocol.process_types import (
+        ExitRecord,
+        LeftoverProcess,
+        OutsideSignal,
+        SurvivingProcess,
+        WorkerError,
+    )
     from clusterctl.agent.supervisor.workers import Worker
 
 _HOLD_S = 1.0
 """Seconds in which processes that outlive their rank may end by themselves; then they are named and ended."""
 Record = Callable[[events.Event], events.Stamp]
+_MAX_EXIT_WAITS = 1000
+"""Number of waits, 10 ms each, for exit records of the waiters, which take long on a full disk."""
 
 
 class Attempt:
@@ -59,7 +65,7 @@ class Attempt:
         dropped: Mapping[tuple[int, int], tuple[int, int]],
     ) -> None:
         """Start without workers. Claims and ports belong to the run and outlive this attempt."""
-        self._loop, self._run, self._markers, self._record = loop, run, markers, record
+        self._loop, self._run, self._markers, self.record = loop, run, markers, record
         self.prepare = prepare
         self.number = prepare.attempt
         self.workers: dict[int, Worker] = {}
@@ -67,7 +73,7 @@ class Attempt:
         self.claims, self.ports = claimed, held
         self.known_processes = run_processes.KnownProcesses(stop_signal=signal.Signals[prepare.stop_signal])
         self.started = False
-        self.start_workers: forkserver.StartWorkers = self._start_new_processes
+        self.start_workers: workers.StartWorkers = workers.start_workers
         self._has_failures = False
         self._groups: dict[int, int] = {}
         self._sizes_at_stop: dict[int, int] = {}
@@ -75,16 +81,7 @@ class Attempt:
         self._watched_ports = ports.IntruderCheck([], self._list_user_ids)
         self.outputs = OutputFiles(run, prepare.attempt, prepare.reserve, prepare.max_size, record, dropped)
         self.known_processes.protected |= {who for who in [proc.read_identity(os.getpid())] if who is not None}
-        parts = ShutdownHooks(
-            record,
-            self._used_gpus,
-            self.poll_exits,
-            lambda: self.living_workers,
-            self.outputs.close,
-            self._map_pids_to_ranks,
-            self._note_output_sizes,
-        )
-        self.shutdown = AttemptShutdown(loop, run.run, markers, self.number, self.known_processes, parts)
+        self.shutdown = AttemptShutdown(loop, run.run, markers, self)
 
     # --- prepare
 
@@ -101,7 +98,7 @@ class Attempt:
                 undo.callback(self.ports.release, self.ports.reserve(self.prepare.ports))
                 undo.callback(self.outputs.close)
                 self._make_folders()
-                attempt_records.write_prepare(self._run, self.prepare, self.python)
+                workers.write_prepare(self._run, self.prepare, self.python)
             except (gpu_claims.GpuClaimError, ports.PortError) as error:
                 raise request_errors.make_refused_error(str(error)) from error
             except OSError as error:
@@ -159,10 +156,6 @@ class Attempt:
             self.track(worker)
             self._record_started(worker)
 
-    @staticmethod
-    def _start_new_processes(wanted: Sequence[forkserver.WorkerToStart]) -> Iterator[Worker]:
-        return forkserver.start_workers(None, wanted, lambda _why: None)
-
     def _make_waiter_config(self, start: requests.Start, one: requests.WorkerStart) -> waiter.WaiterConfig:
         if one.rank not in self.outputs:
             self.outputs.open(one.rank)
@@ -189,7 +182,7 @@ class Attempt:
 
     def _record_started(self, worker: Worker) -> None:
         who = worker.identity
-        self._record(events.Started(self.number, worker.rank, worker.local_rank, who.pid, who.start_time))
+        self.record(events.Started(self.number, worker.rank, worker.local_rank, who.pid, who.start_time))
 
     def track(self, worker: Worker) -> None:
         """Watch a worker from now on."""
@@ -236,7 +229,7 @@ class Attempt:
         places = status.group_places(self._run.status_dir(self.number)) if self.started else {}
         if places and places != self._groups:
             self._groups = places
-            self._record(events.Grouped(self.number, sorted(places)[:4096], max(places.values())))
+            self.record(events.Grouped(self.number, sorted(places)[:4096], max(places.values())))
 
     def _list_user_ids(self) -> set[int | None]:
         seen = dataclasses.replace(self.known_processes, processes=set(self.known_processes.processes))
@@ -273,9 +266,6 @@ class Attempt:
             hold_s = 0.0 if self._has_failures else _HOLD_S
             self.shutdown.terminate(time.monotonic() + self.prepare.grace, hold_s)
 
-    def _map_pids_to_ranks(self) -> dict[int, int]:
-        return {worker.identity.pid: rank for rank, worker in self.workers.items()}
-
     def _collect_exit(self, worker: Worker) -> ExitRecord | None:
         """Return the exit record of a worker, or `None` while it lives."""
         path = self._run.of_rank(self.number, worker.rank, "exit")
@@ -289,7 +279,7 @@ class Attempt:
             self.shutdown.record_fence(since, requests.StopReason.FENCE.value, self.prepare.grace)
         self._untrack(worker)
         event = self._make_exit_event(worker, exit_record)
-        self._record(event)
+        self.record(event)
         failed = event.exit_code != 0 or event.error is not None
         self._has_failures |= failed or event.stopped
         if failed:
@@ -337,11 +327,11 @@ class Attempt:
     def _read_tail(self, rank: int, *, bad: bool, stopped: bool) -> str:
         path = self._run.of_rank(self.number, rank, "log")
         if stopped:
-            return workers.words_before_stop(path, self._sizes_at_stop.get(rank, 0))
-        return workers.last_words(path, has_failed=bad)
+            return exit_status.words_before_stop(path, self._sizes_at_stop.get(rank, 0))
+        return exit_status.last_words(path, has_failed=bad)
 
-    def _note_output_sizes(self) -> None:
-        """Take note of how much each worker has written by itself: the rest may follow from the stop signal."""
+    def note_output_sizes(self) -> None:
+        """Store how much each worker has written before the stop signal: later output may follow from the signal."""
         for worker in self.living_workers:
             with contextlib.suppress(OSError):
                 path = self._run.of_rank(self.number, worker.rank, "log")
@@ -349,7 +339,7 @@ class Attempt:
 
     def _read_error(self, worker: Worker, *, bad: bool) -> WorkerError | None:
         if bad:
-            return workers.read_error_file(self._run.of_rank(self.number, worker.rank, "error.json"))
+            return exit_status.read_error_file(self._run.of_rank(self.number, worker.rank, "error.json"))
         return status.swallowed_failure(self._run.status_dir(self.number), worker.rank, worker.identity.pid)
 
     def _outside_signal(self, rank: int, latest: float) -> OutsideSignal | None:
@@ -370,8 +360,149 @@ class Attempt:
         if not self.started and not self.shutdown.has_begun and not self.shutdown.is_swept:
             self.shutdown.close([])
 
-    def _used_gpus(self) -> list[int]:
-        return self.prepare.gpus if self.started else []
+    def _alarm(self, code: str, message: str) -> None:
+        self.record(events.Alarm(self.number, code, message))
+
+
+class AttemptShutdown:
+    """The shutdown of one attempt on this node.
+
+    Attributes:
+        stopped_at: Monotonic time of the stop signal, `None` before; 0 if a fence ended it at an unknown time.
+        is_swept: Nothing of the attempt is left except `remaining`.
+        remaining: Processes that could not be ended: `[{pid, start_time, command, why}]`.
+    """
+
+    def __init__(self, loop: EventLoop, run: str, markers: RunMarkers, attempt: Attempt) -> None:
+        self._loop, self._run, self._markers, self._attempt = loop, run, markers, attempt
+        self._known_processes = attempt.known_processes
+        self._terminator: termination.Terminator | None = None
+        self._exiting_ranks: set[int] = set()
+        self._exit_waits = 0
+        self.stopped_at: float | None = None
+        self.is_swept = False
+        self.remaining: list[SurvivingProcess] = []
+        self._leftovers: list[LeftoverProcess] = []
+        self._past_grace: list[LeftoverProcess] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the termination has begun."""
+        return self._terminator is not None
+
+    def was_requested(self, rank: int, latest: float) -> bool:
+        """Return whether the stop signal ended a worker that was gone at `latest` (monotonic seconds)."""
+        return self.stopped_at is not None and latest >= self.stopped_at and rank not in self._exiting_ranks
+
+    def stop(self, grace: float, reason: str) -> None:
+        """Stop everything of the attempt on this node; a second call may shorten the grace."""
+        if self.is_swept and not self.remaining:
+            return
+        now = time.monotonic()
+        if self.is_swept:
+            self.is_swept, self._terminator, self._exit_waits = False, None, 0
+        if self.stopped_at is None:
+            # A worker that is already exiting failed by itself: it does not count as stopped.
+            self._exiting_ranks = {
+                worker.rank for worker in self._attempt.living_workers if proc.is_dying(worker.identity)
+            }
+            self.stopped_at = now
+            self._attempt.note_output_sizes()
+            self._attempt.record(events.Stopping(self._attempt.number, reason, grace, sorted(self._exiting_ranks)))
+        # The event took time to write; the grace starts now.
+        self.terminate(time.monotonic() + grace)
+
+    def record_fence(self, since: float, reason: str, grace: float) -> None:
+        """Record that waiters have ended the attempt while no supervisor was there."""
+        if self.stopped_at is None:
+            self.stopped_at = since
+            self._attempt.record(events.Stopping(self._attempt.number, reason, grace))
+
+    def resume(self, since: float, event: events.Stopping) -> None:
+        """Continue a stop that an earlier supervisor began."""
+        self.stopped_at, self._exiting_ranks = since, set(event.exiting_ranks)
+        self.terminate(since + event.grace)
+
+    def terminate(self, kill_at: float, hold_s: float = 0.0) -> None:
+        """Start the termination: no signal for `hold_s` seconds, and SIGKILL at `kill_at` (monotonic seconds)."""
+        if self._terminator is None:
+            self._terminator = termination.Terminator(
+                self._loop,
+                self._markers,
+                self._known_processes,
+                kill_at,
+                self._finish_termination,
+                self._report_slow_end,
+                hold_s=hold_s,
+                on_late=self._report_late,
+            )
+        else:
+            self._terminator.shorten(kill_at)
+
+    def check_now(self) -> None:
+        """Run the next step of the termination now, because a process has ended."""
+        if self._terminator is not None:
+            self._terminator.check_now()
+
+    def close(self, remaining: list[SurvivingProcess]) -> None:
+        """Record the end of the attempt with the processes that remain."""
+        strays = self._known_processes.processes - set(self._known_processes.workers)
+        self._report_foreign_tagged()
+        if not remaining:
+            self._attempt.outputs.close()
+            cgroup.remove_cgroup(self._known_processes.cgroup)
+        self.is_swept, self.remaining = True, remaining
+        on_late = (self._leftovers, self._past_grace)
+        self._attempt.record(events.Swept(self._attempt.number, len(strays), remaining, *on_late))
+
+    def _report_late(self, found: list[proc.ProcessStat], killed: bool) -> None:
+        ranks = {worker.identity.pid: rank for rank, worker in self._attempt.workers.items()}
+        named = run_processes.describe_leftovers(found, ranks)
+        if not killed:
+            self._leftovers = named
+        elif self.stopped_at is not None:
+            self._past_grace = named
+
+    def check_remaining(self) -> None:
+        """Record a clean end once the remaining processes are gone, because the kernel or a mount has released them."""
+        if not any(proc.is_alive(ProcessIdentity(entry["pid"], entry["start_time"])) for entry in self.remaining):
+            self.close([])
+
+    def _finish_termination(self, remaining: list[SurvivingProcess]) -> bool:
+        """Close the attempt when every exit is recorded and nothing is left that can be ended."""
+        self._attempt.poll_exits()
+        left = {entry["pid"] for entry in remaining}
+        if self._exit_waits < _MAX_EXIT_WAITS and any(
+            worker.identity.pid not in left for worker in self._attempt.living_workers
+        ):
+            # Its waiter is about to write the exit file.
+            self._exit_waits += 1
+            return False
+        gpus = self._attempt.prepare.gpus if self._attempt.started else []
+        if remaining or not gpus:
+            self.close(remaining)
+        else:
+            # The next attempt or run needs the GPU memory.
+            gpu_claims.GpuMemoryWait(self._loop, gpus, self._run, self._report_gpu_memory, lambda: self.close([]))
+        return True
+
+    def _report_gpu_memory(self, message: str, gpu: int | None) -> None:
+        self._attempt.record(events.Alarm(self._attempt.number, events.GPU_MEMORY, message, gpu=gpu))
+
+    def _report_slow_end(self, found: list[proc.ProcessStat]) -> None:
+        names = ", ".join(f"{process.pid} ({process.comm})" for process in found[:4])
+        self._alarm("slow_end", f"the kernel is still taking apart what was killed, and is waited for: pid {names}")
+
+    def _report_foreign_tagged(self) -> None:
+        """Report processes of other users that carry the run's tag but do not belong to it; they are not touched."""
+        names = [
+            f"pid {who.pid} of uid {proc.read_uid(who.pid)}"
+            for who in self._known_processes.foreign_tagged
+            if proc.is_alive(who)
+        ]
+        if names:
+            text = f"marked as of this run, but none of its processes, and left alone: {', '.join(names[:4])}"
+            self._alarm("forged", text)
 
     def _alarm(self, code: str, message: str) -> None:
-        self._record(events.Alarm(self.number, code, message))
+        self._attempt.record(events.Alarm(self._attempt.number, code, message))

@@ -1,4 +1,4 @@
-"""How a worker ended, and whether the kernel killed it for want of memory.
+"""How a worker ended, with its last output, and whether the kernel killed it for want of memory.
 
 The waiter's exit file tells it, or else the wait status if the worker has become a child of the supervisor.
 """
@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.linux import cgroup, proc
-from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.linux.syscalls import read_bytes, read_json
 from clusterctl.agent.node_state import run_dir
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.proc import ProcessIdentity
-    from clusterctl.agent.protocol.process_types import ExitRecord
+    from clusterctl.agent.protocol.process_types import ExitRecord, WorkerError
     from clusterctl.agent.supervisor.workers import Worker
 
 _UNKNOWN_WAITER_S = 2.0
@@ -141,3 +141,75 @@ def _parse_log_time(record: bytes) -> float:
     """Return the time of a record of `/dev/kmsg`, which is `priority,sequence,microseconds,flags;text`."""
     fields = record.split(b",", 3)
     return int(fields[2]) / 1e6 if len(fields) == 4 and fields[2].isdigit() else 0.0
+
+
+# --- its error and its last output
+
+_OF_A_TRACEBACK = ("Traceback (most recent call last)", '  File "')
+_MAX_LAST_WORDS = 1024
+_FRAMES = 8
+"""The read is this many times larger than the result, to find the cause above stack frames."""
+
+
+def read_error_file(path: str) -> WorkerError | None:
+    """Return `{message, traceback}` from the error file that `torch.distributed.elastic` wrote, or `None`.
+
+    The file holds `{"message": text}` or `{"message": {"message": text, "extraInfo": {"py_callstack": text}}}`.
+    """
+    value = read_json(path)
+    if value is None or "message" not in value:
+        return None
+    message = value["message"]
+    if not isinstance(message, dict):
+        return {"message": str(message)[:8192], "traceback": None}
+    extra = message.get("extraInfo")
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return {"message": str(message.get("message"))[:8192], "traceback": None if stack is None else str(stack)[-32768:]}
+
+
+def last_words(path: str, *, has_failed: bool) -> str:
+    """Return the end of the output of a worker that ended by itself; of one that ended with 0 without a traceback less.
+
+    It may have ended too early, and then its last line tells why.
+    """
+    end = read_output_tail(path)
+    return end if has_failed or _holds_traceback(end) else end[-_MAX_LAST_WORDS:]
+
+
+def words_before_stop(path: str, size: int) -> str:
+    """Return the end of what a worker had written before it was stopped, `size` bytes, if that holds a traceback."""
+    end = read_output_tail(path, size=size)
+    return end if _holds_traceback(end) else ""
+
+
+def _holds_traceback(output: str) -> bool:
+    return any(word in output for word in _OF_A_TRACEBACK)
+
+
+def read_output_tail(path: str, limit: int = 8192, size: int | None = None) -> str:
+    """Return the end of an output file for a person to read; of a long one without frames of C++ and of threads.
+
+    Args:
+        path: The file.
+        limit: Return so many bytes at most.
+        size: Take so much of the file for the whole.
+    """
+    try:
+        with open(path, "rb") as file:
+            whole = os.fstat(file.fileno()).st_size
+            start = max(0, min(whole, whole if size is None else size) - _FRAMES * limit)
+            file.seek(start)
+            end = file.read(_FRAMES * limit if size is None else max(0, min(size - start, _FRAMES * limit)))
+    except OSError:
+        return ""
+    if len(end) > limit:
+        # The cause stands above the frames.
+        end = b"".join([line for line in end.splitlines(keepends=True) if not _is_frame(line)])
+    return end[-limit:].decode("utf-8", "replace")
+
+
+def _is_frame(line: bytes) -> bool:
+    """Return whether a line is a C++ frame, or a frame of a thread in a dump of faulthandler."""
+    line = line.lstrip()
+    of_thread = line.startswith(b'File "') and b" in " in line and b", in " not in line
+    return of_thread or line.startswith((b"frame #", b"Thread 0x"))

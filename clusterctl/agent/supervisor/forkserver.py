@@ -31,12 +31,9 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.process_types import SpawnRecord
     from clusterctl.agent.supervisor.attempt import Attempt
     from clusterctl.agent.supervisor.waiter import WaiterConfig
-    from clusterctl.agent.supervisor.workers import Worker
+    from clusterctl.agent.supervisor.workers import Worker, WorkerToStart
 
     Action = Callable[[], None]
-    WorkerToStart = tuple[requests.WorkerStart, WaiterConfig]
-    StartWorkers = Callable[[Sequence[WorkerToStart]], Iterator[Worker]]
-    OnForkRefused = Callable[[str], None]
 
 
 RANK_NAMES = (
@@ -299,32 +296,32 @@ def _decode_environment(env: dict[bytes, bytes]) -> dict[str, str]:
 
 
 def start_workers(
-    server: ForkServer | None, wanted: Sequence[WorkerToStart], on_refused: OnForkRefused
+    server: ForkServer, wanted: Sequence[WorkerToStart], on_refused: Callable[[str], None]
 ) -> Iterator[Worker]:
-    """Start all workers at once; yield each one when it is running.
+    """Fork all workers at once; yield each one when it is running. One that is not forked starts as a new process.
 
     Args:
-        server: The forkserver, or `None`.
+        server: The forkserver.
         wanted: The request and the waiter's configuration of each worker.
-        on_refused: Called with the reason if a worker is not forked although there is a forkserver.
+        on_refused: Called with the reason if a worker is not forked.
 
     Raises:
         RequestError: A worker could not be started.
     """
-    forks = [None if server is None else _try_fork(server, config, on_refused) for _, config in wanted]
+    forks = [_try_fork(server, config, on_refused) for _, config in wanted]
     reports = [
         fork if fork is not None else workers.fork_waiter_for(one.rank, config)
         for fork, (one, config) in zip(forks, wanted)
     ]
     for (one, config), report, fork in zip(wanted, reports, forks):
-        worker = None if fork is None or server is None else _read_forked_worker(server, one, report, on_refused)
+        worker = None if fork is None else _read_forked_worker(server, one, report, on_refused)
         if worker is None:
             again = report if fork is None else workers.fork_waiter_for(one.rank, config)
             worker = workers.read_started_worker(one.rank, one.local_rank, again)
         yield worker
 
 
-def _try_fork(server: ForkServer, config: WaiterConfig, on_refused: OnForkRefused) -> int | None:
+def _try_fork(server: ForkServer, config: WaiterConfig, on_refused: Callable[[str], None]) -> int | None:
     why = server.find_obstacle(config.program.env)
     if why is None:
         try:
@@ -336,7 +333,7 @@ def _try_fork(server: ForkServer, config: WaiterConfig, on_refused: OnForkRefuse
 
 
 def _read_forked_worker(
-    server: ForkServer, one: requests.WorkerStart, report: int, on_refused: OnForkRefused
+    server: ForkServer, one: requests.WorkerStart, report: int, on_refused: Callable[[str], None]
 ) -> Worker | None:
     """Return the forked worker, or `None` if there is none and nothing was started."""
     try:
@@ -451,8 +448,11 @@ class ForkServerManager:
 
     def _start_workers(self, wanted: Sequence[WorkerToStart]) -> Iterator[Worker]:
         server, warned = self._server, len(self._warned_reasons)
+        if server is None:
+            yield from workers.start_workers(wanted)
+            return
         yield from start_workers(server, wanted, self._warn_not_forked)
-        if server is not None and len(self._warned_reasons) == warned and wanted and self._attempt is not None:
+        if len(self._warned_reasons) == warned and wanted and self._attempt is not None:
             text = _describe_gain(server.report, len(wanted))
             self._record(events.Alarm(self._attempt.number, events.FORKED, text, "info"))
 

@@ -1,4 +1,6 @@
-"""Claims on the GPUs of a machine: each run has a folder in /var/tmp with one locked file per claimed GPU.
+"""Claims on the GPUs of a machine, and the wait for their memory.
+
+Each run has a folder in /var/tmp with one locked file per claimed GPU.
 
 /var/tmp belongs to root and is sticky on every machine, so nobody else can create it, and only the owner of a file (or
 root) can remove it or lock it for writing. A file of another user claims a GPU only while a process of that user holds
@@ -15,15 +17,18 @@ import json
 import os
 import random
 import secrets
+import signal
 import stat
 import struct
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.linux import gpus, proc
+from clusterctl.agent.linux import gpus, helper_process, proc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from clusterctl.agent.linux.event_loop import EventLoop, Timer
 
 SHARED = "/var/tmp"
 PREFIX = "clusterctl-gpus-"
@@ -246,3 +251,89 @@ def _read_claim(fd: int) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
     return {}
+
+
+# --- memory
+
+_GPU_WAIT_S = 10.0
+"""Seconds in which GPU memory may become free."""
+_FIRST_ANSWER_S = 6.0
+"""Seconds in which the driver may give its first answer; the sampler keeps it open, so it need not start up."""
+_GPU_WAIT_SLACK_S = 5.0
+_GIB = 1024**3
+
+
+class GpuMemoryWait:
+    """One wait, in a child process: a broken driver must not block the end of an attempt.
+
+    It calls `on_message` for each GPU that is not free, then `on_done`, exactly once and in time.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        gpus: list[int],
+        run: str,
+        on_message: Callable[[str, int | None], None],
+        on_done: Callable[[], None],
+    ) -> None:
+        self._loop, self._on_message, self._on_done = loop, on_message, on_done
+        self._output = b""
+        try:
+            self._pid, self._fd = helper_process.start_agent_command(
+                "gpu-memory-wait", ",".join(map(str, gpus)), str(_GPU_WAIT_S), run
+            )
+        except OSError as error:
+            on_message(f"nobody knows whether GPU memory is free: {error.strerror}", None)
+            on_done()
+            return
+        self._timer: Timer = loop.after(_FIRST_ANSWER_S, self._time_out)
+        loop.on_readable(self._fd, self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, 65536)
+        except BlockingIOError:
+            return
+        self._timer.cancel()
+        self._output += data
+        if data:
+            self._timer = self._loop.after(_GPU_WAIT_S + _GPU_WAIT_SLACK_S, self._time_out)
+        else:
+            self._end(_parse_gpu_messages(self._output))
+
+    def _time_out(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        self._end([("the GPU driver does not answer: nobody knows whether GPU memory is free", None)])
+
+    def _end(self, messages: list[tuple[str, int | None]]) -> None:
+        self._loop.forget(self._fd)
+        os.close(self._fd)
+        for message, gpu in messages:
+            self._on_message(message, gpu)
+        self._on_done()
+
+
+def _parse_gpu_messages(output: bytes) -> list[tuple[str, int | None]]:
+    try:
+        answer = json.loads(output.splitlines()[-1])
+    except (ValueError, IndexError):
+        return [("the look at GPU memory died: nobody knows whether it is free", None)]
+    if answer["status"] == "error":
+        return [(f"nobody knows whether GPU memory is free: {answer['reason']}", None)]
+    return [(_format_gpu_message(gpu), int(gpu["gpu"])) for gpu in answer["gpus"]]
+
+
+def _format_gpu_message(gpu: dict[str, Any]) -> str:
+    sizes = f"{gpu['used'] / _GIB:.1f} of {gpu['total'] / _GIB:.0f} GiB still in use"
+    if not gpu["procs"]:
+        return f"{sizes}, by no process that the driver names"
+    return f"{sizes}, held by {', '.join(map(_format_gpu_process, gpu['procs'][:4]))}"
+
+
+def _format_gpu_process(process: dict[str, Any]) -> str:
+    if not process["visible"]:
+        return f"pid {process['pid']}, which cannot be seen from here (a container, or another user's)"
+    run = f", run {process['run']}" if process["run"] else ""
+    return f"pid {process['pid']} ({process['comm']}, {proc.find_user_name(process['user'])}{run})"

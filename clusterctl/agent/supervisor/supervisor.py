@@ -21,7 +21,7 @@ from clusterctl.agent.node_state import fencing, fsync_queue, journal, secrets, 
 from clusterctl.agent.node_state.journal import apply_event, fold_journal
 from clusterctl.agent.processes import run_markers, supervisor_lookup
 from clusterctl.agent.protocol import commands, dataclass_json, events, request_errors, requests
-from clusterctl.agent.supervisor import attempt_records, control_server, forkserver, gpu_claims, sampling
+from clusterctl.agent.supervisor import control_server, forkserver, gpu_claims, sampling, workers
 from clusterctl.agent.supervisor.attempt import Attempt
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Supervisor:
         self._record(events.Adopted(state.attempt, os.getpid()))
         if state.attempt < 0:
             return
-        prepare, python = attempt_records.read_prepare(self._run, state)
+        prepare, python = workers.read_prepare(self._run, state)
         attempt = self._new_attempt(prepare)
         attempt.python = python
         with contextlib.suppress(gpu_claims.GpuClaimError):
@@ -149,14 +149,14 @@ class Supervisor:
         attempt.poll_exits()
 
     def _adopt_workers(self, attempt: Attempt) -> None:
-        begun = attempt_records.read_start_record(self._run, self._state)
+        begun = workers.read_start_record(self._run, self._state)
         if begun is None:
             return
         attempt.started = True
         attempt.watch_ports(self._state.ports)
         attempt.known_processes.cgroup = begun.cgroup
         for rank, local_rank in begun.ranks:
-            worker = attempt_records.read_worker(self._run, self._state, rank, local_rank)
+            worker = workers.read_worker(self._run, self._state, rank, local_rank)
             if worker is not None:
                 attempt.adopt(worker, self._state)
 

@@ -8,22 +8,29 @@ import os
 import select
 import shutil
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Callable, cast
 
 from clusterctl.agent import inject
 from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.linux.spawn import encode_peer_text
-from clusterctl.agent.protocol import request_errors, requests
+from clusterctl.agent.node_state import run_dir
+from clusterctl.agent.protocol import dataclass_json, frames, request_errors, requests
 from clusterctl.agent.supervisor import shell_errors, waiter
 from clusterctl.agent.workdir import file_tree, synced_code
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from clusterctl.agent.linux.helper_process import HelperOutput
+    from clusterctl.agent.node_state.journal import NodeState
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_markers import RunMarkers
-    from clusterctl.agent.protocol.process_types import SpawnRecord, WorkerError
+    from clusterctl.agent.protocol.process_types import SpawnRecord
+
+    WorkerToStart = tuple[requests.WorkerStart, waiter.WaiterConfig]
+    StartWorkers = Callable[[Sequence[WorkerToStart]], Iterator["Worker"]]
 
 _REPORT_TIMEOUT_S = 20.0
 
@@ -243,6 +250,17 @@ def fork_waiter_for(rank: int, config: waiter.WaiterConfig) -> int:
         raise request_errors.make_failed_error(f"cannot start rank {rank}: {error.strerror}") from error
 
 
+def start_workers(wanted: Sequence[WorkerToStart]) -> Iterator[Worker]:
+    """Start all workers at once; yield each one when it is running.
+
+    Raises:
+        RequestError: A worker could not be started.
+    """
+    reports = [fork_waiter_for(one.rank, config) for one, config in wanted]
+    for (one, _), report in zip(wanted, reports):
+        yield read_started_worker(one.rank, one.local_rank, report)
+
+
 def read_started_worker(rank: int, local_rank: int, descriptor: int) -> Worker:
     """Return the worker that a waiter has started.
 
@@ -322,71 +340,59 @@ def close_watch(worker: Worker) -> None:
         worker.watch_fd = None
 
 
-_OF_A_TRACEBACK = ("Traceback (most recent call last)", '  File "')
-_MAX_LAST_WORDS = 1024
-_FRAMES = 8
-"""The read is this many times larger than the result, to find the cause above stack frames."""
+# --- what an earlier supervisor wrote about its attempt
+
+# The journal alone is enough to end an attempt. A power loss or a clean-up may have removed the other files.
 
 
-def read_error_file(path: str) -> WorkerError | None:
-    """Return `{message, traceback}` from the error file that `torch.distributed.elastic` wrote, or `None`.
+@dataclass(frozen=True)
+class StartRecord:
+    """What an attempt started on this node.
 
-    The file holds `{"message": text}` or `{"message": {"message": text, "extraInfo": {"py_callstack": text}}}`.
+    Attributes:
+        ranks: Rank and local rank of each worker.
+        cgroup: The folder of the run's own cgroup, or `None`.
     """
-    value = syscalls.read_json(path)
-    if value is None or "message" not in value:
-        return None
-    message = value["message"]
-    if not isinstance(message, dict):
-        return {"message": str(message)[:8192], "traceback": None}
-    extra = message.get("extraInfo")
-    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return {"message": str(message.get("message"))[:8192], "traceback": None if stack is None else str(stack)[-32768:]}
+
+    ranks: list[list[int]]
+    cgroup: str | None = None
 
 
-def last_words(path: str, *, has_failed: bool) -> str:
-    """Return the end of the output of a worker that ended by itself; of one that ended with 0 without a traceback less.
-
-    It may have ended too early, and then its last line tells why.
-    """
-    end = read_output_tail(path)
-    return end if has_failed or _holds_traceback(end) else end[-_MAX_LAST_WORDS:]
-
-
-def words_before_stop(path: str, size: int) -> str:
-    """Return the end of what a worker had written before it was stopped, `size` bytes, if that holds a traceback."""
-    end = read_output_tail(path, size=size)
-    return end if _holds_traceback(end) else ""
-
-
-def _holds_traceback(output: str) -> bool:
-    return any(word in output for word in _OF_A_TRACEBACK)
-
-
-def read_output_tail(path: str, limit: int = 8192, size: int | None = None) -> str:
-    """Return the end of an output file for a person to read; of a long one without frames of C++ and of threads.
-
-    Args:
-        path: The file.
-        limit: Return so many bytes at most.
-        size: Take so much of the file for the whole.
-    """
+def read_prepare(run: RunDir, state: NodeState) -> tuple[requests.Prepare, str]:
+    """Return the `Prepare` of the newest attempt and its interpreter, which is "" if no worker can start any more."""
+    stored = syscalls.read_json(run.prepare) or {}
     try:
-        with open(path, "rb") as file:
-            whole = os.fstat(file.fileno()).st_size
-            start = max(0, min(whole, whole if size is None else size) - _FRAMES * limit)
-            file.seek(start)
-            end = file.read(_FRAMES * limit if size is None else max(0, min(size - start, _FRAMES * limit)))
-    except OSError:
-        return ""
-    if len(end) > limit:
-        # The cause stands above the frames.
-        end = b"".join([line for line in end.splitlines(keepends=True) if not _is_frame(line)])
-    return end[-limit:].decode("utf-8", "replace")
+        prepare = dataclass_json.parse_dataclass(requests.Prepare, stored)
+    except frames.FrameError:
+        prepare = requests.Prepare(run.run, run.node, -1, workdir="/", health_seconds=0.0)
+    if prepare.attempt == state.attempt:
+        return prepare, str(stored.get("interpreter", ""))
+    return replace(prepare, attempt=state.attempt, ranks=sorted(state.started)), ""
 
 
-def _is_frame(line: bytes) -> bool:
-    """Return whether a line is a C++ frame, or a frame of a thread in a dump of faulthandler."""
-    line = line.lstrip()
-    of_thread = line.startswith(b'File "') and b" in " in line and b", in " not in line
-    return of_thread or line.startswith((b"frame #", b"Thread 0x"))
+def read_start_record(run: RunDir, state: NodeState) -> StartRecord | None:
+    """Return what the newest attempt started, or `None` if it did not get so far."""
+    stored = syscalls.read_json(run.start(state.attempt))
+    if stored is not None:
+        return StartRecord(stored["workers"], stored.get("cgroup"))
+    places = [[event.rank, event.local_rank] for event in state.started.values()]
+    return StartRecord(places) if places else None
+
+
+def read_worker(run: RunDir, state: NodeState, rank: int, local_rank: int) -> Worker | None:
+    """Return a worker from its spawn file or else from the journal; `None` if it was never started."""
+    spawned = run_dir.read_spawn_record(run.of_rank(state.attempt, rank, "spawn"))
+    event = state.started.get(rank)
+    if spawned is None and event is not None:
+        spawned = {"pid": event.pid, "start_time": event.start_time, "boot": state.start_boots[rank]}
+    return None if spawned is None else make_worker(rank, local_rank, spawned)
+
+
+def write_prepare(run: RunDir, prepare: requests.Prepare, interpreter: str) -> None:
+    """Write the `Prepare` of an attempt and its interpreter.
+
+    Raises:
+        OSError: No space, or not writable.
+    """
+    value: dict[str, Any] = {**asdict(prepare), "interpreter": interpreter}
+    syscalls.write_json(run.prepare, value)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.supervisor.workers import read_output_tail
+from clusterctl.agent.supervisor.exit_status import read_output_tail
 
 C_FRAME = "frame #7: <unknown function> + 0xd6df4 (0x7f38d4b0cdf4 in /v/lib/libstdc++.so.6)\n"
 THREAD = 'Thread 0x00007f2a1d7fa640 (most recent call first):\n  File "/usr/lib/threading.py", line 331 in wait\n'
