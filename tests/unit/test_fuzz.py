@@ -246,7 +246,7 @@ def sampled(values: list[Any]) -> None:
 
 def status_file(value: Any) -> None:
     told = worker_status.sanitize_status(value)
-    derive_object(WorkerStatusSample)(status._with_ages(told, 5.0))
+    derive_object(WorkerStatusSample)(status._convert_times(told, 5.0))
 
 
 def answered(pair: tuple[Command, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the shim inside a worker says of itself: its status file, its claim, and whether its stacks can be dumped."""
+"""Reads the files that the shim inside a worker writes. A worker may write anything there, so all of it is checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import math
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.syscalls import read_bytes
@@ -16,137 +16,167 @@ from clusterctl.agent.protocol import worker_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
+    from typing import Any, Callable
 
     from clusterctl.agent.protocol.process_types import ChildFailure, FlightRecorderEntry, WorkerError
     from clusterctl.agent.protocol.sample_types import StackDumpOffer, WorkerStatus, WorkerStatusSample
+
+    T = TypeVar("T")
+
 _STALE_S = 10.0
+_WANTS_PYTHON = "wants-python"
+_RANK_DIGITS, _MAX_RANKS = 7, 1024
+_MAX_FLIGHT_RECORD_ENTRIES, _MAX_NAME_LENGTH = 128, 200
+_MAX_MESSAGE_LENGTH, _MAX_TRACEBACK_LENGTH = 8192, 32768
 
 
-def inside(status_dir: str, rank: int, now: float) -> WorkerStatusSample | None:
-    """What the shim in a worker says, with ages (seconds) for times; `None` if it says nothing or its process is gone.
+def read_status(status_dir: str, rank: int, now: float) -> WorkerStatusSample | None:
+    """Return the status of a worker, with ages in seconds for times; `None` if there is none or its process has ended.
 
     Keys: pid, step, source, beats, seq, backend, timeout_s, frameworks, facts, degraded as the shim wrote them, and
-    age_s (of the file), progress_age_s, main_age_s, phase {name, age_s, limit_s}; unseen: true where the file is old
-    because nobody is left to write it, so that it tells nothing of now. One that is old because its process is stopped,
-    or keeps the thread that writes it from running, tells of just that.
+    age_s (of the file), progress_age_s, main_age_s, phase {name, age_s, limit_s}. `unseen` is true if the file is old
+    because the thread that writes it has ended, so the file says nothing about now. If the thread still exists, an old
+    file means that the process is stopped, or keeps the thread from running.
     """
     data = read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json"))
     try:
-        told = worker_status.sanitize_status(json.loads(data)) if data else None
-    except (ValueError, RecursionError):  # user code may write anything anywhere; a bad file is no file
+        status = worker_status.sanitize_status(json.loads(data)) if data else None
+    except (ValueError, RecursionError):
         return None
-    process = proc.read_stat(told["pid"]) if told else None
-    if told is None or process is None or process.start_time != told["start_time"]:
+    process = proc.read_stat(status["pid"]) if status else None
+    if status is None or process is None or process.start_time != status["start_time"]:
         return None
-    found = _with_ages(told, now)
-    if found["age_s"] > _STALE_S and not os.path.exists(f"/proc/{told['pid']}/task/{told['tid']}"):
-        found["unseen"] = True
-    return found
+    sample = _convert_times(status, now)
+    if sample["age_s"] > _STALE_S and not os.path.exists(f"/proc/{status['pid']}/task/{status['tid']}"):
+        sample["unseen"] = True
+    return sample
 
 
-def _with_ages(told: WorkerStatus, now: float) -> WorkerStatusSample:
+def _convert_times(status: WorkerStatus, now: float) -> WorkerStatusSample:
     def age(moment: float) -> float:
         return round(max(0.0, now - moment), 3)
 
-    progress, main, phase = told["progress_time"], told["main_time"], told["phase"]
+    progress, main, phase = status["progress_time"], status["main_time"], status["phase"]
     return {
-        "pid": told["pid"],
-        "step": told["step"],
-        "source": told["source"],
-        "beats": told["beats"],
-        "seq": told["seq"],
-        "backend": told["backend"],
-        "timeout_s": told["timeout_s"],
-        "frameworks": told["frameworks"],
-        "facts": told["facts"],
-        "degraded": told["degraded"],
-        "looks": told.get("looks", 0),
-        "held": told.get("held", 0),
-        "age_s": age(told["time"]),
+        "pid": status["pid"],
+        "step": status["step"],
+        "source": status["source"],
+        "beats": status["beats"],
+        "seq": status["seq"],
+        "backend": status["backend"],
+        "timeout_s": status["timeout_s"],
+        "frameworks": status["frameworks"],
+        "facts": status["facts"],
+        "degraded": status["degraded"],
+        "looks": status.get("looks", 0),
+        "held": status.get("held", 0),
+        "age_s": age(status["time"]),
         "progress_age_s": None if progress is None else age(progress),
         "main_age_s": None if main is None else age(main),
         "phase": phase and {"name": phase["name"], "age_s": age(phase["since"]), "limit_s": phase["limit_s"]},
     }
 
 
-def claimed_elsewhere(status_dir: str, known: Iterable[int]) -> list[int]:
-    """Ranks that started below another worker of ours, as under torchrun.
+def list_foreign_ranks(status_dir: str, known: Iterable[int]) -> list[int]:
+    """Return the ranks that started below another worker, as under torchrun.
 
     Args:
-        status_dir: Where the shims of this attempt write.
-        known: Our own workers' ranks.
+        status_dir: The status directory of this attempt.
+        known: The ranks of our own workers.
     """
     ours = set(known)
     names = glob.glob(os.path.join(glob.escape(status_dir), "rank-*.status.json"))
     ranks = (os.path.basename(name)[len("rank-") : -len(".status.json")] for name in names)
-    # Any worker may put any name there.
     found = [int(rank) for rank in ranks if rank.isdecimal() and rank.isascii() and len(rank) <= _RANK_DIGITS]
-    return sorted(rank for rank in found if rank not in ours)[:_MOST_CLAIMED]
+    return sorted(rank for rank in found if rank not in ours)[:_MAX_RANKS]
 
 
-def ready(status_dir: str, rank: int) -> StackDumpOffer | None:
-    """What the shim of a rank has announced, `None` if nothing readable or if that process is gone."""
+def _read_record(path: str, parse: Callable[[Any], T]) -> T | None:
+    """Return the parsed content of a file, or `None` if it is missing or malformed."""
     try:
-        said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.ready.json")) or b"null")
-        numbers: StackDumpOffer = {
-            "pid": int(said["pid"]),
-            "start_time": int(said["start_time"]),
-            "signal": int(said["signal"]),
-            "fd": int(said["fd"]),
-            "dev": int(said["dev"]),
-            "ino": int(said["ino"]),
-            "main_thread": int(said["main_thread"]),
+        return parse(json.loads(read_bytes(path) or b"null"))
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _read_rank_record(status_dir: str, rank: int, kind: str, parse: Callable[[Any], T]) -> T | None:
+    return _read_record(os.path.join(status_dir, f"rank-{rank}.{kind}.json"), parse)
+
+
+def _parse_identity(value: Any) -> proc.ProcessIdentity:
+    return proc.ProcessIdentity(int(value["pid"]), int(value["start_time"]))
+
+
+def read_stack_dump_offer(status_dir: str, rank: int) -> StackDumpOffer | None:
+    """Return what the shim of a rank has announced for stack dumps; `None` if nothing, or if its process has ended."""
+
+    def parse(value: Any) -> StackDumpOffer:
+        return {
+            "pid": int(value["pid"]),
+            "start_time": int(value["start_time"]),
+            "signal": int(value["signal"]),
+            "fd": int(value["fd"]),
+            "dev": int(value["dev"]),
+            "ino": int(value["ino"]),
+            "main_thread": int(value["main_thread"]),
         }
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
-        return None
-    return numbers if proc.is_alive(proc.ProcessIdentity(numbers["pid"], numbers["start_time"])) else None
+
+    offer = _read_rank_record(status_dir, rank, "ready", parse)
+    is_valid = offer is not None and proc.is_alive(proc.ProcessIdentity(offer["pid"], offer["start_time"]))
+    return offer if is_valid else None
 
 
-def group_places(status_dir: str) -> dict[int, int]:
-    """Size of the default process group by rank in it, of all that were seen in one on this node."""
-    places: dict[int, int] = {}
-    for path in glob.glob(os.path.join(glob.escape(status_dir), "rank-*.group.json"))[:_MOST_CLAIMED]:
-        try:
-            rank, size = map(int, json.loads(read_bytes(path) or b"null"))
-        except (ValueError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
-            continue
+def find_shim_thread(offer: StackDumpOffer, status_dir: str, rank: int) -> int:
+    """Return the shim's own thread, or 0 if it is unknown."""
+
+    def parse(value: Any) -> int:
+        is_same = (value["pid"], value["start_time"]) == (offer["pid"], offer["start_time"])
+        return int(value["tid"]) if is_same else 0
+
+    return _read_rank_record(status_dir, rank, "status", parse) or 0
+
+
+def read_group_ranks(status_dir: str) -> dict[int, int]:
+    """Return the size of the default process group by rank in it, of all ranks on this node that have joined one."""
+    sizes: dict[int, int] = {}
+    for path in glob.glob(os.path.join(glob.escape(status_dir), "rank-*.group.json"))[:_MAX_RANKS]:
+        rank, size = _read_record(path, lambda value: (int(value[0]), int(value[1]))) or (0, 0)
         if 0 <= rank < size < 10**_RANK_DIGITS:
-            places[rank] = size
-    return places
+            sizes[rank] = size
+    return sizes
 
 
-def swallowed_failure(status_dir: str, rank: int, leader: int) -> WorkerError | None:
-    """How the Python of a rank failed whose first process (the pid `leader`) ended with 0: `{message, traceback}`.
+def read_swallowed_failure(status_dir: str, rank: int, leader: int) -> WorkerError | None:
+    """Return how the Python of a rank failed although its first process (the pid `leader`) ended with 0.
 
-    `None` where it ended well, still runs, or has said nothing.
+    `None` means that it ended well, still runs, or has written nothing.
     """
-    try:
-        said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.python.json")) or b"null")
-        who = proc.ProcessIdentity(int(said["pid"]), int(said["start_time"]))
-        end, program, message = str(said["end"]), str(said["program"])[:_NAME], str(said["message"])[:_MOST_MESSAGE]
-        trace = str(said["traceback"])[-_MOST_TRACEBACK:] or None
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
-        return None
-    if who.pid == leader or (end == "running" and proc.is_alive(who)):
-        return None
-    if end == "running":
-        return {"message": f"`{program}` (pid {who.pid}) ended without a word, as by a signal", "traceback": None}
-    return {"message": message, "traceback": trace} if end == "failed" else None
+
+    def parse(value: Any) -> WorkerError | None:
+        who, end, program = _parse_identity(value), str(value["end"]), str(value["program"])[:_MAX_NAME_LENGTH]
+        trace = str(value["traceback"])[-_MAX_TRACEBACK_LENGTH:] or None
+        message = str(value["message"])[:_MAX_MESSAGE_LENGTH]
+        if who.pid == leader or (end == "running" and proc.is_alive(who)):
+            return None
+        if end == "running":
+            return {"message": f"`{program}` (pid {who.pid}) ended without a word, as by a signal", "traceback": None}
+        return {"message": message, "traceback": trace} if end == "failed" else None
+
+    return _read_rank_record(status_dir, rank, "python", parse)
 
 
-def handled_signal(status_dir: str, rank: int) -> tuple[int, float] | None:
-    """The last SIGTERM or SIGINT that the Python of a rank has handled, and when (monotonic); `None` without one."""
-    try:
-        said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.signal.json")) or b"null")
-        number, time = int(said["signal"]), float(said["time"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
-        return None
-    return (number, time) if number in (signal.SIGTERM, signal.SIGINT) and math.isfinite(time) else None
+def read_handled_signal(status_dir: str, rank: int) -> tuple[int, float] | None:
+    """Return the last SIGTERM or SIGINT that the Python of a rank has handled, and when (monotonic), or `None`."""
+
+    def parse(value: Any) -> tuple[int, float] | None:
+        number, time = int(value["signal"]), float(value["time"])
+        return (number, time) if number in (signal.SIGTERM, signal.SIGINT) and math.isfinite(time) else None
+
+    return _read_rank_record(status_dir, rank, "signal", parse)
 
 
-def worked_alone(status_dir: str, rank: int) -> bool:
-    """Whether the Python of a rank has ended that had torch, and nothing of the rank was in a group with others."""
+def has_worked_alone(status_dir: str, rank: int) -> bool:
+    """Return whether the Python of a rank that had torch has ended, and no process of the rank has met a peer."""
     base = os.path.join(status_dir, f"rank-{rank}")
     return os.path.exists(f"{base}.alone") and not os.path.exists(f"{base}.met")
 
@@ -158,55 +188,38 @@ def note_wanted_python(status_dir: str) -> None:
 
 
 def lacks_python(status_dir: str, rank: int) -> bool:
-    """Whether the command of a rank names a Python, and none has begun in it."""
-    wanted, seen = os.path.join(status_dir, _WANTS_PYTHON), os.path.join(status_dir, f"rank-{rank}.python")
-    return os.path.exists(wanted) and not os.path.exists(seen)
+    """Return whether the command of a rank names a Python, but none has started in it."""
+    wanted, started = os.path.join(status_dir, _WANTS_PYTHON), os.path.join(status_dir, f"rank-{rank}.python")
+    return os.path.exists(wanted) and not os.path.exists(started)
 
 
-def failed_child(status_dir: str, rank: int) -> ChildFailure | None:
-    """The first child process of the Python of a rank that failed; `None` without one."""
-    try:
-        said = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.child.json")) or b"null")
-        pid, message = int(said["pid"]), str(said["message"])[:_MOST_MESSAGE]
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
-        return None
-    return {"pid": pid, "message": message} if 0 < pid < 1 << 31 and message else None
+def read_failed_child(status_dir: str, rank: int) -> ChildFailure | None:
+    """Return the first child process of the Python of a rank that failed, or `None`."""
+
+    def parse(value: Any) -> ChildFailure | None:
+        pid, message = int(value["pid"]), str(value["message"])[:_MAX_MESSAGE_LENGTH]
+        return {"pid": pid, "message": message} if 0 < pid < 1 << 31 and message else None
+
+    return _read_rank_record(status_dir, rank, "child", parse)
 
 
-def recorded(status_dir: str, rank: int) -> list[FlightRecorderEntry] | None:
-    """What the shim of a rank wrote of the flight recorder when its collectives stood still; `None` without it."""
-    try:
-        told = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.recorded.json")) or b"null")
-        if not proc.is_alive(proc.ProcessIdentity(int(told["pid"]), int(told["start_time"]))):
-            return None
-        return [_entry(entry) for entry in told["entries"][:_MOST_RECORDED]]
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a worker may write anything there
-        return None
+def read_flight_record(status_dir: str, rank: int) -> list[FlightRecorderEntry] | None:
+    """Return the newest entries of the flight recorder from when the collectives of a rank stood still, or `None`."""
+
+    def parse(value: Any) -> list[FlightRecorderEntry] | None:
+        is_alive = proc.is_alive(_parse_identity(value))
+        return [_parse_entry(entry) for entry in value["entries"][:_MAX_FLIGHT_RECORD_ENTRIES]] if is_alive else None
+
+    return _read_rank_record(status_dir, rank, "recorded", parse)
 
 
-def _entry(told: dict[str, Any]) -> FlightRecorderEntry:
+def _parse_entry(entry: dict[str, Any]) -> FlightRecorderEntry:
     return {
-        "group": str(told["group"])[:_NAME],
-        "number": int(told["number"]) % (1 << 62),
-        "op": str(told["op"])[:_NAME],
-        "sizes": str(told["sizes"])[:_NAME],
-        "dtypes": str(told["dtypes"])[:_NAME],
-        "done": bool(told["done"]),
-        "p2p": bool(told["p2p"]),
+        "group": str(entry["group"])[:_MAX_NAME_LENGTH],
+        "number": int(entry["number"]) % (1 << 62),
+        "op": str(entry["op"])[:_MAX_NAME_LENGTH],
+        "sizes": str(entry["sizes"])[:_MAX_NAME_LENGTH],
+        "dtypes": str(entry["dtypes"])[:_MAX_NAME_LENGTH],
+        "done": bool(entry["done"]),
+        "p2p": bool(entry["p2p"]),
     }
-
-
-def thread_of(said: StackDumpOffer, status_dir: str, rank: int) -> int:
-    """The shim's own thread, 0 where it is not known."""
-    try:
-        status = json.loads(read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json")) or b"null")
-        same = (status["pid"], status["start_time"]) == (said["pid"], said["start_time"])
-        return int(status["tid"]) if same else 0
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return 0
-
-
-_RANK_DIGITS, _MOST_CLAIMED = 7, 1024
-_WANTS_PYTHON = "wants-python"
-_MOST_RECORDED, _NAME = 128, 200
-_MOST_MESSAGE, _MOST_TRACEBACK = 8192, 32768

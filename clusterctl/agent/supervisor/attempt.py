@@ -226,7 +226,7 @@ class Attempt:
 
     def record_process_groups(self) -> None:
         """Journal the process groups (torch.distributed) of the node's workers once they have joined one."""
-        places = status.group_places(self._run.status_dir(self.number)) if self.started else {}
+        places = status.read_group_ranks(self._run.status_dir(self.number)) if self.started else {}
         if places and places != self._groups:
             self._groups = places
             self.record(events.Grouped(self.number, sorted(places)[:4096], max(places.values())))
@@ -316,8 +316,8 @@ class Attempt:
             error=error,
             tail=self._read_tail(worker.rank, bad=bad, stopped=stopped),
             outside_signal=None if bad or stopped else self._outside_signal(worker.rank, latest),
-            worked_alone=has_ended_well and status.worked_alone(status_dir, worker.rank),
-            failed_child=status.failed_child(status_dir, worker.rank) if has_ended_well else None,
+            worked_alone=has_ended_well and status.has_worked_alone(status_dir, worker.rank),
+            failed_child=status.read_failed_child(status_dir, worker.rank) if has_ended_well else None,
             shell_error=shell_errors.find_shell_error(self._run.of_rank(self.number, worker.rank, "log"))
             if has_ended_well
             else "",
@@ -340,10 +340,10 @@ class Attempt:
     def _read_error(self, worker: Worker, *, bad: bool) -> WorkerError | None:
         if bad:
             return exit_status.read_error_file(self._run.of_rank(self.number, worker.rank, "error.json"))
-        return status.swallowed_failure(self._run.status_dir(self.number), worker.rank, worker.identity.pid)
+        return status.read_swallowed_failure(self._run.status_dir(self.number), worker.rank, worker.identity.pid)
 
     def _outside_signal(self, rank: int, latest: float) -> OutsideSignal | None:
-        handled = status.handled_signal(self._run.status_dir(self.number), rank)
+        handled = status.read_handled_signal(self._run.status_dir(self.number), rank)
         stopped_at = self.shutdown.stopped_at
         if handled is None or (stopped_at is not None and handled[1] >= stopped_at):
             return None

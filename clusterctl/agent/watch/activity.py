@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.inject.status import claimed_elsewhere, inside
+from clusterctl.agent.inject.status import list_foreign_ranks, read_status
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import list_process_tree, read_all_processes
 from clusterctl.agent.linux.syscalls import read_bytes, sleep_interval
@@ -84,7 +84,7 @@ class ActivitySampler:
             self._scan()
             self._scanned = now
         ranks = {str(worker.rank): self._sample_rank(worker, now) for worker in self._workers}
-        for rank in claimed_elsewhere(self._status_dir, (worker.rank for worker in self._workers)):
+        for rank in list_foreign_ranks(self._status_dir, (worker.rank for worker in self._workers)):
             ranks[str(rank)] = self._sample_launcher_rank(rank, now)
         return {"m": round(now, 3), "gpus": self._gpus, "ranks": ranks}
 
@@ -99,7 +99,7 @@ class ActivitySampler:
         members = self._read_members(worker)
         root = next((process for process in members if process.pid == worker.pid), None)
         alive = root is not None and root.start_time == worker.start_time and root.state not in "ZX"
-        status = inside(self._status_dir, worker.rank, now)
+        status = read_status(self._status_dir, worker.rank, now)
         subject = proc.read_stat(status["pid"]) if status else root
         transfers = [_read_transfers(process.pid) for process in members]
         return {
@@ -128,7 +128,7 @@ class ActivitySampler:
         return [process for process, start_time in processes if process and process.start_time == start_time]
 
     def _sample_launcher_rank(self, rank: int, now: float) -> sample_types.RankActivity:
-        status = inside(self._status_dir, rank, now)
+        status = read_status(self._status_dir, rank, now)
         process = proc.read_stat(status["pid"]) if status else None
         transfer = _read_transfers(process.pid) if process else None
         return {

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.inject.status import ready, thread_of
+from clusterctl.agent.inject.status import find_shim_thread, read_stack_dump_offer
 from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.syscalls import read_bytes
 
@@ -89,7 +89,7 @@ def find_signal_obstacle(announced: StackDumpOffer, stacks_path: str) -> str | N
 
 
 def _dump_by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
-    announced = ready(status_dir, rank)
+    announced = read_stack_dump_offer(status_dir, rank)
     if announced is None or announced["pid"] != pid:
         return StackDump("proc", why=("signal: the process has not armed it",))
     path = os.path.join(status_dir, f"rank-{rank}.stacks")
@@ -99,11 +99,12 @@ def _dump_by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> St
         return StackDump("proc", why=(f"signal: {error.strerror}",))
     try:
         # The descriptor of the process is open, so from here on the pid cannot become that of another process.
-        reason = find_signal_obstacle(announced, path) if ready(status_dir, rank) == announced else "process is gone"
+        is_same = read_stack_dump_offer(status_dir, rank) == announced
+        reason = find_signal_obstacle(announced, path) if is_same else "process is gone"
         if reason is not None:
             return StackDump("proc", why=(f"signal: {reason}",))
         before = os.stat(path).st_size
-        _send_signal(handle, announced, thread_of(announced, status_dir, rank))
+        _send_signal(handle, announced, find_shim_thread(announced, status_dir, rank))
         text = _wait_for_dump(path, before, min(deadline, time.monotonic() + _DUMP_S))
     except OSError as error:
         return StackDump("proc", why=(f"signal: {error.strerror}",))
