@@ -11,9 +11,10 @@ import pytest
 
 from clusterctl.agent.inject import status
 from clusterctl.agent.linux import proc
-from clusterctl.agent.protocol import worker_status
+from clusterctl.agent.protocol.sample_types import WorkerStatusSample
 from clusterctl.agent.supervisor.exit_status import read_error_file
 from clusterctl.run.rules import blame
+from clusterctl.validation.derivation import derive_object
 from tests.agent.controlling import run_on
 
 GOOD: dict[str, Any] = {
@@ -79,7 +80,7 @@ def test_facts_that_do_not_fit_are_left_out_and_nothing_else(tmp_path: Path) -> 
 
     assert found is not None
     assert (found["step"], found["facts"], found["degraded"], found["frameworks"]) == (3, {}, {}, [])
-    worker_status.validate_status_sample(found)
+    derive_object(WorkerStatusSample)(found)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"pid": 1e999}', '{"pid":' + "1" * 5000 + "}", "\0"])
