@@ -32,7 +32,7 @@ import time
 
 from clusterctl.agent.facts import child_tasks, gpu_library, nvml
 from clusterctl.agent.facts.gpu_values import TROUBLE
-from clusterctl.agent.linux import proc, syscalls, sysfs
+from clusterctl.agent.linux import proc, spawn, syscalls, sysfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -222,9 +222,7 @@ def _serve(requests: int, answers: int) -> None:
     """Serve in the fork: one line of answer for each byte received; never return."""
     try:
         syscalls.set_parent_death_signal(signal.SIGKILL)
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(null, stream)
+        spawn.redirect_stdio()
         session = gpu_library.open_gpus()
         xids, links = _watch_xids(session), LinkCounter(session)
         while os.read(requests, 1):

@@ -184,9 +184,7 @@ def start_agent_command(name: str, *arguments: str) -> tuple[int, int]:
     argv = build_agent_command(name, *arguments)
 
     def become(out: HelperOutput) -> NoReturn:
-        null = os.open(os.devnull, os.O_RDWR)
-        for source, target in ((null, 0), (out.descriptor, 1), (null, 2)):
-            os.dup2(source, target)
+        spawn.redirect_stdio(stdout=out.descriptor)
         os.execv(argv[0], argv)
 
     pid, read = start_helper(become)

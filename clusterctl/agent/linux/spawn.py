@@ -135,6 +135,15 @@ def _raise_worker_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, hard))
 
 
+def redirect_stdio(stdin: int | None = None, stdout: int | None = None, stderr: int | None = None) -> None:
+    """Connect the standard streams to these descriptors; `None` means /dev/null."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for target, source in enumerate((stdin, stdout, stderr)):
+        os.dup2(null if source is None else source, target)
+    if null > 2:
+        os.close(null)
+
+
 def close_descriptors(keep: Iterable[int]) -> None:
     """Close all descriptors above 2 except `keep`."""
     keep_fds = set(keep)

@@ -269,8 +269,7 @@ def _exec_program(
     try:
         os.setsid()
         syscalls.set_parent_death_signal(signal.SIGKILL)
-        for stdin_fd, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
-            os.dup2(stdin_fd, target)
+        spawn.redirect_stdio(stdin, stdout, stderr)
         spawn.close_descriptors(())
         spawn.exec_program(program if prepare is None else prepare(program))
     finally:

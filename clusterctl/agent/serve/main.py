@@ -24,10 +24,7 @@ def main(arguments: list[str]) -> NoReturn:
     """Serve one controller on stdin and stdout, then exit. `--idle SECONDS` limits the silence of the controller."""
     idle = float(arguments[1]) if arguments[:1] == ["--idle"] else commands.IDLE_TIMEOUT_S
     read, write = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
+    spawn.redirect_stdio(stderr=2)
     syscalls.set_process_name("clusterctl-agen")
     syscalls.set_process_title("clusterctl-agent serve")
     # The limit also holds for supervisors that are forked here.

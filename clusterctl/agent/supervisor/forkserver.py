@@ -270,9 +270,7 @@ def _exec_forkserver(program: spawn.Program, parent: int, output: int, control: 
         syscalls.set_parent_death_signal(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (output, 1), (output, 2)):
-            os.dup2(source, target)
+        spawn.redirect_stdio(stdout=output, stderr=output)
         spawn.close_descriptors({control})
         os.set_inheritable(control, True)
         spawn.exec_program(program)

@@ -390,11 +390,7 @@ def _detach_from_parent(run: RunDir, keep: set[int]) -> None:
     run.make()
     os.chdir("/")
     spawn.reset_signals()
-    null = os.open(os.devnull, os.O_RDWR)
-    for target in (0, 1):
-        os.dup2(null, target)
-    log = os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.dup2(log, 2)
+    spawn.redirect_stdio(stderr=os.open(run.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
     spawn.close_descriptors(keep)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)

@@ -158,7 +158,8 @@ def _release_and_wait(
         os._exit(0)
     os.write(go, b"g")
     os.close(go)
-    _close_other_descriptors({*config.kept_descriptors, end.fd})
+    spawn.redirect_stdio()
+    spawn.close_descriptors({*config.kept_descriptors, end.fd})
     end.write(_wait_for_exit(worker, fence))
     os.waitpid(worker, 0)
     fence.close()
@@ -168,10 +169,7 @@ def _release_and_wait(
 def _become_worker(config: WaiterConfig, gate: int, go: int) -> NoReturn:
     try:
         os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(config.output, 1)
-        os.dup2(config.output, 2)
+        spawn.redirect_stdio(stdout=config.output, stderr=config.output)
         spawn.close_descriptors({gate, go})
         os.close(go)
         if config.program.tag is not None:
@@ -261,13 +259,6 @@ def _write_spawn_record(path: str, worker: int, report: int) -> str | None:
             os.unlink(temporary)
     os.write(report, line)
     return None
-
-
-def _close_other_descriptors(keep: set[int]) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    spawn.close_descriptors(keep)
 
 
 # --- waiting
