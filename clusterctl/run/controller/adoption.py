@@ -61,7 +61,7 @@ class Adoption(ThreadOwnedState):
         run.executor.in_thread(self._connect_all).then_on_loop(self._continue, _end_controller)
 
     def continue_when_due(self) -> None:
-        """Go on without the nodes that take too long."""
+        """Continue without the nodes that take too long."""
         if time.monotonic() >= self._until:
             self._continue({})
 
@@ -157,5 +157,5 @@ def _read_epoch(status: StatusAnswer | None) -> int:
 
 
 def _end_controller(error: Exception) -> None:
-    """Leave a run alone that could not be taken over: it goes on, and the next controller may have more luck."""
+    """End this controller with the error; the run goes on, and another controller may adopt it."""
     raise error

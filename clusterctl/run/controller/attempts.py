@@ -68,7 +68,7 @@ class StartSequence(ThreadOwnedState):
 
     @property
     def is_undecided(self) -> bool:
-        """Nothing may be concluded: no attempt has begun yet, or none will."""
+        """No decision is possible: no attempt has begun yet, or none will."""
         return self._is_failing or (self._run.is_busy and self._run.state.attempt < 0)
 
     def start_first_attempt(self) -> None:
@@ -94,7 +94,7 @@ class StartSequence(ThreadOwnedState):
         self._run.executor.in_thread(attempted).then_on_loop(self._on_launched, self._on_bug)
 
     def handle_cancel(self) -> None:
-        """Do what a person wants who ends a run of which nothing else can be decided yet."""
+        """Handle a cancel that comes before the first attempt exists."""
         run = self._run
         self._drop_stuck_sessions()
         if not run.cancelled.is_set() or self._is_failing:
@@ -106,7 +106,7 @@ class StartSequence(ThreadOwnedState):
             run.end_attempt(StopReason.CANCELLED, "")
 
     def _drop_stuck_sessions(self) -> None:
-        """Let go of nodes on which a start hangs whose end a person wanted at once."""
+        """Drop the sessions with nodes on which a start hangs after a person has ordered an end at once."""
         run = self._run
         killed = run.stopping.kill_wait_s(time.monotonic())
         if killed is not None and killed >= _KILL_PATIENCE_S and run.is_busy and not self._has_dropped_sessions:
@@ -168,7 +168,7 @@ class StartSequence(ThreadOwnedState):
             self._run.post(controller_events.Note(text=text, level="warn"))
 
     def _demote_missing(self, missing: Collection[str]) -> bool:
-        """Begin with fewer workers, where a person allowed that; return whether the run may go on."""
+        """Start with fewer workers, if a person allowed that; return whether the run may go on."""
         run = self._run
         if not missing:
             return True
@@ -182,7 +182,7 @@ class StartSequence(ThreadOwnedState):
         return True
 
     def _use_spec(self, spec: ClusterSpec) -> None:
-        """Keep with the run who takes part: whoever adopts it goes on with these."""
+        """Save who takes part: a controller that adopts the run goes on with these nodes."""
         from clusterctl.config.spec import dump_spec
 
         run = self._run
@@ -222,7 +222,7 @@ class StartSequence(ThreadOwnedState):
     # --- what came of it, in the loop
 
     def _on_bug(self, error: Exception) -> None:
-        """End a start that a mistake of ours has ended; its traceback is in the log."""
+        """End a start that failed by a bug of ours; the traceback is in the log."""
         text = f"this is a bug of clusterctl: {type(error).__name__}: {error}"
         bug = ClusterctlError(text, hint=f"the traceback is in {self._run.folder.log}")
         self._on_launched(StartFailed(error=bug, prepared=()))
@@ -331,7 +331,7 @@ class RestartSequence(ThreadOwnedState):
         )
 
     def _release_replaced(self, replaced: list[str]) -> None:
-        """Tell nodes that were replaced that the run is over there: what they hold for it is others' to have."""
+        """Tell nodes that were replaced that the run is over there, so that they release what they hold for it."""
         run = self._run
         sessions = {node: session for node, session in run.links.sessions.items() if node in replaced}
         if sessions:

@@ -57,13 +57,13 @@ class _Followed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RunFilesLost:
-    """A node has no trace of the run in its files; `left` is what still runs of it there."""
+    """A node lost the files of the run; `left` has the processes of the run that still live there."""
 
     left: list[RemainingProcess]
 
 
 class Connections(ThreadOwnedState):
-    """Sees to the links of a run.
+    """Records what becomes of the links of a run, and resumes nodes that are back.
 
     Thread: the loop; `_resume` works in a thread for each session.
 
@@ -141,7 +141,7 @@ class Connections(ThreadOwnedState):
     # --- broken
 
     def on_session_lost(self, item: SessionLost) -> None:
-        """Take note that a connection broke, and dial again."""
+        """Record that a session ended, and dial again."""
         host = self._run.hosts.get(item.node)
         if host is not None and self._run.links.is_broken(item.node):
             if isinstance(item.error, ProtocolError):
@@ -166,7 +166,7 @@ class Connections(ThreadOwnedState):
         self._uncompared.update(nodes)
 
     def on_reconnect(self, item: Redialed) -> None:
-        """Take a connection in that was dialed again, and go on with its node."""
+        """Accept a session that was dialed again, and resume its node."""
         run = self._run
         node = run.find_node(item.node)
         if not run.join(item.node, item.session) or node is None:
@@ -213,7 +213,7 @@ class Connections(ThreadOwnedState):
         return self._run.subscriptions.build_request(node)
 
     def _on_resumed(self, node: str, session: Session, outcome: _Followed | _RunFilesLost) -> None:
-        """Repeat what a node may have missed."""
+        """Send again what a node may have missed."""
         run, node_state = self._run, self._run.find_node(node)
         if isinstance(outcome, _Followed):
             run.subscriptions.mark_subscribed({node: session})
@@ -256,7 +256,7 @@ class Connections(ThreadOwnedState):
     # --- silent
 
     def record_silence(self) -> None:
-        """Record which nodes fell silent, and which are heard again."""
+        """Record which nodes became silent, and which answer again."""
         run = self._run
         silent = run.links.list_silent(SILENT_AFTER_S)
         for node in run.state.nodes.values():

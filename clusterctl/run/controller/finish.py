@@ -50,7 +50,7 @@ class FinishSequence(ThreadOwnedState):
 
     @property
     def has_begun(self) -> bool:
-        """The run is decided."""
+        """The end of the run is decided."""
         return self._finish is not None
 
     def begin(self, finish: policy.Finish) -> None:
@@ -70,7 +70,7 @@ class FinishSequence(ThreadOwnedState):
         self.step()
 
     def step(self) -> None:
-        """Close the run once all output is here, or no more of it comes."""
+        """Close the run once all output has arrived, or no more of it comes."""
         if self._finish is None or self._telling:
             return
         self._request_sizes()
@@ -106,7 +106,7 @@ class FinishSequence(ThreadOwnedState):
         return self._has_results_event
 
     def _give_up_results(self, why: str) -> None:
-        """Wait no longer: whatever became of results, the run ends as it does."""
+        """Stop waiting for results; the exit code of the run does not depend on them."""
         if self._results_fetch is not None:
             self._take_results(self._results_fetch.result(why))
         self._has_results_event = True
@@ -120,7 +120,7 @@ class FinishSequence(ThreadOwnedState):
     # --- what is missing
 
     def _request_sizes(self) -> None:
-        """Ask each node once for each connection that it has."""
+        """Ask each node once for each session."""
         for node, session in self._run.links.sessions.items():
             if node in self._files and node not in self._sizes and self._asked.get(node) is not session:
                 self._asked[node] = session

@@ -42,7 +42,7 @@ _GOOD_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redialed:
-    """A broken connection is there again."""
+    """A node has a new session."""
 
     node: str
     session: Session
@@ -140,7 +140,7 @@ class Links(ThreadOwned):
         return {node: now - moment for node, moment in self._cut_at.items()}
 
     def redial_now(self) -> None:
-        """Dial every missing node now: a person waits for it."""
+        """Dial every missing node now, without the rest of the pause: a person waits."""
         with self._changed:
             self._hurries += 1
             self._changed.notify_all()

@@ -134,7 +134,7 @@ class Controller:
             run.close()
 
     def _should_evaluate(self) -> bool:
-        """Tell whether it is time to look at everything: at once after what may change something, else now and then."""
+        """Return whether to evaluate the run now: after an item that may change something, else now and then."""
         moment, run = time.monotonic(), self._run
         waits = run.state.phase is RunPhase.RESTARTING or self._finish.has_begun
         if not (self._is_dirty or waits or moment >= self._next_look_at):
@@ -145,7 +145,7 @@ class Controller:
     # --- what arrives
 
     def _receive(self) -> None:
-        """Handle what has arrived; wait for the first item, not for the others."""
+        """Handle the items in the queue; wait for the first one only."""
         run = self._run
         wait = _TICK
         if run.state.phase is RunPhase.RESTARTING:

@@ -1,4 +1,4 @@
-"""What nodes send of their files: into the replicas, and back to the node how much of it is safe here."""
+"""Replication: bytes of the nodes' files go into the replicas, and acknowledgements go back to the nodes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Replication(ThreadOwnedState):
             self._run.subscriptions.mark_replicated(item.node, item.before)
 
     def _stored(self, item: OutputReceived, size: int) -> None:
-        """Let a node send as much again as is safe here now."""
+        """Give a node credit for the bytes that are stored now."""
         self._told(item)
         self._sizes[item.node, item.file] = size
         self._unacknowledged += len(item.payload)
@@ -157,7 +157,7 @@ class ReplicaQueue:
 
     @property
     def is_paused(self) -> bool:
-        """There is no room: the disk is full, or no more files can be opened."""
+        """Replication waits: the disk is full, or no more files can be opened."""
         return bool(self._held)
 
     def take(self, item: OutputReceived) -> None:

@@ -103,14 +103,14 @@ class ControlledRun(ThreadOwnedState):
 
     @override
     def take_ownership(self) -> None:
-        """Have this thread be the only one that changes the run, its files and its connections."""
+        """Make this thread the only one that changes the run, its files and its links."""
         super().take_ownership()
         self.writer.take_ownership()
         self.links.take_ownership()
         self.subscriptions.take_ownership()
 
     def close(self) -> None:
-        """Let go of every connection and file."""
+        """Close every session and file."""
         self.inbox.close()
         self.links.close()
         self.writer.close()
@@ -132,7 +132,7 @@ class ControlledRun(ThreadOwnedState):
         self.state = apply_controller_event(self.state, moment, event)
 
     def note(self, text: str, level: str = "warn") -> None:
-        """Record words for a person."""
+        """Record a message for a person."""
         self.record(controller_events.Note(text=text, level=level))
 
     def apply_event(self, item: EventReceived) -> None:

@@ -101,11 +101,11 @@ class Launcher:
         self._picker = CheckpointPicker(run, spec, sessions, post, cancelled)
 
     def use_spec(self, spec: ClusterSpec) -> None:
-        """Go on with fewer nodes than the file names."""
+        """Use another spec, with fewer workers than the file names."""
         self._spec = spec
 
     def mark_new(self) -> None:
-        """Take note that this is a new run: until an attempt is prepared there is nothing on any node to undo."""
+        """Note that the run is new: until an attempt is prepared, no node has anything to undo."""
         self._is_untouched = True
 
     def forbid_start(self) -> bool:
@@ -114,7 +114,7 @@ class Launcher:
             return self._is_untouched
 
     def forget_secrets(self) -> None:
-        """Let the nodes use the secrets that they kept from the attempt before: here nobody knows the values."""
+        """Use the secrets that the nodes kept from the attempt before; this controller does not know the values."""
         self._secrets = {}
 
     def start_attempt(

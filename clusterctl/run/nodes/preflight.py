@@ -52,7 +52,7 @@ _DOWN_SECONDS = 3600.0
 
 
 class Preflight:
-    """Judges the nodes of a run before anything starts.
+    """Checks the nodes of a run before anything starts.
 
     Thread: the launch thread.
 
@@ -120,7 +120,7 @@ class Preflight:
         return {finding.node: "unhealthy" for finding in failed if finding.node is not None}
 
     def use_spec(self, spec: ClusterSpec) -> None:
-        """Go on with fewer workers than the file names."""
+        """Use another spec, with fewer workers than the file names."""
         self._spec = spec
 
     def check_code(self, sessions: Mapping[str, Session]) -> None:
