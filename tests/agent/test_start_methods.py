@@ -277,7 +277,7 @@ def test_the_shim_is_armed_in_each(node: Node, job: Make) -> None:
         first, second = ran.said(rank).splitlines()
         assert first == "True 7 [] True"
         assert second == str(
-            [f"rank-{rank}.{kind}" for kind in ("claim", "lock", "ready.json", "stacks", "status.json")]
+            [f"rank-{rank}.{kind}" for kind in ("claim", "lock", "python", "ready.json", "stacks", "status.json")]
         )
 
 
