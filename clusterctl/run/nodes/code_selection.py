@@ -205,11 +205,16 @@ class _FolderWalk:
     def _folder_or_itself(
         self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None
     ) -> Iterator[SelectedFile]:
-        """Yield what is sent of a folder: itself if that is nothing, and only a `.gitignore` leaves things out."""
+        """Yield what is sent of a folder: itself if that is nothing, and only a `.gitignore` leaves things out.
+
+        A folder whose own `.gitignore` leaves out all, as fetched results have one, is not meant for others.
+        """
         is_empty, before = True, self._left_out_otherwise
         for found in self.folder(path, rules, ignored):
             is_empty = False
             yield found
+        if is_empty and os.path.exists(os.path.join(entry.path, _IGNORE)):
+            self._left_out_otherwise += 1
         if is_empty and ignored is None and self._left_out_otherwise == before:
             status = read_if_present(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
             if status is not None:
