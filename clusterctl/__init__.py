@@ -5,10 +5,10 @@ All three are safe anywhere: run by hand, outside a run, they do nothing. Nothin
 
 from __future__ import annotations
 
-from clusterctl.agent.worker import phase, progress, verify_sync
-
 # Not from `typing`: that alone would cost a short script a few milliseconds.
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from clusterctl.agent.worker import phase, progress, verify_sync
 
 __all__ = ["phase", "progress", "verify_sync"]
 

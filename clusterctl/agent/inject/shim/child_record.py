@@ -34,6 +34,7 @@ class ChildRecord:
     def __init__(self, status_dir: str, rank: int) -> None:
         self._path = os.path.join(status_dir, f"rank-{rank}.child.json")
         self._sent_signals: dict[int, set[int]] = {}
+        self._is_listening = False
         self.hooks: dict[str, Callable[[Any], None]] = {
             "multiprocessing.util": self._watch,
             "multiprocessing.popen_fork": self._watch_children,
@@ -51,16 +52,17 @@ class ChildRecord:
     def _watch_children(self, module: Any) -> None:
         """See each exit code that the parent of a process learns, without a frame of ours in its stack meanwhile."""
         module.Popen.returncode = _ReturnCode(self.note_exit)
-        if getattr(os.kill, "__module__", "") == __name__:
-            return
-        send = os.kill
+        if not self._is_listening:
+            self._is_listening = True
+            # Not a function in place of `os.kill`: its frame would show in the stack of a signal's handler.
+            sys.addaudithook(self._note_signal)
 
-        def kill(pid: int, signal: int, /) -> None:
+    def _note_signal(self, event: str, arguments: Any) -> None:
+        """Note which signals this process sends to others."""
+        if event == "os.kill":
+            pid, signal = arguments
             if signal in _ENDING_SIGNALS and _is_alive(pid):
                 self._sent_signals.setdefault(pid, set()).add(int(signal))
-            send(pid, signal)
-
-        os.kill = kill
 
     def note_exit(self, popen: Any, code: int) -> None:
         """Write down that a child has ended with an exit code other than 0, or by a signal (below 0)."""
