@@ -46,9 +46,26 @@ class SupervisorLock:
         self._lock = _open_lock(run)
         self.listener, self._socket = _open_listener(run)
 
-    def is_held(self) -> bool:
-        """Return whether the lock file is still the one that this process has locked."""
-        return _read_inode(self._run.lock) == _get_inode(os.fstat(self._lock))
+    def restore(self) -> socket.socket | None:
+        """Make the lock file and the socket again if somebody has removed them.
+
+        Return the replaced listener, which the caller closes, or `None`.
+        A removed run directory is not made again: the next command then finds that the run is gone.
+
+        Raises:
+            BlockingIOError: Another supervisor has taken the lock meanwhile.
+            OSError: A file cannot be made.
+        """
+        if _read_inode(self._run.path) is None:
+            return None
+        if _read_inode(self._run.lock) != _get_inode(os.fstat(self._lock)):
+            lock, self._lock = self._lock, _open_lock(self._run)
+            os.close(lock)
+        if _read_inode(self._run.socket) == self._socket:
+            return None
+        replaced = self.listener
+        self.listener, self._socket = _open_listener(self._run)
+        return replaced
 
     def release(self) -> None:
         """Remove the socket and release the lock."""

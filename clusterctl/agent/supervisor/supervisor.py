@@ -197,7 +197,7 @@ class Supervisor:
         self._journal.flush()
         attempt = self._attempt
         if attempt is not None and not attempt.shutdown.is_swept:
-            self._check_lock(attempt)
+            self._keep_lock_and_socket()
             attempt.record_process_groups()
         if attempt is not None and attempt.shutdown.remaining:
             attempt.shutdown.check_remaining()
@@ -217,16 +217,22 @@ class Supervisor:
         ):
             self._loop.stop()
 
-    def _check_lock(self, attempt: Attempt) -> None:
-        """End the run if its directory is gone. If only the lock is gone, leave the workers to the next supervisor."""
-        if self._supervisor_lock.is_held():
-            return
-        if os.path.isdir(self._run.path):
-            self._log("the lock file was removed: the next supervisor takes over")
+    def _keep_lock_and_socket(self) -> None:
+        """Restore the lock and the socket if somebody has removed files of the run."""
+        try:
+            replaced = self._supervisor_lock.restore()
+        except BlockingIOError:
+            # Another supervisor found the lock free and has adopted the workers: two must not act.
+            self._log("another supervisor has taken over")
             self._replaced = True
             self._loop.stop()
-        elif attempt.shutdown.stopped_at is None:
-            attempt.shutdown.stop(attempt.prepare.grace, requests.StopReason.FENCE.value)
+        except OSError:
+            self._log_failure()
+        else:
+            if replaced is not None:
+                self._loop.forget(replaced.fileno())
+                replaced.close()
+                self._control_server.listen(self._supervisor_lock.listener)
 
     def _touch_files(self) -> None:
         """Touch all files that the run will need, so that a clean-up does not remove them."""
