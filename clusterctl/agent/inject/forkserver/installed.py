@@ -6,6 +6,7 @@ import _imp
 import importlib.machinery
 import os
 import site
+import stat
 import sys
 import sysconfig
 import time
@@ -179,9 +180,9 @@ class Imports:
 
 
 def _read_stamp(path: str, since_ns: int | None = None) -> Stamp:
-    """Return the time of the last change and the size of a file.
+    """Return the time of the last change and the size of a file; of a folder, a number for the names in it.
 
-    `(-1,)` stands for a change after `since_ns`: nobody knows which content was imported. `None` means no file.
+    The first import makes `__pycache__` in a folder, which is no change of what Python finds there. `(-1,)` stands for a change after `since_ns`: nobody knows which content was imported. `None` means no file.
     """
     if path.startswith(_OURS):
         # Each start touches it.
@@ -190,6 +191,11 @@ def _read_stamp(path: str, since_ns: int | None = None) -> Stamp:
         status = os.stat(path)
     except OSError:
         return None
+    if stat.S_ISDIR(status.st_mode):
+        try:
+            return (hash(frozenset(os.listdir(path)) - {"__pycache__"}),)
+        except OSError:
+            return None
     if since_ns is not None and max(status.st_mtime_ns, status.st_ctime_ns) >= since_ns:
         return (-1,)
     return status.st_mtime_ns, status.st_size
