@@ -56,6 +56,12 @@ _PLAIN = (Quoting.PLAIN,)
 _FILLED_IN = (Quoting.PLAIN, Quoting.DOUBLE)
 _SHELL_RULES: tuple[tuple[re.Pattern[str], tuple[Quoting, ...], str, str], ...] = (
     (
+        re.compile(r"(?<!\\)\\\n[ \t]*(?=#)"),
+        (Quoting.PLAIN,),
+        "a comment ends the command that the line above it continues",
+        "leave comments out between the lines of one command",
+    ),
+    (
         re.compile(r"(?<!\S)\\[ \t]+|\\[ \t]+(?=\n|\Z)"),
         _PLAIN,
         "a backslash before a blank continues no line: it makes the blank a part of the next word",

@@ -9,6 +9,9 @@ from clusterctl.config.sections.shell_text import find_literal_mistakes, find_sh
 MISTAKEN = [
     pytest.param("ulimit -c unlimited \\ python train.py", "backslash before a blank", id="folded"),
     pytest.param("python train.py \\ \n  --lr 3", "backslash before a blank", id="blank behind the last backslash"),
+    pytest.param(
+        "python t.py \\\n  --lr 3 \\\n  # --wd 1 \\\n  --epochs 3", "a comment ends", id="comment between lines"
+    ),
     pytest.param("python train.py --url http://x/y?a=1&b=2", "ends the command at `&`", id="ampersand of an address"),
     pytest.param("python train.py --out=~/runs", "expands `~`", id="home behind an option"),
     pytest.param("python train.py data.dir=~/runs", "expands `~`", id="home behind a dotted name"),

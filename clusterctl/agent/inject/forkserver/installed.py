@@ -182,7 +182,8 @@ class Imports:
 def _read_stamp(path: str, since_ns: int | None = None) -> Stamp:
     """Return the time of the last change and the size of a file; of a folder, a number for the names in it.
 
-    The first import makes `__pycache__` in a folder, which is no change of what Python finds there. `(-1,)` stands for a change after `since_ns`: nobody knows which content was imported. `None` means no file.
+    The first import makes `__pycache__` in a folder, which is no change of what Python finds there. `(-1,)` stands for
+    a change after `since_ns`: nobody knows which content was imported. `None` means no file.
     """
     if path.startswith(_OURS):
         # Each start touches it.
