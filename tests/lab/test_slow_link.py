@@ -55,13 +55,13 @@ def test_a_sync_may_take_longer_than_silence_is_borne(nodes: NodeFactory, dial: 
         (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "code" / name).write_bytes(content)
     store = ContentStore(tmp_path / "content")
-    files = build_code_upload(build_manifest(SyncSpec(source=str(tmp_path / "code")), store), store)
+    upload = build_code_upload(build_manifest(SyncSpec(source=str(tmp_path / "code")), store), store)
     with Relay((node.address, 22), rate=RATE, delay=DELAY) as link:
         session = dial(link)
         before = time.monotonic()
-        assert sync_files(session, "~/code", files, run=None, say=lambda _: None)[0] == 3
+        assert sync_files(session, "~/code", upload, run=None, say=lambda _: None)[0] == 3
         assert time.monotonic() - before > 16.0
-        assert sync_files(session, "~/code", files, run=None, say=lambda _: None)[0] == 0
+        assert sync_files(session, "~/code", upload, run=None, say=lambda _: None)[0] == 0
         session.close()
     assert {name: node.path(f"/root/code/{name}").read_bytes() for name in files} == files
 
