@@ -321,6 +321,9 @@ class _Tracebacks:
             text = self._text(at)
             if not text or _is_indented(text) or _is_border(text) or headline_patterns.HEADER.match(text):
                 continue
+            if headline_patterns.WARNED.match(text):
+                # Another process of the rank writes to the same output while the traceback is printed.
+                continue
             if text.startswith(" ") or (headline_patterns.BOX.match(text) and text[0] in "│┃|"):
                 continue
             if headline_patterns.HEADER.match(self._text(start)) is None and not headline_patterns.NAMED.match(text):
@@ -340,7 +343,9 @@ class _Tracebacks:
             if not text and len(block) == 1 and headline_patterns.ANNOUNCES.search(block[0]):
                 continue
             # The text of an exception may hold the name of another: `ncclSystemError: ...`.
-            is_another = headline_patterns.NAMED.match(text) and not has_header
+            is_another = headline_patterns.WARNED.match(text) or (
+                headline_patterns.NAMED.match(text) and not has_header
+            )
             if not text or is_another or headline_patterns.HEADER.match(text) or headline_patterns.FRAME.match(text):
                 break
             block.append(text)
@@ -417,7 +422,9 @@ class _Tracebacks:
         told = _root_of(chain)
         words = "\n".join(dict.fromkeys((told.words, last.words)))
         again = "" if told is last or _is_same(told, last) else f" (raised again as {last.text})"
-        weight = 1 if headline_patterns.CONSEQUENCE.match(told.text) and not class_of_words(told.text) else 3
+        is_child_death = "died with <Signals." in told.text
+        is_consequence = headline_patterns.CONSEQUENCE.match(told.text)
+        weight = 1 if is_consequence and (is_child_death or not class_of_words(told.text)) else 3
         if found := _TABLE.search(words):
             by = f", {found['signal']}" if found["signal"] else ""
             told = replace(told, text=f"{found['who']}: exit code {found['code']}{by}")

@@ -107,7 +107,7 @@ _CLASSES = (
         Class.KILLED,
         (
             r"is killed by signal: (?:Killed|Terminated)|signal 9 \(Killed\)",
-            r"\bSignal (?:9|15) \(SIG|exitcode: -(?:9|15)\b",
+            r"\bSignal (?:9|15) \(SIG|exitcode: -(?:9|15)\b|died with <Signals\.SIG(?:KILL|TERM): \d+>",
             r"^(?:.*\d )?Killed\b|^Terminated$|\bCANCELLED AT\b|terminated with signal SIG(?:KILL|TERM)",
             r"^KeyboardInterrupt\b|^killed by SIG(?:KILL|TERM|HUP)$",
         ),
@@ -159,6 +159,8 @@ NAMED = re.compile(
     r"(?:Error|Exception|Interrupt|SystemExit|Failure|ExceptionGroup|StopIteration|Timeout)(?:\([\w.]+\))?(?:: |:?$)"
 )
 """An exception that stands without its traceback, by its name."""
+WARNED = re.compile(r"\S*?:\d+: \w*Warning: |(?:\S+: )?resource_tracker: There appear to be ")
+"""The first line of a warning, as Python prints it."""
 GROUP = re.compile(r"Group: .* \(\d+ sub-exceptions?\)$")
 MEMBER = re.compile(r"^\s*\+[-+]*-+ (?:\d+|\.\.\.) -+$")
 GROUP_END = re.compile(r"^\s*\+-{8,}$")
@@ -297,6 +299,7 @@ NOISE = _any(
     r"Root Cause|Failures:|<NO_OTHER|\[\d+\]:$|(?:time|host|rank|exitcode) +: |error_file: |traceback : |\S+ FAILED$",
     r"\[\d+\][+-]? +(?:Exit|Done|Killed|Terminated)|(?:\S+: (?:line \d+: )?)? *\d+ (?:Done|Exit \d+) {2,}|\(raylet\)",
     # frameworks, trackers, tools
+    r"(?:\S+: )?resource_tracker: There appear to be ",
     r"wandb: (?!ERROR)|Synced |Run history|Run summary|View run|Find logs at|Syncing |(?:real|user|sys)\s+\d+m",
     r"Set the environment variable HYDRA|Error executing job with overrides|For simplicity, JAX|The stack trace below",
     r"The preceding (?:is|stack)|Call stack:|Message: |Arguments: |Additional information:",
@@ -311,6 +314,7 @@ PROGRESS = re.compile(r"\W*(?:epoch|step|iter|iteration|batch|train|val|eval|los
 BAR = re.compile(r"(?!.*\b100%).*(?:\d+%\|.*\||\bit/s\b|\bs/it\b)")
 """A bar of progress that has not come to its end."""
 GOODBYE = _any(
+    r"(?:\S+: )?resource_tracker: There appear to be ",
     r"\S*?:\d+: \w*Warning\b|\w*Warning: |(?:WARNING|WARN|warning)\b|\[?[IW]\d{4} |\[[IW] \S*\.cpp|wandb:(?: |$)",
     r"(?:real|user|sys)\s+\d+m|CUDA kernel errors|For debugging consider|Compile with|Device-side assert",
     r"\W*(?:\w+ ){0,3}(?:failed|aborted|crashed)\b",
