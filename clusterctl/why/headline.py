@@ -72,7 +72,7 @@ def find_headline(output: str, *, exit_code: int | None = None, signal: int | No
         exit_code: How it ended; 128+N stands for a signal that ended a child of a shell.
         signal: The number of the signal that ended it.
     """
-    found = _read(output, exit_code, signal)
+    found = add_device_assertion(_read(output, exit_code, signal), output)
     if signal is not None or not headline_patterns.ASKED.search(found.text):
         return found
     prompts = [
@@ -83,6 +83,16 @@ def find_headline(output: str, *, exit_code: int | None = None, signal: int | No
     text = f"{found.text} (a rank has no stdin{f', and asked `{prompt}`' if prompt else ''})"
     sure = Confidence.CERTAIN if "Abort" not in found.text else found.confidence
     return replace(found, text=text, cls=Class.NO_INPUT, confidence=sure)
+
+
+def add_device_assertion(found: Headline, output: str) -> Headline:
+    """Return a headline that tells of an assertion on a GPU with the condition that the output names first."""
+    if not headline_patterns.DEVICE_ASSERTED.search(found.text):
+        return found
+    condition = headline_patterns.DEVICE_ASSERTION.search(output)
+    if condition is None or condition["text"] in found.text:
+        return found
+    return replace(found, text=_shortened(f"{found.text}: {condition['text']} ({condition['place']})"))
 
 
 def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:

@@ -52,9 +52,10 @@ _CLASSES = (
         Class.GPU,
         (
             r"uncorrectable ECC|Xid |GPU is lost|cudaErrorECC|fallen off the bus",
-            r"CUDA error: (?:an illegal|unspecified|misaligned|device|hardware|no kernel image|invalid device ordinal)",
-            r"CUDA error: (?:unknown error|initialization error|all CUDA-capable)",
-            r"HIP error: (?!out of)|CUDA_ERROR_(?!OUT_OF)\w+|busy or unavailable|no CUDA-capable device",
+            r"CUDA error: (?:an illegal|unspecified|misaligned|device(?!-side assert)|hardware|no kernel image)",
+            r"CUDA error: (?:invalid device ordinal|unknown error|initialization error|all CUDA-capable)",
+            r"HIP error: (?!out of|device-side assert)|CUDA_ERROR_(?!OUT_OF|ASSERT)\w+",
+            r"busy or unavailable|no CUDA-capable device",
             r"No (?:CUDA|HIP) GPUs are available|Found no NVIDIA driver|driver version is insufficient",
             r"NVIDIA driver on your system is too old",
             r"Failed to initialize NVML|couldn't communicate with the NV",
@@ -268,6 +269,11 @@ LOGGED = _any(
 """A line of a log at the level of an error."""
 SPOKEN = re.compile(r".{0,80}\b(?:error|Error|ERROR)\b ?(?:#?\d+)?: (?![\d.\s%e-]*$)")
 """A line that speaks of an error; a number behind it is that of a model."""
+DEVICE_ASSERTION = re.compile(
+    r"(?:\S*/)?(?P<place>[^\s/]+:\d+): .*block: \[[^\]]*\], thread: \[[^\]]*\] (?P<text>Assertion [`'].*['`] failed)"
+)
+"""What a kernel says whose threads found a condition that does not hold, as an index outside of a table."""
+DEVICE_ASSERTED = re.compile(r"(?:CUDA|HIP) error: device-side assert|CUDA_ERROR_ASSERT|hipErrorAssert")
 DIED = _any(
     r".*(?:mpirun|prterun|mpiexec)\S* noticed that process rank|MPI_ABORT was invoked|application called MPI_Abort",
     r"=   EXIT CODE|YOUR APPLICATION TERMINATED WITH THE EXIT STRING|srun: error: ",

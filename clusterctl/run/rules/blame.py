@@ -289,6 +289,7 @@ def _find_headline(exit_: WorkerExit) -> headline.Headline:
             return heading
     traced = headline.find_headline(str(record.get("traceback") or ""))
     heading = traced if traced.traceback else headline.find_headline(str(record["message"]))
+    heading = headline.add_device_assertion(heading, exit_.tail)
     if heading.cls is Class.UNKNOWN:
         # `torch.distributed.elastic` writes down nothing but exceptions.
         return replace(heading, cls=Class.EXCEPTION, confidence=Confidence.CERTAIN)

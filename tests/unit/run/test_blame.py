@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.run.rules.blame import Cause, WorkerExit, analyse_exit, find_early_exit, is_secondary, sort_causes
+from clusterctl.why.verdict import Class
 
 PEER = "RuntimeError: [/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:34211"
 TRACE = 'Traceback (most recent call last):\n  File "{}", line 3, in step\n    {}\n{}'
@@ -357,3 +358,14 @@ def test_a_warning_of_a_runtime_is_no_reason_for_an_end() -> None:
     )
 
     assert analyse_exit(exited(0, 2.0, code=3, tail=tail)).cause.message == "loading"
+
+
+def test_the_condition_that_failed_on_a_gpu_is_taken_from_the_output_of_a_rank_with_an_error_of_its_own() -> None:
+    said = "RuntimeError: CUDA error: device-side assert triggered"
+    kernel = "Loss.cu:250: nll_loss: block: [0,0,0], thread: [{},0,0] Assertion `t >= 0 && t < n_classes` failed.\n"
+    left = {"message": said, "traceback": TRACE.format("t.py", "step()", said)}
+
+    found = cause(exited(0, 1.0, tail=kernel.format(3) + kernel.format(4) + OWN, left=left))
+
+    assert found.message == f"{said}: Assertion `t >= 0 && t < n_classes` failed (Loss.cu:250)"
+    assert found.cls is Class.EXCEPTION
