@@ -53,6 +53,7 @@ _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call la
 BACKGROUND_MAX_S = 30.0
 """A rank that ends with 0 in this time and leaves something at work has put its job into the background."""
 _OF_A_LAUNCHER = re.compile(r"\b(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b|: exit code \d+$")
+_BARE_EXIT = re.compile(r"(?:SystemExit: -?\d+|os\._exit\(-?\d+\))$")
 _IDLE = ("bash", "sh", "dash", "zsh", "sleep", "tail", "tee", "cat", "watch", "ssh", "sshd")
 """Programs that only wait for others."""
 
@@ -287,6 +288,10 @@ def _find_headline(exit_: WorkerExit) -> headline.Headline:
         heading = headline.find_headline(exit_.tail, exit_code=code or 1)
         if heading.is_recognised and not _OF_A_LAUNCHER.search(heading.text):
             return heading
+    if _BARE_EXIT.match(str(record["message"])) and headline.find_last_words(exit_.tail):
+        # The Python has printed why it ends, and then ended by a number.
+        heading = headline.find_headline(exit_.tail, exit_code=code or 1)
+        return heading if heading.cls is not Class.UNKNOWN else replace(heading, cls=Class.EXCEPTION)
     traced = headline.find_headline(str(record.get("traceback") or ""))
     heading = traced if traced.traceback else headline.find_headline(str(record["message"]))
     heading = headline.add_device_assertion(heading, exit_.tail)
@@ -298,7 +303,7 @@ def _find_headline(exit_: WorkerExit) -> headline.Headline:
 
 def _find_reason_text(exit_: WorkerExit, heading: headline.Headline) -> str:
     """Return the text that says why: what was recognised, or the last lines."""
-    if exit_.error and exit_.error.get("message"):
+    if exit_.error and exit_.error.get("message") and not _BARE_EXIT.match(str(exit_.error["message"])):
         return str(exit_.error["message"])
     lines = [] if heading.traceback else [line for line in exit_.tail.splitlines() if line.strip()][-6:]
     return "\n".join([heading.words, *lines])

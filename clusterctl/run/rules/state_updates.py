@@ -17,7 +17,6 @@ from clusterctl.run.rules.blame import (
     analyse_exit,
     find_cause_in_output,
     find_swallowed_exception,
-    reports_another_process,
 )
 from clusterctl.run.rules.state import (
     MutableNodes,
@@ -190,7 +189,7 @@ def _exit_of(node: NodeState, event: events.Exited) -> WorkerExit:
         signal=event.signal,
         oom=event.oom,
         error=event.error,
-        tail=event.tail if event.exit_code != 0 or (event.error and reports_another_process(event.error)) else "",
+        tail=event.tail if event.exit_code != 0 or event.error else "",
         earliest=event.earliest + offset - error,
         latest=event.latest + offset + error,
         on_node_clock=(event.earliest, event.latest),

@@ -369,3 +369,27 @@ def test_the_condition_that_failed_on_a_gpu_is_taken_from_the_output_of_a_rank_w
 
     assert found.message == f"{said}: Assertion `t >= 0 && t < n_classes` failed (Loss.cu:250)"
     assert found.cls is Class.EXCEPTION
+
+
+@pytest.mark.parametrize(
+    ("message", "tail", "headline"),
+    [
+        pytest.param(
+            "SystemExit: 1",
+            "Could not override 'trainer'.\nIn 'train': Could not find 'trainer/typo'\n\nuploading logs\n",
+            "Could not override 'trainer'.",
+            id="a_cause",
+        ),
+        pytest.param("os._exit(1)", "no GPU for me\n", "no GPU for me", id="last_words"),
+        pytest.param("SystemExit: 1", "step 4 loss 2.0\n", "SystemExit: 1", id="a_step"),
+        pytest.param("SystemExit: 1", "", "SystemExit: 1", id="no_output"),
+        pytest.param("SystemExit: no data", "loading\n", "SystemExit: no data", id="an_exit_with_words"),
+    ],
+)
+def test_a_mere_exit_status_is_no_headline_of_a_rank_that_said_why(message: str, tail: str, headline: str) -> None:
+    found = cause(exited(0, 1.0, code=0, tail=tail, left={"message": message, "traceback": None}))
+
+    assert (found.message, found.cls) == (
+        headline,
+        Class.WRONG_ARGUMENT if "override" in headline else Class.EXCEPTION,
+    )
