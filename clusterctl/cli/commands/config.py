@@ -19,8 +19,9 @@ from clusterctl.errors import ConfigError, NodeError, NotFoundError, Problem, Re
 from clusterctl.formatting import fold_ranks
 from clusterctl.plan import layout
 from clusterctl.plan.launch import explain_environment
-from clusterctl.render.console import pad
+from clusterctl.render.console import pad, safe
 from clusterctl.render.table import Column, render_table
+from clusterctl.run.nodes.sync_warnings import list_unsent_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +79,8 @@ def command(choices: ConfigChoices) -> int:
     console = choices.console()
     loaded = options.load_file(choices.path, choices.files, choices.sets, require_job=by_rank, console=console)
     _refuse_two_names(loaded.spec)
+    for doubt in list_unsent_arguments(loaded.spec):
+        console.narrate(f"warning: {safe(doubt)}")
     if choices.ranks:
         shown, lines = _ranks(loaded.spec, console)
     elif choices.env_rank is not None:

@@ -212,7 +212,8 @@ class Launcher:
             manifest = code_manifest.build_manifest(self._spec.sync, store)
             sync_warnings.refuse_missing_script(self._spec, manifest.files, manifest.left_out)
             code_manifest.save_manifest(self._run, manifest)
-            for doubt in sync_warnings.list_sync_warnings(manifest, store):
+            unsent = sync_warnings.list_unsent_arguments(self._spec, manifest.left_out)
+            for doubt in [*unsent, *sync_warnings.list_sync_warnings(manifest, store)]:
                 self._post(controller_events.Note(text=doubt, level="warn"))
             not_sent = sync_warnings.describe_user_exclusions(manifest.left_out)
             if not_sent is not None:

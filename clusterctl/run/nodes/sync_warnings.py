@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
@@ -15,6 +15,7 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.path_rules import rename_workdir
 from clusterctl.config.spec import TransportKind, load_spec
 from clusterctl.errors import RefusedError
+from clusterctl.run.nodes.code_selection import select_files
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record import run_lookup
 from clusterctl.run.record.disk_files import write_atomically
@@ -22,7 +23,6 @@ from clusterctl.session.requests import CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
 
     from clusterctl.config.spec import ClusterSpec
     from clusterctl.run.nodes.code_manifest import ContentStore, Manifest
@@ -106,6 +106,70 @@ def _order_of(one: ExcludedPath) -> tuple[int, int]:
     if one.path.endswith("/"):
         return 1, 0
     return (2 if _DATA.search(one.path) else 3), -one.size_bytes
+
+
+_FOR_OUTPUT = re.compile(
+    r"-*(?:\w+[-_.])*(?:out|log|save|dest|result|dump|work|cache|report|trace|profile|export|write|tensorboard|run|root)",
+    re.IGNORECASE,
+)
+"""The name of an option whose value the program writes itself."""
+_WRITES = re.compile(r"(?:[\d&]*>{1,2}|tee|-a|mkdir|-p|rm|-[rf]+|touch|\S*--?(?:out|log)\S*)$")
+"""The word of a shell before the name of a file that need not be there."""
+
+
+def list_unsent_arguments(spec: ClusterSpec, left_out: Iterable[ExcludedPath] | None = None) -> list[str]:
+    """Return a sentence for each argument of the job that names something in the code folder which is not sent.
+
+    Args:
+        spec: The cluster file.
+        left_out: What is not sent; without it the folder is searched if an argument names something in it.
+    """
+    if spec.sync is None or spec.job is None or all(host.transport is TransportKind.LOCAL for host in spec.hosts):
+        return []
+    named = {path: place for place, path in _list_named_paths(spec)}
+    if not named:
+        return []
+    if left_out is None:
+        found: list[ExcludedPath] = []
+        try:
+            list(select_files(Path(spec.sync.source), spec.sync.exclude, found.append))
+        except RefusedError:
+            return []
+        left_out = found
+    by_path = {one.path: one for one in left_out if not one.remedy and _MADE_BY_TOOLS.fullmatch(one.path) is None}
+    told = []
+    for path, place in named.items():
+        above = (path, *(f"{folder}/" for folder in (PurePosixPath(path), *PurePosixPath(path).parents)))
+        one = next((by_path[each] for each in above if each in by_path), None)
+        if one is None or not one.written_in:
+            continue
+        told.append(f"{place} names `{path}`, which is not sent to nodes, left out by {one.rule}{_remedy_of(one)}")
+    return told
+
+
+def _remedy_of(one: ExcludedPath) -> str:
+    if has_secret_name(one.path):
+        return ""
+    return f": {one.way_to_send} sends {one.path}" if one.way_to_send else ": take that out to send it"
+
+
+def _list_named_paths(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """Yield place and path of each word of the job that is the name of something in the code folder."""
+    if spec.sync is None or spec.job is None:
+        return
+    job, top = spec.job, spec.sync.source
+    texts = [(f"job.args[{at}]", list(job.args[max(0, at - 1) : at + 1])) for at in range(len(job.args))]
+    command = job.command or ()
+    words = command.split() if isinstance(command, str) else list(command)
+    texts += [("job.command", words[max(0, at - 1) : at + 1]) for at in range(len(words))]
+    for place, (*before, word) in texts:
+        option, equals, value = word.strip("'\";)(").rpartition("=")
+        name = option if equals else "".join(before)
+        path = os.path.normpath(value.strip("'\"")) if value else ""
+        is_inside = path not in ("", ".") and not os.path.isabs(path) and not path.startswith(("..", "-"))
+        is_written = bool((equals or name.startswith("-")) and _FOR_OUTPUT.match(name)) or bool(_WRITES.match(name))
+        if is_inside and not is_written and os.path.exists(os.path.join(top, path)):
+            yield place, path
 
 
 def format_exclusions(left_out: Iterable[ExcludedPath], *, whole: bool = False) -> list[str]:

@@ -9,13 +9,13 @@ import subprocess
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
 from clusterctl.config.path_rules import find_upload_obstacle
-from clusterctl.config.spec import ClusterSpec, JobSpec, SyncSpec
+from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, SyncSpec
 from clusterctl.errors import RefusedError
 from clusterctl.run.nodes import code_manifest, code_selection, sync_warnings
 
@@ -459,3 +459,38 @@ def test_a_home_is_no_code_and_is_refused(
     assert "`sync.source`" in str(refused.value.hint)
     write(source, "a.py")
     assert find_upload_obstacle(str(source)) is None
+
+
+PT = "names `ckpt/last.pt`, which is not sent to nodes, left out by `*.pt` of .gitignore"
+PT += ": `sync: {exclude: ['!ckpt/last.pt']}` sends ckpt/last.pt"
+DATA = "names `data/a.csv`, which is not sent to nodes, left out by `data/` of `sync.exclude`: take that out to send it"
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        pytest.param({"script": "a.py", "args": ("--load", "ckpt/last.pt")}, [f"job.args[1] {PT}"], id="argument"),
+        pytest.param({"script": "a.py", "args": ("--load=./ckpt/last.pt",)}, [f"job.args[0] {PT}"], id="equals"),
+        pytest.param({"command": "python a.py --load='ckpt/last.pt'; x"}, [f"job.command {PT}"], id="text"),
+        pytest.param({"command": ("python", "a.py", "data/a.csv")}, [f"job.command {DATA}"], id="list_in_a_folder"),
+        pytest.param({"script": "a.py", "args": ("--load", "ckpt/none.pt", "a.csv", ".")}, [], id="not_there_or_sent"),
+        pytest.param(
+            {"script": "a.py", "args": ("--output_dir", "data", "--log-dir=data")}, [], id="written_by_the_job"
+        ),
+        pytest.param({"command": "python a.py > data/a.csv; rm -f ckpt/last.pt"}, [], id="written_by_the_shell"),
+    ],
+)
+def test_an_argument_that_names_what_is_not_sent_is_warned_of(
+    source: Path, job: dict[str, Any], said: list[str]
+) -> None:
+    write(source, "a.py", "a.csv", "ckpt/last.pt", "data/a.csv")
+    (source / ".gitignore").write_text("*.pt\n")
+    spec = ClusterSpec(
+        name="demo",
+        path="cluster.yaml",
+        hosts=(HostSpec(name="a", host="a"),),
+        job=JobSpec(**job),
+        sync=SyncSpec(source=str(source), exclude=("data/",)),
+    )
+
+    assert sync_warnings.list_unsent_arguments(spec) == said
