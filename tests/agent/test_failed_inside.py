@@ -219,6 +219,17 @@ WITH_A_SCRIPT = "bash run.sh"
         ),
         pytest.param(WITH_A_SCRIPT, "python no.py\necho done\n", "can't open file", False, id="no_file"),
         pytest.param("exec python asks.py", "", "./nowhere: ", False, id="by_a_wrapper"),
+        pytest.param(
+            WITH_A_SCRIPT,
+            "export PYTHONPATH=$PWD\npython raises.py\necho done\n",
+            "RuntimeError: boom",
+            False,
+            id="an_exception_of_a_python_without_our_shim",
+        ),
+        pytest.param(
+            "python untrained.py; true", "", "`Trainer.fit` stopped: No training batches.", False, id="trained_nothing"
+        ),
+        pytest.param("python caught.py; true", "", "", False, id="an_exception_that_was_caught"),
         pytest.param("true || python good.py", "", "", True, id="no_python"),
         pytest.param("ulimit -c 0 X=1 python", "", "", True, id="swallowed"),
         pytest.param(WITH_A_SCRIPT, "true || python good.py\n", "", True, id="no_python_in_the_script"),
@@ -245,7 +256,10 @@ def test_what_a_shell_said_and_that_no_python_began_is_told_of_a_rank_that_ended
     (node.home / "work/run.sh").write_text(script.replace("python ", f"{shlex.quote(sys.executable)} "))
     (node.home / "work/data.sh").write_text("")
     by_shell = "import os\nos.system('sh -c \"./nowhere a.py; lspci-y\"')\n"
-    event = end_of(node, shell, good="", asks=by_shell)
+    untrained = "print('`Trainer.fit` stopped: No training batches.')\n"
+    caught = "import traceback\ntry: 1/0\nexcept Exception: traceback.print_exc()\nprint('going on')\n"
+    event = end_of(node, shell, good="", asks=by_shell, raises=RAISES, untrained=untrained, caught=caught)
     assert event["exit_code"] == 0
-    assert (shell_error in event["shell_error"], bool(event["shell_error"])) == (True, bool(shell_error))
+    said = event["shell_error"] or event["output_failure"]
+    assert (shell_error in said, bool(said)) == (True, bool(shell_error))
     assert event["lacks_python"] is lacks_python

@@ -193,6 +193,11 @@ def lacks_python(status_dir: str, rank: int) -> bool:
     return os.path.exists(wanted) and not os.path.exists(started)
 
 
+def has_watched_python(status_dir: str, rank: int) -> bool:
+    """Return whether a Python with our shim has begun in a rank; true also where none was to be watched."""
+    return not os.path.isdir(status_dir) or os.path.exists(os.path.join(status_dir, f"rank-{rank}.python"))
+
+
 def read_failed_child(status_dir: str, rank: int) -> ChildFailure | None:
     """Return the first child process of the Python of a rank that failed, or `None`."""
 

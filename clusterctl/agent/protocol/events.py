@@ -85,6 +85,8 @@ class Exited:
         failed_child: The first process of `multiprocessing`, or script that its Python started, that failed although it
             ended well.
         shell_error: What a shell below it said of a command that it could not run or that died, although it ended well.
+        output_failure: A line of a framework that trained nothing, or the exception of a Python that nobody watched,
+            in its output, although it ended well.
         lacks_python: It ended well, its command names a Python, and none has begun in it.
     """
 
@@ -103,6 +105,7 @@ class Exited:
     worked_alone: bool = False
     failed_child: ChildFailure | None = None
     shell_error: bounds.Text = ""
+    output_failure: bounds.Text = ""
     lacks_python: bool = False
 
 

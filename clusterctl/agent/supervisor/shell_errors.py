@@ -42,12 +42,44 @@ _ELSEWHERE = re.compile(
 _SCRIPT = re.compile(r"[\w./~+@-]+")
 
 
+_UNTRAINED = re.compile(
+    r".*(?:`?Trainer\.fit`? stopped: No training batches"
+    r"|num_samples should be a positive integer value, but got num_samples=0"
+    r"|`max_(?:steps|epochs)=0` reached)"
+)
+"""What frameworks say that have trained nothing."""
+_TRACEBACK = re.compile(
+    r"^(?P<before>.*\n)?.*Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(?P<raised>[A-Za-z_][\w.]*(?:: .*)?)$",
+    re.M,
+)
+
+
 def find_shell_error(path: str) -> str:
     """Return the first line of an output in which a shell tells of a command that matters to the job; "" without one.
 
     Args:
         path: The output of a worker that ended with 0.
     """
+    return next(filter(is_shell_error, _list_lines(_read_output(path))), "")
+
+
+def find_output_failure(path: str, *, has_watched_python: bool) -> str:
+    """Return the line in which a framework says that it trained nothing, or an exception that nobody saw; else "".
+
+    Args:
+        path: The output of a worker that ended with 0.
+        has_watched_python: A Python with our shim has begun in it; one without it may have failed unseen.
+    """
+    text = _read_output(path)
+    untrained = next(filter(_UNTRAINED.match, _list_lines(text)), "")
+    return untrained if untrained or has_watched_python else _find_exception(text)
+
+
+def _list_lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if len(line) <= _MAX_LINE]
+
+
+def _read_output(path: str) -> str:
     try:
         with open(path, "rb") as file:
             output = file.read(_MAX_OUTPUT_BYTES)
@@ -56,8 +88,12 @@ def find_shell_error(path: str) -> str:
             output += file.read(_MAX_OUTPUT_BYTES)
     except OSError:
         return ""
-    lines = (line.strip() for line in output.decode("utf-8", "replace").splitlines() if len(line) <= _MAX_LINE)
-    return next(filter(is_shell_error, lines), "")
+    return output.decode("utf-8", "replace")
+
+
+def _find_exception(text: str) -> str:
+    tracebacks = (match for match in _TRACEBACK.finditer(text) if "Exception ignored" not in (match["before"] or ""))
+    return "".join([match["raised"][:_MAX_LINE] for match in tracebacks][-1:])
 
 
 def is_shell_error(line: str) -> bool:

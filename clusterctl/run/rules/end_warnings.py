@@ -30,6 +30,7 @@ def list_end_warnings(state: RunState) -> list[str]:
     swallowed = [*_warn_of_swallowed_exceptions(workers), *_warn_of_failed_children(workers)]
     signals = _warn_of_outside_signals(workers)
     swallowed += [*_warn_of_shell_errors(workers), *([] if state.has_left_work else _warn_of_missing_python(workers))]
+    swallowed += _warn_of_output_failures(workers)
     return [*groups, *swallowed, *signals, *lines, *_warn_of_kills(nodes)]
 
 
@@ -80,6 +81,18 @@ def _warn_of_shell_errors(workers: Iterable[WorkerState]) -> Iterator[str]:
         yield f"{text} `{shorten(group[0].shell_error)}`: `set -e` ends a script where a command fails"
     if len(by_message) > _MAX_LINES:
         yield f"and {len(by_message) - _MAX_LINES} other errors of shells below ranks that ended with 0"
+
+
+def _warn_of_output_failures(workers: Iterable[WorkerState]) -> Iterator[str]:
+    """Tell of ranks that ended with 0 although their output says that nothing was trained, or holds an exception."""
+    by_message: dict[str, list[WorkerState]] = {}
+    for worker in workers:
+        if worker.output_failure and worker.ended_well and not worker.swallowed:
+            by_message.setdefault(normalize_message(worker.output_failure), []).append(worker)
+    for group in list(by_message.values())[:_MAX_LINES]:
+        who, whose = ("ranks", "their") if len(group) > 1 else ("rank", "its")
+        text = f"{who} {fold_ranks(one.rank for one in group)} ended with 0, but {whose} output says:"
+        yield f"{text} {shorten(group[0].output_failure)}"
 
 
 def _warn_of_missing_python(workers: Collection[WorkerState]) -> Iterator[str]:

@@ -132,6 +132,7 @@ class WorkerState:
         worked_alone: It ended well, had torch, and was never in a process group with others.
         failed_child: Pid of the first child process of its Python that failed, and its exception, exit code or signal.
         shell_error: What a shell below it said of a command that failed, although it ended well; else "".
+        output_failure: What its output says of a training that did not take place or failed, although it ended well.
         lacks_python: It ended well, and no Python began in it although its command names one.
         began_s: When it was started, by the monotonic clock of its node.
         lasted_s: How long its first process lived, once it has ended.
@@ -156,6 +157,7 @@ class WorkerState:
     worked_alone: bool = False
     failed_child: tuple[int, str] | None = None
     shell_error: str = ""
+    output_failure: str = ""
     lacks_python: bool = False
     began_s: float | None = None
     lasted_s: float | None = None

@@ -162,6 +162,7 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
         worked_alone=event.worked_alone,
         failed_child=None if event.failed_child is None else (event.failed_child["pid"], event.failed_child["message"]),
         shell_error=event.shell_error,
+        output_failure=event.output_failure,
         lacks_python=event.lacks_python,
         lasted_s=None if worker.began_s is None else max(0.0, event.latest - worker.began_s),
         has_failed_inside=event.exit_code == 0 and event.error is not None,

@@ -389,6 +389,11 @@ NO_PYTHON: dict[str, Any] = {"lacks_python": True}
     ("how", "words"),
     [
         pytest.param([NO_TORCHRUN, {}, {}, {}], [f"rank 0 ended with 0, but its shell said {SHELL_SAID}"], id="one"),
+        pytest.param(
+            [{"output_failure": "`Trainer.fit` stopped: No training batches."}, {}, {}, {}],
+            ["rank 0 ended with 0, but its output says: `Trainer.fit` stopped: No training batches."],
+            id="trained_nothing",
+        ),
         pytest.param([NO_TORCHRUN] * 4, [f"ranks 0-3 ended with 0, but their shell said {SHELL_SAID}"], id="all"),
         pytest.param(
             [NO_PYTHON] * 4,
