@@ -15,7 +15,7 @@ from clusterctl.agent.linux import proc, spawn
 from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.serve import child_processes
-from clusterctl.agent.supervisor import shutdown, supervisor
+from clusterctl.agent.supervisor import gpu_claims, supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ def without_descriptors(work: Callable[[], object]) -> None:
 def test_a_look_at_gpu_memory_that_cannot_be_made_is_told_and_the_attempt_ends() -> None:
     loop, said = EventLoop(), []
     without_descriptors(
-        lambda: shutdown.GpuMemoryWait(
+        lambda: gpu_claims.GpuMemoryWait(
             loop, [0], "run", lambda text, gpu: said.append((text, gpu)), lambda: said.append("done")
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.supervisor.gpu_claims import GpuClaimError, GpuClaims
 
 if TYPE_CHECKING:
@@ -33,6 +35,44 @@ def gated(node: Node) -> tuple[Talk, Path]:
     talk = node.launch(["/bin/sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.02; done; exit 5"])
     talk.wait_for("started")
     return talk, gate
+
+
+def files(node: Node) -> list[str]:
+    return sorted(str(path.relative_to(node.folder)) for path in node.folder.rglob("*"))
+
+
+def test_nothing_is_taken_from_a_live_run(node: Node) -> None:
+    talk, gate = gated(node)
+    before = files(node)
+    (node.home / "state/forgotten").touch()
+    tidy(node.home / "state")
+    assert files(node) == before
+    assert not (node.home / "state/forgotten").exists()
+    gate.touch()
+    talk.wait_for("swept")
+    assert talk.exits()[0]["exit_code"] == 5
+
+
+def test_nor_from_one_whose_waiters_alone_are_left(node: Node) -> None:
+    talk, gate = gated(node)
+    talk.kill()
+    os.kill(node.supervisor(), signal.SIGKILL)
+    before = files(node)
+    tidy(node.home / "state")
+    assert files(node) == before
+    gate.touch()
+    again = node.talk(epoch=2)
+    node.follow(again)
+    again.wait_for("swept")
+    assert again.exits()[0]["exit_code"] == 5
+
+
+def test_nor_from_one_between_two_attempts(node: Node) -> None:
+    talk = node.launch(["false"])
+    talk.wait_for("swept")
+    tidy(node.home / "state")
+    assert json.loads((node.folder / "prepare.json").read_text())["attempt"] == 0
+    talk.ask(Command.FINISH, **node.where, state="failed", exit_code=100)
 
 
 def test_a_gpu_is_not_claimed_twice_after_a_tidying(tmp_path: Path) -> None:

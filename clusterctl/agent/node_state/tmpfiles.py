@@ -1,8 +1,13 @@
-"""Protects the files of a run from `systemd-tmpfiles`, which removes old files from /var/tmp, even open ones."""
+"""Protects the files of a run from `systemd-tmpfiles`, which removes old files from /var/tmp, even open ones.
+
+It skips a folder, and everything below it, while some process holds a BSD lock on the folder (systemd 242 and later,
+https://systemd.io/TEMPORARY_DIRECTORIES/). It always skips recently touched files.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import time
 from typing import TYPE_CHECKING
@@ -14,6 +19,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from clusterctl.agent.linux.helper_process import HelperOutput
+
+
+def lock_against_cleanup(folder: str) -> list[int]:
+    """Lock a folder against clean-up; return a list with the descriptor, empty if the folder cannot be locked."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise
+        return [fd]
+    return []
 
 
 def touch_trees(paths: Iterable[str]) -> None:
@@ -42,3 +60,9 @@ def _touch(path: str) -> None:
         # Bytecode is valid for one modification time of its source.
         modified = os.lstat(path).st_mtime_ns if path.endswith(".py") else now
         os.utime(path, ns=(now, modified), follow_symlinks=False)
+
+
+def lock_run_folders(path: str) -> list[int]:
+    """Lock the folders of attempt and run that hold the file of a rank."""
+    attempt = os.path.dirname(path)
+    return [*lock_against_cleanup(attempt), *lock_against_cleanup(os.path.dirname(attempt))]

@@ -49,6 +49,11 @@ class Supervisor:
         self._loop = EventLoop(self._log_failure)
         self._said = ("", 0.0)
         self._fsync_queue = fsync_queue.FsyncQueue(self._loop)
+        # Lock the folder of the archive too: lazy imports still read it.
+        self._cleanup_locks = [
+            *tmpfiles.lock_against_cleanup(run.path),
+            *tmpfiles.lock_against_cleanup(os.path.dirname(helper_process.find_import_root())),
+        ]
         self._markers = run_markers.make_run_markers(run)
         self._journal, self._replaced = journal.JournalWriter(run.journal), False
         self._state = fold_journal(journal.read_journal(run.journal))
