@@ -194,7 +194,7 @@ def lacks_python(status_dir: str, rank: int) -> bool:
 
 
 def has_watched_python(status_dir: str, rank: int) -> bool:
-    """Return whether a Python with our shim has begun in a rank; true also where none was to be watched."""
+    """Return whether a Python with our shim has begun in a rank; true as well if the attempt has no status folder."""
     return not os.path.isdir(status_dir) or os.path.exists(os.path.join(status_dir, f"rank-{rank}.python"))
 
 
