@@ -304,8 +304,12 @@ class Attempt:
         error = self._read_error(worker, bad=bad)
         has_ended_well = not (bad or stopped or error)
         status_dir = self._run.status_dir(self.number)
-        output = self._run.of_rank(self.number, worker.rank, "log")
-        has_watched_python = status.has_watched_python(status_dir, worker.rank)
+        shell_error = output_failure = ""
+        if has_ended_well:
+            shell_error, output_failure = shell_errors.find_hidden_failures(
+                self._run.of_rank(self.number, worker.rank, "log"),
+                has_watched_python=status.has_watched_python(status_dir, worker.rank),
+            )
         return events.Exited(
             attempt=self.number,
             rank=worker.rank,
@@ -320,10 +324,8 @@ class Attempt:
             outside_signal=None if bad or stopped else self._outside_signal(worker.rank, latest),
             worked_alone=has_ended_well and status.has_worked_alone(status_dir, worker.rank),
             failed_child=status.read_failed_child(status_dir, worker.rank) if has_ended_well else None,
-            shell_error=shell_errors.find_shell_error(output) if has_ended_well else "",
-            output_failure=shell_errors.find_output_failure(output, has_watched_python=has_watched_python)
-            if has_ended_well
-            else "",
+            shell_error=shell_error,
+            output_failure=output_failure,
             lacks_python=has_ended_well and status.lacks_python(status_dir, worker.rank),
         )
 

@@ -41,7 +41,6 @@ _ELSEWHERE = re.compile(
 """A Python behind these is not one that we see."""
 _SCRIPT = re.compile(r"[\w./~+@-]+")
 
-
 _UNTRAINED = re.compile(
     r".*(?:`?Trainer\.fit`? stopped: No training batches"
     r"|num_samples should be a positive integer value, but got num_samples=0"
@@ -54,25 +53,23 @@ _TRACEBACK = re.compile(
 )
 
 
-def find_shell_error(path: str) -> str:
-    """Return the first line of an output in which a shell tells of a command that matters to the job; "" without one.
+def find_hidden_failures(path: str, *, has_watched_python: bool) -> tuple[str, str]:
+    """Return what an output says against the success of its worker, each "" if it says nothing of the kind.
 
-    Args:
-        path: The output of a worker that ended with 0.
-    """
-    return next(filter(is_shell_error, _list_lines(_read_output(path))), "")
-
-
-def find_output_failure(path: str, *, has_watched_python: bool) -> str:
-    """Return the line in which a framework says that it trained nothing, or an exception that nobody saw; else "".
+    The first text is the line in which a shell tells of a command that matters to the job. The second is the line in
+    which a framework says that it trained nothing, or an exception that our shim could not see.
 
     Args:
         path: The output of a worker that ended with 0.
         has_watched_python: A Python with our shim has begun in it; one without it may have failed unseen.
     """
     text = _read_output(path)
-    untrained = next(filter(_UNTRAINED.match, _list_lines(text)), "")
-    return untrained if untrained or has_watched_python else _find_exception(text)
+    lines = _list_lines(text)
+    untrained = next(filter(_UNTRAINED.match, lines), "")
+    return (
+        next(filter(is_shell_error, lines), ""),
+        untrained if untrained or has_watched_python else _find_exception(text),
+    )
 
 
 def _list_lines(text: str) -> list[str]:

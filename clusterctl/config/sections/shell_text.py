@@ -16,8 +16,8 @@ from enum import Enum, auto
 from clusterctl.config.program_analysis import split_shell_commands
 from clusterctl.config.worker_variables import OWNED_NAMES, find_launcher, is_owned
 
-_LONGEST_TEXT = 1 << 14
-_HERE_DOCUMENT = re.compile(r"<<-?\s*\\?['\"]?(\w+)['\"]?[^\n]*\n(?s:.*?)^\s*\1\s*$", re.MULTILINE)
+_LONGEST_TEXT = 1 << 16
+_HERE_DOCUMENT = re.compile(r"<<-?\s*\\?['\"]?(\w+)['\"]?[^\n]*\n")
 _PYTHONS = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|uv|poetry|conda)")
 _INNER_TEXT = re.compile(
     r"(?:\s-\w*[ce]|eval|trap)\s*$|\b(?:ssh|g?awk|sed|perl|xargs|parallel|envsubst|jq)\b[^\n;|&]*$"
@@ -74,7 +74,7 @@ _SHELL_RULES: tuple[tuple[re.Pattern[str], tuple[Quoting, ...], str, str], ...] 
         "quote the word that has it",
     ),
     (
-        re.compile(r"(?<!\S)[^\s=\"']*[^\s=\w\"'+][^\s=\"']*=~/"),
+        re.compile(r"(?<!\S)[^\s=\"']{0,200}[^\s=\w\"'+][^\s=\"']{0,200}=~/"),
         _PLAIN,
         "bash expands `~` at the beginning of a word alone, the program gets it as it is",
         "write `$HOME/`, which is the home on the node",
@@ -151,8 +151,13 @@ def classify_characters(text: str) -> list[Quoting]:
             continue
         result.append(quote)
         state = quote if state is Quoting.PLAIN else Quoting.PLAIN
-    for match in _HERE_DOCUMENT.finditer(text):
-        result[match.start() : match.end()] = [Quoting.COMMENT] * (match.end() - match.start())
+    begin = _HERE_DOCUMENT.search(text)
+    while begin is not None:
+        last = re.compile(rf"^[ \t]*{begin[1]}[ \t]*$", re.MULTILINE).search(text, begin.end())
+        # Bash reads a here-document without its last line to the end of the text.
+        end = len(text) if last is None else last.end()
+        result[begin.start() : end] = [Quoting.COMMENT] * (end - begin.start())
+        begin = _HERE_DOCUMENT.search(text, end)
     return result
 
 
@@ -226,6 +231,7 @@ def find_literal_mistakes(value: str, *, is_argument: bool) -> list[tuple[str, s
 
 _MAX_CHARS = 1 << 16
 _COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
+_SETS_NAMES = re.compile(r"(?:\bfor|\bread|\bmapfile|\breadarray|\bgetopts|-v|\(\()[^\n;]{0,200}")
 _SETS_UNKNOWN_NAMES = re.compile(r"(?m)(?:^|[\s;&|(])(?:source|\.|eval|module|ml|conda|mamba|function)\s|\(\)\s*\{")
 _SHELL_VARIABLES = re.compile(
     "HOME|USER|LOGNAME|PATH|PWD|OLDPWD|SHELL|HOSTNAME|HOSTTYPE|OSTYPE|MACHTYPE|LANG|LC_ALL|TERM|TMPDIR|UID|EUID|PPID|"
@@ -305,6 +311,7 @@ def _list_inherited(text: str, others: Collection[str]) -> tuple[str, ...]:
     if _SETS_UNKNOWN_NAMES.search(text):
         return ()
     quoting = classify_characters(text)
+    set_by_commands = {name for match in _SETS_NAMES.finditer(text) for name in _NAME.findall(match[0])}
     names = dict.fromkeys(
         match[1] or match[2]
         for match in _READ.finditer(text)
@@ -318,7 +325,7 @@ def _list_inherited(text: str, others: Collection[str]) -> tuple[str, ...]:
         and not _SHELL_VARIABLES.fullmatch(name)
         and name not in OWNED_NAMES
         and find_launcher(name) is None
-        and not re.search(rf"(?:\bfor|\bread|\bmapfile|\breadarray|\bgetopts|-v|\(\()[^\n;]{{0,200}}\b{name}\b", text)
+        and name not in set_by_commands
     )
 
 

@@ -137,14 +137,14 @@ def list_unsent_arguments(spec: ClusterSpec, left_out: Iterable[ExcludedPath] | 
             return []
         left_out = found
     by_path = {one.path: one for one in left_out if not one.remedy and _MADE_BY_TOOLS.fullmatch(one.path) is None}
-    told = []
+    sentences = []
     for path, place in named.items():
         above = (path, *(f"{folder}/" for folder in (PurePosixPath(path), *PurePosixPath(path).parents)))
         one = next((by_path[each] for each in above if each in by_path), None)
         if one is None or not one.written_in:
             continue
-        told.append(f"{place} names `{path}`, which is not sent to nodes, left out by {one.rule}{_remedy_of(one)}")
-    return told
+        sentences.append(f"{place} names `{path}`, which is not sent to nodes, left out by {one.rule}{_remedy_of(one)}")
+    return sentences
 
 
 def _remedy_of(one: ExcludedPath) -> str:
