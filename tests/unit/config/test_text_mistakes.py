@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.config.sections.shell_text import find_literal_mistakes, find_shell_mistakes
+from clusterctl.config.sections.shell_text import find_literal_mistakes, find_shell_mistakes, find_variables
 
 MISTAKEN = [
     pytest.param("ulimit -c unlimited \\ python train.py", "backslash before a blank", id="folded"),
@@ -89,3 +89,9 @@ def test_an_argument_that_no_program_fills_in_is_warned_of(value: str, what: str
 
 def test_the_value_of_a_variable_may_be_an_operator() -> None:
     assert find_literal_mistakes("|", is_argument=False) == []
+
+
+@pytest.mark.parametrize("text", ["-" * 60_000, "<<A\n" * 15_000, " ".join(f"$V{i}" for i in range(8_000))], ids=len)
+def test_a_long_text_is_judged_and_nothing_is_found_in_it(text: str) -> None:
+    assert find_shell_mistakes(text) == []
+    assert len(find_variables(text).inherited) in (0, 8_000)
