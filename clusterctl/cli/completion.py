@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem, split_arg_string
 
+from clusterctl.cli.words import paths_of
 from clusterctl.errors import ClusterctlError
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ def _complete(context: click.Context, parameter: click.Parameter) -> click.Conte
     """Read the words before an option again: click gives up on a line that ends without the option's value."""
     if not isinstance(parameter, click.Option):
         return context
-    words = split_arg_string(os.environ.get("COMP_WORDS", ""))[2:]
+    words = split_arg_string(os.environ.get("COMP_WORDS", ""))
+    if context.info_name in words:
+        words = words[words.index(context.info_name) + 1 :]
     words = words[: words.index("--")] if "--" in words else words
     option = max((i for i, word in enumerate(words) if word.startswith("-")), default=len(words))
     return context.command.make_context(
@@ -99,11 +102,10 @@ def _run(context: click.Context) -> RunDir | None:
 
 def _spec(context: click.Context) -> ClusterSpec:
     """Return the cluster file that the words before this one name; else that of the folder."""
-    from clusterctl.cli.words import paths_of
     from clusterctl.config.loader import load_cluster_file
 
-    paths = paths_of(context.params.get("path"), context.params.get("files") or ())
-    return load_cluster_file(paths, environ=os.environ, sets=context.params.get("sets") or ()).spec
+    paths = paths_of(context.params.get("path"), context.obj.files)
+    return load_cluster_file(paths, environ=os.environ, sets=context.obj.sets).spec
 
 
 def _nodes(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli.examples import EXAMPLES
-from clusterctl.cli.main import COMMANDS, cli
+from clusterctl.cli.command import COMMON_OPTIONS
+from clusterctl.cli.command_table import COMMANDS
+from clusterctl.cli.main import cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,11 @@ terminal only; `NO_COLOR`, `FORCE_COLOR` and `TERM=dumb` are honoured, and `--co
 is never cut to a width. Where the output's encoding is not UTF-8, or with `LC_ALL=C`,
 plain ASCII signs are used.
 
+Every command takes `--color` and `--quiet`, and every command that reads a cluster file `--file` and `--set`; they may
+also stand before the command.
+
+| option | |
+|---|---|
 """
 
 
@@ -37,8 +43,9 @@ def page() -> str:
     """Return the text of `docs/cli.md`."""
     context = click.Context(cli, info_name="clusterctl")
     names = cli.list_commands(context)
-    rows = [f"| [`{name}`](#clusterctl-{name}) | {COMMANDS[name]} |" for name in names]
-    parts = [_INTRO, "| command | |\n|---|---|\n", "\n".join(rows), "\n"]
+    rows = [f"| [`{name}`](#clusterctl-{name}) | {COMMANDS[name].summary} |" for name in names]
+    common = [_row(option, context) for option in COMMON_OPTIONS]
+    parts = [_INTRO, "\n".join(common), "\n\n| command | |\n|---|---|\n", "\n".join(rows), "\n"]
     for name in names:
         command = cli.get_command(context, name)
         assert command is not None, "every listed command exists"
@@ -49,11 +56,11 @@ def page() -> str:
 def _entry(name: str, command: click.Command, parent: click.Context) -> list[str]:
     context = click.Context(command, info_name=name, parent=parent)
     usage = " ".join(["clusterctl", name, *command.collect_usage_pieces(context)])
-    options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    options = [p for p in command.params if isinstance(p, click.Option) and p.get_help_record(context)]
     lines = [f"## clusterctl {name}", "", "```", usage, "```", "", *_description(command.help or "")]
     if options:
         lines += ["", "| option | |", "|---|---|", *(_row(option, context) for option in options)]
-    lines += ["", "```console", *EXAMPLES[name], "```"]
+    lines += ["", "```console", *COMMANDS[name].examples, "```"]
     return lines
 
 

@@ -7,69 +7,38 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from clusterctl.cli.command import CommonOptions, offer
+from clusterctl.cli.lookup import listings
 from clusterctl.cli.words import paths_of
-from clusterctl.render.console import ColorChoice, Console
+from clusterctl.config.host_ranges import HostRangeError, select_hosts
+from clusterctl.render.errors import render_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from click.shell_completion import CompletionItem
 
     from clusterctl.config.loader import LoadedClusterFile
     from clusterctl.config.sections.context import HostCommandRunner
     from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
     from clusterctl.config.text.overrides import Overrides
+    from clusterctl.render.console import Console
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-def offer(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
-    """Return what a parameter's `shell_complete` takes; see `clusterctl.cli.completion.items` for the kinds."""
-
-    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-        from clusterctl.cli.completion import items
-
-        return items(kind, context, parameter, incomplete)
-
-    return complete
-
-
 def cluster_file(command: F) -> F:
-    """`[FILE]`, `--file` (several are merged), `--set`."""
-    command = click.argument("path", metavar="[FILE]", required=False, shell_complete=offer("files"))(command)
-    return file_options(command)
-
-
-def file_options(command: F) -> F:
-    """`--file` (several are merged), `--set`."""
-    command = click.option(
-        "--file",
-        "files",
-        metavar="FILE",
-        multiple=True,
-        help="Cluster file; several are merged, later ones win.",
-        shell_complete=offer("files"),
-    )(command)
-    return click.option(
-        "--set",
-        "sets",
-        metavar="KEY=VALUE",
-        multiple=True,
-        help="Set a key, e.g. job.grace=30s.",
-        shell_complete=offer("keys"),
-    )(command)
+    """`[FILE]`; `--file` adds more."""
+    return click.argument("path", metavar="[FILE]", required=False, shell_complete=offer("files"))(command)
 
 
 def target_options(command: F) -> F:
-    """What names one node but an argument: `--rank` of `--run`, `-w`; and the file that it is in."""
+    """`--rank` of `--run` and `-w`, which name one node."""
     command = click.option(
         "--run", "reference", metavar="RUN", help="The run of `--rank`.", shell_complete=offer("runs")
     )(command)
     command = click.option(
         "--rank", type=click.IntRange(0), metavar="N", help="The node of this rank.", shell_complete=offer("ranks")
     )(command)
-    command = click.option("-w", "where", metavar="HOST", help="This host, without a cluster file.")(command)
-    return file_options(command)
+    return click.option("-w", "host", metavar="HOST", help="This host, without a cluster file.")(command)
 
 
 def run_argument(command: F) -> F:
@@ -78,7 +47,7 @@ def run_argument(command: F) -> F:
 
 
 def refuse_together(*given: tuple[str, object]) -> None:
-    """Refuse options of which one would be ignored; each comes with its value, and is given where that is true.
+    """Refuse options of which one would be ignored; each comes with its value.
 
     Raises:
         click.UsageError: More than one was given.
@@ -99,15 +68,8 @@ def refuse_beside(option: str, *others: tuple[str, object]) -> None:
         raise click.UsageError(f"`{option}` cannot be used together with {' and '.join(names)}")
 
 
-def _not_both(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
-    other = "verbose" if parameter.name == "quiet" else "quiet"
-    if value and context.params.get(other):
-        raise click.UsageError("`--quiet` and `--verbose` cannot be used together")
-    return value
-
-
 def joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
-    """Return the sets that an option was given as one, `None` where it was not given."""
+    """Return the sets of an option as one, or `None` if it was not given."""
     return ",".join(values) or None
 
 
@@ -124,10 +86,10 @@ def nodes_option(command: F) -> F:
     )(command)
 
 
-def exclude_option(says: str) -> Callable[[F], F]:
+def exclude_option(description: str) -> Callable[[F], F]:
     """`--exclude SET`; given again, it adds to what was named."""
     return click.option(
-        "--exclude", metavar="SET", multiple=True, callback=joined, help=says, shell_complete=offer("nodes")
+        "--exclude", metavar="SET", multiple=True, callback=joined, help=description, shell_complete=offer("nodes")
     )
 
 
@@ -136,45 +98,27 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
-def output_options(command: F) -> F:
-    """`--color`, `-q`."""
-    command = click.option(
-        "--color",
-        type=click.Choice(["auto", "always", "never"]),
-        default="auto",
-        show_default=True,
-        help="Use colours.",
-    )(command)
-    return click.option("--quiet", "-q", is_flag=True, callback=_not_both, help="Only print what was asked for.")(
-        command
-    )
-
-
-def verbose_option(shows: str) -> Callable[[F], F]:
+def verbose_option(description: str) -> Callable[[F], F]:
     """`--verbose`, `-v`, with what it shows of this command."""
-    return click.option("--verbose", "-v", is_flag=True, callback=_not_both, help=shows)
+    return click.option("--verbose", "-v", is_flag=True, help=description)
 
 
-def progress_option(command: F) -> F:
-    """`--progress`."""
+def rank_set_option(command: F) -> F:
+    """`--rank SET`; given again, it adds to the set."""
     return click.option(
-        "--progress",
-        type=click.Choice(["auto", "tty", "plain", "json", "quiet"]),
-        default="auto",
-        show_default=True,
-        help="How to show the steps of the start.",
+        "--rank",
+        "ranks",
+        metavar="SET",
+        multiple=True,
+        callback=joined,
+        help="Only these ranks, e.g. 0-3,7.",
+        shell_complete=offer("ranks"),
     )(command)
-
-
-def console_of(color: str = "auto") -> Console:
-    """Return the console of this process, with the colours that the user wants."""
-    return Console.standard(color=ColorChoice(color))
 
 
 def load_file(
+    common: CommonOptions,
     path: str | None,
-    files: tuple[str, ...],
-    sets: tuple[str, ...],
     *,
     overrides: Overrides | None = None,
     require_job: bool = False,
@@ -182,7 +126,16 @@ def load_file(
     console: Console | None = None,
     run_listing: HostCommandRunner | None = None,
 ) -> LoadedClusterFile:
-    """Read the cluster file; say what is probably not meant. Of its commands that list hosts accepted ones are run.
+    """Read the cluster file, and print its warnings. Of its commands that list hosts, accepted ones are run.
+
+    Args:
+        common: Further files, and values that win over theirs.
+        path: The file that the command names as its argument.
+        overrides: Values of options of the command.
+        require_job: A file without a job is an error.
+        with_secrets: Secrets are filled in.
+        console: Where warnings go; `None` for nowhere.
+        run_listing: Runs a command that lists hosts.
 
     Raises:
         ConfigError: Something is wrong.
@@ -191,29 +144,22 @@ def load_file(
     from clusterctl.config.loader import load_cluster_file
 
     loaded = load_cluster_file(
-        paths_of(path, files),
+        paths_of(path, common.files),
         environ=os.environ,
-        sets=sets,
+        sets=common.sets,
         overrides=overrides,
         require_job=require_job,
         with_secrets=with_secrets,
-        health_mistakes=_health_mistakes,
-        run_listing=run_listing or _run_accepted,
+        health_mistakes=_find_health_mistakes,
+        run_listing=run_listing or listings.run_accepted,
     )
     if console is not None and loaded.warnings:
-        from clusterctl.render.errors import render_problems
-
         console.narrate(*render_problems(loaded.warnings, "warning", console.err))
     return loaded
 
 
-def _run_accepted(argv: tuple[str, ...]) -> str:
-    from clusterctl.cli.lookup.listings import run_accepted
-
-    return run_accepted(argv)
-
-
-def _health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
+def _find_health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None]]:
+    # A file without health checks of its own need not wait for the registry of all checks.
     from clusterctl.health.registry import find_unknown_names
 
     return find_unknown_names(health)
@@ -228,8 +174,6 @@ def chosen_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None = Non
     """
     if nodes is None and exclude is None:
         return spec.hosts
-    from clusterctl.config.host_ranges import HostRangeError, select_hosts
-
     try:
         names = set(select_hosts([h.name for h in spec.hosts], nodes, exclude))
     except HostRangeError as error:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.choices import Choices
 from clusterctl.cli.lookup.named import spec_of
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import load_spec
@@ -18,20 +17,8 @@ from clusterctl.suggestion import similar
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.command_types import RankArguments
+    from clusterctl.cli.command import CommonOptions
     from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.render.console import Console
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetChoices(Choices):
-    """The options of a command that works on one node."""
-
-    files: tuple[str, ...]
-    sets: tuple[str, ...]
-    where: str | None
-    node: str | None
-    rank: int | None
-    reference: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +36,36 @@ class Target:
     rank: RankArguments | None = None
 
 
-def find_target(choices: TargetChoices, console: Console) -> Target:
-    """Return the chosen node; without a choice the first one of the file.
+def find_target(
+    common: CommonOptions, *, node: str | None, host: str | None, rank: int | None, reference: str | None
+) -> Target:
+    """Return the node that the options name, or the first node of the file if they name none.
+
+    Args:
+        common: Names the cluster file.
+        node: A node of the file.
+        host: A host that needs no cluster file.
+        rank: A rank of a live run.
+        reference: The run of the rank.
 
     Raises:
         click.UsageError: The options contradict each other.
         NotFoundError: There is no such node or rank.
     """
-    named = (("`NODE`", choices.node), ("`-w`", choices.where), ("`--rank`", choices.rank))
-    chosen = [name for name, value in named if value is not None]
+    chosen = [name for name, value in (("`NODE`", node), ("`-w`", host), ("`--rank`", rank)) if value is not None]
     if len(chosen) > 1:
         raise click.UsageError(f"{' and '.join(chosen)} name two things; only one can be used")
-    if choices.rank is not None or choices.where is not None:
-        option = "--rank" if choices.where is None else "-w"
-        options.refuse_beside(option, ("--file", choices.files), ("--set", choices.sets))
-    if choices.rank is not None:
-        return _find_rank(choices.reference, choices.rank)
-    if choices.reference is not None:
+    if rank is not None or host is not None:
+        options.refuse_beside("--rank" if host is None else "-w", ("--file", common.files), ("--set", common.sets))
+    if rank is not None:
+        return _find_rank(reference, rank)
+    if reference is not None:
         raise click.UsageError("`--run` needs `--rank`")
-    if choices.where is not None:
-        spec = spec_of(choices.where)
+    if host is not None:
+        spec = spec_of(host)
     else:
-        spec = options.load_file(None, choices.files, choices.sets, with_secrets=True, console=console).spec
-    return Target(spec, _find_host(spec, choices.node))
+        spec = options.load_file(common, None, with_secrets=True, console=common.console()).spec
+    return Target(spec, _find_host(spec, node))
 
 
 def _find_host(spec: ClusterSpec, node: str | None) -> HostSpec:

@@ -82,7 +82,7 @@ def test_a_bug_of_ours_is_1_and_its_traceback_is_kept(idle: LocalHead) -> None:
         "module.command = click.Command('broken', callback=fail)\n"
         "module.__spec__ = __import__('importlib.machinery').machinery.ModuleSpec(module.__name__, None)\n"
         "sys.modules[module.__name__] = module\n"
-        "main.COMMANDS['broken'] = 'Fail'\n"
+        "main.COMMANDS['broken'] = main.COMMANDS['ps']\n"
         "main.main(['broken'])\n"
     )
 

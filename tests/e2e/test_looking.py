@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.cli.main import COMMANDS
+from clusterctl.cli.command_table import COMMANDS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.cli.main import COMMANDS
+from clusterctl.cli.command_table import COMMANDS
 from tests.documented import line, typed
 from tests.lab.head_cli import Head
 from tests.lab.waiting import wait_for

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import docs
+from clusterctl.cli.command_table import COMMANDS
 from clusterctl.cli.commands.why import exit_code_of
-from clusterctl.cli.examples import EXAMPLES
-from clusterctl.cli.main import COMMANDS, run
+from clusterctl.cli.main import run
 from clusterctl.errors import ExitCode
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
 from tests import documented
@@ -59,14 +59,13 @@ def test_the_page_on_why_names_the_exit_code_of_a_run_that_nobody_understands() 
 
 
 def test_every_command_has_examples() -> None:
-    assert EXAMPLES.keys() == COMMANDS.keys()
-    assert all(EXAMPLES.values())
+    assert all(info.examples for info in COMMANDS.values())
 
 
 def test_the_help_of_a_command_ends_with_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["exec", "--help"]) == 0
 
-    examples = [f"  {line}" for line in EXAMPLES["exec"]]
+    examples = [f"  {line}" for line in COMMANDS["exec"].examples]
     assert capsys.readouterr().out.splitlines()[-len(examples) :] == examples
 
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions, offer
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
-from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import load_spec
@@ -38,8 +37,8 @@ _YOUNG = 3600.0
 _DEFAULT = click.core.ParameterSource.DEFAULT
 
 
-@click.command("clean", cls=WithExamples)
-@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=options.offer("runs"))
+@click.command("clean", cls=CliCommand)
+@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=offer("runs"))
 @click.option(
     "--older-than",
     metavar="DURATION",
@@ -49,10 +48,10 @@ _DEFAULT = click.core.ParameterSource.DEFAULT
 )
 @click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the newest N of the ended runs.")
 @click.option("--yes", "-y", is_flag=True, help="Do it; without this they are only listed.")
-@options.output_options
+@click.pass_obj
 @click.pass_context
 def command(
-    context: click.Context, references: tuple[str, ...], older_than: str, keep: int, yes: bool, color: str, quiet: bool
+    context: click.Context, common: CommonOptions, references: tuple[str, ...], older_than: str, keep: int, yes: bool
 ) -> int:
     """Remove what ended runs left behind: logs and evidence on this head and on their nodes, code that no run needs.
 
@@ -64,7 +63,7 @@ def command(
     what the job wrote stays (checkpoints), and so does a folder that you chose by `workdir`
     or that lies on a network file system. On this head code that came within the last hour stays.
     """
-    console = options.console_of(color)
+    console = common.console()
     given = [name for name in ("older_than", "keep") if context.get_parameter_source(name) is not _DEFAULT]
     if given == ["keep"]:
         older_than = "0s"
@@ -83,9 +82,9 @@ def command(
             note.unlink(missing_ok=True)
     if files:
         console.data(f"code that no run needs  {plural(files, 'file')}  {format_size(count)}")
-    if not quiet and not chosen and not files:
+    if not common.quiet and not chosen and not files:
         console.narrate(f"nothing to clean{_reason(older_than, keep)}")
-    elif not quiet:
+    elif not common.quiet:
         there = f", {format_size(sum(freed.values()))} on {fold_hosts(list(freed))}" if freed else ""
         here = f"{format_size(total)} on this head"
         console.narrate(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from clusterctl.cli import options
-from clusterctl.cli.main import WithExamples, cli
+from clusterctl.cli.command import CliCommand, CommonOptions
 
 _WHERE = {
     "bash": 'eval "$(clusterctl completion bash)"   # in ~/.bashrc',
@@ -22,10 +21,10 @@ _SHORT = {
 }
 
 
-@click.command("completion", cls=WithExamples)
+@click.command("completion", cls=CliCommand)
 @click.argument("shell", type=click.Choice(list(_WHERE)))
-@options.output_options
-def command(shell: str, color: str, quiet: bool) -> int:
+@click.pass_obj
+def command(common: CommonOptions, shell: str) -> int:
     """Print the completion script of a shell.
 
     \b
@@ -33,9 +32,9 @@ def command(shell: str, color: str, quiet: bool) -> int:
     eval "$(clusterctl completion zsh)"     # in ~/.zshrc, after compinit
     clusterctl completion fish | source     # in ~/.config/fish/config.fish
     """
-    console = options.console_of(color)
+    console = common.console()
     console.document(_script(shell))
-    if console.out.live and not quiet:
+    if console.out.live and not common.quiet:
         console.narrate("", f"to use it: {_WHERE[shell]}")
     return 0
 
@@ -43,7 +42,7 @@ def command(shell: str, color: str, quiet: bool) -> int:
 def _script(shell: str) -> str:
     kind = get_completion_class(shell)
     assert kind is not None, "click knows bash, zsh and fish"
-    script = kind(cli, {}, "clusterctl", "_CLUSTERCTL_COMPLETE").source()
+    script = kind(click.get_current_context().find_root().command, {}, "clusterctl", "_CLUSTERCTL_COMPLETE").source()
     # A rank set such as `0,1` holds the comma at which click's fish script splits kind from value.
     script = script.replace('string split ","', 'string split --max 1 ","')
     return f"{script.rstrip()}\n{_SHORT[shell]}"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.choices import FileChoices, together
-from clusterctl.cli.main import WithExamples
+from clusterctl.cli.command import CliCommand, CommonOptions, offer
 from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.config.resolved_file import render_yaml, resolve_spec
 from clusterctl.config.secret_redaction import REDACTED, is_secret_name
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ConfigError, NodeError, NotFoundError, Problem, RefusedError
@@ -37,18 +36,7 @@ _MOST_PADDED = 60
 """Characters of a variable behind which the sources stand in one column; longer ones push theirs to the right."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigChoices(FileChoices):
-    """What a person chose of `config`."""
-
-    ranks: bool
-    env_rank: int | None
-    live: bool
-    origin: bool
-    as_json: bool
-
-
-@click.command("config", cls=WithExamples)
+@click.command("config", cls=CliCommand, reads_file=True)
 @options.cluster_file
 @click.option("--ranks", is_flag=True, help="Print which ranks each node has.")
 @click.option(
@@ -57,40 +45,49 @@ class ConfigChoices(FileChoices):
     type=click.IntRange(0),
     metavar="RANK",
     help="Print what a rank's environment gets, and who sets it.",
-    shell_complete=options.offer("ranks"),
+    shell_complete=offer("ranks"),
 )
 @click.option("--live", is_flag=True, help="With --env: ask the nodes, and print what the login there sets, too.")
 @click.option("--origin", is_flag=True, help="Print where each value came from.")
 @options.json_option
-@options.output_options
-@together(ConfigChoices)
-def command(choices: ConfigChoices) -> int:
+@click.pass_obj
+def command(
+    common: CommonOptions,
+    *,
+    path: str | None,
+    ranks: bool,
+    env_rank: int | None,
+    live: bool,
+    origin: bool,
+    as_json: bool,
+) -> int:
     """Check the cluster file and print it with every default. With `-q` it is only checked.
 
     Nothing is connected to but with `--live`; `ssh -G` tells where names lead. Secrets are shown as `***`.
     """
-    by_rank = choices.env_rank is not None
-    if choices.live and not by_rank:
+    by_rank = env_rank is not None
+    if live and not by_rank:
         raise click.UsageError("`--live` needs `--env RANK`")
-    printed = (("--ranks", choices.ranks), ("--env", by_rank), ("--origin", choices.origin))
+    printed = (("--ranks", ranks), ("--env", by_rank), ("--origin", origin))
     options.refuse_together(*printed)
-    if choices.quiet:
-        options.refuse_beside("--quiet", *printed, ("--json", choices.as_json))
-    console = choices.console()
-    loaded = options.load_file(choices.path, choices.files, choices.sets, require_job=by_rank, console=console)
+    if common.quiet:
+        options.refuse_beside("--quiet", *printed, ("--json", as_json))
+    console = common.console()
+    loaded = options.load_file(common, path, require_job=by_rank, console=console)
     _refuse_two_names(loaded.spec)
-    for doubt in list_unsent_arguments(loaded.spec):
-        console.narrate(f"warning: {safe(doubt)}")
-    if choices.ranks:
+    for warning in list_unsent_arguments(loaded.spec):
+        console.narrate(f"warning: {safe(warning)}")
+    if ranks:
         shown, lines = _ranks(loaded.spec, console)
-    elif choices.env_rank is not None:
-        shown, lines = _env(loaded, choices.env_rank, console, live=choices.live)
-    elif choices.origin:
+    elif env_rank is not None:
+        shown, lines = _env(loaded, env_rank, console, live=live)
+    elif origin:
         shown, lines = _origins(loaded)
     else:
-        return _file(loaded.spec, console, as_json=choices.as_json, quiet=choices.quiet)
-    if not choices.quiet:
-        console.json(shown) if choices.as_json else console.data(*lines)
+        shown = resolve_spec(loaded.spec)
+        lines = render_yaml(shown).rstrip("\n").split("\n")
+    if not common.quiet:
+        console.json(shown) if as_json else console.data(*lines)
     return 0
 
 
@@ -117,15 +114,6 @@ def _refuse_two_names(spec: ClusterSpec) -> None:
         text = f"hosts: {' and '.join(f'`{name}`' for name in doubles[0])} are one machine for ssh"
         address = f"{options[doubles[0][0]].address} is the address of each; leave one of them out"
         raise ConfigError([Problem(spec.path, 0, 0, text, address)])
-
-
-def _file(spec: ClusterSpec, console: Console, *, as_json: bool, quiet: bool) -> int:
-    if not quiet:
-        from clusterctl.config.resolved_file import render_yaml, resolve_spec
-
-        document = resolve_spec(spec)
-        console.json(document) if as_json else console.document(render_yaml(document))
-    return 0
 
 
 def _ranks(spec: ClusterSpec, console: Console) -> tuple[Any, list[str]]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.choices import Choices, together
+from clusterctl.cli.command import CliCommand, CommonOptions, offer
 from clusterctl.cli.copying import moving
 from clusterctl.cli.copying.words import There, asked_of, parse
 from clusterctl.cli.lookup.named import spec_of
-from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import DEFAULT_FILE, parse_size
 from clusterctl.errors import NotFoundError
 from clusterctl.run.nodes.downloads import MAX_BYTES
@@ -25,25 +23,12 @@ if TYPE_CHECKING:
 _ALL = "all"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpChoices(Choices):
-    """What a person chose of `cp`."""
-
-    words: tuple[str, ...]
-    files: tuple[str, ...]
-    sets: tuple[str, ...]
-    exclude: str | None
-    max_size: str | None
-
-
-@click.command("cp", cls=WithExamples)
-@click.argument("words", metavar="SRC... DST", nargs=-1, required=True, shell_complete=options.offer("files"))
-@options.file_options
+@click.command("cp", cls=CliCommand, reads_file=True)
+@click.argument("words", metavar="SRC... DST", nargs=-1, required=True, shell_complete=offer("files"))
 @options.exclude_option("Not these nodes.")
 @click.option("--max-size", metavar="SIZE", help="What is copied of or to a node at most; 10GiB by default.")
-@options.output_options
-@together(CpChoices)
-def command(choices: CpChoices) -> int:
+@click.pass_obj
+def command(common: CommonOptions, *, words: tuple[str, ...], exclude: str | None, max_size: str | None) -> int:
     """Copy files and folders to nodes, or from them; NODES:PATH is a path there, as in `gpu[01-04]:data`.
 
     `all:` is every node of the cluster file. A relative path there begins in the code folder (without a cluster file:
@@ -51,7 +36,7 @@ def command(choices: CpChoices) -> int:
     several nodes, each gets a folder in DST. A path there may have wildcards, in quotes. Files are replaced each at
     once and whole; modes are kept. Code of a live run is not overwritten (6). Exits with 102 where a file is missing.
     """
-    *sources, target = _parsed(choices.words)
+    *sources, target = _parsed(words)
     if not sources:
         raise click.UsageError("name what is to be copied, and where to, as in `clusterctl cp data.bin all:data/`")
     there = [source for source in sources if isinstance(source, There)]
@@ -61,16 +46,16 @@ def command(choices: CpChoices) -> int:
         raise click.UsageError("from nodes to nodes takes two steps: copy to this machine first")
     if not there and not isinstance(target, There):
         raise click.UsageError(f"no node is named; write NODES:PATH, as in `all:{target}`")
-    console = choices.console()
+    console = common.console()
     named = [word for word in (*sources, target) if isinstance(word, There)]
-    most = parse_size(choices.max_size, "--max-size", MAX_BYTES)
-    of_file = _spec(choices, named, console)
+    most = parse_size(max_size, "--max-size", MAX_BYTES)
+    of_file = _load_spec(common, named, console, exclude)
     spec = of_file or spec_of(",".join(one.nodes for one in named))
-    way = moving.Way(spec, console, choices.quiet, most, at_home=of_file is None)
+    way = moving.Way(spec, console, common.quiet, most, at_home=of_file is None)
     if isinstance(target, There):
-        moving.to_nodes(way, [str(source) for source in sources], _hosts(spec, target, choices), target.path)
+        moving.to_nodes(way, [str(source) for source in sources], _hosts(spec, target, exclude), target.path)
     else:
-        moving.to_head(way, [(_hosts(spec, one, choices), one.path) for one in there], str(target))
+        moving.to_head(way, [(_hosts(spec, one, exclude), one.path) for one in there], str(target))
     return 0
 
 
@@ -85,11 +70,11 @@ def _parsed(words: tuple[str, ...]) -> list[There | str]:
         raise click.UsageError(str(error)) from error
 
 
-def _spec(choices: CpChoices, named: list[There], console: Console) -> ClusterSpec | None:
+def _load_spec(common: CommonOptions, named: list[There], console: Console, exclude: str | None) -> ClusterSpec | None:
     """Return what the cluster file says, or `None` where there is none: then hosts are those that ssh knows."""
-    if choices.files or choices.sets or os.path.isfile(DEFAULT_FILE):
-        return options.load_file(None, choices.files, choices.sets, console=console).spec
-    if choices.exclude or any(one.nodes == _ALL for one in named):
+    if common.files or common.sets or os.path.isfile(DEFAULT_FILE):
+        return options.load_file(common, None, console=console).spec
+    if exclude or any(one.nodes == _ALL for one in named):
         raise NotFoundError(
             f"there is no {DEFAULT_FILE} here to say which nodes there are",
             hint="`--file` names one; without any, hosts are named as ssh knows them",
@@ -97,6 +82,6 @@ def _spec(choices: CpChoices, named: list[There], console: Console) -> ClusterSp
     return None
 
 
-def _hosts(spec: ClusterSpec, one: There, choices: CpChoices) -> tuple[HostSpec, ...]:
+def _hosts(spec: ClusterSpec, one: There, exclude: str | None) -> tuple[HostSpec, ...]:
     every = one.nodes == _ALL and all(host.name != _ALL for host in spec.hosts)
-    return options.chosen_hosts(spec, None if every else one.nodes, choices.exclude)
+    return options.chosen_hosts(spec, None if every else one.nodes, exclude)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions, offer
 from clusterctl.cli.lookup.runs import brief_view_of, tell_unread
-from clusterctl.cli.main import WithExamples
 from clusterctl.formatting import format_duration
 from clusterctl.render.attempts import describe_cause
 from clusterctl.render.run_diff import differences_json, list_differences, render_differences
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from clusterctl.render.status import RunView
 
 
-@click.command("diff", cls=WithExamples)
-@click.argument("first", metavar="RUN1", shell_complete=options.offer("runs"))
-@click.argument("second", metavar="RUN2", shell_complete=options.offer("runs"))
+@click.command("diff", cls=CliCommand)
+@click.argument("first", metavar="RUN1", shell_complete=offer("runs"))
+@click.argument("second", metavar="RUN2", shell_complete=offer("runs"))
 @options.json_option
-@options.output_options
-def command(first: str, second: str, as_json: bool, color: str, quiet: bool) -> int:
+@click.pass_obj
+def command(common: CommonOptions, first: str, second: str, as_json: bool) -> int:
     """Show what was different between two runs: command, code, settings, environment, nodes, versions, health, outcome.
 
     It reads what this head keeps of them, and asks no node.
     """
-    options.refuse_together(("--json", as_json), ("--quiet", quiet))
-    console = options.console_of(color)
+    options.refuse_together(("--json", as_json), ("--quiet", common.quiet))
+    console = common.console()
     left, right = (_portrait(reference, console) for reference in (first, second))
     if as_json:
         console.json(differences_json(left, right))
-    elif quiet:
+    elif common.quiet:
         console.data(*dict.fromkeys(row.section.value for row in list_differences(left, right)))
     else:
         console.data(*render_differences(left, right, console.out))

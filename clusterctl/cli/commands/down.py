@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.choices import Choices, together
+from clusterctl.cli.command import CliCommand, CommonOptions, offer
 from clusterctl.cli.follow.backlog import JournalPosition, current_position
 from clusterctl.cli.follow.outcome import ExitReason
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.cli.lookup.controllers import ask_or_adopt
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.runs import tell_unread
-from clusterctl.cli.main import WithExamples
 from clusterctl.config.spec import load_spec
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodesError, RefusedError, TeardownError
 from clusterctl.formatting import plural
 from clusterctl.render.errors import print_error, remaining_lines
+from clusterctl.run.controller.main import adopt_run
 from clusterctl.run.controller.process import ControllerEndedError
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.nodes.run_cleanup import end_on_node, end_without_controller
@@ -42,26 +42,8 @@ _SURE_SECONDS = 100.0
 _LOOK_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DownChoices(Choices):
-    """What a person chose of `down`."""
-
-    references: tuple[str, ...]
-    everything: bool
-    stalled: bool
-    kill: bool
-    orphans: bool
-    as_json: bool
-    verbose: bool
-
-    @property
-    def silent(self) -> bool:
-        """Nothing is told beside the data."""
-        return self.quiet or self.as_json
-
-
-@click.command("down", cls=WithExamples)
-@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=options.offer("active"))
+@click.command("down", cls=CliCommand)
+@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=offer("active"))
 @click.option("--all", "everything", is_flag=True, help="End every active run, and what may still run of ended ones.")
 @click.option("--stalled", is_flag=True, help="End the runs that are stalled, and nothing else.")
 @click.option("--kill", is_flag=True, help="No grace: SIGKILL at once.")
@@ -72,9 +54,18 @@ class DownChoices(Choices):
 )
 @options.json_option
 @options.verbose_option("Tell what each node reports.")
-@options.output_options
-@together(DownChoices)
-def command(choices: DownChoices) -> int:
+@click.pass_obj
+def command(
+    common: CommonOptions,
+    *,
+    references: tuple[str, ...],
+    everything: bool,
+    stalled: bool,
+    kill: bool,
+    orphans: bool,
+    as_json: bool,
+    verbose: bool,
+) -> int:
     """Tear a run down, stalled or not, and prove that nothing is left.
 
     SIGTERM, the grace of the file, SIGKILL, then a sweep of everything that belongs to the run. Works without a
@@ -82,24 +73,25 @@ def command(choices: DownChoices) -> int:
 
     Without RUN the only active run is meant, and what may still run of ended ones (see `ps`).
     """
-    console = choices.console()
-    if choices.everything:
-        options.refuse_beside("--all", ("--stalled", choices.stalled), ("RUN", choices.references))
-    if choices.orphans:
-        others = (("--all", choices.everything), ("--stalled", choices.stalled), ("--kill", choices.kill))
-        options.refuse_beside("--orphans", *others, ("--verbose", choices.verbose))
-        if len(choices.references) > 1:
+    console = common.console()
+    if everything:
+        options.refuse_beside("--all", ("--stalled", stalled), ("RUN", references))
+    if orphans:
+        others = (("--all", everything), ("--stalled", stalled), ("--kill", kill))
+        options.refuse_beside("--orphans", *others, ("--verbose", verbose))
+        if len(references) > 1:
             raise click.UsageError("--orphans takes one cluster file")
-        return end_orphans(next(iter(choices.references), "cluster.yaml"), console, as_json=choices.as_json)
-    runs = _chosen(choices)
-    if not runs and not choices.silent:
-        console.narrate(f"no {'stalled' if choices.stalled else 'active'} run: nothing to end")
+        return end_orphans(next(iter(references), "cluster.yaml"), common, console, as_json=as_json)
+    how = _How(stalled=stalled, kill=kill, verbose=verbose, is_silent=common.quiet or as_json)
+    runs = _select_runs(references, everything=everything, stalled=stalled)
+    if not runs and not how.is_silent:
+        console.narrate(f"no {'stalled' if stalled else 'active'} run: nothing to end")
     # All are asked before any is waited for: they end side by side.
     ending, errors, before = [], list[ClusterctlError](), dict[str, JournalPosition]()
     for run in runs:
         before[run.run] = current_position(run)
         try:
-            if _ask(run, console, choices):
+            if _ask(run, console, how):
                 ending.append(run)
         except RefusedError as error:
             errors.append(error)
@@ -107,16 +99,33 @@ def command(choices: DownChoices) -> int:
     ended = {run.run: run for run in ending if load_state(run).over}
     for run in [run for run in ending if run.run not in ended]:
         try:
-            states[run.run] = _end(run, console, before[run.run], choices)
+            states[run.run] = _end(run, console, before[run.run], how)
         except ClusterctlError as error:
             errors.append(error)
-    looked, failed = _end_remains(ended, console, choices)
+    looked, failed = _end_remains(ended, console, how)
     states |= looked
-    if choices.as_json:
+    if as_json:
         console.json([_entry(run, state) for run, state in states.items()])
     _raise_first([*errors, *failed], console)
     incomplete = any(outcome.changes_exit_code(state) for state in states.values())
     return int(ExitCode.TEARDOWN_INCOMPLETE if incomplete else ExitCode.OK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _How:
+    """How runs are ended.
+
+    Attributes:
+        stalled: Only if they are stalled.
+        kill: Without the grace.
+        verbose: The reports of all nodes are shown.
+        is_silent: Nothing is narrated.
+    """
+
+    stalled: bool
+    kill: bool
+    verbose: bool
+    is_silent: bool
 
 
 def _raise_first(errors: list[ClusterctlError], console: Console) -> None:
@@ -135,49 +144,44 @@ def _entry(run: str, state: RunState) -> dict[str, Any]:
     return {"run": run, "state": state.phase.value, "remaining": list(state.remaining)}
 
 
-def _chosen(choices: DownChoices) -> list[RunDir]:
-    if choices.stalled:
-        runs = _named(choices) if choices.references else run_lookup.list_runs()
+def _select_runs(references: tuple[str, ...], *, everything: bool, stalled: bool) -> list[RunDir]:
+    named = [run_lookup.find_run(reference) for reference in references]
+    if stalled:
+        runs = named or run_lookup.list_runs()
         return [run for run in runs if may_be_stalled(run_lookup.load_summary_or_state(run))]
     # A start whose controller died may have left something on the nodes, whatever `ps` says of it.
-    if choices.references:
-        return _named(choices)
+    if named:
+        return named
     states = {run: run_lookup.load_summary_or_state(run) for run in run_lookup.list_runs()}
     active = [run for run, state in states.items() if not state.over]
-    if active and not choices.everything:
+    if active and not everything:
         active = [run_lookup.find_run(None)]
     return [*active, *(run for run, state in states.items() if state.over and state.remaining)]
 
 
-def _named(choices: DownChoices) -> list[RunDir]:
-    return [run_lookup.find_run(reference) for reference in choices.references]
-
-
-def _ask(run: RunDir, console: Console, choices: DownChoices) -> bool:
+def _ask(run: RunDir, console: Console, how: _How) -> bool:
     """Ask a run to end; return `False` where it is left alone because it is not stalled after all."""
     # As its journal has it: a start without its controller is over for `ps`, but may have left something on nodes.
     if load_state(run).over:
         return True
-    if not choices.stalled:
-        _cancel(run, kill=choices.kill)
-    elif not end_if_stalled(run, kill=choices.kill):
-        if not choices.silent:
+    if not how.stalled:
+        _cancel(run, kill=how.kill)
+    elif not end_if_stalled(run, kill=how.kill):
+        if not how.is_silent:
             console.narrate(f"{run.run} moves again: left alone")
         return False
     return True
 
 
 def _cancel(run: RunDir, *, kill: bool) -> None:
-    from clusterctl.run.controller.main import adopt_run
-
     # One that ends at its start is like one that ends later: in the end there may have to be none.
     with contextlib.suppress(ControllerEndedError):
         ask_or_adopt(run, "down", {"kill": kill}, lambda: adopt_run(run, cancel=True, kill=kill))
 
 
-def _end(run: RunDir, console: Console, before: JournalPosition, choices: DownChoices) -> RunState:
+def _end(run: RunDir, console: Console, before: JournalPosition, how: _How) -> RunState:
     """See a run end. Told is what is newer than `before`."""
-    shown = ViewOptions(output=False, phases=False, verbose=choices.verbose, position=before)
+    shown = ViewOptions(output=False, phases=False, verbose=how.verbose, position=before)
     state = load_state(run)
     for more in (2, 1, 0):
         if state.over:
@@ -186,31 +190,31 @@ def _end(run: RunDir, console: Console, before: JournalPosition, choices: DownCh
         leave, state = screen.follow(), screen.state
         if leave is ExitReason.DETACHED:
             raise click.Abort
-        if leave is ExitReason.UNATTENDED and more and not _ask(run, console, choices):
+        if leave is ExitReason.UNATTENDED and more and not _ask(run, console, how):
             return state
     if not state.over:
-        if not choices.silent:
+        if not how.is_silent:
             console.narrate(
                 f"{run.run}: its controllers end by themselves; its nodes are asked without one ({run.log})"
             )
-        state = _end_on_nodes(run, state, console.err, kill=choices.kill)
+        state = _end_on_nodes(run, state, console.err, kill=how.kill)
     if not state.over:
         raise TeardownError(f"nobody knows what is left of {run.run}", (), hint=f"{run.log} may say why")
-    if not choices.silent:
+    if not how.is_silent:
         _tell_end(run, state, console)
     return state
 
 
 def _end_remains(
-    ended: dict[str, RunDir], console: Console, choices: DownChoices
+    ended: dict[str, RunDir], console: Console, how: _How
 ) -> tuple[dict[str, RunState], list[ClusterctlError]]:
     """End what may still run of ended runs, of all at once; return their states, and why some could not be asked."""
     states = {name: load_state(run) for name, run in ended.items()}
     left = {name: run for name, run in ended.items() if states[name].remaining}
     tell = console.err if len(left) == 1 else None
-    looked, errors = call_all(left, lambda name, run: _end_on_nodes(run, states[name], tell, kill=choices.kill))
+    looked, errors = call_all(left, lambda name, run: _end_on_nodes(run, states[name], tell, kill=how.kill))
     states = {name: looked.get(name, state) for name, state in states.items() if name not in errors}
-    for name, state in states.items() if not choices.silent else ():
+    for name, state in states.items() if not how.is_silent else ():
         _tell_end(ended[name], state, console)
     return states, list(errors.values())
 
@@ -250,9 +254,9 @@ def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
         console.narrate(*remaining_lines(state.remaining, console.err))
 
 
-def end_orphans(path: str, console: Console, *, as_json: bool) -> int:
+def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: bool) -> int:
     """End on the nodes of a cluster file every run that no run directory of this head stands for, or that has ended."""
-    spec = options.load_file(path, (), (), console=console).spec
+    spec = options.load_file(common, path, console=console).spec
     own = {run.run: run for run in run_lookup.list_runs()}
     with reachable(spec, spec.hosts, tell=console.err) as (sessions, errors):
         listed, _ = call_all(sessions, lambda _, s: RUNS.call(s, {})["runs"])
@@ -329,8 +333,6 @@ def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
 
     A run without a controller gets one, which looks at the run for as long as the rule needs to be sure.
     """
-    from clusterctl.run.controller.main import adopt_run
-
     end = time.monotonic() + _SURE_SECONDS
     while time.monotonic() < end and not load_state(run).over:
         answer = ask_or_adopt(run, "down", {"stalled": True, "kill": kill}, lambda: adopt_run(run))

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.choices import FileChoices, together
+from clusterctl.cli.command import CommonOptions, JobCommand
 from clusterctl.cli.lookup.named import spec_of
 from clusterctl.cli.lookup.piped import piped
 from clusterctl.cli.lookup.reach import reachable
 from clusterctl.cli.lookup.remote import Remote, UnreadError
-from clusterctl.cli.main import WithJobArguments
 from clusterctl.cli.words import parse_duration
 from clusterctl.errors import ExitCode, NodesError
 from clusterctl.plan.launch import build_program_arguments
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from clusterctl.errors import NodeError
     from clusterctl.render.console import Console
     from clusterctl.render.exec_output import Answer
-    from clusterctl.session.session import Session
 
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "python", "python3", "perl", "awk", "find", "grep", "sed")
@@ -42,24 +39,7 @@ _QUIET_SECONDS = 1.0
 """Once no node has answered for so long, what others said is shown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecChoices(FileChoices):
-    """What a person chose of `exec`."""
-
-    where: str | None
-    nodes: str | None
-    exclude: str | None
-    timeout: str | None
-    parallel: int | None
-    shell: bool
-    in_job: bool
-    diff: bool
-    stream: bool
-    as_json: bool
-    verbose: bool
-
-
-@click.command("exec", cls=WithJobArguments)
+@click.command("exec", cls=JobCommand, reads_file=True)
 @options.cluster_file
 @click.option(
     "-w",
@@ -79,10 +59,23 @@ class ExecChoices(FileChoices):
 @click.option("--stream", is_flag=True, help="Show lines as they come, not folded.")
 @options.json_option
 @options.verbose_option("Say the exit code of every node, also where it is 0.")
-@options.output_options
-@click.pass_context
-@together(ExecChoices)
-def command(context: click.Context, choices: ExecChoices) -> int:
+@click.pass_obj
+def command(
+    common: CommonOptions,
+    *,
+    path: str | None,
+    where: str | None,
+    nodes: str | None,
+    exclude: str | None,
+    timeout: str | None,
+    parallel: int | None,
+    shell: bool,
+    in_job: bool,
+    diff: bool,
+    stream: bool,
+    as_json: bool,
+    verbose: bool,
+) -> int:
     """Run a command on all nodes at once, in the user's home (or `--in-job`); equal output is shown once.
 
     On a terminal what nodes said is shown once no other has answered for a second; late ones follow.
@@ -91,41 +84,68 @@ def command(context: click.Context, choices: ExecChoices) -> int:
     2 MiB). Ctrl-C ends it everywhere. Exits with the largest exit code of the nodes, or with 4 if any node could not be
     reached.
     """
-    words = context.meta["clusterctl.args"]
+    words = common.job_arguments
     if not words:
         raise click.UsageError("no command: write it after `--`, as in `clusterctl exec -- nvidia-smi -L`")
-    if choices.diff + choices.stream + choices.as_json > 1:
+    if diff + stream + as_json > 1:
         raise click.UsageError("only one of `--diff`, `--stream` and `--json` can be used")
-    options.refuse_together(("--json", choices.as_json), ("--verbose", choices.verbose))
-    seconds = parse_duration(choices.timeout, "--timeout")
-    console = choices.console()
-    spec = _spec(choices, console)
-    hosts = options.chosen_hosts(spec, choices.nodes, choices.exclude)
-    program: ProgramArguments = {"command": " ".join(words)} if choices.shell else {"argv": list(words)}
+    options.refuse_together(("--json", as_json), ("--verbose", verbose))
+    seconds = parse_duration(timeout, "--timeout")
+    console = common.console()
+    spec = _load_spec(common, console, path, where, in_job=in_job)
+    hosts = options.chosen_hosts(spec, nodes, exclude)
+    program: ProgramArguments = {"command": " ".join(words)} if shell else {"argv": list(words)}
     if given := piped(0, console.narrate):
         program["stdin"] = given.decode("utf-8", "surrogateescape")
-    around = {host.name: build_program_arguments(spec, host.name) for host in hosts} if choices.in_job else {}
-    remote = Remote(program, seconds, choices.parallel or len(hosts), console if choices.stream else None, around)
+    around = {host.name: build_program_arguments(spec, host.name) for host in hosts} if in_job else {}
+    remote = Remote(program, seconds, parallel or len(hosts), console if stream else None, around)
     # Lines of nodes that are there come in between where they are shown as they come.
-    tell = None if choices.quiet or choices.stream else console.err
-    early = _Early([host.name for host in hosts], remote, console, folds=not (choices.diff or choices.as_json))
+    tell = None if common.quiet or stream else console.err
+    early = _Early([host.name for host in hosts], remote, console, folds=not (diff or as_json))
+
+    def show(answers: Mapping[str, Answer], errors: Mapping[str, NodeError]) -> None:
+        if diff:
+            console.data(*diff_lines(answers, console.out))
+            console.narrate(*folded_errors(answers, console.err))
+        elif not stream:
+            _print_output({node: answer for node, answer in answers.items() if node not in early.shown}, console)
+        if not common.quiet:
+            console.narrate(*end_lines(answers, every=verbose))
+        if errors:
+            console.narrate(*render_error(NodesError(list(errors.values())), console.err))
+
     try:
         with (
             remote,
             reachable(spec, hosts, remote.begin, tell=tell, meanwhile=early.look) as (sessions, unreached),
             WaitingLine(sessions, 0.0, tell, stage="running", meanwhile=early.look) as waiting,
         ):
-            answers, lost = _ends(remote, sessions, waiting, early, choices)
+            try:
+                answers, lost = remote.ends(sessions, waiting)
+            except KeyboardInterrupt:
+                if not as_json:
+                    waiting.stop()
+                    show(remote.answered(), {})
+                raise
     except UnreadError:
         return int(ExitCode.OK)
     errors = unreached | lost
-    if choices.as_json:
+    if as_json:
         console.json([_entry(host.name, answers.get(host.name), errors.get(host.name)) for host in hosts])
     else:
-        _show(answers, early.shown, errors, console, choices)
-    if not choices.shell and any(map(exit_code_of, answers.values())) and is_for_shell(words):
+        show(answers, errors)
+    if not shell and any(map(exit_code_of, answers.values())) and is_for_shell(words):
         console.narrate("hint: no shell reads these words; `--shell` gives them to bash")
     return int(ExitCode.NODE) if errors else max(map(exit_code_of, answers.values()), default=0)
+
+
+def _load_spec(
+    common: CommonOptions, console: Console, path: str | None, where: str | None, *, in_job: bool
+) -> ClusterSpec:
+    if where is None:
+        return options.load_file(common, path, with_secrets=in_job, console=console).spec
+    options.refuse_beside("-w", ("--in-job", in_job), ("FILE", path), ("--file", common.files), ("--set", common.sets))
+    return spec_of(where)
 
 
 def is_for_shell(words: Sequence[str]) -> bool:
@@ -140,32 +160,6 @@ def is_for_shell(words: Sequence[str]) -> bool:
         or operators.intersection(rest)
         or any(re.search(r"[*?]|^~|^\$", word) for word in rest)
     )
-
-
-def _ends(
-    remote: Remote, sessions: Mapping[str, Session], waiting: WaitingLine, early: _Early, choices: ExecChoices
-) -> tuple[dict[str, Answer], dict[str, NodeError]]:
-    """Wait for all; who is tired of it gets what is there, as far as it is for people to read."""
-    try:
-        return remote.ends(sessions, waiting)
-    except KeyboardInterrupt:
-        if not choices.as_json:
-            waiting.stop()
-            _show(remote.answered(), early.shown, {}, early.console, choices)
-        raise
-
-
-def _spec(choices: ExecChoices, console: Console) -> ClusterSpec:
-    if choices.where is None:
-        loaded = options.load_file(
-            choices.path, choices.files, choices.sets, with_secrets=choices.in_job, console=console
-        )
-        return loaded.spec
-    if choices.in_job:
-        raise click.UsageError("`--in-job` needs the job of a cluster file, and `-w` uses none")
-    if choices.path or choices.files or choices.sets:
-        raise click.UsageError("`-w` needs no cluster file: leave out FILE, --file and --set")
-    return spec_of(choices.where)
 
 
 def _entry(node: str, answer: Answer | None, error: NodeError | None) -> dict[str, Any]:
@@ -183,18 +177,17 @@ def _entry(node: str, answer: Answer | None, error: NodeError | None) -> dict[st
 
 
 class _Early:
-    """Shows a person what nodes have said once nobody else has said anything for a while; the late ones follow.
+    """Shows the answers so far to a person after a second without new ones; later answers follow.
 
-    What is read by a program is folded as a whole, at the end.
+    Output for a program is folded as a whole, at the end.
 
     Attributes:
-        console: Where.
         shown: Nodes whose answers were shown.
     """
 
     def __init__(self, nodes: list[str], remote: Remote, console: Console, *, folds: bool) -> None:
         self.shown: set[str] = set()
-        self._nodes, self._remote, self.console = nodes, remote, console
+        self._nodes, self._remote, self._console = nodes, remote, console
         self._wanted = folds and console.out.live and console.err.live
 
     def look(self) -> None:
@@ -204,27 +197,9 @@ class _Early:
         answers = self._remote.answered()
         fresh = {node: answers[node] for node in self._nodes if node in answers and node not in self.shown}
         self.shown.update(fresh)
-        _say(fresh, self.console)
+        _print_output(fresh, self._console)
 
 
-def _say(answers: dict[str, Answer], console: Console) -> None:
+def _print_output(answers: Mapping[str, Answer], console: Console) -> None:
     console.data(*folded_output(answers, console.out))
     console.narrate(*folded_errors(answers, console.err))
-
-
-def _show(
-    answers: dict[str, Answer],
-    shown: set[str],
-    errors: dict[str, NodeError],
-    console: Console,
-    choices: ExecChoices,
-) -> None:
-    if choices.diff:
-        console.data(*diff_lines(answers, console.out))
-        console.narrate(*folded_errors(answers, console.err))
-    elif not choices.stream:
-        _say({node: answer for node, answer in answers.items() if node not in shown}, console)
-    if not choices.quiet:
-        console.narrate(*end_lines(answers, every=choices.verbose))
-    if errors:
-        console.narrate(*render_error(NodesError(list(errors.values())), console.err))

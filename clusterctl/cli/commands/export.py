@@ -4,59 +4,48 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.choices import FileChoices, together
-from clusterctl.cli.main import WithExamples
+from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.words import paths_of
+from clusterctl.render import export_kubernetes, export_slurm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportChoices(FileChoices):
-    """What a person chose of `export`."""
-
-    kind: str
-    image: str | None
-    nodes: str | None
-    exclude: str | None
-
-
-@click.command("export", cls=WithExamples)
+@click.command("export", cls=CliCommand, reads_file=True)
 @click.argument("kind", metavar="KIND", type=click.Choice(["slurm", "k8s"]))
 @options.cluster_file
 @options.nodes_option
 @options.exclude_option("Without these nodes.")
 @click.option("--image", metavar="IMAGE", help="Container image for the pods (k8s only).")
-@options.output_options
-@together(ExportChoices)
-def command(choices: ExportChoices) -> int:
+@click.pass_obj
+def command(
+    common: CommonOptions, *, path: str | None, kind: str, image: str | None, nodes: str | None, exclude: str | None
+) -> int:
     """Print the cluster file as what another program takes: `slurm`, a script for sbatch, or `k8s`, an Indexed Job.
 
     The script starts `up` on the nodes of the allocation; scancel ends the run in order (103), and so does the time
     limit (106). The Job runs the workers in pods, with the same variables, and without clusterctl. What of the file
     does not hold there is named, on stderr and at the head of the output.
     """
-    from clusterctl.render import export_kubernetes, export_slurm
-
-    if choices.image is not None and choices.kind != "k8s":
+    if image is not None and kind != "k8s":
         raise click.UsageError("`--image` needs `k8s`")
-    console = choices.console()
-    loaded = options.load_file(choices.path, choices.files, choices.sets, require_job=True, console=console)
-    spec = replace(loaded.spec, hosts=options.chosen_hosts(loaded.spec, choices.nodes, choices.exclude))
+    console = common.console()
+    loaded = options.load_file(common, path, require_job=True, console=console)
+    spec = replace(loaded.spec, hosts=options.chosen_hosts(loaded.spec, nodes, exclude))
     if not spec.workers:
         raise click.UsageError("no host is left that would be a worker")
-    losses = (export_kubernetes if choices.kind == "k8s" else export_slurm).list_losses(spec, loaded.written_keys)
-    if choices.kind == "k8s":
+    losses = (export_kubernetes if kind == "k8s" else export_slurm).list_losses(spec, loaded.written_keys)
+    if kind == "k8s":
         assert spec.job is not None, "it was required"
-        text = export_kubernetes.manifest(spec, spec.job, image=choices.image or "IMAGE", losses=losses)
+        text = export_kubernetes.manifest(spec, spec.job, image=image or "IMAGE", losses=losses)
     else:
-        paths = [os.path.abspath(path) for path in paths_of(choices.path, choices.files)]
+        paths = [os.path.abspath(path) for path in paths_of(path, common.files)]
         folder = os.path.dirname(paths[0])
         text = export_slurm.script(
-            spec, program=_program(), folder=folder, files=paths, sets=choices.sets, losses=losses
+            spec, program=_program(), folder=folder, files=paths, sets=common.sets, losses=losses
         )
     console.narrate(*(f"warning: {line}" for line in losses))
     console.document(text)

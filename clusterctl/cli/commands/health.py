@@ -5,64 +5,54 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.choices import FileChoices, together
+from clusterctl.cli.command import CliCommand, CommonOptions, offer
 from clusterctl.cli.lookup.reach import reachable
-from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_pause, read, write
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import plural
+from clusterctl.health import recording
 from clusterctl.health.context import Context
+from clusterctl.health.judge import verdict
+from clusterctl.health.registry import CHECKS
 from clusterctl.render import health as render
 from clusterctl.render.health import HealthView, NodeHealth
+from clusterctl.render.table import Column, render_table
+from clusterctl.run.nodes.fan_out import Progress
+from clusterctl.run.nodes.preflight import judge_all, probe_all
 from clusterctl.run.record.health_history import KnownFindings, describe_new_findings
 from clusterctl.run.record.rundir import find_runs_root
 from clusterctl.suggestion import similar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from clusterctl.config.spec import ClusterSpec, HostSpec
+    from clusterctl.health.check import Check
     from clusterctl.health.model import Finding
     from clusterctl.render.console import Console, Terminal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthChoices(FileChoices):
-    """What a person chose of `health`."""
-
-    nodes: str | None
-    only: str | None
-    skip: str | None
-    strict: bool
-    watch: str | None
-    form: str | None
-    record: str | None
-    replay: str | None
-    listed: bool
-    verbose: bool
-    as_json: bool
-
-    @property
-    def printed(self) -> str:
-        """The form in which findings are printed."""
-        return "json" if self.as_json else self.form or "table"
+_CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WHAT IT SEES TO", shrink=True))
 
 
-@click.command("health", cls=WithExamples)
+@click.command("health", cls=CliCommand, reads_file=True)
 @options.cluster_file
 @options.nodes_option
 @click.option(
     "--only",
     metavar="CHECKS",
     help="Only these checks, e.g. gpu.count,host.disk.",
-    shell_complete=options.offer("checks"),
+    shell_complete=offer("checks"),
 )
-@click.option("--skip", metavar="CHECKS", help="Not these checks.", shell_complete=options.offer("checks"))
+@click.option("--skip", metavar="CHECKS", help="Not these checks.", shell_complete=offer("checks"))
 @click.option("--strict", is_flag=True, help="WARN and UNKNOWN fail too.")
 @click.option("--watch", metavar="DURATION", help="Repeat with this pause until Ctrl-C.")
 @click.option(
@@ -81,57 +71,61 @@ class HealthChoices(FileChoices):
 @click.option("--list", "listed", is_flag=True, help="Show the checks that there are, and look at nothing.")
 @options.verbose_option("Show what passed, and why the others were skipped, too.")
 @options.json_option
-@options.output_options
-@together(HealthChoices)
-def command(choices: HealthChoices) -> int:
+@click.pass_obj
+def command(
+    common: CommonOptions,
+    *,
+    path: str | None,
+    nodes: str | None,
+    only: str | None,
+    skip: str | None,
+    strict: bool,
+    watch: str | None,
+    form: str | None,
+    record: str | None,
+    replay: str | None,
+    listed: bool,
+    verbose: bool,
+    as_json: bool,
+) -> int:
     """Check GPUs, drivers, disks, clocks and network of all nodes, and compare the nodes with each other.
 
     Exits with 5 where a check failed; a node that cannot be reached has failed. UNKNOWN is never a pass.
     """
-    console = choices.console()
-    _refuse_ignored(choices)
-    checks = _checks(choices.only, choices.skip)
-    if choices.listed:
-        return _list(checks, console, as_json=choices.as_json)
-    if choices.replay is not None:
-        return _show(_replayed(choices.replay, checks, strict=choices.strict), console, choices)
-    spec = options.load_file(choices.path, choices.files, choices.sets, console=console).spec
-    hosts = options.chosen_hosts(spec, choices.nodes)
-    # Nodes that nobody looks at are peers of none: one by itself has no ways to others that could be judged.
+    console = common.console()
+    options.refuse_together(("--json", as_json), ("--format", form))
+    options.refuse_together(("--record", record), ("--watch", watch))
+    file = (("FILE", path), ("--file", common.files), ("--set", common.sets), ("--node", nodes))
+    looks = (*file, ("--watch", watch), ("--record", record))
+    if listed:
+        others = (("--replay", replay), ("--strict", strict), ("--format", form), ("--verbose", verbose))
+        options.refuse_beside("--list", *looks, *others)
+    if replay is not None:
+        options.refuse_beside("--replay", *looks)
+    printed = "json" if as_json else form or "table"
+    if printed != "table":
+        options.refuse_beside("--json" if as_json else f"--format {form}", ("--verbose", verbose))
+    checks = _checks(only, skip)
+    if listed:
+        return _list(checks, console, as_json=as_json)
+    show = partial(_show, console=console, form=printed, strict=strict, verbose=verbose, quiet=common.quiet)
+    if replay is not None:
+        return show(_replayed(replay, checks, strict=strict))
+    spec = options.load_file(common, path, console=console).spec
+    hosts = options.chosen_hosts(spec, nodes)
+    # A node is compared with the chosen ones alone: one by itself has no ways to others that could be judged.
     spec = replace(spec, hosts=hosts)
-    pause = parse_pause(choices.watch, "--watch")
+    pause = parse_pause(watch, "--watch")
     _say_what_is_run(spec, hosts, console)
     while True:
-        view = _look(spec, hosts, checks, None if choices.quiet else console.err, strict=choices.strict)
-        if choices.record:
-            _record(choices.record, spec, view, console)
-        code = _show(view, console, choices)
+        view = _look(spec, hosts, checks, None if common.quiet else console.err, strict=strict)
+        if record:
+            _record(record, spec, view, console)
+        code = show(view)
         if checks is None:
-            _say_what_is_new(spec, view, console, quiet=choices.quiet or choices.printed != "table")
+            _say_what_is_new(spec, view, console, quiet=common.quiet or printed != "table")
         if pause is None or not console.out.has_reader(pause):
             return code
-
-
-def _refuse_ignored(choices: HealthChoices) -> None:
-    """Refuse options that would change nothing.
-
-    Raises:
-        click.UsageError: There are some.
-    """
-    form = ("--format", choices.form)
-    options.refuse_together(("--json", choices.as_json), form)
-    file = (("FILE", choices.path), ("--file", choices.files), ("--set", choices.sets), ("--node", choices.nodes))
-    looks = (*file, ("--watch", choices.watch), ("--record", choices.record))
-    verbose = ("--verbose", choices.verbose)
-    if choices.listed:
-        options.refuse_beside(
-            "--list", *looks, ("--replay", choices.replay), ("--strict", choices.strict), form, verbose
-        )
-    if choices.replay is not None:
-        options.refuse_beside("--replay", *looks)
-    options.refuse_together(("--record", choices.record), ("--watch", choices.watch))
-    if choices.printed != "table":
-        options.refuse_beside("--json" if choices.as_json else f"--format {choices.form}", verbose)
 
 
 def _say_what_is_new(spec: ClusterSpec, view: HealthView, console: Console, *, quiet: bool) -> None:
@@ -144,15 +138,25 @@ def _say_what_is_new(spec: ClusterSpec, view: HealthView, console: Console, *, q
 
 
 def _list(names: list[str] | None, console: Console, *, as_json: bool) -> int:
-    from clusterctl.cli.lookup.checks import checks_json, render_checks
-    from clusterctl.health.registry import CHECKS
-
     checks = [check for name, check in CHECKS.items() if names is None or name in names]
     if as_json:
         console.json(checks_json(checks))
     else:
         console.data(*render_checks(checks, console.out))
     return 0
+
+
+def render_checks(checks: Iterable[Check], terminal: Terminal) -> list[str]:
+    """Return a table of checks: name, the worst that each says by itself, what it is for."""
+    return render_table(_CHECK_COLUMNS, [(check.name, check.severity, check.doc) for check in checks], terminal)
+
+
+def checks_json(checks: Iterable[Check]) -> list[dict[str, Any]]:
+    """Return `health --list --json`."""
+    fields = ("name", "family", "doc", "source", "threshold", "severity", "remedy")
+    return [
+        {**{field: getattr(check, field) for field in fields}, "thresholds": dict(check.thresholds)} for check in checks
+    ]
 
 
 def _say_what_is_run(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console) -> None:
@@ -167,11 +171,6 @@ def _say_what_is_run(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Co
         console.narrate(f"warning: {words} of {spec.path} will be run on this machine, as for a worker")
 
 
-def _failed(view: HealthView, *, strict: bool) -> bool:
-    result = getattr(view.verdict, "value", view.verdict)
-    return result == "FAIL" or (strict and result != "PASS")
-
-
 def _checks(only: str | None, skip: str | None) -> list[str] | None:
     """Return the names of the checks to make, or `None` for all.
 
@@ -180,8 +179,6 @@ def _checks(only: str | None, skip: str | None) -> list[str] | None:
     """
     if only is None and skip is None:
         return None
-    from clusterctl.health.registry import CHECKS
-
     chosen = _named(only, "--only") if only else set(CHECKS)
     skipped = _named(skip, "--skip") if skip else set()
     return [name for name in CHECKS if name in chosen - skipped]
@@ -193,8 +190,6 @@ def _named(text: str, option: str) -> set[str]:
     Raises:
         click.BadParameter: A pattern that no check matches.
     """
-    from clusterctl.health.registry import CHECKS
-
     names: set[str] = set()
     for pattern in text.split(","):
         matching = fnmatch.filter(CHECKS, pattern.strip())
@@ -209,9 +204,6 @@ def _named(text: str, option: str) -> set[str]:
 def _look(
     spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | None, tell: Terminal | None, *, strict: bool
 ) -> HealthView:
-    from clusterctl.run.nodes.fan_out import Progress
-    from clusterctl.run.nodes.preflight import judge_all, probe_all
-
     with reachable(spec, hosts, tell=tell) as (sessions, errors):
         step = Progress("health", len(hosts), lambda _: None)
         facts: dict[str, dict[str, Any]] = probe_all(spec, sessions, step, code=True)
@@ -221,8 +213,6 @@ def _look(
 
 
 def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) -> None:
-    from clusterctl.health.recording import make_recording
-
     facts = {node.node: dict(node.facts) for node in view.nodes}
     reached_as = [
         name
@@ -231,18 +221,16 @@ def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) ->
         for name in re.split(r"[@,]", text or "")
         if name
     ]
-    recording = make_recording(facts, Context.from_spec(spec), reached_as)
-    write(path, json.dumps(recording, indent=1) + "\n")
+    recorded = recording.make_recording(facts, Context.from_spec(spec), reached_as)
+    write(path, json.dumps(recorded, indent=1) + "\n")
     console.narrate(
         f"what {plural(len(facts), 'node')} told is in {path}; read it before you send it (docs/recordings.md)"
     )
 
 
 def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthView:
-    from clusterctl.health.recording import replay
-
     try:
-        facts, findings = replay(json.loads(read(path)), checks)
+        facts, findings = recording.replay(json.loads(read(path)), checks)
     except ValueError as error:
         raise RefusedError(f"{path}: not JSON: {error}", hint="`clusterctl health --record PATH` writes one") from error
     except RefusedError as error:
@@ -251,8 +239,6 @@ def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthVie
 
 
 def _view(facts: dict[str, dict[str, Any]], findings: list[Finding], *, strict: bool) -> HealthView:
-    from clusterctl.health.judge import verdict
-
     views = []
     for node, facts_of_node in facts.items():
         own = tuple(f for f in findings if f.node == node)
@@ -262,17 +248,18 @@ def _view(facts: dict[str, dict[str, Any]], findings: list[Finding], *, strict: 
     )
 
 
-def _show(view: HealthView, console: Console, choices: HealthChoices) -> int:
+def _show(view: HealthView, *, console: Console, form: str, strict: bool, verbose: bool, quiet: bool) -> int:
     """Print what was found, and return the exit code that it means."""
-    match choices.printed:
+    match form:
         case "json":
             console.json(render.health_json(view))
         case "ndjson":
             console.data(*render.health_ndjson(view))
         case "prometheus":
             console.data(*render.health_prometheus(view))
-        case _ if not choices.quiet:
-            console.tell(*render.render_health(view, console.out, verbose=choices.verbose))
+        case _ if not quiet:
+            console.tell(*render.render_health(view, console.out, verbose=verbose))
         case _:
             pass
-    return int(ExitCode.UNHEALTHY) if _failed(view, strict=choices.strict) else 0
+    result = getattr(view.verdict, "value", view.verdict)
+    return int(ExitCode.UNHEALTHY if result == "FAIL" or (strict and result != "PASS") else ExitCode.OK)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.cli import asking, options
+from clusterctl.cli.command import CliCommand, CommonOptions, offer
 from clusterctl.cli.lookup.templates import find
-from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import DEFAULT_FILE, read, write
 from clusterctl.config import starter_file
 from clusterctl.config.host_ranges import HostRangeError
@@ -48,7 +48,7 @@ class _Options:
     console: Console
 
 
-@click.command("init", cls=WithExamples)
+@click.command("init", cls=CliCommand)
 @click.argument("words", metavar="[HOSTS] [PATH]", nargs=-1)
 @click.option("--gpus", metavar="N", help="GPUs of each host, unless the host list has a number (default: all).")
 @click.option(
@@ -63,12 +63,12 @@ class _Options:
     "--template",
     metavar="NAME",
     help="Copy this ready-to-run job; with HOSTS it runs on them.",
-    shell_complete=options.offer("templates"),
+    shell_complete=offer("templates"),
 )
 @click.option("--schema", is_flag=True, help="Write the JSON Schema too, with the line by which editors find it.")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
-@options.output_options
-def command(*, words: tuple[str, ...], color: str, **chosen: Any) -> int:
+@click.pass_obj
+def command(common: CommonOptions, /, *, words: tuple[str, ...], **chosen: Any) -> int:
     """Write a cluster file: for HOSTS (`gpu[01-08]`, `a,b`) into PATH, or ./cluster.yaml.
 
     On a terminal, without any argument, it asks for hosts, GPUs, script and Python. Arguments containing `/` or ending
@@ -76,7 +76,7 @@ def command(*, words: tuple[str, ...], color: str, **chosen: Any) -> int:
     not a range or list is a path too. `--from` recognises the kind of the file by its content.
     """
     hosts, path = _split_arguments(words, chosen["template"], chosen["source"])
-    given = _Options(hosts=hosts, path=path, console=options.console_of(color), **chosen)
+    given = _Options(hosts=hosts, path=path, quiet=common.quiet, console=common.console(), **chosen)
     if given.template is None:
         _write_starter(given)
         return 0
@@ -168,7 +168,7 @@ def _report_check(message: str, path: Path, given: _Options, *, has_hosts: bool)
     """Print what was written, and the problems of the new file; the problems even with `--quiet`."""
     shown = "" if str(path) == DEFAULT_FILE else f" {path}"
     try:
-        loaded = options.load_file(str(path), (), (), require_job=True)
+        loaded = options.load_file(CommonOptions(), str(path), require_job=True)
     except ConfigError as error:
         problems = [f"warning: it does not check yet: {problem.text}" for problem in error.problems]
         hint = f"hint: `clusterctl config{shown}` checks it again"

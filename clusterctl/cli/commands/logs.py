@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import time
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,10 @@ import click
 
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.cli import options
-from clusterctl.cli.choices import Choices, together
+from clusterctl.cli.command import CliCommand, CommonOptions
+from clusterctl.cli.follow.logs import follow as follow_run
 from clusterctl.cli.lookup.logged import attempt_asked, ranks_asked, why_nothing
 from clusterctl.cli.lookup.runs import tell_unread
-from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_moment
 from clusterctl.config.host_ranges import select_hosts
 from clusterctl.logs.failure_tails import FailureTails, fold_last_lines, read_failure_tails
@@ -39,31 +38,7 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogsChoices(Choices):
-    """What a person chose of `logs`."""
-
-    reference: str | None
-    follow: bool
-    tail: int | None
-    since: str | None
-    until: str | None
-    ranks: str | None
-    nodes: str | None
-    grep: str | None
-    attempt: int | None
-    everything: bool
-    timestamps: bool
-    no_prefix: bool
-    output: str
-
-    @property
-    def default(self) -> bool:
-        """Nothing was chosen: rank 0, and the ends of ranks that failed."""
-        return self.ranks is None and self.nodes is None and not self.everything and self.output == "text"
-
-
-@click.command("logs", cls=WithExamples)
+@click.command("logs", cls=CliCommand)
 @options.run_argument
 @click.option("--follow", "-f", is_flag=True, help="Go on as lines come; Ctrl-C leaves.")
 @click.option(
@@ -71,15 +46,7 @@ class LogsChoices(Choices):
 )
 @click.option("--since", metavar="TIME", help="Only lines after this: `10m` ago, `22:43:12` by the clock, or RFC 3339.")
 @click.option("--until", metavar="TIME", help="Only lines before this.")
-@click.option(
-    "--rank",
-    "ranks",
-    metavar="SET",
-    multiple=True,
-    callback=options.joined,
-    help="Only these ranks, e.g. 0-3,7.",
-    shell_complete=options.offer("ranks"),
-)
+@options.rank_set_option
 @options.nodes_option
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
 @click.option(
@@ -96,60 +63,66 @@ class LogsChoices(Choices):
     show_default=True,
     help="Form: `json` a line each with its time, rank and attempt, `raw` the very bytes; both of all ranks.",
 )
-@options.output_options
-@together(LogsChoices)
-def command(choices: LogsChoices) -> int:
+@click.pass_obj
+def command(
+    common: CommonOptions,
+    *,
+    reference: str | None,
+    follow: bool,
+    tail: int | None,
+    since: str | None,
+    until: str | None,
+    ranks: str | None,
+    nodes: str | None,
+    grep: str | None,
+    attempt: int | None,
+    everything: bool,
+    timestamps: bool,
+    no_prefix: bool,
+    output: str,
+) -> int:
     """Show or follow the output of all ranks, merged by time.
 
     By default rank 0 in full and, at their time, the ends of ranks that failed; equal lines of several ranks are folded
     to one. Where there were several attempts, lines between them say which begins, and why the one before ended. Times
     are those of this head: what the clock of a node was last measured to be ahead or behind is taken off.
     """
-    if choices.output != "text":
-        whole = (("--timestamps", choices.timestamps), ("--no-prefix", choices.no_prefix))
-        options.refuse_beside(f"--output {choices.output}", *whole)
-    options.refuse_together(("--all", choices.everything), ("--rank", choices.ranks))
-    run = find_run(choices.reference)
+    if output != "text":
+        whole = (("--timestamps", timestamps), ("--no-prefix", no_prefix))
+        options.refuse_beside(f"--output {output}", *whole)
+    options.refuse_together(("--all", everything), ("--rank", ranks))
+    run = find_run(reference)
     reader, exited = StateReader(run), _Exits()
     reader.apply_new_events(node_news=exited.hear)
     state = reader.state
-    query = _query(choices, state)
-    console = choices.console()
-    if choices.reference is None and console.err.live and len(list_runs()) > 1:
+    default = ranks is None and nodes is None and not everything and output == "text"
+    query = LogQuery(
+        ranks=frozenset({0}) if default else ranks_asked(state, ranks),
+        nodes=None if nodes is None else frozenset(select_hosts(list(state.nodes), nodes)),
+        attempt=attempt_asked(state, attempt),
+        since=_moment(since, "--since", state),
+        until=_moment(until, "--until", state),
+        grep=_pattern(grep),
+        tail=tail,
+        raw=output == "raw",
+    )
+    console = common.console()
+    if reference is None and console.err.live and len(list_runs()) > 1:
         console.narrate(f"{run.run}, {state.phase.value}:")
     tell_unread(state, console)
-    shown = _Output(console, state, query, choices)
-    if choices.follow and not state.over:
-        from clusterctl.cli.follow.logs import follow
-
-        return follow(run, query, shown, console, default=choices.default)
-    if choices.output == "text":
-        exits = exited.on_clock_of_head(state) if choices.default else []
+    shown = _Output(console, state, query, form=output, timestamps=timestamps, prefix=not no_prefix)
+    if follow and not state.over:
+        return follow_run(run, query, shown, console, default=default)
+    if output == "text":
+        exits = exited.on_clock_of_head(state) if default else []
         ends = read_failure_tails(run.path, query, exits, FailureTails(query.ranks), skew=state.ahead)
         shown.past(fold_last_lines(run.path, query, ends, skew=state.ahead))
     else:
         shown.past(read_lines(run.path, query, skew=state.ahead))
     shown.end()
-    if not shown.lines and choices.output == "text":
+    if not shown.lines and output == "text":
         console.narrate(why_nothing(run, state, query))
     return 0
-
-
-def _query(choices: LogsChoices, state: RunState) -> LogQuery:
-    return LogQuery(
-        ranks=frozenset({0}) if choices.default else ranks_asked(state, choices.ranks),
-        nodes=_nodes(state, choices.nodes),
-        attempt=attempt_asked(state, choices.attempt),
-        since=_moment(choices.since, "--since", state),
-        until=_moment(choices.until, "--until", state),
-        grep=_pattern(choices.grep),
-        tail=choices.tail,
-        raw=choices.output == "raw",
-    )
-
-
-def _nodes(state: RunState, nodes: str | None) -> frozenset[str] | None:
-    return None if nodes is None else frozenset(select_hosts(list(state.nodes), nodes))
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:
@@ -171,16 +144,18 @@ def _moment(text: str | None, option: str, state: RunState) -> float | None:
 class _Output:
     """Writes lines in the form that was asked for."""
 
-    def __init__(self, console: Console, state: RunState, query: LogQuery, choices: LogsChoices) -> None:
-        times = Timestamps.SHORT if choices.timestamps else Timestamps.NONE
+    def __init__(
+        self, console: Console, state: RunState, query: LogQuery, *, form: str, timestamps: bool, prefix: bool
+    ) -> None:
+        times = Timestamps.SHORT if timestamps else Timestamps.NONE
         ranks = state.workers.keys() if query.ranks is None else query.ranks
         self.state = state
         self.lines = 0
-        self._form = choices.output
+        self._form = form
         self._out = console.out
-        self._writer = LogWriter(console.out, list(state.nodes), ranks, timestamps=times, prefix=not choices.no_prefix)
+        self._writer = LogWriter(console.out, list(state.nodes), ranks, timestamps=times, prefix=prefix)
         self._folder = LineFolder(frozenset(ranks))
-        marked = self._form == "text" and query.grep is None and not choices.no_prefix
+        marked = self._form == "text" and query.grep is None and prefix
         whole = query.tail is None and query.since is None
         self._marks = AttemptSeparators(console.out, attempt=query.attempt, first=whole) if marked else None
 

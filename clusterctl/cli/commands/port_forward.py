@@ -10,22 +10,13 @@ from dataclasses import dataclass
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.choices import together
+from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.commands.shell import become_program
-from clusterctl.cli.main import WithExamples
-from clusterctl.cli.target import TargetChoices, find_target
+from clusterctl.cli.target import find_target
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import RefusedError
 
 _LOOPBACK = "127.0.0.1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortForwardChoices(TargetChoices):
-    """The options of `port-forward`."""
-
-    wanted: tuple[str, ...]
-    bind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +28,24 @@ class Forward:
     remote_host: str = _LOOPBACK
 
 
-@click.command("port-forward", cls=WithExamples)
-@click.argument("wanted", metavar="PORT...", nargs=-1, required=True)
+@click.command("port-forward", cls=CliCommand, reads_file=True)
+@click.argument("ports", metavar="PORT...", nargs=-1, required=True)
 @click.option("--node", metavar="NODE", help="Whose ports; the first node of the file by default.")
 @click.option(
     "--bind", metavar="ADDRESS", default=_LOOPBACK, show_default=True, help="The address of this machine to listen on."
 )
 @options.target_options
-@options.output_options
-@together(PortForwardChoices)
-def command(choices: PortForwardChoices) -> int:
+@click.pass_obj
+def command(
+    common: CommonOptions,
+    *,
+    node: str | None,
+    host: str | None,
+    rank: int | None,
+    reference: str | None,
+    ports: tuple[str, ...],
+    bind: str,
+) -> int:
     """Reach ports of a node at this machine: TensorBoard, Jupyter, a debugger that waits.
 
     PORT is the same on both sides; HERE:PORT and HERE:ADDRESS:PORT name others (0 for any free one here).
@@ -54,22 +53,22 @@ def command(choices: PortForwardChoices) -> int:
     Ctrl-C ends it.
     """
     try:
-        forwards = [parse_forward(word) for word in choices.wanted]
+        forwards = [parse_forward(word) for word in ports]
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="PORT") from error
-    console = choices.console()
-    target = find_target(choices, console)
-    node = target.host.name
+    console = common.console()
+    target = find_target(common, node=node, host=host, rank=rank, reference=reference)
+    name = target.host.name
     if target.host.transport is TransportKind.LOCAL:
-        raise RefusedError(f"{node} is this machine: its ports are here already")
+        raise RefusedError(f"{name} is this machine: its ports are here already")
     if isinstance(target.host.transport, tuple):
         hint = "`ssh -L` forwards them if the node runs sshd"
-        raise RefusedError(f"{node} is reached by a command, which forwards no ports", hint=hint)
-    addresses = [(choices.bind, forward.local_port or _find_free_port(choices.bind)) for forward in forwards]
+        raise RefusedError(f"{name} is reached by a command, which forwards no ports", hint=hint)
+    addresses = [(bind, forward.local_port or _find_free_port(bind)) for forward in forwards]
     for address, forward in zip(addresses, forwards, strict=True):
-        there = node if forward.remote_host == _LOOPBACK else f"{forward.remote_host} from {node},"
+        there = name if forward.remote_host == _LOOPBACK else f"{forward.remote_host} from {name},"
         console.data(f"http://{_join(*address)} is {there} port {forward.remote_port}")
-    if not choices.quiet:
+    if not common.quiet:
         console.narrate("Ctrl-C ends it")
     sys.stdout.flush()
     from clusterctl.transport.openssh import OpenSshTransport

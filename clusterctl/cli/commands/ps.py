@@ -7,25 +7,25 @@ import time
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
-from clusterctl.cli.main import WithExamples
 from clusterctl.render.run_list import ps_hints, render_ps, sort_runs
 from clusterctl.run.record.run_lookup import list_runs
 from clusterctl.run.rules.state import RunPhase
 
 
-@click.command("ps", cls=WithExamples)
+@click.command("ps", cls=CliCommand)
 @click.option("--all", "-a", "everything", is_flag=True, help="All ended runs too.")
 @options.json_option
-@options.output_options
-def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
+@click.pass_obj
+def command(common: CommonOptions, everything: bool, as_json: bool) -> int:
     """List runs, the newest first: the active ones, or all of this head with `-a`. With `-q` only their ids.
 
     An ended run of which something may still run on a node counts as active here; its line says where.
     Starts that failed before any worker ran stand last. `--json` and `-q` have the order of the table.
     """
-    options.refuse_together(("--json", as_json), ("--quiet", quiet))
-    console = options.console_of(color)
+    options.refuse_together(("--json", as_json), ("--quiet", common.quiet))
+    console = common.console()
     views = [listed_view_of(run) for run in list_runs()]
     shown = sort_runs([v for v in views if everything or v.state.may_run or v.state.phase is RunPhase.UNREADABLE])
     for view in views:
@@ -34,7 +34,7 @@ def command(everything: bool, as_json: bool, color: str, quiet: bool) -> int:
         from clusterctl.render.run_list import ps_json
 
         console.json(ps_json(shown))
-    elif quiet:
+    elif common.quiet:
         console.data(*[v.state.run for v in shown])
     elif shown:
         console.data(*render_ps(shown, time.time(), console.out))

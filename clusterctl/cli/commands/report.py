@@ -11,11 +11,11 @@ import click
 
 from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.follow.event_messages import EventFormatter
 from clusterctl.cli.follow.outcome import code_folders
 from clusterctl.cli.lookup.runs import tell_unread, told_view_of
 from clusterctl.cli.lookup.why import verdict_of
-from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import write
 from clusterctl.formatting import format_size, plural
 from clusterctl.logs.sanitize import clean_block
@@ -44,17 +44,17 @@ _WARNING_STARTS = ("warn:", "warning:", "unhealthy:", "lost")
 _LAST_LINES, _LAST_BYTES, _MOST_RANKS = 30, 16 << 10, 8
 
 
-@click.command("report", cls=WithExamples)
+@click.command("report", cls=CliCommand)
 @options.run_argument
 @click.option("-o", "--output", metavar="FILE", help="Write the page here; RUN.html by default, `-` for stdout.")
-@options.output_options
-def command(reference: str | None, output: str | None, color: str, quiet: bool) -> int:
+@click.pass_obj
+def command(common: CommonOptions, reference: str | None, output: str | None) -> int:
     """Write a run as one page of HTML that needs nothing else: no network, no script.
 
     It shows what the run was, what happened when, steps and speed, GPUs and machines over time, stragglers, what the
     checks found, the failure with its verdict, and the last lines of output. It reads what this head keeps of the run.
     """
-    console = options.console_of(color)
+    console = common.console()
     run = find_run(reference)
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True)
     state, attended, events = _state_and_events(run, terminal)
@@ -80,7 +80,7 @@ def command(reference: str | None, output: str | None, color: str, quiet: bool) 
         return 0
     target = output or f"{run.run}.html"
     write(target, text)
-    if not quiet:
+    if not common.quiet:
         console.narrate(f"{target}: {format_size(len(text.encode()))}")
     return 0
 

@@ -6,17 +6,15 @@ import os
 import shlex
 import shutil
 import signal
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from clusterctl import rlimits
 from clusterctl.cli import options
-from clusterctl.cli.choices import together
+from clusterctl.cli.command import CommonOptions, JobCommand, offer
 from clusterctl.cli.lookup.reach import reachable
-from clusterctl.cli.main import WithJobArguments
-from clusterctl.cli.target import TargetChoices, find_target
+from clusterctl.cli.target import find_target
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import RefusedError
 from clusterctl.plan.launch import build_program_arguments
@@ -30,18 +28,13 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import HostSpec, SshSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShellChoices(TargetChoices):
-    """The options of `shell`."""
-
-
-@click.command("shell", cls=WithJobArguments)
-@click.argument("node", metavar="[NODE]", required=False, shell_complete=options.offer("nodes"))
+@click.command("shell", cls=JobCommand, reads_file=True)
+@click.argument("node", metavar="[NODE]", required=False, shell_complete=offer("nodes"))
 @options.target_options
-@options.output_options
-@click.pass_context
-@together(ShellChoices)
-def command(context: click.Context, choices: ShellChoices) -> int:
+@click.pass_obj
+def command(
+    common: CommonOptions, *, node: str | None, host: str | None, rank: int | None, reference: str | None
+) -> int:
     """Open a terminal on a node, in its code folder and with the job's environment and prologue.
 
     With `--rank`, the terminal is on the node of that rank, with the folder and the environment of the rank. A program
@@ -50,15 +43,15 @@ def command(context: click.Context, choices: ShellChoices) -> int:
     `shell` becomes your own `ssh -t`, with the host, user, port, key and jump hosts of the cluster file. A node with a
     command transport gets the same command (`srun --pty`, `docker exec -it`).
     """
-    target = find_target(choices, choices.console())
+    target = find_target(common, node=node, host=host, rank=rank, reference=reference)
     if not (os.isatty(0) and os.isatty(1)):
         hint = "`clusterctl exec --node NODE -- COMMAND` runs a command without one"
         raise RefusedError("standard input and output are no terminal", hint=hint)
     program: ShellScriptArguments = {"rank": target.rank}
-    if target.rank is None and choices.where is None:
+    if target.rank is None and host is None:
         program = {"rank": None, **build_program_arguments(target.spec, target.host.name)}
-    if words := context.meta["clusterctl.args"]:
-        program["argv"] = list(words)
+    if common.job_arguments:
+        program["argv"] = list(common.job_arguments)
     with reachable(target.spec, [target.host], of_run=target.rank is not None) as (sessions, errors):
         raise_first(errors)
         script = SHELL_SCRIPT.call(sessions[target.host.name], program)["path"]

@@ -8,8 +8,8 @@ import click
 
 from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.lookup.evidence import look
-from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_ranks
 from clusterctl.errors import ExitCode, NotFoundError
 from clusterctl.render.errors import error_line
@@ -24,27 +24,19 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
 
 
-@click.command("stacks", cls=WithExamples)
+@click.command("stacks", cls=CliCommand)
 @options.run_argument
-@click.option(
-    "--rank",
-    "ranks",
-    metavar="SET",
-    multiple=True,
-    callback=options.joined,
-    help="Only these ranks, e.g. 0-3,7.",
-    shell_complete=options.offer("ranks"),
-)
+@options.rank_set_option
 @options.json_option
-@options.output_options
-def command(reference: str | None, ranks: str | None, as_json: bool, color: str, quiet: bool) -> int:
+@click.pass_obj
+def command(common: CommonOptions, reference: str | None, ranks: str | None, as_json: bool) -> int:
     """Show where every rank is, equal stacks folded.
 
     Nothing is stopped and nothing is changed: each worker dumps its own stacks on a signal that it has armed for it
     (`job.inject`), else py-spy reads them where the node has it, else there is only what /proc tells. Works without
     a controller.
     """
-    console = options.console_of(color)
+    console = common.console()
     chosen = parse_ranks(ranks)
     run = run_lookup.find_run(reference)
     state, attended = run_lookup.load_visible_state(run)
@@ -59,7 +51,7 @@ def command(reference: str | None, ranks: str | None, as_json: bool, color: str,
         console.json(folded)
     else:
         console.data(*render_stacks(folded, console.out))
-    if not quiet:
+    if not common.quiet:
         console.narrate(*render_remarks(evidence.ranks, console.err))
     console.narrate(*(error_line(f"{node}: {why}", console.err) for node, why in evidence.errors.items()))
     return int(ExitCode.NODE if evidence.errors else ExitCode.OK)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions, offer
 from clusterctl.cli.lookup import machines
-from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_pause
 from clusterctl.config.host_ranges import select_hosts
 from clusterctl.errors import ExitCode
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 _MOST_ROWS = 64
 
 
-@click.command("stats", cls=WithExamples)
-@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=options.offer("runs"))
+@click.command("stats", cls=CliCommand)
+@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=offer("runs"))
 @options.nodes_option
 @click.option("--watch", metavar="DURATION", help="Repeat with this pause until Ctrl-C.")
 @options.json_option
 @options.verbose_option("Show every GPU in a row of its own, however many there are.")
-@options.output_options
+@click.pass_obj
 def command(
-    reference: str | None, nodes: str | None, watch: str | None, as_json: bool, verbose: bool, color: str, quiet: bool
+    common: CommonOptions, reference: str | None, nodes: str | None, watch: str | None, as_json: bool, verbose: bool
 ) -> int:
     """Show utilisation, memory, temperature and power of every GPU and node; of many, nodes that are alike in one row.
 
     While a run is active this is what its nodes told last (every 15 s); else the nodes of the cluster file are asked.
     Exits with 4 where a node of the file could not be reached.
     """
-    console = options.console_of(color)
+    console = common.console()
     options.refuse_together(("--json", as_json), ("--verbose", verbose))
     pause = parse_pause(watch, "--watch")
     subject = machines.subject_of(reference)
     while True:
-        stats = _stats(subject, nodes, console)
-        _show(stats, console, as_json=as_json, every=verbose, quiet=quiet)
+        stats = _stats(common, subject, nodes, console)
+        _show(stats, console, as_json=as_json, every=verbose, quiet=common.quiet)
         if pause is None:
             blind = subject.run is None and any(n.status == "unknown" for n in stats)
             return int(ExitCode.NODE if blind else ExitCode.OK)
@@ -56,11 +56,11 @@ def command(
             return int(ExitCode.OK)
 
 
-def _stats(subject: Subject, chosen: str | None, console: Console) -> list[NodeStats]:
+def _stats(common: CommonOptions, subject: Subject, chosen: str | None, console: Console) -> list[NodeStats]:
     if subject.run is None:
         from clusterctl.cli.lookup.reach import reachable
 
-        spec = options.load_file(subject.path, (), (), console=console).spec
+        spec = options.load_file(common, subject.path, console=console).spec
         hosts = options.chosen_hosts(spec, chosen)
         with reachable(spec, hosts, tell=console.err) as (sessions, errors):
             joined = [host for host in hosts if host.name in sessions]

@@ -8,22 +8,22 @@ from dataclasses import replace
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.lookup.runs import tell_unread, view_from, with_pace
-from clusterctl.cli.main import WithExamples
 from clusterctl.render.status import lists_ranks, render_status
 from clusterctl.run.record.run_lookup import find_run, load_visible_state
 from clusterctl.run.record.sample_files import read_newest_activity
 
 
-@click.command("status", cls=WithExamples)
+@click.command("status", cls=CliCommand)
 @options.run_argument
 @options.json_option
 @options.verbose_option("Show every rank in a row of its own, however many there are.")
-@options.output_options
-def command(reference: str | None, as_json: bool, verbose: bool, color: str, quiet: bool) -> int:
+@click.pass_obj
+def command(common: CommonOptions, reference: str | None, as_json: bool, verbose: bool) -> int:
     """Show one run: its state, its nodes and workers, and what failed first."""
-    options.refuse_together(("--json", as_json), ("--quiet", quiet), ("--verbose", verbose))
-    console = options.console_of(color)
+    options.refuse_together(("--json", as_json), ("--quiet", common.quiet), ("--verbose", verbose))
+    console = common.console()
     run = find_run(reference)
     state, attended = load_visible_state(run)
     newest = read_newest_activity(run, state)
@@ -35,7 +35,7 @@ def command(reference: str | None, as_json: bool, verbose: bool, color: str, qui
         from clusterctl.run.record.start_times import read_start_times
 
         console.json(status_json(replace(view, start=read_start_times(run))))
-    elif quiet:
+    elif common.quiet:
         console.data(view.state.phase.value)
     else:
         console.tell(*render_status(view, time.time(), console.out, every=verbose))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.choices import FileChoices, together
+from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.copying.differs import differs_lines
 from clusterctl.cli.lookup.reach import sessions_of
-from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_size
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import TransportKind
@@ -36,20 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncChoices(FileChoices):
-    """What a person chose of `sync`."""
-
-    nodes: str | None
-    exclude: str | None
-    pull: tuple[str, ...]
-    to: str | None
-    max_size: str | None
-    dry_run: bool
-    verbose: bool
-
-
-@click.command("sync", cls=WithExamples)
+@click.command("sync", cls=CliCommand, reads_file=True)
 @options.cluster_file
 @options.nodes_option
 @options.exclude_option("Not these nodes.")
@@ -63,50 +48,68 @@ class SyncChoices(FileChoices):
 @click.option("--max-size", metavar="SIZE", help="What the files of a node may have in all; 10GiB by default.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be sent, removed and left out.")
 @options.verbose_option("List all that is left out, and by which rule.")
-@options.output_options
-@together(SyncChoices)
-def command(choices: SyncChoices) -> int:
+@click.pass_obj
+def command(
+    common: CommonOptions,
+    *,
+    path: str | None,
+    nodes: str | None,
+    exclude: str | None,
+    pull: tuple[str, ...],
+    to: str | None,
+    max_size: str | None,
+    dry_run: bool,
+    verbose: bool,
+) -> int:
     """Push the code folder to the nodes as `up` does, or with `--pull` fetch files from them.
 
     Local nodes use the folder itself, so nothing is pushed to them. A folder that is made for pulled files gets a
     `.gitignore`, so that no later start sends them to the nodes. Exits with 102 where no file matches.
     """
-    for option, value in (("--to", choices.to), ("--max-size", choices.max_size)):
-        if value is not None and not choices.pull:
+    for option, value in (("--to", to), ("--max-size", max_size)):
+        if value is not None and not pull:
             raise click.UsageError(f"`{option}` needs `--pull`")
-    if choices.dry_run and choices.pull:
+    if dry_run and pull:
         raise click.UsageError("`--dry-run` shows what would be pushed: leave out `--pull`")
-    console = choices.console()
-    spec = options.load_file(choices.path, choices.files, choices.sets, console=console).spec
-    hosts = options.chosen_hosts(spec, choices.nodes, choices.exclude)
-    if choices.pull:
-        _pull(spec, hosts, console, choices)
+    console = common.console()
+    spec = options.load_file(common, path, console=console).spec
+    hosts = options.chosen_hosts(spec, nodes, exclude)
+    if pull:
+        _pull(
+            spec,
+            hosts,
+            console,
+            pull,
+            Path(to or "pulled"),
+            parse_size(max_size, "--max-size", MAX_BYTES),
+            quiet=common.quiet,
+        )
     else:
-        _push(spec, hosts, console, choices)
+        _push(spec, hosts, console, dry_run=dry_run, verbose=verbose, quiet=common.quiet)
     return 0
 
 
-def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choices: SyncChoices) -> None:
+def _push(
+    spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, *, dry_run: bool, verbose: bool, quiet: bool
+) -> None:
     if spec.sync is None:
         raise RefusedError("the file says `sync: none`", hint="set `sync.source`, or leave `sync` out")
     remote = [h for h in hosts if h.transport is not TransportKind.LOCAL]
     if not remote:
-        if not choices.quiet:
+        if not quiet:
             console.narrate(f"nothing to push: local nodes use {spec.sync.source} itself")
         return
     store = code_manifest.ContentStore(find_runs_root().parent / "content")
     manifest = code_manifest.build_manifest(spec.sync, store)
     for doubt in sync_warnings.list_sync_warnings(manifest, store):
         console.narrate(f"warning: {doubt}")
-    if choices.dry_run or choices.verbose:
-        console.data(
-            *(safe(line) for line in sync_warnings.format_exclusions(manifest.left_out, whole=choices.verbose))
-        )
-    elif not choices.quiet and (not_sent := sync_warnings.describe_user_exclusions(manifest.left_out)) is not None:
+    if dry_run or verbose:
+        console.data(*(safe(line) for line in sync_warnings.format_exclusions(manifest.left_out, whole=verbose)))
+    elif not quiet and (not_sent := sync_warnings.describe_user_exclusions(manifest.left_out)) is not None:
         console.narrate(safe(not_sent))
     files = build_code_upload(manifest, store)
-    with sessions_of(spec, remote, tell=None if choices.quiet else console.err) as sessions:
-        if choices.dry_run:
+    with sessions_of(spec, remote, tell=None if quiet else console.err) as sessions:
+        if dry_run:
             seen, errors = call_all(
                 sessions, lambda node, session: preview_sync(session, get_workdir(spec, node), files)
             )
@@ -119,7 +122,7 @@ def _push(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
             sessions,
             lambda node, session: sync_files(session, get_workdir(spec, node), files, run=None, say=lambda _what: None),
         )
-    if not choices.quiet:
+    if not quiet:
         of_all = plural(len(manifest.files), "file")
         for (number, total), nodes in _alike(sent):
             console.narrate(f"{fold_hosts(nodes)}: {number} of {of_all} sent, {format_size(total)}")
@@ -134,12 +137,20 @@ def _alike(answers: Mapping[str, T]) -> list[tuple[T, list[str]]]:
     return list(alike.items())
 
 
-def _pull(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choices: SyncChoices) -> None:
-    to, most = Path(choices.to or "pulled"), parse_size(choices.max_size, "--max-size", MAX_BYTES)
+def _pull(
+    spec: ClusterSpec,
+    hosts: tuple[HostSpec, ...],
+    console: Console,
+    patterns: tuple[str, ...],
+    to: Path,
+    max_bytes: int,
+    *,
+    quiet: bool,
+) -> None:
     ours = not to.exists()
-    with sessions_of(spec, hosts, tell=None if choices.quiet else console.err) as sessions:
+    with sessions_of(spec, hosts, tell=None if quiet else console.err) as sessions:
         pulled, errors = call_all(
-            sessions, lambda node, session: _pull_all(session, get_workdir(spec, node), choices.pull, to / node, most)
+            sessions, lambda node, session: _pull_all(session, get_workdir(spec, node), patterns, to / node, max_bytes)
         )
     if ours and to.is_dir():
         # What was fetched is no code: the next start must not send it to every node.
@@ -152,20 +163,20 @@ def _pull(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console, choi
         total = sum(length for _, length in found.values())
         what = [f"{plural(len(names), 'file')}, {format_size(total)}"] if names else []
         told[node] = "; ".join([*what, *none])
-    if not choices.quiet:
+    if not quiet:
         console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in _alike(told)))
     raise_first(errors)
     if not any(files for found in pulled.values() for files, _ in found.values()):
-        patterns = ", ".join(f"`{pattern}`" for pattern in choices.pull)
-        raise NotFoundError(f"no node has a file that matches {patterns}")
+        quoted = ", ".join(f"`{pattern}`" for pattern in patterns)
+        raise NotFoundError(f"no node has a file that matches {quoted}")
 
 
 def _pull_all(
-    session: Session, workdir: str, patterns: tuple[str, ...], target: Path, most: int
+    session: Session, workdir: str, patterns: tuple[str, ...], target: Path, max_bytes: int
 ) -> dict[str, tuple[list[str], int]]:
     """Fetch what matches each pattern; return its files and their bytes."""
     found: dict[str, tuple[list[str], int]] = {}
     for pattern in patterns:
-        left = most - sum(total for _, total in found.values())
+        left = max_bytes - sum(total for _, total in found.values())
         found[pattern] = pull(session, workdir, pattern, target, FetchOptions(max_bytes=left))
     return found

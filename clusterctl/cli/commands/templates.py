@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.lookup.templates import templates
-from clusterctl.cli.main import WithExamples
 
 if TYPE_CHECKING:
     from clusterctl.cli.lookup.templates import Template
 
 
-@click.command("templates", cls=WithExamples)
+@click.command("templates", cls=CliCommand)
 @options.json_option
-@options.output_options
-def command(as_json: bool, color: str, quiet: bool) -> int:
+@click.pass_obj
+def command(common: CommonOptions, as_json: bool) -> int:
     """List ready-to-run jobs; `clusterctl init --template NAME` copies one. With `-q` only their names."""
-    options.refuse_together(("--json", as_json), ("--quiet", quiet))
-    console = options.console_of(color)
+    options.refuse_together(("--json", as_json), ("--quiet", common.quiet))
+    console = common.console()
     jobs = templates()
     if as_json:
         console.json([{"name": t.name, "summary": t.summary, "path": str(t.path)} for t in jobs])
-    elif quiet:
+    elif common.quiet:
         console.data(*[t.name for t in jobs])
     elif jobs:
         console.data(*_listing(jobs, console.out.width))

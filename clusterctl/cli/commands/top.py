@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions, offer
 from clusterctl.cli.follow.screen import Screen
 from clusterctl.cli.follow.top_data import TopDataSource
 from clusterctl.cli.lookup import machines
-from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_pause
 from clusterctl.render.top_rows import SORTS, Level, SortState, TopData
 from clusterctl.render.top_screen import current_level, render_top
@@ -33,26 +33,26 @@ _IN_A_PIPE = 46
 """Lines of the one picture that is printed where nobody can scroll; where they are too few rows are folded."""
 
 
-@click.command("top", cls=WithExamples)
-@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=options.offer("runs"))
+@click.command("top", cls=CliCommand)
+@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=offer("runs"))
 @click.option("--interval", metavar="DURATION", default="1s", show_default=True, help="Time between two pictures.")
 @click.option(
     "--fold",
     type=click.Choice([level.value for level in Level]),
     help="What a row stands for; by default the finest of which all rows have room.",
 )
-@click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Use colours.")
-def command(reference: str | None, interval: str, fold: str | None, color: str) -> int:
+@click.pass_obj
+def command(common: CommonOptions, reference: str | None, interval: str, fold: str | None) -> int:
     """Keep ranks, GPUs and nodes on the screen; `q` or Ctrl-C leaves, the run goes on.
 
     A letter sorts (n node, r rank, u util, m memory, t temp, p power, c cpu, s step, i it/s, o output), the same again
     turns the order round; f folds: a row a rank, a node, or for all nodes that are alike; arrows and page keys scroll.
     Without an active run the nodes of the cluster file are shown. In a pipe it prints one picture.
     """
-    console = options.console_of(color)
+    console = common.console()
     pause = parse_pause(interval, "--interval") or 1.0
     order = SortState(fold=None if fold is None else Level(fold))
-    with _source(machines.subject_of(reference), console) as source:
+    with _source(common, machines.subject_of(reference), console) as source:
         if not (sys.stdin.isatty() and console.out.live):
             console.data(*_once(source, order, console))
             return 0
@@ -107,13 +107,13 @@ def _pressed(key: str, order: SortState, page: int) -> SortState:
 
 
 @contextlib.contextmanager
-def _source(subject: Subject, console: Console) -> Iterator[Source]:
+def _source(common: CommonOptions, subject: Subject, console: Console) -> Iterator[Source]:
     if subject.run is not None:
         yield TopDataSource(subject.run)
         return
     from clusterctl.cli.lookup.reach import reachable
 
-    spec = options.load_file(subject.path, (), (), console=console).spec
+    spec = options.load_file(common, subject.path, console=console).spec
     with reachable(spec, spec.hosts) as (sessions, errors):
         joined = [host for host in spec.hosts if host.name in sessions]
         dead = {n.node: n for n in machines.unreachable(errors)}

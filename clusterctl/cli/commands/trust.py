@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.lookup import commands, listings
-from clusterctl.cli.main import WithExamples
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import AuthError, ExitCode, NodeError, NodesError, RefusedError
@@ -26,22 +26,13 @@ if TYPE_CHECKING:
     from clusterctl.transport.ssh.trust import Candidate
 
 
-@click.command("trust", cls=WithExamples)
+@click.command("trust", cls=CliCommand, reads_file=True)
 @options.cluster_file
 @options.nodes_option
 @click.option("--yes", "-y", is_flag=True, help="Accept without asking; compare the fingerprints first.")
 @click.option("--login", is_flag=True, help="Then let `ssh` ask what a node wants to know; the login is shared.")
-@options.output_options
-def command(
-    path: str | None,
-    files: tuple[str, ...],
-    sets: tuple[str, ...],
-    nodes: str | None,
-    yes: bool,
-    login: bool,
-    color: str,
-    quiet: bool,
-) -> int:
+@click.pass_obj
+def command(common: CommonOptions, path: str | None, nodes: str | None, yes: bool, login: bool) -> int:
     """Show the host keys of the nodes and accept those that are new. Changed keys are never accepted.
 
     A command of the file that lists hosts or leads to them is shown and accepted first: it is run on this machine.
@@ -49,14 +40,14 @@ def command(
     `--login` is for nodes that ask for a password or a code: `ssh` asks at this terminal, one node after the other, and
     all commands and runs share the connections until an hour after their last use.
     """
-    console = options.console_of(color)
-    spec = options.load_file(path, files, sets, console=console, run_listing=_listing(console, yes=yes)).spec
+    console = common.console()
+    spec = options.load_file(common, path, console=console, run_listing=_listing(console, yes=yes)).spec
     hosts = options.chosen_hosts(spec, nodes)
     _trust_commands(commands.unknown(hosts), "to reach the hosts", console, yes=yes)
     failed = _report(_trust_keys(spec, hosts, console, yes=yes), console)
     if failed:
         return int(ExitCode.NODE)
-    if not quiet:
+    if not common.quiet:
         console.narrate(_all_trusted(hosts))
     if login:
         _log_in(spec, hosts, console)

@@ -9,7 +9,7 @@ import click
 
 from clusterctl._version import __version__
 from clusterctl.cli import options
-from clusterctl.cli.main import WithExamples
+from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -18,37 +18,34 @@ if TYPE_CHECKING:
     from clusterctl.health.model import Finding, Status
 
 
-@click.command("version", cls=WithExamples)
+@click.command("version", cls=CliCommand, reads_file=True)
 @click.option("--nodes", "with_nodes", is_flag=True, help="Also ask the nodes of the cluster file.")
 @click.option("--check", is_flag=True, help="Also tell whether this head is fit to start and command runs.")
 @options.cluster_file
 @options.json_option
-@options.output_options
+@click.pass_obj
 def command(
+    common: CommonOptions,
     with_nodes: bool,
     check: bool,
     path: str | None,
-    files: tuple[str, ...],
-    sets: tuple[str, ...],
     as_json: bool,
-    color: str,
-    quiet: bool,
 ) -> int:
     """Show versions: of this program, and with `--nodes` of Python, kernel and agent on every node.
 
     With `--check` a line for each thing that a head needs: ssh and its agent, the folder of runs, open files, what a
     logout does, the clock; and for each controller that lives here. Ends with 5 where a run could not start.
     """
-    if not with_nodes and (path or files or sets):
+    if not with_nodes and (path or common.files or common.sets):
         raise click.UsageError("only `--nodes` reads a cluster file: leave out FILE, --file and --set")
-    console = options.console_of(color)
+    console = common.console()
     shown: dict[str, Any] = {"clusterctl": __version__, "python": platform.python_version()}
     head = _Head() if check else None
     if head is not None:
         shown["head"] = head.to_json()
     nodes: list[dict[str, str]] = []
     if with_nodes:
-        nodes = shown["nodes"] = _nodes(options.load_file(path, files, sets, console=console).spec)
+        nodes = shown["nodes"] = _nodes(options.load_file(common, path, console=console).spec)
     code = int(ExitCode.UNHEALTHY if head is not None and head.unfit else ExitCode.OK)
     if as_json:
         console.json(shown)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.follow.outcome import exit_code_of
 from clusterctl.cli.follow.poller import RunPoller, RunStatus
 from clusterctl.cli.lookup.runs import unattended_of
-from clusterctl.cli.main import WithExamples
 from clusterctl.cli.words import parse_duration
 from clusterctl.errors import ExitCode
 from clusterctl.render.run_messages import Outlook
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from clusterctl.run.rules.state import RunState
 
 
-@click.command("wait", cls=WithExamples)
+@click.command("wait", cls=CliCommand)
 @options.run_argument
 @click.option("--timeout", metavar="DURATION", help="Give up after this long (exit code 124), e.g. 90s or 2h.")
 @options.json_option
-@options.output_options
-def command(reference: str | None, timeout: str | None, as_json: bool, color: str, quiet: bool) -> int:
+@click.pass_obj
+def command(common: CommonOptions, reference: str | None, timeout: str | None, as_json: bool) -> int:
     """Wait until a run ends; exit with its code."""
-    console = options.console_of(color)
+    console = common.console()
     run = find_run(reference)
     limit = parse_duration(timeout, "--timeout")
-    if console.err.live and not quiet:
+    if console.err.live and not common.quiet:
         console.err.draw([f"waiting for {run.run} to end, Ctrl-C leaves it running"])
     state, code = _wait(run, math.inf if limit is None else time.monotonic() + limit)
     console.err.clear()
@@ -43,7 +43,7 @@ def command(reference: str | None, timeout: str | None, as_json: bool, color: st
         code = exit_code_of(state)
     if as_json:
         console.data(json.dumps({"run": run.run, "state": state.phase.value, "exit_code": state.exit_code}))
-    elif not quiet:
+    elif not common.quiet:
         console.narrate(f"{run.run}: {state.phase.value}" + _why(run, state, code))
     return code
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.lookup.why import opened, verdict_and_look, verdict_of
-from clusterctl.cli.main import WithExamples
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import format_size
 from clusterctl.render.end_report import render_why
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from clusterctl.why.verdict import Verdict
 
 
-@click.command("why", cls=WithExamples)
+@click.command("why", cls=CliCommand)
 @options.run_argument
 @click.option("--bundle", metavar="PATH", type=click.Path(path_type=Path), help="Judge a bundle, without any node.")
 @click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Pack the evidence to hand it on.")
 @click.option("--redact", is_flag=True, help="With --save: without secrets, addresses and names of homes.")
 @options.json_option
-@options.output_options
+@click.pass_obj
 def command(
-    reference: str | None, bundle: Path | None, save: Path | None, redact: bool, as_json: bool, color: str, quiet: bool
+    common: CommonOptions, reference: str | None, bundle: Path | None, save: Path | None, redact: bool, as_json: bool
 ) -> int:
     """Say what went wrong with a run, and who.
 
@@ -43,7 +43,7 @@ def command(
     that failed first and why. It rests on what is kept with the run: how ranks ended, their stacks, what their
     process groups count, what the kernel says of them. The exit code is 0 where an answer was found, else 100.
     """
-    console = options.console_of(color)
+    console = common.console()
     if redact and save is None:
         raise click.UsageError("`--redact` needs `--save`")
     if bundle is not None:
@@ -53,7 +53,7 @@ def command(
     run = run_lookup.find_run(reference)
     told, look = verdict_and_look(run)
     if save is not None:
-        _save(console, run, save, look, redact=redact, quiet=quiet)
+        _save(console, run, save, look, redact=redact, quiet=common.quiet)
     code = _tell(console, told, as_json=as_json)
     if not as_json:
         console.tell(*slow_start(read_start_times(run)))

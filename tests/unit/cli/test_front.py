@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.front import GROUPS, page
-from clusterctl.cli.main import COMMANDS, run
+from clusterctl.cli.command_table import GROUPS
+from clusterctl.cli.main import run
+from clusterctl.cli.overview import page
 from clusterctl.render.console import Terminal
 
 PLAIN = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=80)
-
-
-def test_every_command_stands_in_one_group() -> None:
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
 
 
 def test_a_run_that_goes_on_stands_first() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from clusterctl.cli.examples import EXAMPLES
-from clusterctl.cli.main import COMMANDS, cli, run
+from clusterctl.cli.command_table import COMMANDS
+from clusterctl.cli.main import cli, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,7 +123,7 @@ def test_the_help_of_each_command_ends_with_its_examples(name: str) -> None:
     assert command is not None
     text = command.get_help(click.Context(command, info_name=name))
 
-    assert text.endswith("".join(f"\n  {line}" for line in EXAMPLES[name]))
+    assert text.endswith("".join(f"\n  {line}" for line in COMMANDS[name].examples))
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.cli.command_table import COMMANDS
 from clusterctl.cli.commands.templates import _listing
 from clusterctl.cli.follow.outcome import ExitReason, report_exit
 from clusterctl.cli.lookup.templates import Template
-from clusterctl.cli.main import COMMANDS, ELSEWHERE, run
+from clusterctl.cli.main import run
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import Console, Terminal
 from clusterctl.render.exec_output import Answer, diff_lines, folded_output
@@ -159,9 +160,8 @@ def test_a_word_that_is_like_no_other_gets_no_suggestion(capsys: pytest.CaptureF
 
 
 def test_no_word_of_another_program_leads_to_two_of_our_commands_or_is_one() -> None:
-    words = [word for others in ELSEWHERE.values() for word in others.split()]
+    words = [word for info in COMMANDS.values() for word in info.synonyms.split()]
     assert len(set(words)) == len(words)
-    assert set(ELSEWHERE) <= set(COMMANDS)
     assert not set(words) & set(COMMANDS)
 
 

@@ -1,0 +1,160 @@
+"""What every command has: options with one meaning everywhere, examples below its help, the arguments of the job.
+
+`clusterctl --help` imports this module, so it imports nothing that takes long.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from typing_extensions import override
+
+from clusterctl.cli.command_table import COMMANDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.shell_completion import CompletionItem
+
+    from clusterctl.render.console import Console
+
+
+class CommonOptions:
+    """The options that every command takes, before or after its name.
+
+    Attributes:
+        color: Whether colours are written: `auto`, `always` or `never`.
+        quiet: Only what was asked for is printed.
+        files: The cluster files of `--file`; later ones win.
+        sets: The values of `--set`, each `KEY=VALUE`.
+        job_arguments: What stands after `--`.
+    """
+
+    def __init__(self) -> None:
+        self.color = "auto"
+        self.quiet = False
+        self.files: tuple[str, ...] = ()
+        self.sets: tuple[str, ...] = ()
+        self.job_arguments: tuple[str, ...] = ()
+
+    def console(self) -> Console:
+        """Return the console of this process."""
+        from clusterctl.render.console import ColorChoice, Console
+
+        return Console.standard(color=ColorChoice(self.color))
+
+
+def offer(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
+    """Return what a parameter's `shell_complete` takes; see `clusterctl.cli.completion.items` for the kinds."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        from clusterctl.cli.completion import items
+
+        return items(kind, context, parameter, incomplete)
+
+    return complete
+
+
+def _set_common(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    common = context.ensure_object(CommonOptions)
+    if parameter.name == "color" and value:
+        common.color = value
+    elif parameter.name == "quiet" and value:
+        common.quiet = True
+    elif parameter.name == "files":
+        common.files += value
+    elif parameter.name == "sets":
+        common.sets += value
+
+
+class _CommonOption(click.Option):
+    """An option of every command, which the help of the program alone describes."""
+
+    def __init__(self, *names: str, **attributes: Any) -> None:
+        super().__init__(names, expose_value=False, callback=_set_common, **attributes)
+
+    @override
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return names and help, for the program alone."""
+        return super().get_help_record(ctx) if ctx.parent is None else None
+
+
+_OUTPUT_OPTIONS = (
+    _CommonOption("--color", type=click.Choice(["auto", "always", "never"]), help="Use colours; auto by default."),
+    _CommonOption("--quiet", "-q", is_flag=True, help="Only print what was asked for."),
+)
+_FILE_OPTIONS = (
+    _CommonOption(
+        "--file",
+        "files",
+        metavar="FILE",
+        multiple=True,
+        help="Cluster file; several are merged, later ones win.",
+        shell_complete=offer("files"),
+    ),
+    _CommonOption(
+        "--set",
+        "sets",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="Set a key of the cluster file, e.g. job.grace=30s.",
+        shell_complete=offer("keys"),
+    ),
+)
+COMMON_OPTIONS = (*_OUTPUT_OPTIONS, *_FILE_OPTIONS)
+
+
+class CliCommand(click.Command):
+    """A command with the common options, whose help ends with examples.
+
+    Attributes:
+        reads_file: It reads a cluster file, so that `--file` and `--set` have a meaning.
+    """
+
+    def __init__(self, *arguments: Any, reads_file: bool = False, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.reads_file = reads_file
+        self.params += COMMON_OPTIONS if reads_file else _OUTPUT_OPTIONS
+
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, unless a common option would have no effect."""
+        common = ctx.ensure_object(CommonOptions)
+        if common.quiet and ctx.params.get("verbose"):
+            raise click.UsageError("`--quiet` and `--verbose` cannot be used together")
+        if not self.reads_file and (common.files or common.sets):
+            raise click.UsageError(f"`{self.name}` reads no cluster file: leave out `--file` and `--set`")
+        return super().invoke(ctx)
+
+    @override
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the own options, then the names of the common ones."""
+        super().format_options(ctx, formatter)
+        names = "--color, --quiet, --file and --set" if self.reads_file else "--color and --quiet"
+        formatter.write_paragraph()
+        formatter.write(f"`clusterctl --help` describes {names}.\n")
+
+    @override
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, as they are typed."""
+        if self.name and self.name in COMMANDS:
+            formatter.write_paragraph()
+            formatter.write("Examples:\n" + "".join(f"  {line}\n" for line in COMMANDS[self.name].examples))
+
+
+class JobCommand(CliCommand):
+    """A command that takes everything after `--` as it is."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the job's arguments off before click looks at them."""
+        own = args[: args.index("--")] if "--" in args else args
+        ctx.ensure_object(CommonOptions).job_arguments = tuple(args[len(own) + 1 :])
+        ctx.meta["clusterctl.dashes"] = len(own) < len(args)
+        return super().parse_args(ctx, own)
+
+    @override
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Show that there may be more."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]

@@ -1,0 +1,154 @@
+"""The commands: by what they are for, with a line of help, what to type, and how other programs call them.
+
+`--help` and the front page keep this order. A module is imported once its command is run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class CommandInfo(NamedTuple):
+    """What is known of a command before its module is imported.
+
+    Attributes:
+        summary: Its line of help.
+        examples: What to type; a test runs every line, as it does with those of the pages.
+        synonyms: Words by which other programs, and people, call what it does.
+    """
+
+    summary: str
+    examples: tuple[str, ...]
+    synonyms: str = ""
+
+
+GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
+    "Run": {
+        "up": CommandInfo(
+            "Start a run: check, sync, launch every rank, follow",
+            ("clusterctl up", "clusterctl up -- --epochs 3", "clusterctl up --exclude NODE"),
+            "run start launch submit train begin go sbatch srun torchrun mpirun resume plan",
+        ),
+        "down": CommandInfo(
+            "Tear a run down and prove that nothing is left",
+            ("clusterctl down", "clusterctl down RUN"),
+            "stop kill cancel end abort terminate halt delete scancel shutdown destroy quit",
+        ),
+        "attach": CommandInfo(
+            "Follow a run; `d` or Ctrl-C leaves it running",
+            ("clusterctl attach", "clusterctl attach --adopt"),
+            "follow reattach adopt join",
+        ),
+        "wait": CommandInfo("Wait until a run ends; exit with its code", ("clusterctl wait --timeout 2h",)),
+    },
+    "Look": {
+        "ps": CommandInfo("List runs", ("clusterctl ps -a",), "list ls runs jobs squeue qstat sacct history"),
+        "status": CommandInfo(
+            "Show one run: nodes, workers, what failed first",
+            ("clusterctl status",),
+            "info show describe inspect state detail details get",
+        ),
+        "logs": CommandInfo(
+            "Show or follow the output of all ranks",
+            ("clusterctl logs -f --all", "clusterctl logs RUN --rank 2 -n 200"),
+            "tail log output cat stdout stderr print",
+        ),
+        "why": CommandInfo(
+            "Say what went wrong with a run, and who", ("clusterctl why",), "debug explain reason error errors"
+        ),
+        "diff": CommandInfo("Show what was different between two runs", ("clusterctl diff RUN1 RUN2",), "compare"),
+        "report": CommandInfo("Write a run as one page of HTML", ("clusterctl report RUN -o run.html",), "html page"),
+        "stacks": CommandInfo(
+            "Show where every rank is, equal stacks folded", ("clusterctl stacks",), "trace traceback py-spy pystack"
+        ),
+        "top": CommandInfo(
+            "Keep ranks, GPUs and nodes on the screen", ("clusterctl top",), "monitor watch htop nvtop dashboard"
+        ),
+        "stats": CommandInfo(
+            "Show utilisation, memory, temperature and power",
+            ("clusterctl stats",),
+            "gpus gpu nvidia-smi usage utilisation utilization",
+        ),
+    },
+    "Nodes": {
+        "health": CommandInfo(
+            "Check GPUs, drivers, disks, clocks and network of all nodes",
+            ("clusterctl health cluster.yaml", "clusterctl health --record health.json"),
+            "check test doctor verify probe nodes hosts sinfo",
+        ),
+        "exec": CommandInfo(
+            "Run a command on all nodes, equal output folded",
+            (
+                "clusterctl exec cluster.yaml -- nvidia-smi -L",
+                "clusterctl exec --diff -- pip freeze",
+                "clusterctl exec -w NODES -- hostname",
+                "clusterctl exec --in-job -- python -c 'import torch'",
+            ),
+            "pdsh clush do each parallel",
+        ),
+        "shell": CommandInfo(
+            "Open a terminal on a node, or with the environment of a rank",
+            ("clusterctl shell NODE", "clusterctl shell --rank 3", "clusterctl shell NODE -- htop"),
+            "ssh login connect bash sh terminal enter console",
+        ),
+        "port-forward": CommandInfo(
+            "Reach ports of a node from this machine",
+            ("clusterctl port-forward 6006", "clusterctl port-forward 8080:80 --node NODE"),
+            "forward tunnel proxy ports tensorboard jupyter",
+        ),
+        "cp": CommandInfo(
+            "Copy files to the nodes, or from them",
+            (
+                "clusterctl cp data.bin all:data/",
+                "clusterctl cp NODE:out/log.txt .",
+                "clusterctl cp 'all:out/*.txt' results/",
+            ),
+            "copy scp upload download put fetch",
+        ),
+        "sync": CommandInfo(
+            "Push code to the nodes, or pull results home",
+            ("clusterctl sync", "clusterctl sync --dry-run", "clusterctl sync --pull 'ckpt/**'"),
+            "rsync push pull deploy",
+        ),
+        "trust": CommandInfo(
+            "Accept the host keys of the nodes",
+            ("clusterctl trust", "clusterctl trust --login"),
+            "accept keys known-hosts",
+        ),
+        "clean": CommandInfo(
+            "Remove old runs from head and nodes", ("clusterctl clean",), "rm remove prune purge gc cleanup"
+        ),
+    },
+    "Set-up": {
+        "init": CommandInfo(
+            "Write a cluster file to start from",
+            (
+                "clusterctl init gpu[01-08] --gpus 8 --script train.py",
+                "clusterctl init gpu[01-08] --template keras_ddp",
+                "clusterctl init --template keras_ddp DIR",
+                "clusterctl init --from hosts",
+            ),
+            "new create setup generate add",
+        ),
+        "templates": CommandInfo("List ready-to-run jobs", ("clusterctl templates",), "examples example template"),
+        "config": CommandInfo(
+            "Check and print the cluster file",
+            ("clusterctl config --ranks", "clusterctl config --env 5"),
+            "validate lint env ranks settings view",
+        ),
+        "export": CommandInfo(
+            "Print the cluster file for Slurm or Kubernetes", ("clusterctl export slurm cluster.yaml",)
+        ),
+        "schema": CommandInfo(
+            "Print the JSON Schema of the cluster file", ("clusterctl schema -o cluster.schema.json",)
+        ),
+        "completion": CommandInfo("Print the completion script of a shell", ('eval "$(clusterctl completion bash)"',)),
+        "version": CommandInfo("Show versions", ("clusterctl version --check",)),
+    },
+}
+COMMANDS: Mapping[str, CommandInfo] = {name: info for group in GROUPS.values() for name, info in group.items()}
+ALIASES = {"diagnose": "why"}
+"""Second names of commands."""

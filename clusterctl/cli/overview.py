@@ -1,0 +1,56 @@
+"""The overview that `clusterctl` without a command prints: active runs, commands in groups, what to type next."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from clusterctl._version import __version__
+from clusterctl.cli.command_table import GROUPS
+from clusterctl.cli.lookup.runs import listed_view_of
+from clusterctl.render.console import Console
+from clusterctl.render.run_list import ps_hints, render_ps, sort_runs
+from clusterctl.run.record.run_lookup import list_runs, load_summary_or_state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clusterctl.render.console import Terminal
+
+
+def show() -> None:
+    """Print the overview."""
+    console = Console.standard()
+    here = os.path.isfile("cluster.yaml")
+    console.tell(*page(__version__, _active(console.out), console.out, has_file=here))
+
+
+def page(version: str, active: Sequence[str], terminal: Terminal, *, has_file: bool) -> list[str]:
+    """Return the lines of the overview; `active` are the lines of the active runs."""
+    width = max(map(len, GROUPS))
+    rows = [
+        f"  {name.ljust(width)}   {'  '.join(terminal.style(command, '1') for command in commands)}"
+        for name, commands in GROUPS.items()
+    ]
+    first = (
+        "`clusterctl up` starts what cluster.yaml says"
+        if has_file
+        else "No cluster.yaml here: `clusterctl init` writes one"
+    )
+    return [
+        *([*active, ""] if active else []),
+        f"clusterctl {version}   train on many machines over SSH",
+        "",
+        *rows,
+        "",
+        f"  {first}",
+        "  `clusterctl COMMAND -h` says more of a command",
+    ]
+
+
+def _active(terminal: Terminal) -> list[str]:
+    """Return the table of the runs of which something may run."""
+    views = [listed_view_of(run) for run in list_runs() if load_summary_or_state(run).may_run]
+    views = [view for view in views if view.state.may_run]
+    return [*render_ps(sort_runs(views), time.time(), terminal), *ps_hints(views)] if views else []
