@@ -7,8 +7,7 @@ first byte of the file. The records are overwritten in place, so a full disk doe
 The supervisor writes every field but `sent`; the session that sends the output writes `sent`.
 
 The front of a time index is punched out with the output that it describes: 16 B a second are much in a long run. It
-then
-reads as zeros; no record is all zeros, so the file itself shows where it starts.
+then reads as zeros; no record is all zeros, so the file itself shows where it starts.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import zlib
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
@@ -27,12 +25,8 @@ if TYPE_CHECKING:
     from typing import Callable
 
 
-_OFFSETS_RECORD, _SENT_RECORD = struct.Struct("<8Q"), struct.Struct("<Q")
+_OFFSETS_RECORD, _SENT_RECORD = struct.Struct("<6Q16x"), struct.Struct("<2Q")
 """Both sizes divide the page size, so a record never spans two pages and one write is atomic."""
-_CHECKSUM_BYTES = 64
-"""Number of bytes in the checksum of a file's head."""
-UNKNOWN_MIN_ALLOCATED = 2**63
-"""A minimum that no file reaches: readers wait while the supervisor examines the file."""
 
 
 @dataclass
@@ -42,9 +36,7 @@ class OutputOffsets:
     Attributes:
         file_start: Offset of the first byte of the file.
         first_valid: Offset before which bytes are gone; at least `file_start`.
-        size: Size of the output at the last look.
-        min_allocated: Bytes that the file has allocated unless it was emptied; 0 if the filesystem does not tell.
-        head_checksum: Without `min_allocated`: length << 32 | CRC-32 of the first bytes of the file.
+        size: Size of the output at the last update.
         lost: Total of discarded bytes that no head has.
         replicated: Offset up to which the head has the output.
         sent: Offset up to which a session has sent the output.
@@ -53,45 +45,17 @@ class OutputOffsets:
     file_start: int = 0
     first_valid: int = 0
     size: int = 0
-    min_allocated: int = 0
-    head_checksum: int = 0
     lost: int = 0
     replicated: int = 0
     sent: int = 0
 
-    def is_emptied(self, status: os.stat_result, first: Callable[[int], bytes]) -> bool:
-        """Return whether the file has been emptied since this record was written.
-
-        The size alone does not tell: the file may have grown again. But then its reserved space is gone. If the
-            filesystem
-        reserves nothing, the bytes at the start of the file differ.
-
-        Args:
-            status: The current status of the file.
-            first: Reads a number of bytes from the start of the file.
-        """
-        if self.file_start + status.st_size < max(self.size, self.sent) or status.st_blocks * 512 < self.min_allocated:
-            return True
-        return self.head_checksum > 0 and _checksum(first(self.head_checksum >> 32)) != self.head_checksum
-
-    def update_head_checksum(self, first: Callable[[int], bytes]) -> bool:
-        """Update the checksum of the file's head if nothing else shows an emptied file; return whether it changed."""
-        if self.min_allocated or self.first_valid > self.file_start:
-            begin = 0
-        elif self.head_checksum >> 32 >= min(_CHECKSUM_BYTES, self.size - self.file_start):
-            return False
-        else:
-            begin = _checksum(first(_CHECKSUM_BYTES))
-        changed, self.head_checksum = begin != self.head_checksum, begin
-        return changed
+    def is_emptied(self, file_size: int) -> bool:
+        """Return whether the file is smaller than it was, so its worker has emptied it."""
+        return self.file_start + file_size < max(self.size, self.sent)
 
 
 def _boot_number() -> int:
     return int(proc.read_boot_id().replace("-", "")[:15] or "0", 16)
-
-
-def _checksum(data: bytes) -> int:
-    return len(data) << 32 | zlib.crc32(data)
 
 
 class OffsetTable:
@@ -103,7 +67,7 @@ class OffsetTable:
 
     def __init__(self, folder: str) -> None:
         # `sent` has a folder of its own: a watch on the attempt's folder would fire at each of our own writes.
-        self._offset_table = _RecordFile(os.path.join(folder, "tallies"), _OFFSETS_RECORD)
+        self._offset_table = _RecordFile(os.path.join(folder, "offsets"), _OFFSETS_RECORD)
         self._sent = _RecordFile(os.path.join(folder, "sent", "offsets"), _SENT_RECORD)
 
     def make(self, ranks: list[int]) -> None:
@@ -122,12 +86,17 @@ class OffsetTable:
             OSError: The file exists and cannot be opened.
         """
         *values, boot = self._offset_table.get(rank)
-        offsets = OutputOffsets(*values, *self._sent.get(rank))
+        offsets = OutputOffsets(*values)
+        offsets.sent = self.read_sent(rank)
         if boot != _boot_number():
             # After a reboot no process writes to the file any more, so its present size counts.
-            offsets.size = offsets.sent = offsets.file_start
-            offsets.min_allocated = offsets.head_checksum = 0
+            offsets.size = offsets.file_start
         return offsets
+
+    def read_sent(self, rank: int) -> int:
+        """Return the offset up to which the output of a rank was sent since the machine has started."""
+        end, boot = self._sent.get(rank)
+        return end if boot == _boot_number() else 0
 
     def put(self, rank: int, offsets: OutputOffsets) -> None:
         """Write all fields but `sent`."""
@@ -135,7 +104,7 @@ class OffsetTable:
 
     def write_sent(self, rank: int, end: int) -> None:
         """Write the offset up to which the output of a rank is sent."""
-        self._sent.put(rank, (end,))
+        self._sent.put(rank, (end, _boot_number()))
 
     def close(self) -> None:
         """Close the descriptors; the next access opens the files again."""
@@ -317,11 +286,10 @@ def _find_first_valid(name: str, fd: int, size: int) -> int:
 
 def _check_output(fd: int, offset_table: OffsetTable, rank: int) -> tuple[OutputOffsets, int | None]:
     """Return the offsets and the size of an output; the size is `None` if its file was emptied."""
-    status = os.fstat(fd)
-    # Read the record after the file status: the supervisor writes the record before it changes the file.
+    size = os.fstat(fd).st_size
+    # Read the record after the file size: the supervisor writes the record before it changes the file.
     now = offset_table.of(rank)
-    emptied = now.is_emptied(status, lambda count: os.pread(fd, count, 0))
-    return now, None if emptied else now.file_start + status.st_size
+    return now, None if now.is_emptied(size) else now.file_start + size
 
 
 def _has_same_start(before: OutputOffsets, now: OutputOffsets) -> bool:

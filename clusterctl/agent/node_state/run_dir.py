@@ -3,7 +3,7 @@
 STATE_ROOT/inject/CONTENT/
 STATE_ROOT/nodes/RUN/NODE/
   journal.jsonl  samples.jsonl  epoch  lease  prepare.json  supervisor.log  lock  socket
-  attempt-N/  start.json  tallies  sent/  rank-R.log  rank-R.idx  rank-R.spawn  rank-R.exit  rank-R.error.json
+  attempt-N/  start.json  offsets  sent/  rank-R.log  rank-R.idx  rank-R.spawn  rank-R.exit  rank-R.error.json
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Callable
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.node_state import output_offsets
-from clusterctl.agent.node_state.output_offsets import UNKNOWN_MIN_ALLOCATED, OffsetTable
+from clusterctl.agent.node_state.output_offsets import OffsetTable
 from clusterctl.agent.protocol import events, run_files
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ TAIL_BYTES = 64 * 1024
 _INDEX_RESERVE = 64 * 1024
 _INDEX_BYTES, _INDEX_SECONDS = 4096, 1.0
 """A new index record is due after this many new bytes, or after this many seconds."""
-_ALLOCATION_SLACK_DIVISOR = 4
-"""Allocated blocks may change by this part of the reserve although nobody has emptied the file."""
 
 
 class OutputFile:
@@ -105,8 +103,7 @@ class OutputFile:
         if after <= before:
             return 0
         offsets.lost += max(0, offsets.file_start + after - max(offsets.first_valid, offsets.replicated))
-        offsets.first_valid, offsets.head_checksum, self.why = offsets.file_start + after, 0, why
-        offsets.min_allocated = max(0, offsets.min_allocated - (after - _round_down(before)))
+        offsets.first_valid, self.why = offsets.file_start + after, why
         # Write the offsets first: readers check them again after each read.
         self.put()
         with contextlib.suppress(OSError), self._writable() as fd:
@@ -150,50 +147,25 @@ class OpenOutputFile(OutputFile):
 
     def update(self) -> tuple[int, bool]:
         """Update the offsets from the file; return its growth in bytes, and whether it was emptied."""
-        offsets, status = self.offsets, os.fstat(self.fd)
-        if not offsets.min_allocated:
-            offsets.sent = self._offset_table.of(self.rank).sent
-        before, emptied = offsets.size, offsets.is_emptied(status, self._read_head)
+        offsets, file_size = self.offsets, os.fstat(self.fd).st_size
+        offsets.sent = self._offset_table.read_sent(self.rank)
+        before, emptied = offsets.size, offsets.is_emptied(file_size)
         if emptied:
             self._start_part()
-            self._reserve_part()
-            status = os.fstat(self.fd)
-        offsets.size = offsets.file_start + status.st_size
-        if offsets.update_head_checksum(self._read_head) or offsets.size != before or emptied:
+        offsets.size = offsets.file_start + file_size
+        if offsets.size != before or emptied:
             self.put()
         return offsets.size - before, emptied
 
-    @property
-    def is_emptied(self) -> bool:
-        """Whether the file was emptied since the last update."""
-        return self.offsets.is_emptied(os.fstat(self.fd), self._read_head)
-
-    def _read_head(self, count: int) -> bytes:
-        # The worker's own descriptor is write-only.
-        return syscalls.read_bytes(self.path, count)
-
     def _start_part(self) -> None:
-        """Start a new part behind all bytes that may have been sent."""
+        """Start a new part behind all bytes that may have been sent: the worker has emptied the file."""
         offsets = self.offsets
-        handed = max(self._offset_table.of(self.rank).sent, offsets.replicated, offsets.first_valid)
+        handed = max(offsets.sent, offsets.replicated, offsets.first_valid)
         end, lost = max(offsets.size, handed), max(0, offsets.size - handed)
         # Leave a whole page empty if bytes are lost, so that a reader of the replica sees the gap.
         offsets.file_start = offsets.first_valid = _round_down(end + 2 * BLOCK_BYTES - 1) if lost else end
-        offsets.min_allocated, offsets.head_checksum, offsets.lost = 0, 0, offsets.lost + lost
+        offsets.lost += lost
         self._reserved, self.why = 0, "its worker emptied the file"
-
-    def _reserve_part(self) -> None:
-        """Reserve space for a new part before any reader gets a byte of it.
-
-        A worker may empty the file again and write the same bytes. Only the missing reserve shows this, so until it
-        exists the
-        part counts as emptied.
-        """
-        self.offsets.size, self.offsets.min_allocated = self.offsets.file_start, UNKNOWN_MIN_ALLOCATED
-        self.put()
-        self.offsets.min_allocated = 0
-        with contextlib.suppress(OSError):
-            self.extend_reserve()
 
     # --- the index
 
@@ -244,17 +216,8 @@ class OpenOutputFile(OutputFile):
         size = os.fstat(self.fd).st_size
         if self._reserve and syscalls.reserve_blocks(self.fd, size, self._reserve):
             self._reserved = size + self._reserve
-            self._raise_min_allocated(size)
         with contextlib.suppress(OSError):
             self._keep_index_reserve()
-
-    def _raise_min_allocated(self, size: int) -> None:
-        allocated = os.fstat(self.fd).st_blocks * 512
-        held = size - (self.offsets.first_valid - self.offsets.file_start)
-        # If the filesystem counts reserved blocks, a missing reserve shows that the file was emptied.
-        if allocated - held >= self._reserve // 2:
-            self.offsets.min_allocated = max(0, allocated - self._reserve // _ALLOCATION_SLACK_DIVISOR)
-            self.put()
 
     def release_reserve(self) -> None:
         """Release the reserved space of the index, to which only this process writes."""
@@ -265,8 +228,6 @@ class OpenOutputFile(OutputFile):
 
     def close(self) -> None:
         """Release the reserve and close the files."""
-        self.offsets.min_allocated = 0
-        self.put()
         with contextlib.suppress(OSError):
             # Setting the size to itself frees blocks beyond the end. A stray may still write, so the size is read right
             # before, and only when nothing of the attempt is left.
@@ -382,8 +343,7 @@ class OutputFiles:
     def extend_reserves(self) -> None:
         """Extend the reserves between two updates."""
         for one in self._files.values():
-            if not one.is_emptied:
-                self._keep_reserve(one)
+            self._keep_reserve(one)
 
     def release_reserve(self, rank: int) -> None:
         """Release a little space on a full disk, so that a waiter can write an exit file."""
