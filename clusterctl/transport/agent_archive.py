@@ -5,6 +5,7 @@ The same sources always give the same bytes: entries are sorted and carry no tim
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -47,7 +48,8 @@ def pack_files(files: dict[str, bytes]) -> AgentArchive:
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = 0o644 << 16
             archive.writestr(info, files[name])
-    return _make_archive(stream.getvalue())
+    data = stream.getvalue()
+    return AgentArchive(data, hashlib.sha256(data).hexdigest())
 
 
 def load_agent_archive() -> AgentArchive:
@@ -60,18 +62,17 @@ def load_agent_archive() -> AgentArchive:
 @functools.cache
 def _load_or_pack() -> AgentArchive:
     sources = _sources()
-    cached = _cache_file(sources)
-    try:
-        return _verify(cached.read_bytes())
-    except (OSError, ValueError):
-        pass
+    stats = [(name, str(p), (s := p.stat()).st_size, s.st_mtime_ns) for name, p in sorted(sources.items())]
+    key = hashlib.sha256(repr((_FORMAT, _MAIN, stats)).encode()).hexdigest()[:32]
+    cached = platformdirs.user_cache_path("clusterctl") / "bundles" / f"{key}.pyz"
+    with contextlib.suppress(OSError):
+        stored = cached.read_bytes()
+        digest, data = stored[:32], stored[32:]
+        if hashlib.sha256(data).digest() == digest:
+            return AgentArchive(data, digest.hex())
     bundle = pack_files(_read(sources))
     _store(cached, bundle.data)
     return bundle
-
-
-def _make_archive(data: bytes) -> AgentArchive:
-    return AgentArchive(data, hashlib.sha256(data).hexdigest())
 
 
 def _sources() -> dict[str, Path]:
@@ -103,22 +104,9 @@ def _read(sources: dict[str, Path]) -> dict[str, bytes]:
     return {**{f"{folder}/__init__.py": b"" for folder in folders}, **files, "__main__.py": _MAIN}
 
 
-def _cache_file(sources: dict[str, Path]) -> Path:
-    stats = [(name, str(p), (s := p.stat()).st_size, s.st_mtime_ns) for name, p in sorted(sources.items())]
-    key = hashlib.sha256(repr((_FORMAT, _MAIN, stats)).encode()).hexdigest()[:32]
-    return platformdirs.user_cache_path("clusterctl") / "bundles" / f"{key}.pyz"
-
-
-def _verify(stored: bytes) -> AgentArchive:
-    digest, data = stored[:32], stored[32:]
-    if hashlib.sha256(data).digest() != digest:
-        raise ValueError("torn")
-    return _make_archive(data)
-
-
 def _store(path: Path, data: bytes) -> None:
     """Store the archive for the next command; if that fails, the next command packs it again."""
-    try:
+    with contextlib.suppress(OSError):
         # Agents of this machine as a node are stored beside it. They are not loaded from a folder that others can
         # write.
         path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,5 +114,3 @@ def _store(path: Path, data: bytes) -> None:
         for old in path.parent.glob("*.pyz"):
             old.unlink(missing_ok=True)
         write_atomically(str(path), hashlib.sha256(data).digest() + data)
-    except OSError:
-        pass

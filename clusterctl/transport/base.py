@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from clusterctl.config.spec import HostSpec
+from clusterctl.config.spec import HostSpec
 
 EXEC_COMMAND = "/bin/sh"
 """The only command that ever runs in a login shell. User input is sent as data over the stream."""

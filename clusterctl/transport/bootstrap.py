@@ -17,20 +17,15 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import shlex
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import AgentError
-from clusterctl.transport.base import Progress, ignore_progress
+from clusterctl.transport.agent_archive import AgentArchive
+from clusterctl.transport.base import Channel, Progress, ignore_progress
 from clusterctl.validation.messages import PREAMBLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from clusterctl.transport.agent_archive import AgentArchive
-    from clusterctl.transport.base import Channel
-
 
 NOISE_BYTES = 64 * 1024
 MINIMUM_PYTHON = "3.9"
@@ -86,18 +81,12 @@ class PreambleParser:
             word, _, text = line.partition(" ")
             if word not in ("old", "broken"):
                 return word, text.rstrip("\r"), rest
-            self.rejected.append(_rejection(word, text))
+            version, _, path = text.partition(" ")
+            self.rejected.append(f"`{path}` is Python {version}" if word == "old" else text)
             self._buffer += rest
         if len(self._buffer) > NOISE_BYTES:
             raise ValueError("no preamble")
         return None
-
-
-def _rejection(word: str, text: str) -> str:
-    if word == "old":
-        version, _, path = text.partition(" ")
-        return f"`{path}` is Python {version}"
-    return text
 
 
 def start_agent(
@@ -138,7 +127,9 @@ def start_agent(
         raise _error_from_refusal(node, word, text, channel, parser)
     progress("agent started")
     try:
-        return _preamble(text, sent=word == "need"), rest
+        facts = json.loads(text)
+        PREAMBLE(facts)
+        return Preamble(facts["python"], facts["version"], sent=word == "need"), rest
     except (ValueError, RecursionError) as error:
         raise _error_from_failure(
             node, f"its first words do not fit: {str(error)[:_QUOTED_BYTES]}", channel, parser
@@ -159,12 +150,6 @@ def _translate_errors(node: str, channel: Channel, parser: PreambleParser, timeo
     except OSError as error:
         _drain_output(channel, parser)
         raise _error_from_failure(node, "the connection broke before the agent answered", channel, parser) from error
-
-
-def _preamble(text: str, *, sent: bool) -> Preamble:
-    facts = json.loads(text)
-    PREAMBLE(facts)
-    return Preamble(facts["python"], facts["version"], sent)
 
 
 def _wait_for_preamble(channel: Channel, parser: PreambleParser, timeout: float) -> tuple[str, str, bytes]:
@@ -191,9 +176,7 @@ def _error_from_refusal(node: str, word: str, text: str, channel: Channel, parse
     tried = [part for part in text.split("|") if part and "status 77" not in part and "status 78" not in part]
     reasons = "; ".join([*parser.rejected, *tried])
     hint = f"install Python {MINIMUM_PYTHON} or later there, or name one by `python:` in the cluster file"
-    if reasons:
-        return AgentError(node, f"no usable Python: {reasons}", hint=hint)
-    return AgentError(node, "no Python found", hint=hint)
+    return AgentError(node, f"no usable Python: {reasons}" if reasons else "no Python found", hint=hint)
 
 
 def _error_from_failure(node: str, text: str, channel: Channel, parser: PreambleParser) -> AgentError:
@@ -403,9 +386,9 @@ def make_script(nonce: str, bundle: AgentArchive, pythons: Sequence[str], *, fir
         "size": str(len(bundle.data)),
         "stage": _minify(_STAGE),
     }
-    assignments = "".join(f"{name}={_quote(value)}\n" for name, value in values.items())
+    assignments = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     candidates = dict.fromkeys((*first, *_CANDIDATES, *pythons, *_CANDIDATES_OF_CONDA))
-    call = " ".join(_quote(candidate) for candidate in candidates)
+    call = shlex.join(candidates)
     return f"{assignments}{_SCRIPT}main {call}; exit\n".encode("utf-8", "surrogateescape")
 
 
@@ -413,7 +396,3 @@ def _minify(source: str) -> str:
     """Return Python without comments and with one blank per indentation level: it is sent to every node."""
     lines = [line for line in source.split("\n") if line.strip() and not line.lstrip().startswith("#")]
     return "\n".join(" " * ((len(line) - len(line.lstrip())) // 4) + line.lstrip() for line in lines)
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"

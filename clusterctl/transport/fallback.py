@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from clusterctl.config.spec import HostSpec
 from clusterctl.errors import NodeError
-from clusterctl.transport.base import Progress, ignore_progress
-from clusterctl.transport.openssh import has_askpass
+from clusterctl.transport.base import Channel, Progress, Transport, ignore_progress
+from clusterctl.transport.openssh import OpenSshTransport, has_askpass
 from clusterctl.transport.ssh.config import destination_of
 from clusterctl.transport.ssh.login_errors import why_openssh
-
-if TYPE_CHECKING:
-    from clusterctl.config.spec import HostSpec
-    from clusterctl.transport.base import Channel, Transport
-    from clusterctl.transport.openssh import OpenSshTransport
-    from clusterctl.transport.ssh.predial import PreDialer
+from clusterctl.transport.ssh.predial import PreDialer
 
 _RESTRICTED_SHELL = re.compile(r"\brestricted\b")
 
@@ -69,12 +63,5 @@ class FallbackTransport:
     def _fallback_reason(self, host: HostSpec, error: NodeError) -> str | None:
         options = self._approach.resolve(host.name, destination_of(host))
         path = options.other("controlpath")
-        shared = _is_socket(path) if path is not None else self._openssh.is_shared(host, options)
+        shared = Path(path).is_socket() if path is not None else self._openssh.is_shared(host, options)
         return why_openssh(error, options, answers=has_askpass(os.environ), shared=shared)
-
-
-def _is_socket(path: str) -> bool:
-    try:
-        return stat.S_ISSOCK(Path(path).stat().st_mode)
-    except OSError:
-        return False

@@ -15,19 +15,14 @@ import subprocess
 import tempfile
 import termios
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import IO
 
 from clusterctl import rlimits
 from clusterctl.config import value_parsers
+from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError
 from clusterctl.transport.base import EXEC_COMMAND, STDERR_TAIL_BYTES, Progress, ignore_progress
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import IO
-
-    from clusterctl.config.spec import HostSpec
-
 
 _EXIT_TIMEOUT_S = 2.0
 _MAX_TIMEOUT_S = 1e6
@@ -84,10 +79,10 @@ class LocalChannel:
         """Close the stream; reap the child in the background."""
         if not self._closing.acquire(blocking=False):
             return
-        if self._relays and self._process.poll() is None and _has_unsent_data(self._sock):
-            # A command may outlive its stream for a moment and forward waiting data, but a fence counts from the last
-            # data that the node received.
-            with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
+            if self._relays and self._process.poll() is None and count_unsent_bytes(self._sock):
+                # A command may outlive its stream for a moment and forward waiting data, but a fence counts from the
+                # last data that the node received.
                 os.killpg(self._process.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -104,17 +99,14 @@ class LocalChannel:
             self._sock.close()
         with self._sending:
             self._sender.close()
-        self._keep_tail()
+        with self._reading:
+            self._tail = self._read_tail()
+            self._stderr.close()
 
     def stderr_tail(self) -> str:
         """Return the end of the child's standard error."""
         with self._reading:
             return self._tail if self._stderr.closed else self._read_tail()
-
-    def _keep_tail(self) -> None:
-        with self._reading:
-            self._tail = self._read_tail()
-            self._stderr.close()
 
     def _read_tail(self) -> str:
         descriptor = self._stderr.fileno()
@@ -123,12 +115,13 @@ class LocalChannel:
         return tail.decode("utf-8", "replace")
 
 
-def _has_unsent_data(sock: socket.socket) -> bool:
-    """Return whether the child has not read everything; True if that is unknown."""
-    try:
-        return bool(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
-    except OSError:
-        return True
+def count_unsent_bytes(sock: socket.socket) -> int:
+    """Return how many sent bytes the peer (of a local socket: its process) has not received.
+
+    Raises:
+        OSError: The socket is broken.
+    """
+    return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
 
 
 class LocalTransport:

@@ -22,26 +22,22 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from typing_extensions import override
 
 from clusterctl import rlimits
+from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, NodeError
 from clusterctl.transport.base import Progress, ignore_progress
 from clusterctl.transport.local import LocalChannel, spawn
 from clusterctl.transport.ssh import known_hosts
-from clusterctl.transport.ssh.config import arguments, destination_of, last_hop
+from clusterctl.transport.ssh.config import Destination, SshOptions, arguments, destination_of, last_hop
+from clusterctl.transport.ssh.host_keys import accepts_new_keys
 from clusterctl.transport.ssh.login_errors import explain_ssh_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from clusterctl.config.spec import HostSpec, SshSpec
-    from clusterctl.transport.ssh.config import Destination, SshOptions
-    from clusterctl.transport.ssh.predial import PreDialer
-
+from clusterctl.transport.ssh.predial import PreDialer
 
 _SHELL = "sh"
 """Without a path: a restricted shell runs nothing that contains a `/`."""
@@ -193,7 +189,7 @@ class OpenSshTransport:
         return (
             places,
             files,
-            [(_strictest_policy(self._spec, o), _known_hosts_options(self._spec, o)) for o in on_the_way],
+            [(accepts_new_keys(self._spec, o), _known_hosts_options(self._spec, o)) for o in on_the_way],
         )
 
     def _arguments(self, destination: Destination, hops: Sequence[_Hop], habits: Sequence[str] = ()) -> list[str]:
@@ -212,7 +208,7 @@ class OpenSshTransport:
             f"ConnectTimeout={math.ceil(self._spec.connect_timeout)}",
             *("PermitLocalCommand=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "Tunnel=no"),
             *("ServerAliveInterval=5", "ServerAliveCountMax=4"),
-            f"StrictHostKeyChecking={_strictest_policy(self._spec, options)}",
+            f"StrictHostKeyChecking={'accept-new' if accepts_new_keys(self._spec, options) else 'yes'}",
             *_known_hosts_options(self._spec, options),
             *(f"{key}={_NEUTRAL_OPTIONS[key]}" for key, _ in options.others if key in _NEUTRAL_OPTIONS),
         ]
@@ -257,14 +253,6 @@ def has_askpass(environment: Mapping[str, str]) -> bool:
     """Return whether a program answers the questions of `ssh`: there is no terminal to ask at."""
     required = environment.get("SSH_ASKPASS_REQUIRE") in ("force", "prefer")
     return required and bool(environment.get("SSH_ASKPASS"))
-
-
-def _strictest_policy(spec: SshSpec, options: SshOptions) -> str:
-    """Return the stricter policy of cluster file and ssh_config. A policy that would ask the user refuses instead."""
-    if spec.host_keys == "strict" or options.strict_host_keys in ("yes", "true"):
-        return "yes"
-    opened = spec.host_keys == "accept-new" or options.strict_host_keys != "ask"
-    return "accept-new" if opened else "yes"
 
 
 def _known_hosts_options(spec: SshSpec, options: SshOptions) -> list[str]:

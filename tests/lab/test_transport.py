@@ -368,7 +368,7 @@ def test_trust_files_what_was_shown(lab: Lab, nodes: NodeFactory, dial: Open) ->
     ]
     shown = lab.ssh(second, f"ssh-keyscan -t ed25519 {first.address} 2>/dev/null | ssh-keygen -lf -").stdout
     assert found[0].key.fingerprint in shown
-    add_to_known_hosts([c for c in found if c.acceptable])
+    add_to_known_hosts([c for c in found if c.can_be_added])
     again, _ = fetch_keys(transport, hosts)
     assert {c.verdict for c in again} == {HostKeyVerdict.TRUSTED}
     assert dial(host_of(first)).hello

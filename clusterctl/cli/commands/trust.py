@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.console import Console
     from clusterctl.transport.openssh import OpenSshTransport
-    from clusterctl.transport.ssh.trust import Candidate
+    from clusterctl.transport.ssh.host_keys import PresentedKey
 
 
 @click.command("trust", cls=CliCommand, reads_file=True)
@@ -54,7 +54,7 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
     return 0
 
 
-def _trust_keys(spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console, *, yes: bool) -> list[Candidate]:
+def _trust_keys(spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console, *, yes: bool) -> list[PresentedKey]:
     """Accept the keys that are new, those of jump hosts first; return those that cannot be accepted.
 
     Raises:
@@ -66,8 +66,8 @@ def _trust_keys(spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console, 
     transport = SshTransport(spec.ssh)
     for _ in range(len(hosts) + 1):
         candidates, errors = fetch_keys(transport, hosts, parallel=spec.ssh.parallel)
-        refused = [c for c in candidates if not c.acceptable and c.verdict.name != "TRUSTED"]
-        new = [c for c in candidates if c.acceptable]
+        refused = [c for c in candidates if not c.can_be_added and c.verdict.name != "TRUSTED"]
+        new = [c for c in candidates if c.can_be_added]
         if not new:
             break
         console.data(*[f"{fold_hosts(c.nodes)}  {c.key.type}  {c.key.fingerprint}" for c in new])
@@ -114,11 +114,13 @@ def _ask(new: Sized, what: str, before: str, *, yes: bool) -> None:
         raise RefusedError("nothing was accepted")
 
 
-def _report(refused: list[Candidate], console: Console) -> bool:
+def _report(refused: list[PresentedKey], console: Console) -> bool:
+    from clusterctl.transport.ssh.host_keys import explain_untrusted_key
+
     for candidate in refused:
         console.narrate(
             f"error: {', '.join(candidate.nodes)}: host key {candidate.verdict.value}: {candidate.key.fingerprint}",
-            f"hint: {candidate.hint}",
+            f"hint: {explain_untrusted_key(candidate).hint}",
         )
     return bool(refused)
 

@@ -16,17 +16,12 @@ import shutil
 import socket
 import subprocess
 import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.config import value_parsers
+from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from clusterctl.config.spec import HostSpec
-
 
 CONFIG_VARIABLE = "CLUSTERCTL_SSH_CONFIG"
 """Environment variable that names a file to use in place of the user's ssh_config, like `ssh -F`."""
@@ -246,10 +241,6 @@ def destination_of(host: HostSpec) -> Destination:
     )
 
 
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65535
-
-
 def _values(text: str) -> dict[str, list[str]]:
     values: dict[str, list[str]] = {}
     for line in text.split("\n"):
@@ -273,7 +264,7 @@ def parse(node: str, text: str, destination: Destination) -> SshOptions:
     tokens = _tokens(destination, values)
     for token, (what, is_one) in _NAMES.items():
         _check(node, what, is_one, tokens[token] or None)
-    _check(node, "a port", _is_port, tokens["p"])
+    _check(node, "a port", lambda text: text.isascii() and text.isdigit() and int(text[:6]) <= 65535, tokens["p"])
     first = functools.partial(_first, values)
     jump = first("proxyjump")
     for hop in jump.split(",") if jump else ():
@@ -365,11 +356,8 @@ def _path(text: str, tokens: dict[str, str]) -> str:
 
 
 def _paths(text: str | None, tokens: dict[str, str]) -> tuple[str, ...]:
-    return tuple(_path(part, tokens) for part in _words(text or "")) if text else ()
-
-
-def _words(text: str) -> Iterable[str]:
-    return (match[1] or match[0] for match in re.finditer(r'"([^"]*)"|\S+', text))
+    words = re.finditer(r'"([^"]*)"|\S+', text or "")
+    return tuple(_path(word[1] or word[0], tokens) for word in words)
 
 
 def _agent(value: str | None, tokens: dict[str, str]) -> str | None:

@@ -6,23 +6,15 @@ import os
 import shlex
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from clusterctl.config.spec import SshSpec
 from clusterctl.errors import HostKeyError
 from clusterctl.transport.ssh import known_hosts
-from clusterctl.transport.ssh.config import Destination
+from clusterctl.transport.ssh.config import Destination, SshOptions
 from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyJudgement, HostKeyVerdict, find_revocation
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from clusterctl.config.spec import SshSpec
-    from clusterctl.transport.ssh.config import SshOptions
-    from clusterctl.transport.ssh.known_hosts import HostKey
-
 
 _Version = tuple[int, int, int]
 _OwnFiles = Callable[[str, Destination], "tuple[str, ...]"]
@@ -36,17 +28,25 @@ class PresentedKey:
     """The host key that a server presented, and the judgement of the known-hosts files.
 
     Attributes:
-        name: Name of the host in the files.
+        nodes: The nodes that depend on the key; several if it is that of a jump host.
+        name: Name of the host in the files: `host`, `[host]:port` or an alias.
+        entry: The line that led to the verdict, or `None`.
         path: The file to which the key would be added: the first one in the user's ssh_config.
         hashed: New entries of that file hash their names.
     """
 
-    node: str
+    nodes: tuple[str, ...]
     name: str
     key: HostKey
-    judgement: HostKeyJudgement
+    verdict: HostKeyVerdict
+    entry: known_hosts.Entry | None
     path: str
     hashed: bool
+
+    @property
+    def can_be_added(self) -> bool:
+        """Whether a user may add the key: nothing speaks against it."""
+        return self.verdict in (HostKeyVerdict.UNKNOWN, HostKeyVerdict.AUTHORITY)
 
 
 class HostKeys:
@@ -82,7 +82,8 @@ class HostKeys:
         trusted = judgement.verdict is HostKeyVerdict.TRUSTED
         files = options.user_known_hosts if trusted else self._own_files(node, destination)
         path = files[0] if files else os.devnull
-        return PresentedKey(node, options.known_name, key, judgement, path, options.hash_known_hosts)
+        name, hashed = options.known_name, options.hash_known_hosts
+        return PresentedKey((node,), name, key, judgement.verdict, judgement.entry, path, hashed)
 
     def check(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> str | None:
         """Return if `key` is trusted, after adding it if the policy says so. The result is a warning or `None`.
@@ -92,24 +93,18 @@ class HostKeys:
             HostKeyError: The key cannot be added, or the list of revoked keys cannot be read.
         """
         shown = self.inspect(node, destination, options, key)
-        if shown.judgement.verdict is HostKeyVerdict.TRUSTED:
+        if shown.verdict is HostKeyVerdict.TRUSTED:
             return None
-        if shown.judgement.verdict is not HostKeyVerdict.UNKNOWN or not self._accepts_new(options):
-            raise host_key_error(
+        if shown.verdict is not HostKeyVerdict.UNKNOWN or not accepts_new_keys(self._spec, options):
+            raise explain_untrusted_key(
                 shown, strict=self._spec.host_keys == "accept-new" and options.strict_host_keys in _STRICT
             )
         if shown.path == os.devnull and options.strict_host_keys in _OPEN:
             return "its host key is kept nowhere (`UserKnownHostsFile` in ssh_config), so a change of it goes unnoticed"
-        add_key(node, shown.path, shown.name, key, hashed=shown.hashed)
+        add_key(shown)
         if self._spec.host_keys is None and options.strict_host_keys in _NO_CHECKING:
             return "`StrictHostKeyChecking no` in ssh_config is taken as `accept-new`: changed keys are still refused"
         return None
-
-    def _accepts_new(self, options: SshOptions) -> bool:
-        """Return whether the stricter policy accepts new keys; `ask` leaves it to the cluster file."""
-        if self._spec.host_keys == "strict" or options.strict_host_keys in _STRICT:
-            return False
-        return self._spec.host_keys == "accept-new" or options.strict_host_keys in _OPEN
 
     def _judged(self, options: SshOptions, key: HostKey) -> HostKeyJudgement:
         own = known_hosts.judge_host_key(self._of_user(options), options.known_name, key)
@@ -141,14 +136,25 @@ class HostKeys:
             return entries
 
 
-def add_key(node: str, path: str, name: str, key: HostKey, *, hashed: bool) -> None:
-    """Add `key` for `name` to a known-hosts file of the user.
+def accepts_new_keys(spec: SshSpec, options: SshOptions) -> bool:
+    """Return whether the stricter policy of cluster file and ssh_config accepts new keys.
+
+    A policy of ssh_config that would ask the user leaves the answer to the cluster file, which refuses by default.
+    """
+    if spec.host_keys == "strict" or options.strict_host_keys in _STRICT:
+        return False
+    return spec.host_keys == "accept-new" or options.strict_host_keys in _OPEN
+
+
+def add_key(shown: PresentedKey) -> None:
+    """Add a key to its known-hosts file.
 
     Raises:
         HostKeyError: The file cannot be changed.
     """
+    node, key, path = shown.nodes[0], shown.key, shown.path
     try:
-        known_hosts.append_key(path, name, key, hashed=hashed)
+        known_hosts.append_key(path, shown.name, key, hashed=shown.hashed)
     except known_hosts.KeyNotAddedError as error:
         text = f"its host key {key.type} {key.fingerprint} is not filed: {error}"
         hint = "mend that file, or name another by `UserKnownHostsFile` in ssh_config"
@@ -172,16 +178,16 @@ def _revoked(node: str, options: SshOptions, key: HostKey) -> HostKeyJudgement |
     )
 
 
-def host_key_error(shown: PresentedKey, *, strict: bool = False) -> HostKeyError:
+def explain_untrusted_key(shown: PresentedKey, *, strict: bool = False) -> UntrustedKeyError:
     """Return the error that says why a key is not trusted and how to change that.
 
     Args:
         shown: The key.
         strict: ssh_config is stricter than the cluster file.
     """
-    key, entry = shown.key, shown.judgement.entry
+    key, entry = shown.key, shown.entry
     place = f"{entry.path}:{entry.line}" if entry and entry.line else entry.path if entry else ""
-    match shown.judgement.verdict:
+    match shown.verdict:
         case HostKeyVerdict.CHANGED:
             text = f"its host key has changed: it shows {key.type} {key.fingerprint}, {place} has another"
             hint = (
@@ -203,42 +209,12 @@ def host_key_error(shown: PresentedKey, *, strict: bool = False) -> HostKeyError
             hint = "compare it with the machine's own, then accept it by `clusterctl trust`"
             if strict:
                 hint += "; `StrictHostKeyChecking yes` of ssh_config is not loosened by `host_keys: accept-new`"
-    return UntrustedKeyError(
-        shown.node,
-        text,
-        hint=hint,
-        name=shown.name,
-        key=key,
-        verdict=shown.judgement.verdict,
-        path=shown.path,
-        hashed=shown.hashed,
-    )
+    return UntrustedKeyError(shown, text, hint=hint)
 
 
 class UntrustedKeyError(HostKeyError):
-    """A host key that is not trusted, with everything needed to accept it.
+    """A host key that is not trusted, with everything needed to accept it."""
 
-    Attributes:
-        name: Name of the host in the files.
-        path: The known-hosts file to which the key would be added.
-        hashed: New entries of that file hash their names.
-    """
-
-    def __init__(
-        self,
-        node: str,
-        message: str,
-        *,
-        hint: str,
-        name: str,
-        key: HostKey,
-        verdict: HostKeyVerdict,
-        path: str,
-        hashed: bool,
-    ) -> None:
-        super().__init__(node, message, hint=hint)
-        self.name = name
-        self.key = key
-        self.verdict = verdict
-        self.path = path
-        self.hashed = hashed
+    def __init__(self, shown: PresentedKey, message: str, *, hint: str) -> None:
+        super().__init__(shown.nodes[0], message, hint=hint)
+        self.shown = shown

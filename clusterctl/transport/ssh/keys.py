@@ -12,14 +12,11 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import syscalls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _REQUEST_IDENTITIES, _IDENTITIES = 11, 12
 _SIGN_REQUEST, _SIGN_RESPONSE = 13, 14
@@ -80,8 +77,10 @@ class SshAgent:
         kind, body = self._ask(bytes([_REQUEST_IDENTITIES]), _LIST_SECONDS)
         if kind != _IDENTITIES:
             raise SshAgentError("the ssh-agent refuses to list its keys")
+        reader = _Reader(body)
         try:
-            return _identities(_Reader(body))
+            pairs = [(reader.string(), reader.string()) for _ in range(reader.number())]
+            return [AgentIdentity(parse_key_type(blob), blob, name.decode("utf-8", "replace")) for blob, name in pairs]
         except ValueError as error:
             raise SshAgentError("the ssh-agent's answer makes no sense") from error
 
@@ -215,25 +214,12 @@ def _read_embedded_public_key(path: str) -> bytes | None:
         return None
 
 
-def is_security_key(path: str) -> bool:
-    """Return whether a private key needs a security key (FIDO)."""
-    return parse_key_type(read_public_key(path) or b"").startswith("sk-")
-
-
 def parse_key_type(blob: bytes) -> str:
     """Return the type at the start of a key or certificate in wire format."""
     try:
         return _Reader(blob).string().decode("ascii", "replace")
     except ValueError:
         return ""
-
-
-def _identities(reader: _Reader) -> list[AgentIdentity]:
-    identities = []
-    for _ in range(reader.number()):
-        blob, comment = reader.string(), reader.string()
-        identities.append(AgentIdentity(parse_key_type(blob), blob, comment.decode("utf-8", "replace")))
-    return identities
 
 
 def _string(value: bytes) -> bytes:

@@ -17,16 +17,12 @@ import re
 import stat
 import subprocess
 import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.config import value_parsers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 _TYPES = ("ssh-", "ecdsa-", "sk-", "rsa-sha2-")
 # How a line of authorized_keys may begin, but no line of known_hosts: with an option that has a value.

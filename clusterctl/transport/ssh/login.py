@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -14,12 +16,8 @@ from paramiko.message import Message
 
 from clusterctl.errors import ConnectError
 from clusterctl.transport.ssh import keys, login_errors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from clusterctl.transport.ssh.config import SshOptions
-    from clusterctl.transport.ssh.stream import Watchdog
+from clusterctl.transport.ssh.config import SshOptions
+from clusterctl.transport.ssh.stream import Watchdog
 
 _RSA_SHA2_SINCE = (7, 2)
 _Version = tuple[int, int]
@@ -89,7 +87,7 @@ def _version(path: str) -> _Version | None:
 
 def _load(offer: keys.Offer) -> paramiko.PKey | str:
     path = offer.path or ""
-    if keys.is_security_key(path):
+    if keys.parse_key_type(keys.read_public_key(path) or b"").startswith("sk-"):
         return keys.HARDWARE
     try:
         key = paramiko.PKey.from_path(path)
@@ -117,10 +115,13 @@ def log_in(node: str, transport: paramiko.Transport, options: SshOptions, keys: 
     if login.try_keys():
         return login.note
     tried = login.tried
-    if not tried.refused and transport.is_active() and login.try_without_key():
+    # Some servers need no key at all; the others list their methods then.
+    if not tried.refused and transport.is_active() and login.offer(None, "none"):
         return None
     tried.closed = not transport.is_active()
-    login.query_methods()
+    if tried.refused and not tried.methods and not tried.closed:
+        login.offer(None, "none")
+        tried.lost = False
     if watchdog.expired:
         # Not an AuthError: a slow server has rejected nobody, and may be fast again in a second.
         hint = "the machine may be overloaded, or its directory service down (LDAP, SSSD)"
@@ -128,7 +129,8 @@ def log_in(node: str, transport: paramiko.Transport, options: SshOptions, keys: 
     if tried.lost and not tried.refused:
         hint = "it may just be restarting; else see its log on the machine"
         raise ConnectError(node, "sshd hung up during the login", hint=hint)
-    tried.sha1_only = _takes_sha1_only(transport)
+    version = re.search(r"OpenSSH_(\d+)\.(\d+)", transport.remote_version or "")
+    tried.sha1_only = version is not None and (int(version[1]), int(version[2])) < _RSA_SHA2_SINCE
     raise login_errors.explain_login_failure(node, tried)
 
 
@@ -162,40 +164,29 @@ class _Login:
                 return False
         return False
 
-    def try_without_key(self) -> bool:
-        """Return whether the server needs no key at all. Otherwise it lists its other methods."""
-        return self._offer(None, "none")
-
-    def query_methods(self) -> None:
-        """Ask a server that rejected all keys for its other methods: it lists them for a login without a key."""
-        if self.tried.refused and not self.tried.methods and not self.tried.closed:
-            self._offer(None, "none")
-            self.tried.lost = False
-
     def _offers(self) -> Iterator[keys.Offer]:
         """Yield the attempts. An agent that ends with this login session is used only if no file is accepted."""
+        options = self._options
+        plan = functools.partial(
+            keys.list_offers,
+            options.identity_files,
+            options.certificate_files,
+            identities_only=options.identities_only,
+        )
         if self._forwarded:
-            yield from self._planned(())
-            yield from (offer for offer in self._planned(self._held()) if offer.identity is not None)
-        else:
-            yield from self._planned(self._held())
-
-    def _planned(self, held: Sequence[keys.AgentIdentity]) -> list[keys.Offer]:
-        files, certificates = self._options.identity_files, self._options.certificate_files
-        return keys.list_offers(files, certificates, held, identities_only=self._options.identities_only)
-
-    def _held(self) -> Sequence[keys.AgentIdentity]:
+            yield from plan(())
         try:
-            return self._agent.identities() if self._agent is not None else ()
+            held = self._agent.identities() if self._agent is not None else ()
         except keys.SshAgentError as error:
             self.tried.agent = str(error)
-            return ()
+            held = ()
+        yield from (offer for offer in plan(held) if not self._forwarded or offer.identity is not None)
 
     def _by(self, offer: keys.Offer) -> bool:
         if offer.identity is None or self._agent is None:
             return self._by_file(offer)
         key = _AgentKey(self._agent, offer.identity)
-        if self._offer(cast("paramiko.PKey", key), offer.name):
+        if self.offer(cast("paramiko.PKey", key), offer.name):
             self.note = self._note_of(offer)
             return True
         if key.declined:
@@ -209,7 +200,7 @@ class _Login:
         if isinstance(key, str):
             self.tried.unusable[offer.path or ""] = key
             return False
-        return self._offer(key, offer.name)
+        return self.offer(key, offer.name)
 
     def _note_of(self, offer: keys.Offer) -> str | None:
         if self._forwarded:
@@ -217,7 +208,8 @@ class _Login:
         alone = offer.path is not None and not isinstance(self._keys.of_file(keys.Offer(path=offer.path)), str)
         return None if alone else keys.AGENT_ONLY
 
-    def _offer(self, key: paramiko.PKey | None, name: str) -> bool:
+    def offer(self, key: paramiko.PKey | None, name: str) -> bool:
+        """Return whether the server accepts a key, or a login without one."""
         answered = threading.Event()
         transport, tried = self._transport, self.tried
         try:
@@ -241,9 +233,3 @@ class _Login:
         if key is not None and not tried.lost:
             tried.refused.append(name)
         return False
-
-
-def _takes_sha1_only(transport: paramiko.Transport) -> bool:
-    """Return whether the server is an OpenSSH that supports RSA signatures with SHA-1 only."""
-    version = re.search(r"OpenSSH_(\d+)\.(\d+)", transport.remote_version or "")
-    return version is not None and (int(version[1]), int(version[2])) < _RSA_SHA2_SINCE

@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
+from clusterctl.transport.ssh.config import SshOptions
 from clusterctl.transport.ssh.host_keys import UntrustedKeyError
 from clusterctl.transport.ssh.keys import ENCRYPTED, HARDWARE, UNSUPPORTED
 from clusterctl.transport.ssh.known_hosts import HostKeyVerdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from clusterctl.transport.ssh.config import SshOptions
 
 
 @dataclass
@@ -222,7 +218,7 @@ def why_openssh(error: NodeError, options: SshOptions, *, answers: bool, shared:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, UntrustedKeyError):
-            return _why_for_host_key(cause.verdict, options)
+            return _why_for_host_key(cause.shown.verdict, options)
         if isinstance(cause, LoginRefusedError):
             return _why_for_login(cause.tried, options, answers=answers, shared=shared)
         if isinstance(cause, NoCommonAlgorithmError):

@@ -8,14 +8,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
 
+from clusterctl.config.spec import HostSpec
 from clusterctl.errors import NodeError
 from clusterctl.transport.ssh.config import CONFIG_VARIABLE, Destination, SshOptions, destination_of, resolve
 from clusterctl.transport.ssh.stream import BufferedStream, open_stream
-
-if TYPE_CHECKING:
-    from clusterctl.config.spec import HostSpec
 
 
 class PreDialer:
@@ -47,15 +44,19 @@ class PreDialer:
             self._options[host.name, destination] = error
             return
         self._options[host.name, destination] = options
-        if not options.proxy_jump and not options.proxy_command:
-            self._keep(host.name, options, _dial(host.name, options, deadline))
-
-    def _keep(self, node: str, options: SshOptions, found: BufferedStream | NodeError) -> None:
+        if options.proxy_jump or options.proxy_command:
+            return
+        found: BufferedStream | NodeError
+        try:
+            found = open_stream(host.name, options, deadline)
+        except NodeError as error:
+            found = error
         with self._lock:
             if not self._closed:
-                self._wires[node, options] = found
+                self._wires[host.name, options] = found
                 return
-        _close(found)
+        if isinstance(found, BufferedStream):
+            found.close()
 
     def resolve(self, node: str, destination: Destination) -> SshOptions:
         """Return the ssh_config of `destination`.
@@ -91,17 +92,6 @@ class PreDialer:
             self._closed = True
             left = list(self._wires.values())
             self._wires.clear()
-        for held in left:
-            _close(held)
-
-
-def _dial(node: str, options: SshOptions, deadline: float) -> BufferedStream | NodeError:
-    try:
-        return open_stream(node, options, deadline)
-    except NodeError as error:
-        return error
-
-
-def _close(found: BufferedStream | NodeError) -> None:
-    if isinstance(found, BufferedStream):
-        found.close()
+        for stream in left:
+            if isinstance(stream, BufferedStream):
+                stream.close()

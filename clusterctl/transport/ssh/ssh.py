@@ -12,11 +12,13 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import paramiko
 
+from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.transport.base import EXEC_COMMAND, SEND_DEADLINE_FACTOR, STDERR_TAIL_BYTES, Progress, ignore_progress
 from clusterctl.transport.ssh.config import Destination, SshOptions, destination_of, filter_algorithms, last_hop
@@ -27,11 +29,6 @@ from clusterctl.transport.ssh.login import Keys, log_in
 from clusterctl.transport.ssh.login_errors import NoCommonAlgorithmError
 from clusterctl.transport.ssh.predial import PreDialer
 from clusterctl.transport.ssh.stream import BufferedStream, Watchdog
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from clusterctl.config.spec import HostSpec, SshSpec
 
 _OFFERED = {
     # GCM first: the hardware encrypts and authenticates in one pass, at half the cost of a cipher with a digest.

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import queue
 import socket
 import struct
-import subprocess
-import tempfile
-import termios
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from clusterctl import rlimits
 from clusterctl.errors import ConnectError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from clusterctl.transport.ssh.config import SshOptions
+from clusterctl.transport.local import count_unsent_bytes, spawn
+from clusterctl.transport.ssh.config import SshOptions
 
 _READ_BYTES = 256 << 10
 _TICK_SECONDS = 1.0
@@ -66,7 +60,9 @@ class BufferedStream:
         self._closed = True
         # A closed stream has no descriptor: ValueError.
         with contextlib.suppress(OSError, EOFError, AttributeError, ValueError):
-            _discard_unsent(self._stream)
+            # The peer would take unsent data for a heartbeat, long after our end.
+            if count_unsent_bytes(self._stream):
+                self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         with contextlib.suppress(OSError, EOFError):
             self._stream.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError, EOFError):
@@ -74,13 +70,6 @@ class BufferedStream:
         ended, self._ended = self._ended, None
         if ended:
             ended()
-
-
-def _discard_unsent(stream: socket.socket) -> None:
-    """Drop unsent data: if it arrived later, the peer would take it for a heartbeat, long after our end."""
-    waiting = struct.unpack("i", fcntl.ioctl(stream.fileno(), termios.TIOCOUTQ, struct.pack("i", 0)))[0]
-    if waiting:
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class Watchdog:
@@ -115,10 +104,6 @@ def open_stream(node: str, options: SshOptions, deadline: float) -> BufferedStre
     return BufferedStream(_connect(node, options, deadline))
 
 
-class _BindError(OSError):
-    """The local address in ssh_config cannot be used."""
-
-
 def _connect(node: str, options: SshOptions, deadline: float) -> socket.socket:
     addresses = _resolve_addresses(node, options, deadline)
     for index, (family, address) in enumerate(addresses):
@@ -126,25 +111,21 @@ def _connect(node: str, options: SshOptions, deadline: float) -> socket.socket:
         is_last = index == len(addresses) - 1
         try:
             timeout = left if is_last else min(left, max(_MIN_ATTEMPT_S, left / 2))
-            return _open(family, address, timeout, options.bind_address)
+            return _open(node, family, address, timeout, options.bind_address)
         except OSError as error:
             if is_last:
-                raise _explain_failed_connection(node, error, options) from error
+                raise connect_error(node, error, options.port) from error
+        except ConnectError:
+            if is_last:
+                raise
     raise AssertionError("no addresses")
 
 
-def _explain_failed_connection(node: str, error: OSError, options: SshOptions) -> ConnectError:
-    if isinstance(error, _BindError):
-        text = f"`BindAddress {options.bind_address}` is not an address of this machine that could reach it"
-        return ConnectError(node, text, hint="mend it in ssh_config")
-    return connect_error(node, error, options.port)
-
-
-def _open(family: int, address: Any, timeout: float, bind: str | None) -> socket.socket:
+def _open(node: str, family: int, address: Any, timeout: float, bind: str | None) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if bind is not None:
-            _bind(sock, family, bind)
+            _bind(node, sock, family, bind)
         sock.settimeout(max(0.001, timeout))
         sock.connect(address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -158,11 +139,12 @@ def _open(family: int, address: Any, timeout: float, bind: str | None) -> socket
     return sock
 
 
-def _bind(sock: socket.socket, family: int, address: str) -> None:
+def _bind(node: str, sock: socket.socket, family: int, address: str) -> None:
     try:
         sock.bind(socket.getaddrinfo(address, 0, family, socket.SOCK_STREAM)[0][4])
     except OSError as error:
-        raise _BindError(address) from error
+        text = f"`BindAddress {address}` is not an address of this machine that could reach it"
+        raise ConnectError(node, text, hint="mend it in ssh_config") from error
 
 
 def _resolve_addresses(node: str, options: SshOptions, deadline: float) -> list[tuple[int, Any]]:
@@ -170,7 +152,7 @@ def _resolve_addresses(node: str, options: SshOptions, deadline: float) -> list[
         socket.getaddrinfo, options.hostname, options.port, _FAMILIES[options.address_family], socket.SOCK_STREAM
     )
     with contextlib.suppress(OSError, UnicodeError):
-        return _parse_addresses(look_up(flags=socket.AI_NUMERICHOST))
+        return [(family, address) for family, _, _, _, address in look_up(flags=socket.AI_NUMERICHOST)]
     # The resolver has no timeout, so it runs on a thread that may be abandoned.
     answers: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
 
@@ -191,10 +173,6 @@ def _resolve_addresses(node: str, options: SshOptions, deadline: float) -> list[
     if isinstance(answer, OSError):
         hint = "check the spelling, or set `address:` in the cluster file or `HostName` in ~/.ssh/config"
         raise ConnectError(node, "host name cannot be resolved", hint=hint) from answer
-    return _parse_addresses(answer)
-
-
-def _parse_addresses(answer: list[Any]) -> list[tuple[int, Any]]:
     return [(family, address) for family, _, _, _, address in answer]
 
 
@@ -213,21 +191,8 @@ def connect_error(node: str, error: OSError, port: int) -> ConnectError:
 
 def _open_proxy_command(node: str, command: str) -> BufferedStream:
     """Run a proxy command as ssh does: in the user's shell, with one socket for its standard streams."""
-    ours, theirs = socket.socketpair()
-    with tempfile.TemporaryFile() as stderr:
-        try:
-            process = subprocess.Popen(
-                ["/bin/sh", "-c", f"exec {command}"],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=stderr,
-                start_new_session=True,
-            )
-        except OSError as error:
-            ours.close()
-            raise ConnectError(node, f"the proxy command cannot be started: {error.strerror}") from error
-        finally:
-            theirs.close()
+    process, ours, stderr = spawn(node, ["/bin/sh", "-c", f"exec {command}"])
+    stderr.close()
 
     def end() -> None:
         process.terminate()

@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.transport.ssh.config import SshOptions
-from clusterctl.transport.ssh.host_keys import UntrustedKeyError
+from clusterctl.transport.ssh.host_keys import PresentedKey, UntrustedKeyError
 from clusterctl.transport.ssh.keys import ENCRYPTED, HARDWARE
 from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyVerdict
 from clusterctl.transport.ssh.login_errors import (
@@ -20,7 +20,7 @@ from clusterctl.transport.ssh.login_errors import explain_ssh_log as failure_of_
 
 def untrusted(verdict: HostKeyVerdict) -> UntrustedKeyError:
     key = HostKey("ssh-ed25519", b"x")
-    return UntrustedKeyError("n", "no", hint="", name="n", key=key, verdict=verdict, path="/k", hashed=False)
+    return UntrustedKeyError(PresentedKey(("n",), "n", key, verdict, None, "/k", hashed=False), "no", hint="")
 
 
 def refused(**tried: object) -> AuthError:

@@ -13,7 +13,7 @@ import pytest
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import HostKeyError, NodeError
 from clusterctl.transport.ssh.config import Destination
-from clusterctl.transport.ssh.host_keys import HostKeys, UntrustedKeyError
+from clusterctl.transport.ssh.host_keys import HostKeys, UntrustedKeyError, explain_untrusted_key
 from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyVerdict
 from clusterctl.transport.ssh.predial import PreDialer
 from clusterctl.transport.ssh.ssh import SshTransport
@@ -96,7 +96,7 @@ def test_known_hosts_of_a_file_are_read_beside_the_users_own_and_never_written(c
     assert check("StrictHostKeyChecking yes", known_hosts=(str(of_file),)) is None
     with pytest.raises(UntrustedKeyError) as changed:
         check("StrictHostKeyChecking accept-new", OTHER, known_hosts=(str(of_file),))
-    assert changed.value.verdict is HostKeyVerdict.CHANGED
+    assert changed.value.shown.verdict is HostKeyVerdict.CHANGED
     elsewhere = Destination(host="gpu02")
     assert check("StrictHostKeyChecking accept-new", destination=elsewhere, known_hosts=(str(of_file),)) is None
     assert of_file.read_text() == before
@@ -134,7 +134,7 @@ def test_a_revoked_key_is_refused_however_well_it_is_known(check: Check, tmp_pat
         revoked.write_text((tmp_path / "key.pub").read_text())
     with pytest.raises(UntrustedKeyError, match=f"is revoked by {revoked}") as caught:
         check(f"RevokedHostKeys {revoked}")
-    assert caught.value.verdict is HostKeyVerdict.REVOKED
+    assert caught.value.shown.verdict is HostKeyVerdict.REVOKED
     assert check(f"RevokedHostKeys {revoked}", OTHER) is None
 
 
@@ -211,7 +211,7 @@ def test_the_remedy_for_a_changed_key_names_the_file_that_holds_the_old_one(
     (found,), _ = fetch_keys(transport(config), [HostSpec(name="gate", host="127.0.0.1", port=server.port)])
 
     assert found.verdict is HostKeyVerdict.CHANGED
-    assert f"`ssh-keygen -R '[127.0.0.1]:{server.port}' -f {other}`" in (found.hint or "")
+    assert f"`ssh-keygen -R '[127.0.0.1]:{server.port}' -f {other}`" in (explain_untrusted_key(found).hint or "")
 
 
 @pytest.mark.parametrize(
