@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
-from clusterctl.agent.linux import proc, spawn
+from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.processes import run_processes
 from clusterctl.agent.processes.run_markers import RunMarkers
@@ -117,7 +115,7 @@ def test_a_pid_that_is_used_again_is_not_the_worker() -> None:
         assert found is not None
         earlier = ProcessIdentity(decoy.pid, found.start_time - 100)
         known_processes = run_processes.KnownProcesses(workers={earlier: found.start_time - 10})
-        markers = RunMarkers(b"run", b"node", TAG, "/no/such/folder", os.getuid())
+        markers = RunMarkers(b"run", b"node", TAG, os.getuid())
         assert run_processes.find_run_processes(markers, known_processes) == []
         assert not proc.is_alive(earlier)
     finally:
@@ -142,13 +140,11 @@ def test_an_agent_without_cgroups_makes_none(node: Node) -> None:
 MARKED = """
 import os, sys, time
 from clusterctl.agent.linux import spawn
-kind, tag, log = sys.argv[1:]
+kind, tag = sys.argv[1:]
 if kind.startswith("tag"):
     spawn.set_tag(int(tag))
 if kind == "tag of another user":
     os.setuid(65534)
-if kind == "output":
-    file = open(log, "a")
 if kind != "session":
     os.setsid()
 print("ready", flush=True)
@@ -157,16 +153,14 @@ time.sleep(1000)
 
 
 @pytest.fixture
-def marked(tmp_path: Path) -> Iterator[Callable[[str], ProcessIdentity]]:
+def marked() -> Iterator[Callable[[str], ProcessIdentity]]:
     """Starts a process that carries one of the marks of a run, and no other."""
-    log = tmp_path / "attempt-0/rank-0.log"
-    log.parent.mkdir()
     started: list[subprocess.Popen[bytes]] = []
 
     def start(kind: str) -> ProcessIdentity:
         env = {"PYTHONPATH": str(REPOSITORY), "PATH": os.environ["PATH"]}
         env |= {"CLUSTERCTL_RUN_ID": "run", "CLUSTERCTL_NODE": "node"} if kind == "environment" else {}
-        argv = [sys.executable, "-c", MARKED, kind, str(TAG), str(log)]
+        argv = [sys.executable, "-c", MARKED, kind, str(TAG)]
         process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE)
         started.append(process)
         assert process.stdout is not None
@@ -181,12 +175,10 @@ def marked(tmp_path: Path) -> Iterator[Callable[[str], ProcessIdentity]]:
         process.communicate()
 
 
-@pytest.mark.parametrize("kind", ["tag", "environment", "output", "session", "known", "none"])
-def test_each_mark_alone_makes_a_process_one_of_the_run(
-    marked: Callable[[str], ProcessIdentity], tmp_path: Path, kind: str
-) -> None:
+@pytest.mark.parametrize("kind", ["tag", "environment", "session", "known", "none"])
+def test_each_mark_alone_makes_a_process_one_of_the_run(marked: Callable[[str], ProcessIdentity], kind: str) -> None:
     who = marked(kind)
-    markers = RunMarkers(b"run", b"node", TAG, str(tmp_path), os.getuid())
+    markers = RunMarkers(b"run", b"node", TAG, os.getuid())
     session = proc.read_stat(os.getsid(0))
     assert session is not None
     known_processes = run_processes.KnownProcesses()
@@ -200,58 +192,15 @@ def test_each_mark_alone_makes_a_process_one_of_the_run(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-@pytest.mark.parametrize("comes_of", ["a process that is known", "a tagged one of our user", "nobody"])
-def test_a_tag_of_another_user_counts_only_where_he_comes_of_the_run(
-    marked: Callable[[str], ProcessIdentity], comes_of: str
+@pytest.mark.parametrize("is_in_session", [True, False], ids=["in the session of a worker", "in no session of the run"])
+def test_a_process_of_another_user_belongs_to_the_run_only_in_the_session_of_a_worker(
+    marked: Callable[[str], ProcessIdentity], is_in_session: bool
 ) -> None:
     who = marked("tag of another user")
-    known_processes, us = run_processes.KnownProcesses(), proc.read_identity(os.getpid())
-    assert us is not None
-    before = resource.getrlimit(10)
-    if comes_of == "a process that is known":
-        known_processes.protected.add(us)
-    if comes_of == "a tagged one of our user":
-        spawn.set_tag(TAG)
-    try:
-        found = {
-            one.identity
-            for one in run_processes.find_run_processes(
-                RunMarkers(b"run", b"node", TAG, "/none", os.getuid()), known_processes
-            )
-        }
-    finally:
-        resource.setrlimit(10, before)
-    assert (who in found, who in known_processes.foreign_tagged) == (comes_of != "nobody", comes_of == "nobody")
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_a_tag_of_another_user_counts_where_its_parent_is_in_the_session_of_a_worker(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", MARKED, "tag of another user", str(TAG), str(tmp_path / "log")]
-    # The worker starts a shell in its session, and that one somebody in a session of his own.
-    worker = ["sh", "-c", 'sh -c \'"$0" "$@"; :\' "$0" "$@"; :', *argv]
-    env = {"PYTHONPATH": str(REPOSITORY), "PATH": os.environ["PATH"]}
-    with subprocess.Popen(worker, env=env, stdout=subprocess.PIPE, start_new_session=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            leader = proc.read_identity(process.pid)
-            assert leader is not None
-            known_processes = run_processes.KnownProcesses()
-            known_processes.workers[leader] = None
-            found = {
-                one.pid
-                for one in run_processes.find_run_processes(
-                    RunMarkers(b"run", b"node", TAG, "/none", os.getuid()), known_processes
-                )
-            }
-            others = [
-                who for who in (proc.read_stat(pid) for pid in found) if who is not None and who.sid != process.pid
-            ]
-            assert len(others) == 1
-            assert others[0].identity not in known_processes.foreign_tagged
-        finally:
-            for each in [*psutil.Process(process.pid).children(recursive=True), process]:
-                each.kill()
+    known_processes = run_processes.KnownProcesses(workers={who: None} if is_in_session else {})
+    markers = RunMarkers(b"run", b"node", TAG, os.getuid())
+    found = {one.identity for one in run_processes.find_run_processes(markers, known_processes)}
+    assert (who in found) == is_in_session
 
 
 def test_who_is_killed_at_last_is_killed_with_the_cgroup(tmp_path: Path) -> None:
@@ -267,12 +216,7 @@ def test_who_is_killed_at_last_is_killed_with_the_cgroup(tmp_path: Path) -> None
 def test_workers_of_another_boot_claim_no_process_of_this_one() -> None:
     # Kernel threads, and whatever init started without a session of its own, are in session 0.
     known_processes = run_processes.KnownProcesses(workers={ProcessIdentity(0, 0): sys.maxsize})
-    assert (
-        run_processes.find_run_processes(
-            RunMarkers(b"run", b"node", TAG, "/no/such/folder", os.getuid()), known_processes
-        )
-        == []
-    )
+    assert run_processes.find_run_processes(RunMarkers(b"run", b"node", TAG, os.getuid()), known_processes) == []
 
 
 def test_a_zombie_is_no_remaining_process() -> None:
@@ -282,7 +226,7 @@ def test_a_zombie_is_no_remaining_process() -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert (
         run_processes.find_run_processes(
-            RunMarkers(b"run", b"node", TAG, "/no/such/folder", os.getuid()),
+            RunMarkers(b"run", b"node", TAG, os.getuid()),
             run_processes.KnownProcesses(processes={who}),
         )
         == []
@@ -328,7 +272,7 @@ WATCHED_LADDER = """
     events, began = event_loop.EventLoop(), time.monotonic()
     known = run_processes.KnownProcesses(workers={proc.read_identity(worker.pid): None}, protected={proc.read_identity(os.getpid())})
     steps = termination.Terminator(
-        events, run_markers.RunMarkers(b"run", b"node", 1 << 60, "/none", os.getuid()), known, began + 2.0,
+        events, run_markers.RunMarkers(b"run", b"node", 1 << 60, os.getuid()), known, began + 2.0,
         lambda left: events.stop() or True, lambda left: None,
     )
     events.every(0.25, steps.check_now)
@@ -349,7 +293,7 @@ def test_who_has_a_grace_is_asked_first_however_late_the_first_look_is_over() ->
     events, began = event_loop.EventLoop(), time.monotonic()
     known = run_processes.KnownProcesses(workers={proc.read_identity(worker.pid): None}, protected={proc.read_identity(os.getpid())})
     termination.Terminator(
-        events, run_markers.RunMarkers(b"run", b"node", 1 << 60, "/none", os.getuid()), known, began + 0.5,
+        events, run_markers.RunMarkers(b"run", b"node", 1 << 60, os.getuid()), known, began + 0.5,
         lambda left: events.stop() or True, lambda left: None,
     )
     events.on_children(worker.poll)
@@ -378,7 +322,7 @@ LOOKS = """
     import os, sys, time
     from clusterctl.agent.linux import proc
     from clusterctl.agent.processes import run_markers, run_processes
-    who = run_markers.RunMarkers(b"run", b"node", 1 << 60, "/none", os.getuid())
+    who = run_markers.RunMarkers(b"run", b"node", 1 << 60, os.getuid())
     seen = []
     sys.addaudithook(lambda event, values: seen.append(str(values[0])) if event in ("open", "os.listdir") else None)
 """

@@ -91,12 +91,7 @@ CASES = {
     "the name of a fixed port": Case(BESIDE, before=tricks.NAME_OF_PORT, users=("ann", "root")),
     "the temporary places, filled": Case(BESIDE, before=tricks.FULL_TEMPORARY, users=("ann", "root")),
     "the environment of a run, copied": Case(BESIDE, during=tricks.ENVIRONMENT, users=("ann", "root")),
-    "the tag of a run, copied": Case(
-        BESIDE, during=tricks.FORGED_TAG, named=("left alone: ", "pid {pid} of uid 1502"), users=("ann", "root")
-    ),
-    "the tag of a run, copied by a process whose names steer terminals": Case(
-        BESIDE, during=tricks.ESCAPES, named=("left alone: ", "pid {pid} of uid 1502"), users=("ann", "root")
-    ),
+    "the tag of a run, copied": Case(BESIDE, during=tricks.FORGED_TAG, users=("ann", "root")),
     "the folder in memory, a link elsewhere": Case(
         KILLED,
         before=tricks.MEMORY_LINK,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
@@ -208,40 +207,6 @@ def read_wait_channel(pid: int, root: str = "") -> str:
     """Return the kernel function in which a process waits, or "" if it is not shown; `root` is the prefix of /proc."""
     place = read_bytes(f"{root.rstrip('/')}/proc/{pid}/wchan").decode("ascii", "replace").strip()
     return "" if place == "0" else place
-
-
-def list_open_files(pid: int) -> set[str]:
-    """Return the open files of a process, as `/proc/PID/fd` names them; none if we may not see them."""
-    base = f"/proc/{pid}/fd"
-    files = set()
-    with contextlib.suppress(OSError):
-        for name in os.listdir(base):
-            with contextlib.suppress(OSError):
-                files.add(os.readlink(f"{base}/{name}"))
-    return files
-
-
-def has_output_open(pid: int, folder: str) -> bool:
-    """Return whether a process has an output file (`*.log`) of an attempt in `folder` open for writing."""
-    base = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(base)
-    except OSError:
-        return False
-    return any(_is_output_open(pid, name, base, folder + "/attempt-") for name in names)
-
-
-def _is_output_open(pid: int, name: str, base: str, prefix: str) -> bool:
-    try:
-        path = os.readlink(f"{base}/{name}")
-        if not path.startswith(prefix) or not path.endswith(".log"):
-            return False
-    except OSError:
-        return False
-    for line in read_bytes(f"/proc/{pid}/fdinfo/{name}").splitlines():
-        if line.startswith(b"flags:"):
-            return bool(int(line.split()[1], 8) & os.O_ACCMODE)
-    return False
 
 
 def is_exiting(stat: ProcessStat) -> bool:

@@ -23,14 +23,12 @@ class RunMarkers:
         node_name: Value of CLUSTERCTL_NODE.
         tag: Value of a resource limit that Linux does not enforce. It survives setsid, double fork and a cleared
             environment.
-        run_dir: The directory of the run; only processes of the run write files in it.
         uid: The user of the processes.
     """
 
     run_id: bytes
     node_name: bytes
     tag: int
-    run_dir: str
     uid: int
 
     def environment(self) -> dict[bytes, bytes]:
@@ -59,4 +57,4 @@ def make_run_markers(run: RunDir) -> RunMarkers:
     digest = hashlib.sha256(b"tag" + run.key.encode()).digest()
     # Bit 60 makes the tag larger than any limit that a person would set, and keeps it below RLIM_INFINITY.
     tag = int.from_bytes(digest[:7], "big") | 1 << 60
-    return RunMarkers(encode_peer_text(run.run), encode_peer_text(run.node), tag, run.path, os.getuid())
+    return RunMarkers(encode_peer_text(run.run), encode_peer_text(run.node), tag, os.getuid())

@@ -45,7 +45,6 @@ class KnownProcesses:
         processes: Processes that an earlier scan found.
         protected: Supervisor and waiters.
         unrelated: Processes of our user without a marker. A process gets its markers at its fork, so this stays true.
-        foreign_tagged: Processes of another user that carry the tag but descend from no process of the run.
         unreadable: Pids whose query timed out; no later scan queries them.
         is_scan_incomplete: The last scan ran out of time.
         stop_signal: The signal that asks a process to end.
@@ -56,7 +55,6 @@ class KnownProcesses:
     processes: set[ProcessIdentity] = field(default_factory=set)
     protected: set[ProcessIdentity] = field(default_factory=set)
     unrelated: set[ProcessIdentity] = field(default_factory=set)
-    foreign_tagged: set[ProcessIdentity] = field(default_factory=set)
     unreadable: set[int] = field(default_factory=set)
     is_scan_incomplete: bool = False
     stop_signal: int = signal.SIGTERM
@@ -83,9 +81,6 @@ def find_run_processes(markers: RunMarkers, known_processes: KnownProcesses) -> 
     known_processes.unrelated.update(
         ProcessIdentity(pid, answer["unrelated"]) for pid, answer in answers.items() if "unrelated" in answer
     )
-    known_processes.foreign_tagged.update(
-        ProcessIdentity(pid, answer["foreign"]) for pid, answer in answers.items() if "foreign" in answer
-    )
     known_processes.processes.update(process.identity for process in result)
     return result
 
@@ -106,7 +101,7 @@ def list_known_processes(known_processes: KnownProcesses) -> list[ProcessStat]:
 def classify_process(
     markers: RunMarkers, known_processes: KnownProcesses, inside: set[int], pid: int
 ) -> dict[str, Any]:
-    """Classify a process: `member` of the run, `unrelated` for good, `foreign`, or none of these."""
+    """Classify a process: `member` of the run, `unrelated` for good, or neither."""
     process = proc.read_stat(pid)
     if (
         process is None
@@ -118,22 +113,17 @@ def classify_process(
         return {}
     if pid in inside or _is_known(process, known_processes) or _in_session(process, known_processes):
         return {"member": vars(process)}
-    if markers.has_tag(pid):
-        # Any user can copy the tag. A process of another user belongs to the run only if it descends from one of its
-        # processes.
-        ours = proc.read_uid(pid) == markers.uid or _descends_from_run(markers, known_processes, process)
-        return {"member": vars(process)} if ours else {"foreign": process.start_time}
-    # Any user can copy the markers below, so only processes of our user that started late enough count.
-    if (
-        process.start_time < known_processes.earliest_start_ticks
-        or process.identity in known_processes.unrelated
-        or proc.read_uid(pid) != markers.uid
-    ):
+    has_tag = markers.has_tag(pid)
+    is_unrelated = (
+        process.start_time < known_processes.earliest_start_ticks or process.identity in known_processes.unrelated
+    )
+    # Any user can copy tag and environment, so only processes of our user count.
+    if (is_unrelated and not has_tag) or proc.read_uid(pid) != markers.uid:
         return {}
-    named = markers.has_run_environment(pid)
-    if named or proc.has_output_open(pid, markers.run_dir):
+    is_marked = has_tag or markers.has_run_environment(pid)
+    if is_marked:
         return {"member": vars(process)}
-    return {} if named is None else {"unrelated": process.start_time}
+    return {} if is_marked is None else {"unrelated": process.start_time}
 
 
 def _is_known(process: ProcessStat, known_processes: KnownProcesses) -> bool:
@@ -151,29 +141,6 @@ def _in_session(process: ProcessStat, known_processes: KnownProcesses) -> bool:
         # A worker of another boot has the pid 0, and 0 is also the session of processes that have none.
         if worker.pid and process.sid == worker.pid and process.start_time >= worker.start_time:
             return process.start_time <= ended if ended is not None else proc.is_alive(worker)
-    return False
-
-
-def _descends_from_run(markers: RunMarkers, known_processes: KnownProcesses, process: ProcessStat) -> bool:
-    """Return whether a process descends from a known process, or from a tagged process of our user.
-
-    The kernel passes on sessions and parents, so nobody can copy them. Orphans of the run are children of its
-    supervisor.
-    """
-    todo, seen = [process], {process.pid}
-    while todo:
-        one = todo.pop()
-        of_us = (
-            one.identity in known_processes.protected
-            or _is_known(one, known_processes)
-            or _in_session(one, known_processes)
-        )
-        if of_us or (markers.has_tag(one.pid) and proc.read_uid(one.pid) == markers.uid):
-            return True
-        before = (proc.read_stat(pid) for pid in {one.ppid, one.sid} - seen - {0, 1})
-        seen |= {one.ppid, one.sid}
-        # A process that is younger than its child only reuses the pid of the parent.
-        todo += [each for each in before if each is not None and each.start_time <= one.start_time]
     return False
 
 

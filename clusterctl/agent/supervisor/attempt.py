@@ -452,7 +452,6 @@ class AttemptShutdown:
     def close(self, remaining: list[SurvivingProcess]) -> None:
         """Record the end of the attempt with the processes that remain."""
         strays = self._known_processes.processes - set(self._known_processes.workers)
-        self._report_foreign_tagged()
         if not remaining:
             self._attempt.outputs.close()
             cgroup.remove_cgroup(self._known_processes.cgroup)
@@ -497,17 +496,6 @@ class AttemptShutdown:
     def _report_slow_end(self, found: list[proc.ProcessStat]) -> None:
         names = ", ".join(f"{process.pid} ({process.comm})" for process in found[:4])
         self._alarm("slow_end", f"the kernel is still taking apart what was killed, and is waited for: pid {names}")
-
-    def _report_foreign_tagged(self) -> None:
-        """Report processes of other users that carry the run's tag but do not belong to it; they are not touched."""
-        names = [
-            f"pid {who.pid} of uid {proc.read_uid(who.pid)}"
-            for who in self._known_processes.foreign_tagged
-            if proc.is_alive(who)
-        ]
-        if names:
-            text = f"marked as of this run, but none of its processes, and left alone: {', '.join(names[:4])}"
-            self._alarm("forged", text)
 
     def _alarm(self, code: str, message: str) -> None:
         self._attempt.record(events.Alarm(self._attempt.number, code, message))
