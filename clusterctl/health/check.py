@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from clusterctl.health.context import Context, Expectation
-from clusterctl.health.model import NVIDIA, Action, Finding, Outcome, Status
+from clusterctl.health.model import NVIDIA, Action, Finding, Outcome, Status, unknown
 
 Facts = dict[str, Any]
 """The result of `clusterctl.agent.facts.collect` plus the key `controller` (see `Context`)."""
+
+
+class NotJudgedError(Exception):
+    """A check has nothing to judge.
+
+    Attributes:
+        outcome: Why.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.message)
+        self.outcome = outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +69,17 @@ class View:
             ms=raw.get("ms"),
         )
 
+    def read(self, name: str, if_missing: str) -> Any:
+        """Return a value of the check's group of facts.
+
+        Raises:
+            NotJudgedError: The value is missing; the check is UNKNOWN for the reason `if_missing`.
+        """
+        value = self.group().data.get(name)
+        if value is None:
+            raise NotJudgedError(unknown(if_missing))
+        return value
+
     def limit(self, name: str) -> float:
         """Return the threshold `name` of this check from the cluster file, else from the registry."""
         return float(self.context.thresholds.get(f"{self.check.name}.{name}", self.check.thresholds[name]))
@@ -74,6 +98,11 @@ class ClusterView:
         return float(self.context.thresholds.get(f"{self.check.name}.{name}", self.check.thresholds[name]))
 
 
+AnyView = TypeVar("AnyView", View, ClusterView)
+NodeJudge = Callable[[View], Outcome | Iterable[Outcome]]
+ClusterJudge = Callable[[ClusterView], Outcome | Iterable[Outcome]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """One check. The reference page is generated from the registry of checks.
@@ -83,9 +112,9 @@ class Check:
         family: The heading in the documentation.
         source: Where the facts come from.
         threshold: What is healthy, in words.
+        doc: What the check is for, one or two sentences.
         severity: The worst status that the check gives by default: `FAIL` or `WARN`.
         remedy: The default hint.
-        doc: What the check is for, one or two sentences.
         group: The group of facts that the check needs; UNKNOWN if that is not ok. `None`: the judge asks for groups
             itself.
         gpu: The check concerns GPUs: SKIP if none is declared or present.
@@ -105,19 +134,19 @@ class Check:
     family: str
     source: str
     threshold: str
-    severity: str
-    remedy: str
     doc: str
+    severity: str = "FAIL"
+    remedy: str = ""
     group: str | None = None
     gpu: bool = False
     vendors: tuple[str, ...] = (NVIDIA,)
-    by_vendor: Mapping[str, Callable[[View], Iterable[Outcome]]] = field(default_factory=dict)
+    by_vendor: Mapping[str, NodeJudge] = field(default_factory=dict)
     root: str | None = None
     witness: Callable[[View], Outcome | None] | None = None
     action: Action = Action.NONE
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    node_judge: Callable[[View], Iterable[Outcome]] | None = None
-    cluster_judge: Callable[[ClusterView], Iterable[Outcome]] | None = None
+    node_judge: NodeJudge | None = None
+    cluster_judge: ClusterJudge | None = None
 
     def finding(self, outcome: Outcome, *, node: str | None, duration_ms: float | None = None) -> Finding:
         """Make a finding from an outcome and the defaults of this check."""
@@ -140,23 +169,35 @@ class Check:
         )
 
 
-def node_check(**fields: Any) -> Callable[[Callable[[View], Iterable[Outcome]]], Check]:
-    """Make a check from a function that judges one node; its docstring becomes `doc`."""
-
-    def make(judge: Callable[[View], Iterable[Outcome]]) -> Check:
-        return Check(name=fields.pop("name"), doc=_sentence(judge), node_judge=judge, **fields)
-
-    return make
-
-
-def cluster_check(**fields: Any) -> Callable[[Callable[[ClusterView], Iterable[Outcome]]], Check]:
-    """Make a check from a function that judges all nodes together."""
-
-    def make(judge: Callable[[ClusterView], Iterable[Outcome]]) -> Check:
-        return Check(name=fields.pop("name"), doc=_sentence(judge), cluster_judge=judge, **fields)
-
-    return make
+def run_judge(judge: Callable[[AnyView], Outcome | Iterable[Outcome]], view: AnyView) -> list[Outcome]:
+    """Return the outcomes of a judge."""
+    try:
+        outcomes = judge(view)
+        return [outcomes] if isinstance(outcomes, Outcome) else list(outcomes)
+    except NotJudgedError as stop:
+        return [stop.outcome]
 
 
-def _sentence(judge: Callable[..., object]) -> str:
-    return " ".join((judge.__doc__ or "").split())
+def node_check(name: str, family: str, **fields: Any) -> Callable[[NodeJudge], Check]:
+    """Make a check from a function that judges one node; its docstring documents the check."""
+    return lambda judge: Check(name=name, family=family, node_judge=judge, **read_docstring(judge), **fields)
+
+
+def cluster_check(name: str, family: str, **fields: Any) -> Callable[[ClusterJudge], Check]:
+    """Make a check from a function that judges all nodes together; its docstring documents the check."""
+    return lambda judge: Check(name=name, family=family, cluster_judge=judge, **read_docstring(judge), **fields)
+
+
+def remedy(action: Action, text: str) -> Callable[[Check], Check]:
+    """Give a check its default action and hint."""
+    return lambda check: replace(check, action=action, remedy=text)
+
+
+_SECTIONS = {"Source": "source", "Healthy": "threshold"}
+
+
+def read_docstring(judge: Callable[..., object]) -> dict[str, Any]:
+    """Return the documentation of a check: the text of a docstring, and its sections `Source` and `Healthy`."""
+    doc, *sections = re.split(rf"\n *({'|'.join(_SECTIONS)}): ", judge.__doc__ or "")
+    texts = {"doc": doc, **dict(zip(map(_SECTIONS.__getitem__, sections[::2]), sections[1::2], strict=True))}
+    return {key: " ".join(text.split()) for key, text in texts.items()}

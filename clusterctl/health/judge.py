@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from clusterctl.health.check import Check, ClusterView, Facts, View
+from clusterctl.health.check import Check, ClusterView, Facts, View, run_judge
 from clusterctl.health.checks import gpus
 from clusterctl.health.context import Context
 from clusterctl.health.model import Action, Finding, Outcome, Status, skip, unknown
@@ -144,7 +144,7 @@ def _judge(check: Check, view: View) -> Sequence[Outcome]:
         if group.status != "ok":
             return [unknown(f"could not look: {group.reason or group.status}")]
     judge = check.by_vendor.get(gpus.vendor(view), check.node_judge) if check.gpu else check.node_judge
-    return list(judge(view)) or [unknown("the facts say nothing about it")]
+    return run_judge(judge, view) or [unknown("the facts say nothing about it")]
 
 
 def _compare(check: Check, views: tuple[View, ...], context: Context) -> Sequence[Outcome]:
@@ -153,4 +153,4 @@ def _compare(check: Check, views: tuple[View, ...], context: Context) -> Sequenc
         return [unknown("no node gave facts")]
     if check.gpu and all(gpus.why_not_judged(view) is not None for view in views):
         return [skip("no GPUs declared")]
-    return list(check.cluster_judge(ClusterView(views=views, context=context, check=check)))
+    return run_judge(check.cluster_judge, ClusterView(views=views, context=context, check=check))

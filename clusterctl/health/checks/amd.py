@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.health.check import ClusterView, View, cluster_check, node_check
+from clusterctl.health.check import ClusterView, View, cluster_check, node_check, remedy
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
 from clusterctl.health.checks.thermal import COOLING
@@ -49,110 +49,72 @@ def describe_joint_reset(members: Sequence[int]) -> str:
 _ROCR, _HIP, _CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 
 
-@node_check(
-    name="gpu.slowdown",
-    family="GPU temperature, power, clocks",
-    source="`gpu_metrics` of AMD: throttle status (MI200), residencies of two looks (MI300 and later, newer drivers)",
-    threshold="nothing but the power limit, which is normal under load, holds the clocks down",
-    severity="WARN",
-    remedy=COOLING,
-    action=Action.CHECK_POWER_COOLING,
-    gpu=True,
-    vendors=(AMD,),
-)
-def slowdown(view: View) -> Iterable[Outcome]:
-    """Neither heat nor the board holds down the clocks of AMD's GPUs."""
+@remedy(Action.CHECK_POWER_COOLING, COOLING)
+@node_check("gpu.slowdown", "GPU temperature, power, clocks", severity="WARN", gpu=True, vendors=(AMD,))
+def slowdown(view: View) -> Outcome | list[Outcome]:
+    """Neither heat nor the board holds down the clocks of AMD's GPUs.
 
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        if not value:
-            return None
-        return warn(f"{gpus.label(device)}: held down by {', '.join(value)}", gpu=device["index"], value=value)
-
-    telling = [device for device in gpus.used_gpus(view) if "slowdown" in device.get("v", {})]
-    if gpus.why_library_not_judged(view) is None and not telling:
-        return [Outcome(status=Status.SKIP, message="not told by this GPU or driver")]
-    return gpus.judge_each(view, "slowdown", judge, "clocks of {n} GPUs are not held down")
+    Source: `gpu_metrics` of AMD: throttle status (MI200), residencies of two looks (MI300 and later, newer drivers)
+    Healthy: nothing but the power limit, which is normal under load, holds the clocks down
+    """
+    gpus.require_library(view)
+    if not any("slowdown" in device.get("v", {}) for device in gpus.used_gpus(view)):
+        return skip("not told by this GPU or driver")
+    return gpus.judge_each(view, "slowdown", _judge_slowdown, "clocks of {n} GPUs are not held down")
 
 
-@cluster_check(
-    name="gpu.partition",
-    family="GPU modes",
-    source="`current_compute_partition`, `current_memory_partition` of AMD (MI300 and later)",
-    threshold="the same on all GPUs of one board",
-    severity="WARN",
-    remedy="`sudo amd-smi set --compute-partition SPX` (and `--memory-partition NPS1`) on all GPUs",
-    action=Action.FIX_CONFIG,
-    gpu=True,
-    vendors=(AMD,),
-)
+def _judge_slowdown(gpu: gpus.GpuValue) -> Outcome | None:
+    return gpu.warn(f"held down by {', '.join(gpu.value)}") if gpu.value else None
+
+
+@remedy(Action.FIX_CONFIG, "`sudo amd-smi set --compute-partition SPX` (and `--memory-partition NPS1`) on all GPUs")
+@cluster_check("gpu.partition", "GPU modes", severity="WARN", gpu=True, vendors=(AMD,))
 def partition(view: ClusterView) -> Iterable[Outcome]:
-    """AMD's GPUs are all divided alike: ranks on a part and ranks on a whole wait for each other."""
+    """AMD's GPUs are all divided alike: ranks on a part and ranks on a whole wait for each other.
+
+    Source: `current_compute_partition`, `current_memory_partition` of AMD (MI300 and later)
+    Healthy: the same on all GPUs of one board
+    """
     return compare.compare_gpus(view, lambda device: gpus.value(device, "modes"), "partition", "/".join)
 
 
-@node_check(
-    name="gpu.numa_balancing",
-    family="GPU modes",
-    source="/proc/sys/kernel/numa_balancing",
-    threshold="0 (AMD's guides to MI200 and MI300 turn it off: it moves pages that GPUs have mapped)",
-    severity="WARN",
-    remedy="`sudo sysctl kernel.numa_balancing=0`",
-    action=Action.FIX_CONFIG,
-    gpu=True,
-    vendors=(AMD,),
-)
-def numa_balancing(view: View) -> Iterator[Outcome]:
-    """The kernel does not move memory between processors by itself while AMD's GPUs use it."""
+@remedy(Action.FIX_CONFIG, "`sudo sysctl kernel.numa_balancing=0`")
+@node_check("gpu.numa_balancing", "GPU modes", severity="WARN", gpu=True, vendors=(AMD,))
+def numa_balancing(view: View) -> Outcome:
+    """The kernel does not move memory between processors by itself while AMD's GPUs use it.
+
+    Source: /proc/sys/kernel/numa_balancing
+    Healthy: 0 (AMD's guides to MI200 and MI300 turn it off: it moves pages that GPUs have mapped)
+    """
     value = gpus.library(view).data.get("numa_balancing")
     if value is None:
-        yield unknown("could not read /proc/sys/kernel/numa_balancing")
-    elif value:
-        yield warn("NUMA balancing is on", value=value, expected=0)
-    else:
-        yield ok("NUMA balancing is off")
+        return unknown("could not read /proc/sys/kernel/numa_balancing")
+    return warn("NUMA balancing is on", value=value, expected=0) if value else ok("NUMA balancing is off")
 
 
-@node_check(
-    name="gpu.visible_env",
-    family="GPU modes",
-    source=f"{_ROCR}, {_HIP} (else {_CUDA}) in the job's environment",
-    threshold=(
-        f"no {_ROCR} where the cluster file names GPUs by index; not fewer GPUs in it than in {_HIP}; none has fewer "
-        "GPUs than the file declares by number"
-    ),
-    severity="FAIL",
-    remedy="Unset it in `env`, the prologue or the shell's start files",
-    action=Action.FIX_CONFIG,
-    gpu=True,
-    vendors=(AMD,),
-    group="host",
-)
-def visible_env(view: View) -> Iterator[Outcome]:
-    """No two variables choose AMD's GPUs against each other: HIP counts within what ROCR leaves."""
-    env = view.group().data.get("env")
-    if env is None:
-        yield unknown("the environment was not reported")
-        return
+@remedy(Action.FIX_CONFIG, "Unset it in `env`, the prologue or the shell's start files")
+@node_check("gpu.visible_env", "GPU modes", gpu=True, vendors=(AMD,), group="host")
+def visible_env(view: View) -> Outcome:
+    """No two variables choose AMD's GPUs against each other: HIP counts within what ROCR leaves.
+
+    Source: ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES (else CUDA_VISIBLE_DEVICES) in the job's environment
+    Healthy: no ROCR_VISIBLE_DEVICES where the cluster file names GPUs by index; not fewer GPUs in it than in
+        HIP_VISIBLE_DEVICES; none has fewer GPUs than the file declares by number
+    """
+    env = view.read("env", "the environment was not reported")
     rocr, hip = env.get(_ROCR), env.get(_HIP)
     declared, least = view.expected.gpus, view.expected.count or 0
     if rocr is not None and isinstance(declared, tuple):
-        yield fail(
-            f"{_ROCR} is {rocr}: the GPUs {list(declared)} of the cluster file would count within it", value=rocr
-        )
-    elif rocr is not None and hip is not None and len(hip.split(",")) > len(rocr.split(",")):
+        message = f"{_ROCR} is {rocr}: the GPUs {list(declared)} of the cluster file would count within it"
+        return fail(message, value=rocr)
+    if rocr is not None and hip is not None and len(hip.split(",")) > len(rocr.split(",")):
         # torch ends with the same complaint (`_parse_visible_devices` of torch.cuda).
-        yield fail(f"{_HIP} is {hip}, more than {_ROCR} leaves: {rocr}", value=[rocr, hip])
-    elif not isinstance(declared, tuple) and (hiding := _hiding(env, least)):
-        yield fail(f"{hiding} is {env[hiding]}: fewer than the {least} declared GPUs", value=env[hiding])
-    else:
-        yield ok("no variables at odds")
-
-
-def _hiding(env: Mapping[str, str | None], least: int) -> str | None:
-    """Return the variable that leaves fewer GPUs than that; HIP reads CUDA's only where its own is not set."""
-    own = _HIP if _HIP in env else _CUDA
-    settings = ((name, env.get(name)) for name in (_ROCR, own))
-    return next((name for name, value in settings if value is not None and len(value.split(",")) < least), None)
+        return fail(f"{_HIP} is {hip}, more than {_ROCR} leaves: {rocr}", value=[rocr, hip])
+    # HIP reads CUDA's variable only if its own is not set.
+    for name in () if isinstance(declared, tuple) else (_ROCR, _HIP if _HIP in env else _CUDA):
+        if env.get(name) is not None and len(env[name].split(",")) < least:
+            return fail(f"{name} is {env[name]}: fewer than the {least} declared GPUs", value=env[name])
+    return ok("no variables at odds")
 
 
 def find_setup_symptom(gpu: int, causes: Sequence[str] | None, degrees: float | None, lasting: float) -> Symptom | None:
@@ -177,38 +139,24 @@ _REMEDY = "Reset all GPUs of the hive together, or reboot; if the link stays dow
 _LASTING = 30.0
 
 
-@node_check(
-    name="gpu.xgmi",
-    family=_FAMILY,
-    source="hive and links of KFD's topology; state of each link in `gpu_metrics` (MI300 and later, newer drivers)",
-    threshold=(
-        "as many links up as on most GPUs of the hive; every pair of a hive linked; no GPU alone outside the hive of "
-        "all others (SKIP where no GPUs are joined)"
-    ),
-    severity="FAIL",
-    remedy=_REMEDY,
-    action=Action.RESET_GPU,
-    gpu=True,
-    vendors=(AMD,),
-)
-def links(view: View) -> Iterator[Outcome]:
-    """AMD's GPUs that are joined by XGMI have all their links up. A link that is down slows every collective."""
-    blocked = gpus.why_library_not_judged(view)
-    if blocked is not None:
-        yield blocked
-        return
+@remedy(Action.RESET_GPU, _REMEDY)
+@node_check("gpu.xgmi", _FAMILY, gpu=True, vendors=(AMD,))
+def links(view: View) -> Outcome | list[Outcome]:
+    """AMD's GPUs that are joined by XGMI have all their links up. A link that is down slows every collective.
+
+    Source: hive and links of KFD's topology; state of each link in `gpu_metrics` (MI300 and later, newer drivers)
+    Healthy: as many links up as on most GPUs of the hive; every pair of a hive linked; no GPU alone outside the hive of
+        all others (SKIP where no GPUs are joined)
+    """
+    gpus.require_library(view)
     devices = gpus.used_gpus(view)
-    bad = [*_outside(view, devices), *_unlinked(view, devices), *_down(view, devices)]
-    joined = [device for device in devices if gpus.value(device, "xgmi")]
-    if bad:
-        yield from bad
-    elif joined:
-        yield ok(f"XGMI links as they should be on {len(joined)} GPUs")
-    else:
-        yield skip("no GPUs are joined by XGMI")
+    bad = [*_outside(devices), *_unlinked(view, devices), *_down(view, devices)]
+    joined = sum(bool(gpus.value(device, "xgmi")) for device in devices)
+    healthy = ok(f"XGMI links as they should be on {joined} GPUs") if joined else skip("no GPUs are joined by XGMI")
+    return bad or healthy
 
 
-def _outside(view: View, devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
+def _outside(devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
     """Name the one GPU that is in no hive with the others. Two hives of equal size are how bridged cards are built."""
     hives = Counter(gpus.value(device, "hive") for device in devices)
     if len(devices) < 3:
@@ -259,25 +207,20 @@ def _together(members: Sequence[int]) -> str:
     return f"{describe_joint_reset(members)}; if the link stays down, have the module looked at"
 
 
-@cluster_check(
-    name="gpu.xgmi_outlier",
-    family=_FAMILY,
-    source="links up, hops and bandwidth of each pair of GPUs at the same addresses of machines that are built alike",
-    threshold="as most nodes have it there; of two nodes that differ the lesser WARN",
-    severity="FAIL",
-    remedy=_REMEDY,
-    action=Action.RESET_GPU,
-    gpu=True,
-    vendors=(AMD,),
-)
-def outlier(view: ClusterView) -> Iterable[Outcome]:
-    """No pair of AMD's GPUs is slower or farther apart than the same pair of other nodes."""
+@remedy(Action.RESET_GPU, _REMEDY)
+@cluster_check("gpu.xgmi_outlier", _FAMILY, gpu=True, vendors=(AMD,))
+def outlier(view: ClusterView) -> Outcome | list[Outcome]:
+    """No pair of AMD's GPUs is slower or farther apart than the same pair of other nodes.
+
+    Source: links up, hops and bandwidth of each pair of GPUs at the same addresses of machines that are built alike
+    Healthy: as most nodes have it there; of two nodes that differ the lesser WARN
+    """
     fast = compare.by_slot(view, lambda node: _pairs(node, 1))
     near = compare.by_slot(view, lambda node: {pair: -weight for pair, weight in _pairs(node, 0).items()})
     if not fast:
-        return [compare.report_no_outlier(view, 0, "pairs of GPUs")]
-    odd = [*_odd(fast, "slower than")] or [*_odd(near, "farther apart than")]
-    return odd or [ok("pairs of GPUs are joined as on other nodes")]
+        return compare.report_no_outlier(view, 0, "pairs of GPUs")
+    odd = _odd(fast, "slower than") or _odd(near, "farther apart than")
+    return odd or ok("pairs of GPUs are joined as on other nodes")
 
 
 def _pairs(node: View, which: int) -> dict[str, int]:
@@ -290,17 +233,14 @@ def _pairs(node: View, which: int) -> dict[str, int]:
     }
 
 
-def _odd(places: Mapping[str, Mapping[str, int]], how: str) -> Iterator[Outcome]:
+def _odd(places: Mapping[str, Mapping[str, int]], how: str) -> list[Outcome]:
     by_state: dict[tuple[str, bool], list[str]] = {}
-    for place, values in places.items():
-        needed, pair = compare.expected_by_slot(values), place.rsplit(" ", 1)[1]
-        certain = compare.count_votes(values).majority is not None
-        for node, has in values.items():
-            if has < needed:
-                by_state.setdefault((node, certain), []).append(pair)
-    for (node, certain), pairs in by_state.items():
-        say = fail if certain else warn
-        yield say(f"GPUs {', '.join(pairs[:8])} are {how} on other nodes", node=node, value=pairs)
+    for lesser in compare.find_lesser(places):
+        by_state.setdefault((lesser.node, lesser.is_certain), []).append(lesser.index)
+    return [
+        (fail if certain else warn)(f"GPUs {', '.join(pairs[:8])} are {how} on other nodes", node=node, value=pairs)
+        for (node, certain), pairs in by_state.items()
+    ]
 
 
 def find_xgmi_symptom(gpu: int, lost: int | None) -> Symptom | None:
@@ -361,18 +301,13 @@ def _events(view: View) -> list[Event]:
     return [event for event in events if event.get("vendor") == AMD]
 
 
+@remedy(
+    Action.REBOOT_NODE,
+    "Follow the action; `severity: {amdgpu.reset: ignore}` silences a kind (ras, hang, reset, lost, worn, init)",
+)
 @node_check(
-    name="gpu.driver_log",
-    family="XID and SXid",
-    source="lines of amdgpu in the kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted",
-    threshold=(
-        "no GPU lost, none that the driver could not start, no reset that failed or did not end within `unended` "
-        "seconds, no more bad pages than the driver accepts; an uncorrected error FAIL within `lookback` seconds, WARN "
-        "once the GPU was reset; resets and hung queues, which programs cause too, WARN within `lookback`"
-    ),
-    severity="FAIL",
-    remedy="Follow the action; `severity: {amdgpu.reset: ignore}` silences a kind (ras, hang, reset, lost, worn, init)",
-    action=Action.REBOOT_NODE,
+    "gpu.driver_log",
+    "XID and SXid",
     gpu=True,
     vendors=(AMD,),
     group="kernel_log",
@@ -380,11 +315,17 @@ def _events(view: View) -> list[Event]:
     witness=report_closed_gpu_log,
     thresholds={"lookback": 86400.0, "unended": 120.0},
 )
-def driver_log(view: View) -> Iterator[Outcome]:
-    """Errors, hangs and resets that AMD's driver reported since boot."""
+def driver_log(view: View) -> Outcome | list[Outcome]:
+    """Errors, hangs and resets that AMD's driver reported since boot.
+
+    Source: lines of amdgpu in the kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted
+    Healthy: no GPU lost, none that the driver could not start, no reset that failed or did not end within `unended`
+        seconds, no more bad pages than the driver accepts; an uncorrected error FAIL within `lookback` seconds, WARN
+        once the GPU was reset; resets and hung queues, which programs cause too, WARN within `lookback`
+    """
     events = _events(view)
     outcomes = [outcome for event in events if (outcome := _weigh(view, event, events)) is not None]
-    yield from outcomes or [ok(f"no trouble of amdgpu {describe_reach(view)}")]
+    return outcomes or ok(f"no trouble of amdgpu {describe_reach(view)}")
 
 
 def _weigh(view: View, event: Event, events: list[Event]) -> Outcome | None:
@@ -457,59 +398,46 @@ _REPAIRED = (
 )
 
 
-def uncorrected(view: View) -> Iterable[Outcome]:
+def uncorrected(view: View) -> list[Outcome]:
     """Judge errors that were left uncorrected since the driver was loaded; the driver counts on over a reset."""
-
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        if value <= 0:
-            return None
-        index, message = device["index"], f"{gpus.label(device)}: {value} uncorrected errors in {_blocks(device)}"
-        if was_reset_since(view, device, "ras"):
-            text = f"{message}, since reset"
-            return warn(text, gpu=index, value=value, expected=0, action=Action.NONE, hint=_REPAIRED)
-        hint = reset_hint(view, device, Action.RESET_GPU)
-        return fail(message, gpu=index, value=value, expected=0, action=Action.RESET_GPU, hint=hint)
-
-    return gpus.judge_each(view, "ecc_unc", judge, "no uncorrected errors on {n} GPUs")
+    return gpus.judge_each(view, "ecc_unc", _judge_uncorrected, "no uncorrected errors on {n} GPUs")
 
 
-def _blocks(device: gpus.Device) -> str:
-    blocks = gpus.value(device, "ras") or {}
-    return ", ".join(name for name, (wrong, _) in blocks.items() if wrong) or "memory"
+def _judge_uncorrected(gpu: gpus.GpuValue) -> Outcome | None:
+    if gpu.value <= 0:
+        return None
+    blocks = ", ".join(name for name, (wrong, _) in (gpu.get("ras") or {}).items() if wrong)
+    message = f"{gpu.value} uncorrected errors in {blocks or 'memory'}"
+    if was_reset_since(gpu.view, gpu.device, "ras"):
+        return gpu.warn(f"{message}, since reset", expected=0, action=Action.NONE, hint=_REPAIRED)
+    hint = reset_hint(gpu.view, gpu.device, Action.RESET_GPU)
+    return gpu.fail(message, expected=0, action=Action.RESET_GPU, hint=hint)
 
 
-@node_check(
-    name="gpu.bad_pages",
-    family="GPU memory",
-    source="`ras/gpu_vram_bad_pages` of AMD's driver",
-    threshold=(
-        "none that waits to be taken out of use, none that could not be; WARN above `warn` out of use (the driver "
-        "itself says when there are too many: `gpu.driver_log`)"
-    ),
-    severity="FAIL",
-    remedy="Reset the GPU, with all of its XGMI hive, or reboot",
-    action=Action.RESET_GPU,
-    gpu=True,
+@remedy(Action.RESET_GPU, "Reset the GPU, with all of its XGMI hive, or reboot")
+@gpus.gpu_check(
+    "gpu.bad_pages",
+    "GPU memory",
+    "bad_pages",
+    "no bad memory page in use on {n} GPUs",
     vendors=(AMD,),
     thresholds={"warn": 256.0},
 )
-def bad_pages(view: View) -> Iterable[Outcome]:
-    """No bad memory page of an AMD GPU is still in use, and few have been taken out of it."""
+def bad_pages(gpu: gpus.GpuValue) -> Outcome | None:
+    """No bad memory page of an AMD GPU is still in use, and few have been taken out of it.
 
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        index, name = device["index"], gpus.label(device)
-        in_use = value["pending"] + value["failed"]
-        if in_use:
-            hint = reset_hint(view, device, Action.RESET_GPU)
-            message = f"{name}: {in_use} bad memory pages are still in use"
-            return fail(message, gpu=index, value=value, action=Action.RESET_GPU, hint=hint)
-        if value["retired"] > view.limit("warn"):
-            hint = reset_hint(view, device, Action.RMA)
-            message = f"{name}: {value['retired']} bad memory pages taken out of use"
-            return warn(message, gpu=index, value=value, action=Action.RMA, hint=hint)
+    Source: `ras/gpu_vram_bad_pages` of AMD's driver
+    Healthy: none that waits to be taken out of use, none that could not be; WARN above `warn` out of use (the driver
+        itself says when there are too many: `gpu.driver_log`)
+    """
+    in_use, retired = gpu.value["pending"] + gpu.value["failed"], gpu.value["retired"]
+    if in_use:
+        hint = reset_hint(gpu.view, gpu.device, Action.RESET_GPU)
+        return gpu.fail(f"{in_use} bad memory pages are still in use", action=Action.RESET_GPU, hint=hint)
+    if retired <= gpu.limit("warn"):
         return None
-
-    return gpus.judge_each(view, "bad_pages", judge, "no bad memory page in use on {n} GPUs")
+    hint = reset_hint(gpu.view, gpu.device, Action.RMA)
+    return gpu.warn(f"{retired} bad memory pages taken out of use", action=Action.RMA, hint=hint)
 
 
 def find_ras_symptom(gpu: int, more: int) -> Symptom | None:

@@ -9,7 +9,7 @@ the same board (model and maker) are compared.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -228,10 +228,33 @@ def by_index(node: View, read: Callable[[gpus.Device], int | None]) -> dict[str,
     return {index: number for index, number in numbers.items() if number is not None}
 
 
-def expected_by_slot(values: Mapping[str, int]) -> int:
-    """Return what is right at a place: the majority's number, else the greatest. A link does not come from nowhere."""
-    majority = count_votes(values).majority
-    return max(values.values()) if majority is None else int(majority)
+@dataclass(frozen=True, slots=True)
+class LesserSlot:
+    """A slot of a node whose number is less than that of the same slot of other nodes.
+
+    Attributes:
+        node: The node.
+        index: The index of the GPU, or the pair of indices.
+        number: The number of this node.
+        needed: The number of the others.
+        is_certain: The others are the majority.
+    """
+
+    node: str
+    index: str
+    number: int
+    needed: int
+    is_certain: bool
+
+
+def find_lesser(slots: Mapping[str, Mapping[str, int]]) -> Iterator[LesserSlot]:
+    """Yield the slots with less than others: than the majority, else than the greatest. No link comes from nowhere."""
+    for slot, numbers in slots.items():
+        majority = count_votes(numbers).majority
+        needed = max(numbers.values()) if majority is None else int(majority)
+        for node, number in numbers.items():
+            if number < needed:
+                yield LesserSlot(node, slot.rsplit(" ", 1)[1], number, needed, majority is not None)
 
 
 def _show(value: Any) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.formatting import plural
 from clusterctl.health import driver_errors
-from clusterctl.health.check import View, node_check
+from clusterctl.health.check import View, node_check, remedy
 from clusterctl.health.checks import amd, gpus
 from clusterctl.health.model import AMD, JUDGED, Action, Outcome, Status, Symptom, fail, ok, warn
 
@@ -86,37 +86,23 @@ def parse_changed_action(text: str) -> int | None:
     return int(number, 16) if number else _WORDS.get((words or "").strip().lower())
 
 
-@node_check(
-    name="gpu.recovery_action",
-    family="GPU state",
-    source="NVML field 230 (driver 570 and later)",
-    threshold=f"none; drain P2P and recover IMEX domain WARN ({_DRAINED})",
-    severity="FAIL",
-    remedy="Do what the driver recommends: stop all jobs, then `sudo nvidia-smi -r -i N` or reboot",
-    action=Action.RESET_GPU,
-    gpu=True,
-)
-def recovery_action(view: View) -> Iterable[Outcome]:
+@remedy(Action.RESET_GPU, "Do what the driver recommends: stop all jobs, then `sudo nvidia-smi -r -i N` or reboot")
+@gpus.gpu_check("gpu.recovery_action", "GPU state", "recovery_action", "no recovery action on {n} GPUs")
+def recovery_action(gpu: gpus.GpuValue) -> Outcome | None:
     """The driver's own verdict: it recommends no reset and no reboot.
 
     Needs no root, unlike the kernel log.
+
+    Source: NVML field 230 (driver 570 and later)
+    Healthy: none; drain P2P and recover IMEX domain WARN (a GPU that works on with less: NVIDIA lets work go on and be
+        moved away later)
     """
-
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        if value == NONE:
-            return None
-        recommended = describe_action(value)
-        return Outcome(
-            status=recommended.before,
-            message=f"{gpus.label(device)}: the driver asks for {recommended.words}",
-            gpu=device["index"],
-            value=value,
-            expected=NONE,
-            action=recommended.action,
-            hint=HINTS[recommended.action],
-        )
-
-    return gpus.judge_each(view, "recovery_action", judge, "no recovery action on {n} GPUs")
+    if gpu.value == NONE:
+        return None
+    recommended = describe_action(gpu.value)
+    say = gpu.fail if recommended.before is Status.FAIL else gpu.warn
+    action = recommended.action
+    return say(f"the driver asks for {recommended.words}", expected=NONE, action=action, hint=HINTS[action])
 
 
 def find_recovery_symptom(gpu: int, value: int | None) -> Symptom | None:
@@ -140,39 +126,20 @@ Streaks = dict[tuple[int, str], int]
 """GPU and call to the number of looks in a row that gave it an answer which may be chance."""
 
 
-@node_check(
-    name="gpu.lost",
-    family="GPU state",
-    source=(
-        "the answers of every NVML call on the GPU, or of every file of amdgpu and the card's configuration space; "
-        "what may be chance is asked three times"
-    ),
-    threshold=(
-        f"no call answers lost or reset required; none answers unknown error, timed out, interrupt problem, being "
-        f"reset or insufficient power {driver_errors.READINGS} times in a row; once WARN"
-    ),
-    severity="FAIL",
-    remedy="Reboot the node; if it happens again to the same serial number, have the GPU replaced",
-    action=Action.REBOOT_NODE,
-    gpu=True,
-    vendors=JUDGED,
-)
-def judge_lost(view: View) -> Iterator[Outcome]:
-    """Every GPU answers. A lost GPU has fallen off the bus or needs a reset."""
-    blocked = gpus.why_library_not_judged(view)
-    if blocked is not None:
-        yield blocked
-        return
-    sick = False
-    for device in gpus.used_gpus(view):
-        outcome = _judge(view, device)
-        if outcome is not None:
-            sick = True
-            yield outcome
-    if not sick:
-        yield ok(
-            f"{plural(len(gpus.used_gpus(view)), 'GPU')} {'answers' if len(gpus.used_gpus(view)) == 1 else 'answer'}"
-        )
+@remedy(Action.REBOOT_NODE, "Reboot the node; if it happens again to the same serial number, have the GPU replaced")
+@node_check("gpu.lost", "GPU state", gpu=True, vendors=JUDGED)
+def judge_lost(view: View) -> Outcome | list[Outcome]:
+    """Every GPU answers. A lost GPU has fallen off the bus or needs a reset.
+
+    Source: the answers of every NVML call on the GPU, or of every file of amdgpu and the card's configuration space;
+        what may be chance is asked three times
+    Healthy: no call answers lost or reset required; none answers unknown error, timed out, interrupt problem, being
+        reset or insufficient power 3 times in a row; once WARN
+    """
+    gpus.require_library(view)
+    devices = gpus.used_gpus(view)
+    lost = [outcome for device in devices if (outcome := _judge(view, device)) is not None]
+    return lost or ok(f"{plural(len(devices), 'GPU')} {'answers' if len(devices) == 1 else 'answer'}")
 
 
 def _judge(view: View, device: gpus.Device) -> Outcome | None:
@@ -231,24 +198,18 @@ def find_device_symptom(gpu: Mapping[str, Any], counted: Streaks) -> Symptom | N
     )
 
 
-@node_check(
-    name="gpu.inforom",
-    family="GPU state",
-    source="NVML nvmlDeviceValidateInforom, and `corrupted infoROM` from any other call",
-    threshold="valid",
-    severity="FAIL",
-    remedy="Ask your vendor to flash the infoROM (DCGM's advice); if it is corrupted again, have the GPU replaced",
-    action=Action.CONTACT_SUPPORT,
-    gpu=True,
+@remedy(
+    Action.CONTACT_SUPPORT,
+    "Ask your vendor to flash the infoROM (DCGM's advice); if it is corrupted again, have the GPU replaced",
 )
-def inforom(view: View) -> Iterator[Outcome]:
-    """The configuration memory of every GPU is intact."""
+@node_check("gpu.inforom", "GPU state", gpu=True)
+def inforom(view: View) -> list[Outcome]:
+    """The configuration memory of every GPU is intact.
+
+    Source: NVML nvmlDeviceValidateInforom, and `corrupted infoROM` from any other call
+    Healthy: valid
+    """
     corrupted = [d for d in gpus.used_gpus(view) if driver_errors.CORRUPTED in d.get("err", {}).values()]
-    for device in corrupted:
-        yield fail(f"{gpus.label(device)}: corrupted infoROM", gpu=device["index"], value=14)
-    if not corrupted:
-        yield from gpus.judge_each(view, "inforom", _valid, "infoROM of {n} GPUs is valid")
-
-
-def _valid(_device: gpus.Device, _value: Any) -> None:
-    return None
+    if corrupted:
+        return [fail(f"{gpus.label(d)}: corrupted infoROM", gpu=d["index"], value=14) for d in corrupted]
+    return gpus.judge_each(view, "inforom", lambda _: None, "infoROM of {n} GPUs is valid")

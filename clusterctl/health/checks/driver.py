@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from clusterctl.formatting import plural
 from clusterctl.health import driver_errors
-from clusterctl.health.check import View, node_check
+from clusterctl.health.check import View, node_check, remedy
 from clusterctl.health.checks import gpus, presence
 from clusterctl.health.model import AMD, JUDGED, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
 
@@ -15,22 +15,15 @@ _SETUP = {4, 9, 12, 17}
 """Codes that mean "not set up" rather than "broken"."""
 
 
-@node_check(
-    name="gpu.driver",
-    family="GPU driver",
-    source="NVML nvmlInit, nvidia-smi, /sys/module/nvidia; of AMD /sys/class/kfd, /sys/module/amdgpu",
-    threshold="NVML opens, or KFD is there; FAIL where GPUs are declared, WARN where only the PCI bus shows some",
-    severity="FAIL",
-    remedy="Install or load the NVIDIA driver (`nvidia-smi` must work as the same user)",
-    action=Action.FIX_CONFIG,
-    gpu=True,
-    vendors=JUDGED,
-    by_vendor={AMD: presence.driver},
-)
+@remedy(Action.FIX_CONFIG, "Install or load the NVIDIA driver (`nvidia-smi` must work as the same user)")
+@node_check("gpu.driver", "GPU driver", gpu=True, vendors=JUDGED, by_vendor={AMD: presence.driver})
 def driver(view: View) -> Iterator[Outcome]:
     """The vendor's driver is loaded, and its library opens.
 
     Declared GPUs without a driver are a failure, not a gap.
+
+    Source: NVML nvmlInit, nvidia-smi, /sys/module/nvidia; of AMD /sys/class/kfd, /sys/module/amdgpu
+    Healthy: NVML opens, or KFD is there; FAIL where GPUs are declared, WARN where only the PCI bus shows some
     """
     nvml = view.group("nvml")
     if nvml.status == "timeout":
@@ -56,24 +49,19 @@ def _second(view: View) -> str:
     return f"; nvidia-smi exits {smi['rc']}: {errors[0]}" if smi.get("rc") and errors else ""
 
 
-@node_check(
-    name="gpu.lib_mismatch",
-    family="GPU driver",
-    source="NVML return code 18; NVML driver version against /sys/module/nvidia/version",
-    threshold="kernel module and user library are of one version",
-    severity="FAIL",
-    remedy=(
-        "Reboot the node, or stop all GPU processes and reload the nvidia modules: the driver was"
-        " upgraded under the running kernel"
-    ),
-    action=Action.REBOOT_NODE,
-    gpu=True,
-    group="nvml",
+@remedy(
+    Action.REBOOT_NODE,
+    "Reboot the node, or stop all GPU processes and reload the nvidia modules: the driver was"
+    " upgraded under the running kernel",
 )
+@node_check("gpu.lib_mismatch", "GPU driver", gpu=True, group="nvml")
 def lib_mismatch(view: View) -> Iterator[Outcome]:
     """Kernel module and user library are of one version.
 
     An upgrade under a running kernel breaks every new process, while old ones go on.
+
+    Source: NVML return code 18; NVML driver version against /sys/module/nvidia/version
+    Healthy: kernel module and user library are of one version
     """
     nvml, module = view.group("nvml").data, view.group("driver").data.get("module")
     code, library = nvml.get("init_error"), nvml.get("driver")
@@ -89,27 +77,23 @@ def lib_mismatch(view: View) -> Iterator[Outcome]:
         yield ok(f"module and library {module}", value=module)
 
 
-@node_check(
-    name="gpu.model",
-    family="GPU driver",
-    source="NVML device name, of AMD `product_name`",
-    threshold="one model on the node; `health.expect.gpu_model` where given",
-    severity="FAIL",
-    remedy=(
-        "Mixed models train at the speed of the slowest; declare only the GPUs of one model, or "
-        "correct `health.expect.gpu_model`"
-    ),
-    action=Action.FIX_CONFIG,
-    gpu=True,
-    vendors=JUDGED,
+@remedy(
+    Action.FIX_CONFIG,
+    "Mixed models train at the speed of the slowest; declare only the GPUs of one model, or "
+    "correct `health.expect.gpu_model`",
 )
+@node_check("gpu.model", "GPU driver", gpu=True, vendors=JUDGED)
 def model(view: View) -> Iterator[Outcome]:
-    """All GPUs of the node are of one model, the promised one where the cluster file promises one."""
-    blocked = gpus.why_library_not_judged(view)
+    """All GPUs of the node are of one model, the promised one where the cluster file promises one.
+
+    Source: NVML device name, of AMD `product_name`
+    Healthy: one model on the node; `health.expect.gpu_model` where given
+    """
+    gpus.require_library(view)
     names = sorted({d["v"]["name"] for d in gpus.used_gpus(view) if d.get("v", {}).get("name")})
     wanted = view.context.expect.get("gpu_model")
-    if blocked is not None or not names:
-        yield blocked or unknown("no GPU tells its name")
+    if not names:
+        yield unknown("no GPU tells its name")
     elif wanted and not all(fnmatch.fnmatchcase(name, str(wanted)) for name in names):
         yield fail(f"{', '.join(names)}, expected {wanted}", value=names, expected=wanted)
     elif len(names) > 1:
@@ -118,26 +102,16 @@ def model(view: View) -> Iterator[Outcome]:
         yield ok(names[0], value=names[0], expected=wanted)
 
 
-@node_check(
-    name="gpu.responsive",
-    family="GPU driver",
-    source=(
-        "time of one pass over NVML, or over the files of amdgpu, in a child of its own, which has until `fail`; the "
-        "others have the probe's time"
-    ),
-    threshold=(
-        "answers; WARN above `warn` seconds; FAIL where it did not answer within `fail`, or was stuck in the kernel "
-        "for five seconds without being woken once"
-    ),
-    severity="FAIL",
-    remedy="Reboot the node: a driver that hangs makes every process that touches it unkillable",
-    action=Action.REBOOT_NODE,
-    gpu=True,
-    vendors=JUDGED,
-    thresholds={"warn": 5.0, "fail": 30.0},
-)
+@remedy(Action.REBOOT_NODE, "Reboot the node: a driver that hangs makes every process that touches it unkillable")
+@node_check("gpu.responsive", "GPU driver", gpu=True, vendors=JUDGED, thresholds={"warn": 5.0, "fail": 30.0})
 def responsive(view: View) -> Iterator[Outcome]:
-    """The driver answers in time. Slow is not hung: without persistence mode every look first starts the GPUs."""
+    """The driver answers in time. Slow is not hung: without persistence mode every look first starts the GPUs.
+
+    Source: time of one pass over NVML, or over the files of amdgpu, in a child of its own, which has until `fail`; the
+        others have the probe's time
+    Healthy: answers; WARN above `warn` seconds; FAIL where it did not answer within `fail`, or was stuck in the kernel
+        for five seconds without being woken once
+    """
     library, source = gpus.library(view), gpus.describe_source(view)
     if library.status == "timeout":
         yield fail(f"{source} hangs: {library.reason}", value=library.ms)
@@ -164,35 +138,25 @@ def _slow(view: View, took: float, opening: float | None) -> Outcome:
     )
 
 
-@node_check(
-    name="gpu.nouveau",
-    family="GPU driver",
-    source="/proc/modules",
-    threshold="not loaded",
-    severity="WARN",
-    remedy="Blacklist nouveau and reboot: it keeps the NVIDIA driver from taking the card",
-    action=Action.FIX_CONFIG,
-    gpu=True,
-    group="driver",
-)
-def nouveau(view: View) -> Iterator[Outcome]:
-    """The nouveau driver is not loaded."""
-    yield warn("nouveau is loaded") if view.group().data.get("nouveau") else ok("nouveau is not loaded")
+@remedy(Action.FIX_CONFIG, "Blacklist nouveau and reboot: it keeps the NVIDIA driver from taking the card")
+@node_check("gpu.nouveau", "GPU driver", severity="WARN", gpu=True, group="driver")
+def nouveau(view: View) -> Outcome:
+    """The nouveau driver is not loaded.
+
+    Source: /proc/modules
+    Healthy: not loaded
+    """
+    return warn("nouveau is loaded") if view.group().data.get("nouveau") else ok("nouveau is not loaded")
 
 
-@node_check(
-    name="gpu.vendor",
-    family="GPU driver",
-    source="PCI bus",
-    threshold=f"GPUs of {' or '.join(VENDORS[key].name for key in JUDGED)}; all checks of others are SKIP",
-    severity="WARN",
-    remedy="`ignore: [gpu.vendor]` accepts GPUs that nobody looks at",
-    gpu=True,
-    group="driver",
-    vendors=tuple(VENDORS),
-)
+@remedy(Action.NONE, "`ignore: [gpu.vendor]` accepts GPUs that nobody looks at")
+@node_check("gpu.vendor", "GPU driver", severity="WARN", gpu=True, group="driver", vendors=tuple(VENDORS))
 def vendor(view: View) -> Iterator[Outcome]:
-    """The GPUs are of a vendor whose GPUs can be judged. For others this is the one place where it is said."""
+    """The GPUs are of a vendor whose GPUs can be judged. For others this is the one place where it is said.
+
+    Source: PCI bus
+    Healthy: GPUs of NVIDIA or AMD; all checks of others are SKIP
+    """
     whose = gpus.vendor(view)
     there = sum(card["vendor"] == whose for card in gpus.compute_cards(view))
     if whose in JUDGED:

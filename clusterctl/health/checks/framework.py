@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.health.check import View, node_check
+from clusterctl.health.check import View, node_check, remedy
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import AMD, NVIDIA, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
 
@@ -28,18 +28,14 @@ def _versions(view: View) -> dict[str, Any] | None:
     return group.data if group.status == "ok" else None
 
 
-@node_check(
-    name="version.framework",
-    family=_FAMILY,
-    source=_SOURCE,
-    threshold="what `job.framework` names is there",
-    severity="FAIL",
-    remedy="Install it on the node, or point `python` of the host at the environment that has it",
-    action=Action.FIX_CONFIG,
-    group="versions",
-)
+@remedy(Action.FIX_CONFIG, "Install it on the node, or point `python` of the host at the environment that has it")
+@node_check("version.framework", _FAMILY, group="versions")
 def installed(view: View) -> Iterator[Outcome]:
-    """The job's Python has the framework that the cluster file names."""
+    """The job's Python has the framework that the cluster file names.
+
+    Source: package metadata in the job's Python (nothing is imported)
+    Healthy: what `job.framework` names is there
+    """
     framework, data = view.context.framework, _versions(view)
     wanted = _PACKAGES.get(framework or "", ())
     if not wanted:
@@ -59,21 +55,17 @@ def installed(view: View) -> Iterator[Outcome]:
         yield ok(", ".join(f"{name} {names[name]}" for name in there))
 
 
-@node_check(
-    name="version.gpu_build",
-    family=_FAMILY,
-    source="torch/version.py in the job's Python (nothing is imported)",
-    threshold=(
-        "torch is built for the GPUs of the node (CUDA for NVIDIA's, ROCm for AMD's) where the cluster file declares "
-        "some"
-    ),
-    severity="FAIL",
-    remedy="Install a CUDA or ROCm build of torch on the node, or declare `gpus: 0` to train on its CPU",
-    action=Action.FIX_CONFIG,
-    group="versions",
+@remedy(
+    Action.FIX_CONFIG, "Install a CUDA or ROCm build of torch on the node, or declare `gpus: 0` to train on its CPU"
 )
+@node_check("version.gpu_build", _FAMILY, group="versions")
 def gpu_build(view: View) -> Iterator[Outcome]:
-    """Torch can use the GPUs that the cluster file declares; a build for CPUs would leave them idle, without a word."""
+    """Torch can use the GPUs that the cluster file declares; a build for CPUs would leave them idle, without a word.
+
+    Source: torch/version.py in the job's Python (nothing is imported)
+    Healthy: torch is built for the GPUs of the node (CUDA for NVIDIA's, ROCm for AMD's) where the cluster file declares
+        some
+    """
     data, declared = _versions(view), view.expected.count
     torch = (data or {}).get("torch")
     if not declared or view.context.framework in ("tensorflow", "jax", "none"):
@@ -142,24 +134,20 @@ class _Build:
         return f"{self.name} is built for CUDA {self.major}{minor}"
 
 
-@node_check(
-    name="version.cuda_driver",
-    family="Versions",
-    source="CUDA that torch or JAX is built for (package metadata), CUDA of the driver and compute capability (NVML)",
-    threshold=(
-        "the driver's CUDA, as its library in the job's environment tells it (a compatibility package counts), is of "
-        "the same major version or a later one; the build has code for every GPU of the run: "
-        "CUDA 11.8 for sm_90, 12.8 for sm_100 and sm_120, less than 13 for sm_70 and older. WARN where the job may use "
-        "another framework, or the build is one's own"
-    ),
-    severity="FAIL",
-    remedy="Install a build of the framework for a CUDA that this driver and these GPUs run, or a newer driver",
-    action=Action.FIX_CONFIG,
-    gpu=True,
-    group="versions",
+@remedy(
+    Action.FIX_CONFIG,
+    "Install a build of the framework for a CUDA that this driver and these GPUs run, or a newer driver",
 )
+@node_check("version.cuda_driver", "Versions", gpu=True, group="versions")
 def cuda_driver(view: View) -> Iterator[Outcome]:
-    """The framework's CUDA starts on this driver and has code for these GPUs; else its first call ends the run."""
+    """The framework's CUDA starts on this driver and has code for these GPUs; else its first call ends the run.
+
+    Source: CUDA that torch or JAX is built for (package metadata), CUDA of the driver and compute capability (NVML)
+    Healthy: the driver's CUDA, as its library in the job's environment tells it (a compatibility package counts), is of
+        the same major version or a later one; the build has code for every GPU of the run: CUDA 11.8 for sm_90, 12.8
+        for sm_100 and sm_120, less than 13 for sm_70 and older. WARN where the job may use another framework, or the
+        build is one's own
+    """
     nvml = view.group("nvml")
     build = _list_built_architectures(view)
     if isinstance(build, str):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from clusterctl.formatting import plural
-from clusterctl.health.check import View, node_check
+from clusterctl.health.check import View, node_check, remedy
 from clusterctl.health.checks import gpus
-from clusterctl.health.model import JUDGED, Action, Outcome, fail, ok, unknown, warn
+from clusterctl.health.model import JUDGED, Action, Outcome, fail, ok, warn
 
 _FAMILY = "GPU already in use"
 _GIB = 1024**3
@@ -29,108 +29,83 @@ def _allowed(view: View, entry: dict[str, Any]) -> bool:
     return mine or bool(entry.get("agent")) or (entry.get("comm") or "") in names
 
 
-@node_check(
-    name="gpu.foreign_procs",
-    family=_FAMILY,
-    source="NVML compute, MPS and graphics processes, or /sys/class/kfd/kfd/proc of AMD; /proc",
-    threshold="none but monitoring agents, the MPS server and `health.expect.allowed_procs`; graphics clients WARN",
-    severity="FAIL",
-    remedy=("End the process, or its run (`clusterctl down RUN`); clusterctl does not kill what it did not start"),
-    action=Action.KILL_PROCS,
-    gpu=True,
-    vendors=JUDGED,
+@remedy(
+    Action.KILL_PROCS,
+    "End the process, or its run (`clusterctl down RUN`); clusterctl does not kill what it did not start",
 )
-def foreign_procs(view: View) -> Iterable[Outcome]:
+@gpus.gpu_check("gpu.foreign_procs", _FAMILY, "procs", "no foreign process on {n} GPUs", vendors=JUDGED)
+def foreign_procs(gpu: gpus.GpuValue) -> Outcome | None:
     """Nobody else computes on the GPUs.
 
     The commonest reason why training does not start on a healthy node.
+
+    Source: NVML compute, MPS and graphics processes, or /sys/class/kfd/kfd/proc of AMD; /proc
+    Healthy: none but monitoring agents, the MPS server and `health.expect.allowed_procs`; graphics clients WARN
     """
-
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        strangers = [entry for entry in value if not _allowed(view, entry)]
-        if not strangers:
-            return None
-        computing = [entry for entry in strangers if entry["kind"] != "graphics"]
-        say = fail if computing else warn
-        whose = computing or strangers
-        runs = sorted({entry["run"] for entry in whose if entry.get("run")})
-        hint = f"They belong to run {', '.join(runs)}: `clusterctl down {runs[0]}`" if runs else None
-        message = f"{gpus.label(device)}: held by {', '.join(map(_process, whose[:4]))}"
-        return say(message, gpu=device["index"], value=[entry["pid"] for entry in whose], hint=hint)
-
-    return gpus.judge_each(view, "procs", judge, "no foreign process on {n} GPUs")
+    strangers = [entry for entry in gpu.value if not _allowed(gpu.view, entry)]
+    if not strangers:
+        return None
+    computing = [entry for entry in strangers if entry["kind"] != "graphics"]
+    say = gpu.fail if computing else gpu.warn
+    whose = computing or strangers
+    runs = sorted({entry["run"] for entry in whose if entry.get("run")})
+    hint = f"They belong to run {', '.join(runs)}: `clusterctl down {runs[0]}`" if runs else None
+    holders = ", ".join(map(_process, whose[:4]))
+    return say(f"held by {holders}", value=[entry["pid"] for entry in whose], hint=hint)
 
 
-@node_check(
-    name="gpu.mem_used",
-    family=_FAMILY,
-    source="NVML memory info, version 2 (which leaves out what the driver reserves); `mem_info_vram_used` of AMD",
-    threshold=(
-        "less than `warn` bytes, FAIL from `fail` bytes; with the old call and on AMD, which count what the driver "
-        "reserves, less than `old` bytes; what a desktop holds WARN at most"
-    ),
-    severity="FAIL",
-    remedy="Find the holder: `sudo fuser -v /dev/nvidia* /dev/kfd` (a container or a zombie is invisible to us)",
-    action=Action.KILL_PROCS,
-    gpu=True,
+@remedy(
+    Action.KILL_PROCS,
+    "Find the holder: `sudo fuser -v /dev/nvidia* /dev/kfd` (a container or a zombie is invisible to us)",
+)
+@gpus.gpu_check(
+    "gpu.mem_used",
+    _FAMILY,
+    "memory",
+    "memory of {n} GPUs is free",
     vendors=JUDGED,
     thresholds={"warn": 0.3 * _GIB, "fail": 1.0 * _GIB, "old": 1.5 * _GIB},
 )
-def mem_used(view: View) -> Iterable[Outcome]:
-    """GPU memory is free before a run."""
+def mem_used(gpu: gpus.GpuValue) -> Outcome | None:
+    """GPU memory is free before a run.
 
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        used = value["used"]
-        most = view.limit("warn") if value["version"] == 2 else view.limit("old")
-        seen = [entry for entry in device["v"].get("procs") or [] if not _allowed(view, entry)]
-        own = sum(entry.get("used") or 0 for entry in device["v"].get("procs") or [] if entry not in seen)
-        if used - own < most:
-            return None
-        desktop = sum(entry.get("used") or 0 for entry in seen if entry["kind"] == "graphics")
-        say = fail if used - own - desktop >= view.limit("fail") else warn
-        who = f" by {', '.join(map(_process, seen[:4]))}" if seen else " by a process that we cannot see"
-        message = f"{gpus.label(device)}: {used / _GIB:.1f} of {value['total'] / _GIB:.0f} GiB in use{who}"
-        return say(message, gpu=device["index"], value=used, expected=0)
+    Source: NVML memory info, version 2 (which leaves out what the driver reserves); `mem_info_vram_used` of AMD
+    Healthy: less than `warn` bytes, FAIL from `fail` bytes; with the old call and on AMD, which count what the driver
+        reserves, less than `old` bytes; what a desktop holds WARN at most
+    """
+    used, processes = gpu.value["used"], gpu.get("procs") or []
+    foreign = [entry for entry in processes if not _allowed(gpu.view, entry)]
+    own = sum(entry.get("used") or 0 for entry in processes if entry not in foreign)
+    if used - own < gpu.limit("warn" if gpu.value["version"] == 2 else "old"):
+        return None
+    desktop = sum(entry.get("used") or 0 for entry in foreign if entry["kind"] == "graphics")
+    say = gpu.fail if used - own - desktop >= gpu.limit("fail") else gpu.warn
+    holders = ", ".join(map(_process, foreign[:4])) or "a process that we cannot see"
+    total = gpu.value["total"]
+    return say(f"{used / _GIB:.1f} of {total / _GIB:.0f} GiB in use by {holders}", value=used, expected=0)
 
-    return gpus.judge_each(view, "memory", judge, "memory of {n} GPUs is free")
 
-
-@node_check(
-    name="gpu.idle",
-    family=_FAMILY,
-    source="NVML utilisation, `gpu_busy_percent` of AMD",
-    threshold="below `warn` percent",
-    severity="WARN",
-    remedy="Something computes on this GPU; look at `nvidia-smi` or `amd-smi` on the node",
-    action=Action.KILL_PROCS,
-    gpu=True,
-    vendors=JUDGED,
-    thresholds={"warn": 20.0},
+@remedy(Action.KILL_PROCS, "Something computes on this GPU; look at `nvidia-smi` or `amd-smi` on the node")
+@gpus.gpu_check(
+    "gpu.idle", _FAMILY, "util", "{n} GPUs are idle", severity="WARN", vendors=JUDGED, thresholds={"warn": 20.0}
 )
-def idle(view: View) -> Iterable[Outcome]:
-    """GPUs do nothing before a run."""
-    most = view.limit("warn")
+def idle(gpu: gpus.GpuValue) -> Outcome | None:
+    """GPUs do nothing before a run.
 
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        if value < most:
-            return None
-        return warn(f"{gpus.label(device)}: {value} % busy", gpu=device["index"], value=value, expected=0)
-
-    return gpus.judge_each(view, "util", judge, "{n} GPUs are idle")
+    Source: NVML utilisation, `gpu_busy_percent` of AMD
+    Healthy: below `warn` percent
+    """
+    return gpu.warn(f"{gpu.value} % busy", expected=0) if gpu.value >= gpu.limit("warn") else None
 
 
-@node_check(
-    name="run.leftover",
-    family=_FAMILY,
-    source="run marker in the environment of processes of this user",
-    threshold="no process of a run that is over",
-    severity="FAIL",
-    remedy="`clusterctl down RUN` ends what a run left behind",
-    action=Action.KILL_PROCS,
-    group="procs",
-)
+@remedy(Action.KILL_PROCS, "`clusterctl down RUN` ends what a run left behind")
+@node_check("run.leftover", _FAMILY, group="procs")
 def leftover(view: View) -> Iterator[Outcome]:
-    """Nothing is left of earlier runs of ours."""
+    """Nothing is left of earlier runs of ours.
+
+    Source: run marker in the environment of processes of this user
+    Healthy: no process of a run that is over
+    """
     live, strange = view.controller.get("live_runs"), view.controller.get("strange_runs") or ()
     holders: dict[str, list[int]] = {}
     for entry in view.group().data.get("runs") or []:
@@ -153,39 +128,28 @@ def leftover(view: View) -> Iterator[Outcome]:
         yield ok("nothing left of earlier runs")
 
 
-@node_check(
-    name="host.stuck_procs",
-    family=_FAMILY,
-    source="/proc/*/stat, /proc/*/status, /proc/*/wchan",
-    threshold=(
-        "no process that holds a GPU in state D for five seconds without being woken once (one that reads files is "
-        "there for a moment at a time); others WARN from `warn` on"
-    ),
-    severity="FAIL",
-    remedy=("Such a process cannot be killed; find what it waits for (mount, disk, driver), else reboot the node"),
-    action=Action.REBOOT_NODE,
-    group="procs",
-    thresholds={"warn": 3.0},
+@remedy(
+    Action.REBOOT_NODE,
+    "Such a process cannot be killed; find what it waits for (mount, disk, driver), else reboot the node",
 )
+@node_check("host.stuck_procs", _FAMILY, group="procs", thresholds={"warn": 3.0})
 def stuck_procs(view: View) -> Iterator[Outcome]:
-    """No process is stuck in the kernel with a GPU in its hands."""
-    stuck = view.group().data.get("dstate")
-    if stuck is None:
-        yield unknown("states of processes were not reported")
-        return
+    """No process is stuck in the kernel with a GPU in its hands.
+
+    Source: /proc/*/stat, /proc/*/status, /proc/*/wchan
+    Healthy: no process that holds a GPU in state D for five seconds without being woken once (one that reads files is
+        there for a moment at a time); others WARN from `warn` on
+    """
+    stuck = view.read("dstate", "states of processes were not reported")
     with_gpu = [entry for entry in stuck if entry.get("gpu") and entry.get("stuck_s")]
     for entry in with_gpu:
         where = entry.get("wchan") or "the kernel"
         message = f"{entry['comm']} {entry['pid']} holds a GPU and is stuck in {where} for {entry['stuck_s']:.0f} s"
         yield fail(message, value=entry["pid"])
-    if with_gpu:
-        return
-    if len(stuck) >= view.limit("warn"):
-        yield warn(
-            f"{plural(len(stuck), 'process', 'processes')} in state D: {', '.join(e['comm'] for e in stuck[:5])}",
-            value=len(stuck),
-        )
-    else:
+    if not with_gpu and len(stuck) >= view.limit("warn"):
+        names = ", ".join(entry["comm"] for entry in stuck[:5])
+        yield warn(f"{plural(len(stuck), 'process', 'processes')} in state D: {names}", value=len(stuck))
+    elif not with_gpu:
         yield ok("no process is stuck")
 
 
@@ -196,99 +160,58 @@ _PROHIBITED = 2
 _EXCLUSIVE = 3
 
 
-@node_check(
-    name="gpu.mig_mode",
-    family=_MODES_FAMILY,
-    source="NVML nvmlDeviceGetMigMode",
-    threshold="off, or on where `health.expect.mig` is true; no change pending",
-    severity="FAIL",
-    remedy="`sudo nvidia-smi -mig 0` (or 1) and reset the GPU",
-    action=Action.FIX_CONFIG,
-    gpu=True,
+@remedy(Action.FIX_CONFIG, "`sudo nvidia-smi -mig 0` (or 1) and reset the GPU")
+@gpus.gpu_check("gpu.mig_mode", _MODES_FAMILY, "mig", "MIG as expected on {n} GPUs")
+def mig_mode(gpu: gpus.GpuValue) -> Outcome | None:
+    """GPUs are not split into instances, unless the cluster file says so.
+
+    Source: NVML nvmlDeviceGetMigMode
+    Healthy: off, or on where `health.expect.mig` is true; no change pending
+    """
+    wanted = int(bool(gpu.view.context.expect.get("mig", False)))
+    now, pending = gpu.value
+    if now != pending:
+        return gpu.fail("MIG mode changes at the next reset", expected=wanted)
+    return gpu.fail(f"MIG is {'on' if now else 'off'}", value=now, expected=wanted) if now != wanted else None
+
+
+@remedy(Action.FIX_CONFIG, "`sudo nvidia-smi -c 0`")
+@gpus.gpu_check("gpu.compute_mode", _MODES_FAMILY, "compute_mode", "compute mode of {n} GPUs is default")
+def compute_mode(gpu: gpus.GpuValue) -> Outcome | None:
+    """GPUs may be computed on.
+
+    Source: NVML nvmlDeviceGetComputeMode
+    Healthy: default; exclusive WARN, prohibited FAIL
+    """
+    if gpu.value == _PROHIBITED:
+        return gpu.fail("compute mode prohibited", expected=0)
+    return gpu.warn("compute mode exclusive", expected=0) if gpu.value == _EXCLUSIVE else None
+
+
+@remedy(
+    Action.FIX_CONFIG, "`sudo nvidia-smi -pm 1` (or nvidia-persistenced): without it every start of CUDA costs seconds"
 )
-def mig_mode(view: View) -> Iterable[Outcome]:
-    """GPUs are not split into instances, unless the cluster file says so."""
-    wanted = int(bool(view.context.expect.get("mig", False)))
+@gpus.gpu_check("gpu.persistence", _MODES_FAMILY, "persistence", "persistence mode is on, {n} GPUs", severity="WARN")
+def persistence(gpu: gpus.GpuValue) -> Outcome | None:
+    """The driver stays loaded while nobody uses a GPU.
 
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        now, pending = value
-        index = device["index"]
-        if now != pending:
-            return fail(
-                f"{gpus.label(device)}: MIG mode changes at the next reset", gpu=index, value=value, expected=wanted
-            )
-        if now != wanted:
-            return fail(f"{gpus.label(device)}: MIG is {'on' if now else 'off'}", gpu=index, value=now, expected=wanted)
-        return None
-
-    return gpus.judge_each(view, "mig", judge, "MIG as expected on {n} GPUs")
+    Source: NVML nvmlDeviceGetPersistenceMode
+    Healthy: on
+    """
+    return None if gpu.value else gpu.warn("persistence mode is off", expected=1)
 
 
-@node_check(
-    name="gpu.compute_mode",
-    family=_MODES_FAMILY,
-    source="NVML nvmlDeviceGetComputeMode",
-    threshold="default; exclusive WARN, prohibited FAIL",
-    severity="FAIL",
-    remedy="`sudo nvidia-smi -c 0`",
-    action=Action.FIX_CONFIG,
-    gpu=True,
-)
-def compute_mode(view: View) -> Iterable[Outcome]:
-    """GPUs may be computed on."""
+@remedy(Action.FIX_CONFIG, "Unset the variable in `env`, the prologue or the shell's start files")
+@node_check("gpu.bad_env", "GPU state", severity="WARN", gpu=True, group="host")
+def bad_env(view: View) -> Outcome:
+    """No variable is set that injects a debugger or profiler into CUDA or makes it wait.
 
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        if value == _PROHIBITED:
-            return fail(f"{gpus.label(device)}: compute mode prohibited", gpu=device["index"], value=value, expected=0)
-        if value == _EXCLUSIVE:
-            return warn(f"{gpus.label(device)}: compute mode exclusive", gpu=device["index"], value=value, expected=0)
-        return None
-
-    return gpus.judge_each(view, "compute_mode", judge, "compute mode of {n} GPUs is default")
-
-
-@node_check(
-    name="gpu.persistence",
-    family=_MODES_FAMILY,
-    source="NVML nvmlDeviceGetPersistenceMode",
-    threshold="on",
-    severity="WARN",
-    remedy="`sudo nvidia-smi -pm 1` (or nvidia-persistenced): without it every start of CUDA costs seconds",
-    action=Action.FIX_CONFIG,
-    gpu=True,
-)
-def persistence(view: View) -> Iterable[Outcome]:
-    """The driver stays loaded while nobody uses a GPU."""
-
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        return (
-            None
-            if value
-            else warn(f"{gpus.label(device)}: persistence mode is off", gpu=device["index"], value=value, expected=1)
-        )
-
-    return gpus.judge_each(view, "persistence", judge, "persistence mode is on, {n} GPUs")
-
-
-@node_check(
-    name="gpu.bad_env",
-    family="GPU state",
-    source="environment of the job",
-    threshold="none of the debugging variables of CUDA set",
-    severity="WARN",
-    remedy="Unset the variable in `env`, the prologue or the shell's start files",
-    action=Action.FIX_CONFIG,
-    gpu=True,
-    group="host",
-)
-def bad_env(view: View) -> Iterator[Outcome]:
-    """No variable is set that injects a debugger or profiler into CUDA or makes it wait."""
-    env = view.group().data.get("env")
-    if env is None:
-        yield unknown("the environment was not reported")
-        return
+    Source: environment of the job
+    Healthy: none of the debugging variables of CUDA set
+    """
+    env = view.read("env", "the environment was not reported")
     names = sorted(name for name in _BAD_ENV if name in env)
-    yield warn(f"{', '.join(names)} set", value=names) if names else ok("no debugging variable set")
+    return warn(f"{', '.join(names)} set", value=names) if names else ok("no debugging variable set")
 
 
 _BAD_ENV = (

@@ -7,11 +7,12 @@ A device of a vendor's group is `{"vendor", "index", "v": {field: value}, "err":
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.health import driver_errors
-from clusterctl.health.check import Group, View
-from clusterctl.health.model import AMD, NVIDIA, VENDORS, Outcome, needs_root, ok, skip, unknown
+from clusterctl.health.check import Check, Group, NotJudgedError, View, read_docstring
+from clusterctl.health.model import AMD, NVIDIA, VENDORS, Outcome, fail, needs_root, ok, skip, unknown, warn
 
 Device = dict[str, Any]
 
@@ -107,9 +108,61 @@ def label(device: Device) -> str:
     return f"GPU {device['index']} ({pci})" if pci else f"GPU {device['index']}"
 
 
-def judge_each(
-    view: View, field: str, judge: Callable[[Device, Any], Outcome | None], healthy: str, *, absent: str | None = None
-) -> list[Outcome]:
+def require_library(view: View) -> None:
+    """Raise `NotJudgedError` if the library's answers cannot be judged."""
+    blocked = why_library_not_judged(view)
+    if blocked is not None:
+        raise NotJudgedError(blocked)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuValue:
+    """One value of one GPU."""
+
+    view: View
+    device: Device
+    value: Any
+
+    @property
+    def index(self) -> int:
+        """The index of the GPU on its node."""
+        return int(self.device["index"])
+
+    def get(self, field: str) -> Any:
+        """Return another value of the same GPU, or `None` if it could not be read."""
+        return value(self.device, field)
+
+    def limit(self, name: str) -> float:
+        """Return a threshold of the check."""
+        return self.view.limit(name)
+
+    def warn(self, message: str, **more: Any) -> Outcome:
+        """Return a WARN about this GPU."""
+        return warn(f"{label(self.device)}: {message}", **{"gpu": self.index, "value": self.value, **more})
+
+    def fail(self, message: str, **more: Any) -> Outcome:
+        """Return a FAIL about this GPU."""
+        return fail(f"{label(self.device)}: {message}", **{"gpu": self.index, "value": self.value, **more})
+
+
+GpuJudge = Callable[[GpuValue], Outcome | None]
+
+
+def gpu_check(
+    name: str, family: str, field: str, healthy: str, *, absent: str | None = None, **fields: Any
+) -> Callable[[GpuJudge], Check]:
+    """Make a check of one value of each GPU from a function that judges the value (see `judge_each`)."""
+
+    def make(judge: GpuJudge) -> Check:
+        def judge_node(view: View) -> list[Outcome]:
+            return judge_each(view, field, judge, healthy, absent=absent)
+
+        return Check(name=name, family=family, gpu=True, node_judge=judge_node, **read_docstring(judge), **fields)
+
+    return make
+
+
+def judge_each(view: View, field: str, judge: GpuJudge, healthy: str, *, absent: str | None = None) -> list[Outcome]:
     """Judge one field of every GPU: adverse outcomes one a GPU, all well folded into one.
 
     Args:
@@ -119,15 +172,13 @@ def judge_each(
         healthy: What to say when nothing is wrong; `{n} GPUs` (or `{n} GPUs are`) is filled with how many were judged.
         absent: What to say where no GPU has the value.
     """
-    blocked = why_library_not_judged(view)
-    if blocked is not None:
-        return [blocked]
+    require_library(view)
     outcomes: list[Outcome] = []
     judged, blind = 0, dict[tuple[str, bool], list[int]]()
     for device in used_gpus(view):
         if field in device.get("v", {}):
             judged += 1
-            outcome = judge(device, device["v"][field])
+            outcome = judge(GpuValue(view, device, device["v"][field]))
             if outcome is not None:
                 outcomes.append(outcome)
             continue

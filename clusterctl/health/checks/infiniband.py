@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.health.check import ClusterView, View, cluster_check, node_check
+from clusterctl.health.check import ClusterView, NotJudgedError, View, cluster_check, node_check, remedy
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
@@ -131,35 +131,37 @@ _LIKE = 3
 """So many ports of one kind of card have to be there before one that is dark counts as the odd one."""
 
 
-@node_check(
-    name="net.ib_port",
-    family=_FAMILY,
-    source="/sys/class/infiniband/*/ports/*; NCCL_IB_HCA, NCCL_IB_DISABLE, NCCL_NET and nccl.conf; libibverbs, plugin",
-    threshold=(
-        "as many active as `health.expect.ib_ports`; every one that NCCL_IB_HCA names in full; WARN for one that has a "
-        "link and no subnet manager, and for one that is dark where most cards of its kind on the node are up. One "
-        "that NCCL does not use is no fault: storage and spare ports are often without a cable"
-    ),
-    severity="FAIL",
-    remedy="Check cable, switch port and subnet manager (`ibstat` on the node)",
-    action=Action.CHECK_LINK,
-    group="net",
-)
-def ib_port(view: View) -> Iterator[Outcome]:
-    """RDMA ports that NCCL would use are up."""
+@remedy(Action.CHECK_LINK, "Check cable, switch port and subnet manager (`ibstat` on the node)")
+@node_check("net.ib_port", _FAMILY, group="net")
+def ib_port(view: View) -> Outcome | list[Outcome]:
+    """RDMA ports that NCCL would use are up.
+
+    Source: /sys/class/infiniband/*/ports/*; NCCL_IB_HCA, NCCL_IB_DISABLE, NCCL_NET and nccl.conf; libibverbs, plugin
+    Healthy: as many active as `health.expect.ib_ports`; every one that NCCL_IB_HCA names in full; WARN for one that has
+        a link and no subnet manager, and for one that is dark where most cards of its kind on the node are up. One that
+        NCCL does not use is no fault: storage and spare ports are often without a cable
+    """
     ports, wanted = all_ports(view), view.context.expect.get("ib_ports")
     up = [port for port in ports if is_active(port)]
     if wanted is not None and len(up) < wanted:
         down = "; ".join(describe_state(port) for port in ports if not is_active(port))
         message = f"{len(up)} of {wanted} RDMA ports active{': ' + down if down else ''}"
-        yield fail(message, value=len(up), expected=wanted)
-        return
-    blocked = why_not_judged(view) if ports else None
+        return fail(message, value=len(up), expected=wanted)
+    selection = _require_selection(view)
+    problems = _describe_port_problem(ports, selection)
+    if problems or not selection.used:
+        return problems or skip(selection.why_none)
+    rest = [port for port in ports if port not in selection.used]
+    others = f"; not used: {port_names(rest)}" if rest else ""
+    return ok(f"{len(selection.used)} RDMA ports active{others}", value=len(selection.used))
+
+
+def _require_selection(view: View) -> Selection:
+    """Return the ports that NCCL would use; raise `NotJudgedError` if that cannot be known."""
+    blocked = why_not_judged(view) if all_ports(view) else None
     if blocked is not None:
-        yield blocked
-        return
-    chosen = select_ports(view)
-    yield from _describe_port_problem(ports, chosen) or [_well(ports, chosen)]
+        raise NotJudgedError(blocked)
+    return select_ports(view)
 
 
 def _describe_port_problem(found: list[Port], chosen: Selection) -> list[Outcome]:
@@ -187,161 +189,118 @@ def _is_odd(port: Port, found: list[Port]) -> bool:
     return kind[0] is not None and len(like) > _LIKE and up * 2 > len(like)
 
 
-def _well(found: list[Port], chosen: Selection) -> Outcome:
-    if not chosen.used:
-        return skip(chosen.why_none)
-    rest = [port for port in found if port not in chosen.used]
-    others = f"; not used: {port_names(rest)}" if rest else ""
-    return ok(f"{len(chosen.used)} RDMA ports active{others}", value=len(chosen.used))
+@remedy(Action.FIX_CONFIG, "Give the interface an IP address and set RoCE v2 as its mode")
+@node_check("net.roce_gid", _FAMILY, group="net")
+def roce_gid(view: View) -> Outcome | list[Outcome]:
+    """Active RDMA ports have an address that peers can use.
+
+    Source: /sys/class/infiniband/*/ports/*/gids, gid_attrs/types
+    Healthy: of the ports that NCCL would use: a RoCE v2 address on Ethernet, any on InfiniBand
+    """
+    used = _require_selection(view).used
+    needed = {"Ethernet": "roce_v2", "InfiniBand": "gids"}
+    bad = [
+        fail(f"{port_name(port)} has no usable address ({port.get('link_layer')})", value=port["device"])
+        for port in used
+        if (key := needed.get(port.get("link_layer") or "")) and not port.get(key)
+    ]
+    return bad or (ok(f"{len(used)} RDMA ports have addresses") if used else skip(select_ports(view).why_none))
 
 
-@node_check(
-    name="net.roce_gid",
-    family=_FAMILY,
-    source="/sys/class/infiniband/*/ports/*/gids, gid_attrs/types",
-    threshold="of the ports that NCCL would use: a RoCE v2 address on Ethernet, any on InfiniBand",
-    severity="FAIL",
-    remedy="Give the interface an IP address and set RoCE v2 as its mode",
-    action=Action.FIX_CONFIG,
-    group="net",
-)
-def roce_gid(view: View) -> Iterator[Outcome]:
-    """Active RDMA ports have an address that peers can use."""
-    blocked = why_not_judged(view) if all_ports(view) else None
-    if blocked is not None:
-        yield blocked
-        return
-    chosen = select_ports(view)
-    lacking = {"Ethernet": "roce_v2", "InfiniBand": "gids"}
-    bad = [p for p in chosen.used if (key := lacking.get(p.get("link_layer") or "")) and not p.get(key)]
-    for port in bad:
-        yield fail(f"{port_name(port)} has no usable address ({port.get('link_layer')})", value=port["device"])
-    if not chosen.used:
-        yield skip(chosen.why_none)
-    elif not bad:
-        yield ok(f"{len(chosen.used)} RDMA ports have addresses")
+@remedy(Action.CHECK_LINK, "Reseat the card; the kernel log of the boot may say `limited by`")
+@node_check("net.ib_width", _FAMILY, severity="WARN", group="net")
+def ib_width(view: View) -> Outcome | list[Outcome]:
+    """RDMA cards have all the PCIe lanes of their slots.
 
-
-@node_check(
-    name="net.ib_width",
-    family=_FAMILY,
-    source="sysfs current_link_width and max_link_width of the cards that NCCL would use, and of the port above each",
-    threshold="as many lanes as both the card and its slot have; SKIP where a virtual machine shows none",
-    severity="WARN",
-    remedy="Reseat the card; the kernel log of the boot may say `limited by`",
-    action=Action.CHECK_LINK,
-    group="net",
-)
-def ib_width(view: View) -> Iterator[Outcome]:
-    """RDMA cards have all the PCIe lanes of their slots."""
-    blocked = why_not_judged(view) if all_ports(view) else None
-    if blocked is not None:
-        yield blocked
-        return
+    Source: sysfs current_link_width and max_link_width of the cards that NCCL would use, and of the port above each
+    Healthy: as many lanes as both the card and its slot have; SKIP where a virtual machine shows none
+    """
     lanes = {
         port["device"]: (port["width"], min(port["max_width"], port["slot_width"]))
-        for port in select_ports(view).used
+        for port in _require_selection(view).used
         if port.get("width") and port.get("max_width") and port.get("slot_width")
     }
-    narrow = {device: (now, most) for device, (now, most) in lanes.items() if now < most}
-    for device, (now, most) in narrow.items():
-        yield warn(f"{device} has {now} PCIe lanes of {most}", value=now, expected=most)
     if not lanes:
-        yield skip("no RDMA card in use whose slot can be seen")
-    elif not narrow:
-        yield ok(f"all PCIe lanes of {len(lanes)} RDMA cards")
+        return skip("no RDMA card in use whose slot can be seen")
+    narrow = [
+        warn(f"{device} has {now} PCIe lanes of {most}", value=now, expected=most)
+        for device, (now, most) in lanes.items()
+        if now < most
+    ]
+    return narrow or ok(f"all PCIe lanes of {len(lanes)} RDMA cards")
 
 
-def _used(node: View) -> tuple[Port, ...] | None:
-    return select_ports(node).used if why_not_judged(node) is None else None
+def _used_by_node(view: ClusterView) -> dict[str, tuple[Port, ...]]:
+    """Return the ports that NCCL would use, by node; raise `NotJudgedError` if there is nothing to compare."""
+    used = {node.node: select_ports(node).used for node in view.views if why_not_judged(node) is None}
+    if not used:
+        raise NotJudgedError(unknown("no node could be asked for RDMA ports"))
+    if not any(used.values()):
+        raise NotJudgedError(skip("no node uses RDMA"))
+    return used
 
 
-def _compared(view: ClusterView) -> list[Outcome] | None:
-    """Return what there is to say where ports cannot be compared, or `None` where they can."""
-    seen = [_used(node) for node in view.views]
-    if all(ports is None for ports in seen):
-        return [unknown("no node could be asked for RDMA ports")]
-    return None if any(seen) else [skip("no node uses RDMA")]
-
-
-@cluster_check(
-    name="net.ib_mixed",
-    family=_FAMILY,
-    source="ports that NCCL would use, of all nodes",
-    threshold="all nodes use RDMA, or none",
-    severity="FAIL",
-    remedy="Bring up RDMA on all nodes, or set NCCL_IB_DISABLE=1 for all: one on RDMA and one on TCP hang (nccl#234)",
-    action=Action.FIX_CONFIG,
+@remedy(
+    Action.FIX_CONFIG,
+    "Bring up RDMA on all nodes, or set NCCL_IB_DISABLE=1 for all: one on RDMA and one on TCP hang (nccl#234)",
 )
-def ib_mixed(view: ClusterView) -> Iterable[Outcome]:
-    """Either all nodes use RDMA or none."""
-    answered = _compared(view)
-    if answered is not None:
-        return answered
-    uses_rdma: dict[str, bool] = {node.node: bool(used) for node in view.views if (used := _used(node)) is not None}
-    without = [node for node, uses in uses_rdma.items() if not uses]
-    if not without:
-        return [ok(f"all {len(uses_rdma)} nodes use RDMA")]
+@cluster_check("net.ib_mixed", _FAMILY)
+def ib_mixed(view: ClusterView) -> Outcome | list[Outcome]:
+    """Either all nodes use RDMA or none.
+
+    Source: ports that NCCL would use, of all nodes
+    Healthy: all nodes use RDMA, or none
+    """
+    used = _used_by_node(view)
+    without = [node for node, ports in used.items() if not ports]
     why = {node.node: select_ports(node).why_none for node in view.views}
-    if len(without) * 2 < len(uses_rdma):
+    if not without:
+        return ok(f"all {len(used)} nodes use RDMA")
+    if len(without) * 2 < len(used):
         return [fail(f"uses no RDMA, others do: {why[node]}", node=node, value=0) for node in without]
-    if len(without) * 2 > len(uses_rdma):
-        using = [node for node, uses in uses_rdma.items() if uses]
-        return [fail("uses RDMA, others do not", node=node, value=1) for node in using]
-    return [fail(f"half of the nodes use RDMA, not {', '.join(without)}: {why[without[0]]}", value=without)]
+    if len(without) * 2 > len(used):
+        return [fail("uses RDMA, others do not", node=node, value=1) for node, ports in used.items() if ports]
+    return fail(f"half of the nodes use RDMA, not {', '.join(without)}: {why[without[0]]}", value=without)
 
 
-@cluster_check(
-    name="net.ib_count",
-    family=_FAMILY,
-    source="ports that NCCL would use, of all nodes that use any",
-    threshold="the same number on all nodes",
-    severity="WARN",
-    remedy="Look at the port that is missing; where one node has a storage card more, name the others in NCCL_IB_HCA",
-    action=Action.CHECK_LINK,
+@remedy(
+    Action.CHECK_LINK,
+    "Look at the port that is missing; where one node has a storage card more, name the others in NCCL_IB_HCA",
 )
-def ib_count(view: ClusterView) -> Iterable[Outcome]:
-    """All nodes use equally many RDMA ports: each rail of a collective goes as fast as its slowest node."""
-    answered = _compared(view)
-    if answered is not None:
-        return answered
+@cluster_check("net.ib_count", _FAMILY, severity="WARN")
+def ib_count(view: ClusterView) -> Outcome | list[Outcome]:
+    """All nodes use equally many RDMA ports: each rail of a collective goes as fast as its slowest node.
 
-    def count(node: View) -> int | None:
-        return len(_used(node) or ()) or None
+    Source: ports that NCCL would use, of all nodes that use any
+    Healthy: the same number on all nodes
+    """
+    used = _used_by_node(view)
+    return compare.compare_nodes(view, lambda node: len(used.get(node.node, ())) or None, "number of RDMA ports in use")
 
-    return compare.compare_nodes(view, count, "number of RDMA ports in use")
 
+@remedy(Action.CHECK_LINK, "A port that came up slower than its like wants a new cable")
+@cluster_check("net.ib_rate", _FAMILY, severity="WARN")
+def ib_rate(view: ClusterView) -> Outcome | list[Outcome]:
+    """RDMA ports run at the same rate on all nodes.
 
-@cluster_check(
-    name="net.ib_rate",
-    family=_FAMILY,
-    source="/sys/class/infiniband/*/ports/*/rate of the ports that NCCL would use",
-    threshold="the same for ports of one name on all nodes",
-    severity="WARN",
-    remedy="A port that came up slower than its like wants a new cable",
-    action=Action.CHECK_LINK,
-)
-def ib_rate(view: ClusterView) -> Iterable[Outcome]:
-    """RDMA ports run at the same rate on all nodes."""
-    answered = _compared(view)
-    if answered is not None:
-        return answered
+    Source: /sys/class/infiniband/*/ports/*/rate of the ports that NCCL would use
+    Healthy: the same for ports of one name on all nodes
+    """
     rates: dict[str, dict[str, Any]] = {}
-    for node in view.views:
-        for port in _used(node) or ():
-            rates.setdefault(port_name(port), {})[node.node] = port.get("rate")
-    shared = {name: told for name, told in rates.items() if len(told) > 1}
-    odd = [outcome for name, told in shared.items() for outcome in _odd_rates(name, compare.count_votes(told), told)]
+    for node, ports in _used_by_node(view).items():
+        for port in ports:
+            rates.setdefault(port_name(port), {})[node] = port.get("rate")
+    shared = {name: by_node for name, by_node in rates.items() if len(by_node) > 1}
     if not shared:
-        return [skip("no port of one name on several nodes")]
-    return odd or [ok(f"rates of {len(shared)} RDMA ports alike")]
+        return skip("no port of one name on several nodes")
+    odd = [outcome for name, by_node in shared.items() for outcome in _odd_rates(name, by_node)]
+    return odd or ok(f"rates of {len(shared)} RDMA ports alike")
 
 
-def _odd_rates(name: str, result: compare.Vote, told: dict[str, Any]) -> list[Outcome]:
-    if result.agreed:
-        return []
-    if result.majority is None:
-        return [warn(f"nodes disagree on the rate of {name}: {', '.join(sorted(set(map(str, told.values()))))}")]
+def _odd_rates(name: str, rates: dict[str, Any]) -> list[Outcome]:
+    vote = compare.count_votes(rates)
+    if vote.majority is None:
+        return [warn(f"nodes disagree on the rate of {name}: {', '.join(sorted(set(map(str, rates.values()))))}")]
     return [
-        warn(f"{name} at {told[node]}, {result.majority} elsewhere", node=node, value=told[node]) for node in result.odd
+        warn(f"{name} at {rates[node]}, {vote.majority} elsewhere", node=node, value=rates[node]) for node in vote.odd
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.formatting import duration_text
 from clusterctl.health import driver_errors
-from clusterctl.health.check import View, node_check
+from clusterctl.health.check import View, node_check, remedy
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import AMD, NVIDIA, Action, Outcome, fail, needs_root, ok, warn
 
@@ -117,23 +117,22 @@ _COMPLAINTS = (
 _SERVER = "not responding"
 
 
+@remedy(Action.NONE, "Read the kernel log of the node (`dmesg -T`) around it")
 @node_check(
-    name="host.kernel_log",
-    family="Kernel log",
-    source="kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log)",
-    threshold=(
-        "no complaint within `lookback` seconds (lack of power is told once, at the boot, and counts as long as that "
-        "lasts); FAIL for a read-only remount and uncorrected hardware errors"
-    ),
-    severity="FAIL",
-    remedy="Read the kernel log of the node (`dmesg -T`) around it",
+    "host.kernel_log",
+    "Kernel log",
     group="kernel_log",
     root="it stays unread",
     witness=report_closed_log,
     thresholds={"lookback": 86400.0},
 )
 def kernel_log(view: View) -> Iterator[Outcome]:
-    """The kernel did not complain about disks, memory, lockups, file servers or power lately."""
+    """The kernel did not complain about disks, memory, lockups, file servers or power lately.
+
+    Source: kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log)
+    Healthy: no complaint within `lookback` seconds (lack of power is told once, at the boot, and counts as long as that
+        lasts); FAIL for a read-only remount and uncorrected hardware errors
+    """
     complaints: dict[_Complaint, list[str]] = {}
     for line in view.group().data.get("lines") or []:
         text, age = str(line.get("text", "")), line.get("age_s")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from clusterctl.health import driver_errors
-from clusterctl.health.check import ClusterView, View, cluster_check, node_check
+from clusterctl.health.check import ClusterView, View, cluster_check, node_check, remedy
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_log
-from clusterctl.health.model import JUDGED, Action, Outcome, fail, ok, skip, unknown, warn
+from clusterctl.health.model import JUDGED, Action, Outcome, Status, fail, ok, skip, unknown, warn
 
 _FAMILY = "PCIe, NVLink, fabric"
 _RESEAT = "Reseat or replace the card or riser; the kernel log may say `limited by`"
@@ -31,76 +31,59 @@ def _split(address: str) -> tuple[int, str]:
     return int(domain or "0", 16), rest
 
 
-@node_check(
-    name="gpu.pcie_width",
-    family=_FAMILY,
-    source=(
-        "current and maximum PCIe link width (NVML, sysfs of AMD, whose cards have bridges of their own), sysfs "
-        "`max_link_width` of the port above (width does not drop at idle, generation does)"
-    ),
-    threshold=(
-        "as `health.expect.pcie_width`, else as many as both the card and the port above it have; where no port can be "
-        "seen nodes are compared instead (`gpu.pcie_outlier`): NVIDIA's own captures of healthy T4 and L40S in virtual "
-        "machines show 8 lanes of 16"
-    ),
-    severity="FAIL",
-    remedy=_RESEAT,
-    action=Action.CHECK_LINK,
-    gpu=True,
-    vendors=JUDGED,
-)
-def pcie_width(view: View) -> Iterable[Outcome]:
-    """Every GPU has all the PCIe lanes of its slot. The generation is not judged: it falls at idle on a healthy GPU."""
-    wanted = view.context.expect.get("pcie_width")
-    by_design: list[str] = []
+@remedy(Action.CHECK_LINK, _RESEAT)
+@node_check("gpu.pcie_width", _FAMILY, gpu=True, vendors=JUDGED)
+def pcie_width(view: View) -> Outcome | list[Outcome]:
+    """Every GPU has all the PCIe lanes of its slot. The generation is not judged: it falls at idle on a healthy GPU.
 
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        most, slot = gpus.value(device, "pcie_width_max"), _slot_width(view, device)
-        needed = wanted or (min(most or slot, slot) if slot else None)
-        if needed and value < needed:
-            of_slot = "" if wanted else f": the card has {most} and its slot {slot}"
-            message = f"{gpus.label(device)}: {value} PCIe lanes of {needed}{of_slot}"
-            return fail(message, gpu=device["index"], value=value, expected=needed)
-        if most and value < most:
-            by_design.append(f"GPU {device['index']} has {value} of {most} {_whose(slot)}")
+    Source: current and maximum PCIe link width (NVML, sysfs of AMD, whose cards have bridges of their own), sysfs
+        `max_link_width` of the port above (width does not drop at idle, generation does)
+    Healthy: as `health.expect.pcie_width`, else as many as both the card and the port above it have; where no port can
+        be seen nodes are compared instead (`gpu.pcie_outlier`): NVIDIA's own captures of healthy T4 and L40S in virtual
+        machines show 8 lanes of 16
+    """
+    outcomes = gpus.judge_each(view, "pcie_width", _judge_width, "all PCIe lanes on {n} GPUs")
+    if [outcome.status for outcome in outcomes] != [Status.PASS]:
+        return outcomes
+    by_design = []
+    for device in gpus.used_gpus(view):
+        width, most = gpus.value(device, "pcie_width"), gpus.value(device, "pcie_width_max")
+        if width is not None and most and width < most:
+            why = "by its slot's design" if _slot_width(view, device) else "(the slot cannot be seen)"
+            by_design.append(f"GPU {device['index']} has {width} of {most} {why}")
+    return ok(f"all PCIe lanes that there are: {', '.join(by_design)}") if by_design else outcomes
+
+
+def _judge_width(gpu: gpus.GpuValue) -> Outcome | None:
+    most, slot = gpu.get("pcie_width_max"), _slot_width(gpu.view, gpu.device)
+    wanted = gpu.view.context.expect.get("pcie_width")
+    needed = wanted or (min(most or slot, slot) if slot else None)
+    if not needed or gpu.value >= needed:
         return None
-
-    outcomes = gpus.judge_each(view, "pcie_width", judge, "all PCIe lanes on {n} GPUs")
-    if by_design and [outcome.status for outcome in outcomes] == [ok("").status]:
-        return [ok(f"all PCIe lanes that there are: {', '.join(by_design)}")]
-    return outcomes
+    of_slot = "" if wanted else f": the card has {most} and its slot {slot}"
+    return gpu.fail(f"{gpu.value} PCIe lanes of {needed}{of_slot}", expected=needed)
 
 
-def _whose(slot: int | None) -> str:
-    return "by its slot's design" if slot else "(the slot cannot be seen)"
+@remedy(Action.CHECK_LINK, _RESEAT)
+@cluster_check("gpu.pcie_outlier", _FAMILY, gpu=True, vendors=JUDGED)
+def pcie_outlier(view: ClusterView) -> Outcome | list[Outcome]:
+    """No GPU has fewer PCIe lanes than those in the same slot of other nodes.
 
-
-@cluster_check(
-    name="gpu.pcie_outlier",
-    family=_FAMILY,
-    source="current PCIe link width at the same address of machines that are built alike",
-    threshold="as most nodes have there; of two that differ the lesser WARN. Looked at where the slot cannot be seen",
-    severity="FAIL",
-    remedy=_RESEAT,
-    action=Action.CHECK_LINK,
-    gpu=True,
-    vendors=JUDGED,
-)
-def pcie_outlier(view: ClusterView) -> Iterable[Outcome]:
-    """No GPU has fewer PCIe lanes than those in the same slot of other nodes."""
-    places = compare.by_slot(view, lambda node: compare.by_index(node, lambda device: _unseen_width(node, device)))
-    if not places:
+    Source: current PCIe link width at the same address of machines that are built alike
+    Healthy: as most nodes have there; of two that differ the lesser WARN. Looked at where the slot cannot be seen
+    """
+    slots = compare.by_slot(view, lambda node: compare.by_index(node, lambda device: _unseen_width(node, device)))
+    if not slots:
         seen = any(_slot_width(node, device) for node in view.views for device in gpus.used_gpus(node))
-        return [skip("slots can be seen") if seen else compare.report_no_outlier(view, 0, "PCIe lanes")]
-    outcomes = []
-    for place, values in places.items():
-        index, needed = int(place.rsplit(" ", 1)[1]), compare.expected_by_slot(values)
-        say = warn if compare.count_votes(values).majority is None else fail
-        for node, width in values.items():
-            if width < needed:
-                message = f"GPU {index}: {width} PCIe lanes, {needed} in the same slot of other nodes"
-                outcomes.append(say(message, node=node, gpu=index, value=width, expected=needed))
-    return outcomes or [ok(f"PCIe lanes: {len(places)} slots alike on all nodes")]
+        return skip("slots can be seen") if seen else compare.report_no_outlier(view, 0, "PCIe lanes")
+    outcomes = [_report_lesser(slot, "PCIe lanes", slot.is_certain) for slot in compare.find_lesser(slots)]
+    return outcomes or ok(f"PCIe lanes: {len(slots)} slots alike on all nodes")
+
+
+def _report_lesser(slot: compare.LesserSlot, what: str, is_certain: bool) -> Outcome:
+    message = f"GPU {slot.index}: {slot.number} {what}, {slot.needed} in the same slot of other nodes"
+    say = fail if is_certain else warn
+    return say(message, node=slot.node, gpu=int(slot.index), value=slot.number, expected=slot.needed)
 
 
 def _unseen_width(node: View, device: gpus.Device) -> int | None:
@@ -125,52 +108,40 @@ def has_nvswitch(view: View, device: gpus.Device) -> bool:
     return bool(state) or bool(view.group("driver").data.get("nvswitches"))
 
 
-@node_check(
-    name="gpu.nvlink",
-    family=_FAMILY,
-    source="NVML state of every NVLink; fabric state, NVSwitches on the PCI bus",
-    threshold=(
-        "as many up as `health.expect.nvlinks`; behind an NVSwitch as on most GPUs of the node, none up FAIL; bridged "
-        "cards as their like on the node, else WARN; SKIP where no bridge is fitted"
-    ),
-    severity="FAIL",
-    remedy=_NVLINK_REMEDY,
-    action=Action.CHECK_LINK,
-    gpu=True,
-)
-def nvlink(view: View) -> Iterable[Outcome]:
-    """Every GPU has its NVLinks up. Cards without a bridge show theirs as down, and nothing is wrong with that."""
-    wanted = view.context.expect.get("nvlinks")
-    everybody = gpus.used_gpus(view)
-    usual = _usual(everybody)
-    links = [gpus.value(device, "nvlinks") or [] for device in everybody]
-    if (
-        wanted is None
-        and any(links)
-        and not any(map(count_up, links))
-        and not any(has_nvswitch(view, d) for d in everybody)
-    ):
-        return [skip("no NVLink bridge is fitted")]
+@remedy(Action.CHECK_LINK, _NVLINK_REMEDY)
+@node_check("gpu.nvlink", _FAMILY, gpu=True)
+def nvlink(view: View) -> Outcome | list[Outcome]:
+    """Every GPU has its NVLinks up. Cards without a bridge show theirs as down, and nothing is wrong with that.
 
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        there, behind_switch = count_up(value), has_nvswitch(view, device)
-        if wanted is not None:
-            needed = int(wanted)
-        elif len(everybody) < 2 or not (there or behind_switch):
-            return None
-        else:
-            # Without a switch nobody knows how many bridges there are meant to be but its like.
-            needed = usual or (len(value) if behind_switch else there)
-        if there >= needed:
-            return None
-        say = fail if wanted is not None or behind_switch else warn
-        down = [link for link, state in enumerate(value) if state == 0]
-        message = f"{gpus.label(device)}: {there} of {needed} NVLinks active"
-        return say(message, gpu=device["index"], value={"active": there, "down": down}, expected=needed)
-
+    Source: NVML state of every NVLink; fabric state, NVSwitches on the PCI bus
+    Healthy: as many up as `health.expect.nvlinks`; behind an NVSwitch as on most GPUs of the node, none up FAIL;
+        bridged cards as their like on the node, else WARN; SKIP where no bridge is fitted
+    """
+    devices = gpus.used_gpus(view)
+    links = [gpus.value(device, "nvlinks") or [] for device in devices]
+    bridged = any(map(count_up, links)) or any(has_nvswitch(view, device) for device in devices)
+    if view.context.expect.get("nvlinks") is None and any(links) and not bridged:
+        return skip("no NVLink bridge is fitted")
     return gpus.judge_each(
-        view, "nvlinks", judge, "NVLinks as they should be on {n} GPUs", absent="no NVLink on these GPUs"
+        view, "nvlinks", _judge_nvlinks, "NVLinks as they should be on {n} GPUs", absent="no NVLink on these GPUs"
     )
+
+
+def _judge_nvlinks(gpu: gpus.GpuValue) -> Outcome | None:
+    wanted, devices = gpu.view.context.expect.get("nvlinks"), gpus.used_gpus(gpu.view)
+    up, behind_switch = count_up(gpu.value), has_nvswitch(gpu.view, gpu.device)
+    if wanted is not None:
+        needed = int(wanted)
+    elif len(devices) < 2 or not (up or behind_switch):
+        return None
+    else:
+        # Without a switch only GPUs of the same kind tell how many bridges there should be.
+        needed = _usual(devices) or (len(gpu.value) if behind_switch else up)
+    if up >= needed:
+        return None
+    say = gpu.fail if wanted is not None or behind_switch else gpu.warn
+    down = [link for link, state in enumerate(gpu.value) if state == 0]
+    return say(f"{up} of {needed} NVLinks active", value={"active": up, "down": down}, expected=needed)
 
 
 def _usual(devices: Sequence[gpus.Device]) -> int | None:
@@ -182,31 +153,20 @@ def _usual(devices: Sequence[gpus.Device]) -> int | None:
     return number if times * 2 > counts.total() else None
 
 
-@cluster_check(
-    name="gpu.nvlink_outlier",
-    family=_FAMILY,
-    source="NVML active NVLinks at the same address of machines that are built alike",
-    threshold="as most nodes have there, of two nodes as the one that has more; a node without any bridge WARN",
-    severity="FAIL",
-    remedy=_NVLINK_REMEDY,
-    action=Action.CHECK_LINK,
-    gpu=True,
-)
-def nvlink_outlier(view: ClusterView) -> Iterable[Outcome]:
-    """No GPU has fewer NVLinks up than those in the same slot of other nodes."""
-    places = compare.by_slot(view, lambda node: compare.by_index(node, _links))
-    if not places:
-        return [compare.report_no_outlier(view, 0, "active NVLinks")]
+@remedy(Action.CHECK_LINK, _NVLINK_REMEDY)
+@cluster_check("gpu.nvlink_outlier", _FAMILY, gpu=True)
+def nvlink_outlier(view: ClusterView) -> Outcome | list[Outcome]:
+    """No GPU has fewer NVLinks up than those in the same slot of other nodes.
+
+    Source: NVML active NVLinks at the same address of machines that are built alike
+    Healthy: as most nodes have there, of two nodes as the one that has more; a node without any bridge WARN
+    """
+    slots = compare.by_slot(view, lambda node: compare.by_index(node, _links))
+    if not slots:
+        return compare.report_no_outlier(view, 0, "active NVLinks")
     bare = {node.node for node in view.views if _has_none(node)}
-    outcomes = []
-    for place, values in places.items():
-        index, needed = int(place.rsplit(" ", 1)[1]), compare.expected_by_slot(values)
-        for node, there in values.items():
-            if there < needed:
-                message = f"GPU {index}: {there} NVLinks active, {needed} in the same slot of other nodes"
-                say = warn if node in bare else fail
-                outcomes.append(say(message, node=node, gpu=index, value=there, expected=needed))
-    return outcomes or [ok(f"active NVLinks: {len(places)} slots alike on all nodes")]
+    outcomes = [_report_lesser(slot, "NVLinks active", slot.node not in bare) for slot in compare.find_lesser(slots)]
+    return outcomes or ok(f"active NVLinks: {len(slots)} slots alike on all nodes")
 
 
 def _links(device: gpus.Device) -> int | None:
@@ -241,53 +201,43 @@ def describe_problem(info: dict[str, Any]) -> str | None:
     return {_UNHEALTHY: "fabric is unhealthy", _LIMITED: "fabric is of limited capacity"}.get(info["health"])
 
 
-@node_check(
-    name="gpu.fabric",
-    family=_FAMILY,
-    source="NVML nvmlDeviceGetGpuFabricInfoV (driver 550 and later): state, status, health",
-    threshold=(
-        "state completed, status success, health not bad; limited capacity WARN; SKIP where the GPU has no fabric"
-    ),
-    severity="FAIL",
-    remedy=(
-        "`sudo systemctl restart nvidia-fabricmanager` (its version must equal the driver's); "
-        "without it CUDA ends with error 802"
-    ),
-    action=Action.RESTART_FABRICMANAGER,
-    gpu=True,
+@remedy(
+    Action.RESTART_FABRICMANAGER,
+    "`sudo systemctl restart nvidia-fabricmanager` (its version must equal the driver's); "
+    "without it CUDA ends with error 802",
 )
-def fabric(view: View) -> Iterable[Outcome]:
-    """GPUs behind an NVSwitch have joined its fabric."""
+@node_check("gpu.fabric", _FAMILY, gpu=True)
+def fabric(view: View) -> Outcome | list[Outcome]:
+    """GPUs behind an NVSwitch have joined its fabric.
+
+    Source: NVML nvmlDeviceGetGpuFabricInfoV (driver 550 and later): state, status, health
+    Healthy: state completed, status success, health not bad; limited capacity WARN; SKIP where the GPU has no fabric
+    """
     states = [info["state"] for device in gpus.used_gpus(view) if (info := gpus.value(device, "fabric"))]
     if states and all(state == _UNSUPPORTED for state in states):
-        return [skip("these GPUs have no fabric")]
-
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        wrong = describe_problem(value)
-        if wrong is None:
-            return None
-        say = warn if value["state"] == _COMPLETED and value["health"] == _LIMITED else fail
-        return say(f"{gpus.label(device)}: {wrong}", gpu=device["index"], value=value)
-
-    return gpus.judge_each(view, "fabric", judge, "fabric complete on {n} GPUs", absent="these GPUs have no fabric")
+        return skip("these GPUs have no fabric")
+    return gpus.judge_each(
+        view, "fabric", _judge_fabric, "fabric complete on {n} GPUs", absent="these GPUs have no fabric"
+    )
 
 
-@node_check(
-    name="gpu.fabric_manager",
-    family=_FAMILY,
-    source="fabric state of the GPUs; where they have none, NVSwitches on the PCI bus and the process list",
-    threshold=(
-        "the fabric is complete, whoever runs it; where no GPU tells its fabric, the fabric manager runs beside an "
-        "NVSwitch (a container cannot see it)"
-    ),
-    severity="WARN",
-    remedy="`sudo systemctl start nvidia-fabricmanager`",
-    action=Action.RESTART_FABRICMANAGER,
-    gpu=True,
-    group="procs",
-)
+def _judge_fabric(gpu: gpus.GpuValue) -> Outcome | None:
+    problem = describe_problem(gpu.value)
+    if problem is None:
+        return None
+    is_limited = gpu.value["state"] == _COMPLETED and gpu.value["health"] == _LIMITED
+    return gpu.warn(problem) if is_limited else gpu.fail(problem)
+
+
+@remedy(Action.RESTART_FABRICMANAGER, "`sudo systemctl start nvidia-fabricmanager`")
+@node_check("gpu.fabric_manager", _FAMILY, severity="WARN", gpu=True, group="procs")
 def fabric_manager(view: View) -> Iterator[Outcome]:
-    """Something runs the fabric of an NVSwitch: what GPUs say of it counts, the process only explains it."""
+    """Something runs the fabric of an NVSwitch: what GPUs say of it counts, the process only explains it.
+
+    Source: fabric state of the GPUs; where they have none, NVSwitches on the PCI bus and the process list
+    Healthy: the fabric is complete, whoever runs it; where no GPU tells its fabric, the fabric manager runs beside an
+        NVSwitch (a container cannot see it)
+    """
     driver, running = view.group("driver"), view.group().data.get("fabric_manager")
     infos = [info for device in gpus.used_gpus(view) if (info := gpus.value(device, "fabric")) and info["state"]]
     if infos and not any(map(describe_problem, infos)):
@@ -304,33 +254,28 @@ def fabric_manager(view: View) -> Iterator[Outcome]:
         yield warn("there is an NVSwitch, and no fabric manager runs")
 
 
-@node_check(
-    name="gpu.imex",
-    family=_FAMILY,
-    source="NVML fabric cluster of each GPU, /dev/nvidia-caps-imex-channels",
-    threshold="a channel that this user may open, where the NVLinks of GPUs reach other nodes of the run",
-    severity="WARN",
-    remedy=(
-        "Start nvidia-imex on all nodes of the NVLink domain and make a channel "
-        "(`sudo nvidia-modprobe -c 0`); NCCL else goes over the network (or set `NCCL_MNNVL_ENABLE: 0`)"
-    ),
-    action=Action.FIX_CONFIG,
-    gpu=True,
-    group="driver",
+@remedy(
+    Action.FIX_CONFIG,
+    "Start nvidia-imex on all nodes of the NVLink domain and make a channel "
+    "(`sudo nvidia-modprobe -c 0`); NCCL else goes over the network (or set `NCCL_MNNVL_ENABLE: 0`)",
 )
-def imex(view: View) -> Iterator[Outcome]:
-    """GPUs whose NVLinks reach other nodes (GB200 NVL72) can share memory with them."""
+@node_check("gpu.imex", _FAMILY, severity="WARN", gpu=True, group="driver")
+def imex(view: View) -> Outcome:
+    """GPUs whose NVLinks reach other nodes (GB200 NVL72) can share memory with them.
+
+    Source: NVML fabric cluster of each GPU, /dev/nvidia-caps-imex-channels
+    Healthy: a channel that this user may open, where the NVLinks of GPUs reach other nodes of the run
+    """
     clusters = {info.get("cluster") for device in gpus.used_gpus(view) if (info := gpus.value(device, "fabric"))}
     channels = view.group().data.get("imex") or []
     if not any(clusters):
-        yield skip("the fabric ends with this machine")
-    elif not view.context.multi_node:
-        yield skip("only one node")
-    elif any(channel["readable"] for channel in channels):
-        yield ok(f"{len(channels)} IMEX channels")
-    else:
-        why = "none that this user may open" if channels else "none there"
-        yield warn(f"no IMEX channel to reach the GPUs of other nodes: {why}", value=channels)
+        return skip("the fabric ends with this machine")
+    if not view.context.multi_node:
+        return skip("only one node")
+    if any(channel["readable"] for channel in channels):
+        return ok(f"{len(channels)} IMEX channels")
+    why = "none that this user may open" if channels else "none there"
+    return warn(f"no IMEX channel to reach the GPUs of other nodes: {why}", value=channels)
 
 
 # --- Whether GPUs of a node reach each other directly, by NVML's own word for each pair.
@@ -360,84 +305,58 @@ def _pairs(view: View) -> Pairs:
     return {pair: statuses for pair, statuses in pairs.items() if statuses != [None, None]}
 
 
-def _reach(statuses: list[int | None]) -> bool:
-    return _WELL in statuses
+@remedy(Action.RESET_GPU, _P2P_REMEDY)
+@node_check("gpu.p2p", _FAMILY, gpu=True)
+def p2p(view: View) -> Outcome:
+    """GPUs reach each other directly. A dead pair costs a factor of ten and nothing else tells of it.
 
-
-@node_check(
-    name="gpu.p2p",
-    family=_FAMILY,
-    source="NVML nvmlDeviceGetP2PStatus for every pair (NVLink, read)",
-    threshold=(
-        "behind an NVSwitch every pair; elsewhere it is product and board that decide (SKIP), and nodes are compared"
-    ),
-    severity="FAIL",
-    remedy=_P2P_REMEDY,
-    action=Action.RESET_GPU,
-    gpu=True,
-)
-def p2p(view: View) -> Iterator[Outcome]:
-    """GPUs reach each other directly. A dead pair costs a factor of ten and nothing else tells of it."""
-    blocked = gpus.why_library_not_judged(view)
-    pairs = _pairs(view)
-    if blocked is not None or len(gpus.used_gpus(view)) < 2:
-        yield blocked or skip("fewer than two GPUs")
-        return
+    Source: NVML nvmlDeviceGetP2PStatus for every pair (NVLink, read)
+    Healthy: behind an NVSwitch every pair; elsewhere it is product and board that decide (SKIP), and nodes are compared
+    """
+    gpus.require_library(view)
+    devices, pairs = gpus.used_gpus(view), _pairs(view)
+    if len(devices) < 2:
+        return skip("fewer than two GPUs")
     if not pairs:
-        yield unknown("no pair of GPUs tells whether it is connected")
-        return
+        return unknown("no pair of GPUs tells whether it is connected")
     # An instance of MIG has no peers.
-    whole = [d for d in gpus.used_gpus(view) if not (gpus.value(d, "mig") or [0])[0]]
-    switched = {str(d["index"]) for d in whole if has_nvswitch(view, d)}
-    dead = [pair for pair, statuses in pairs.items() if set(pair.split("-")) <= switched and (statuses[0] in _BROKEN)]
+    whole = [device for device in devices if not (gpus.value(device, "mig") or [0])[0]]
+    switched = {str(device["index"]) for device in whole if has_nvswitch(view, device)}
+    dead = [pair for pair, statuses in pairs.items() if set(pair.split("-")) <= switched and statuses[0] in _BROKEN]
     if dead:
-        yield fail(f"no NVLink between GPUs {', '.join(dead[:8])}, which share an NVSwitch", value=dead)
-        return
-    reached = sum(map(_reach, pairs.values()))
+        return fail(f"no NVLink between GPUs {', '.join(dead[:8])}, which share an NVSwitch", value=dead)
+    connected = sum(_WELL in statuses for statuses in pairs.values())
     over_nvlink = sum(statuses[0] == _WELL for statuses in pairs.values())
-    if reached:
-        yield ok(f"{reached} of {len(pairs)} pairs of GPUs reach each other, {over_nvlink} over NVLink")
-    else:
-        yield skip(f"no pair of GPUs has direct access: {_words(pairs)}")
+    if connected:
+        return ok(f"{connected} of {len(pairs)} pairs of GPUs reach each other, {over_nvlink} over NVLink")
+    codes = sorted({code for statuses in pairs.values() for code in statuses if code})
+    reasons = ", ".join(STATUSES.get(code, f"status {code}") for code in codes) or "no reason told"
+    return skip(f"no pair of GPUs has direct access: {reasons}")
 
 
-def _words(pairs: Pairs) -> str:
-    statuses = sorted({status for pair in pairs.values() for status in pair if status})
-    return ", ".join(STATUSES.get(status, f"status {status}") for status in statuses) or "no reason told"
+@remedy(Action.RESET_GPU, _P2P_REMEDY)
+@cluster_check("gpu.p2p_outlier", _FAMILY, gpu=True)
+def p2p_outlier(view: ClusterView) -> Outcome | list[Outcome]:
+    """No pair of GPUs has lost an access that the same pair of other nodes has.
 
-
-@cluster_check(
-    name="gpu.p2p_outlier",
-    family=_FAMILY,
-    source="NVML nvmlDeviceGetP2PStatus of the pair at the same addresses of machines that are built alike",
-    threshold="as most nodes have it; of two nodes that differ the one without WARN",
-    severity="FAIL",
-    remedy=_P2P_REMEDY,
-    action=Action.RESET_GPU,
-    gpu=True,
-)
-def p2p_outlier(view: ClusterView) -> Iterable[Outcome]:
-    """No pair of GPUs has lost an access that the same pair of other nodes has."""
-    reached = compare.by_slot(
-        view, lambda node: {pair: int(_reach(statuses)) for pair, statuses in _pairs(node).items()}
-    )
-    linked = compare.by_slot(
-        view, lambda node: {pair: int(statuses[0] == _WELL) for pair, statuses in _pairs(node).items()}
-    )
-    if not reached:
-        return [compare.report_no_outlier(view, 0, "pairs of GPUs")]
-    # A pair that has lost all access has lost its NVLink too: told once.
-    odd = [*_odd(reached, "direct access")] or [*_odd(linked, "NVLink")]
-    return odd or [ok("pairs of GPUs reach each other as on other nodes")]
-
-
-def _odd(places: dict[str, dict[str, int]], what: str) -> Iterator[Outcome]:
-    for place, values in places.items():
-        needed, pair = compare.expected_by_slot(values), place.rsplit(" ", 1)[1]
-        say = warn if compare.count_votes(values).majority is None else fail
-        for node, has in values.items():
-            if has < needed:
-                yield say(f"no {what} between GPUs {pair}, on other nodes there is", node=node, value=[pair])
+    Source: NVML nvmlDeviceGetP2PStatus of the pair at the same addresses of machines that are built alike
+    Healthy: as most nodes have it; of two nodes that differ the one without WARN
+    """
+    connected = compare.by_slot(view, lambda node: {pair: int(_WELL in codes) for pair, codes in _pairs(node).items()})
+    linked = compare.by_slot(view, lambda node: {pair: int(codes[0] == _WELL) for pair, codes in _pairs(node).items()})
+    if not connected:
+        return compare.report_no_outlier(view, 0, "pairs of GPUs")
+    # A pair that has lost all access has lost its NVLink too: one finding is enough.
+    for slots, what in ((connected, "direct access"), (linked, "NVLink")):
+        outcomes = [
+            (fail if slot.is_certain else warn)(
+                f"no {what} between GPUs {slot.index}, on other nodes there is", node=slot.node, value=[slot.index]
+            )
+            for slot in compare.find_lesser(slots)
+        ]
+        if outcomes:
+            return outcomes
+    return ok("pairs of GPUs reach each other as on other nodes")
 
 
 # --- SXids: errors that an NVSwitch reports in the kernel log.
@@ -459,14 +378,10 @@ def _witness(view: View) -> Outcome | None:
     return report_closed_log(view, "the fabric state of the GPUs speaks for its switches")
 
 
+@remedy(Action.RESTART_FABRICMANAGER, "Restart the fabric manager and reset the GPUs of the node, or reboot it")
 @node_check(
-    name="gpu.sxid",
-    family="XID and SXid",
-    source="kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted by switch and code",
-    threshold="no fatal SXid within `lookback` seconds; others WARN",
-    severity="FAIL",
-    remedy="Restart the fabric manager and reset the GPUs of the node, or reboot it",
-    action=Action.RESTART_FABRICMANAGER,
+    "gpu.sxid",
+    "XID and SXid",
     gpu=True,
     group="kernel_log",
     root="the fabric state of the GPUs speaks for its switches",
@@ -474,7 +389,11 @@ def _witness(view: View) -> Outcome | None:
     thresholds={"lookback": 86400.0},
 )
 def sxid(view: View) -> Iterator[Outcome]:
-    """Errors that an NVSwitch reported since boot."""
+    """Errors that an NVSwitch reported since boot.
+
+    Source: kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted by switch and code
+    Healthy: no fatal SXid within `lookback` seconds; others WARN
+    """
     events = [event for event in view.group().data.get("events") or [] if event["kind"] == "sxid"]
     for event in events:
         fatal, age = event["grade"] == "fatal", event["last_age_s"]

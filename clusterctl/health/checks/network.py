@@ -9,25 +9,21 @@ from typing import Any
 from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
 from clusterctl.config.worker_variables import VIRTUAL_INTERFACE_PREFIXES, select_interfaces
 from clusterctl.formatting import format_size, plural
-from clusterctl.health.check import ClusterView, View, cluster_check, node_check
+from clusterctl.health.check import ClusterView, View, cluster_check, node_check, remedy
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
 _FAMILY = "Network"
 
 
-@node_check(
-    name="net.ssh",
-    family=_FAMILY,
-    source="the connection itself",
-    threshold="opens, and the agent answers; WARN above `warn` seconds",
-    severity="FAIL",
-    remedy="Try `ssh NODE` by hand",
-    action=Action.FIX_CONFIG,
-    thresholds={"warn": 5.0},
-)
+@remedy(Action.FIX_CONFIG, "Try `ssh NODE` by hand")
+@node_check("net.ssh", _FAMILY, thresholds={"warn": 5.0})
 def ssh(view: View) -> Iterator[Outcome]:
-    """The node can be reached and answered."""
+    """The node can be reached and answered.
+
+    Source: the connection itself
+    Healthy: opens, and the agent answers; WARN above `warn` seconds
+    """
     why, took = view.facts.get("unreachable"), view.controller.get("connect_ms")
     if why:
         yield fail(str(why))
@@ -46,22 +42,16 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-@node_check(
-    name="net.hostname_loopback",
-    family=_FAMILY,
-    source="getaddrinfo of the node's own name",
-    threshold=(
-        "resolves; a loopback address is only said: Debian's installer writes `127.0.1.1 NAME` into /etc/hosts, and "
-        "workers are told their interface"
-    ),
-    severity="WARN",
-    remedy="Add the name to /etc/hosts of the node: programs that ask for their own address would fail",
-    group="names",
-)
+@remedy(Action.NONE, "Add the name to /etc/hosts of the node: programs that ask for their own address would fail")
+@node_check("net.hostname_loopback", _FAMILY, severity="WARN", group="names")
 def hostname_loopback(view: View) -> Iterator[Outcome]:
     """The node's own name means something.
 
     Where it means loopback, Gloo would announce that address to its peers if it were not told better.
+
+    Source: getaddrinfo of the node's own name
+    Healthy: resolves; a loopback address is only said: Debian's installer writes `127.0.1.1 NAME` into /etc/hosts, and
+        workers are told their interface
     """
     data = view.group().data
     addresses = data.get("addresses") or []
@@ -73,18 +63,14 @@ def hostname_loopback(view: View) -> Iterator[Outcome]:
     yield ok(f"{data.get('hostname')} resolves to {', '.join(addresses)}{note}", value=addresses)
 
 
-@node_check(
-    name="net.resolve",
-    family=_FAMILY,
-    source="getaddrinfo of every peer's address, on the node",
-    threshold="all resolve",
-    severity="FAIL",
-    remedy="Add the name to DNS or /etc/hosts of the node, or set `internal_ip` of the peer",
-    action=Action.FIX_CONFIG,
-    group="names",
-)
+@remedy(Action.FIX_CONFIG, "Add the name to DNS or /etc/hosts of the node, or set `internal_ip` of the peer")
+@node_check("net.resolve", _FAMILY, group="names")
 def resolve(view: View) -> Iterator[Outcome]:
-    """Every node knows the addresses of its peers."""
+    """Every node knows the addresses of its peers.
+
+    Source: getaddrinfo of every peer's address, on the node
+    Healthy: all resolve
+    """
     peers = view.group().data.get("peers") or {}
     bad = {node: entry for node, entry in peers.items() if not entry.get("addresses")}
     for node, entry in bad.items():
@@ -95,18 +81,14 @@ def resolve(view: View) -> Iterator[Outcome]:
         yield ok("1 peer resolves" if len(peers) == 1 else f"{len(peers)} peers resolve")
 
 
-@node_check(
-    name="net.interface",
-    family=_FAMILY,
-    source="route to every peer; /sys/class/net",
-    threshold="a route by an interface that is up, not loopback and not a bridge of containers",
-    severity="FAIL",
-    remedy="Set `network.interface` or `internal_ip` to the network that joins the nodes",
-    action=Action.FIX_CONFIG,
-    group="net",
-)
+@remedy(Action.FIX_CONFIG, "Set `network.interface` or `internal_ip` to the network that joins the nodes")
+@node_check("net.interface", _FAMILY, group="net")
 def interface(view: View) -> Iterator[Outcome]:
-    """Peers are reached by a real interface that is up."""
+    """Peers are reached by a real interface that is up.
+
+    Source: route to every peer; /sys/class/net
+    Healthy: a route by an interface that is up, not loopback and not a bridge of containers
+    """
     data = view.group().data
     routes: dict[str, Any] = data.get("routes") or {}
     states = {entry["name"]: entry for entry in data.get("interfaces") or []}
@@ -138,18 +120,16 @@ def _route_problem(route: dict[str, Any], states: dict[str, dict[str, Any]]) -> 
     return f"interface {name} is {state}" if state in ("down", "lowerlayerdown", "notpresent") else None
 
 
-@node_check(
-    name="net.ifname_env",
-    family=_FAMILY,
-    source="NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME as ranks will have them; /sys/class/net",
-    threshold="names an interface that is there (GLOO_SOCKET_IFNAME one plain name); WARN where they name two networks",
-    severity="FAIL",
-    remedy="Set `network.interface`, which all three follow, and leave them out of `env` and the prologue",
-    action=Action.FIX_CONFIG,
-    group="host",
+@remedy(
+    Action.FIX_CONFIG, "Set `network.interface`, which all three follow, and leave them out of `env` and the prologue"
 )
+@node_check("net.ifname_env", _FAMILY, group="host")
 def ifname_env(view: View) -> Iterator[Outcome]:
-    """The interfaces that ranks are told exist, and are of one network."""
+    """The interfaces that ranks are told exist, and are of one network.
+
+    Source: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME as ranks will have them; /sys/class/net
+    Healthy: names an interface that is there (GLOO_SOCKET_IFNAME one plain name); WARN where they name two networks
+    """
     env, net = view.group().data.get("env"), view.group("net")
     if env is None or net.status != "ok":
         yield unknown(f"environment or interfaces were not reported: {net.reason or ''}".rstrip(": "))
@@ -201,33 +181,30 @@ def _only_loopback(node: View) -> bool:
     return not node.context.multi_node or (bool(routes) and all(route.get("interface") == "lo" for route in routes))
 
 
-@cluster_check(
-    name="net.mtu",
-    family=_FAMILY,
-    source="/sys/class/net/*/mtu of the interfaces that reach the peers",
-    threshold="the same on all nodes",
-    severity="WARN",
-    remedy=("Set one MTU on all nodes and switches: with different ones small messages pass and large ones hang"),
-    action=Action.FIX_CONFIG,
+@remedy(
+    Action.FIX_CONFIG,
+    "Set one MTU on all nodes and switches: with different ones small messages pass and large ones hang",
 )
+@cluster_check("net.mtu", _FAMILY, severity="WARN")
 def mtu(view: ClusterView) -> Iterable[Outcome]:
-    """All nodes use the same packet size."""
+    """All nodes use the same packet size.
+
+    Source: /sys/class/net/*/mtu of the interfaces that reach the peers
+    Healthy: the same on all nodes
+    """
     if all(node.group("net").status == "ok" and _only_loopback(node) for node in view.views):
         return [skip("no other machine to reach")]
     return compare.compare_nodes(view, lambda node: _used(node, "mtu"), "MTU")
 
 
-@cluster_check(
-    name="net.link_speed",
-    family=_FAMILY,
-    source="/sys/class/net/*/speed of the interfaces that reach the peers",
-    threshold="the same on all nodes",
-    severity="WARN",
-    remedy="A link that came up slower than its like wants a new cable or a look at the switch",
-    action=Action.CHECK_LINK,
-)
+@remedy(Action.CHECK_LINK, "A link that came up slower than its like wants a new cable or a look at the switch")
+@cluster_check("net.link_speed", _FAMILY, severity="WARN")
 def link_speed(view: ClusterView) -> Iterable[Outcome]:
-    """All nodes have equally fast links."""
+    """All nodes have equally fast links.
+
+    Source: /sys/class/net/*/speed of the interfaces that reach the peers
+    Healthy: the same on all nodes
+    """
     if all(_used(node, "speed") is None and node.group("net").status == "ok" for node in view.views):
         return [skip("no interface tells its speed (virtual interfaces do not)")]
     return compare.compare_nodes(view, lambda node: _used(node, "speed"), "link speed")
@@ -238,18 +215,17 @@ def link_speed(view: ClusterView) -> Iterable[Outcome]:
 _RENDEZVOUS_FAMILY = "Rendezvous"
 
 
-@node_check(
-    name="net.port_free",
-    family=_RENDEZVOUS_FAMILY,
-    source="bind on the node where the port will be used",
-    threshold="free",
-    severity="FAIL",
-    remedy=("End what holds the port (`ss -ltnp`), or leave `network.master_port` out so that a free one is taken"),
-    action=Action.KILL_PROCS,
-    group="ports",
+@remedy(
+    Action.KILL_PROCS,
+    "End what holds the port (`ss -ltnp`), or leave `network.master_port` out so that a free one is taken",
 )
+@node_check("net.port_free", _RENDEZVOUS_FAMILY, group="ports")
 def port_free(view: View) -> Iterator[Outcome]:
-    """Ports that the run asks for by number are free."""
+    """Ports that the run asks for by number are free.
+
+    Source: bind on the node where the port will be used
+    Healthy: free
+    """
     ports = view.group().data.get("ports") or []
     taken = [entry for entry in ports if not entry["free"]]
     for entry in taken:
@@ -269,20 +245,18 @@ _CONNECT_ERRORS = {
 }
 
 
-@node_check(
-    name="net.rendezvous",
-    family=_RENDEZVOUS_FAMILY,
-    source="node 0 listens for a moment, every other node connects and exchanges a nonce",
-    threshold="reachable from every other node",
-    severity="FAIL",
-    remedy=(
-        "Open the port (and those above 1023, which NCCL and Gloo use) between the nodes, or set "
-        "`internal_ip` to the network that joins them"
-    ),
-    action=Action.FIX_CONFIG,
+@remedy(
+    Action.FIX_CONFIG,
+    "Open the port (and those above 1023, which NCCL and Gloo use) between the nodes, or set "
+    "`internal_ip` to the network that joins them",
 )
+@node_check("net.rendezvous", _RENDEZVOUS_FAMILY)
 def rendezvous(view: View) -> Iterator[Outcome]:
-    """Every node reaches the rendezvous port of node 0 at the address that workers will be given."""
+    """Every node reaches the rendezvous port of node 0 at the address that workers will be given.
+
+    Source: node 0 listens for a moment, every other node connects and exchanges a nonce
+    Healthy: reachable from every other node
+    """
     tried = view.controller.get("rendezvous")
     if not tried:
         yield unknown("the port was not tried") if view.context.multi_node else skip("only one node")
@@ -307,17 +281,14 @@ def _listened(tried: dict[str, Any], place: str) -> Outcome:
     return ok(f"listened at {place}")
 
 
-@cluster_check(
-    name="cluster.unique",
-    family=_RENDEZVOUS_FAMILY,
-    source="boot id, namespaces, GPU UUIDs, declared GPUs",
-    threshold="no GPU is declared twice; one machine is listed twice only with GPUs by index, or `transport: local`",
-    severity="FAIL",
-    remedy="Remove one of the entries, or give each its own GPUs (`gpus: [0, 1]`)",
-    action=Action.FIX_CONFIG,
-)
+@remedy(Action.FIX_CONFIG, "Remove one of the entries, or give each its own GPUs (`gpus: [0, 1]`)")
+@cluster_check("cluster.unique", _RENDEZVOUS_FAMILY)
 def unique(view: ClusterView) -> Iterator[Outcome]:
-    """No device is claimed by two entries of the cluster file, and no machine is taken for two under its two names."""
+    """No device is claimed by two entries of the cluster file, and no machine is taken for two under its two names.
+
+    Source: boot id, namespaces, GPU UUIDs, declared GPUs
+    Healthy: no GPU is declared twice; one machine is listed twice only with GPUs by index, or `transport: local`
+    """
     if not view.views or not any(node.group("host").data.get("boot_id") for node in view.views):
         yield unknown("no node tells its boot id")
         return
@@ -362,17 +333,14 @@ def _claimed_twice(view: ClusterView) -> dict[str, list[str]]:
     return {device: nodes for device, nodes in claims.items() if len(nodes) > 1}
 
 
-@cluster_check(
-    name="cluster.hostnames",
-    family=_RENDEZVOUS_FAMILY,
-    source="gethostname of all nodes",
-    threshold="every machine has a name of its own",
-    severity="WARN",
-    remedy="Give the machines different names; logs and other tools tell them apart by it",
-    action=Action.FIX_CONFIG,
-)
+@remedy(Action.FIX_CONFIG, "Give the machines different names; logs and other tools tell them apart by it")
+@cluster_check("cluster.hostnames", _RENDEZVOUS_FAMILY, severity="WARN")
 def hostnames(view: ClusterView) -> Iterator[Outcome]:
-    """Different machines have different names."""
+    """Different machines have different names.
+
+    Source: gethostname of all nodes
+    Healthy: every machine has a name of its own
+    """
     names: dict[str, dict[str, str]] = {}
     for node in view.views:
         hostname, boot = node.group("names").data.get("hostname"), node.group("host").data.get("boot_id")
@@ -402,23 +370,15 @@ _PACKETS = (
 )
 
 
-@node_check(
-    name="net.ring",
-    family="Rendezvous",
-    source=(
-        "each worker connects to the next one at a port that the kernel picks, as NCCL and Gloo do, sends 256 KiB and "
-        "gets them back; each spare does so with one worker, and it with the spare; 4 s for all of it"
-    ),
-    threshold=(
-        "all of it arrives; where the time was up first: FAIL if nothing had moved for `still` seconds, else WARN"
-    ),
-    severity="FAIL",
-    remedy="Open all ports above 1023 between the nodes, in both directions (nccl#388, nccl#1524)",
-    action=Action.FIX_CONFIG,
-    thresholds={"still": 1.0},
-)
+@remedy(Action.FIX_CONFIG, "Open all ports above 1023 between the nodes, in both directions (nccl#388, nccl#1524)")
+@node_check("net.ring", "Rendezvous", thresholds={"still": 1.0})
 def ring(view: View) -> Iterator[Outcome]:
-    """Data gets from node to node and back, at any port and in packets of any size."""
+    """Data gets from node to node and back, at any port and in packets of any size.
+
+    Source: each worker connects to the next one at a port that the kernel picks, as NCCL and Gloo do, sends 256 KiB and
+        gets them back; each spare does so with one worker, and it with the spare; 4 s for all of it
+    Healthy: all of it arrives; where the time was up first: FAIL if nothing had moved for `still` seconds, else WARN
+    """
     tried = view.controller.get("ring")
     if tried is None:
         met = view.controller.get("rendezvous") or {}

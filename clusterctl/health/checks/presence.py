@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from clusterctl.health import driver_errors
-from clusterctl.health.check import View, node_check
+from clusterctl.health.check import View, node_check, remedy
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import AMD, JUDGED, Action, Outcome, fail, ok, skip, unknown, warn
 
@@ -197,26 +197,16 @@ def _described(entry: dict[str, Any]) -> HiddenGpu:
             return HiddenGpu(address, Why.FAULT, f"opening it ends with {node}")
 
 
-@node_check(
-    name="gpu.count",
-    family="GPU driver",
-    source=(
-        "NVML device count, or nodes of KFD's topology; GPUs on the PCI bus, what driver has each, and whether its "
-        "device node opens"
-    ),
-    threshold=(
-        "as many as declared, and no GPU that the driver has taken and NVML or KFD does not show; what a scheduler or "
-        "a container keeps from us, and what another driver has, is only said"
-    ),
-    severity="FAIL",
-    remedy=LOOK,
-    action=Action.REBOOT_NODE,
-    gpu=True,
-    vendors=JUDGED,
-    by_vendor={AMD: count_amd},
-)
+@remedy(Action.REBOOT_NODE, LOOK)
+@node_check("gpu.count", "GPU driver", gpu=True, vendors=JUDGED, by_vendor={AMD: count_amd})
 def count(view: View) -> Iterator[Outcome]:
-    """Every declared GPU is there. A GPU that the PCI bus has and its driver has not is named by address, and why."""
+    """Every declared GPU is there. A GPU that the PCI bus has and its driver has not is named by address, and why.
+
+    Source: NVML device count, or nodes of KFD's topology; GPUs on the PCI bus, what driver has each, and whether its
+        device node opens
+    Healthy: as many as declared, and no GPU that the driver has taken and NVML or KFD does not show; what a scheduler
+        or a container keeps from us, and what another driver has, is only said
+    """
     group = view.group("nvml")
     nvml = group.data
     if group.status != "ok":
@@ -234,27 +224,20 @@ def count(view: View) -> Iterator[Outcome]:
 _UVM = "/dev/nvidia-uvm"
 
 
+@remedy(
+    Action.FIX_CONFIG, "Let the user open the device nodes (group `video`, or `NVreg_DeviceFileMode` of the driver)"
+)
 @node_check(
-    name="gpu.device_access",
-    family="GPU driver",
-    source=(
-        "/dev/nvidiactl, /dev/nvidia-uvm and the device node of each GPU that the run uses, or /dev/kfd and "
-        "/dev/dri/renderD* of AMD's; access for the user"
-    ),
-    threshold=(
-        "there, readable and writable; /dev/nvidia-uvm may be missing where nvidia-modprobe makes it at the first use "
-        "(bare machines after a boot), not in containers, which have no such helper"
-    ),
-    severity="FAIL",
-    remedy="Let the user open the device nodes (group `video`, or `NVreg_DeviceFileMode` of the driver)",
-    action=Action.FIX_CONFIG,
-    gpu=True,
-    vendors=JUDGED,
-    by_vendor={AMD: amd_device_access},
-    group="driver",
+    "gpu.device_access", "GPU driver", gpu=True, vendors=JUDGED, by_vendor={AMD: amd_device_access}, group="driver"
 )
 def device_access(view: View) -> Iterator[Outcome]:
-    """The user may open the device nodes that CUDA or ROCm need; those of other GPUs are nobody's business."""
+    """The user may open the device nodes that CUDA or ROCm need; those of other GPUs are nobody's business.
+
+    Source: /dev/nvidiactl, /dev/nvidia-uvm and the device node of each GPU that the run uses, or /dev/kfd and
+        /dev/dri/renderD* of AMD's; access for the user
+    Healthy: there, readable and writable; /dev/nvidia-uvm may be missing where nvidia-modprobe makes it at the first
+        use (bare machines after a boot), not in containers, which have no such helper
+    """
     driver = view.group().data
     nodes = {node["path"]: bool(node["readable"]) for node in driver.get("dev") or []}
     if not nodes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from clusterctl.formatting import format_size
-from clusterctl.health.check import ClusterView, View, cluster_check, node_check
+from clusterctl.health.check import ClusterView, View, cluster_check, node_check, remedy
 from clusterctl.health.checks import compare, gpus, infiniband
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
@@ -13,27 +13,22 @@ _FAMILY = "Host"
 _GIB = 1024.0**3
 
 
+@remedy(
+    Action.FIX_LIMITS,
+    "Enlarge /dev/shm (`mount -o remount,size=...`; `--shm-size` or `--ipc=host` for a container): NCCL and data "
+    "loaders use it",
+)
 @node_check(
-    name="host.shm",
-    family=_FAMILY,
-    source="statvfs of /dev/shm",
-    threshold=(
-        "a rank with a GPU has `warn` bytes (data loaders) and `fail` bytes (NCCL takes 10 MB for each, nccl#290); "
-        "one without has `cpu` bytes"
-    ),
-    severity="FAIL",
-    remedy=(
-        "Enlarge /dev/shm (`mount -o remount,size=...`; `--shm-size` or `--ipc=host` for a container): NCCL and data "
-        "loaders use it"
-    ),
-    action=Action.FIX_LIMITS,
-    group="host",
-    thresholds={"fail": 32.0 * 1024**2, "warn": 1.0 * _GIB, "cpu": 128.0 * 1024**2},
+    "host.shm", _FAMILY, group="host", thresholds={"fail": 32.0 * 1024**2, "warn": 1.0 * _GIB, "cpu": 128.0 * 1024**2}
 )
 def shm(view: View) -> Iterator[Outcome]:
     """Shared memory is large enough for NCCL and data loaders.
 
     A container gives 64 MiB unless told otherwise.
+
+    Source: statvfs of /dev/shm
+    Healthy: a rank with a GPU has `warn` bytes (data loaders) and `fail` bytes (NCCL takes 10 MB for each, nccl#290);
+        one without has `cpu` bytes
     """
     found = view.group().data.get("shm")
     if not found:
@@ -46,27 +41,20 @@ def shm(view: View) -> Iterator[Outcome]:
     yield say(f"{format_size(free)} of shared memory free for {gpus.describe_ranks(view)}", value=free, expected=wanted)
 
 
-@node_check(
-    name="host.memlock",
-    family=_FAMILY,
-    source=(
-        "RLIMIT_MEMLOCK and capabilities of a process started as a worker is (the kernel asks no limit of CAP_IPC_LOCK)"
-    ),
-    threshold=(
-        "where NCCL would use RDMA: unlimited or at least `need` bytes, FAIL below `fail` bytes; elsewhere it does not "
-        "matter: 64 KiB is the default of many distributions and of Docker"
-    ),
-    severity="FAIL",
-    remedy=(
-        "Set `memlock unlimited` in /etc/security/limits.d and `LimitMEMLOCK=infinity` for sshd, `--ulimit memlock=-1` "
-        "for a container: RDMA pins memory"
-    ),
-    action=Action.FIX_LIMITS,
-    group="host",
-    thresholds={"need": 16.0 * _GIB, "fail": 1.0 * _GIB},
+@remedy(
+    Action.FIX_LIMITS,
+    "Set `memlock unlimited` in /etc/security/limits.d and `LimitMEMLOCK=infinity` for sshd, `--ulimit memlock=-1` "
+    "for a container: RDMA pins memory",
 )
+@node_check("host.memlock", _FAMILY, group="host", thresholds={"need": 16.0 * _GIB, "fail": 1.0 * _GIB})
 def memlock(view: View) -> Iterator[Outcome]:
-    """Workers may pin memory for RDMA. Measured through the same door that workers come by."""
+    """Workers may pin memory for RDMA. Measured through the same door that workers come by.
+
+    Source: RLIMIT_MEMLOCK and capabilities of a process started as a worker is (the kernel asks no limit of
+        CAP_IPC_LOCK)
+    Healthy: where NCCL would use RDMA: unlimited or at least `need` bytes, FAIL below `fail` bytes; elsewhere it does
+        not matter: 64 KiB is the default of many distributions and of Docker
+    """
     data = view.group().data
     if "memlock" not in data:
         yield unknown("the limit was not reported")
@@ -91,19 +79,14 @@ def memlock(view: View) -> Iterator[Outcome]:
     )
 
 
-@node_check(
-    name="host.nofile",
-    family=_FAMILY,
-    source="RLIMIT_NOFILE of a process started as a worker is, whose soft limit clusterctl has raised to the hard one",
-    threshold="at least `warn`; FAIL under `fail`",
-    severity="FAIL",
-    remedy="Set a hard `nofile` in /etc/security/limits.d and `LimitNOFILE=` for sshd",
-    action=Action.FIX_LIMITS,
-    group="host",
-    thresholds={"warn": 4096.0, "fail": 1024.0},
-)
+@remedy(Action.FIX_LIMITS, "Set a hard `nofile` in /etc/security/limits.d and `LimitNOFILE=` for sshd")
+@node_check("host.nofile", _FAMILY, group="host", thresholds={"warn": 4096.0, "fail": 1024.0})
 def nofile(view: View) -> Iterator[Outcome]:
-    """Workers may open enough files and sockets."""
+    """Workers may open enough files and sockets.
+
+    Source: RLIMIT_NOFILE of a process started as a worker is, whose soft limit clusterctl has raised to the hard one
+    Healthy: at least `warn`; FAIL under `fail`
+    """
     data = view.group().data
     if "nofile" not in data:
         yield unknown("the limit was not reported")
@@ -116,22 +99,18 @@ def nofile(view: View) -> Iterator[Outcome]:
     yield say(f"{limit} open files", value=limit, expected=view.limit("warn"))
 
 
-@node_check(
-    name="host.nproc",
-    family=_FAMILY,
-    source=(
-        "RLIMIT_NPROC of a process started as a worker is (root is not held to it), pids.max of its control groups in "
-        "version 1 and 2"
-    ),
-    threshold="`warn` processes and threads a rank: 512 are a torch rank with its data loaders on a large machine",
-    severity="WARN",
-    remedy="Set `nproc` in /etc/security/limits.d, `TasksMax=` of the slice, or `--pids-limit` of the container",
-    action=Action.FIX_LIMITS,
-    group="host",
-    thresholds={"warn": 512.0},
+@remedy(
+    Action.FIX_LIMITS,
+    "Set `nproc` in /etc/security/limits.d, `TasksMax=` of the slice, or `--pids-limit` of the container",
 )
+@node_check("host.nproc", _FAMILY, severity="WARN", group="host", thresholds={"warn": 512.0})
 def nproc(view: View) -> Iterator[Outcome]:
-    """Workers may start enough processes and threads."""
+    """Workers may start enough processes and threads.
+
+    Source: RLIMIT_NPROC of a process started as a worker is (root is not held to it), pids.max of its control groups in
+        version 1 and 2
+    Healthy: `warn` processes and threads a rank: 512 are a torch rank with its data loaders on a large machine
+    """
     data = view.group().data
     if "nproc" not in data:
         yield unknown("the limit was not reported")
@@ -153,22 +132,18 @@ def nproc(view: View) -> Iterator[Outcome]:
 _MIB = 1024.0**2
 
 
-@node_check(
-    name="host.memory",
-    family=_FAMILY,
-    source="/proc/meminfo; limit and use of memory of the control groups, version 1 and 2",
-    threshold=(
-        "at least `warn` available of what we may use, and `rank` bytes for each rank with a GPU; a limit by itself is "
-        "what a scheduler or a container is for"
-    ),
-    severity="WARN",
-    remedy="Find what uses the memory (`ps aux --sort -rss`), or lift the limit of the login session or container",
-    action=Action.KILL_PROCS,
-    group="host",
-    thresholds={"warn": 0.2, "rank": 2.0 * _GIB},
+@remedy(
+    Action.KILL_PROCS,
+    "Find what uses the memory (`ps aux --sort -rss`), or lift the limit of the login session or container",
 )
+@node_check("host.memory", _FAMILY, severity="WARN", group="host", thresholds={"warn": 0.2, "rank": 2.0 * _GIB})
 def memory(view: View) -> Iterator[Outcome]:
-    """Main memory is free for the run."""
+    """Main memory is free for the run.
+
+    Source: /proc/meminfo; limit and use of memory of the control groups, version 1 and 2
+    Healthy: at least `warn` available of what we may use, and `rank` bytes for each rank with a GPU; a limit by itself
+        is what a scheduler or a container is for
+    """
     data = view.group().data
     total, free, capped = data.get("mem_total"), data.get("mem_available"), data.get("cgroup_mem_max")
     if not total or free is None:
@@ -192,19 +167,17 @@ def memory(view: View) -> Iterator[Outcome]:
         yield ok(f"{format_size(free)} of {format_size(total)} available{by}", value=free)
 
 
-@node_check(
-    name="host.swap",
-    family=_FAMILY,
-    source="/proc/vmstat, looked at twice where anything is swapped out",
-    threshold="at most `warn` bytes a second in and out; what has been swapped out and lies there harms nobody",
-    severity="WARN",
-    remedy="Find what needs the memory; `sudo swapoff -a` if in doubt: a rank that swaps holds up all others",
-    action=Action.FIX_CONFIG,
-    group="host",
-    thresholds={"warn": 1.0 * _MIB},
+@remedy(
+    Action.FIX_CONFIG,
+    "Find what needs the memory; `sudo swapoff -a` if in doubt: a rank that swaps holds up all others",
 )
+@node_check("host.swap", _FAMILY, severity="WARN", group="host", thresholds={"warn": 1.0 * _MIB})
 def swap(view: View) -> Iterator[Outcome]:
-    """Nothing moves between memory and the swap space."""
+    """Nothing moves between memory and the swap space.
+
+    Source: /proc/vmstat, looked at twice where anything is swapped out
+    Healthy: at most `warn` bytes a second in and out; what has been swapped out and lies there harms nobody
+    """
     used, rate = view.group().data.get("swap_used"), view.group().data.get("swap_rate")
     if used is None or rate is None:
         yield unknown("/proc/meminfo or /proc/vmstat cannot be read")
@@ -214,18 +187,14 @@ def swap(view: View) -> Iterator[Outcome]:
         yield ok(f"{format_size(used)} swapped out, nothing moves", value=rate)
 
 
-@cluster_check(
-    name="host.memory_total",
-    family=_FAMILY,
-    source="/proc/meminfo of all nodes",
-    threshold="within `ratio` of the median",
-    severity="WARN",
-    remedy="A memory module may have failed: compare `dmidecode -t memory`",
-    action=Action.CONTACT_SUPPORT,
-    thresholds={"ratio": 0.05},
-)
+@remedy(Action.CONTACT_SUPPORT, "A memory module may have failed: compare `dmidecode -t memory`")
+@cluster_check("host.memory_total", _FAMILY, severity="WARN", thresholds={"ratio": 0.05})
 def memory_total(view: ClusterView) -> Iterable[Outcome]:
-    """All nodes have about the same amount of memory: one with less may have lost a module."""
+    """All nodes have about the same amount of memory: one with less may have lost a module.
+
+    Source: /proc/meminfo of all nodes
+    Healthy: within `ratio` of the median
+    """
     totals = {v.node: v.group("host").data.get("mem_total") for v in view.views}
     numbers = {node: float(total) for node, total in totals.items() if total}
     if not numbers:
@@ -251,19 +220,14 @@ _THRIFTY = ("power", "balance_power")
 _FIXED_LOW = ("powersave", "userspace")
 
 
-@node_check(
-    name="host.load",
-    family=_FAMILY,
-    source="/proc/loadavg",
-    threshold="below `warn` a CPU",
-    severity="WARN",
-    remedy="Something else keeps the CPUs busy; look at `top` on the node",
-    action=Action.KILL_PROCS,
-    group="host",
-    thresholds={"warn": 1.5},
-)
+@remedy(Action.KILL_PROCS, "Something else keeps the CPUs busy; look at `top` on the node")
+@node_check("host.load", _FAMILY, severity="WARN", group="host", thresholds={"warn": 1.5})
 def load(view: View) -> Iterator[Outcome]:
-    """The CPUs are free for the run."""
+    """The CPUs are free for the run.
+
+    Source: /proc/loadavg
+    Healthy: below `warn` a CPU
+    """
     data = view.group().data
     if data.get("load1") is None or not data.get("cpus"):
         yield unknown("/proc/loadavg cannot be read")
@@ -274,19 +238,17 @@ def load(view: View) -> Iterator[Outcome]:
     yield say(message, value=data["load1"], expected=view.limit("warn") * data["cpus"])
 
 
-@node_check(
-    name="host.cpus",
-    family=_FAMILY,
-    source="sched_getaffinity of a process started as a worker is; CPU quota of its control groups, version 1 and 2",
-    threshold="`gpu` CPUs for a rank with a GPU, `cpu` for one without; a share of the machine is no fault by itself",
-    severity="WARN",
-    remedy="Ask the scheduler or container for more CPUs, or lift the limit of the login session (cpuset, taskset)",
-    action=Action.FIX_LIMITS,
-    group="host",
-    thresholds={"gpu": 2.0, "cpu": 1.0},
+@remedy(
+    Action.FIX_LIMITS,
+    "Ask the scheduler or container for more CPUs, or lift the limit of the login session (cpuset, taskset)",
 )
+@node_check("host.cpus", _FAMILY, severity="WARN", group="host", thresholds={"gpu": 2.0, "cpu": 1.0})
 def cpus(view: View) -> Iterator[Outcome]:
-    """Workers may use enough CPUs."""
+    """Workers may use enough CPUs.
+
+    Source: sched_getaffinity of a process started as a worker is; CPU quota of its control groups, version 1 and 2
+    Healthy: `gpu` CPUs for a rank with a GPU, `cpu` for one without; a share of the machine is no fault by itself
+    """
     data = view.group().data
     every, allowed, quota = data.get("cpus"), data.get("cpus_allowed"), data.get("cpu_quota")
     if not every or not allowed:
@@ -300,21 +262,15 @@ def cpus(view: View) -> Iterator[Outcome]:
     yield say(message, value=usable, expected=needed if say is warn else every)
 
 
-@node_check(
-    name="host.governor",
-    family=_FAMILY,
-    source="/sys/devices/system/cpu/*/cpufreq: scaling_governor, scaling_driver, energy_performance_preference",
-    threshold=(
-        "no governor that keeps clocks down (`powersave`, `userspace`); where processors choose their clocks "
-        "(intel_pstate, amd-pstate) no preference for saving power; SKIP where the kernel does not set frequencies"
-    ),
-    severity="WARN",
-    remedy="`sudo cpupower frequency-set -g performance`",
-    action=Action.FIX_CONFIG,
-    group="host",
-)
+@remedy(Action.FIX_CONFIG, "`sudo cpupower frequency-set -g performance`")
+@node_check("host.governor", _FAMILY, severity="WARN", group="host")
 def governor(view: View) -> Iterator[Outcome]:
-    """CPU clocks are not saved on."""
+    """CPU clocks are not saved on.
+
+    Source: /sys/devices/system/cpu/*/cpufreq: scaling_governor, scaling_driver, energy_performance_preference
+    Healthy: no governor that keeps clocks down (`powersave`, `userspace`); where processors choose their clocks
+        (intel_pstate, amd-pstate) no preference for saving power; SKIP where the kernel does not set frequencies
+    """
     data = view.group().data
     governors, preferences = data.get("governors"), data.get("preferences") or {}
     if governors is None:
@@ -333,18 +289,14 @@ def governor(view: View) -> Iterator[Outcome]:
         yield ok(f"{what} {', '.join(sorted(seen))}", value=seen)
 
 
-@node_check(
-    name="host.clocksource",
-    family=_FAMILY,
-    source="/sys/devices/system/clocksource",
-    threshold="tsc, or a clock of the virtual machine or architecture",
-    severity="WARN",
-    remedy="The kernel gave up on the TSC (see its log); a reboot or a BIOS update brings it back",
-    action=Action.REBOOT_NODE,
-    group="host",
-)
+@remedy(Action.REBOOT_NODE, "The kernel gave up on the TSC (see its log); a reboot or a BIOS update brings it back")
+@node_check("host.clocksource", _FAMILY, severity="WARN", group="host")
 def clocksource(view: View) -> Iterator[Outcome]:
-    """Reading the clock is cheap."""
+    """Reading the clock is cheap.
+
+    Source: /sys/devices/system/clocksource
+    Healthy: tsc, or a clock of the virtual machine or architecture
+    """
     source = view.group().data.get("clocksource")
     if not source:
         yield unknown("the clock source cannot be read")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from clusterctl.formatting import format_size
-from clusterctl.health.check import View, node_check
+from clusterctl.health.check import View, node_check, remedy
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
 _FAMILY = "Disks and mounts"
@@ -31,24 +31,19 @@ def is_tight(free: float, size_of_it: float, least: float) -> bool:
     return free < least and free * 2 < size_of_it
 
 
+@remedy(Action.FREE_SPACE, "Free space: old runs (`clusterctl clean`), caches, checkpoints")
 @node_check(
-    name="host.disk",
-    family=_FAMILY,
-    source="statvfs of working directory, checkpoints, temporary directory, home and /; size of the newest checkpoint",
-    threshold=(
-        "where the run writes: FAIL under `least` bytes free and where the next checkpoint does not fit, WARN where "
-        "fewer than `checkpoints` of them fit. WARN from `warn` percent used on where less than `enough` bytes are "
-        "free: 96 % of a file server with terabytes left are no trouble. The root file system never FAILs, and one "
-        "that is mounted read-only is full by design"
-    ),
-    severity="FAIL",
-    remedy="Free space: old runs (`clusterctl clean`), caches, checkpoints",
-    action=Action.FREE_SPACE,
-    group="disk",
-    thresholds={"warn": 85.0, "enough": ENOUGH, "least": LEAST, "checkpoints": 2.0},
+    "host.disk", _FAMILY, group="disk", thresholds={"warn": 85.0, "enough": ENOUGH, "least": LEAST, "checkpoints": 2.0}
 )
 def disk(view: View) -> Iterator[Outcome]:
-    """There is space where a run writes: a checkpoint that fails after hours costs the hours."""
+    """There is space where a run writes: a checkpoint that fails after hours costs the hours.
+
+    Source: statvfs of working directory, checkpoints, temporary directory, home and /; size of the newest checkpoint
+    Healthy: where the run writes: FAIL under `least` bytes free and where the next checkpoint does not fit, WARN where
+        fewer than `checkpoints` of them fit. WARN from `warn` percent used on where less than `enough` bytes are free:
+        96 % of a file server with terabytes left are no trouble. The root file system never FAILs, and one that is
+        mounted read-only is full by design
+    """
     adverse = [outcome for entry in _folded(view) if (outcome := _space(view, entry)) is not None]
     yield from adverse
     yield from _unseen(view)
@@ -93,22 +88,15 @@ def _folded(view: View) -> list[dict[str, Any]]:
     return list(first_by_size.values())
 
 
-@node_check(
-    name="host.inodes",
-    family=_FAMILY,
-    source="statvfs of the same places",
-    threshold=(
-        "where the run writes: FAIL under `least` inodes free; WARN from `warn` percent used on where fewer than "
-        "`enough` are free"
-    ),
-    severity="FAIL",
-    remedy="Remove directories of many small files (caches, old environments)",
-    action=Action.FREE_SPACE,
-    group="disk",
-    thresholds={"warn": 85.0, "enough": 1e6, "least": 1e4},
-)
+@remedy(Action.FREE_SPACE, "Remove directories of many small files (caches, old environments)")
+@node_check("host.inodes", _FAMILY, group="disk", thresholds={"warn": 85.0, "enough": 1e6, "least": 1e4})
 def inodes(view: View) -> Iterator[Outcome]:
-    """There are inodes left: a disk can be full with space to spare."""
+    """There are inodes left: a disk can be full with space to spare.
+
+    Source: statvfs of the same places
+    Healthy: where the run writes: FAIL under `least` inodes free; WARN from `warn` percent used on where fewer than
+        `enough` are free
+    """
     bad = False
     for entry in _folded(view):
         if not entry["inodes"] or _is_image(entry):
@@ -125,18 +113,14 @@ def inodes(view: View) -> Iterator[Outcome]:
         yield ok("enough inodes everywhere")
 
 
-@node_check(
-    name="host.readonly",
-    family=_FAMILY,
-    source="one small file written, synced and removed in working directory, temporary directory and checkpoints",
-    threshold="can be written",
-    severity="FAIL",
-    remedy="Remount or repair the file system, or correct owner and mode of the directory",
-    action=Action.CHECK_MOUNT,
-    group="disk",
-)
+@remedy(Action.CHECK_MOUNT, "Remount or repair the file system, or correct owner and mode of the directory")
+@node_check("host.readonly", _FAMILY, group="disk")
 def readonly(view: View) -> Iterator[Outcome]:
-    """A run can write where it has to."""
+    """A run can write where it has to.
+
+    Source: one small file written, synced and removed in working directory, temporary directory and checkpoints
+    Healthy: can be written
+    """
     tried = [entry for entry in _places(view) if entry.get("writable") is not None]
     for entry in tried:
         if not entry["writable"]:
@@ -149,20 +133,14 @@ def readonly(view: View) -> Iterator[Outcome]:
         yield ok(f"{len(tried)} places can be written")
 
 
-@node_check(
-    name="host.mounts",
-    family=_FAMILY,
-    source=(
-        "stat and listing of every network or FUSE mount and of `health.expect.mounts`, each in a child of its own"
-    ),
-    threshold="answers in time",
-    severity="FAIL",
-    remedy="Remount it or ask who runs the server; what touches it now hangs and cannot be killed",
-    action=Action.CHECK_MOUNT,
-    group="mounts",
-)
+@remedy(Action.CHECK_MOUNT, "Remount it or ask who runs the server; what touches it now hangs and cannot be killed")
+@node_check("host.mounts", _FAMILY, group="mounts")
 def mounts(view: View) -> Iterator[Outcome]:
-    """Every mount answers. Mounted is not alive: a dead server hangs whoever asks."""
+    """Every mount answers. Mounted is not alive: a dead server hangs whoever asks.
+
+    Source: stat and listing of every network or FUSE mount and of `health.expect.mounts`, each in a child of its own
+    Healthy: answers in time
+    """
     entries = view.group().data.get("paths") or []
     for entry in entries:
         kind = entry.get("fs") or "path"

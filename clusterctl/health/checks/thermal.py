@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from clusterctl.health.check import ClusterView, View, cluster_check, node_check
+from clusterctl.health.check import ClusterView, cluster_check, remedy
 from clusterctl.health.checks import compare, gpus
-from clusterctl.health.model import JUDGED, Action, Outcome, Status, Symptom, fail, unknown, warn
+from clusterctl.health.model import JUDGED, Action, Outcome, Status, Symptom, fail, unknown
 
 _FAMILY = "GPU temperature, power, clocks"
 COOLING = "Check fans, air flow and power supply of the node; low clocks on one GPU slow the whole run"
@@ -33,69 +33,46 @@ def _samples(value: Any) -> list[int]:
     return value if isinstance(value, list) else [value]
 
 
-@node_check(
-    name="gpu.throttle_hw",
-    family=_FAMILY,
-    source="NVML clock event reasons, bits 0x8, 0x40, 0x80; up to three looks in a quarter of a second",
-    threshold=(
-        "not set. An idle GPU that is held down has yet to prove that it is slow, so this alone never fails a node; "
-        "0x200 (board limit) and 0x400 (reliability) are how a GPU at its highest clock looks"
-    ),
-    severity="WARN",
-    remedy=COOLING,
-    action=Action.CHECK_POWER_COOLING,
-    gpu=True,
-)
-def throttle_hw(view: View) -> Iterable[Outcome]:
-    """Hardware does not hold the clocks down. The slowest GPU sets the speed of the run."""
+@remedy(Action.CHECK_POWER_COOLING, COOLING)
+@gpus.gpu_check("gpu.throttle_hw", _FAMILY, "throttle", "no hardware slowdown on {n} GPUs", severity="WARN")
+def throttle_hw(gpu: gpus.GpuValue) -> Outcome | None:
+    """Hardware does not hold the clocks down. The slowest GPU sets the speed of the run.
 
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        seen = [bits for bits in _samples(value) if name_reasons(bits)]
-        if not seen:
-            return None
-        degrees = gpus.value(device, "temp")
-        warmth = f", {degrees} °C" if degrees is not None else ""
-        looks = f", in {len(seen)} of {len(_samples(value))} looks"
-        message = f"{gpus.label(device)}: {name_reasons(seen[-1])}{warmth}{looks}"
-        return warn(message, gpu=device["index"], value=seen[-1], expected=0)
-
-    return gpus.judge_each(view, "throttle", judge, "no hardware slowdown on {n} GPUs")
+    Source: NVML clock event reasons, bits 0x8, 0x40, 0x80; up to three looks in a quarter of a second
+    Healthy: not set. An idle GPU that is held down has yet to prove that it is slow, so this alone never fails a node;
+        0x200 (board limit) and 0x400 (reliability) are how a GPU at its highest clock looks
+    """
+    samples = _samples(gpu.value)
+    slowed = [bits for bits in samples if name_reasons(bits)]
+    if not slowed:
+        return None
+    degrees = gpu.get("temp")
+    warmth = f", {degrees} °C" if degrees is not None else ""
+    message = f"{name_reasons(slowed[-1])}{warmth}, in {len(slowed)} of {len(samples)} looks"
+    return gpu.warn(message, value=slowed[-1], expected=0)
 
 
-@node_check(
-    name="gpu.throttle_sw",
-    family=_FAMILY,
-    source="NVML clock event reasons, bit 0x20",
-    threshold="not set (power caps by software are normal under load and not looked at)",
-    severity="WARN",
-    remedy=COOLING,
-    action=Action.CHECK_POWER_COOLING,
-    gpu=True,
-)
-def throttle_sw(view: View) -> Iterable[Outcome]:
-    """The driver does not hold the clocks down for heat."""
+@remedy(Action.CHECK_POWER_COOLING, COOLING)
+@gpus.gpu_check("gpu.throttle_sw", _FAMILY, "throttle", "no thermal slowdown on {n} GPUs", severity="WARN")
+def throttle_sw(gpu: gpus.GpuValue) -> Outcome | None:
+    """The driver does not hold the clocks down for heat.
 
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        if not any(bits & SW_THERMAL for bits in _samples(value)):
-            return None
-        message = f"{gpus.label(device)}: thermal slowdown by the driver"
-        return warn(message, gpu=device["index"], value=SW_THERMAL, expected=0)
-
-    return gpus.judge_each(view, "throttle", judge, "no thermal slowdown on {n} GPUs")
+    Source: NVML clock event reasons, bit 0x20
+    Healthy: not set (power caps by software are normal under load and not looked at)
+    """
+    if not any(bits & SW_THERMAL for bits in _samples(gpu.value)):
+        return None
+    return gpu.warn("thermal slowdown by the driver", value=SW_THERMAL, expected=0)
 
 
-@cluster_check(
-    name="gpu.throttle_outlier",
-    family=_FAMILY,
-    source="NVML clock event reasons of all GPUs of one model, bits 0x40 and 0x80, in every look",
-    threshold="set on no GPU alone: FAIL where most of its like, on at least two nodes, are free of it",
-    severity="FAIL",
-    remedy=COOLING,
-    action=Action.CHECK_POWER_COOLING,
-    gpu=True,
-)
+@remedy(Action.CHECK_POWER_COOLING, COOLING)
+@cluster_check("gpu.throttle_outlier", _FAMILY, gpu=True)
 def throttle_outlier(view: ClusterView) -> Iterable[Outcome]:
-    """No GPU is held down for heat or power where its like are not: a constant power brake is a fault of the node."""
+    """No GPU is held down for heat or power where its like are not: a constant power brake is a fault of the node.
+
+    Source: NVML clock event reasons of all GPUs of one model, bits 0x40 and 0x80, in every look
+    Healthy: set on no GPU alone: FAIL where most of its like, on at least two nodes, are free of it
+    """
     return compare.compare_gpus(view, _constant, "slowdown", _named, say=fail, at_least_nodes=2)
 
 
@@ -134,42 +111,30 @@ def find_throttle_symptom(gpu: int, bits: int, degrees: float | None, lasting: f
 # --- Temperature and power of GPUs before a run.
 
 
-@node_check(
-    name="gpu.temperature",
-    family=_FAMILY,
-    source=(
-        "NVML margin to the limit (nvmlDeviceGetMarginTemperature, field 196; Ada and later), else temperature against "
-        "the thresholds GPU_MAX (else SLOWDOWN) and MEM_MAX; of AMD junction (else edge) and memory against hwmon's "
-        "`crit`"
-    ),
-    threshold="below the GPU's own limit; WARN within `margin` degrees of it; UNKNOWN where no limit can be read",
-    severity="FAIL",
-    remedy=COOLING,
-    action=Action.CHECK_POWER_COOLING,
-    gpu=True,
-    vendors=JUDGED,
-    thresholds={"margin": 5.0},
+@remedy(Action.CHECK_POWER_COOLING, COOLING)
+@gpus.gpu_check(
+    "gpu.temperature", _FAMILY, "temp", "{n} GPUs below their limits", vendors=JUDGED, thresholds={"margin": 5.0}
 )
-def temperature(view: View) -> Iterable[Outcome]:
-    """Core and memory are cooler than the GPU's own limits."""
-    margin = view.limit("margin")
+def temperature(gpu: gpus.GpuValue) -> Outcome | None:
+    """Core and memory are cooler than the GPU's own limits.
 
-    def judge(device: gpus.Device, value: Any) -> Outcome | None:
-        left = {"core": _core_left(device, value), "memory": _memory_left(device)}
-        margins = {part: degrees for part, degrees in left.items() if degrees is not None}
-        if not margins:
-            text = f"{gpus.label(device)}: {value} °C, and no limit that could be read"
-            return unknown(text, gpu=device["index"], value=value)
-        part = min(margins, key=lambda name: margins[name])
-        if margins[part] > margin:
-            return None
-        degrees = value if part == "core" else gpus.value(device, "mem_temp")
-        say = fail if margins[part] <= 0 else warn
-        limit = degrees + margins[part]
-        message = f"{gpus.label(device)}: {part} {degrees:.0f} °C, limit {limit:.0f} °C"
-        return say(message, gpu=device["index"], value=degrees, expected=limit)
-
-    return gpus.judge_each(view, "temp", judge, "{n} GPUs below their limits")
+    Source: NVML margin to the limit (nvmlDeviceGetMarginTemperature, field 196; Ada and later), else temperature
+        against the thresholds GPU_MAX (else SLOWDOWN) and MEM_MAX; of AMD junction (else edge) and memory against
+        hwmon's `crit`
+    Healthy: below the GPU's own limit; WARN within `margin` degrees of it; UNKNOWN where no limit can be read
+    """
+    left = {"core": _core_left(gpu.device, gpu.value), "memory": _memory_left(gpu.device)}
+    margins = {part: degrees for part, degrees in left.items() if degrees is not None}
+    if not margins:
+        message = f"{gpus.label(gpu.device)}: {gpu.value} °C, and no limit that could be read"
+        return unknown(message, gpu=gpu.index, value=gpu.value)
+    part = min(margins, key=lambda name: margins[name])
+    if margins[part] > gpu.limit("margin"):
+        return None
+    degrees = gpu.value if part == "core" else gpu.get("mem_temp")
+    say = gpu.fail if margins[part] <= 0 else gpu.warn
+    limit = degrees + margins[part]
+    return say(f"{part} {degrees:.0f} °C, limit {limit:.0f} °C", value=degrees, expected=limit)
 
 
 def _core_left(device: gpus.Device, degrees: float) -> float | None:
@@ -186,22 +151,18 @@ def _memory_left(device: gpus.Device) -> float | None:
     return float(limit - degrees) if degrees and limit else None
 
 
-@cluster_check(
-    name="gpu.power_cap",
-    family=_FAMILY,
-    source="enforced power limit, as a share of the board's default: NVML, hwmon of AMD (first die of a card)",
-    threshold="the same share on all GPUs of one board; a cap on all of them is nobody's fault",
-    severity="WARN",
-    remedy=(
-        "Set the same power limit on all GPUs (`sudo nvidia-smi -pl WATTS`, `sudo amd-smi set --power-cap WATTS`), or "
-        "leave it where it is on purpose everywhere"
-    ),
-    action=Action.FIX_CONFIG,
-    gpu=True,
-    vendors=JUDGED,
+@remedy(
+    Action.FIX_CONFIG,
+    "Set the same power limit on all GPUs (`sudo nvidia-smi -pl WATTS`, `sudo amd-smi set --power-cap WATTS`), or "
+    "leave it where it is on purpose everywhere",
 )
+@cluster_check("gpu.power_cap", _FAMILY, severity="WARN", gpu=True, vendors=JUDGED)
 def power_cap(view: ClusterView) -> Iterable[Outcome]:
-    """All GPUs of a board may draw the same power. A cap is fine; one GPU capped alone is not."""
+    """All GPUs of a board may draw the same power. A cap is fine; one GPU capped alone is not.
+
+    Source: enforced power limit, as a share of the board's default: NVML, hwmon of AMD (first die of a card)
+    Healthy: the same share on all GPUs of one board; a cap on all of them is nobody's fault
+    """
     return compare.compare_gpus(view, _share, "power limit", lambda share: f"{share} % of its default")
 
 
@@ -210,20 +171,21 @@ def _share(device: gpus.Device) -> int | None:
     return round(100 * watts / usual) if watts and usual else None
 
 
+@remedy(Action.CHECK_POWER_COOLING, COOLING)
 @cluster_check(
-    name="gpu.temperature_outlier",
-    family=_FAMILY,
-    source="core temperature of all GPUs of one board: NVML, hwmon of AMD",
-    threshold="less than `warn` degrees above the median, and within three deviations (MAD)",
+    "gpu.temperature_outlier",
+    _FAMILY,
     severity="WARN",
-    remedy=COOLING,
-    action=Action.CHECK_POWER_COOLING,
     gpu=True,
     vendors=JUDGED,
     thresholds={"warn": 15.0, "floor": 60.0},
 )
 def temperature_outlier(view: ClusterView) -> Iterable[Outcome]:
-    """No GPU is far hotter than its like; only GPUs above `floor` degrees are looked at."""
+    """No GPU is far hotter than its like; only GPUs above `floor` degrees are looked at.
+
+    Source: core temperature of all GPUs of one board: NVML, hwmon of AMD
+    Healthy: less than `warn` degrees above the median, and within three deviations (MAD)
+    """
     return compare.find_gpu_outliers(view, "temp", "°C")
 
 

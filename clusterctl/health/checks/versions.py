@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from clusterctl.formatting import plural
-from clusterctl.health.check import Check, ClusterView, View, cluster_check, node_check
+from clusterctl.health.check import Check, ClusterView, View, cluster_check, node_check, read_docstring, remedy
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.context import NOT_SYNCED
-from clusterctl.health.model import AMD, JUDGED, NVIDIA, Action, Outcome, fail, ok, skip, unknown, warn
+from clusterctl.health.model import AMD, JUDGED, Action, Outcome, fail, ok, skip, unknown, warn
 
 _FAMILY = "Versions"
 
@@ -27,18 +27,14 @@ def _promised(view: View) -> dict[str, Any]:
     }
 
 
-@node_check(
-    name="version.expected",
-    family=_FAMILY,
-    source="package metadata in the job's Python; NVML, /sys/module/amdgpu/version",
-    threshold="as `health.expect` says for python, torch, cuda, nccl, driver",
-    severity="FAIL",
-    remedy="Install the promised version on the node, or correct `health.expect`",
-    action=Action.FIX_CONFIG,
-    group="versions",
-)
+@remedy(Action.FIX_CONFIG, "Install the promised version on the node, or correct `health.expect`")
+@node_check("version.expected", _FAMILY, group="versions")
 def expected(view: View) -> Iterator[Outcome]:
-    """The node has the versions that the cluster file promises."""
+    """The node has the versions that the cluster file promises.
+
+    Source: package metadata in the job's Python; NVML, /sys/module/amdgpu/version
+    Healthy: as `health.expect` says for python, torch, cuda, nccl, driver
+    """
     promised = _promised(view)
     wanted = {key: str(view.context.expect[key]) for key in promised if view.context.expect.get(key) is not None}
     bad = 0
@@ -56,46 +52,46 @@ def expected(view: View) -> Iterator[Outcome]:
         yield ok(", ".join(f"{key} {promised[key]}" for key in wanted))
 
 
-def _alike(
-    name: str,
-    what: str,
-    doc: str,
-    read: Callable[[View], Any],
-    *,
-    group: str | None,
-    source: str,
-    say: Callable[..., Outcome] = fail,
-    absent: bool = False,
-    remedy: str | None = None,
-    nvidia: bool = False,
-    tells: Callable[[View], bool] = lambda _: True,
-) -> Check:
-    """Make a check of a value that is the same on all nodes; without a `group` it is one of their GPUs.
+def _same_on_all_nodes(
+    name: str, what: str, group: str | None = "versions", *, absent: bool = False, **fields: Any
+) -> Callable[[Callable[[View], Any]], Check]:
+    """Make a check of a value that should be the same on all nodes; the function reads the value of one node.
 
-    `nvidia`: it matters to NVIDIA's GPUs alone. `tells`: whether a node can say at all.
+    Args:
+        name: Name of the check.
+        what: Name of the value.
+        group: The facts that the value is in; `None` for those of the node's GPUs.
+        absent: A node without the value differs from one with it.
+        fields: Fields of the check.
     """
 
-    def judge(view: ClusterView) -> Iterable[Outcome]:
-        told = {node.node: node.group(group) if group else gpus.library(node) for node in view.views}
-        looked = [node for node in view.views if told[node.node].status == "ok" and tells(node)]
-        if not looked:
-            return [unknown(f"no node could be asked for its {what}")]
-        blind = [node.node for node in view.views if node not in looked]
-        outcomes = compare.compare_nodes(replace(view, views=tuple(looked)), read, what, say=say, absent=absent)
-        return [*outcomes, *(unknown(f"could not ask for its {what}", node=node) for node in blind)]
+    def make(read: Callable[[View], Any]) -> Check:
+        def judge(view: ClusterView) -> list[Outcome]:
+            asked = [node for node in view.views if (node.group(group) if group else gpus.library(node)).status == "ok"]
+            values = {node.node: value for node in asked if (value := read(node)) is not _UNKNOWN}
+            if not values:
+                return [unknown(f"no node could be asked for its {what}")]
+            looked = tuple(node for node in asked if node.node in values)
+            say = warn if fields.get("severity") == "WARN" else fail
+            outcomes = compare.compare_nodes(
+                replace(view, views=looked), lambda node: values[node.node], what, say=say, absent=absent
+            )
+            blind = [node.node for node in view.views if node.node not in values]
+            return [*outcomes, *(unknown(f"could not ask for its {what}", node=node) for node in blind)]
 
-    judge.__doc__ = doc
-    return cluster_check(
-        name=name,
-        family=_FAMILY,
-        source=source,
-        threshold="the same on all nodes",
-        severity="FAIL" if say is fail else "WARN",
-        remedy=remedy or f"Install the same {what} on all nodes",
-        action=Action.FIX_CONFIG,
-        gpu=nvidia or group is None,
-        vendors=(NVIDIA,) if nvidia else JUDGED,
-    )(judge)
+        defaults: dict[str, Any] = {
+            "threshold": "the same on all nodes",
+            "remedy": f"Install the same {what} on all nodes",
+        }
+        defaults |= {"gpu": True, "vendors": JUDGED} if group is None else {}
+        documented = {**defaults, **read_docstring(read), **fields}
+        return Check(name=name, family=_FAMILY, action=Action.FIX_CONFIG, cluster_judge=judge, **documented)
+
+    return make
+
+
+_UNKNOWN = object()
+"""The value of a node that has one and does not name it."""
 
 
 def _driver(view: View) -> str | None:
@@ -106,36 +102,18 @@ def _driver(view: View) -> str | None:
     return version or ("that of the kernel" if gpus.vendor(view) == AMD else None)
 
 
-def _major(version: str | None) -> str | None:
-    return version.partition(".")[0] if version else None
-
-
-def _is_unnamed(versions: Mapping[str, Any]) -> bool:
-    """Tell whether there is an NCCL whose file does not name its version."""
-    return versions.get("nccl") is None and versions.get("nccl_from") is not None
-
-
-def _library(path: str | None) -> str | None:
-    return path.rpartition("/")[2] if path else None
-
-
-_METADATA = "package metadata in the job's Python (nothing is imported)"
-
-
-@node_check(
-    name="version.interpreter",
-    family=_FAMILY,
-    source="the look itself, which the job's Python makes as it would start a worker: folder, prologue, environment",
-    threshold="is there, and runs",
-    severity="FAIL",
-    remedy=(
-        "Set `python` of the host to one that is there (`clusterctl exec -- sh -c 'command -v python3'` names one), "
-        "or mend `job.prologue` where the file has one"
-    ),
-    action=Action.FIX_CONFIG,
+@remedy(
+    Action.FIX_CONFIG,
+    "Set `python` of the host to one that is there (`clusterctl exec -- sh -c 'command -v python3'` names one), "
+    "or mend `job.prologue` where the file has one",
 )
+@node_check("version.interpreter", _FAMILY)
 def interpreter(view: View) -> Iterator[Outcome]:
-    """The interpreter that the cluster file names for the node is there and runs."""
+    """The interpreter that the cluster file names for the node is there and runs.
+
+    Source: the look itself, which the job's Python makes as it would start a worker: folder, prologue, environment
+    Healthy: is there, and runs
+    """
     why = view.facts.get("unprobed")
     if why:
         yield fail(f"{why}; the agent runs on {view.facts['there']}")
@@ -145,146 +123,140 @@ def interpreter(view: View) -> Iterator[Outcome]:
         yield ok(str(view.group("versions").data.get("executable")))
 
 
-python = _alike(
-    "version.python",
-    "Python",
-    "All nodes run the job with the same minor version of Python.",
-    lambda view: ".".join(str(view.group("versions").data.get("python")).split(".")[:2]),
-    group="versions",
-    source=_METADATA,
-)
-torch = _alike(
-    "version.torch",
-    "torch",
-    "All nodes have the same torch. Different ones hang at the first collective or die minutes later.",
-    lambda view: view.group("versions").data.get("torch"),
-    group="versions",
-    source=_METADATA,
-    absent=True,
-)
-cuda = _alike(
-    "version.cuda",
-    "CUDA build of torch",
-    "All nodes have torch built for the same CUDA.",
-    lambda view: view.group("versions").data.get("torch_cuda"),
-    group="versions",
-    source=_METADATA,
-    absent=True,
-)
-nccl = _alike(
-    "version.nccl",
-    "NCCL",
-    "All nodes have the same NCCL. Mixed versions hang.",
-    lambda view: view.group("versions").data.get("nccl"),
-    group="versions",
-    source=(
-        "what torch would load, without loading it: LD_PRELOAD, package metadata in the job's Python, else the library "
-        "that the loader would find (conda, NVIDIA's containers); a plugin of its network is `version.nccl_plugin`"
-    ),
-    absent=True,
-    nvidia=True,
-    tells=lambda view: not _is_unnamed(view.group("versions").data),
-)
-nccl_plugin = _alike(
-    "version.nccl_plugin",
-    "network plugin of NCCL",
-    "NCCL reaches other nodes by the same library on all nodes (aws-ofi-nccl, or its own). Mixed ones hang.",
-    lambda view: _library(view.group("versions").data.get("net_plugin")),
-    group="versions",
-    source="NCCL_NET_PLUGIN, libnccl-net.so as the loader would find it",
-    absent=True,
-    nvidia=True,
-    say=warn,
-    remedy="Install the plugin on all nodes, or set NCCL_NET_PLUGIN=none for all",
-)
-packages = _alike(
-    "version.packages",
-    "set of packages",
-    "All nodes have the same packages.",
-    lambda view: view.group("versions").data.get("packages_hash"),
-    group="versions",
-    source=_METADATA,
-    say=warn,
-    remedy="Compare them: `clusterctl exec --diff -- pip freeze`",
-)
-driver = _alike(
-    "version.driver",
-    "GPU driver",
-    "All nodes have the same major version of the GPU driver. NCCL has to be equal, drivers do not.",
-    lambda view: _major(_driver(view)),
-    group=None,
-    source="NVML driver version, /sys/module/amdgpu/version",
-    say=warn,
-    remedy="Install the same driver on all nodes; whether each can run the job's CUDA is `version.cuda_driver`",
-)
-driver_minor = _alike(
-    "version.driver_minor",
-    "GPU driver release",
-    "All nodes have exactly the same GPU driver.",
-    _driver,
-    group=None,
-    source="NVML driver version, /sys/module/amdgpu/version",
-    say=warn,
-)
-gpu_model = _alike(
-    "version.gpu_model",
-    "GPU model",
-    "All nodes have GPUs of one model.",
-    lambda view: sorted({d["v"]["name"] for d in gpus.used_gpus(view) if d.get("v", {}).get("name")}) or None,
-    group=None,
-    source="NVML device name, `product_name` of AMD",
-    say=warn,
-    remedy=(
-        "A run over mixed models goes at the speed of the slowest; `severity: {version.gpu_model: ignore}` accepts it"
-    ),
-)
-kernel = _alike(
-    "version.kernel",
-    "kernel",
-    "All nodes run the same kernel.",
-    lambda view: view.group("host").data.get("kernel"),
-    group="host",
-    source="uname",
-    say=warn,
-)
-arch = _alike(
-    "version.arch",
-    "processor architecture",
-    "All nodes have the same processor architecture.",
-    lambda view: view.group("host").data.get("arch"),
-    group="host",
-    source="uname",
-    say=warn,
-)
+@_same_on_all_nodes("version.python", "Python")
+def python(view: View) -> str:
+    """All nodes run the job with the same minor version of Python.
+
+    Source: package metadata in the job's Python (nothing is imported)
+    """
+    return ".".join(str(view.group("versions").data.get("python")).split(".")[:2])
 
 
-@cluster_check(
-    name="version.vbios",
-    family=_FAMILY,
-    source="VBIOS version (NVML, `vbios_version` of AMD) of all GPUs of one board (model and PCI subsystem)",
-    threshold="the same on all: makers of one model have firmware of their own",
-    severity="WARN",
-    remedy="Ask the vendor for the firmware that the others have",
-    action=Action.CONTACT_SUPPORT,
-    gpu=True,
-    vendors=JUDGED,
+@_same_on_all_nodes("version.torch", "torch", absent=True)
+def torch(view: View) -> Any:
+    """All nodes have the same torch. Different ones hang at the first collective or die minutes later.
+
+    Source: package metadata in the job's Python (nothing is imported)
+    """
+    return view.group("versions").data.get("torch")
+
+
+@_same_on_all_nodes("version.cuda", "CUDA build of torch", absent=True)
+def cuda(view: View) -> Any:
+    """All nodes have torch built for the same CUDA.
+
+    Source: package metadata in the job's Python (nothing is imported)
+    """
+    return view.group("versions").data.get("torch_cuda")
+
+
+@_same_on_all_nodes("version.nccl", "NCCL", absent=True, gpu=True)
+def nccl(view: View) -> Any:
+    """All nodes have the same NCCL. Mixed versions hang.
+
+    Source: what torch would load, without loading it: LD_PRELOAD, package metadata in the job's Python, else the
+        library that the loader would find (conda, NVIDIA's containers); a plugin of its network is
+        `version.nccl_plugin`
+    """
+    versions = view.group("versions").data
+    version = versions.get("nccl")
+    return _UNKNOWN if version is None and versions.get("nccl_from") is not None else version
+
+
+@remedy(Action.FIX_CONFIG, "Install the plugin on all nodes, or set NCCL_NET_PLUGIN=none for all")
+@_same_on_all_nodes("version.nccl_plugin", "network plugin of NCCL", absent=True, gpu=True, severity="WARN")
+def nccl_plugin(view: View) -> str | None:
+    """NCCL reaches other nodes by the same library on all nodes (aws-ofi-nccl, or its own). Mixed ones hang.
+
+    Source: NCCL_NET_PLUGIN, libnccl-net.so as the loader would find it
+    """
+    path = view.group("versions").data.get("net_plugin")
+    return path.rpartition("/")[2] if path else None
+
+
+@remedy(Action.FIX_CONFIG, "Compare them: `clusterctl exec --diff -- pip freeze`")
+@_same_on_all_nodes("version.packages", "set of packages", severity="WARN")
+def packages(view: View) -> Any:
+    """All nodes have the same packages.
+
+    Source: package metadata in the job's Python (nothing is imported)
+    """
+    return view.group("versions").data.get("packages_hash")
+
+
+@remedy(
+    Action.FIX_CONFIG,
+    "Install the same driver on all nodes; whether each can run the job's CUDA is `version.cuda_driver`",
 )
+@_same_on_all_nodes("version.driver", "GPU driver", None, severity="WARN")
+def driver(view: View) -> str | None:
+    """All nodes have the same major version of the GPU driver. NCCL has to be equal, drivers do not.
+
+    Source: NVML driver version, /sys/module/amdgpu/version
+    """
+    version = _driver(view)
+    return version.partition(".")[0] if version else None
+
+
+@_same_on_all_nodes("version.driver_minor", "GPU driver release", None, severity="WARN")
+def driver_minor(view: View) -> str | None:
+    """All nodes have exactly the same GPU driver.
+
+    Source: NVML driver version, /sys/module/amdgpu/version
+    """
+    return _driver(view)
+
+
+@remedy(
+    Action.FIX_CONFIG,
+    "A run over mixed models goes at the speed of the slowest; `severity: {version.gpu_model: ignore}` accepts it",
+)
+@_same_on_all_nodes("version.gpu_model", "GPU model", None, severity="WARN")
+def gpu_model(view: View) -> list[str] | None:
+    """All nodes have GPUs of one model.
+
+    Source: NVML device name, `product_name` of AMD
+    """
+    return sorted({d["v"]["name"] for d in gpus.used_gpus(view) if d.get("v", {}).get("name")}) or None
+
+
+@_same_on_all_nodes("version.kernel", "kernel", "host", severity="WARN")
+def kernel(view: View) -> Any:
+    """All nodes run the same kernel.
+
+    Source: uname
+    """
+    return view.group("host").data.get("kernel")
+
+
+@_same_on_all_nodes("version.arch", "processor architecture", "host", severity="WARN")
+def arch(view: View) -> Any:
+    """All nodes have the same processor architecture.
+
+    Source: uname
+    """
+    return view.group("host").data.get("arch")
+
+
+@remedy(Action.CONTACT_SUPPORT, "Ask the vendor for the firmware that the others have")
+@cluster_check("version.vbios", _FAMILY, severity="WARN", gpu=True, vendors=JUDGED)
 def vbios(view: ClusterView) -> Iterable[Outcome]:
-    """GPUs of one board have the same firmware."""
+    """GPUs of one board have the same firmware.
+
+    Source: VBIOS version (NVML, `vbios_version` of AMD) of all GPUs of one board (model and PCI subsystem)
+    Healthy: the same on all: makers of one model have firmware of their own
+    """
     return compare.compare_gpus(view, lambda device: gpus.value(device, "vbios"), "VBIOS")
 
 
-@cluster_check(
-    name="version.code",
-    family=_FAMILY,
-    source="content hash of the synced code, told by each node",
-    threshold="the same on all nodes",
-    severity="FAIL",
-    remedy="Sync again (`clusterctl sync`), or find who changes files on that node",
-    action=Action.FIX_CONFIG,
-)
+@remedy(Action.FIX_CONFIG, "Sync again (`clusterctl sync`), or find who changes files on that node")
+@cluster_check("version.code", _FAMILY)
 def code(view: ClusterView) -> Iterable[Outcome]:
-    """All nodes have the same code."""
+    """All nodes have the same code.
+
+    Source: content hash of the synced code, told by each node
+    Healthy: the same on all nodes
+    """
     hashes = {node.node: node.controller.get("code_hash") for node in view.views}
     silent = [name for name, told in hashes.items() if told is None]
     if silent:
@@ -309,23 +281,19 @@ _OWN = frozenset({"CUDA_VISIBLE_DEVICES", "NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "
 _MOST = 8
 
 
-@cluster_check(
-    name="version.environment",
-    family="Versions",
-    source=(
-        "NCCL_*, CUDA_*, FI_*, LD_LIBRARY_PATH and LD_PRELOAD in the environment of a process started as a worker is, "
-        "and nccl.conf; values are compared by salted hashes, the home is left out of them"
-    ),
-    threshold=(
-        "the same on all nodes, except what a node has its own of (devices, interfaces, files) and what the cluster "
-        "file sets for one host alone"
-    ),
-    severity="WARN",
-    remedy="Set it in `env` of the cluster file, for all nodes; a login file of one node may say something else",
-    action=Action.FIX_CONFIG,
+@remedy(
+    Action.FIX_CONFIG,
+    "Set it in `env` of the cluster file, for all nodes; a login file of one node may say something else",
 )
+@cluster_check("version.environment", "Versions", severity="WARN")
 def environment(view: ClusterView) -> Iterable[Outcome]:
-    """All nodes tell NCCL, CUDA and the loader the same."""
+    """All nodes tell NCCL, CUDA and the loader the same.
+
+    Source: NCCL_*, CUDA_*, FI_*, LD_LIBRARY_PATH and LD_PRELOAD in the environment of a process started as a worker is,
+        and nccl.conf; values are compared by salted hashes, the home is left out of them
+    Healthy: the same on all nodes, except what a node has its own of (devices, interfaces, files) and what the cluster
+        file sets for one host alone
+    """
     told = {node.node: hashes for node in view.views if (hashes := _hashes(node)) is not None}
     if not told:
         return [unknown("no node tells its environment")]

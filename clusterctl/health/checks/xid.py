@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from clusterctl.health.check import View, node_check
+from clusterctl.health.check import View, node_check, remedy
 from clusterctl.health.checks import device_errors, gpus
 from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
 from clusterctl.health.model import Action, Outcome, Status, Symptom, fail, ok, warn
@@ -212,19 +212,10 @@ def judge_event(code: int, text: str = "", grade: str = "") -> Judgement | None:
     return Judgement(hard, entry.action, meaning, entry.confirmed)
 
 
+@remedy(Action.RESET_GPU, "Follow the action; `severity: {xid.N: ignore}` silences one code")
 @node_check(
-    name="gpu.xid",
-    family="XID and SXid",
-    source="kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted by GPU and code",
-    threshold=(
-        "no hardware XID. One that a reset repairs: within `lookback` seconds FAIL, WARN once the GPU is well again "
-        "(XID 154 to None after it; or recovery action none, every call answered, no uncorrected memory error). One "
-        "that asks for a reboot: FAIL for the rest of this boot. Application errors WARN; `fail_contained` XIDs 94 on "
-        "one GPU within `lookback` FAIL"
-    ),
-    severity="FAIL",
-    remedy="Follow the action; `severity: {xid.N: ignore}` silences one code",
-    action=Action.RESET_GPU,
+    "gpu.xid",
+    "XID and SXid",
     gpu=True,
     group="kernel_log",
     root="recovery action, ECC counters and remapped rows speak for the GPUs; during a run the driver reports XIDs",
@@ -235,6 +226,12 @@ def xid(view: View) -> Iterator[Outcome]:
     """Errors that the driver reported since boot, weighed by NVIDIA's catalogue.
 
     An application's fault never fails a node.
+
+    Source: kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted by GPU and code
+    Healthy: no hardware XID. One that a reset repairs: within `lookback` seconds FAIL, WARN once the GPU is well again
+        (XID 154 to None after it; or recovery action none, every call answered, no uncorrected memory error). One that
+        asks for a reboot: FAIL for the rest of this boot. Application errors WARN; `fail_contained` XIDs 94 on one GPU
+        within `lookback` FAIL
     """
     events = _events(view)
     outcomes = [outcome for event in events if (outcome := _weigh(view, event, events)) is not None]
