@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from clusterctl.agent.protocol.sample_types import GpuSample, HealthSample
+from clusterctl.agent.protocol.record_types import GpuSample, HealthSample
 from clusterctl.formatting import duration_text, format_size
 from clusterctl.health.checks import amd, device_errors, gpu_memory, storage, thermal, xid
 from clusterctl.health.context import Context

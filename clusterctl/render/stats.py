@@ -14,7 +14,7 @@ from clusterctl.render.table import Cell, Column, render_table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.sample_types import HealthSample
+    from clusterctl.agent.protocol.record_types import HealthSample
     from clusterctl.render.console import Terminal
 
 _IDLE_PERCENT = 10

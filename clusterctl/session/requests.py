@@ -11,7 +11,7 @@ from clusterctl.agent.protocol import command_types, requests
 from clusterctl.agent.protocol.command_types import Facts
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.agent.protocol.process_types import EvidenceAnswer
+from clusterctl.agent.protocol.record_types import EvidenceAnswer
 from clusterctl.agent.protocol.validators import ValidationError
 from clusterctl.validation.derivation import derive_object
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from clusterctl.agent.protocol import events, frames
-from clusterctl.agent.protocol.dataclass_json import parse_dataclass
+from clusterctl.agent.protocol.requests import parse_dataclass
 from clusterctl.agent.protocol.validators import ValidationError
 from clusterctl.validation.derivation import derive_object
 

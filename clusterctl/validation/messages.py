@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol import command_types
 from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.agent.protocol.process_types import RankEvidence
+from clusterctl.agent.protocol.record_types import RankEvidence
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.agent.protocol.validators import ValidationError
 from clusterctl.validation.derivation import derive_object

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from clusterctl.agent.protocol.frames import FrameError
-from clusterctl.agent.protocol.sample_types import ActivitySample, HealthSample
+from clusterctl.agent.protocol.record_types import ActivitySample, HealthSample
 from clusterctl.agent.protocol.validators import any_json
 from clusterctl.validation.derivation import derive_object
 

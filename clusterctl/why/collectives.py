@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.process_types import FlightRecorderEntry
+    from clusterctl.agent.protocol.record_types import FlightRecorderEntry
     from clusterctl.why.evidence import RankSnapshot
 
 _DEFAULT = "0"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.agent.protocol.process_types import FlightRecorderEntry, ProcessState, TcpConnection
+    from clusterctl.agent.protocol.record_types import FlightRecorderEntry, ProcessState, TcpConnection
     from clusterctl.why.verdict import Class
 
 

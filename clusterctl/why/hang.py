@@ -27,7 +27,7 @@ from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from clusterctl.agent.protocol.process_types import TcpConnection
+    from clusterctl.agent.protocol.record_types import TcpConnection
     from clusterctl.why.collectives import MissingRanks
     from clusterctl.why.evidence import Evidence, Node, Rank, RankSnapshot
 

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.agent.linux import helper_process
 from clusterctl.agent.linux.event_loop import EventLoop
-from clusterctl.agent.protocol import commands, frames, request_errors
+from clusterctl.agent.protocol import commands, frames
 from clusterctl.agent.serve.session import Session
 from clusterctl.agent.supervisor.control_server import ControlServer
 
@@ -48,7 +48,7 @@ def aside_of_serve(error: Exception, _place: Path) -> dict[str, Any]:
         raise error
 
     outcome = helper_process.parse_result(helper_process.run_in_helper(fail, 10.0))
-    assert isinstance(outcome, request_errors.RequestError)
+    assert isinstance(outcome, commands.RequestError)
     answer: dict[str, Any] = outcome.answer(1)["error"]
     return answer
 
@@ -76,11 +76,9 @@ def in_the_supervisor(error: Exception, place: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("error", "kind", "message", "hint"),
     [
+        pytest.param(commands.make_refused_error("no", "try another"), "refused", "no", "try another", id="a refusal"),
         pytest.param(
-            request_errors.make_refused_error("no", "try another"), "refused", "no", "try another", id="a refusal"
-        ),
-        pytest.param(
-            request_errors.StateRootError("no place", "make one"), "refused", "no place", "make one", id="no root"
+            commands.make_refused_error("no place", "make one"), "refused", "no place", "make one", id="no root"
         ),
         pytest.param(KeyError("workdir"), "bad_request", "missing 'workdir'", None, id="a name is missing"),
         pytest.param(ValueError("no number"), "bad_request", "no number", None, id="a wrong value"),

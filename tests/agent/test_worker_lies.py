@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.agent.inject import status
 from clusterctl.agent.linux import proc
-from clusterctl.agent.protocol.sample_types import WorkerStatusSample
+from clusterctl.agent.protocol.record_types import WorkerStatusSample
 from clusterctl.agent.supervisor.exit_status import read_error_file
 from clusterctl.run.rules import blame
 from clusterctl.validation.derivation import derive_object

@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from clusterctl import errors
-from clusterctl.agent.protocol import bounds, process_types, validators
+from clusterctl.agent.protocol import bounds, record_types, validators
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.run.rules import controller_events
 
@@ -115,7 +115,7 @@ def _examples(kinds: Iterable[type], path: Path, run: str) -> Iterator[dict[str,
             yield {"kind": kind.KIND, **fields}  # type: ignore[attr-defined]
 
 
-_IMPORTED_NAMES = {"bounds": bounds, **vars(validators), **vars(process_types), **vars(errors), "Annotated": Annotated}
+_IMPORTED_NAMES = {"bounds": bounds, **vars(validators), **vars(record_types), **vars(errors), "Annotated": Annotated}
 """What the annotations of events name, and import for the type checker alone."""
 
 
@@ -134,7 +134,7 @@ def _example(name: str, annotation: str, run: str) -> Any:
         return {"node": "localhost.1", "run": run}[name]
     if name in _SENSIBLE:
         return _SENSIBLE[name]
-    declaration = getattr(process_types, annotation, None)
+    declaration = getattr(record_types, annotation, None)
     if declaration is not None:
         hints = get_type_hints(declaration, localns=_IMPORTED_NAMES)
         return {key: _example(key, _name_type(note), run) for key, note in hints.items()}

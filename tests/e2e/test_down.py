@@ -29,7 +29,7 @@ from tests.lab.locks import lock_holder
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.process_types import RemainingProcess
+    from clusterctl.agent.protocol.record_types import RemainingProcess
     from tests.e2e.conftest import LocalHead
 
 FOREVER: dict[str, Any] = {"command": "exec sleep 600", "grace": "1s"}

@@ -23,11 +23,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clusterctl.agent.inject import status
+from clusterctl.agent.inject import status as worker_status
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.agent.protocol import worker_status
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameDecoder, FrameError
-from clusterctl.agent.protocol.sample_types import WorkerStatusSample
+from clusterctl.agent.protocol.record_types import WorkerStatusSample
 from clusterctl.config.spec import ClusterSpec, HostSpec, StallSpec
 from clusterctl.errors import ClusterctlError, ConfigError
 from clusterctl.logs.time_index import TimeIndex

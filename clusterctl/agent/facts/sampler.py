@@ -38,7 +38,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from clusterctl.agent.protocol import sample_types
+    from clusterctl.agent.protocol import record_types
 
 INTERVAL = 15.0
 PASS_DEADLINE = 5.0
@@ -51,7 +51,7 @@ _CPU_SECONDS = 0.25
 """Seconds over which a single sample measures the CPUs."""
 
 
-def sample_machine() -> sample_types.MachineSample:
+def sample_machine() -> record_types.MachineSample:
     """Return the machine's part of a single sample; CPU is measured over the next moment."""
     machine = _Machine()
     machine.read()
@@ -59,7 +59,7 @@ def sample_machine() -> sample_types.MachineSample:
     return machine.read()
 
 
-def sample_gpus() -> sample_types.GpuSamples:
+def sample_gpus() -> record_types.GpuSamples:
     """Return the GPUs' part of a sample. It asks the driver in this process, which may hang: call it in a child."""
     return sample_session(None)
 
@@ -95,7 +95,7 @@ class _Machine:
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None
 
-    def read(self) -> sample_types.MachineSample:
+    def read(self) -> record_types.MachineSample:
         sizes = proc.read_meminfo()
         total, available = sizes.get("MemTotal", 0), sizes.get("MemAvailable", 0)
         load = (sysfs.read_text("/", "/proc/loadavg") or "").split()
@@ -120,9 +120,9 @@ class _Machine:
         return round(100 * (1 - (now[1] - before[1]) / (now[0] - before[0])), 1)
 
 
-def _disks() -> list[sample_types.DiskSpace]:
+def _disks() -> list[record_types.DiskSpace]:
     """Measure local file systems only: a hung mount must not stop the sampler."""
-    disks: list[sample_types.DiskSpace] = []
+    disks: list[record_types.DiskSpace] = []
     for path in ("/", "/tmp", "/dev/shm"):  # noqa: S108, RUF100
         try:
             statvfs = os.statvfs(path)
@@ -131,7 +131,7 @@ def _disks() -> list[sample_types.DiskSpace]:
         # A read-only image is always full.
         if statvfs.f_flag & os.ST_RDONLY:
             continue
-        entry: sample_types.DiskSpace = {
+        entry: record_types.DiskSpace = {
             "path": path,
             "free": statvfs.f_bavail * statvfs.f_frsize,
             "total": statvfs.f_blocks * statvfs.f_frsize,
@@ -151,7 +151,7 @@ class _DriverChild:
         self._buffer = b""
         self._not_before = 0.0
 
-    def ask(self, deadline: float) -> sample_types.GpuSamples:
+    def ask(self, deadline: float) -> record_types.GpuSamples:
         """Return the GPU part of a sample, at `deadline` (monotonic) at the latest."""
         if self._pid is None:
             if time.monotonic() < self._not_before:
@@ -184,7 +184,7 @@ class _DriverChild:
         self._pid, self._requests, self._answers = pid, requests, answers
         self._asked_at, self._buffer = None, b""
 
-    def _answer(self, deadline: float) -> sample_types.GpuSamples:
+    def _answer(self, deadline: float) -> record_types.GpuSamples:
         while b"\n" not in self._buffer:
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0 or not select.select([self._answers], [], [], remaining_s)[0]:
@@ -196,10 +196,10 @@ class _DriverChild:
         line, _, self._buffer = self._buffer.partition(b"\n")
         # It may be the late answer to a request that was stuck, and then it is the newest.
         self._asked_at = None
-        sample: sample_types.GpuSamples = json.loads(line)
+        sample: record_types.GpuSamples = json.loads(line)
         return sample
 
-    def _stuck(self) -> sample_types.GpuSamples:
+    def _stuck(self) -> record_types.GpuSamples:
         assert self._pid is not None
         assert self._asked_at is not None
         stuck_s = round(time.monotonic() - self._asked_at, 1)
@@ -207,7 +207,7 @@ class _DriverChild:
         sample = _without("stuck", f"the driver has not answered for {stuck_s:.0f} s")
         return {**sample, "stuck_s": stuck_s, "state": state, "wchan": wchan}
 
-    def _ended(self) -> sample_types.GpuSamples:
+    def _ended(self) -> record_types.GpuSamples:
         assert self._pid is not None
         os.close(self._requests)
         os.close(self._answers)
@@ -250,7 +250,7 @@ class LinkCounter:
         self._first = {index: session.links(index) for index in session.indices} if readable else {}
         self._watched = set(self._first) if readable and session.vendor == "amd" else set[int]()
 
-    def add(self, sample: sample_types.GpuSamples) -> None:
+    def add(self, sample: record_types.GpuSamples) -> None:
         """Add to a sample the number of links that each watched GPU has lost."""
         self._watched |= {xid["gpu"] for xid in sample["xids"] if xid["xid"] == _NVLINK_ERROR} & set(self._first)
         for gpu in sample["gpus"]:
@@ -258,7 +258,7 @@ class LinkCounter:
                 gpu["links_lost"] = self._first[gpu["gpu"]] - self._session.links(gpu["gpu"])
 
 
-def sample_session(session: Any) -> sample_types.GpuSamples:
+def sample_session(session: Any) -> record_types.GpuSamples:
     """Return the GPUs' part of a sample, or why there is none; without a session it opens one."""
     if session is None:
         session = gpu_library.open_gpus()
@@ -269,11 +269,11 @@ def sample_session(session: Any) -> sample_types.GpuSamples:
     return {"status": "ok", "reason": None, "gpus": [_gpu(device) for device in session.sample()]}
 
 
-def _without(status: str, reason: str) -> sample_types.GpuSamples:
+def _without(status: str, reason: str) -> record_types.GpuSamples:
     return {"status": status, "reason": reason, "gpus": [], "xids": []}
 
 
-def _gpu(device: dict[str, Any]) -> sample_types.GpuSample:
+def _gpu(device: dict[str, Any]) -> record_types.GpuSample:
     values = device["v"]
     memory, rows = values.get("memory") or {}, values.get("remapped") or [None] * 4
     trouble = {name: word for name, word in device["err"].items() if word in TROUBLE}

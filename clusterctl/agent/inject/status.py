@@ -12,14 +12,31 @@ from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.syscalls import read_bytes
-from clusterctl.agent.protocol import worker_status
+from clusterctl.agent.protocol import validators
+from clusterctl.agent.protocol.validators import (
+    COUNT,
+    PID,
+    list_of,
+    mapping_of,
+    number,
+    object_of,
+    optional,
+    string,
+    tuple_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, Callable
 
-    from clusterctl.agent.protocol.process_types import ChildFailure, FlightRecorderEntry, WorkerError
-    from clusterctl.agent.protocol.sample_types import StackDumpOffer, WorkerStatus, WorkerStatusSample
+    from clusterctl.agent.protocol.record_types import (
+        ChildFailure,
+        FlightRecorderEntry,
+        StackDumpOffer,
+        WorkerError,
+        WorkerStatus,
+        WorkerStatusSample,
+    )
 
     T = TypeVar("T")
 
@@ -28,6 +45,53 @@ _WANTS_PYTHON = "wants-python"
 _RANK_DIGITS, _MAX_RANKS = 7, 1024
 _MAX_FLIGHT_RECORD_ENTRIES, _MAX_NAME_LENGTH = 128, 200
 _MAX_MESSAGE_LENGTH, _MAX_TRACEBACK_LENGTH = 8192, 32768
+
+
+_TIME = optional(number())
+_DISPLAY_FIELDS = {
+    "frameworks": list_of(string(200), 64),
+    "facts": mapping_of(string(200), validators.any_json(3, 256, 200), 256),
+    "degraded": mapping_of(string(200), string(1024), 64),
+}
+validate_status = object_of(
+    {
+        "pid": PID,
+        "step": optional(COUNT),
+        "source": optional(string(200)),
+        "beats": COUNT,
+        "seq": optional(mapping_of(string(1024), tuple_of(COUNT, COUNT), 4096)),
+        "backend": optional(string(200)),
+        "timeout_s": optional(number(0.0)),
+        "start_time": COUNT,
+        "tid": PID,
+        "time": number(),
+        "progress_time": _TIME,
+        "main_time": _TIME,
+        "phase": optional(object_of({"name": string(200), "since": number(), "limit_s": number(0.0)})),
+    },
+    {"looks": COUNT, "held": COUNT},
+)
+"""Validate the status file that the shim in a worker writes. By hand, since the head alone can read the bounds of
+`record_types.WorkerStatus`.
+"""
+
+
+def sanitize_status(report: WorkerStatus) -> WorkerStatus:
+    """Validate a status file; fields that only people read are emptied if they do not fit.
+
+    Raises:
+        FrameError: Another field does not fit.
+    """
+    validate_status(report)
+    return {**report, **{name: _sanitize_field(name, report.get(name)) for name in _DISPLAY_FIELDS}}  # type: ignore[typeddict-item]
+
+
+def _sanitize_field(name: str, value: Any) -> Any:
+    try:
+        _DISPLAY_FIELDS[name](value)
+    except validators.ValidationError:
+        return [] if name == "frameworks" else {}
+    return value
 
 
 def read_status(status_dir: str, rank: int, now: float) -> WorkerStatusSample | None:
@@ -40,7 +104,7 @@ def read_status(status_dir: str, rank: int, now: float) -> WorkerStatusSample | 
     """
     data = read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json"))
     try:
-        status = worker_status.sanitize_status(json.loads(data)) if data else None
+        status = sanitize_status(json.loads(data)) if data else None
     except (ValueError, RecursionError):
         return None
     process = proc.read_stat(status["pid"]) if status else None

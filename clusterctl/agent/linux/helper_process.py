@@ -15,7 +15,7 @@ import time
 
 import clusterctl.agent
 from clusterctl.agent.linux import spawn, syscalls
-from clusterctl.agent.protocol import commands, frames, request_errors
+from clusterctl.agent.protocol import commands, frames
 
 TYPE_CHECKING = False
 
@@ -89,7 +89,7 @@ def _run_task(task: Task, write: int, keep: Iterable[int]) -> NoReturn:
         try:
             out.message({"result": task(out)})
         except Exception as error:
-            out.message({"error": request_errors.convert_to_request_error(error).answer(0)["error"]})
+            out.message({"error": commands.convert_to_request_error(error).answer(0)["error"]})
     finally:
         os._exit(0)
 
@@ -99,13 +99,13 @@ def parse_result(messages: list[Message]) -> TaskResult:
     last = messages[-1] if messages else {}
     if "error" in last:
         error = last["error"]
-        return request_errors.RequestError(commands.ErrorKind(error["kind"]), error["message"], error["hint"])
+        return commands.RequestError(commands.ErrorKind(error["kind"]), error["message"], error["hint"])
     if "at" in last:
-        return request_errors.make_failed_error(
+        return commands.make_failed_error(
             f"{last['at']} does not answer", "a file system may hang: `clusterctl health` checks each mount"
         )
     result: Message | None = last.get("result")
-    return request_errors.make_failed_error("the process that did it was killed") if result is None else result
+    return commands.make_failed_error("the process that did it was killed") if result is None else result
 
 
 def run_in_helper(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[Message]:

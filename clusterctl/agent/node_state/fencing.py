@@ -11,12 +11,11 @@ import os
 import time
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.protocol.commands import ErrorKind
-from clusterctl.agent.protocol.request_errors import RequestError
+from clusterctl.agent.protocol.commands import ErrorKind, RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.process_types import ExitRecord
+    from clusterctl.agent.protocol.record_types import ExitRecord
 
 _FENCE_WRITE_TIMEOUT_S = 2.0
 """Signals wait this long for the fence file: a disk that hangs must not keep the workers alive."""

@@ -16,14 +16,14 @@ import stat
 from clusterctl.agent.linux import filesystems
 from clusterctl.agent.linux.syscalls import read_bytes, read_json
 from clusterctl.agent.protocol import run_files
+from clusterctl.agent.protocol.commands import make_refused_error
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
-from clusterctl.agent.protocol.request_errors import StateRootError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clusterctl.agent.protocol.process_types import ExitRecord, SpawnRecord
+    from clusterctl.agent.protocol.record_types import ExitRecord, SpawnRecord
 
 
 # --- the state root
@@ -56,7 +56,7 @@ def make_state_root() -> str:
     """Make and check the state root of this user on this machine; return its path.
 
     Raises:
-        StateRootError: It cannot be written, or belongs to another user.
+        RequestError: It cannot be written, or belongs to another user.
     """
     root = choose_state_root(dict(os.environ), os.path.expanduser("~"), os.getuid())
     try:
@@ -64,14 +64,14 @@ def make_state_root() -> str:
         info = os.lstat(root)
         if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode):
             what = f"belongs to uid {info.st_uid}" if stat.S_ISDIR(info.st_mode) else "is not a folder"
-            raise StateRootError(f"{root} {what}", "set XDG_STATE_HOME to a folder of your own on a local disk")
+            raise make_refused_error(f"{root} {what}", "set XDG_STATE_HOME to a folder of your own on a local disk")
         if info.st_mode & 0o022:
             # A umask of 002 leaves it group-writable, and whoever may write here could replace the folder of a run.
             os.chmod(root, 0o700)
         _check_writable(root)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StateRootError(
+        raise make_refused_error(
             f"cannot keep state in {root}: {reason}", "set XDG_STATE_HOME to a local folder"
         ) from error
     return root

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.node_state import run_dir
-from clusterctl.agent.protocol import request_errors
+from clusterctl.agent.protocol import commands
 
 if TYPE_CHECKING:
     from typing import Callable
@@ -46,7 +46,7 @@ def store_or_restore_secrets(run: RunDir, start: Start, tell: Callable[[str], No
         return start
     secrets = syscalls.read_json(folder) if folder is not None else None
     if secrets is None:
-        raise request_errors.make_refused_error(
+        raise commands.make_refused_error(
             f"the secrets of run {run.run} are not kept on this node: {', '.join(listed['names'])}",
             "only the controller that was given them can restart it: start the run anew",
         )

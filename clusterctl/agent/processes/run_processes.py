@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.processes.run_markers import RunMarkers
-    from clusterctl.agent.protocol.process_types import LeftoverProcess, SurvivingProcess
+    from clusterctl.agent.protocol.record_types import LeftoverProcess, SurvivingProcess
 
 _ROOT = 0
 _QUERY_TIMEOUT_S, _ALL_QUERIES_TIMEOUT_S = 1.0, 5.0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.proc import ProcessStat
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_markers import RunMarkers
-    from clusterctl.agent.protocol.process_types import SurvivingProcess
+    from clusterctl.agent.protocol.record_types import SurvivingProcess
 
 _GIVE_UP_AFTER_S = 10.0
 """Seconds after the first SIGKILL until survivors are given up and named, unless the kernel still tears them down."""

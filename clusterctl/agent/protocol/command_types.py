@@ -10,7 +10,7 @@ from typing_extensions import NotRequired, Required, TypedDict
 
 from clusterctl.agent.protocol import bounds
 from clusterctl.agent.protocol.commands import FIRST_AGENT_STREAM, LOGIN_VARIABLES, MAX_LOGIN_VALUE_CHARS
-from clusterctl.agent.protocol.process_types import SurvivingProcesses
+from clusterctl.agent.protocol.record_types import SurvivingProcesses
 from clusterctl.agent.protocol.validators import MaxItems, integer, string
 
 

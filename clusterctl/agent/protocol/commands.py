@@ -1,4 +1,4 @@
-"""The commands that a controller sends to a node, and the messages that carry them. No I/O, no clock.
+"""The commands that a controller sends to a node, and the messages and errors that answer them. No I/O, no clock.
 
 A request carries the epoch of the controller and gets one answer with its id. `command_types` has the arguments and the
 answer of each command; docs/protocol.md describes streams and pushes. A peer ignores fields that it does not know, so
@@ -8,6 +8,8 @@ either side may add some.
 from __future__ import annotations
 
 from enum import Enum
+
+from clusterctl.agent.protocol.frames import FrameTooLargeError
 
 TYPE_CHECKING = False
 
@@ -93,9 +95,52 @@ def make_answer(identity: int, result: Mapping[str, object]) -> Message:
     return {"id": identity, "result": result}
 
 
-def make_error_answer(identity: int, kind: ErrorKind, message: str, hint: str | None = None) -> Message:
-    """Return the error that answers a request."""
-    return {"id": identity, "error": {"kind": kind.value, "message": message, "hint": hint}}
+class RequestError(Exception):
+    """A request that is not carried out.
+
+    Attributes:
+        kind: The kind of the error.
+        hint: A remedy for the reader, or `None`.
+    """
+
+    def __init__(self, kind: ErrorKind, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.hint = hint
+
+    def answer(self, identity: int) -> Message:
+        """Return the message that answers the request."""
+        return {"id": identity, "error": {"kind": self.kind.value, "message": str(self), "hint": self.hint}}
+
+
+def make_refused_error(message: str, hint: str | None = None) -> RequestError:
+    """Return the error for a valid request that must not be carried out now."""
+    return RequestError(ErrorKind.REFUSED, message, hint)
+
+
+def make_failed_error(message: str, hint: str | None = None) -> RequestError:
+    """Return the error for a request that was tried and failed."""
+    return RequestError(ErrorKind.FAILED, message, hint)
+
+
+def convert_to_request_error(error: Exception) -> RequestError:
+    """Return the request error for any exception, with the same words in every process of the agent."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, FrameTooLargeError):
+        return make_failed_error(f"the answer cannot be sent: {error}", "ask for less at once")
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return make_failed_error(f"{where}{error.strerror or error}")
+    # Requests are parsed where they are used, so these errors are mistakes in a request rather than in the agent.
+    if isinstance(error, (KeyError, TypeError, ValueError)):
+        lacking = "missing " if isinstance(error, KeyError) else ""
+        return RequestError(ErrorKind.BAD_REQUEST, f"{lacking}{error}")
+    return make_failed_error(f"the agent failed: {error!r}")
+
+
+EXPECTED_ERRORS = (RequestError, OSError, KeyError, TypeError, ValueError)
+"""For any other exception the agent also prints the traceback."""
 
 
 NETWORK_INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")

@@ -9,14 +9,14 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Union
 
-from clusterctl.agent.protocol.dataclass_json import parse_dataclass
 from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.agent.protocol.requests import parse_dataclass
 
 if TYPE_CHECKING:
     from typing import Annotated
 
     from clusterctl.agent.protocol import bounds
-    from clusterctl.agent.protocol.process_types import (
+    from clusterctl.agent.protocol.record_types import (
         ChildFailure,
         LeftoverProcesses,
         OutsideSignal,

@@ -9,7 +9,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.process_types import ProcessState, RankEvidence
+    from clusterctl.agent.protocol.record_types import ProcessState, RankEvidence
 
 _STALL = re.compile(r"stall-([1-9]\d*)")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.facts import storage
 from clusterctl.agent.node_state import run_dir
-from clusterctl.agent.protocol import commands, file_list, frames, request_errors
+from clusterctl.agent.protocol import commands, frames, requests
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.serve import workdirs
 from clusterctl.agent.serve.run_summary import summarize_run
@@ -42,7 +42,7 @@ def list_missing_files(
     folder, name = _choose_target(arguments)
     files = rename_first_part(entries, name)
     if name is not None and os.path.exists(f"{folder}/{name}") and any("/" in path for path, *_ in files):
-        raise request_errors.make_refused_error(
+        raise commands.make_refused_error(
             f"{folder}/{name} is a file, and a folder is to be copied there", "choose another name"
         )
     need = _list_differing_files(file_tree.FileTree(folder), files)
@@ -68,9 +68,7 @@ def _choose_target(arguments: command_types.CopyArguments) -> tuple[str, str | N
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise request_errors.make_refused_error(
-            f"cannot make the folder {folder}: {error.strerror or error}"
-        ) from error
+        raise commands.make_refused_error(f"cannot make the folder {folder}: {error.strerror or error}") from error
     return folder, name
 
 
@@ -94,9 +92,7 @@ def _refuse_code_of_live_runs(root: str, paths: set[str]) -> None:
         for path in synced_code.SyncedWorkdir(folder, root).list_synced_files():
             if os.path.join(folder, path) in paths:
                 hint = f"`clusterctl down {run.run}`, wait for it, or copy to another place"
-                raise request_errors.make_refused_error(
-                    f"{folder}/{path} is code that run {run.run} was started with", hint
-                )
+                raise commands.make_refused_error(f"{folder}/{path} is code that run {run.run} was started with", hint)
 
 
 class SyncGuard:
@@ -128,7 +124,7 @@ class SyncGuard:
                 and os.path.relpath(whole, place.folder) in place.list_synced_files()
             ):
                 text = f"{whole} was written by a sync while this copy ran"
-                raise request_errors.make_refused_error(text, "copy it again once no run needs it, or to another place")
+                raise commands.make_refused_error(text, "copy it again once no run needs it, or to another place")
 
     def _list_workspaces(self, path: str) -> list[synced_code.SyncedWorkdir]:
         """Return a workspace for each folder above a path: any of them may be the workdir of a sync."""
@@ -192,7 +188,7 @@ def _list_needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> co
 
 def _describe_sync(place: synced_code.SyncedWorkdir, run: str | None, data: bytes) -> command_types.ManifestAnswer:
     """Return what a sync would change, and the live run that uses the workdir."""
-    entries = file_list.decode_file_list(data)
+    entries = requests.decode_file_list(data)
     found = place.diff({path: entry for path, *entry in entries})
     return {
         **_list_needed(entries, found.changed_files),
@@ -242,7 +238,7 @@ class _FileCommands:
 
         def look(_out: HelperOutput) -> command_types.ManifestAnswer:
             starting = lock.wait_for_lock()
-            entries = file_list.decode_file_list(data)
+            entries = requests.decode_file_list(data)
             user = _find_live_run(place.folder, place.root, run) or starting
             return _list_needed(entries, place.prepare_sync({path: entry for path, *entry in entries}, user, run))
 
@@ -252,7 +248,7 @@ class _FileCommands:
                 self._session.answer_error(request_id, outcome)
                 return
             if outcome["need"]:
-                entries = file_list.decode_file_list(data)
+                entries = requests.decode_file_list(data)
                 files = [entries[number] for number in outcome["need"]]
                 self._transfers[stream] = _PendingTransfer(
                     lambda: place.make_receiver(files), lambda: self._session.workdir_locks.downgrade(place)
@@ -291,14 +287,14 @@ class _FileCommands:
         root = self._session.root
 
         def lacking(_out: HelperOutput) -> command_types.CopyAnswer:
-            return list_missing_files(arguments, file_list.decode_file_list(data), root)
+            return list_missing_files(arguments, requests.decode_file_list(data), root)
 
         def looked(outcome: TaskResult) -> None:
             if isinstance(outcome, Exception):
                 self._session.answer_error(request_id, outcome)
                 return
             if outcome["need"]:
-                entries = rename_first_part(file_list.decode_file_list(data), outcome["name"])
+                entries = rename_first_part(requests.decode_file_list(data), outcome["name"])
                 files, tree = [entries[number] for number in outcome["need"]], file_tree.FileTree(outcome["folder"])
                 watch = SyncGuard(tree.folder, [path for path, *_ in files], root)
                 self._transfers[stream] = _PendingTransfer(
@@ -313,7 +309,7 @@ class _FileCommands:
     ) -> command_types.ReceiveAnswer | None:
         stream = int(arguments["stream"])
         if arguments["manifest"] not in self._transfers:
-            raise request_errors.RequestError(commands.ErrorKind.BAD_REQUEST, "these files were not compared")
+            raise commands.RequestError(commands.ErrorKind.BAD_REQUEST, "these files were not compared")
         transfer = self._transfers.pop(arguments["manifest"])
         receiver = transfer.make_receiver()
         if receiver.is_complete:
@@ -395,9 +391,7 @@ def _refuse_too_many_files(names: list[str], pattern: str) -> None:
         frames.encode_message({"files": [[name, _MAX_FILE_BYTES, 0o7777] for name in names], "id": _MAX_FILE_BYTES})
     except frames.FrameTooLargeError as error:
         text = f"`{pattern}` matches {len(names)} files, more than an answer can name"
-        raise request_errors.make_refused_error(
-            text, "fetch them in parts, or put them into one archive there"
-        ) from error
+        raise commands.make_refused_error(text, "fetch them in parts, or put them into one archive there") from error
 
 
 def _send_file(out: HelperOutput, stream: int, offset: int, path: str) -> tuple[int, int] | None:

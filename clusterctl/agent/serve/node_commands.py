@@ -9,7 +9,7 @@ import os
 
 from clusterctl.agent.linux import addresses, helper_process, spawn
 from clusterctl.agent.linux.spawn import encode_peer_text
-from clusterctl.agent.protocol import request_errors
+from clusterctl.agent.protocol import commands
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.serve import child_processes, hello
 
@@ -151,7 +151,7 @@ class _NodeCommands:
         def end(status: int) -> None:
             try:
                 self._session.answer(request_id, _parse_facts(bytes(output[1]), bytes(output[2]), status, python))
-            except request_errors.RequestError as error:
+            except commands.RequestError as error:
                 self._session.answer_error(request_id, error)
 
         request: command_types.FactsRequest = arguments.get("request") or {}
@@ -244,7 +244,7 @@ def make_python_setup(arguments: command_types.ProgramArguments) -> child_proces
 
         try:
             python = workers.resolve_python(os.fsdecode(program.cwd), arguments.get("python"), arguments["python_hint"])
-        except (request_errors.RequestError, OSError):
+        except (commands.RequestError, OSError):
             # A program that needs no Python can run all the same.
             return program
         return replace_environment(program, spawn.prepend_program_folder(encode_peer_text(python), program.env))
@@ -262,6 +262,4 @@ def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> comm
             return facts
     ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {os.WEXITSTATUS(status)}"
     tail = (errors or output)[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
-    raise request_errors.make_failed_error(
-        f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else "")
-    )
+    raise commands.make_failed_error(f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else ""))

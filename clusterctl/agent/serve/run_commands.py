@@ -15,7 +15,7 @@ from clusterctl.agent import inject
 from clusterctl.agent.node_state import fencing, output_offsets, run_dir, secrets
 from clusterctl.agent.node_state.output_offsets import OffsetTable
 from clusterctl.agent.processes import run_processes
-from clusterctl.agent.protocol import evidence_files, request_errors, run_files
+from clusterctl.agent.protocol import commands, evidence_files, run_files
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.serve import workdirs
 from clusterctl.agent.serve.run_summary import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.node_state.journal import NodeState
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol.process_types import RankProcess
+    from clusterctl.agent.protocol.record_types import RankProcess
     from clusterctl.agent.serve.session import Handler, Session
 
 _MAX_READ_BYTES = 4 << 20
@@ -65,7 +65,7 @@ class _RunCommands:
         name = str(arguments["file"])
         match = _OUTPUT_FILE.fullmatch(name)
         if match is None and name not in (run_files.JOURNAL_FILE, run_files.SAMPLES_FILE):
-            raise request_errors.RequestError(ErrorKind.BAD_REQUEST, f"no file of a run: `{name}`")
+            raise commands.RequestError(ErrorKind.BAD_REQUEST, f"no file of a run: `{name}`")
         offset, length = int(arguments["offset"]), max(0, min(int(arguments["length"]), _MAX_READ_BYTES))
         try:
             output = run_files.parse_attempt_and_rank(name)
@@ -74,9 +74,7 @@ class _RunCommands:
             else:
                 piece = _read_output(run, *output, offset, length, self._session.journal_states.of(run))
         except FileNotFoundError as error:
-            raise request_errors.RequestError(
-                ErrorKind.NOT_FOUND, f"run {run.run} has no {name} on this node"
-            ) from error
+            raise commands.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} has no {name} on this node") from error
         return {
             "offset": piece.offset,
             "size": piece.size,
@@ -182,13 +180,13 @@ def _remove_run(run: RunDir, state: NodeState) -> int:
         RequestError: A process of the run still lives.
     """
     if has_supervisor(run) and state.state not in ("finished", "swept", "new"):
-        raise request_errors.make_refused_error(
+        raise commands.make_refused_error(
             f"run {run.run} still has a supervisor on this node", "`clusterctl down` ends it"
         )
     running = find_remaining_processes(run, state)
     if running:
         names = ", ".join(str(one.pid) for one in running[:5])
-        raise request_errors.make_refused_error(
+        raise commands.make_refused_error(
             f"processes of run {run.run} still live on this node: {names}", "`clusterctl down` ends them"
         )
     # A run whose end was never reported may have files on the tmpfs; its directory names them.

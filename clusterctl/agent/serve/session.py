@@ -9,7 +9,7 @@ from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.event_loop import EventLoop, FrameChannel
 from clusterctl.agent.node_state import fencing, run_dir
 from clusterctl.agent.node_state.run_dir import RunDir
-from clusterctl.agent.protocol import commands, frames, request_errors
+from clusterctl.agent.protocol import commands, frames
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.serve.child_processes import ChildProcesses
 from clusterctl.agent.serve.follow_sender import FollowSender
@@ -114,11 +114,11 @@ class Session:
 
     def answer_error(self, request_id: int, error: Exception) -> None:
         """Answer a request with an error."""
-        if not isinstance(error, request_errors.EXPECTED_ERRORS):
+        if not isinstance(error, commands.EXPECTED_ERRORS):
             import traceback
 
             traceback.print_exc()
-        self.channel.send(request_errors.convert_to_request_error(error).answer(request_id))
+        self.channel.send(commands.convert_to_request_error(error).answer(request_id))
 
     def run_task(self, request_id: int, task: Task) -> None:
         """Run a task in a fork and answer the request with its result."""
@@ -138,7 +138,7 @@ class Session:
         """The state root.
 
         Raises:
-            StateRootError: This node has no usable place for our state.
+            RequestError: This node has no usable place for our state.
         """
         if self._root is None:
             self._root = run_dir.make_state_root()
@@ -165,9 +165,7 @@ class Session:
         """
         run = self.get_run(arguments)
         if not os.path.isdir(run.path):
-            raise request_errors.RequestError(
-                ErrorKind.NOT_FOUND, f"no run {run.run} of node {run.node} on this machine"
-            )
+            raise commands.RequestError(ErrorKind.NOT_FOUND, f"no run {run.run} of node {run.node} on this machine")
         return run
 
     def check_epoch(self, run: RunDir, epoch: int | None) -> None:
@@ -181,7 +179,7 @@ class Session:
         key = (run.run, run.node)
         try:
             fencing.check_epoch(run.epoch, int(epoch))
-        except request_errors.RequestError:
+        except commands.RequestError:
             self._release_run(key)
             raise
         if key not in self._epochs:
@@ -236,7 +234,7 @@ class Session:
     def _make_forwarder(self, command: Command) -> Handler:
         def forward(request_id: int, arguments: Any, epoch: int | None) -> Result:
             if epoch is None:
-                raise request_errors.RequestError(ErrorKind.BAD_REQUEST, f"`{command.value}` needs an epoch")
+                raise commands.RequestError(ErrorKind.BAD_REQUEST, f"`{command.value}` needs an epoch")
             if command is Command.PREPARE:
                 run = self.get_run(arguments)
                 run.make()
@@ -288,13 +286,13 @@ class Session:
 
     def _follow(self, _identity: int, arguments: Any, epoch: int | None) -> Result:
         # These modules import dataclasses, which would take half of the agent's start.
-        from clusterctl.agent.protocol import dataclass_json, requests
+        from clusterctl.agent.protocol import requests
 
-        follow = dataclass_json.parse_dataclass(requests.Follow, arguments)
+        follow = requests.parse_dataclass(requests.Follow, arguments)
         run = self.find_run(arguments)
         self.check_epoch(run, epoch)
         if not os.path.exists(run.journal):
-            raise request_errors.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} was not prepared on this node")
+            raise commands.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} was not prepared on this node")
         self._follow_sender.follow(run, follow)
         if epoch is not None and self._needs_supervisor((run.run, run.node)):
             self.get_link(run).ensure_supervisor()

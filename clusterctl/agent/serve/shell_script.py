@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent import inject
 from clusterctl.agent.linux import proc, spawn
-from clusterctl.agent.protocol.commands import ErrorKind
-from clusterctl.agent.protocol.request_errors import RequestError
+from clusterctl.agent.protocol.commands import ErrorKind, RequestError
 from clusterctl.agent.serve.node_commands import build_program, make_python_setup, resolve_folder
 
 if TYPE_CHECKING:

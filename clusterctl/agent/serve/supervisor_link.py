@@ -16,7 +16,7 @@ from clusterctl.agent.linux.event_loop import FrameChannel
 from clusterctl.agent.node_state import journal
 from clusterctl.agent.node_state.journal import fold_journal
 from clusterctl.agent.processes import run_markers, supervisor_lookup, termination
-from clusterctl.agent.protocol import commands, frames, request_errors
+from clusterctl.agent.protocol import commands, frames
 from clusterctl.agent.serve import run_summary
 from clusterctl.agent.supervisor import supervisor
 
@@ -178,7 +178,7 @@ class SupervisorLink:
         for pending in resent:
             if pending.tries >= _MAX_TRIES:
                 pending.answer_once(
-                    request_errors.make_failed_error(
+                    commands.make_failed_error(
                         f"the supervisor ended {_MAX_TRIES} times{self._read_last_log_line()}"
                     ).answer(0)
                 )
@@ -224,7 +224,7 @@ class SupervisorLink:
             pending.answer_once(commands.make_answer(0, {"why": stuck}))
         else:
             pending.answer_once(
-                request_errors.make_failed_error(
+                commands.make_failed_error(
                     stuck, "it ends when what it waits for answers; the machine may have to be restarted"
                 ).answer(0)
             )
@@ -265,4 +265,4 @@ class SupervisorLink:
         queue, self._queue = self._queue, []
         for pending in queue:
             with contextlib.suppress(OSError):
-                pending.answer_once(request_errors.make_failed_error(message).answer(0))
+                pending.answer_once(commands.make_failed_error(message).answer(0))

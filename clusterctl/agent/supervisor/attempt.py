@@ -14,7 +14,7 @@ from clusterctl.agent.linux import cgroup, ports, proc, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.node_state import fencing
 from clusterctl.agent.processes import run_processes, termination
-from clusterctl.agent.protocol import dataclass_json, events, request_errors, requests
+from clusterctl.agent.protocol import commands, events, requests
 from clusterctl.agent.supervisor import (
     exit_status,
     gpu_claims,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.node_state.journal import NodeState
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_markers import RunMarkers
-    from clusterctl.agent.protocol.process_types import (
+    from clusterctl.agent.protocol.record_types import (
         ExitRecord,
         LeftoverProcess,
         OutsideSignal,
@@ -100,12 +100,12 @@ class Attempt:
                 self._make_folders()
                 workers.write_prepare(self._run, self.prepare, self.python)
             except (gpu_claims.GpuClaimError, ports.PortError) as error:
-                raise request_errors.make_refused_error(str(error)) from error
+                raise commands.make_refused_error(str(error)) from error
             except OSError as error:
                 if syscalls.is_disk_full(error):
                     whose = "1 worker" if len(self.prepare.ranks) == 1 else f"{len(self.prepare.ranks)} workers"
-                    raise request_errors.make_refused_error(f"no space left for the output of {whose}") from error
-                raise request_errors.convert_to_request_error(error) from error
+                    raise commands.make_refused_error(f"no space left for the output of {whose}") from error
+                raise commands.convert_to_request_error(error) from error
             undo.pop_all()
         self.ports.release_unused()
 
@@ -131,18 +131,16 @@ class Attempt:
             RequestError: The attempt is ending or has ended, or a worker could not be started.
         """
         if self.shutdown.stopped_at is not None or self.shutdown.is_swept:
-            raise request_errors.make_refused_error(f"attempt {self.number} is stopped on this node already")
+            raise commands.make_refused_error(f"attempt {self.number} is stopped on this node already")
         if not self.python:
-            raise request_errors.make_refused_error(
-                f"what attempt {self.number} was prepared with is lost on this node"
-            )
+            raise commands.make_refused_error(f"what attempt {self.number} was prepared with is lost on this node")
         try:
             self.claims.take(self.prepare.gpus)
         except gpu_claims.GpuClaimError as error:
-            raise request_errors.make_refused_error(str(error)) from error
+            raise commands.make_refused_error(str(error)) from error
         if start.inject and not workers.install_shim(self._run):
             start = dataclasses.replace(start, inject=False)
-        planned = [dataclass_json.parse_dataclass(requests.WorkerStart, one) for one in start.workers]
+        planned = [requests.parse_dataclass(requests.WorkerStart, one) for one in start.workers]
         self.started = True
         self.watch_ports(self.ports.numbers)
         if self.known_processes.cgroup is None:

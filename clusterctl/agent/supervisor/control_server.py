@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Union
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.linux.event_loop import FrameChannel
-from clusterctl.agent.protocol import commands, frames, request_errors
+from clusterctl.agent.protocol import commands, frames
 
 if TYPE_CHECKING:
     import socket
@@ -72,9 +72,9 @@ class ControlServer:
             result = action()
         except Exception as error:
             # `serve` has validated the request, so a missing key here is a bug of ours.
-            if not isinstance(error, (request_errors.RequestError, frames.FrameError, OSError)):
+            if not isinstance(error, (commands.RequestError, frames.FrameError, OSError)):
                 self._log(traceback.format_exc())
-            message = request_errors.convert_to_request_error(error).answer(identity)
+            message = commands.convert_to_request_error(error).answer(identity)
         else:
             if isinstance(result, DeferredReply):
                 result.resolve = lambda action: self._reply(channel, identity, action)

@@ -19,7 +19,7 @@ from clusterctl.agent.node_state import run_dir
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.proc import ProcessIdentity
-    from clusterctl.agent.protocol.process_types import ExitRecord, WorkerError
+    from clusterctl.agent.protocol.record_types import ExitRecord, WorkerError
     from clusterctl.agent.supervisor.workers import Worker
 
 _UNKNOWN_WAITER_S = 2.0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, cast
 
 from clusterctl.agent import inject
 from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
-from clusterctl.agent.protocol import dataclass_json, events, request_errors, requests
+from clusterctl.agent.protocol import commands, events, requests
 from clusterctl.agent.supervisor import workers
 from clusterctl.agent.supervisor.control_server import DeferredReply
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import EventLoop, Timer
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_markers import RunMarkers
-    from clusterctl.agent.protocol.process_types import SpawnRecord
+    from clusterctl.agent.protocol.record_types import SpawnRecord
     from clusterctl.agent.supervisor.attempt import Attempt
     from clusterctl.agent.supervisor.waiter import WaiterConfig
     from clusterctl.agent.supervisor.workers import Worker, WorkerToStart
@@ -345,7 +345,7 @@ def _read_forked_worker(
         on_refused(f"rank {one.rank} could not be forked: {answer['refused']}")
         return None
     if "error" in answer:
-        raise request_errors.make_failed_error(f"cannot start rank {one.rank}: {answer['error']}")
+        raise commands.make_failed_error(f"cannot start rank {one.rank}: {answer['error']}")
     return workers.make_worker(one.rank, one.local_rank, cast("SpawnRecord", answer))
 
 
@@ -372,7 +372,7 @@ class ForkServerManager:
         """Provide a forkserver for an attempt that requests one; the one of the last attempt may serve again."""
         wanted = attempt.prepare.forked
         self._attempt, self._warned_reasons = attempt, set()
-        self._request = None if wanted is None else dataclass_json.parse_dataclass(requests.Forked, wanted)
+        self._request = None if wanted is None else requests.parse_dataclass(requests.Forked, wanted)
         if self._request is None:
             self.close()
             return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import EventLoop
     from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.node_state.run_dir import RunDir
-    from clusterctl.agent.protocol import sample_types
+    from clusterctl.agent.protocol import record_types
     from clusterctl.agent.supervisor.attempt import Attempt
 
 _FIRST_SECONDS = 5.0
@@ -44,7 +44,7 @@ class SampleFile:
         self._max_bytes = max_bytes
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def write(self, attempt: int, kind: str, values: sample_types.ActivitySample | sample_types.HealthSample) -> None:
+    def write(self, attempt: int, kind: str, values: record_types.ActivitySample | record_types.HealthSample) -> None:
         """Append one sample, by default with the present time."""
         now = {"t": round(time.time(), 3), "m": round(time.monotonic(), 3)}
         record = {**now, **values, "attempt": attempt, "kind": kind}
@@ -74,7 +74,7 @@ class SampleThinning:
         self._since: float | None = None
         self._written = float("-inf")
 
-    def should_skip(self, sample: sample_types.ActivitySample) -> bool:
+    def should_skip(self, sample: record_types.ActivitySample) -> bool:
         """Return whether a sample (see `activity.Sampler.sample`) need not be written."""
         now = float(sample["m"])
         if not all(_is_making_progress(rank) for rank in sample["ranks"].values()):
@@ -88,7 +88,7 @@ class SampleThinning:
         return False
 
 
-def _is_making_progress(rank: sample_types.RankActivity) -> bool:
+def _is_making_progress(rank: record_types.RankActivity) -> bool:
     """Return whether a rank has just made progress and reports this itself."""
     inside = rank["inside"]
     if not rank["alive"] or inside is None or inside["phase"] is not None or inside["progress_age_s"] is None:
@@ -157,7 +157,7 @@ class ActivitySampler:
         if not data:
             self.stop()
 
-    def _write_sample(self, sample: sample_types.ActivitySample) -> None:
+    def _write_sample(self, sample: record_types.ActivitySample) -> None:
         """Write a sample unless it can be skipped."""
         if not self._steadiness.should_skip(sample):
             self._samples.write(self._attempt.number, "activity", sample)
@@ -183,7 +183,7 @@ class HealthSampler:
         self,
         loop: EventLoop,
         seconds: float,
-        on_sample: Callable[[sample_types.HealthSample], None],
+        on_sample: Callable[[record_types.HealthSample], None],
         died: Callable[[str], None],
     ) -> None:
         self._loop, self._seconds = loop, seconds
@@ -223,7 +223,7 @@ class HealthSampler:
             with contextlib.suppress(ValueError):
                 value = json.loads(line)
                 if isinstance(value, dict):
-                    sample: sample_types.HealthSample = value  # type: ignore[assignment]
+                    sample: record_types.HealthSample = value  # type: ignore[assignment]
                     self._on_sample(sample)
 
     def _close(self) -> None:

@@ -20,13 +20,13 @@ from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.node_state import fencing, fsync_queue, journal, secrets, supervisor_lock, tmpfiles
 from clusterctl.agent.node_state.journal import apply_event, fold_journal
 from clusterctl.agent.processes import run_markers, supervisor_lookup
-from clusterctl.agent.protocol import commands, dataclass_json, events, request_errors, requests
+from clusterctl.agent.protocol import commands, events, requests
 from clusterctl.agent.supervisor import control_server, forkserver, gpu_claims, sampling, workers
 from clusterctl.agent.supervisor.attempt import Attempt
 
 if TYPE_CHECKING:
     from clusterctl.agent.node_state.run_dir import RunDir
-    from clusterctl.agent.protocol.sample_types import HealthSample
+    from clusterctl.agent.protocol.record_types import HealthSample
 
 
 TICK_S = 0.25
@@ -267,27 +267,23 @@ class Supervisor:
         for name, action in self._commands.items():
             if command == name.value:
                 return action(arguments)
-        raise request_errors.RequestError(
-            commands.ErrorKind.BAD_REQUEST, f"the supervisor knows no command {command!r}"
-        )
+        raise commands.RequestError(commands.ErrorKind.BAD_REQUEST, f"the supervisor knows no command {command!r}")
 
     # --- commands
 
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        prepare = dataclass_json.parse_dataclass(requests.Prepare, arguments)
+        prepare = requests.parse_dataclass(requests.Prepare, arguments)
         if self._state.finished is not None:
-            raise request_errors.make_refused_error(f"run {self._run.run} is finished on this node")
+            raise commands.make_refused_error(f"run {self._run.run} is finished on this node")
         attempt = self._attempt
         if attempt is not None and not attempt.shutdown.is_swept:
             if prepare.attempt != attempt.number or attempt.shutdown.stopped_at is not None:
-                raise request_errors.make_refused_error(
+                raise commands.make_refused_error(
                     f"attempt {attempt.number} of run {self._run.run} has not ended on this node"
                 )
             return self._build_prepared_reply(attempt)
         if prepare.attempt <= self._state.attempt:
-            raise request_errors.make_refused_error(
-                f"attempt {prepare.attempt} of run {self._run.run} is over on this node"
-            )
+            raise commands.make_refused_error(f"attempt {prepare.attempt} of run {self._run.run} is over on this node")
         attempt = self._new_attempt(prepare)
         attempt.prepare_node()
         self._fsync_queue.add(self._run.prepare)
@@ -301,10 +297,10 @@ class Supervisor:
         return {"ports": list(self._state.ports), "run_dir": self._run.path, "python": attempt.python}
 
     def _start(self, arguments: dict[str, Any]) -> control_server.Reply:
-        start = dataclass_json.parse_dataclass(requests.Start, arguments)
+        start = requests.parse_dataclass(requests.Start, arguments)
         attempt = self._attempt
         if attempt is None or attempt.number != start.attempt:
-            raise request_errors.make_refused_error(
+            raise commands.make_refused_error(
                 f"attempt {start.attempt} of run {self._run.run} is not prepared on this node"
             )
         start = secrets.store_or_restore_secrets(self._run, start, functools.partial(self._alarm, "memory"))
@@ -312,7 +308,7 @@ class Supervisor:
         return self._forking.when_ready(functools.partial(attempt.start, start), started)
 
     def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        stop = dataclass_json.parse_dataclass(requests.Stop, arguments)
+        stop = requests.parse_dataclass(requests.Stop, arguments)
         if self._attempt is not None:
             self._attempt.shutdown.stop(stop.grace, stop.reason)
             self._forking.run_waiting_starts()
@@ -324,9 +320,7 @@ class Supervisor:
             self._attempt.close_unstarted()
             if not self._attempt.shutdown.is_swept:
                 number = self._attempt.number
-                raise request_errors.make_refused_error(
-                    f"attempt {number} of run {self._run.run} has not ended on this node"
-                )
+                raise commands.make_refused_error(f"attempt {number} of run {self._run.run} has not ended on this node")
         if self._state.finished is None:
             self._record(events.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
         self._forking.close()

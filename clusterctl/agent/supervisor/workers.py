@@ -16,7 +16,7 @@ from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.linux.spawn import encode_peer_text
 from clusterctl.agent.node_state import run_dir
-from clusterctl.agent.protocol import dataclass_json, frames, request_errors, requests
+from clusterctl.agent.protocol import commands, frames, requests
 from clusterctl.agent.supervisor import shell_errors, waiter
 from clusterctl.agent.workdir import file_tree, synced_code
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.node_state.journal import NodeState
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_markers import RunMarkers
-    from clusterctl.agent.protocol.process_types import SpawnRecord
+    from clusterctl.agent.protocol.record_types import SpawnRecord
 
     WorkerToStart = tuple[requests.WorkerStart, waiter.WaiterConfig]
     StartWorkers = Callable[[Sequence[WorkerToStart]], Iterator["Worker"]]
@@ -76,9 +76,9 @@ def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
             return path
     if python and os.path.isdir(os.path.join(workdir, os.path.expanduser(python))):
         hint = f"name the interpreter in it: `{python}/bin/python`"
-        raise request_errors.make_refused_error(f"no interpreter `{python}` on this node, but a folder", hint)
+        raise commands.make_refused_error(f"no interpreter `{python}` on this node, but a folder", hint)
     named = f"`{python}`" if python else "python3"
-    raise request_errors.make_refused_error(
+    raise commands.make_refused_error(
         f"no interpreter {named} on this node", "set `python` of this host to one that is there"
     )
 
@@ -136,7 +136,7 @@ def wants_python(argv: list[str], workdir: str) -> bool:
         return False
     try:
         return bool(_run_in_child(functools.partial(_look_for_python, argv, workdir), _FILES_TIMEOUT_S)["wants_python"])
-    except request_errors.RequestError:
+    except commands.RequestError:
         return False
 
 
@@ -148,7 +148,7 @@ def _look_for_python(argv: list[str], workdir: str, out: HelperOutput) -> dict[s
 def _check_script(path: str, out: HelperOutput) -> dict[str, Any]:
     out.message({"at": path})
     if not os.path.exists(path):
-        raise request_errors.make_refused_error(
+        raise commands.make_refused_error(
             f"there is no file `{path}` on this node", "set `job.script` to one that is there"
         )
     return {}
@@ -159,7 +159,7 @@ def _check_code(run: RunDir, prepare: requests.Prepare, out: HelperOutput) -> di
     difference = synced_code.SyncedWorkdir(prepare.workdir, run.root).find_change(prepare.code_hash or "")
     if difference is not None:
         text = f"{prepare.workdir} does not hold the code that was synced for run {run.run}: {difference}"
-        raise request_errors.make_refused_error(text, "start it again, or set another `workdir`")
+        raise commands.make_refused_error(text, "start it again, or set another `workdir`")
     return {}
 
 
@@ -247,7 +247,7 @@ def fork_waiter_for(rank: int, config: waiter.WaiterConfig) -> int:
     try:
         return waiter.fork_waiter(config)[1]
     except OSError as error:
-        raise request_errors.make_failed_error(f"cannot start rank {rank}: {error.strerror}") from error
+        raise commands.make_failed_error(f"cannot start rank {rank}: {error.strerror}") from error
 
 
 def start_workers(wanted: Sequence[WorkerToStart]) -> Iterator[Worker]:
@@ -272,10 +272,10 @@ def read_started_worker(rank: int, local_rank: int, descriptor: int) -> Worker:
     finally:
         os.close(descriptor)
     if answer is None:
-        raise request_errors.make_failed_error(f"cannot start rank {rank}: its waiter ended without a word")
+        raise commands.make_failed_error(f"cannot start rank {rank}: its waiter ended without a word")
     why = answer.get("error") or answer.get("refused")
     if why is not None:
-        raise request_errors.make_failed_error(f"cannot start rank {rank}: {why}")
+        raise commands.make_failed_error(f"cannot start rank {rank}: {why}")
     return make_worker(rank, local_rank, cast("SpawnRecord", answer))
 
 
@@ -362,7 +362,7 @@ def read_prepare(run: RunDir, state: NodeState) -> tuple[requests.Prepare, str]:
     """Return the `Prepare` of the newest attempt and its interpreter, which is "" if no worker can start any more."""
     stored = syscalls.read_json(run.prepare) or {}
     try:
-        prepare = dataclass_json.parse_dataclass(requests.Prepare, stored)
+        prepare = requests.parse_dataclass(requests.Prepare, stored)
     except frames.FrameError:
         prepare = requests.Prepare(run.run, run.node, -1, workdir="/", health_seconds=0.0)
     if prepare.attempt == state.attempt:

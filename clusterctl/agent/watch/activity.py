@@ -23,7 +23,7 @@ from clusterctl.agent.linux.syscalls import read_bytes, sleep_interval
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from clusterctl.agent.protocol import sample_types
+    from clusterctl.agent.protocol import record_types
 
 _SCAN_INTERVAL_S = 15.0
 _MAX_WATCHED = 200
@@ -67,7 +67,7 @@ class ActivitySampler:
         self._trees: dict[int, list[tuple[int, int]]] = {}
         self._scanned: float | None = None
 
-    def sample(self, now: float | None = None) -> sample_types.ActivitySample:
+    def sample(self, now: float | None = None) -> record_types.ActivitySample:
         """Sample all workers once.
 
         Args:
@@ -95,7 +95,7 @@ class ActivitySampler:
             members = list_process_tree(worker.pid, processes)
             self._trees[worker.rank] = [(process.pid, process.start_time) for process in members]
 
-    def _sample_rank(self, worker: WatchedWorker, now: float) -> sample_types.RankActivity:
+    def _sample_rank(self, worker: WatchedWorker, now: float) -> record_types.RankActivity:
         members = self._read_members(worker)
         root = next((process for process in members if process.pid == worker.pid), None)
         alive = root is not None and root.start_time == worker.start_time and root.state not in "ZX"
@@ -127,7 +127,7 @@ class ActivitySampler:
         processes = [(proc.read_stat(pid), start_time) for pid, start_time in identities]
         return [process for process, start_time in processes if process and process.start_time == start_time]
 
-    def _sample_launcher_rank(self, rank: int, now: float) -> sample_types.RankActivity:
+    def _sample_launcher_rank(self, rank: int, now: float) -> record_types.RankActivity:
         status = read_status(self._status_dir, rank, now)
         process = proc.read_stat(status["pid"]) if status else None
         transfer = _read_transfers(process.pid) if process else None

@@ -22,7 +22,7 @@ from clusterctl.agent.watch import stacks, tcp_connections
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.agent.protocol.process_types import EvidenceAnswer, ProcessState, RankEvidence, RankProcess
+    from clusterctl.agent.protocol.record_types import EvidenceAnswer, ProcessState, RankEvidence, RankProcess
 
 _WINDOW_S = 0.25
 _TAIL_BYTES = 64 * 1024

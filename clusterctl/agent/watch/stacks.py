@@ -21,7 +21,7 @@ from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.syscalls import read_bytes
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.sample_types import StackDumpOffer
+    from clusterctl.agent.protocol.record_types import StackDumpOffer
 
 _POLL_S = 0.02
 _DUMP_SETTLED_S = 0.06

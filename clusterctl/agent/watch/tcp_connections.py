@@ -13,7 +13,7 @@ from clusterctl.agent.linux.syscalls import read_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clusterctl.agent.protocol.process_types import TcpConnection
+    from clusterctl.agent.protocol.record_types import TcpConnection
 
 _STATES = {1: "established", 2: "syn-sent", 3: "syn-recv", 4: "fin-wait", 5: "fin-wait", 8: "close-wait", 9: "last-ack"}
 _MAX_DESCRIPTORS, _MAX_TABLE_LINES, _MAX_CONNECTIONS = 4096, 65536, 128

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.protocol import request_errors
+from clusterctl.agent.protocol import commands
 from clusterctl.agent.protocol.commands import ErrorKind
-from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
+from clusterctl.agent.protocol.requests import FOLDER_MODE, LINK_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ def check_relative_path(path: str) -> str:
     """
     parts = path.split("/")
     if not path or path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise request_errors.RequestError(ErrorKind.BAD_REQUEST, f"not a path inside the workdir: {path!r}")
+        raise commands.RequestError(ErrorKind.BAD_REQUEST, f"not a path inside the workdir: {path!r}")
     return path
 
 
@@ -61,7 +61,7 @@ def make_workdir(folder: str) -> None:
             os.chmod(ours, 0o700)
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise request_errors.make_failed_error(
+        raise commands.make_failed_error(
             f"cannot make the workdir {folder}: {error.strerror or error}",
             "set `workdir` of this host to a folder that its user can make there",
         ) from error
@@ -86,7 +86,7 @@ def refuse_without_space(folder: str, coming: Iterable[tuple[str, int]]) -> None
     free = _read_free_bytes(folder)
     if free is not None and max(needed, largest) > free:
         text = f"{folder} has {_format_mib(free)} free, and {_format_mib(max(needed, largest))} are to come"
-        raise request_errors.make_refused_error(text, _FREE_SPACE_HINT)
+        raise commands.make_refused_error(text, _FREE_SPACE_HINT)
 
 
 _FREE_SPACE_HINT = "free space there, or set `workdir` to a folder on another disk"
@@ -105,7 +105,7 @@ def _format_mib(count: int) -> str:
     return f"{count / 2**20:.1f} MiB"
 
 
-def make_write_error(folder: str, path: str, error: OSError, left: int = 0) -> request_errors.RequestError:
+def make_write_error(folder: str, path: str, error: OSError, left: int = 0) -> commands.RequestError:
     """Return the error for a file that cannot be written.
 
     Args:
@@ -116,10 +116,10 @@ def make_write_error(folder: str, path: str, error: OSError, left: int = 0) -> r
     """
     text = f"`{path}` cannot be written to {folder}: {error.strerror}"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return request_errors.make_failed_error(text)
+        return commands.make_failed_error(text)
     free = _read_free_bytes(folder)
     room = "" if free is None else f"{_format_mib(free)} free, "
-    return request_errors.make_refused_error(f"{text} ({room}{_format_mib(left)} still to come)", _FREE_SPACE_HINT)
+    return commands.make_refused_error(f"{text} ({room}{_format_mib(left)} still to come)", _FREE_SPACE_HINT)
 
 
 def remove_file(name: str, parent: int) -> None:
@@ -161,7 +161,7 @@ def find_matches(workdir: str, pattern: str, *, links: bool = False) -> Iterator
         RequestError: The pattern leads outside.
     """
     if os.path.isabs(pattern) or ".." in pattern.split("/"):
-        raise request_errors.RequestError(ErrorKind.BAD_REQUEST, f"not a pattern inside the workdir: {pattern!r}")
+        raise commands.RequestError(ErrorKind.BAD_REQUEST, f"not a pattern inside the workdir: {pattern!r}")
     top = os.path.realpath(workdir)
     for path in sorted(glob.glob(os.path.join(glob.escape(top), pattern), recursive=True)):
         if links or os.path.realpath(path).startswith(top.rstrip("/") + "/"):
@@ -364,7 +364,7 @@ class FileReceiver:
         view = memoryview(data)
         while view:
             if self.is_complete or self._open is None:
-                raise request_errors.RequestError(ErrorKind.BAD_REQUEST, "more data than the files announced")
+                raise commands.RequestError(ErrorKind.BAD_REQUEST, "more data than the files announced")
             part = view[: self._remaining_bytes]
             try:
                 syscalls.write_all(self._open[0], bytes(part))
@@ -401,7 +401,7 @@ class FileReceiver:
                 return
             self._finish()
 
-    def _not_written(self, error: OSError) -> request_errors.RequestError:
+    def _not_written(self, error: OSError) -> commands.RequestError:
         path = self._files[self._number][0]
         left = self._remaining_bytes + sum(int(size) for _, size, *_ in self._files[self._number + 1 :])
         return make_write_error(self._tree.folder, path, error, left)
@@ -412,7 +412,7 @@ class FileReceiver:
             return
         if self._digest.hexdigest() != digest:
             self.abandon()
-            raise request_errors.make_failed_error(f"`{path}` arrived with another content than announced")
+            raise commands.make_failed_error(f"`{path}` arrived with another content than announced")
         (fd, parent, temporary, name), self._open = self._open, None
         try:
             try:
@@ -429,14 +429,14 @@ class FileReceiver:
             remove_empty_folder(name, parent)
             os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
             self._hashes[path] = [info.st_size, info.st_mtime_ns, info.st_ino, digest]
-        except request_errors.RequestError:
+        except commands.RequestError:
             remove_file(temporary, parent)
             raise
         except OSError as error:
             remove_file(temporary, parent)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._not_written(error) from error
-            raise request_errors.make_failed_error(f"`{path}` cannot be put in place: {error.strerror}") from error
+            raise commands.make_failed_error(f"`{path}` cannot be put in place: {error.strerror}") from error
         finally:
             os.close(parent)
         self._count(path, mode, digest)
@@ -470,7 +470,7 @@ def _check_link_target(path: str, target: bytes) -> bytes:
     """
     reached = os.path.normpath(os.path.join(os.path.dirname(os.fsencode(path)), target))
     if reached.startswith(b"/") or f"{os.fsdecode(reached)}/".startswith("../") or not target:
-        raise request_errors.RequestError(ErrorKind.BAD_REQUEST, f"`{path}` is a link that leads out of the workdir")
+        raise commands.RequestError(ErrorKind.BAD_REQUEST, f"`{path}` is a link that leads out of the workdir")
     return target
 
 

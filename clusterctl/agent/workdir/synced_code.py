@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.protocol import request_errors
-from clusterctl.agent.protocol.file_list import FOLDER_MODE
+from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol.requests import FOLDER_MODE
 from clusterctl.agent.workdir.file_tree import (
     FileReceiver,
     FileTree,
@@ -162,7 +162,7 @@ class SyncedWorkdir(FileTree):
         changed = found.changed
         if changed and live is not None:
             many = f"{len(changed)} files" if len(changed) > 1 else "1 file"
-            raise request_errors.make_refused_error(
+            raise commands.make_refused_error(
                 f"run {live} uses {self.folder}, and {many} would change under it, `{changed[0]}` first",
                 f"wait for it, `clusterctl down {live}`, or set another `workdir`",
             )

@@ -21,7 +21,7 @@ from clusterctl.why.verdict import Confidence
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clusterctl.agent.protocol.process_types import RankEvidence
+    from clusterctl.agent.protocol.record_types import RankEvidence
     from clusterctl.render.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.why.verdict import Verdict

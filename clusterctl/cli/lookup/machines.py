@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.command_types import FactsRequest
-    from clusterctl.agent.protocol.sample_types import HealthSample
+    from clusterctl.agent.protocol.record_types import HealthSample
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState

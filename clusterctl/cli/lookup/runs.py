@@ -18,7 +18,7 @@ from clusterctl.run.rules.state import RunPhase
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.sample_types import ActivitySample
+    from clusterctl.agent.protocol.record_types import ActivitySample
     from clusterctl.render.console import Console
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState

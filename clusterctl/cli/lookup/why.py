@@ -18,7 +18,7 @@ from clusterctl.why.verdict import Confidence
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clusterctl.agent.protocol.process_types import RankEvidence
+    from clusterctl.agent.protocol.record_types import RankEvidence
     from clusterctl.run.rules.state import RunState
     from clusterctl.why.verdict import Verdict
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol import command_types, requests
     from clusterctl.agent.protocol.command_types import StatusAnswer
-    from clusterctl.agent.protocol.process_types import RemainingProcess
+    from clusterctl.agent.protocol.record_types import RemainingProcess
     from clusterctl.config.spec import HostSpec
     from clusterctl.run.controller.links import Redialed
     from clusterctl.run.controller.run import ControlledRun

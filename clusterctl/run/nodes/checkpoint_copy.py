@@ -12,7 +12,7 @@ import tempfile
 import threading
 from typing import TYPE_CHECKING, BinaryIO
 
-from clusterctl.agent.protocol import file_list
+from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.formatting import format_size
@@ -172,7 +172,7 @@ class CheckpointCopy:
                         counted.add(len(chunk))
                         yield chunk
 
-            copy_entries(session, place, file_list.encode_file_list([entry for _, entry in files]), contents)
+            copy_entries(session, place, requests.encode_file_list([entry for _, entry in files]), contents)
 
         _, errors = call_all({node: self._sessions[node] for node in targets}, one)
         raise_first(errors)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
+from clusterctl.agent.protocol.requests import FOLDER_MODE, LINK_MODE
 from clusterctl.config import path_rules
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import format_size

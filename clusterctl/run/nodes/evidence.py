@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol import process_types as types
+    from clusterctl.agent.protocol import record_types as types
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.session.session import Session
 

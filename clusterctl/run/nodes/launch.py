@@ -31,7 +31,7 @@ from clusterctl.session.requests import PREPARE, START
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from clusterctl.agent.protocol.process_types import RemainingProcess
+    from clusterctl.agent.protocol.record_types import RemainingProcess
     from clusterctl.plan.launch import LaunchPlan
     from clusterctl.plan.rendezvous import NodeInfo
     from clusterctl.run.nodes.checkpoints import Checkpoint

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.command_types import StatusAnswer
-    from clusterctl.agent.protocol.process_types import RemainingProcess
+    from clusterctl.agent.protocol.record_types import RemainingProcess
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.session import Session

@@ -10,7 +10,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol.file_list import FOLDER_MODE, LINK_MODE
+from clusterctl.agent.protocol.requests import FOLDER_MODE, LINK_MODE
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.path_rules import rename_workdir
 from clusterctl.config.spec import TransportKind, load_spec

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusterctl.agent.protocol import file_list
+from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.errors import AgentError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
@@ -53,7 +53,7 @@ class Upload:
     listing: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.listing = file_list.encode_file_list(self.entries)
+        self.listing = requests.encode_file_list(self.entries)
 
     @property
     def size(self) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from clusterctl.agent.protocol.process_types import RankEvidence
+    from clusterctl.agent.protocol.record_types import RankEvidence
     from clusterctl.run.record.rundir import RunDir
 
 _END_BYTES = 256 * 1024

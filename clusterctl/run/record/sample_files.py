@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from clusterctl.agent.protocol.sample_types import ActivitySample, HealthSample
+    from clusterctl.agent.protocol.record_types import ActivitySample, HealthSample
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState
 

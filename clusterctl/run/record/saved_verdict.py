@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from clusterctl.agent.protocol.process_types import RankEvidence
+    from clusterctl.agent.protocol.record_types import RankEvidence
     from clusterctl.run.record.rundir import RunDir
     from clusterctl.run.rules.state import RunState, StallView, WorkerState
     from clusterctl.why.evidence import IdleRank, RankTiming

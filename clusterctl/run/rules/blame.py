@@ -21,7 +21,7 @@ from clusterctl.why.verdict import Class, Confidence
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.process_types import LeftoverProcess, WorkerError
+    from clusterctl.agent.protocol.record_types import LeftoverProcess, WorkerError
 
 _PEER_LOSS = re.compile(
     "|".join(

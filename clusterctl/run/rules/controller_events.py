@@ -9,12 +9,12 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from clusterctl.agent.protocol.dataclass_json import parse_dataclass
 from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.agent.protocol.requests import parse_dataclass
 from clusterctl.errors import NodesError, UnhealthyError
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.process_types import RemainingProcess
+    from clusterctl.agent.protocol.record_types import RemainingProcess
     from clusterctl.errors import ClusterctlError
 
 

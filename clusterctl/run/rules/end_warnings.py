@@ -12,7 +12,7 @@ from clusterctl.why.verdict import shorten
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from clusterctl.agent.protocol.process_types import LeftoverProcess
+    from clusterctl.agent.protocol.record_types import LeftoverProcess
     from clusterctl.run.rules.state import NodeState, RunState, WorkerState
 
 

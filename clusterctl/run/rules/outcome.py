@@ -15,7 +15,7 @@ from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhas
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clusterctl.agent.protocol.process_types import RemainingProcess
+    from clusterctl.agent.protocol.record_types import RemainingProcess
 
 
 def determine_outcome(state: RunState) -> tuple[RunPhase, ExitCode]:

@@ -27,7 +27,7 @@ from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView,
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from clusterctl.agent.protocol.process_types import RemainingProcess
+    from clusterctl.agent.protocol.record_types import RemainingProcess
     from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.run.rules.blame import Cause
     from clusterctl.run.rules.state import RunState

@@ -14,7 +14,7 @@ from clusterctl.why.evidence import StackFrame
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from clusterctl.agent.protocol.process_types import RankEvidence
+    from clusterctl.agent.protocol.record_types import RankEvidence
 
 # faulthandler's own format: `File "x.py", line 3 in f`; 3.14 adds thread names in brackets.
 _THREAD = re.compile(

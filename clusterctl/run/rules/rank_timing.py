@@ -25,7 +25,7 @@ from clusterctl.why.stack_position import describe_wchan
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from clusterctl.agent.protocol.sample_types import ActivitySample, RankActivity, WorkerStatusSample
+    from clusterctl.agent.protocol.record_types import ActivitySample, RankActivity, WorkerStatusSample
 
 
 WINDOW_S = 300.0

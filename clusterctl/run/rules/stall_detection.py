@@ -28,7 +28,7 @@ from clusterctl.validation import samples
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from clusterctl.agent.protocol.sample_types import ActivitySample, PhaseAge, RankActivity, WorkerStatusSample
+    from clusterctl.agent.protocol.record_types import ActivitySample, PhaseAge, RankActivity, WorkerStatusSample
     from clusterctl.config.spec import StallSpec
 
 

@@ -32,7 +32,7 @@ from clusterctl.run.rules.blame import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.process_types import LeftoverProcess, RemainingProcess
+    from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingProcess
     from clusterctl.run.rules import controller_events as head
 
 

@@ -34,7 +34,7 @@ from clusterctl.run.rules.state import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from clusterctl.agent.protocol.process_types import RemainingProcess
+    from clusterctl.agent.protocol.record_types import RemainingProcess
 
 
 def apply_node_event(state: RunState, node: str, stamp: events.Stamp, event: events.Event) -> RunState:

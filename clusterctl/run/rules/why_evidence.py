@@ -21,7 +21,7 @@ from clusterctl.why.evidence import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from clusterctl.agent.protocol.process_types import FlightRecorderEntry, RankEvidence
+    from clusterctl.agent.protocol.record_types import FlightRecorderEntry, RankEvidence
     from clusterctl.run.rules.blame import Cause
     from clusterctl.run.rules.state import NodeState, RunState, WorkerState
 

@@ -25,7 +25,7 @@ from clusterctl.agent.watch.activity import WatchedWorker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from clusterctl.agent.protocol.process_types import RankProcess
+    from clusterctl.agent.protocol.record_types import RankProcess
 
 DEADLINE_S = 90.0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.protocol.process_types import FlightRecorderEntry
+    from clusterctl.agent.protocol.record_types import FlightRecorderEntry
     from clusterctl.why.evidence import Evidence
 
 VERSION: Final = "2.10"

@@ -22,7 +22,7 @@ from tests.lab.why.dumps import members
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from clusterctl.agent.protocol.process_types import FlightRecorderEntry
+    from clusterctl.agent.protocol.record_types import FlightRecorderEntry
     from clusterctl.why.evidence import Evidence
     from tests.lab.why.dumps import Dump
 

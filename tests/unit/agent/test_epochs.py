@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.node_state import fencing
-from clusterctl.agent.protocol.commands import ErrorKind
-from clusterctl.agent.protocol.request_errors import RequestError
+from clusterctl.agent.protocol.commands import ErrorKind, RequestError
 
 
 @pytest.fixture

@@ -140,11 +140,11 @@ def test_requests_and_answers_have_their_shapes() -> None:
         "epoch": 3,
     }
     assert commands.make_answer(7, {"ports": []}) == {"id": 7, "result": {"ports": []}}
-    assert commands.make_error_answer(7, ErrorKind.REFUSED, "no", "so") == {
+    assert commands.make_refused_error("no", "so").answer(7) == {
         "id": 7,
         "error": {"kind": "refused", "message": "no", "hint": "so"},
     }
-    assert commands.make_error_answer(7, ErrorKind.FAILED, "no")["error"]["hint"] is None
+    assert commands.make_failed_error("no").answer(7)["error"]["hint"] is None
     assert commands.make_heartbeat(4) == {"beat": 4}
     assert commands.make_heartbeat_answer(4, 1.5, 2.5, "b") == {"beat": 4, "wall": 1.5, "mono": 2.5, "boot": "b"}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from signal import Signals
 from typing import Any
 
-from clusterctl.agent.protocol.process_types import FlightRecorderEntry
+from clusterctl.agent.protocol.record_types import FlightRecorderEntry
 from clusterctl.why.evidence import Evidence, Node, Rank, RankExit, RankSnapshot, StackFrame
 from clusterctl.why.headline import find_headline
 

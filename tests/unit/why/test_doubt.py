@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.agent.protocol.process_types import FlightRecorderEntry
+from clusterctl.agent.protocol.record_types import FlightRecorderEntry
 from clusterctl.why.evidence import Evidence, Node, Rank, RankExit, RankSnapshot
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict

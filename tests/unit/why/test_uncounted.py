@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.agent.protocol.process_types import TcpConnection
+from clusterctl.agent.protocol.record_types import TcpConnection
 from clusterctl.why.evidence import RankSnapshot, StackFrame
 from clusterctl.why.judge import judge_run
 from clusterctl.why.verdict import Class, Confidence, Verdict
