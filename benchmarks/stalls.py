@@ -80,9 +80,9 @@ def bare_block():
     ours = dict(hooks)
     assert ours
     hooks.clear()
-    _clusterctl_shim.armed.beat.pause()
+    _clusterctl_shim.armed.writer.pause()
     seconds = block()
-    _clusterctl_shim.armed.beat.resume()
+    _clusterctl_shim.armed.writer.resume()
     hooks.update(ours)
     return seconds
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.agent.inject.forkserver import server
+from clusterctl.agent.forkserver import server
 from tests.agent.started import Job, Ran
 from tests.agent.talk import Refused
 from tests.agent.test_start_methods import installed, path_of

@@ -75,7 +75,7 @@ def test_a_worker_of_a_node_named_by_an_ipv6_address_is_watched_and_finds_nothin
     worker = {"rank": 0, "local_rank": 0, "argv": argv, "env": {"RANK": "0"}}
     talk.ask(Command.START, **node.where, attempt=0, workers=[worker])
     talk.wait_for("swept")
-    ours = Path(inject.folder(str(node.home / "state/clusterctl")))
+    ours = Path(inject.get_shim_folder(str(node.home / "state/clusterctl")))
     expected = f"True {[str(ours), str(ours / 'lib')]}\n".encode()
     talk.until(lambda: len(talk.files.get("attempt-0/rank-0.log", b"")) >= len(expected))
     assert talk.files["attempt-0/rank-0.log"] == expected

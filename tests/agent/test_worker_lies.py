@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.agent.inject import status
+from clusterctl.agent.inject import shim_files
 from clusterctl.agent.linux import proc
 from clusterctl.agent.protocol.record_types import WorkerStatusSample
 from clusterctl.agent.supervisor.exit_status import read_error_file
@@ -65,18 +65,18 @@ def status_of(lie: dict[str, Any]) -> dict[str, Any]:
 def test_a_status_file_that_does_not_fit_is_none(tmp_path: Path, lie: dict[str, Any]) -> None:
     file = tmp_path / "rank-0.status.json"
     file.write_text(json.dumps(status_of({})))
-    assert status.read_status(str(tmp_path), 0, 2.0) is not None
+    assert shim_files.read_status(str(tmp_path), 0, 2.0) is not None
 
     file.write_text(json.dumps(status_of(lie)))
 
-    assert status.read_status(str(tmp_path), 0, 2.0) is None
+    assert shim_files.read_status(str(tmp_path), 0, 2.0) is None
 
 
 def test_facts_that_do_not_fit_are_left_out_and_nothing_else(tmp_path: Path) -> None:
     lie = {"facts": {"x": "y" * 5000}, "degraded": [1], "frameworks": "torch"}
     (tmp_path / "rank-0.status.json").write_text(json.dumps(status_of(lie)))
 
-    found = status.read_status(str(tmp_path), 0, 2.0)
+    found = shim_files.read_status(str(tmp_path), 0, 2.0)
 
     assert found is not None
     assert (found["step"], found["facts"], found["degraded"], found["frameworks"]) == (3, {}, {}, [])
@@ -87,7 +87,7 @@ def test_facts_that_do_not_fit_are_left_out_and_nothing_else(tmp_path: Path) -> 
 def test_a_status_file_that_is_no_json_of_ours_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "rank-0.status.json").write_text(text)
 
-    assert status.read_status(str(tmp_path), 0, 2.0) is None
+    assert shim_files.read_status(str(tmp_path), 0, 2.0) is None
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterctl.agent.inject import status
-from clusterctl.agent.inject import status as worker_status
+from clusterctl.agent.inject import shim_files
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameDecoder, FrameError
@@ -245,8 +244,8 @@ def sampled(values: list[Any]) -> None:
 
 
 def status_file(value: Any) -> None:
-    told = worker_status.sanitize_status(value)
-    derive_object(WorkerStatusSample)(status._convert_times(told, 5.0))
+    told = shim_files.sanitize_status(value)
+    derive_object(WorkerStatusSample)(shim_files._convert_times(told, 5.0))
 
 
 def answered(pair: tuple[Command, Any]) -> None:

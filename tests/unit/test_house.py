@@ -22,6 +22,8 @@ STARTED_EACH_TIME = (
     "clusterctl.agent.serve.node_commands",
     "clusterctl.agent.facts",
     "clusterctl.agent.inject",
+    "clusterctl.agent.forkserver",
+    "clusterctl.agent.shim",
     "clusterctl.agent.worker",
 )
 """What begins anew at every look at a node and in every worker: what ADR 10 is about."""
@@ -88,4 +90,4 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 def test_a_circle_would_be_found() -> None:
     assert "clusterctl.agent.protocol.frozen_dataclass" in imported_by("clusterctl.agent.protocol.frames")
-    assert "clusterctl.agent.inject.shim.files" in imported_by("clusterctl.agent.inject.shim.beat")
+    assert "clusterctl.agent.shim.status_files" in imported_by("clusterctl.agent.shim.status_writer")

@@ -10,12 +10,12 @@ TARGET is STATE_ROOT/inject/CONTENT: runs with the same shim have the same folde
 Files in the status directory (a 0700 directory on tmpfs, one per run, node and attempt), R being the global rank:
 
     rank-R.claim        pid and start time of the process that is the rank
-    rank-R.status.json  written once a second; its keys are those of `shim.beat.Beat.status`
+    rank-R.status.json  written once a second; its keys are those of `agent.shim.status_writer`
     rank-R.stacks       stack dumps
     rank-R.ready.json   how to request a stack dump: pid, start_time, signal, fd, dev, ino, main_thread
-    rank-R.python.json  how the Python ended, if a shell has started it; see `shim.records.ExitRecord`
-    rank-R.signal.json  the last SIGTERM or SIGINT that it has handled; see `shim.records.SignalRecord`
-    rank-R.child.json   its first child process that failed: pid, message; see `shim.child_record.ChildRecord`
+    rank-R.python.json  how the Python ended, if a shell has started it; see `agent.shim.event_records`
+    rank-R.signal.json  the last SIGTERM or SIGINT that it has handled; see `agent.shim.event_records`
+    rank-R.child.json   its first child process that failed: pid, message; see `agent.shim.child_failure`
     rank-R.group.json   rank and size of its default process group
     rank-R.python       exists once any Python has started in the rank
     wants-python        exists if the command of the workers names a Python
@@ -42,14 +42,14 @@ _FILES = {
     "lib/clusterctl/agent/__init__.py": os.path.join(_AGENT, "__init__.py"),
 }
 _FOLDERS = {
-    "_clusterctl_shim": os.path.join(_HERE, "shim"),
-    "_clusterctl_forkserver": os.path.join(_HERE, "forkserver"),
+    "_clusterctl_shim": os.path.join(_AGENT, "shim"),
+    "_clusterctl_forkserver": os.path.join(_AGENT, "forkserver"),
     "lib/clusterctl/agent/worker": os.path.join(_AGENT, "worker"),
 }
 """Path below TARGET -> source."""
 
 
-def folder(root: str) -> str:
+def get_shim_folder(root: str) -> str:
     """Return the folder of the shim, with its present content, in a state root."""
     digest = hashlib.sha256()
     for destination, data in _read_sources().items():
@@ -57,14 +57,14 @@ def folder(root: str) -> str:
     return os.path.join(root, "inject", digest.hexdigest()[:12])
 
 
-def is_ours(path: bytes) -> bool:
+def is_shim_folder(path: bytes) -> bool:
     """Return whether an entry of PYTHONPATH is a folder of the shim, with any content."""
     return os.path.basename(os.path.dirname(path)) == b"inject" and os.path.isdir(
         os.path.join(path, b"_clusterctl_shim")
     )
 
 
-def remove(root: str) -> None:
+def remove_shims(root: str) -> None:
     """Remove the shims from a state root; call it only if no run has a directory there."""
     shutil.rmtree(os.path.join(root, "inject"), ignore_errors=True)
 
@@ -82,14 +82,14 @@ def _read_sources() -> dict[str, bytes]:
     return sources
 
 
-def install(target_dir: str) -> str:
+def install_shim(target_dir: str) -> str:
     """Write the files of the shim. Files with other content are replaced atomically, so workers may run meanwhile.
 
     Args:
         target_dir: The folder; created with mode 0700 if missing.
 
     Returns:
-        The absolute path of `target_dir`, for `environment`.
+        The absolute path of `target_dir`, for `build_shim_environment`.
 
     Raises:
         OSError: A file cannot be written.
@@ -112,14 +112,14 @@ def install(target_dir: str) -> str:
     return target
 
 
-def environment(inject_dir: str, status_dir: str, existing_pythonpath: str | None = None) -> dict[str, str]:
+def build_shim_environment(shim_folder: str, status_dir: str, existing_pythonpath: str | None = None) -> dict[str, str]:
     """Return what to add to a worker's environment; RANK and CLUSTERCTL_ATTEMPT come from elsewhere.
 
     Args:
-        inject_dir: What `install` returned.
+        shim_folder: What `install_shim` returned.
         status_dir: The directory for the status files of this run, node and attempt.
         existing_pythonpath: The worker's own PYTHONPATH, which follows ours.
     """
     # An empty element would mean the current directory, which the user did not ask for.
-    path = os.pathsep.join([inject_dir, existing_pythonpath] if existing_pythonpath else [inject_dir])
+    path = os.pathsep.join([shim_folder, existing_pythonpath] if existing_pythonpath else [shim_folder])
     return {"PYTHONPATH": path, "CLUSTERCTL_STATUS_DIR": status_dir}

@@ -203,7 +203,7 @@ def _remove_run(run: RunDir, state: NodeState) -> int:
         os.rmdir(os.path.dirname(run.path))
         os.rmdir(os.path.dirname(os.path.dirname(run.path)))
         # This was the last run on the node.
-        inject.remove(run.root)
+        inject.remove_shims(run.root)
     return size
 
 

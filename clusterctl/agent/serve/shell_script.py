@@ -84,7 +84,7 @@ def _copy_rank(session: Session, arguments: command_types.RankArguments) -> spaw
     if started is None or process is None or process.start_time != started.start_time:
         raise RequestError(ErrorKind.NOT_FOUND, f"rank {rank} of run {run.run} is not running here")
     env = {name: value for name, value in proc.read_environment(process.pid).items() if name not in _RUN_VARIABLES}
-    entries = [entry for entry in env.pop(b"PYTHONPATH", b"").split(b":") if entry and not inject.is_ours(entry)]
+    entries = [entry for entry in env.pop(b"PYTHONPATH", b"").split(b":") if entry and not inject.is_shim_folder(entry)]
     if entries:
         env[b"PYTHONPATH"] = b":".join(entries)
     try:

@@ -9,7 +9,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Callable
 
-from clusterctl.agent.inject import status
+from clusterctl.agent.inject import shim_files
 from clusterctl.agent.linux import cgroup, ports, proc, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.node_state import fencing
@@ -149,7 +149,7 @@ class Attempt:
         syscalls.write_json(self._run.start(self.number), {"workers": ranks, "cgroup": self.known_processes.cgroup})
         wanted = [one for one in planned if one.rank not in self.workers]
         if start.inject and wanted and workers.wants_python(wanted[0].argv, self.prepare.workdir):
-            status.note_wanted_python(self._run.status_dir(self.number))
+            shim_files.note_wanted_python(self._run.status_dir(self.number))
         for worker in self.start_workers([(one, self._make_waiter_config(start, one)) for one in wanted]):
             self.track(worker)
             self._record_started(worker)
@@ -224,7 +224,7 @@ class Attempt:
 
     def record_process_groups(self) -> None:
         """Journal the process groups (torch.distributed) of the node's workers once they have joined one."""
-        places = status.read_group_ranks(self._run.status_dir(self.number)) if self.started else {}
+        places = shim_files.read_group_ranks(self._run.status_dir(self.number)) if self.started else {}
         if places and places != self._groups:
             self._groups = places
             self.record(events.Grouped(self.number, sorted(places)[:4096], max(places.values())))
@@ -306,7 +306,7 @@ class Attempt:
         if has_ended_well:
             shell_error, output_failure = shell_errors.find_hidden_failures(
                 self._run.of_rank(self.number, worker.rank, "log"),
-                has_watched_python=status.has_watched_python(status_dir, worker.rank),
+                has_watched_python=shim_files.has_watched_python(status_dir, worker.rank),
             )
         return events.Exited(
             attempt=self.number,
@@ -320,11 +320,11 @@ class Attempt:
             error=error,
             tail=self._read_tail(worker.rank, bad=bad, stopped=stopped),
             outside_signal=None if bad or stopped else self._outside_signal(worker.rank, latest),
-            worked_alone=has_ended_well and status.has_worked_alone(status_dir, worker.rank),
-            failed_child=status.read_failed_child(status_dir, worker.rank) if has_ended_well else None,
+            worked_alone=has_ended_well and shim_files.has_worked_alone(status_dir, worker.rank),
+            failed_child=shim_files.read_failed_child(status_dir, worker.rank) if has_ended_well else None,
             shell_error=shell_error,
             output_failure=output_failure,
-            lacks_python=has_ended_well and status.lacks_python(status_dir, worker.rank),
+            lacks_python=has_ended_well and shim_files.lacks_python(status_dir, worker.rank),
         )
 
     def _read_tail(self, rank: int, *, bad: bool, stopped: bool) -> str:
@@ -343,10 +343,10 @@ class Attempt:
     def _read_error(self, worker: Worker, *, bad: bool) -> WorkerError | None:
         if bad:
             return exit_status.read_error_file(self._run.of_rank(self.number, worker.rank, "error.json"))
-        return status.read_swallowed_failure(self._run.status_dir(self.number), worker.rank, worker.identity.pid)
+        return shim_files.read_swallowed_failure(self._run.status_dir(self.number), worker.rank, worker.identity.pid)
 
     def _outside_signal(self, rank: int, latest: float) -> OutsideSignal | None:
-        handled = status.read_handled_signal(self._run.status_dir(self.number), rank)
+        handled = shim_files.read_handled_signal(self._run.status_dir(self.number), rank)
         stopped_at = self.shutdown.stopped_at
         if handled is None or (stopped_at is not None and handled[1] >= stopped_at):
             return None

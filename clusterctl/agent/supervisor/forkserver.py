@@ -395,7 +395,9 @@ class ForkServerManager:
         try:
             if not workers.install_shim(self._run):
                 raise OSError(0, "its modules cannot be written")
-            server = ForkServer(self._loop, request, program, inject.folder(self._run.root), self._on_state_change)
+            server = ForkServer(
+                self._loop, request, program, inject.get_shim_folder(self._run.root), self._on_state_change
+            )
         except OSError as error:
             self._warn_not_forked(f"no process can be had to fork them: {error.strerror}")
             return

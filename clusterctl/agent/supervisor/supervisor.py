@@ -242,7 +242,7 @@ class Supervisor:
     def _touch_files(self) -> None:
         """Touch all files that the run will need, so that a clean-up does not remove them."""
         agent = helper_process.find_import_root()
-        paths = [self._run.path, inject.folder(self._run.root), *self._claims.paths]
+        paths = [self._run.path, inject.get_shim_folder(self._run.root), *self._claims.paths]
         is_unpacked = os.path.isfile(f"{agent}.pyz")
         tmpfiles.touch_in_child([*paths, agent, f"{agent}.pyz"] if is_unpacked else paths)
 

@@ -226,7 +226,7 @@ def install_shim(run: RunDir) -> bool:
         # PYTHONPATH would split the path at the colon.
         return False
     try:
-        inject.install(inject.folder(run.root))
+        inject.install_shim(inject.get_shim_folder(run.root))
     except OSError:
         return False
     return True
@@ -234,7 +234,7 @@ def install_shim(run: RunDir) -> bool:
 
 def _build_injected_environment(run: RunDir, status_dir: str, pythonpath: bytes | None) -> dict[bytes, bytes]:
     existing = None if pythonpath is None else pythonpath.decode("utf-8", "surrogateescape")
-    added = inject.environment(inject.folder(run.root), status_dir, existing)
+    added = inject.build_shim_environment(inject.get_shim_folder(run.root), status_dir, existing)
     return {encode_peer_text(name): encode_peer_text(value) for name, value in added.items()}
 
 

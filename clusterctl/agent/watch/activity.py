@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.inject.status import list_foreign_ranks, read_status
+from clusterctl.agent.inject.shim_files import list_foreign_ranks, read_status
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import list_process_tree, read_all_processes
 from clusterctl.agent.linux.syscalls import read_bytes, sleep_interval

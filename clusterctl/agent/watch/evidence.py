@@ -12,8 +12,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.agent.inject import status
-from clusterctl.agent.inject.status import list_foreign_ranks, read_status
+from clusterctl.agent.inject import shim_files
+from clusterctl.agent.inject.shim_files import list_foreign_ranks, read_status
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import list_process_tree, read_all_processes
 from clusterctl.agent.protocol.evidence_files import format_rank_files
@@ -116,7 +116,7 @@ def _count_json_bytes(value: object) -> int:
 def _list_launcher_ranks(workers: list[RankProcess], status_dir: str) -> list[RankProcess]:
     subjects: list[RankProcess] = []
     for rank in list_foreign_ranks(status_dir, (worker["rank"] for worker in workers)):
-        announced = status.read_stack_dump_offer(status_dir, rank)
+        announced = shim_files.read_stack_dump_offer(status_dir, rank)
         if announced is not None:
             subjects.append(
                 {"rank": rank, "pid": announced["pid"], "start_time": announced["start_time"], "output": None}
@@ -174,14 +174,14 @@ def _collect_rank(
         "inside": read_status(status_dir, worker["rank"], time.monotonic()),
         "children": [_describe_process(child, shares) for child in children],
         "tail": _read_tail(worker.get("output")),
-        "recorded": status.read_flight_record(status_dir, worker["rank"]),
+        "recorded": shim_files.read_flight_record(status_dir, worker["rank"]),
         "sockets": tcp_connections.list_tcp_connections(subject.pid),
     }
 
 
 def _find_rank_process(members: list[proc.ProcessStat], status_dir: str, rank: int) -> proc.ProcessStat:
     """Return the process that is the rank: the one with an armed shim, else the first Python, else the worker."""
-    announced = status.read_stack_dump_offer(status_dir, rank)
+    announced = shim_files.read_stack_dump_offer(status_dir, rank)
     armed = [process for process in members if announced and process.pid == announced["pid"]]
     pythons = [process for process in members if _is_python(process.pid)]
     return (armed or pythons or members)[0]

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.agent.inject.status import find_shim_thread, read_stack_dump_offer
+from clusterctl.agent.inject.shim_files import find_shim_thread, read_stack_dump_offer
 from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.syscalls import read_bytes
 

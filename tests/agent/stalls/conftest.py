@@ -95,12 +95,12 @@ class Bench:
 
     def __init__(self, tmp_path: Path, status_dir: Path) -> None:
         self.tmp_path, self.status_dir = tmp_path, status_dir
-        self.inject_dir = inject.install(str(tmp_path / "inject"))
+        self.inject_dir = inject.install_shim(str(tmp_path / "inject"))
         self.workers: list[Worker] = []
 
     def env(self, rank: int | None, pythonpath: str | None = None) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RANK"))}
-        env |= inject.environment(self.inject_dir, str(self.status_dir), pythonpath)
+        env |= inject.build_shim_environment(self.inject_dir, str(self.status_dir), pythonpath)
         return (
             env | {"PYTHONUNBUFFERED": "1", "CLUSTERCTL_ATTEMPT": "0"} | ({} if rank is None else {"RANK": str(rank)})
         )

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from clusterctl.agent.inject import status
+from clusterctl.agent.inject import shim_files
 from clusterctl.agent.watch import evidence
 from clusterctl.run.rules import rank_stacks as reader
 
@@ -91,7 +91,7 @@ def test_a_rank_that_has_torch_and_met_nobody_says_so_at_its_end(bench, tmp_path
     )
     worker = bench.start(f"import runpy\nrunpy.run_path({str(tmp_path / 'meets.py')!r}, run_name='__main__')", rank=0)
     assert worker.process.wait(120) == 0
-    assert status.has_worked_alone(str(bench.status_dir), 0) is alone
+    assert shim_files.has_worked_alone(str(bench.status_dir), 0) is alone
 
 
 def test_the_recorder_of_ranks_whose_collectives_stand_still_tells_which_one_waits_and_in_what(

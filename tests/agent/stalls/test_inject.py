@@ -208,7 +208,7 @@ def test_a_sitecustomize_that_hands_on_as_ours_does_runs_once_whichever_is_first
 
 
 def test_a_second_copy_of_ours_hands_on_to_the_users_own(bench):
-    outer, own = inject.install(str(bench.tmp_path / "outer")), bench.tmp_path / "own"
+    outer, own = inject.install_shim(str(bench.tmp_path / "outer")), bench.tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("print('their sitecustomize')\n")
     worker = bench.start("print('runs')\n", pythonpath=os.pathsep.join([outer, str(own)]))
@@ -243,10 +243,10 @@ def test_an_installed_clusterctl_is_not_shadowed(bench):
 
 def test_the_whole_shim_is_written(tmp_path):
     source = Path(clusterctl.__file__).parent
-    inject.install(str(tmp_path / "out"))
+    inject.install_shim(str(tmp_path / "out"))
     written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.py")}
-    shim = {f"_clusterctl_shim/{path.name}" for path in source.glob("agent/inject/shim/*.py")}
-    forkserver = {f"_clusterctl_forkserver/{path.name}" for path in source.glob("agent/inject/forkserver/*.py")}
+    shim = {f"_clusterctl_shim/{path.name}" for path in source.glob("agent/shim/*.py")}
+    forkserver = {f"_clusterctl_forkserver/{path.name}" for path in source.glob("agent/forkserver/*.py")}
     assert (
         shim | forkserver | {"sitecustomize.py", "lib/clusterctl/__init__.py", "lib/clusterctl/agent/__init__.py"}
         <= written
@@ -326,8 +326,8 @@ def test_setproctitle_changes_nothing(bench, until):
 def test_the_environment_keeps_the_users_path_behind_ours_and_adds_no_current_directory():
     from clusterctl.agent import inject
 
-    assert inject.environment("/i", "/s", "/a:/b")["PYTHONPATH"] == "/i:/a:/b"
-    assert inject.environment("/i", "/s", "")["PYTHONPATH"] == "/i"
+    assert inject.build_shim_environment("/i", "/s", "/a:/b")["PYTHONPATH"] == "/i:/a:/b"
+    assert inject.build_shim_environment("/i", "/s", "")["PYTHONPATH"] == "/i"
 
 
 def test_importing_clusterctl_loads_nothing_else():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.agent.inject.shim.files import encode
-from clusterctl.agent.inject.shim.state import State, parse_limit
+from clusterctl.agent.shim.progress_counters import ProgressCounters, parse_limit
+from clusterctl.agent.shim.status_files import encode
 
 _TEXT = st.text(max_size=60)
 _VALUES = st.recursive(
@@ -39,14 +39,14 @@ def test_the_limit_of_a_phase(limit, seconds):
 
 
 def test_with_several_optimizers_the_step_is_that_of_the_busiest():
-    state, one, other = State(), object(), object()
+    state, one, other = ProgressCounters(), object(), object()
     for optimizer in (one, other, one, other, one):
         state.optimizer_step(optimizer, (), {})
     assert (state.step, state.beats) == (3, 5)
 
 
 def test_what_the_user_says_wins_over_what_is_counted():
-    state = State()
+    state = ProgressCounters()
     state.count("keras")
     state.report(500, {})
     state.count("keras")
@@ -54,14 +54,14 @@ def test_what_the_user_says_wins_over_what_is_counted():
 
 
 def test_a_step_that_is_no_number_is_said_and_not_raised():
-    state = State()
+    state = ProgressCounters()
     state.report("many", {})  # type: ignore[arg-type]
     assert state.beats == 1
     assert "progress" in state.degraded
 
 
 def test_of_nested_phases_the_one_that_may_last_longest_counts():
-    state = State()
+    state = ProgressCounters()
     outer, inner = state.enter("validation", "30m"), state.enter("save", "1m")
     assert state.phase() == outer
     state.leave(inner)

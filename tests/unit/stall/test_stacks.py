@@ -16,7 +16,7 @@ Thread 0x00007f6c0fb636c0 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 982 in run
 
 Thread 0x00007f6c103646c0 (most recent call first):
-  File "/run/inject/_clusterctl_shim/beat.py", line 105 in _run
+  File "/run/inject/_clusterctl_shim/status_writer.py", line 105 in _run
 
 Current thread 0x00007f6c10dd8b80 (most recent call first):
   File "/a b/w.py", line 6 in main

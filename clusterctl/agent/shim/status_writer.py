@@ -8,27 +8,29 @@ import os
 import time
 from time import monotonic
 
-from .files import encode, replace_file
+from .status_files import encode, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .collectives import Collectives
-    from .dump import Dumper
-    from .stamp import MainStamp
-    from .state import State
+    from .collectives import CollectiveCounters
+    from .main_thread import MainThreadProbe
+    from .progress_counters import ProgressCounters
+    from .stack_dump import StackDumper
 
 INTERVAL_S = 1.0
 PATIENCE_S = 0.5
 """Seconds for which a fork or the end of the process waits for the thread."""
 
 
-class Beat:
+class StatusWriter:
     """The thread that writes the status file. It pauses while the process forks, and ends before Python does."""
 
-    def __init__(self, state: State, dumper: Dumper, status_dir: str, rank: int, start_time: int) -> None:
+    def __init__(
+        self, state: ProgressCounters, dumper: StackDumper, status_dir: str, rank: int, start_time: int
+    ) -> None:
         self._state = state
         self._dumper = dumper
         self._path = os.path.join(status_dir, f"rank-{rank}.status.json")
@@ -44,8 +46,8 @@ class Beat:
         self._wake = _thread.allocate_lock()
         self._done = _thread.allocate_lock()
         self._wake.acquire()
-        self._stamp: MainStamp | None = None
-        self._collectives: Collectives | None = None
+        self._stamp: MainThreadProbe | None = None
+        self._collectives: CollectiveCounters | None = None
 
     def begin(self) -> None:
         """Arm the stack dump and start the thread."""
@@ -137,9 +139,9 @@ class Beat:
 
     def _check_main_thread(self) -> None:
         if self._stamp is None:
-            from .stamp import MainStamp, allow_tracer
+            from .main_thread import MainThreadProbe, allow_tracer
 
-            self._stamp = MainStamp()
+            self._stamp = MainThreadProbe()
             tracer = os.environ.get("CLUSTERCTL_TRACER_PID", "")
             if tracer.isdigit():
                 allow_tracer(int(tracer))
@@ -149,9 +151,9 @@ class Beat:
         if "torch" not in self._state.frameworks:
             return
         if self._collectives is None:
-            from .collectives import Collectives
+            from .collectives import CollectiveCounters
 
-            self._collectives = Collectives()
+            self._collectives = CollectiveCounters()
         before = self._collectives.place
         if self._collectives.update():
             self._state.progress_time = monotonic()

@@ -22,8 +22,8 @@ import time
 import types
 
 from . import CannotForkError
-from .checks import OLD_TORCH_SEED, ImportWatch
-from .installed import Imports
+from .fork_checks import OLD_TORCH_SEED, ImportWatch
+from .installed_modules import Imports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .state import State
+    from .progress_counters import ProgressCounters
 
 _TORCH = "torch.optim.optimizer"
 # Where Keras 3, Keras 2.13 to 2.15 and tf_keras keep the class through which every batch of `fit` goes.
@@ -24,7 +24,7 @@ _KERAS = (
 )
 
 
-def watch_imports(state: State, others: dict[str, Callable[[Any], None]]) -> None:
+def watch_imports(state: ProgressCounters, others: dict[str, Callable[[Any], None]]) -> None:
     """Hook the frameworks, and other modules, now or when they are imported."""
     actions: dict[str, Callable[[Any], None]] = {_TORCH: lambda module: _torch(state, module)}
     actions.update(dict.fromkeys(_KERAS, lambda module: _keras(state, module)))
@@ -32,7 +32,7 @@ def watch_imports(state: State, others: dict[str, Callable[[Any], None]]) -> Non
     watch(state, actions)
 
 
-def watch(state: State, actions: dict[str, Callable[[Any], None]]) -> None:
+def watch(state: ProgressCounters, actions: dict[str, Callable[[Any], None]]) -> None:
     """Call each action with its module: now if it is imported already, else after its import."""
     for name in [name for name in actions if name in sys.modules]:
         _apply(state, actions.pop(name), sys.modules[name])
@@ -42,7 +42,7 @@ def watch(state: State, actions: dict[str, Callable[[Any], None]]) -> None:
 class _Finder:
     """Finds no module itself: the other finders do, and the action runs after the module was executed."""
 
-    def __init__(self, state: State, actions: dict[str, Callable[[Any], None]]) -> None:
+    def __init__(self, state: ProgressCounters, actions: dict[str, Callable[[Any], None]]) -> None:
         self._state = state
         self._actions = actions
 
@@ -75,20 +75,20 @@ class _Finder:
             self._state.degraded["steps"] = f"loader of {type(loader).__name__} cannot be watched"
 
 
-def _apply(state: State, action: Callable[[Any], None], module: Any) -> None:
+def _apply(state: ProgressCounters, action: Callable[[Any], None], module: Any) -> None:
     try:
         action(module)
     except Exception as error:  # the framework has changed: report it, harm nothing
         state.degraded["steps"] = f"{module.__name__}: {type(error).__name__}: {error}"
 
 
-def _torch(state: State, module: Any) -> None:
+def _torch(state: ProgressCounters, module: Any) -> None:
     # In torch since 2.1; its hooks run after every `step` of every optimizer.
     module.register_optimizer_step_post_hook(state.optimizer_step)
     state.frameworks.append("torch")
 
 
-def _keras(state: State, module: Any) -> None:
+def _keras(state: ProgressCounters, module: Any) -> None:
     callbacks = getattr(module, "CallbackList", None)
     if callbacks is None or "keras" in state.frameworks:
         return

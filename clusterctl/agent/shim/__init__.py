@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import os
 
-from . import claim as claims
-from .state import State
+from . import rank_claim
+from .progress_counters import ProgressCounters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .beat import Beat
+    from .status_writer import StatusWriter
 
 
 class Armed:
-    """The active parts in this process: `state` for the worker API, and `beat`, which writes the status file."""
+    """The active parts in this process: `state` for the worker API, and `writer`, which writes the status file."""
 
-    def __init__(self, state: State, beat: Beat) -> None:
+    def __init__(self, state: ProgressCounters, writer: StatusWriter) -> None:
         self.state = state
-        self.beat = beat
+        self.writer = writer
 
 
 armed: Armed | None = None
@@ -35,45 +35,45 @@ def arm(status_dir: str, rank: int) -> None:
         rank: The global rank.
     """
     global armed  # noqa: PLW0603  (one per process, by its nature)
-    if claims.is_launcher():
-        from .records import ExitRecord
+    if rank_claim.is_launcher():
+        from .event_records import ExitRecord
 
-        ExitRecord(status_dir, rank, claims.start_ticks("self") or 0).begin()
+        ExitRecord(status_dir, rank, rank_claim.start_ticks("self") or 0).begin()
         return
-    start_time = claims.claim(status_dir, rank)
-    from . import hooks
-    from .child_record import ChildRecord
-    from .records import ExitRecord, GroupRecord, SignalRecord
+    start_time = rank_claim.claim(status_dir, rank)
+    from . import import_hooks
+    from .child_failure import ChildFailureRecord
+    from .event_records import ExitRecord, GroupRecord, SignalRecord
 
-    groups, children = GroupRecord(status_dir, rank), ChildRecord(status_dir, rank)
+    groups, children = GroupRecord(status_dir, rank), ChildFailureRecord(status_dir, rank)
     watched = {**groups.hooks, **children.hooks}
     if start_time is None:
-        hooks.watch(State(), watched)
+        import_hooks.watch(ProgressCounters(), watched)
         children.begin_script()
         return
     # Inner imports: the many Pythons that are not the rank need nothing of this.
     import atexit
 
-    from .beat import Beat
-    from .dump import Dumper
+    from .stack_dump import StackDumper
+    from .status_writer import StatusWriter
 
-    state = State()
-    beat = Beat(state, Dumper(status_dir, rank, start_time), status_dir, rank, start_time)
-    armed = Armed(state, beat)
+    state = ProgressCounters()
+    writer = StatusWriter(state, StackDumper(status_dir, rank, start_time), status_dir, rank, start_time)
+    armed = Armed(state, writer)
     signals = SignalRecord(status_dir, rank, start_time)
-    hooks.watch_imports(state, {**watched, "signal": signals.watch})
-    os.register_at_fork(before=beat.pause, after_in_parent=beat.resume, after_in_child=_disarm)
+    import_hooks.watch_imports(state, {**watched, "signal": signals.watch})
+    os.register_at_fork(before=writer.pause, after_in_parent=writer.resume, after_in_child=_disarm)
     groups.begin()
-    atexit.register(beat.finish)
+    atexit.register(writer.finish)
     atexit.register(groups.finish, state)
     ExitRecord(status_dir, rank, start_time).begin()
     signals.begin()
-    beat.begin()
+    writer.begin()
 
 
 def _disarm() -> None:
     """Stop all parts in a forked child: the rank is the parent."""
     global armed  # noqa: PLW0603
     if armed is not None:
-        armed.beat.forget()
+        armed.writer.forget()
         armed = None

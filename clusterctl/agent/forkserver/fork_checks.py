@@ -14,7 +14,7 @@ import sys
 import weakref
 
 from . import CannotForkError
-from .installed import is_standard
+from .installed_modules import is_standard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

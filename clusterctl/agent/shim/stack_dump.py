@@ -13,7 +13,7 @@ import faulthandler
 import fcntl
 import os
 
-from .files import encode, remove_file, replace_file
+from .status_files import encode, remove_file, replace_file
 
 # From the middle of the real-time range: glibc takes the lowest signals, valgrind and debuggers the highest, and
 # programs that want one of their own count up from SIGRTMIN or down from SIGRTMAX.
@@ -22,7 +22,7 @@ _OFFSETS = (12, 13, 14, 11, 10, 9, 15, 16)
 _HIGH_DESCRIPTOR = 700
 
 
-class Dumper:
+class StackDumper:
     """Arms one signal of this process."""
 
     def __init__(self, status_dir: str, rank: int, start_time: int) -> None:

@@ -7,7 +7,7 @@ import os
 from time import monotonic
 
 
-class MainStamp:
+class MainThreadProbe:
     """Asks the main thread to post a semaphore as soon as it runs bytecode, and checks whether it has.
 
     The pending call is C's `sem_post`. So no Python of ours runs in the main thread, enters a signal handler of the

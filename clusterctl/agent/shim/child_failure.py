@@ -25,7 +25,7 @@ _ORDERLY_SIGNALS = (1, 2, 13, 15)
 _RUNS_A_SCRIPT = r"(?:\S*/)?(?:python[\d.]*(?: -[a-zA-Z]+)* \S+\.py|torchrun|accelerate|deepspeed)(?=\s|$)"
 
 
-class ChildRecord:
+class ChildFailureRecord:
     """The file about the first such process of a rank, or of one below it.
 
     What a worker of a pool or of a data loader raises goes to whoever asked for it, and does not end the worker.

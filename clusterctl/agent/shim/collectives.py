@@ -21,7 +21,7 @@ _GROUPS = 32
 _DEFAULT = "0"
 
 
-class Collectives:
+class CollectiveCounters:
     """Reads the counters, once there is a process group.
 
     Attributes:

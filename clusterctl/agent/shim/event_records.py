@@ -11,9 +11,9 @@ import os
 import sys
 from time import monotonic
 
-from .child_record import is_child_of_python
-from .claim import start_ticks
-from .files import create_file, encode, remove_file, replace_file
+from .child_failure import is_child_of_python
+from .rank_claim import start_ticks
+from .status_files import create_file, encode, remove_file, replace_file
 
 # Not from `typing`: importing that would cost more than all the rest at start.
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .state import State
+    from .progress_counters import ProgressCounters
 
 _RUNNING, _WELL, _FAILED = "running", "well", "failed"
 _PROMPT_S = 1.0
@@ -218,7 +218,7 @@ class GroupRecord:
         """Remove the file of an earlier Python of this rank, such as one of the prologue."""
         remove_file(self._alone)
 
-    def finish(self, state: State) -> None:
+    def finish(self, state: ProgressCounters) -> None:
         """At exit of the rank, write whether it has torch and met nobody."""
         if os.getpid() != self._pid or "torch" not in state.frameworks or os.path.exists(self._met):
             return

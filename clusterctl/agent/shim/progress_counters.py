@@ -13,7 +13,7 @@ LONGEST_LIMIT_S = 1e9
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class State:
+class ProgressCounters:
     """Counters of one worker. Writers are the worker's own threads, the reader is the beat.
 
     Attributes:
