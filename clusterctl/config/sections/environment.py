@@ -11,11 +11,13 @@ from clusterctl.config.secret_redaction import REDACTED, find_secret_words, is_s
 from clusterctl.config.sections.context import BuildContext
 from clusterctl.config.sections.section_fields import SECRET
 from clusterctl.config.sections.section_validation import keep_scalars_as_text, validate_section
+from clusterctl.config.sections.shell_text import find_literal_mistakes
 from clusterctl.config.text.tree import Document, Mark, Node, Path, Report, format_path
 from clusterctl.config.value_parsers import describe_value
 from clusterctl.config.worker_variables import REMEDIES, is_owned
 
-_LINE = re.compile(r"(?:export[ \t]+)?([^=\s'\"]+)[ \t]*=[ \t]*(.*)", re.DOTALL)
+_LINE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][\w.-]*)[ \t]*=[ \t]*(.*)", re.DOTALL)
+_QUOTED = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def _read_env_files(root: Node, context: BuildContext) -> Iterator[Node]:
 def _read_text(node: Node, where: str, context: BuildContext, read: Callable[[str], bytes]) -> str | None:
     path = context.resolve(node.value)
     try:
-        return read(path).decode("utf-8")
+        return read(path).decode("utf-8-sig")
     except UnsafePermissionsError as error:
         context.report.add(node.mark, f"{where}: `{path}`: {error}", error.hint)
     except OSError as error:
@@ -177,14 +179,20 @@ def _parse_env_file(document: Document, context: BuildContext) -> Node:
 
 
 def _unquote(text: str, mark: Mark, report: Report) -> str:
-    quote = text[:1]
-    if quote not in ("'", '"') or not quote:
-        return re.split(r"\s+#", text, maxsplit=1)[0]
-    end = text.find(quote, 1)
-    if end < 0:
-        report.add(mark, "this quote is not closed")
+    if text[:1] not in ("'", '"'):
+        value = re.split(r"\s+#", text, maxsplit=1)[0]
+        for what, hint in find_literal_mistakes(value, is_argument=False):
+            report.warn(mark, f"env_file: {what}", hint)
+        if re.search(r"[\s;](?:export\s+)?[A-Z_][A-Z0-9_]*=", value):
+            report.warn(mark, "env_file: the value holds another assignment", "write one variable a line")
+        return value
+    match = _QUOTED.match(text)
+    if match is None:
+        report.add(mark, "this quote is not closed", "a value is one line")
         return ""
-    return text[1:end]
+    if not re.fullmatch(r"\s*(?:#.*)?", text[match.end() :]):
+        report.add(mark, "something follows the closing quote", "write one variable a line, in one pair of quotes")
+    return match[1] if match[2] is None else re.sub(r"\\([\"\\])", r"\1", match[2])
 
 
 def _read_secrets(root: Node, context: BuildContext) -> dict[str, str]:

@@ -19,6 +19,7 @@ from clusterctl.config.sections.context import BuildContext
 from clusterctl.config.sections.host_section import DeclaredHost, suggest_word
 from clusterctl.config.sections.shell_text import (
     ASSIGNMENT,
+    find_dropped_arguments,
     find_literal_mistakes,
     find_shell_mistakes,
     find_variables,
@@ -27,6 +28,7 @@ from clusterctl.config.spec import JobSpec, Role, SyncSpec, TransportKind
 from clusterctl.config.text.interpolation import list_shell_items
 from clusterctl.config.text.tree import Mark, Node, Path, format_path
 from clusterctl.config.worker_variables import (
+    OWNED_NAMES,
     REMEDIES,
     find_launcher,
     find_substitute,
@@ -35,6 +37,8 @@ from clusterctl.config.worker_variables import (
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MAX_BYTES = 1 << 20
+_SETTINGS = re.compile("(?:CUDA|GLOO|HF|JAX|MKL|NCCL|OMP|PYTORCH|TF|TOKENIZERS|TORCH|TRANSFORMERS|WANDB|XLA)_")
+"""What the names of variables begin with that libraries read; others of a script may be left over."""
 _SHELLS = re.compile(rb"#!.*\b(?:ba|da|z|k|)sh\b")
 
 
@@ -59,6 +63,11 @@ def check_target(
     if job.command is not None:
         files = {} if synced is None else dict(_list_script_files(job.command, synced.source, context))
         _check_command(job.command, files, machines, env, marks["command"], context)
+    dropped = None if job.command is None else find_dropped_arguments(job.command, job.args)
+    if dropped is not None:
+        text = f"job.command: the text of the shell does not use the argument `{dropped}`, which is dropped"
+        hint = '`"$@"` in the text stands for all arguments; or make the arguments a part of the text'
+        context.report.warn(marks["command"], text, hint)
     return job
 
 
@@ -265,6 +274,17 @@ def check_shell_texts(
     for mark, where, found in texts:
         if found.replaced:
             context.report.warn(mark, *_describe_replaced(where, found.replaced))
+        for name in (*found.unexported, *found.premature):
+            is_of_script = where.startswith("`") and not _SETTINGS.match(name)
+            if name in given or find_launcher(name) is not None or name in OWNED_NAMES or is_of_script:
+                continue
+            if name in found.premature:
+                text = f"{where}: `${name}` is filled in before the assignment at the beginning of the command"
+                hint = f"write `export {name}=...` as a command of its own"
+            else:
+                text = f"{where}: `{name}` is set and not exported, so that programs do not get it"
+                hint = f"write `export {name}=...`"
+            context.report.warn(mark, text, hint)
         unset = [
             name
             for name in found.read

@@ -24,6 +24,11 @@ _INNER_TEXT = re.compile(
 )
 """What stands before a quoted text that another program reads as a program."""
 _HYDRA = "put it into single quotes: `'${…}'` reaches the program as it is"
+_TEMPLATE = r"\$?\{\{-?\s*\.?[A-Za-z_][^{}\n]{,200}\}\}"
+_TYPESET = "[\u2012-\u2015\u2212](?=[\u2012-\u2015\u2212\\w-])"
+"""A dash as word processors write it, before an option."""
+_INVISIBLE = "[\u00a0\u00ad\u200b-\u200d\u2060\u3000\ufeff]"
+_OPTION_LINE = re.compile(r"(?m)^[ \t]*(--?[A-Za-z][\w-]*)(?:[ \t=][^\n|)]*)?$")
 
 
 class Quoting(Enum):
@@ -92,7 +97,7 @@ _SHELL_RULES: tuple[tuple[re.Pattern[str], tuple[Quoting, ...], str, str], ...] 
         _HYDRA,
     ),
     (
-        re.compile(r"\$?\{\{\s*[A-Za-z_][\w.]*\s*\}\}"),
+        re.compile(_TEMPLATE),
         _FILLED_IN,
         "nothing fills in a template, the program gets it as it is",
         "`${env:NAME}` is a variable of this machine, `$NAME` one of the node",
@@ -104,10 +109,40 @@ _SHELL_RULES: tuple[tuple[re.Pattern[str], tuple[Quoting, ...], str, str], ...] 
         "quote the word that has it",
     ),
     (
-        re.compile(r"(?<![\w%])%[A-Z][A-Z0-9_]{2,}%"),
+        re.compile(r"(?<![\w%])%[A-Z][A-Z0-9_]{2,}%|(?i:\$env:[a-z_]\w*)"),
         _FILLED_IN,
-        "bash does not fill in `%NAME%`, the program gets it as it is",
+        "bash does not fill in `%NAME%` or `$env:NAME`, as Windows does",
         "write `$NAME`",
+    ),
+    (
+        re.compile(r"(?<![\\$])\$\$(?:[A-Za-z]\w+|\{[A-Za-z]\w*\})"),
+        _FILLED_IN,
+        "bash takes `$$` for the number of its process",
+        "write one `$` for a variable, which only bash fills in here, and single quotes for a `$` that is meant",
+    ),
+    (
+        re.compile(rf"(?<!\S){_TYPESET}|[\u2018-\u201f]|{_INVISIBLE}"),
+        _PLAIN,
+        "this is a sign of a word processor or a web page, and not the dash, quote or blank that bash knows",
+        "type it anew",
+    ),
+    (
+        re.compile(r"\{\s*\"[\w. -]+\"\s*:"),
+        _FILLED_IN,
+        "bash takes the quotes of JSON away",
+        "put the whole text into single quotes",
+    ),
+    (
+        re.compile(r"(?<!\S)--?[A-Za-z][\w-]*(?=[ \t]+#[^\s#!]\S*(?:[ \t]+-|[ \t]*(?:\n|\Z)))"),
+        _PLAIN,
+        "bash takes what follows `#` for a comment",
+        "quote the value",
+    ),
+    (
+        re.compile(r"(?m)(?:^|[;&|])[ \t]*set[ \t]+[A-Za-z_]\w*=\S"),
+        _PLAIN,
+        "`set` sets no variable in bash",
+        "write `export NAME=value`",
     ),
 )
 
@@ -126,6 +161,8 @@ def find_shell_mistakes(text: str) -> list[TextMistake]:
     found += _list_quoted(text, quoting)
     found += _list_braces(text, quoting)
     found += _list_escaped(text, quoting)
+    found += _list_first_items(text, quoting)
+    found += [] if found else _list_option_lines(text, quoting)
     return list({mistake.text: mistake for mistake in sorted(found, key=lambda mistake: -mistake.offset)}.values())[
         ::-1
     ]
@@ -174,7 +211,7 @@ def _list_quoted(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
             hint = "write `$HOME/` in double quotes, which is the home on the node"
             yield TextMistake(match.start(), len(match[0]), "bash does not expand `~` in quotes", hint)
         name = re.search(r"\$\{?([A-Z_]+)\b", inner) if is_single and not re.search(r"[\s;|]", inner) else None
-        if name is not None and is_owned(name[1]):
+        if name is not None and (is_owned(name[1]) or _SHELL_VARIABLES.fullmatch(name[1])):
             what = f"bash fills in nothing in single quotes, the program gets `${name[1]}` as it is"
             yield TextMistake(match.start(), len(match[0]), what, "use double quotes")
 
@@ -200,14 +237,79 @@ def _list_braces(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
                 yield TextMistake(offset + match.start(), len(match[0]), what, "quote the word to hand it on as it is")
 
 
+def _list_option_lines(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
+    """Give lines that begin with an option and continue no command."""
+    for match in _OPTION_LINE.finditer(text):
+        before = re.sub(r"[ \t]+\Z", "", text[: match.start()].removesuffix("\n"))
+        is_continued = before.endswith(("\\", "|", "&&"))
+        opened = 0
+        for character, how in zip(before, quoting, strict=False):
+            if how is Quoting.PLAIN and character in "()":
+                # A pattern of `case` ends with a parenthesis that nothing opens.
+                opened = max(0, opened + (1 if character == "(" else -1))
+        if quoting[match.start(1)] is Quoting.PLAIN and not is_continued and not opened and before.strip():
+            what = "an option that begins a line of its own is no argument of the command above it"
+            hint = "end each line of a command but its last with a backslash, in a text that is written with `|`"
+            yield TextMistake(match.start(1), len(match[1]), what, hint)
+
+
+def _list_first_items(text: str, quoting: list[Quoting]) -> Iterator[TextMistake]:
+    """Give each use of an array of which bash takes the first item alone."""
+    for name in dict.fromkeys(re.findall(r"(?m)(?:^|(?<=[\s;]))([A-Za-z_]\w*)\+?=\([^)]*\s", text)):
+        if re.search(rf"(?m)(?:^|[\s;]){name}=[^(]", text):
+            continue
+        for match in re.finditer(rf"(?<!\\)\$(?:{name}\b|\{{{name}\}})", text):
+            if quoting[match.start()] in _FILLED_IN:
+                what = f"`{match[0]}` is the first item of the array alone"
+                yield TextMistake(match.start(), len(match[0]), what, f'write `"${{{name}[@]}}"`')
+
+
+def find_dropped_arguments(command: str | Sequence[str], args: Sequence[str]) -> str | None:
+    """Return the first argument that a command gives to a shell whose text does not use it.
+
+    Args:
+        command: The text, or the words of the command.
+        args: The further arguments of the job.
+    """
+    if isinstance(command, str):
+        if args and not _PARAMETERS.search(command):
+            return args[0]
+        calls = [words for words in split_shell_commands(command) if "-c" in words]
+    else:
+        calls = [[*command, *args]]
+    for words in calls:
+        for at, (before, flag, inner) in enumerate(zip(words, words[1:], words[2:], strict=False)):
+            is_shell = os.path.basename(before) in _SHELL_PROGRAMS and re.fullmatch(r"-\w*c", flag)
+            rest = words[at + 3 :]
+            names = [word for word in rest[:1] if word in (*_SHELL_PROGRAMS, "--", "_")]
+            if is_shell and rest[len(names) :] and not _PARAMETERS.search(inner):
+                return rest[len(names)]
+    return None
+
+
+_PARAMETERS = re.compile(r"\$\{?[@*#0-9]|\bshift\b|\bgetopts\b|[\\\"'`$]\Z")
+"""Places at which a shell text uses its arguments, or the sign at which a text was split wrongly."""
 _OPERATOR = re.compile(r"\|\|?|&&?|;|\d?>>?|<|\d?>&\d|&>>?")
 _IN_QUOTES = re.compile(r"(?s)\"[^\"]*\"|'[^']*'")
 _LITERAL_RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"`[^`\n]+`"), "nothing runs the command in backticks, the text stays as it is"),
-    (re.compile(r"\$?\{\{\s*[A-Za-z_][\w.]*\s*\}\}"), "nothing fills in a template"),
+    (re.compile(rf"(?s)(?!.*\{{%){_TEMPLATE}"), "nothing fills in a template"),
     (re.compile(r"%[A-Z][A-Z0-9_]{2,}%"), "nothing fills in `%NAME%`"),
+    (
+        re.compile(
+            r"(?:\A|=)(?:<(?i:your|my|path|insert|enter)\b[^<>]*>|<(?i:[^<>]*(?:path|dir|folder|bucket|api.?key))>)\Z"
+            r"|(?:\A|=)YOUR[_-][A-Z_-]+\Z"
+        ),
+        "nothing fills in a placeholder",
+    ),
     (re.compile(r"(?<![\w%+])%[jAaNt](?![\w%])|(?<=[\w/-])%[jA](?![\w%])"), "nothing fills in `%`"),
-    (re.compile(r"\{(?:local_)?rank\}|\{(?:LOCAL_)?RANK\}"), "nothing fills in braces"),
+    (
+        re.compile(r"\{(?i:(?:local_|node_)?rank|world_size|hostname|master_addr|job_id)\}"),
+        "nothing fills in braces",
+    ),
+)
+_TYPESET_ITEM = re.compile(
+    rf"\A{_TYPESET}|\A[\u2018-\u201f].*[\u2018-\u201f]\Z|(?!\u00a0){_INVISIBLE}|\A\u00a0|\u00a0\Z"
 )
 _SHELL_REMEDY = "a text of `job.command` is read by bash on the node, where each worker has `$RANK` and the like"
 
@@ -221,6 +323,9 @@ def find_literal_mistakes(value: str, *, is_argument: bool) -> list[tuple[str, s
     """
     if is_argument and _OPERATOR.fullmatch(value):
         return [(f"no shell reads `{value}`, the program gets it as an argument", _SHELL_REMEDY)]
+    if _TYPESET_ITEM.search(value):
+        what = f"`{value[:60]}` holds a dash, quote or blank of a word processor or a web page"
+        return [(what, "type it anew")]
     if _IN_QUOTES.fullmatch(value) and len(value) > 2 and not value[1:-1].startswith(("{", "[")):
         return [(f"the quotes of `{value[:60]}` are a part of the value", "leave the inner quotes out")]
     found = [(match, what) for rule, what in _LITERAL_RULES if len(value) < 2000 and (match := rule.search(value))]
@@ -233,6 +338,9 @@ _MAX_CHARS = 1 << 16
 _COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 _SETS_NAMES = re.compile(r"(?:\bfor|\bread|\bmapfile|\breadarray|\bgetopts|-v|\(\()[^\n;]{0,200}")
 _SETS_UNKNOWN_NAMES = re.compile(r"(?m)(?:^|[\s;&|(])(?:source|\.|eval|module|ml|conda|mamba|function)\s|\(\)\s*\{")
+_READS_UNKNOWN_NAMES = re.compile(
+    r"(?m)(?:^|[\s;&|(])(?:source|\.)[ \t]+(?!\S*activate)|\beval\b|\bset[ \t]+-\w*a|allexport|\$\{!|\benvsubst\b"
+)
 _SHELL_VARIABLES = re.compile(
     "HOME|USER|LOGNAME|PATH|PWD|OLDPWD|SHELL|HOSTNAME|HOSTTYPE|OSTYPE|MACHTYPE|LANG|LC_ALL|TERM|TMPDIR|UID|EUID|PPID|"
     "RANDOM|SECONDS|LINENO|SHLVL|IFS|OPTARG|OPTIND|REPLY|PIPESTATUS|FUNCNAME|GROUPS|EPOCHSECONDS|CUDA_VISIBLE_DEVICES|"
@@ -267,12 +375,16 @@ class ShellVariables:
         replaced: Those among them that clusterctl owns, and whose value it does not build on.
         read: Names of other launchers that it reads, without a default and without a test.
         inherited: Other names that it reads so and does not set: they come from the environment, if from anywhere.
+        unexported: Names that it sets, neither reads nor exports, so that programs do not get them.
+        premature: Names that a command reads which are set for that command alone.
     """
 
     assigned: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     inherited: tuple[str, ...] = ()
+    unexported: tuple[str, ...] = ()
+    premature: tuple[str, ...] = ()
 
 
 def find_variables(text: str) -> ShellVariables:
@@ -303,7 +415,42 @@ def find_variables(text: str) -> ShellVariables:
             and name not in optional
         ),
         inherited=_list_inherited(text, {*assigned, *tested, *optional}),
+        unexported=tuple(_list_unexported(plain, commands)),
+        premature=tuple(name for name in _list_premature(text, commands) if name not in optional),
     )
+
+
+def _list_unexported(text: str, commands: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Give names in capitals of which a text speaks in commands that only set them, and nowhere else."""
+    if _READS_UNKNOWN_NAMES.search(text):
+        return
+    bare = [
+        match[1]
+        for words in commands
+        if all(map(ASSIGNMENT.match, words))
+        for match in map(ASSIGNMENT.match, words)
+        if match
+    ]
+    for name in dict.fromkeys(bare):
+        is_named_once = len(re.findall(rf"\b{name}\b", text)) == bare.count(name)
+        if _NAME.fullmatch(name) and is_named_once and not _SHELL_VARIABLES.fullmatch(name):
+            yield name
+
+
+def _list_premature(text: str, commands: Sequence[Sequence[str]]) -> Iterator[str]:
+    quoting = classify_characters(text)
+    everywhere = [name for words in commands for name in _list_assigned(words)]
+    if _SETS_UNKNOWN_NAMES.search(text):
+        return
+    for words in commands:
+        for name in _list_assigned(words):
+            rest = [word for word in words if not word.startswith(f"{name}=")]
+            pattern = re.compile(rf"(?<!\\)\$(?:{name}\b|\{{{name}\}})")
+            places = [quoting[match.start()] for match in pattern.finditer(text)]
+            has_program = bool(_find_program(words)) and "export" not in words
+            is_read = any(map(pattern.search, rest)) and places and all(place in _FILLED_IN for place in places)
+            if has_program and is_read and everywhere.count(name) == 1 and not _builds_on(name, text):
+                yield name
 
 
 def _list_inherited(text: str, others: Collection[str]) -> tuple[str, ...]:

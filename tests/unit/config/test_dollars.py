@@ -326,7 +326,7 @@ ARGUMENTS = {"EXTRA": "--arg1 hello --arg2", "TEXT": "hello world", "ONE": "--x"
         pytest.param("script: train.py, args: ['--prompt=a b', 'hello world']", None, id="a text"),
         pytest.param("script: train.py, args: ['--more=--a 1 --b']", None, id="a value of options"),
         pytest.param("script: train.py, args: ['${env:ONE}', -1, '- x']", None, id="no blank"),
-        pytest.param("command: [bash, -c, 'x --a 1 --b', --c]", None, id="for a shell"),
+        pytest.param("command: [bash, -c, 'x --a 1 --b']", None, id="for a shell"),
         pytest.param("command: 'x ${env:EXTRA}'", None, id="a text that bash splits"),
     ],
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
 
 from clusterctl.config.loader import ClusterFileText, parse_cluster_file
 from clusterctl.config.sections.shell_text import find_variables
+from clusterctl.errors import ConfigError
 from tests.unit.config.conftest import FOLDER, Shelf
 
 if TYPE_CHECKING:
@@ -143,3 +145,52 @@ def test_a_variable_of_this_shell_that_is_not_sent_is_warned_of(parse_text: Call
     found = [one.text for one in parse_text(H + job, environ={"DATA_DIR": "/d"}).warnings]
     assert found == ["job.command: `DATA_DIR` is set in this shell, and not sent to nodes"]
     assert parse_text(H + "env: {DATA_DIR: /d}\n" + job, environ={"DATA_DIR": "/d"}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "unexported", "premature"),
+    [
+        pytest.param("WANDB_MODE=offline\npython x.py", ("WANDB_MODE",), (), id="a line of its own"),
+        pytest.param("HF_HOME=/x; source v/bin/activate; python x.py", ("HF_HOME",), (), id="before an activation"),
+        pytest.param("WANDB_MODE=offline python x.py; export A=1", (), (), id="for one command, or exported"),
+        pytest.param("A=1; export A; B=2; echo $B; C=3; declare -x C; set_x D", (), (), id="exported later, or read"),
+        pytest.param("set -a; A=1; python x.py", (), (), id="all are exported"),
+        pytest.param("A=1; source setup.sh; python x.py", (), (), id="another file may read it"),
+        pytest.param("LR=1 python x.py --lr $LR", (), ("LR",), id="read before it is set"),
+        pytest.param("LR=2; LR=1 python x.py --lr $LR", (), (), id="set before too"),
+        pytest.param("LR=1 bash -c 'python x.py --lr $LR'", (), (), id="an inner shell reads it"),
+        pytest.param("LR=${LR} python x.py --lr $LR", (), (), id="made of itself"),
+    ],
+)
+def test_variables_that_do_not_reach_a_program_are_found(
+    text: str, unexported: tuple[str, ...], premature: tuple[str, ...], parse_text: Callable[..., LoadedClusterFile]
+) -> None:
+    found = find_variables(text)
+    assert (found.unexported, found.premature) == (unexported, premature)
+    told = [one for one in warnings_of(parse_text, text) if "not exported" in one or "is filled in before" in one]
+    assert len(told) == len(unexported + premature)
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "problem"),
+    [
+        pytest.param("\ufeffA=1", "1", None, id="a mark of the byte order"),
+        pytest.param('A="a \\"b\\" c"  # d', 'a "b" c', None, id="escaped quotes"),
+        pytest.param("A='x' B='y'", None, "follows the closing quote", id="two variables in quotes"),
+        pytest.param("A+=1", None, "not `NAME=value`", id="appended"),
+        pytest.param("$env:A=1", None, "not `NAME=value`", id="PowerShell"),
+        pytest.param("export A=1 B=2", "1 B=2", "another assignment", id="two variables"),
+        pytest.param("A=`hostname`", "`hostname`", "backticks", id="backticks"),
+        pytest.param("A=x=1&y=2", "x=1&y=2", None, id="an address"),
+    ],
+)
+def test_a_line_of_an_env_file_is_read_as_a_shell_reads_it_or_warned_of(
+    line: str, value: str | None, problem: str | None
+) -> None:
+    files = Shelf({f"{FOLDER}/train.py": b"", f"{FOLDER}/x.env": f"{line}\n".encode()})
+    text = f"{H}env_file: x.env\njob: {{script: train.py}}\n"
+    source = ClusterFileText(path="c.yaml", absolute=f"{FOLDER}/c.yaml", text=text)
+    with pytest.raises(ConfigError, match=problem) if value is None else contextlib.nullcontext():
+        found = parse_cluster_file([source], environ={"HOME": "/home/me"}, files=files)
+        assert found.spec.env == {"A": value}
+        assert [problem in one.text for one in found.warnings if problem] == [True] * (problem is not None)

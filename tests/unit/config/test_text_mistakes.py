@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.config.sections.shell_text import find_literal_mistakes, find_shell_mistakes, find_variables
+from clusterctl.config.sections.shell_text import (
+    find_dropped_arguments,
+    find_literal_mistakes,
+    find_shell_mistakes,
+    find_variables,
+)
 
 MISTAKEN = [
     pytest.param("ulimit -c unlimited \\ python train.py", "backslash before a blank", id="folded"),
@@ -26,6 +31,22 @@ MISTAKEN = [
     pytest.param("python t.py --dir %DATA_DIR%", "`%NAME%`", id="variable of Windows"),
     pytest.param("python t.py --rank '$RANK'", "single quotes", id="rank in single quotes"),
     pytest.param("python t.py --rank \\$RANK", "the backslash keeps bash", id="escaped rank"),
+    pytest.param("python t.py --data $$DATA_DIR", "number of its process", id="dollars of compose"),
+    pytest.param("python t.py --rank $${RANK}", "number of its process", id="dollars of compose in braces"),
+    pytest.param("python t.py \u2013\u2013lr 1", "word processor", id="typeset dashes"),
+    pytest.param("python t.py --name \u201cmy run\u201d", "word processor", id="typeset quotes"),
+    pytest.param("python t.py --lr\u00a01", "word processor", id="a blank of a web page"),
+    pytest.param('python t.py --cfg {"a": 1}', "quotes of JSON", id="json without quotes"),
+    pytest.param('python t.py --cfg "{"a": 1}"', "quotes of JSON", id="json in its own quotes"),
+    pytest.param("python t.py --color #ff0000 --lr 1", "for a comment", id="value that begins like a comment"),
+    pytest.param("set LR=1 && python t.py", "sets no variable", id="set of Windows"),
+    pytest.param("python t.py --dir $env:DATA", "Windows", id="variable of PowerShell"),
+    pytest.param("python t.py \\\n  --lr 1\n  --wd 2", "begins a line", id="a backslash that is missing"),
+    pytest.param("python t.py\n  --lr 1\n  --wd 2", "begins a line", id="folded and indented"),
+    pytest.param("python t.py ^\n  --lr 1", "begins a line", id="a line end of Windows"),
+    pytest.param("A=(--lr 1)\npython t.py $A", "first item", id="array"),
+    pytest.param("python t.py --dir '$HOME/x'", "single quotes", id="home variable in single quotes"),
+    pytest.param("python t.py --id {{.Task.Slot}}", "nothing fills in a template", id="template of Go"),
     pytest.param("torchrun t.py --shards s3://b/x-{000..127}.tar", "many words", id="range in braces"),
 ]
 USUAL = [
@@ -47,6 +68,9 @@ USUAL = [
     "if [[ $X =~ ^a ]]; then echo $((RANK & 1)); fi",
     "python x.py --url 'http://x?a=1&b=2' --time '${now:%Y}'",
     "echo \\\\n; python x.py --name a_b",
+    'A=(\n  --lr $((1 + 2))\n  --wd 2\n)\npython x.py "${A[@]}" --n ${#A[@]}',
+    "case $1 in\n  -h|--help) exit;;\n  --lr) x;;\nesac\npython x.py $(\n  cat f\n) |\n  tee log",
+    'echo pid $$ > /tmp/x.$$; python x.py --flag # why not\nset -eu; python x.py --cfg \'{"a": 1}\' "it\u2019s"',
 ]
 
 
@@ -71,6 +95,13 @@ def test_a_usual_text_for_bash_is_let_through(text: str) -> None:
         pytest.param("`hostname`", "nothing runs the command", id="backticks"),
         pytest.param("--rank={rank}", "nothing fills in braces", id="braces"),
         pytest.param("{{ rank }}", "nothing fills in a template", id="template"),
+        pytest.param("{{ .Values.lr }}", "nothing fills in a template", id="template of Helm"),
+        pytest.param("{% for m in x %}{{ m }}{% endfor %}", None, id="template of a chat"),
+        pytest.param("--data=<path/to/data>", "placeholder", id="placeholder"),
+        pytest.param("YOUR_API_KEY", "placeholder", id="placeholder in capitals"),
+        pytest.param("<pad>", None, id="token of a vocabulary"),
+        pytest.param("\u2014lr", "word processor", id="typeset dash"),
+        pytest.param("\u201cx\u201d", "word processor", id="typeset quotes"),
         pytest.param("out-%j.log", "nothing fills in `%`", id="job number of Slurm"),
         pytest.param("%DATA_DIR%", "nothing fills in `%NAME%`", id="variable of Windows"),
         pytest.param('"bert"', "quotes of", id="quotes"),
@@ -95,3 +126,24 @@ def test_the_value_of_a_variable_may_be_an_operator() -> None:
 def test_a_long_text_is_judged_and_nothing_is_found_in_it(text: str) -> None:
     assert find_shell_mistakes(text) == []
     assert len(find_variables(text).inherited) in (0, 8_000)
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "dropped"),
+    [
+        pytest.param("python t.py", ["--lr"], "--lr", id="a text without its arguments"),
+        pytest.param('python t.py "$@"', ["--lr"], None, id="a text with its arguments"),
+        pytest.param('A=1; python t.py --lr "${1}"', ["3"], None, id="by number"),
+        pytest.param("bash -c python train.py --lr 1", [], "train.py", id="a text without quotes"),
+        pytest.param("bash -c 'python train.py --lr 1'", [], None, id="a text in quotes"),
+        pytest.param(["bash", "-c", "python", "train.py"], [], "train.py", id="a list of words"),
+        pytest.param(["sh", "-lc", "./run.sh"], ["--lr"], "--lr", id="a list and arguments"),
+        pytest.param(["bash", "-c", "x", "bash"], [], None, id="the name of the shell"),
+        pytest.param(["bash", "-c", 'x "$@"', "--", "a"], ["b"], None, id="a list with its arguments"),
+        pytest.param(["python", "x.py", "-c", "a", "b"], ["c"], None, id="no shell"),
+    ],
+)
+def test_arguments_that_a_text_for_a_shell_does_not_use_are_found(
+    command: str | list[str], args: list[str], dropped: str | None
+) -> None:
+    assert find_dropped_arguments(command, args) == dropped
