@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.health.model import Action, Finding, Status
+from clusterctl.formatting import plural
+from clusterctl.health.model import Action, Finding, Outcome, Status, fail, ok, skip, unknown, warn
 
 OLDEST_PYTHON = (3, 10)
 NODES = 200
@@ -89,17 +90,18 @@ def judge_head(facts: HeadFacts, size: Callable[[float], str]) -> list[Finding]:
         facts: Facts of the head.
         size: Formats bytes for people.
     """
-    return [
-        _python(facts.python),
-        _ssh(facts.ssh),
-        _ssh_agent(facts.ssh_agent),
-        _folder(facts.folder),
-        _space(facts.folder, size),
-        _open_files(*facts.open_files),
-        _logout(facts.user, ends=facts.ends_at_logout),
-        _clock(facts.clock_error),
-        *_controllers(facts.controllers, size),
-    ]
+    outcomes = {
+        "head.python": _python(facts.python),
+        "head.ssh": _ssh(facts.ssh),
+        "head.ssh_agent": _ssh_agent(facts.ssh_agent),
+        "head.state": _folder(facts.folder),
+        "head.space": _space(facts.folder, size),
+        "head.open_files": _open_files(*facts.open_files),
+        "head.logout": _logout(facts.user, ends=facts.ends_at_logout),
+        "head.clock": _clock(facts.clock_error),
+    }
+    findings = [_finding(check, outcome) for check, outcome in outcomes.items()]
+    return findings + [_finding("head.controller", outcome) for outcome in _controllers(facts.controllers, size)]
 
 
 def verdict(findings: list[Finding]) -> Status:
@@ -114,125 +116,87 @@ def max_nodes(limit: int) -> int:
     return max(int(limit >= _FILES_BESIDES), (limit // 2 - _FILES_BESIDES) // _FILES_A_NODE)
 
 
-def _python(version: tuple[int, int, int]) -> Finding:
-    text = "Python " + ".".join(map(str, version))
+def _python(version: tuple[int, int, int]) -> Outcome:
+    text, oldest = f"Python {'.'.join(map(str, version))}", ".".join(map(str, OLDEST_PYTHON))
     if version[:2] >= OLDEST_PYTHON:
-        return _found("head.python", Status.PASS, text, value=list(version))
-    oldest = ".".join(map(str, OLDEST_PYTHON))
-    return _found(
-        "head.python", Status.FAIL, f"{text} is too old", f"install Python {oldest} or later", value=list(version)
-    )
+        return ok(text, value=list(version))
+    return fail(f"{text} is too old", hint=f"install Python {oldest} or later", value=list(version))
 
 
-def _ssh(version: str | None) -> Finding:
+def _ssh(version: str | None) -> Outcome:
     if version:
-        return _found("head.ssh", Status.PASS, version, value=version)
-    return _found(
-        "head.ssh",
-        Status.WARN,
-        "no `ssh` is here: ~/.ssh/config is not heeded, and there are no jumps by ProxyCommand",
-        "install the OpenSSH client",
-    )
+        return ok(version, value=version)
+    message = "no `ssh` is here: ~/.ssh/config is not heeded, and there are no jumps by ProxyCommand"
+    return warn(message, hint="install the OpenSSH client")
 
 
-def _ssh_agent(agent: SshAgentFacts | None) -> Finding:
-    name = "head.ssh_agent"
+def _ssh_agent(agent: SshAgentFacts | None) -> Outcome:
     if agent is None:
-        return _found(name, Status.SKIP, "no ssh-agent: keys are read from files")
+        return skip("no ssh-agent: keys are read from files")
     if agent.error is not None:
-        hint = "`ssh-add -l` shows the same; start it anew, or unset SSH_AUTH_SOCK"
-        return _found(name, Status.WARN, agent.error, hint)
+        return warn(agent.error, hint="`ssh-add -l` shows the same; start it anew, or unset SSH_AUTH_SOCK")
     if not agent.keys:
-        return _found(name, Status.PASS, "an ssh-agent answers, and holds no key", value=0)
-    keys = "1 key" if agent.keys == 1 else f"{agent.keys} keys"
-    return _found(name, Status.PASS, f"an ssh-agent answers, with {keys}", value=agent.keys)
+        return ok("an ssh-agent answers, and holds no key", value=0)
+    return ok(f"an ssh-agent answers, with {plural(agent.keys, 'key')}", value=agent.keys)
 
 
-def _folder(folder: StateFolderFacts) -> Finding:
-    name, kind = "head.state", folder.filesystem or "a file system without a name"
+def _folder(folder: StateFolderFacts) -> Outcome:
+    kind = folder.filesystem or "a file system without a name"
     elsewhere = "set XDG_STATE_HOME to a folder on a local disk"
     if folder.error is not None:
-        return _found(name, Status.FAIL, f"{folder.path}: {folder.error}", elsewhere, value=folder.filesystem)
+        return fail(f"{folder.path}: {folder.error}", hint=elsewhere, value=folder.filesystem)
     if folder.shared:
         message = f"{folder.path} is on {kind}, which may hang, and which other machines may write"
-        return _found(name, Status.WARN, message, elsewhere, value=folder.filesystem)
-    return _found(name, Status.PASS, f"{folder.path} on {kind} can be written and locked", value=folder.filesystem)
+        return warn(message, hint=elsewhere, value=folder.filesystem)
+    return ok(f"{folder.path} on {kind} can be written and locked", value=folder.filesystem)
 
 
-def _space(folder: StateFolderFacts, size: Callable[[float], str]) -> Finding:
-    name = "head.space"
+def _space(folder: StateFolderFacts, size: Callable[[float], str]) -> Outcome:
     if folder.free is None:
-        return _found(name, Status.UNKNOWN, f"how much is free in {folder.path} is not known")
+        return unknown(f"how much is free in {folder.path} is not known")
     message = f"{size(folder.free)} free for the output of runs"
     if folder.free >= _LITTLE_SPACE:
-        return _found(name, Status.PASS, message, value=folder.free)
-    status = Status.FAIL if folder.free < _LEAST_SPACE else Status.WARN
+        return ok(message, value=folder.free)
+    say = fail if folder.free < _LEAST_SPACE else warn
     hint = "`clusterctl clean -y` removes runs that ended long ago"
-    return _found(name, status, f"only {message}", hint, action=Action.FREE_SPACE, value=folder.free)
+    return say(f"only {message}", hint=hint, action=Action.FREE_SPACE, value=folder.free)
 
 
-def _open_files(soft: int | None, hard: int | None) -> Finding:
-    name, message = "head.open_files", f"open files: {_limit(soft)}, at most {_limit(hard)}"
-    nodes = NODES if hard is None else max_nodes(hard)
+def _open_files(soft: int | None, hard: int | None) -> Outcome:
+    bounds = ["no limit" if limit is None else str(limit) for limit in (soft, hard)]
+    message, nodes = f"open files: {bounds[0]}, at most {bounds[1]}", NODES if hard is None else max_nodes(hard)
     if nodes >= NODES:
-        return _found(name, Status.PASS, f"{message}: enough for {NODES} nodes", value=hard)
-    status = Status.WARN if nodes > 0 else Status.FAIL
-    what = f"enough for {nodes} node{'s' * (nodes > 1)}" if nodes > 0 else "too few for a controller"
+        return ok(f"{message}: enough for {NODES} nodes", value=hard)
+    say, what = (warn, f"enough for {plural(nodes, 'node')}") if nodes > 0 else (fail, "too few for a controller")
     hint = "set a hard `nofile` of 4096 or more in /etc/security/limits.d"
-    return _found(name, status, f"{message}: {what}", hint, action=Action.FIX_LIMITS, value=hard)
+    return say(f"{message}: {what}", hint=hint, action=Action.FIX_LIMITS, value=hard)
 
 
-def _limit(limit: int | None) -> str:
-    return "no limit" if limit is None else str(limit)
-
-
-def _logout(user: str, *, ends: bool) -> Finding:
+def _logout(user: str, *, ends: bool) -> Outcome:
     if not ends:
-        return _found("head.logout", Status.PASS, "controllers outlive a logout")
+        return ok("controllers outlive a logout")
     message = f"logind ends all processes of {user} at logout, controllers too (KillUserProcesses=yes)"
-    return _found("head.logout", Status.WARN, message, f"`loginctl enable-linger {user}`")
+    return warn(message, hint=f"`loginctl enable-linger {user}`")
 
 
-def _clock(error: float | None) -> Finding:
-    name = "head.clock"
+def _clock(error: float | None) -> Outcome:
     if error is None:
-        return _found(name, Status.UNKNOWN, "the kernel does not tell whether somebody keeps the clock")
+        return unknown("the kernel does not tell whether somebody keeps the clock")
     if error < _UNKEPT_CLOCK:
-        return _found(name, Status.PASS, f"the clock is kept, within {error:.3f} s", value=error)
+        return ok(f"the clock is kept, within {error:.3f} s", value=error)
     hint = "`sudo systemctl enable --now chronyd` (or systemd-timesyncd), unless the host of this machine keeps it"
-    return _found(name, Status.WARN, "nobody is seen to keep the clock", hint, value=error)
+    return warn("nobody is seen to keep the clock", hint=hint, value=error)
 
 
-def _controllers(controllers: tuple[ControllerFacts, ...], size: Callable[[float], str]) -> list[Finding]:
-    name = "head.controller"
-    if not controllers:
-        return [_found(name, Status.SKIP, "no controller lives on this head")]
-    return [
-        _found(
-            name,
-            Status.PASS,
-            f"{each.run}: pid {each.pid}, {each.cpu_s:.1f} s of CPU, {size(each.memory)} of memory",
-            value=each.to_json(),
-        )
-        for each in controllers
-    ]
+def _controllers(controllers: tuple[ControllerFacts, ...], size: Callable[[float], str]) -> list[Outcome]:
+    outcomes = []
+    for each in controllers:
+        message = f"{each.run}: pid {each.pid}, {each.cpu_s:.1f} s of CPU, {size(each.memory)} of memory"
+        outcomes.append(ok(message, value=each.to_json()))
+    return outcomes or [skip("no controller lives on this head")]
 
 
-def _found(
-    check: str,
-    status: Status,
-    message: str,
-    hint: str | None = None,
-    *,
-    action: Action = Action.FIX_CONFIG,
-    value: Any = None,
-) -> Finding:
-    wrong = status in (Status.WARN, Status.FAIL)
-    return Finding(
-        check=check,
-        status=status,
-        message=message,
-        hint=hint,
-        action=(action if wrong else Action.NONE).value,
-        value=value,
-    )
+def _finding(check: str, outcome: Outcome) -> Finding:
+    is_adverse = outcome.status in (Status.WARN, Status.FAIL)
+    action = outcome.action or (Action.FIX_CONFIG if is_adverse else Action.NONE)
+    return Finding(check, outcome.status, outcome.message, hint=outcome.hint, action=action.value, value=outcome.value)

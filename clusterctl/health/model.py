@@ -39,7 +39,7 @@ class Action(str, Enum):
     CONTACT_SUPPORT = "CONTACT_SUPPORT"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one check for one node, one GPU, or (node is `None`) the cluster.
 
@@ -74,20 +74,8 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Return the shape of a finding in `health --json`."""
-        return {
-            "check": self.check,
-            "status": self.status.value,
-            "message": self.message,
-            "hint": self.hint,
-            "action": self.action,
-            "value": self.value,
-            "expected": self.expected,
-            "node": self.node,
-            "gpu": self.gpu,
-            "duration_ms": self.duration_ms,
-            "ignored": self.ignored,
-            "needs_root": self.needs_root,
-        }
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "key"}
+        return {**fields, "status": self.status.value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +124,16 @@ def needs_root(message: str, **more: Any) -> Outcome:
     return Outcome(status=Status.SKIP, message=message, needs_root=True, **more)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Symptom:
     """One symptom in one sample.
 
     Attributes:
-        gpu: Index of the GPU; `None` for a symptom of the node.
         check: The check that finds the same problem before a run, with a finer part after a blank.
+        status: FAIL if the run must not go on.
         words: What is wrong, without the place.
         action: What to do.
+        gpu: Index of the GPU; `None` for a symptom of the node.
         lasting: Seconds that it must last before it is reported.
         detail: Additional text after `words`.
         event: It happened once: later samples do not show it.
@@ -153,11 +142,11 @@ class Symptom:
         leave_out: No reason to stop a run, but the next attempt should avoid the node.
     """
 
-    gpu: int | None
     check: str
     status: Status
     words: str
     action: Action
+    gpu: int | None = None
     lasting: float = 0.0
     detail: str = ""
     event: bool = False

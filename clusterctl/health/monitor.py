@@ -205,22 +205,20 @@ def drain_reason(watch: NodeMonitor) -> str | None:
     return next((_message(watch, trouble, now) for trouble in reported), None)
 
 
-_SILENCE = Symptom(gpu=None, check="host.sampler", status=Status.WARN, words="samples", action=Action.NONE)
+_SILENCE = Symptom("host.sampler", Status.WARN, "samples", Action.NONE)
 
 
 def _list_symptoms(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
-    for symptom in _all_signs(watch, sample):
+    for symptom in _find_symptoms(watch, sample):
         check = symptom.check.split(" ")[0]
-        finding = Finding(
-            check=check, status=symptom.status, message="", node=watch.node, gpu=symptom.gpu, key=symptom.rule
-        )
+        finding = Finding(check, symptom.status, "", node=watch.node, gpu=symptom.gpu, key=symptom.rule)
         weighed = apply_overrides(finding, watch.context)
         if not weighed.ignored:
             yield replace(symptom, status=weighed.status)
 
 
-def _all_signs(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
-    yield from _disk_signs(watch, sample)
+def _find_symptoms(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
+    yield from _list_disk_symptoms(watch, sample)
     if watch.gpus is not None and not watch.gpus:
         return
     yield from _list_driver_symptoms(watch, sample)
@@ -238,45 +236,27 @@ def _ours(watch: NodeMonitor, gpu: int | None) -> bool:
 
 
 def _list_driver_symptoms(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
-    if sample.get("status") == "stuck":
-        stuck = float(sample.get("stuck_s") or 0)
+    status, limit = sample.get("status"), watch.limits.stuck
+    if status == "stuck":
+        stuck_s = float(sample.get("stuck_s") or 0)
         where = f" in {sample['wchan']}" if sample.get("state") == "D" and sample.get("wchan") else ""
-        yield Symptom(
-            gpu=None,
-            check="gpu.responsive",
-            status=Status.FAIL,
-            words=f"the GPU driver hangs{where}",
-            action=Action.REBOOT_NODE,
-            # The sampler knows the duration: do not wait for it again.
-            lasting=0.0 if stuck >= watch.limits.stuck else watch.limits.stuck,
-            detail=f"no answer for {duration_text(stuck)}",
-        )
-    elif sample.get("status") == "error":
-        yield Symptom(
-            gpu=None,
-            check="gpu.driver",
-            status=Status.WARN,
-            words=f"GPUs cannot be watched: {sample.get('reason')}",
-            action=Action.NONE,
-            lasting=watch.limits.stuck,
-        )
+        words, detail = f"the GPU driver hangs{where}", f"no answer for {duration_text(stuck_s)}"
+        # The sampler knows the duration: do not wait for it again.
+        lasting = 0.0 if stuck_s >= limit else limit
+        yield Symptom("gpu.responsive", Status.FAIL, words, Action.REBOOT_NODE, lasting=lasting, detail=detail)
+    elif status == "error":
+        words = f"GPUs cannot be watched: {sample.get('reason')}"
+        yield Symptom("gpu.driver", Status.WARN, words, Action.NONE, lasting=limit)
 
 
-def _disk_signs(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
+def _list_disk_symptoms(watch: NodeMonitor, sample: HealthSample) -> Iterator[Symptom]:
     limits = watch.limits
     for disk in sample.get("disk") or []:
-        if storage.is_tight(disk["free"], disk["total"], limits.disk_least) or (
-            disk["free"] < min(limits.disk_share * disk["total"], limits.disk_enough)
-        ):
-            yield Symptom(
-                gpu=None,
-                check=f"host.disk {disk['path']}",
-                status=Status.WARN,
-                words=f"{disk['path']} is nearly full",
-                action=Action.FREE_SPACE,
-                lasting=limits.disk,
-                detail=f"{format_size(disk['free'])} free",
-            )
+        path, free, total = disk["path"], disk["free"], disk["total"]
+        crowded = free < min(limits.disk_share * total, limits.disk_enough)
+        if crowded or storage.is_tight(free, total, limits.disk_least):
+            check, words, detail = f"host.disk {path}", f"{path} is nearly full", f"{format_size(free)} free"
+            yield Symptom(check, Status.WARN, words, Action.FREE_SPACE, lasting=limits.disk, detail=detail)
 
 
 def _list_gpu_symptoms(watch: NodeMonitor, gpu: GpuSample) -> Iterator[Symptom | None]:

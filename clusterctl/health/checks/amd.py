@@ -121,15 +121,9 @@ def find_setup_symptom(gpu: int, causes: Sequence[str] | None, degrees: float | 
     """Return what holds the clocks down in a sample; `lasting` is how many seconds make it worth a word."""
     if not causes:
         return None
-    return Symptom(
-        gpu=gpu,
-        check="gpu.slowdown",
-        status=Status.WARN,
-        words=f"held down by {', '.join(causes)}",
-        action=Action.CHECK_POWER_COOLING,
-        lasting=lasting,
-        detail=f"{degrees:.0f} °C" if degrees is not None else "",
-    )
+    words, detail = f"held down by {', '.join(causes)}", f"{degrees:.0f} °C" if degrees is not None else ""
+    action = Action.CHECK_POWER_COOLING
+    return Symptom("gpu.slowdown", Status.WARN, words, action, gpu=gpu, lasting=lasting, detail=detail)
 
 
 # --- Links between AMD's GPUs (XGMI, Infinity Fabric): a hive is whole, and every link of it is up.
@@ -247,14 +241,8 @@ def find_xgmi_symptom(gpu: int, lost: int | None) -> Symptom | None:
     """Return what links that have gone down say of a GPU in a run."""
     if not lost or lost < 0:
         return None
-    return Symptom(
-        gpu=gpu,
-        check="gpu.xgmi",
-        status=Status.FAIL,
-        words=f"{lost} XGMI links have gone down",
-        action=Action.RESET_GPU,
-        lasting=_LASTING,
-    )
+    words = f"{lost} XGMI links have gone down"
+    return Symptom("gpu.xgmi", Status.FAIL, words, Action.RESET_GPU, gpu=gpu, lasting=_LASTING)
 
 
 # --- What AMD's driver has reported in the kernel log: errors, hangs, resets, and how they ended.
@@ -444,11 +432,5 @@ def find_ras_symptom(gpu: int, more: int) -> Symptom | None:
     """Return what uncorrected errors say of a GPU in a run: `more` since its start."""
     if more <= 0:
         return None
-    return Symptom(
-        gpu=gpu,
-        check="gpu.ecc_uncorrected",
-        status=Status.FAIL,
-        words="uncorrected errors",
-        action=Action.RESET_GPU,
-        detail=f"{more} since the start",
-    )
+    check, detail = "gpu.ecc_uncorrected", f"{more} since the start"
+    return Symptom(check, Status.FAIL, "uncorrected errors", Action.RESET_GPU, gpu=gpu, detail=detail)

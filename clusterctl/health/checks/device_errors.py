@@ -110,14 +110,9 @@ def find_recovery_symptom(gpu: int, value: int | None) -> Symptom | None:
     if not value:
         return None
     recommended = describe_action(value)
-    return Symptom(
-        gpu=gpu,
-        check="gpu.recovery_action",
-        status=recommended.during,
-        words=f"the driver asks for {recommended.words}",
-        action=recommended.action,
-        leave_out=recommended.during is Status.WARN,
-    )
+    words, status = f"the driver asks for {recommended.words}", recommended.during
+    drained = status is Status.WARN
+    return Symptom("gpu.recovery_action", status, words, recommended.action, gpu=gpu, leave_out=drained)
 
 
 # --- Whether each GPU answers, before a run and during it.
@@ -181,21 +176,16 @@ def find_device_symptom(gpu: Mapping[str, Any], counted: Streaks) -> Symptom | N
     certain = {
         call: word
         for call, word in (gpu.get("err") or {}).items()
-        if word in driver_errors.MEANINGS
-        and (driver_errors.MEANINGS[word].at_once or counted.get((index, call), 0) >= driver_errors.READINGS)
+        if (meaning := driver_errors.MEANINGS.get(word))
+        and (meaning.at_once or counted.get((index, call), 0) >= driver_errors.READINGS)
     }
     gravest = driver_errors.find_worst(certain)
     if gravest is None:
         return None
     word, calls = gravest
-    return Symptom(
-        gpu=index,
-        check="gpu.lost",
-        status=Status.FAIL,
-        words=driver_errors.describe_missing_value(gpu, calls[0]),
-        action=driver_errors.MEANINGS[word].action,
-        detail="" if driver_errors.MEANINGS[word].at_once else driver_errors.join_calls(calls),
-    )
+    words, meaning = driver_errors.describe_missing_value(gpu, calls[0]), driver_errors.MEANINGS[word]
+    detail = "" if meaning.at_once else driver_errors.join_calls(calls)
+    return Symptom("gpu.lost", Status.FAIL, words, meaning.action, gpu=index, detail=detail)
 
 
 @remedy(

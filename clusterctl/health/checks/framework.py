@@ -20,73 +20,56 @@ _PACKAGES = {
 }
 """What must be there for each framework. TensorFlow goes by several names, of which one will do."""
 _ANY_OF = frozenset({"tensorflow"})
-_SOURCE = "package metadata in the job's Python (nothing is imported)"
-
-
-def _versions(view: View) -> dict[str, Any] | None:
-    group = view.group("versions")
-    return group.data if group.status == "ok" else None
 
 
 @remedy(Action.FIX_CONFIG, "Install it on the node, or point `python` of the host at the environment that has it")
 @node_check("version.framework", _FAMILY, group="versions")
-def installed(view: View) -> Iterator[Outcome]:
+def installed(view: View) -> Outcome:
     """The job's Python has the framework that the cluster file names.
 
     Source: package metadata in the job's Python (nothing is imported)
     Healthy: what `job.framework` names is there
     """
-    framework, data = view.context.framework, _versions(view)
-    wanted = _PACKAGES.get(framework or "", ())
+    framework, versions = view.context.framework, view.group().data
+    wanted, names = _PACKAGES.get(framework or "", ()), versions.get("names", {})
     if not wanted:
-        yield skip("`job.framework` names none")
-        return
-    if data is None:
-        yield unknown("could not ask for its packages")
-        return
-    names = data.get("names", {})
-    there = [name for name in wanted if name in names]
+        return skip("`job.framework` names none")
     missing = [name for name in wanted if name not in names]
-    if missing and not (framework in _ANY_OF and there):
-        shown = missing[0] if framework in _ANY_OF else " and ".join(missing)
-        where = data.get("executable") or "the job's Python"
-        yield fail(f"no {shown} in {where}", expected=shown)
-    else:
-        yield ok(", ".join(f"{name} {names[name]}" for name in there))
+    if not missing or (framework in _ANY_OF and len(missing) < len(wanted)):
+        return ok(", ".join(f"{name} {names[name]}" for name in wanted if name in names))
+    shown = missing[0] if framework in _ANY_OF else " and ".join(missing)
+    where = versions.get("executable") or "the job's Python"
+    return fail(f"no {shown} in {where}", expected=shown)
 
 
 @remedy(
     Action.FIX_CONFIG, "Install a CUDA or ROCm build of torch on the node, or declare `gpus: 0` to train on its CPU"
 )
 @node_check("version.gpu_build", _FAMILY, group="versions")
-def gpu_build(view: View) -> Iterator[Outcome]:
+def gpu_build(view: View) -> Outcome:
     """Torch can use the GPUs that the cluster file declares; a build for CPUs would leave them idle, without a word.
 
     Source: torch/version.py in the job's Python (nothing is imported)
     Healthy: torch is built for the GPUs of the node (CUDA for NVIDIA's, ROCm for AMD's) where the cluster file declares
         some
     """
-    data, declared = _versions(view), view.expected.count
-    torch = (data or {}).get("torch")
-    if not declared or view.context.framework in ("tensorflow", "jax", "none"):
-        yield skip("no GPUs declared" if not declared else "not a job for torch")
-    elif data is None:
-        yield unknown("could not ask for its packages")
-    elif torch is None:
-        yield skip("no torch here")
-    else:
-        # Where the file does not say that torch is what the job uses, the rest of an environment may hold it.
-        say = fail if view.context.framework in ("torch", "keras") else warn
-        built, there = _built_for(torch, data), _maker(view)
-        if built is None:
-            yield say(f"torch {torch} is built for CPUs alone, {declared} GPUs are declared", value=torch)
-        elif there is not None and built != there:
-            names = f"torch {torch} is built for GPUs of {VENDORS[built].name}"
-            index = "rocm6.4" if there == AMD else "cu128"
-            hint = f"`pip install torch --index-url https://download.pytorch.org/whl/{index}` (or another of its kind)"
-            yield say(f"{names}, those of the node are {VENDORS[there].name}'s", value=torch, hint=hint)
-        else:
-            yield ok(f"torch {torch}")
+    versions, framework, declared = view.group().data, view.context.framework, view.expected.count
+    torch = versions.get("torch")
+    if not declared or framework in ("tensorflow", "jax", "none"):
+        return skip("not a job for torch" if declared else "no GPUs declared")
+    if torch is None:
+        return skip("no torch here")
+    # If the file does not say that the job uses torch, other frameworks of the environment may use the GPUs.
+    say = fail if framework in ("torch", "keras") else warn
+    built, maker = _built_for(torch, versions), _maker(view)
+    if built is None:
+        return say(f"torch {torch} is built for CPUs alone, {declared} GPUs are declared", value=torch)
+    if maker is None or built == maker:
+        return ok(f"torch {torch}")
+    names = f"torch {torch} is built for GPUs of {VENDORS[built].name}"
+    index = "rocm6.4" if maker == AMD else "cu128"
+    hint = f"`pip install torch --index-url https://download.pytorch.org/whl/{index}` (or another of its kind)"
+    return say(f"{names}, those of the node are {VENDORS[maker].name}'s", value=torch, hint=hint)
 
 
 def _built_for(torch: str, versions: dict[str, Any]) -> str | None:

@@ -108,15 +108,10 @@ def find_ecc_symptom(gpu: int, more: int, recovery: int | None) -> Symptom | Non
     """
     if more <= 0:
         return None
-    spread = more > CONTAINED_AT_MOST or bool(recovery)
-    return Symptom(
-        gpu=gpu,
-        check="gpu.ecc_uncorrected",
-        status=Status.FAIL if spread else Status.WARN,
-        words="uncorrected memory errors" if spread else "uncorrected memory errors, contained",
-        action=Action.RESET_GPU if spread else Action.NONE,
-        detail=f"{more} since the start",
-    )
+    check, words, detail = "gpu.ecc_uncorrected", "uncorrected memory errors", f"{more} since the start"
+    if more > CONTAINED_AT_MOST or recovery:
+        return Symptom(check, Status.FAIL, words, Action.RESET_GPU, gpu=gpu, detail=detail)
+    return Symptom(check, Status.WARN, f"{words}, contained", Action.NONE, gpu=gpu, detail=detail)
 
 
 # --- Memory of a GPU that was found bad: rows remapped, pages retired, repairs that wait, before a run and during it.
@@ -208,12 +203,4 @@ def _judge_retired_pages(gpu: gpus.GpuValue) -> Outcome | None:
 
 def find_row_remap_symptom(gpu: int, failure: int | None) -> Symptom | None:
     """Return what a sample's row remapping says of a GPU in a run. One that is pending waits for the end of the run."""
-    if not failure:
-        return None
-    return Symptom(
-        gpu=gpu,
-        check="gpu.remap_failure",
-        status=Status.FAIL,
-        words="row remapping failed",
-        action=Action.RMA,
-    )
+    return Symptom("gpu.remap_failure", Status.FAIL, "row remapping failed", Action.RMA, gpu=gpu) if failure else None

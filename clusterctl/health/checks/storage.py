@@ -90,27 +90,23 @@ def _folded(view: View) -> list[dict[str, Any]]:
 
 @remedy(Action.FREE_SPACE, "Remove directories of many small files (caches, old environments)")
 @node_check("host.inodes", _FAMILY, group="disk", thresholds={"warn": 85.0, "enough": 1e6, "least": 1e4})
-def inodes(view: View) -> Iterator[Outcome]:
+def inodes(view: View) -> list[Outcome]:
     """There are inodes left: a disk can be full with space to spare.
 
     Source: statvfs of the same places
     Healthy: where the run writes: FAIL under `least` inodes free; WARN from `warn` percent used on where fewer than
         `enough` are free
     """
-    bad = False
+    bad = []
     for entry in _folded(view):
-        if not entry["inodes"] or _is_image(entry):
+        free, total = entry["inodes_free"], entry["inodes"]
+        if not total or _is_image(entry):
             continue
-        free = entry["inodes_free"]
-        percent = 100 * (1 - free / entry["inodes"])
-        none_left = is_tight(free, entry["inodes"], view.limit("least"))
-        if none_left or (percent >= view.limit("warn") and free < view.limit("enough")):
-            bad = True
-            say = fail if none_left and entry["what"] != "root" else warn
-            yield say(f"{entry['path']}: {percent:.0f} % of inodes used, {free} free", value=free)
-    yield from _unseen(view)
-    if not bad and _places(view):
-        yield ok("enough inodes everywhere")
+        percent, is_full = 100 * (1 - free / total), is_tight(free, total, view.limit("least"))
+        if is_full or (percent >= view.limit("warn") and free < view.limit("enough")):
+            say = fail if is_full and entry["what"] != "root" else warn
+            bad.append(say(f"{entry['path']}: {percent:.0f} % of inodes used, {free} free", value=free))
+    return [*bad, *_unseen(view), *([] if bad or not _places(view) else [ok("enough inodes everywhere")])]
 
 
 @remedy(Action.CHECK_MOUNT, "Remount or repair the file system, or correct owner and mode of the directory")
@@ -135,22 +131,21 @@ def readonly(view: View) -> Iterator[Outcome]:
 
 @remedy(Action.CHECK_MOUNT, "Remount it or ask who runs the server; what touches it now hangs and cannot be killed")
 @node_check("host.mounts", _FAMILY, group="mounts")
-def mounts(view: View) -> Iterator[Outcome]:
+def mounts(view: View) -> Outcome | list[Outcome]:
     """Every mount answers. Mounted is not alive: a dead server hangs whoever asks.
 
     Source: stat and listing of every network or FUSE mount and of `health.expect.mounts`, each in a child of its own
     Healthy: answers in time
     """
     entries = view.group().data.get("paths") or []
-    for entry in entries:
-        kind = entry.get("fs") or "path"
-        if entry["status"] == "timeout":
-            yield fail(f"{entry['path']} ({kind}) hangs: {entry.get('reason')}", value=entry["path"])
-        elif entry["status"] == "denied":
-            yield unknown(f"{entry['path']}: {entry.get('reason')}")
-        elif entry["status"] != "ok":
-            yield fail(f"{entry['path']} ({kind}): {entry.get('reason')}", value=entry["path"])
     if not entries:
-        yield skip("no network mounts and none expected")
-    elif all(entry["status"] == "ok" for entry in entries):
-        yield ok(f"{len(entries)} mounts answer")
+        return skip("no network mounts and none expected")
+    bad = []
+    for entry in entries:
+        path, status, reason = entry["path"], entry["status"], entry.get("reason")
+        place = f"{path} ({entry.get('fs') or 'path'})"
+        if status == "denied":
+            bad.append(unknown(f"{path}: {reason}"))
+        elif status != "ok":
+            bad.append(fail(f"{place} hangs: {reason}" if status == "timeout" else f"{place}: {reason}", value=path))
+    return bad or ok(f"{len(entries)} mounts answer")

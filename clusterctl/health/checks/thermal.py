@@ -97,15 +97,9 @@ def find_throttle_symptom(gpu: int, bits: int, degrees: float | None, lasting: f
     hard = name_reasons(bits)
     if not hard and not bits & SW_THERMAL:
         return None
-    return Symptom(
-        gpu=gpu,
-        check="gpu.throttle_hw" if hard else "gpu.throttle_sw",
-        status=Status.WARN,
-        words=hard or "thermal slowdown",
-        action=Action.CHECK_POWER_COOLING,
-        lasting=lasting,
-        detail=f"{degrees:.0f} °C" if degrees is not None else "",
-    )
+    check, words = ("gpu.throttle_hw", hard) if hard else ("gpu.throttle_sw", "thermal slowdown")
+    detail, action = f"{degrees:.0f} °C" if degrees is not None else "", Action.CHECK_POWER_COOLING
+    return Symptom(check, Status.WARN, words, action, gpu=gpu, lasting=lasting, detail=detail)
 
 
 # --- Temperature and power of GPUs before a run.
@@ -194,13 +188,7 @@ def find_thermal_symptom(gpu: Mapping[str, Any], lasting: float) -> Symptom | No
     for part, key in (("core", "temp"), ("memory", "mem_temp")):
         degrees, limit = gpu.get(f"{key}_c"), gpu.get(f"{key}_limit_c")
         if degrees is not None and limit and degrees >= limit:
-            return Symptom(
-                gpu=int(gpu["gpu"]),
-                check="gpu.temperature",
-                status=Status.WARN,
-                words=f"{part} at its limit of {limit:.0f} °C",
-                action=Action.CHECK_POWER_COOLING,
-                lasting=lasting,
-                detail=f"{degrees:.0f} °C",
-            )
+            words, detail = f"{part} at its limit of {limit:.0f} °C", f"{degrees:.0f} °C"
+            action, index = Action.CHECK_POWER_COOLING, int(gpu["gpu"])
+            return Symptom("gpu.temperature", Status.WARN, words, action, gpu=index, lasting=lasting, detail=detail)
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -222,7 +222,7 @@ def judge_event(code: int, text: str = "", grade: str = "") -> Judgement | None:
     witness=report_closed_gpu_log,
     thresholds={"lookback": 86400.0, "fail_contained": 3.0},
 )
-def xid(view: View) -> Iterator[Outcome]:
+def xid(view: View) -> Outcome | list[Outcome]:
     """Errors that the driver reported since boot, weighed by NVIDIA's catalogue.
 
     An application's fault never fails a node.
@@ -235,7 +235,7 @@ def xid(view: View) -> Iterator[Outcome]:
     """
     events = _events(view)
     outcomes = [outcome for event in events if (outcome := _weigh(view, event, events)) is not None]
-    yield from outcomes or [ok(f"no XID {describe_reach(view)}")]
+    return outcomes or ok(f"no XID {describe_reach(view)}")
 
 
 def _events(view: View) -> list[dict[str, Any]]:
@@ -331,23 +331,14 @@ def find_xid_symptom(gpu: int | None, code: int) -> Symptom | None:
 
     Its text is only in the kernel log; where the text decides, the recovery action is a sign of its own.
     """
-    if code == RECOVERY_CHANGED:
-        return None
-    judgement = judge_event(code)
+    judgement = judge_event(code) if code != RECOVERY_CHANGED else None
     if judgement is None:
         return None
     hard = judgement.hard and not judgement.confirmed
-    meaning = "NVLink error" if code in NVLINK5 else judgement.meaning
-    return Symptom(
-        gpu=gpu,
-        check=f"gpu.xid {code}",
-        status=Status.FAIL if hard else Status.WARN,
-        words=f"XID {code}, {meaning}",
-        action=judgement.action,
-        event=True,
-        mends=hard and judgement.action in _RESETTING,
-        rule=f"xid.{code}",
-    )
+    status, action = Status.FAIL if hard else Status.WARN, judgement.action
+    words = f"XID {code}, {'NVLink error' if code in NVLINK5 else judgement.meaning}"
+    mends, rule = hard and action in _RESETTING, f"xid.{code}"
+    return Symptom(f"gpu.xid {code}", status, words, action, gpu=gpu, event=True, mends=mends, rule=rule)
 
 
 def reads_well(gpu: Mapping[str, Any]) -> bool:
