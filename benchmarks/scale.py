@@ -24,7 +24,7 @@ import psutil
 
 from benchmarks.measures import Measure
 from benchmarks.simulated import address_of
-from clusterctl.run.record import run_lookup
+from clusterctl.run.record import state_reader
 from clusterctl.run.record.state_reader import load_state
 
 if TYPE_CHECKING:
@@ -95,12 +95,12 @@ class Simulation:
     def run(self) -> RunDir:
         """Return the run, once there is one."""
         root = self.folder / "state" / "clusterctl" / "runs"
-        found: RunDir = wait("a run", lambda: next(iter(run_lookup.list_runs(root)), None))
+        found: RunDir = wait("a run", lambda: next(iter(state_reader.list_runs(root)), None))
         return found
 
     def close(self) -> None:
         """End the nodes, and controllers that are left."""
-        for run in run_lookup.list_runs(self.folder / "state" / "clusterctl" / "runs"):
+        for run in state_reader.list_runs(self.folder / "state" / "clusterctl" / "runs"):
             if run.is_attended and run.controller is not None:
                 psutil.Process(run.controller.pid).kill()
         self._nodes.kill()

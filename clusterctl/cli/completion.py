@@ -75,13 +75,13 @@ def _active(context: click.Context, incomplete: str) -> list[CompletionItem[str]
 
 
 def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list[CompletionItem[str]]:
-    from clusterctl.run.record import run_lookup
+    from clusterctl.run.record import state_reader
 
     named = context.params.get("references") or ()
-    runs = [r for r in reversed(run_lookup.list_runs()) if r.run.startswith(incomplete) and r.run not in named]
+    runs = [r for r in reversed(state_reader.list_runs()) if r.run.startswith(incomplete) and r.run not in named]
     items_of_runs = []
     for run in runs[:_NEWEST]:
-        state, _ = run_lookup.load_visible_state(run, run_lookup.load_summary_or_state)
+        state, _ = state_reader.load_visible_state(run, state_reader.load_summary_or_state)
         if state.may_run or not active:
             items_of_runs.append((state.over, CompletionItem(run.run, help=state.phase.value)))
     return [item for _, item in sorted(items_of_runs, key=lambda pair: pair[0])]
@@ -89,12 +89,12 @@ def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list
 
 def _run(context: click.Context) -> RunDir | None:
     """Return the run that the words before this one name."""
-    from clusterctl.run.record import run_lookup
+    from clusterctl.run.record import state_reader
 
     if not any(parameter.name in ("reference", "references") for parameter in context.command.params):
         return None
     named = context.params.get("reference") or next(iter(context.params.get("references") or ()), None)
-    return run_lookup.find_run(named)
+    return state_reader.find_run(named)
 
 
 # --- nodes and ranks

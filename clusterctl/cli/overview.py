@@ -11,7 +11,7 @@ from clusterctl.cli.command_table import GROUPS
 from clusterctl.cli.lookup.runs import listed_view_of
 from clusterctl.render.console import Console
 from clusterctl.render.run_list import ps_hints, render_ps, sort_runs
-from clusterctl.run.record.run_lookup import list_runs, load_summary_or_state
+from clusterctl.run.record.state_reader import list_runs, load_summary_or_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

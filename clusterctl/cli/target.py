@@ -12,7 +12,7 @@ from clusterctl.cli.lookup.named import spec_of
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import load_spec
 from clusterctl.errors import NotFoundError
-from clusterctl.run.record import run_lookup
+from clusterctl.run.record import state_reader
 from clusterctl.suggestion import similar
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def _find_host(spec: ClusterSpec, node: str | None) -> HostSpec:
 
 
 def _find_rank(reference: str | None, rank: int) -> Target:
-    run = run_lookup.find_run(reference)
-    state, _ = run_lookup.load_visible_state(run)
+    run = state_reader.find_run(reference)
+    state, _ = state_reader.load_visible_state(run)
     if state.over or rank not in state.workers:
         what = "is over" if state.over else f"has no rank {rank}" if state.workers else "has not started"
         raise NotFoundError(f"{run.run} {what}", hint="`clusterctl ps` lists the runs that go on")

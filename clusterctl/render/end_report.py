@@ -24,7 +24,7 @@ from clusterctl.render.run_messages import (
     stall_line,
 )
 from clusterctl.render.stacks import find_raise, fold_traceback
-from clusterctl.run.rules.end_warnings import list_end_warnings
+from clusterctl.run.rules.outcome import list_end_warnings
 from clusterctl.why.verdict import Confidence, Kind, verdict_lines
 
 if TYPE_CHECKING:

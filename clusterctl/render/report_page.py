@@ -24,8 +24,7 @@ from clusterctl.render.charts import Bar, Chart, Span, make_chart
 from clusterctl.render.run_messages import format_step
 from clusterctl.render.sanitize import sanitize_line
 from clusterctl.render.status import commit_words
-from clusterctl.run.rules.end_warnings import list_end_warnings
-from clusterctl.run.rules.outcome import find_final_cause
+from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -20,7 +20,7 @@ def render_stacks(folded: Iterable[Mapping[str, Any]], terminal: Terminal) -> li
     """Return the stacks, most recent call first.
 
     Args:
-        folded: What `clusterctl.run.rules.rank_stacks.fold` gave.
+        folded: What `clusterctl.run.rules.why_evidence.fold` gave.
         terminal: Where they will stand.
     """
     lines: list[str] = []

@@ -25,16 +25,14 @@ from clusterctl.render.run_messages import (
     stall_line,
 )
 from clusterctl.render.table import Cell, Column, render_table
-from clusterctl.run.rules.end_warnings import list_end_warnings
-from clusterctl.run.rules.outcome import find_final_cause
+from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from clusterctl.render.console import Terminal
-    from clusterctl.run.record.origin import Commit, Origin
-    from clusterctl.run.record.start_times import StartTimes, StepTime
+    from clusterctl.run.record.run_facts import Commit, Origin, StartTimes, StepTime
     from clusterctl.run.rules.controller_events import Health, Results
     from clusterctl.run.rules.state import RunState, StallView, WorkerState
 

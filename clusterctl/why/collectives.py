@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.agent.protocol.record_types import FlightRecorderEntry
-    from clusterctl.why.evidence import RankSnapshot
+from clusterctl.agent.protocol.record_types import FlightRecorderEntry
+from clusterctl.why.evidence import RankSnapshot
 
 _DEFAULT = "0"
 """Name of the default process group on every rank."""

@@ -6,19 +6,15 @@ If all that failed say that they lost a peer: whom they missed, what that one sa
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from clusterctl.config.worker_variables import OWNED_NAMES, find_launcher, find_substitute
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import headline_patterns
+from clusterctl.why.evidence import Evidence, Rank, RankExit
 from clusterctl.why.headline import find_last_words
 from clusterctl.why.stack_position import is_user_code, short_path
 from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase, shorten
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from clusterctl.why.evidence import Evidence, Rank, RankExit
 
 _OUT_OF_MEMORY = "a kernel that lacked memory has `oom-kill` or `Out of memory: Killed process` in its log of that time"
 _GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP|ROCm|CUBLAS\w*)\b|\bGPU \d", re.I)

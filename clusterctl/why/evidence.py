@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from clusterctl.agent.protocol.record_types import FlightRecorderEntry, ProcessState, TcpConnection
-    from clusterctl.why.verdict import Class
+from clusterctl.agent.protocol.record_types import FlightRecorderEntry, ProcessState, TcpConnection
+from clusterctl.why.verdict import Class
 
 
 @dataclass(frozen=True, slots=True)

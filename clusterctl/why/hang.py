@@ -10,10 +10,13 @@ Whom everybody waits for: what the kernel says of ranks first, then what their p
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from clusterctl.agent.protocol.record_types import TcpConnection
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import collectives
+from clusterctl.why.collectives import MissingRanks
+from clusterctl.why.evidence import Evidence, Node, Rank, RankSnapshot
 from clusterctl.why.stack_position import (
     Activity,
     StackPosition,
@@ -23,14 +26,6 @@ from clusterctl.why.stack_position import (
     locate_rank,
 )
 from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from clusterctl.agent.protocol.record_types import TcpConnection
-    from clusterctl.why.collectives import MissingRanks
-    from clusterctl.why.evidence import Evidence, Node, Rank, RankSnapshot
-
 
 _STUCK_SHIM_S = 4.0
 """The shim's thread writes every second: if older while the rank runs, something holds the interpreter lock."""

@@ -9,16 +9,13 @@ of the kind is there, the last words are given as what they are: likely at most.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from clusterctl.formatting import signal_name
 from clusterctl.why import headline_patterns
 from clusterctl.why.headline_patterns import class_of_words
 from clusterctl.why.verdict import Class, Confidence
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SENT_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """Signals that a process seldom brings upon itself."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import collectives, crash, hang, slowness
+from clusterctl.why.evidence import Evidence, Rank, RunError, StartRefusal
 from clusterctl.why.hang import WAITS, is_computing, wait_phrase
 from clusterctl.why.headline import SENT_FROM_OUTSIDE
 from clusterctl.why.stack_position import locate_rank
 from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from clusterctl.why.evidence import Evidence, Rank, RunError, StartRefusal
 
 _KINDS = {
     "node_lost": (Kind.CRASH, Class.NODE_LOST, "clusterctl health --node {node}"),

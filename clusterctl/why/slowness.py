@@ -9,19 +9,14 @@ A start that takes long: which ranks have not come to the meeting yet, and what 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
 from clusterctl.formatting import duration_text, fold_ranks
+from clusterctl.why.evidence import Evidence, IdleRank, RankSnapshot, RankTiming
 from clusterctl.why.hang import WAITS, is_computing, wait_phrase
 from clusterctl.why.stack_position import describe_kernel_wait, is_waiting_for_storage, locate_rank
 from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.why.evidence import Evidence, IdleRank, RankSnapshot, RankTiming
-
 
 LONG_WAIT_S = 60.0
 """What takes less long is nobody's question."""

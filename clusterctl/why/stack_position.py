@@ -6,10 +6,8 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from clusterctl.why.evidence import RankSnapshot, StackFrame
+from clusterctl.why.evidence import RankSnapshot, StackFrame
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/_clusterctl_shim/|/clusterctl/agent/")
 _COLLECTIVE = re.compile(r"torch/distributed/|torch/nn/parallel/|horovod/|jax/|tensorflow/|mpi4py|deepspeed/comm")

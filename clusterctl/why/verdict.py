@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.formatting import fold_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 MAX_NAMED = 8
 """The most culprits of a verdict."""

@@ -14,7 +14,7 @@ from clusterctl.errors import NotFoundError
 from clusterctl.render.log_output import Timestamps
 from clusterctl.run.controller import process
 from clusterctl.run.controller.main import adopt_run
-from clusterctl.run.record import run_lookup
+from clusterctl.run.record import state_reader
 
 
 @click.command("attach", cls=CliCommand)
@@ -44,9 +44,9 @@ def command(
     What happened before stands among the last lines at its time, with its date.
     """
     options.refuse_together(("--all", everything), ("--rank", ranks))
-    run = run_lookup.find_run(reference)
+    run = state_reader.find_run(reference)
     console = common.console()
-    state, attended = run_lookup.load_visible_state(run)
+    state, attended = state_reader.load_visible_state(run)
     tell_unread(state, console)
     if adopt and not state.over:
         if attended:

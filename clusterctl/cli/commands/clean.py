@@ -20,7 +20,7 @@ from clusterctl.formatting import format_size, plural
 from clusterctl.render.run_list import render_ps, sort_runs
 from clusterctl.run.nodes import code_manifest
 from clusterctl.run.nodes.fan_out import call_all
-from clusterctl.run.record import health_history, run_lookup, rundir
+from clusterctl.run.record import health_history, rundir, state_reader
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.session.requests import CLEAN
 
@@ -94,7 +94,7 @@ def command(
 
 
 def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
-    seen = [(run, *run_lookup.load_visible_state(run)) for run in run_lookup.list_runs()]
+    seen = [(run, *state_reader.load_visible_state(run)) for run in state_reader.list_runs()]
     unattended = [(run, state) for run, state, attended in seen if state.over and not attended]
     unreadable = [(run, state) for run, state in unattended if state.phase is RunPhase.UNREADABLE]
     ended = sorted((pair for pair in unattended if pair not in unreadable), key=lambda e: _ended(*e))
@@ -104,7 +104,7 @@ def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
 
 def _reason(older_than: str, keep: int) -> str:
     """Return why no run is removed, where some have ended."""
-    ended = sum(run_lookup.load_visible_state(run)[0].over for run in run_lookup.list_runs())
+    ended = sum(state_reader.load_visible_state(run)[0].over for run in state_reader.list_runs())
     if not ended:
         return ""
     if ended <= keep:
@@ -142,8 +142,8 @@ def _runs_gone(
 
 
 def _named(references: tuple[str, ...]) -> list[tuple[RunDir, RunState]]:
-    runs = {run.run: run for run in map(run_lookup.find_run, references)}
-    seen = [(run, *run_lookup.load_visible_state(run)) for run in runs.values()]
+    runs = {run.run: run for run in map(state_reader.find_run, references)}
+    seen = [(run, *state_reader.load_visible_state(run)) for run in runs.values()]
     for run, state, attended in seen:
         if attended or not state.over:
             raise RefusedError(f"{run.run} goes on: nothing was removed", hint=f"`clusterctl down {run.run}` ends it")
@@ -157,7 +157,7 @@ def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
         return 0, 0
     staying = [
         m
-        for run in run_lookup.list_runs()
+        for run in state_reader.list_runs()
         if run.run not in going and (m := code_manifest.load_manifest(run)) is not None
     ]
     used = {digest for manifest in staying for _, _, digest in manifest.files.values()}

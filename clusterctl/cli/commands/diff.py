@@ -13,7 +13,7 @@ from clusterctl.formatting import format_duration
 from clusterctl.render.attempts import describe_cause
 from clusterctl.render.run_diff import differences_json, list_differences, render_differences
 from clusterctl.run.record.run_facts import RunFacts, read_run_facts
-from clusterctl.run.record.run_lookup import find_run
+from clusterctl.run.record.state_reader import find_run
 from clusterctl.run.rules.outcome import find_final_cause
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from clusterctl.run.controller.main import adopt_run
 from clusterctl.run.controller.process import ControllerEndedError
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.nodes.run_cleanup import end_on_node, end_without_controller
-from clusterctl.run.record import run_lookup
+from clusterctl.run.record import state_reader
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.rules import outcome
 from clusterctl.session.requests import RUNS
@@ -145,17 +145,17 @@ def _entry(run: str, state: RunState) -> dict[str, Any]:
 
 
 def _select_runs(references: tuple[str, ...], *, everything: bool, stalled: bool) -> list[RunDir]:
-    named = [run_lookup.find_run(reference) for reference in references]
+    named = [state_reader.find_run(reference) for reference in references]
     if stalled:
-        runs = named or run_lookup.list_runs()
-        return [run for run in runs if may_be_stalled(run_lookup.load_summary_or_state(run))]
+        runs = named or state_reader.list_runs()
+        return [run for run in runs if may_be_stalled(state_reader.load_summary_or_state(run))]
     # A start whose controller died may have left something on the nodes, whatever `ps` says of it.
     if named:
         return named
-    states = {run: run_lookup.load_summary_or_state(run) for run in run_lookup.list_runs()}
+    states = {run: state_reader.load_summary_or_state(run) for run in state_reader.list_runs()}
     active = [run for run, state in states.items() if not state.over]
     if active and not everything:
-        active = [run_lookup.find_run(None)]
+        active = [state_reader.find_run(None)]
     return [*active, *(run for run, state in states.items() if state.over and state.remaining)]
 
 
@@ -257,7 +257,7 @@ def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
 def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: bool) -> int:
     """End on the nodes of a cluster file every run that no run directory of this head stands for, or that has ended."""
     spec = options.load_file(common, path, console=console).spec
-    own = {run.run: run for run in run_lookup.list_runs()}
+    own = {run.run: run for run in state_reader.list_runs()}
     with reachable(spec, spec.hosts, tell=console.err) as (sessions, errors):
         listed, _ = call_all(sessions, lambda _, s: RUNS.call(s, {})["runs"])
         orphans = {n: [r for r in runs if _left(r) and r["run"] not in own] for n, runs in listed.items()}
@@ -296,7 +296,7 @@ def _end_known(
     states: dict[str, RunState] = {}
     errors: list[ClusterctlError] = []
     for name, run in own.items():
-        state = run_lookup.load_summary_or_state(run)
+        state = state_reader.load_summary_or_state(run)
         if not state.over:
             continue
         found = [(n, r) for n in listed for r in listed[n] if r["run"] == name and (r["live"] or r["remaining"])]

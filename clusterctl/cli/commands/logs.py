@@ -25,8 +25,7 @@ from clusterctl.logs.merge import read_lines
 from clusterctl.logs.sanitize import clean_block
 from clusterctl.render.attempts import AttemptSeparators
 from clusterctl.render.log_output import LogWriter, Timestamps, json_line, raw_bytes
-from clusterctl.run.record.run_lookup import find_run, list_runs
-from clusterctl.run.record.state_reader import StateReader
+from clusterctl.run.record.state_reader import StateReader, find_run, list_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,7 +10,7 @@ from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
 from clusterctl.render.run_list import ps_hints, render_ps, sort_runs
-from clusterctl.run.record.run_lookup import list_runs
+from clusterctl.run.record.state_reader import list_runs
 from clusterctl.run.rules.state import RunPhase
 
 

@@ -24,9 +24,8 @@ from clusterctl.render.charts import TimelineEvent
 from clusterctl.render.console import Terminal
 from clusterctl.render.end_report import ReportContext, render_report, render_why
 from clusterctl.render.report_page import FindingRow, ReportData, render_report_page
-from clusterctl.run.record.run_lookup import find_run, load_visible_state
 from clusterctl.run.record.sample_files import find_memory_before_kill, read_curves
-from clusterctl.run.record.state_reader import StateReader
+from clusterctl.run.record.state_reader import StateReader, find_run, load_visible_state
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.why.verdict import Kind

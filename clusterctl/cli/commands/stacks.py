@@ -14,8 +14,8 @@ from clusterctl.cli.words import parse_ranks
 from clusterctl.errors import ExitCode, NotFoundError
 from clusterctl.render.errors import error_line
 from clusterctl.render.stacks import render_remarks, render_stacks
-from clusterctl.run.record import run_lookup
-from clusterctl.run.rules import rank_stacks
+from clusterctl.run.record import state_reader
+from clusterctl.run.rules import why_evidence
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -38,15 +38,15 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
     """
     console = common.console()
     chosen = parse_ranks(ranks)
-    run = run_lookup.find_run(reference)
-    state, attended = run_lookup.load_visible_state(run)
+    run = state_reader.find_run(reference)
+    state, attended = state_reader.load_visible_state(run)
     _check(run, state, chosen)
     evidence = look(run, state, chosen)
     if not evidence.ranks and not evidence.errors:
         # Without a controller nobody has taken in how they ended.
         hint = None if attended else f"`clusterctl attach --adopt {run.run}` takes in how they ended"
         raise NotFoundError(f"{run.run}: {'none of these ranks' if chosen else 'no rank'} runs any more", hint=hint)
-    folded = rank_stacks.fold_stacks(rank_stacks.parse_rank_stacks(evidence.ranks))
+    folded = why_evidence.fold_stacks(why_evidence.parse_rank_stacks(evidence.ranks))
     if as_json:
         console.json(folded)
     else:

@@ -15,7 +15,7 @@ from clusterctl.config.host_ranges import select_hosts
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import duration_text
 from clusterctl.render.stats import describe_gaps, render_stats, stats_json
-from clusterctl.run.record import run_lookup
+from clusterctl.run.record import state_reader
 from clusterctl.run.record.clock import read_head_time
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _stats(common: CommonOptions, subject: Subject, chosen: str | None, console:
             joined = [host for host in hosts if host.name in sessions]
             seen = {n.node: n for n in [*machines.look_at(joined, sessions), *machines.unreachable(errors)]}
         return [seen[host.name] for host in hosts]
-    state, attended = run_lookup.load_visible_state(subject.run)
+    state, attended = state_reader.load_visible_state(subject.run)
     if not attended and not state.over:
         console.narrate(
             "no controller is alive: nothing new arrives", f"hint: `clusterctl attach --adopt {subject.run.run}`"

@@ -11,8 +11,8 @@ from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.lookup.runs import tell_unread, view_from, with_pace
 from clusterctl.render.status import lists_ranks, render_status
-from clusterctl.run.record.run_lookup import find_run, load_visible_state
 from clusterctl.run.record.sample_files import read_newest_activity
+from clusterctl.run.record.state_reader import find_run, load_visible_state
 
 
 @click.command("status", cls=CliCommand)
@@ -32,7 +32,7 @@ def command(common: CommonOptions, reference: str | None, as_json: bool, verbose
     tell_unread(view.state, console)
     if as_json:
         from clusterctl.render.status import status_json
-        from clusterctl.run.record.start_times import read_start_times
+        from clusterctl.run.record.run_facts import read_start_times
 
         console.json(status_json(replace(view, start=read_start_times(run))))
     elif common.quiet:

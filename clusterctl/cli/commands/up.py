@@ -25,7 +25,7 @@ from clusterctl.render.plan import render_plan
 from clusterctl.run.controller import process
 from clusterctl.run.controller.main import start_run
 from clusterctl.run.nodes import code_manifest, sync_warnings
-from clusterctl.run.record import disk_files, origin, rundir
+from clusterctl.run.record import disk_files, run_facts, rundir
 
 if TYPE_CHECKING:
     from clusterctl.config.spec import ClusterSpec
@@ -184,7 +184,7 @@ def start_controller(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir
     try:
         run = rundir.create_run_dir(spec.name)
         disk_files.write_atomically(run.spec, dump_spec(spec).encode(), durable=True)
-        origin.save_origin(run, spec)
+        run_facts.save_origin(run, spec)
     except OSError as error:
         hint = "set XDG_STATE_HOME to a folder that can be written to"
         raise RefusedError(f"no folder for the run can be made: {error}", hint=hint) from error

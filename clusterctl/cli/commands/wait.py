@@ -18,7 +18,7 @@ from clusterctl.cli.lookup.runs import unattended_of
 from clusterctl.cli.words import parse_duration
 from clusterctl.errors import ExitCode
 from clusterctl.render.run_messages import Outlook
-from clusterctl.run.record.run_lookup import find_run
+from clusterctl.run.record.state_reader import find_run
 
 if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir

@@ -14,8 +14,8 @@ from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import format_size
 from clusterctl.render.end_report import render_why
 from clusterctl.render.status import slow_start
-from clusterctl.run.record import run_lookup
-from clusterctl.run.record.start_times import read_start_times
+from clusterctl.run.record import state_reader
+from clusterctl.run.record.run_facts import read_start_times
 from clusterctl.why.verdict import Confidence
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def command(
         options.refuse_beside("--bundle", ("RUN", reference), ("--save", save))
         with opened(bundle) as run:
             return _tell(console, verdict_of(run, live=False), as_json=as_json)
-    run = run_lookup.find_run(reference)
+    run = state_reader.find_run(reference)
     told, look = verdict_and_look(run)
     if save is not None:
         _save(console, run, save, look, redact=redact, quiet=common.quiet)

@@ -232,7 +232,7 @@ class RunScreen:
     def _show_timings(self, event: controller_events.Phase) -> None:
         if not self._timed and event.ended and (event.name == "start" or event.failed):
             from clusterctl.render.status import render_timings
-            from clusterctl.run.record.start_times import read_start_times
+            from clusterctl.run.record.run_facts import read_start_times
 
             self._timed = True
             times = read_start_times(self._run)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.config.sections import host_lists
 from clusterctl.errors import RefusedError
-from clusterctl.run.record import lock
+from clusterctl.run.record import ownership
 from clusterctl.run.record.disk_files import make_private_folder, write_atomically
 from clusterctl.run.record.rundir import find_runs_root
 
@@ -52,7 +52,7 @@ def is_accepted(argv: Argv) -> bool:
 def accept(commands: Iterable[Argv]) -> None:
     """Accept commands, word for word."""
     make_private_folder(_path().parent)
-    with lock.lock_folder(_path().parent):
+    with ownership.lock_folder(_path().parent):
         write_atomically(_path(), json.dumps(sorted(map(list, _accepted() | set(commands)))).encode())
 
 

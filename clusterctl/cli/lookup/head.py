@@ -20,10 +20,10 @@ from clusterctl.agent.linux.logind import read_logind_settings
 from clusterctl.agent.linux.syscalls import read_clock_error
 from clusterctl.errors import ClusterctlError
 from clusterctl.health.head import ControllerFacts, HeadFacts, SshAgentFacts, StateFolderFacts
-from clusterctl.run.record import lock
+from clusterctl.run.record import ownership
 from clusterctl.run.record.disk_files import make_private_folder
-from clusterctl.run.record.run_lookup import list_runs
 from clusterctl.run.record.rundir import RunDir, find_runs_root
+from clusterctl.run.record.state_reader import list_runs
 from clusterctl.run.rules.logind import kills_at_logout
 from clusterctl.transport.ssh.keys import SshAgent, SshAgentError
 
@@ -99,7 +99,7 @@ def _use(folder: Path) -> str | None:
     try:
         make_private_folder(folder)
         with tempfile.TemporaryDirectory(prefix=".check-", dir=folder) as trial:
-            os.close(lock.take_lock(Path(trial) / "lock"))
+            os.close(ownership.take_lock(Path(trial) / "lock"))
     except OSError as error:
         return error.strerror or str(error)
     except ClusterctlError as error:

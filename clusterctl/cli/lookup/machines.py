@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.cli import words
 from clusterctl.errors import NotFoundError
 from clusterctl.render.stats import NodeStats, stats_from_sample
-from clusterctl.run.record import run_lookup, sample_files
+from clusterctl.run.record import sample_files, state_reader
 from clusterctl.session.requests import PROBE
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ def subject_of(reference: str | None) -> Subject:
     path = words.DEFAULT_FILE if reference is None else reference
     is_file = os.path.isfile(path)
     try:
-        run = run_lookup.find_run(reference)
+        run = state_reader.find_run(reference)
     except NotFoundError:
         if not is_file:
             raise
         return Subject(path=path)
-    over = run_lookup.is_over(run)
+    over = state_reader.is_over(run)
     if over and reference is None and not is_file:
         raise NotFoundError(
             f"no run is active, and there is no {words.DEFAULT_FILE} here",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_index_path, format_output_path
 from clusterctl.render.run_messages import Unattended, predict_unattended
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
-from clusterctl.run.record import origin, run_lookup, sample_files, state_reader
+from clusterctl.run.record import run_facts, sample_files, state_reader
 from clusterctl.run.rules.state import RunPhase
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, bytes]) -> d
 
 def brief_view_of(run: RunDir) -> RunView:
     """Return what `view_from` does, but not where a run comes from, what its ranks write, and where they stand."""
-    state, attended = run_lookup.load_visible_state(run)
+    state, attended = state_reader.load_visible_state(run)
     seen = _sampled(state, sample_files.read_newest_activity(run, state), time.time())
     return RunView(
         state=_with_stall_age(state),
@@ -137,7 +137,7 @@ def view_from(
         attended=attended,
         activity=_activity(run, state, newest, outputs=outputs),
         verdict=_verdict(run, state),
-        origin=origin.read_origin(run),
+        origin=run_facts.read_origin(run),
         where=where,
         unattended=unattended_of(run, state, attended=attended),
     )
@@ -149,7 +149,7 @@ def told_view_of(run: RunDir, state: RunState, *, attended: bool, step: int | No
         state=_with_stall_age(state),
         attended=attended,
         activity={0: WorkerActivity(step=step)},
-        origin=origin.read_origin(run),
+        origin=run_facts.read_origin(run),
     )
 
 

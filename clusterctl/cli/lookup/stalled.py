@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.render.stacks import summarize_stacks
 from clusterctl.run.record.saved_verdict import read_evidence
-from clusterctl.run.rules import rank_stacks
+from clusterctl.run.rules import why_evidence
 
 if TYPE_CHECKING:
     from clusterctl.run.record.rundir import RunDir
@@ -21,5 +21,5 @@ def where_ranks_are(run: RunDir, state: RunState) -> list[str]:
     for name in reversed(list_stall_folders(str(run.path))):
         if found := read_evidence(run.path / name):
             with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
-                return summarize_stacks(rank_stacks.fold_stacks(rank_stacks.parse_rank_stacks(found)), nodes)
+                return summarize_stacks(why_evidence.fold_stacks(why_evidence.parse_rank_stacks(found)), nodes)
     return []

@@ -10,7 +10,7 @@ from clusterctl.cli.lookup.blank_arguments import with_blank_arguments
 from clusterctl.cli.lookup.missing_code import with_code_folder
 from clusterctl.cli.lookup.missing_command import with_login_path
 from clusterctl.errors import ClusterctlError, NotFoundError
-from clusterctl.run.record import run_lookup, saved_verdict
+from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.suggestion import file_hint
 from clusterctl.why.verdict import Confidence
@@ -48,7 +48,7 @@ def verdict_and_look(
             that was not found.
     """
     if state is None:
-        state, _ = run_lookup.load_visible_state(run)
+        state, _ = state_reader.load_visible_state(run)
     if not live:
         return saved_verdict.judge_saved_run(run, state), {}
     if state.over:
@@ -65,7 +65,7 @@ def verdict_and_look(
     seen = _now(run, state)
     if not seen:
         # The controller looks as well, and may be through by now.
-        state, _ = run_lookup.load_visible_state(run)
+        state, _ = state_reader.load_visible_state(run)
     return saved_verdict.judge_saved_run(run, state, seen), seen
 
 

@@ -12,7 +12,7 @@ from clusterctl.run.controller.links import Redialed
 from clusterctl.run.nodes import launch, run_cleanup
 from clusterctl.run.nodes.fan_out import Progress, call_all, fold_names
 from clusterctl.run.nodes.launch import StartFailed
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
+from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 from clusterctl.session.requests import STATUS
 

@@ -17,8 +17,8 @@ from clusterctl.run.nodes.launch import Started, StartFailed
 from clusterctl.run.nodes.network_probe import build_node_info
 from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.disk_files import write_atomically
+from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.record.sample_files import find_latest_step
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events, logind, outcome, policy
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.outcome import find_final_cause

@@ -20,10 +20,10 @@ from clusterctl.errors import (
 from clusterctl.run.controller import replication
 from clusterctl.run.nodes import run_cleanup
 from clusterctl.run.record.clock import read_head_time
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
+from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
+from clusterctl.run.rules.policy import ViolationCounter
 from clusterctl.run.rules.state import WorkerPhase
-from clusterctl.run.rules.violations import ViolationCounter
 from clusterctl.session.errors import ProtocolError, StaleEpochError
 from clusterctl.session.requests import FOLLOW, STATUS
 

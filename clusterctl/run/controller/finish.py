@@ -9,7 +9,7 @@ from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.nodes import downloads, run_cleanup
 from clusterctl.run.nodes.fan_out import call_all, fold_names, raise_first, read_all
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
+from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from clusterctl.errors import (
     NodeError,
 )
 from clusterctl.run.nodes.fan_out import call_all, raise_first
-from clusterctl.run.record.thread_ownership import ThreadOwned
+from clusterctl.run.record.ownership import ThreadOwned
 from clusterctl.session.requests import FOLLOW
 
 if TYPE_CHECKING:

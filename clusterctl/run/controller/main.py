@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.run.controller import process
 from clusterctl.run.controller.loop import Controller
-from clusterctl.run.record import origin
+from clusterctl.run.record import run_facts
 from clusterctl.session.connect import Transports, open_session
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> 
         preflight = Preflight(run, spec, strict=strict)
     controller = Controller(run, spec, build_dialer(spec), preflight)
     process.report_ready()
-    origin.save_commit(run, os.path.dirname(spec.path) or ".")
+    run_facts.save_commit(run, os.path.dirname(spec.path) or ".")
     return _save_verdict(run, controller.start(_list_head_warnings()))
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.run.nodes.evidence import collect_stall_evidence, find_last_stall
+from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.record.sample_files import read_last_lines
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.stall_detection import StallJudgement, StallObserver, StallPhase
 from clusterctl.run.rules.state import RunPhase

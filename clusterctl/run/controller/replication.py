@@ -13,7 +13,7 @@ from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
 from clusterctl.errors import NotFoundError
 from clusterctl.run.nodes.fan_out import raise_first, read_all
 from clusterctl.run.record.disk_files import is_disk_full, is_shortage
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
+from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.session.requests import REPLICATED
 from clusterctl.validation.messages import parse_stream_file
 from clusterctl.validation.quota import MAX_FILE_BYTES

@@ -26,8 +26,8 @@ from clusterctl.run.controller.links import Links, Subscriptions
 from clusterctl.run.nodes.fan_out import Progress, call_all
 from clusterctl.run.nodes.launch import Launcher
 from clusterctl.run.record.clock import read_head_time
+from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.record.state_reader import load_state
-from clusterctl.run.record.thread_ownership import ThreadOwnedState
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.controller_events import build_start_failed

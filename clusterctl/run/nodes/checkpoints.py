@@ -18,7 +18,7 @@ from clusterctl.errors import RefusedError
 from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes.checkpoint_copy import CheckpointCopy
 from clusterctl.run.nodes.fan_out import call_all, fold_names, raise_first, select_sessions
-from clusterctl.run.record import origin
+from clusterctl.run.record import run_facts
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.checkpoint_files import (
@@ -215,7 +215,7 @@ class CheckpointPicker:
         """
         if self._checkpoint.resume is not ResumePolicy.THIS_RUN:
             return False
-        memories = [_load_stored_versions(run.path / _FILE) for run in origin.list_runs_before_requeue(self._run)]
+        memories = [_load_stored_versions(run.path / _FILE) for run in run_facts.list_runs_before_requeue(self._run)]
         earlier = next((memory for memory in memories if memory.before), None)
         if earlier is None:
             return False
@@ -361,7 +361,7 @@ class CheckpointPicker:
     def _record_existing(self, nodes: Sequence[str]) -> None:
         """Keep with the run what is there before it has written anything, on its spares too."""
         pattern = self._checkpoint.pattern
-        in_slurm = (begun := origin.read_origin(self._run)) is not None and begun.slurm_job
+        in_slurm = (begun := run_facts.read_origin(self._run)) is not None and begun.slurm_job
         if pattern is None or not (self._restarts or in_slurm):
             return
         answers, errors = call_all(self._sessions(), lambda node, session: self._ask(node, session, versions=True))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.protocol import evidence_files
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record.disk_files import write_atomically
-from clusterctl.run.rules import rank_stacks
+from clusterctl.run.rules import why_evidence
 from clusterctl.session.requests import EVIDENCE
 
 if TYPE_CHECKING:
@@ -84,8 +84,10 @@ def save_evidence(run: RunDir, name: str, found: Evidence) -> None:
             write_atomically(folder / f"rank-{rank}{ending}", text.encode())
     for node, error in found.errors.items():
         write_atomically(folder / f"{node}.error", f"{error}\n".encode())
-    folded = rank_stacks.fold_stacks(rank_stacks.parse_rank_stacks(found.ranks))
-    write_atomically(folder / "stacks.txt", "".join(f"{line}\n" for line in rank_stacks.format_stacks(folded)).encode())
+    folded = why_evidence.fold_stacks(why_evidence.parse_rank_stacks(found.ranks))
+    write_atomically(
+        folder / "stacks.txt", "".join(f"{line}\n" for line in why_evidence.format_stacks(folded)).encode()
+    )
 
 
 def find_last_stall(run: RunDir) -> int:

@@ -23,7 +23,7 @@ from clusterctl.run.nodes.network_probe import guess_addresses, guess_interfaces
 from clusterctl.run.record import health_history
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.health_history import KnownFindings, describe_new_findings
-from clusterctl.run.record.run_lookup import is_over, list_runs
+from clusterctl.run.record.state_reader import is_over, list_runs
 from clusterctl.run.rules.controller_events import Note
 from clusterctl.session.errors import ProtocolError
 from clusterctl.session.requests import CODE, PROBE, RUNS

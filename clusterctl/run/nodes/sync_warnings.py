@@ -17,7 +17,7 @@ from clusterctl.config.spec import TransportKind, load_spec
 from clusterctl.errors import RefusedError
 from clusterctl.run.nodes.code_selection import select_files
 from clusterctl.run.nodes.fan_out import call_all
-from clusterctl.run.record import run_lookup
+from clusterctl.run.record import state_reader
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.session.requests import CODE
 
@@ -313,8 +313,8 @@ def find_workdir_conflicts(spec: ClusterSpec, root: Path | None = None) -> Itera
     A folder of this machine is the person's own: who starts two runs there has chosen to.
     """
     mine = _list_workdirs(spec)
-    for run in run_lookup.list_runs(root):
-        if not mine or run_lookup.load_summary_or_state(run).over:
+    for run in state_reader.list_runs(root):
+        if not mine or state_reader.load_summary_or_state(run).over:
             continue
         try:
             theirs = _list_workdirs(load_spec(run.spec.read_text()))

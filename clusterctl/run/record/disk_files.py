@@ -17,12 +17,9 @@ import errno
 import os
 import resource
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-    from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
 
 
 def reserve_space(fd: int, offset: int, length: int) -> bool:

@@ -11,21 +11,16 @@ import contextlib
 import hashlib
 import json
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.config.spec import ClusterSpec
 from clusterctl.health.model import Finding, Status
 from clusterctl.run.record.disk_files import make_private_folder, write_atomically
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events as head
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from clusterctl.config.spec import ClusterSpec
-    from clusterctl.run.record.rundir import RunDir
-
 
 _FOLDER = "health"
 _MAX_FILES = 64

@@ -8,18 +8,14 @@ import json
 import re
 import tarfile
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.evidence_files import list_stall_folders
+from clusterctl.agent.protocol.record_types import RankEvidence
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.saved_verdict import LIVE_EVIDENCE_FOLDER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from clusterctl.agent.protocol.record_types import RankEvidence
-    from clusterctl.run.record.rundir import RunDir
 
 _END_BYTES = 256 * 1024
 _ADDRESS = re.compile(

@@ -1,20 +1,24 @@
-"""All that two runs may differ in, from the files of a run on the head: flat, each fact under its name."""
+"""Facts about a run, from its files on the head: all that `diff` compares, its origin, and its start times."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from clusterctl.agent.protocol.run_files import INDEX_RECORD, format_index_path
 from clusterctl.config.secret_redaction import redact_text, redact_words
-from clusterctl.run.record import origin
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from clusterctl.run.record.rundir import RunDir
+from clusterctl.config.spec import ClusterSpec, JobSpec
+from clusterctl.run.record.disk_files import write_atomically
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.state_reader import ControllerNews, StateReader
+from clusterctl.run.rules import controller_events
+from clusterctl.run.rules.state import RunState
 
 
 class Section(str, Enum):
@@ -87,7 +91,7 @@ def read_run_facts(run: RunDir, outcome: dict[str, str]) -> RunFacts:
 
 
 def _list_origin_facts(run: RunDir) -> Iterator[tuple[FactKey, Fact]]:
-    known = origin.read_origin(run)
+    known = read_origin(run)
     if known is None:
         return
     for section, what, value in (
@@ -200,3 +204,263 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+_FILE, _COMMIT_FILE = "origin.json", "commit.json"
+_TEXTS = ("user", "host", "file", "folder", "command", "slurm_job", "slurm_restarts")
+_GIT_TIMEOUT_S = 5.0
+_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What git said of the folder; `changes` counts files that differ from the commit, or are not in it."""
+
+    commit: str
+    branch: str = ""
+    changes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a run comes from.
+
+    Attributes:
+        user: Who began it.
+        host: On which machine.
+        file: The cluster file, "" where there was none.
+        folder: Where the command was typed.
+        command: What each worker runs, as a person would type it.
+        commit: What git said of the folder of the cluster file; `None` where it is no repository, or git was slow.
+        slurm_job: The Slurm job in which it was begun, as `CLUSTER/ID`; "" outside of one.
+        slurm_restarts: How often Slurm had started that job again by then.
+    """
+
+    user: str = ""
+    host: str = ""
+    file: str = ""
+    folder: str = ""
+    command: str = ""
+    slurm_job: str = ""
+    slurm_restarts: str = ""
+    commit: Commit | None = None
+
+
+def save_origin(run: RunDir, spec: ClusterSpec) -> None:
+    """Write down who begins a run, and with what."""
+    import getpass
+
+    with contextlib.suppress(OSError, KeyError, ImportError):
+        origin = Origin(
+            user=getpass.getuser(),
+            host=os.uname().nodename,
+            file=spec.path,
+            folder=os.getcwd(),
+            command="" if spec.job is None else format_command(spec.job),
+            slurm_job=_format_slurm_job(os.environ),
+            slurm_restarts=os.environ.get("SLURM_RESTART_COUNT", "0"),
+        )
+        value = asdict(origin)
+        del value["commit"]
+        write_atomically(run.path / _FILE, json.dumps(value).encode())
+
+
+def _format_slurm_job(environ: Mapping[str, str]) -> str:
+    number = environ.get("SLURM_JOB_ID")
+    return f"{environ.get('SLURM_CLUSTER_NAME', '')}/{number}" if number else ""
+
+
+def list_runs_before_requeue(run: RunDir) -> list[RunDir]:
+    """Return the runs that the same Slurm job began with the same file and command before Slurm started it again.
+
+    The first one comes first.
+    """
+    mine = read_origin(run)
+    if mine is None or not mine.slurm_job:
+        return []
+    same = (mine.slurm_job, mine.file, mine.command)
+    written = sorted(run.path.parent.glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime_ns)
+    runs = [RunDir(path.parent) for path in written]
+    return [
+        earlier
+        for earlier in runs
+        if (other := read_origin(earlier)) is not None
+        and (other.slurm_job, other.file, other.command) == same
+        and _parse_count(other.slurm_restarts) < _parse_count(mine.slurm_restarts)
+    ]
+
+
+def _parse_count(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def format_command(job: JobSpec) -> str:
+    """Return what each worker runs, without words that look like a secret: this is shown, and handed on."""
+    import shlex
+
+    if job.script is not None:
+        words = [job.script]
+    elif job.module is not None:
+        words = ["-m", job.module]
+    elif isinstance(job.command, str):
+        return " ".join([redact_text(job.command), *map(shlex.quote, redact_words(job.args))])
+    else:
+        words = [*(job.command or ())]
+    return shlex.join(redact_words([*words, *job.args]))
+
+
+def save_commit(run: RunDir, folder: str) -> None:
+    """Have git asked beside the start, which does not wait for it."""
+    import subprocess
+    import threading
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            commit = read_commit(folder)
+            if commit is not None:
+                write_atomically(run.path / _COMMIT_FILE, json.dumps(asdict(commit)).encode())
+
+    threading.Thread(target=ask, name="git", daemon=True).start()
+
+
+def read_commit(folder: str) -> Commit | None:
+    """Return what git says of a folder; `None` where it is in no repository that has a commit."""
+    import subprocess
+
+    head = _run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
+    if not head:
+        return None
+    changed = None
+    with contextlib.suppress(subprocess.SubprocessError):
+        changed = len(_run_git(folder, "status", "--porcelain").splitlines())
+    branch = _run_git(folder, "symbolic-ref", "--short", "--quiet", "HEAD").strip()
+    return Commit(commit=head, branch=branch, changes=changed)
+
+
+def _run_git(folder: str, *arguments: str) -> str:
+    import subprocess
+
+    argv = [*_GIT, "-C", folder, *arguments]
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_GIT_TIMEOUT_S,
+        check=False,
+    )
+    return done.stdout if done.returncode == 0 else ""
+
+
+def read_origin(run: RunDir) -> Origin | None:
+    """Return where a run comes from; `None` where nobody wrote it down."""
+    value = _read_json(run.path / _FILE)
+    if value is None:
+        return None
+    texts = {key: str(value.get(key, "")) for key in _TEXTS}
+    written = _read_json(run.path / _COMMIT_FILE)
+    commit = None
+    if written is not None and written.get("commit"):
+        changes = written.get("changes")
+        commit = Commit(
+            commit=str(written["commit"]),
+            branch=str(written.get("branch", "")),
+            changes=changes if isinstance(changes, int) else None,
+        )
+    return Origin(**texts, commit=commit)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+_LAST_STEP = "start"
+FIRST_OUTPUT = "first output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """How long a step took.
+
+    Attributes:
+        seconds: Of all nodes together, from its beginning.
+        nodes: Until each was through; those that never were are not in it.
+        parts: What a node was waited for longest, and for how long.
+    """
+
+    name: str
+    seconds: float
+    nodes: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+
+    @property
+    def slowest(self) -> str | None:
+        """The node that took longest."""
+        return max(self.nodes, key=lambda node: self.nodes[node], default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTimes:
+    """A start. `seconds` are from the run's making until its workers were started, or until it failed."""
+
+    seconds: float
+    steps: tuple[StepTime, ...]
+
+
+def read_start_times(run: RunDir) -> StartTimes | None:
+    """Return where the time of a run's first start went, as far as it has come; `None` where nothing is known."""
+    steps: list[StepTime] = []
+    moments: list[float] = []
+    began: list[float] = []
+
+    def add_event(news: ControllerNews) -> None:
+        moment, event = news
+        if steps and steps[-1].name == _LAST_STEP:
+            return
+        moments.append(moment)
+        if isinstance(event, controller_events.Attempt):
+            began.append(moment)
+        elif isinstance(event, controller_events.Phase) and event.ended:
+            steps.append(_step_time(event))
+
+    reader = StateReader(run)
+    reader.apply_new_controller_events(add_event)
+    if not steps:
+        return None
+    if began and (first := _find_first_output(run, reader.state, began[0])):
+        steps.append(StepTime(name=FIRST_OUTPUT, seconds=max(first.values()), nodes=first))
+    return StartTimes(seconds=moments[-1] - moments[0], steps=tuple(steps))
+
+
+def _step_time(event: controller_events.Phase) -> StepTime:
+    parts = {node: (str(what), float(seconds)) for node, (what, seconds) in event.parts.items()}
+    return StepTime(name=event.name, seconds=event.seconds, nodes=event.nodes, parts=parts)
+
+
+def _find_first_output(run: RunDir, state: RunState, began: float) -> dict[str, float]:
+    """Return after how long each node's first rank wrote something, from the moment at which workers were started."""
+    found: dict[str, float] = {}
+    for attempt, node, ranks in state.placements:
+        if attempt == 0:
+            times = [_read_first_record_time(run.node(node) / format_index_path(0, rank)) for rank in ranks]
+            known = [moment - state.ahead(node) - began for moment in times if moment is not None]
+            found |= {node: round(max(0.0, min(known)), 3)} if known else {}
+    return found
+
+
+def _read_first_record_time(path: Path) -> float | None:
+    try:
+        with path.open("rb") as file:
+            data = file.read(INDEX_RECORD.size)
+    except OSError:
+        return None
+    if len(data) < INDEX_RECORD.size:
+        return None
+    size, moment = INDEX_RECORD.unpack(data)
+    # The front of an index is given up with the output that it is about.
+    return float(moment) if size else None

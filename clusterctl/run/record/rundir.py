@@ -10,17 +10,14 @@ import json
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import platformdirs
 
 from clusterctl.agent.protocol.run_files import JOURNAL_FILE, SAMPLES_FILE
-from clusterctl.run.record import lock as locking
+from clusterctl.run.record import ownership as locking
 from clusterctl.run.record.disk_files import is_shortage, make_private_folder, write_atomically
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 _REPLICAS = (JOURNAL_FILE, SAMPLES_FILE)
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"

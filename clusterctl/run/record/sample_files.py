@@ -12,21 +12,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from clusterctl.agent.protocol import run_files
+from clusterctl.agent.protocol.record_types import ActivitySample, HealthSample
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.rules.state import RunState
 from clusterctl.validation import samples
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from clusterctl.agent.protocol.record_types import ActivitySample, HealthSample
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
-
 
 _MAX_LOOK_BACK_BYTES = 256 * 1024
 _READ_BYTES = 16 * 1024

@@ -10,35 +10,28 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict
+from pathlib import Path
+from typing import TypedDict
 
 from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.agent.protocol.record_types import RankEvidence
 from clusterctl.agent.protocol.run_files import format_index_path, format_output_path
 from clusterctl.logs.time_index import TimeIndex
 from clusterctl.run.record.disk_files import write_atomically
-from clusterctl.run.record.rundir import VERDICT_JSON, VERDICT_TEXT
+from clusterctl.run.record.rundir import VERDICT_JSON, VERDICT_TEXT, RunDir
 from clusterctl.run.record.sample_files import read_newest_lines
 from clusterctl.run.rules import rank_timing
-from clusterctl.run.rules.state import RunPhase
+from clusterctl.run.rules.state import RunPhase, RunState, StallView, WorkerState
 from clusterctl.run.rules.why_evidence import build_why_evidence
 from clusterctl.validation import messages
 from clusterctl.validation import samples as door
 from clusterctl.why import slowness
+from clusterctl.why.evidence import IdleRank, RankTiming
 from clusterctl.why.judge import judge_run
-from clusterctl.why.verdict import Kind, verdict_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from clusterctl.agent.protocol.record_types import RankEvidence
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState, StallView, WorkerState
-    from clusterctl.why.evidence import IdleRank, RankTiming
-    from clusterctl.why.verdict import Verdict
-
+from clusterctl.why.verdict import Kind, Verdict, verdict_lines
 
 LIVE_EVIDENCE_FOLDER = "look"
 """The folder of a bundle with what was seen of a run that nobody called stalled when it was made."""

@@ -17,24 +17,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from clusterctl.agent.protocol import frames, run_files
 from clusterctl.errors import RefusedError
-from clusterctl.run.record import lock as locking
+from clusterctl.run.record import ownership as locking
 from clusterctl.run.record import state_reader
 from clusterctl.run.record.disk_files import LineFile, ReplicaFiles, free_head, ignore_shortage, write_atomically
+from clusterctl.run.record.ownership import ThreadOwned
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_latest_step
 from clusterctl.run.record.state_reader import LineTail, load_state
-from clusterctl.run.record.thread_ownership import ThreadOwned
 from clusterctl.run.rules import controller_events as head
 from clusterctl.validation.journal import MAX_LINE_BYTES
 from clusterctl.validation.quota import MAX_JOURNAL_BYTES
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from clusterctl.run.record.rundir import RunDir
 
 _DURABLE = (head.Attempt, head.EndDecided, head.Restarting, head.Ended)
 _EVENTS_RESERVE = 1024 * 1024

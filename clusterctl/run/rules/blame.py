@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from clusterctl.agent.protocol.record_types import LeftoverProcess, WorkerError
 from clusterctl.formatting import duration_text, signal_name
 from clusterctl.why import headline
 from clusterctl.why.crash import innermost_user_line
 from clusterctl.why.verdict import Class, Confidence
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.agent.protocol.record_types import LeftoverProcess, WorkerError
 
 _PEER_LOSS = re.compile(
     "|".join(

@@ -7,12 +7,11 @@ as its source, until the source is written anew: then it is nothing.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-
     H = TypeVar("H", bound=Hashable)
 
 Version = tuple[float, int]

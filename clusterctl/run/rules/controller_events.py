@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.agent.protocol.requests import parse_dataclass
-from clusterctl.errors import NodesError, UnhealthyError
-
-if TYPE_CHECKING:
-    from clusterctl.agent.protocol.record_types import RemainingProcess
-    from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, NodesError, UnhealthyError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,14 @@ Ages are the node's monotonic clock, so that a clock that is set does no harm; s
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.health import monitor
 from clusterctl.health.context import Context
 from clusterctl.run.rules import controller_events
 from clusterctl.validation import samples
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from clusterctl.config.spec import ClusterSpec, HostSpec
 
 
 class HealthObserver:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import RefusedError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def kills_at_logout(logind: Mapping[str, Any] | None) -> bool:

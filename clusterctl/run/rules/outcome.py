@@ -1,21 +1,17 @@
-"""What a run that is over has come to: its state, its exit code, and its cause. Pure.
-
-What may still be there of a run that nobody waits for any more: what could not be ended, what nobody knows. Pure.
-"""
+"""How a run ended: its phase, its exit code, its cause, and warnings about processes that remain. Pure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingProcess
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ExitCode
-from clusterctl.run.rules.blame import Cause
+from clusterctl.formatting import duration_text, fold_ranks, name_ranks, plural
+from clusterctl.run.rules.blame import Cause, describe_leftover, is_peer_loss
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from clusterctl.agent.protocol.record_types import RemainingProcess
+from clusterctl.why.crash import normalize_message
+from clusterctl.why.verdict import shorten
 
 
 def determine_outcome(state: RunState) -> tuple[RunPhase, ExitCode]:
@@ -103,3 +99,157 @@ def build_remaining_process(node: str, worker: WorkerState | None, why: str) -> 
     """Return one item of `RunState.remaining`; `None` where no process is known."""
     pid, start_time = (None, None) if worker is None else (worker.pid, worker.start_time)
     return {"node": node, "pid": pid, "start_time": start_time, "command": None, "why": why}
+
+
+_MAX_REACTION_S = 600.0
+"""A program that ends longer after a signal than a large checkpoint takes has gone on in spite of it."""
+_MAX_LINES = _MAX_NAMES = 4
+
+
+def list_end_warnings(state: RunState) -> list[str]:
+    """Return what a person shall know of an end that looks as it should: a line for each kind of process."""
+    nodes = list(state.nodes.values())
+    lines = [] if state.has_left_work else [*_warn_of_leftovers(nodes)]
+    workers = state.workers.values()
+    groups = [*_warn_of_lonely_ranks(workers)] or [*_warn_of_separate_groups(nodes, state.world_size)]
+    swallowed = [*_warn_of_swallowed_exceptions(workers), *_warn_of_failed_children(workers)]
+    signals = _warn_of_outside_signals(workers)
+    swallowed += [*_warn_of_shell_errors(workers), *([] if state.has_left_work else _warn_of_missing_python(workers))]
+    swallowed += _warn_of_output_failures(workers)
+    return [*groups, *swallowed, *signals, *lines, *_warn_of_kills(nodes)]
+
+
+def _warn_of_lonely_ranks(workers: Collection[WorkerState]) -> Iterator[str]:
+    """Tell of a run all of whose ranks have ended well without a word to each other."""
+    if len(workers) > 1 and all(worker.worked_alone and worker.ended_well for worker in workers):
+        yield f"the {len(workers)} ranks formed no process group with each other: each worked for itself"
+
+
+def _warn_of_separate_groups(nodes: Sequence[NodeState], world_size: int) -> Iterator[str]:
+    """Tell of workers that did not meet those of other nodes: several groups have one rank, or are of unlike size."""
+    grouped = [(node.node, *node.group) for node in nodes if node.group is not None]
+    ranks = [rank for _, own, _ in grouped for rank in own]
+    sizes = {size for _, _, size in grouped}
+    if len(set(ranks)) == len(ranks) and len(sizes) <= 1 and min(sizes, default=world_size) >= world_size:
+        return
+    names = [f"of {name}" for name, _, _ in grouped[:_MAX_NAMES]]
+    more = f" and {plural(len(grouped) - _MAX_NAMES, 'more node')}" if len(grouped) > _MAX_NAMES else ""
+    whose = " and ".join(names) if not more else ", ".join(names) + more
+    count = {1: "", 2: ", twice"}.get(len(grouped), f", {len(grouped)} times")
+    size = f"world {min(sizes)}{count}" if len(sizes) == 1 else f"worlds of {min(sizes)} to {max(sizes)}"
+    yield f"ranks {whose} formed {'a group' if len(grouped) == 1 else 'groups'} of their own ({size})"
+
+
+def _warn_of_swallowed_exceptions(workers: Iterable[WorkerState]) -> Iterator[str]:
+    """Tell of ranks that ended with 0 behind a traceback: a handler has caught what should have ended the run."""
+    by_message: dict[str, list[WorkerState]] = {}
+    for worker in workers:
+        if worker.swallowed and worker.ended_well and worker.failed_child is None:
+            by_message.setdefault(normalize_message(worker.swallowed), []).append(worker)
+    for group in list(by_message.values())[:_MAX_LINES]:
+        who = f"rank{'s' if len(group) > 1 else ''} {fold_ranks(one.rank for one in group)}"
+        whose = "their" if len(group) > 1 else "its"
+        yield f"{who} ended with 0, but {whose} last output is a traceback: {group[0].swallowed}"
+    if len(by_message) > _MAX_LINES:
+        yield f"and {len(by_message) - _MAX_LINES} other tracebacks of ranks that ended with 0"
+
+
+def _warn_of_shell_errors(workers: Iterable[WorkerState]) -> Iterator[str]:
+    """Tell of ranks that ended with 0 although their shell could not run a command, or one died."""
+    by_message: dict[str, list[WorkerState]] = {}
+    for worker in workers:
+        if worker.shell_error and worker.ended_well:
+            by_message.setdefault(normalize_message(worker.shell_error), []).append(worker)
+    for group in list(by_message.values())[:_MAX_LINES]:
+        who, whose = ("ranks", "their") if len(group) > 1 else ("rank", "its")
+        text = f"{who} {fold_ranks(one.rank for one in group)} ended with 0, but {whose} shell said"
+        yield f"{text} `{shorten(group[0].shell_error)}`: `set -e` ends a script where a command fails"
+    if len(by_message) > _MAX_LINES:
+        yield f"and {len(by_message) - _MAX_LINES} other errors of shells below ranks that ended with 0"
+
+
+def _warn_of_output_failures(workers: Iterable[WorkerState]) -> Iterator[str]:
+    """Tell of ranks that ended with 0 although their output says that nothing was trained, or holds an exception."""
+    by_message: dict[str, list[WorkerState]] = {}
+    for worker in workers:
+        if worker.output_failure and worker.ended_well and not worker.swallowed:
+            by_message.setdefault(normalize_message(worker.output_failure), []).append(worker)
+    for group in list(by_message.values())[:_MAX_LINES]:
+        who, whose = ("ranks", "their") if len(group) > 1 else ("rank", "its")
+        text = f"{who} {fold_ranks(one.rank for one in group)} ended with 0, but {whose} output says:"
+        yield f"{text} {shorten(group[0].output_failure)}"
+
+
+def _warn_of_missing_python(workers: Collection[WorkerState]) -> Iterator[str]:
+    """Tell of a run whose command names a Python that began in no rank."""
+    if workers and all(worker.lacks_python and worker.ended_well for worker in workers):
+        who = "the rank" if len(workers) == 1 else f"none of the {len(workers)} ranks"
+        has = "started no Python" if len(workers) == 1 else "started a Python"
+        yield f"{who} {has}, though the job names one: nothing was trained"
+
+
+def _warn_of_outside_signals(workers: Iterable[WorkerState]) -> Iterator[str]:
+    """Tell of ranks that somebody else asked to end, and that ended with 0 for it: their work may not be done."""
+    by_signal: dict[str, dict[int, float]] = {}
+    for worker in workers:
+        if worker.outside_signal is not None and worker.ended_well:
+            name, before_s = worker.outside_signal
+            if before_s <= _MAX_REACTION_S:
+                by_signal.setdefault(name, {})[worker.rank] = max(before_s, 1.0)
+    for name, times in by_signal.items():
+        who, they = (f"ranks {fold_ranks(times)}", "they") if len(times) > 1 else (f"rank {fold_ranks(times)}", "it")
+        time = duration_text(max(times.values()))
+        yield f"{who} received {name} from outside clusterctl {time} before {they} ended with 0"
+
+
+def _warn_of_failed_children(workers: Iterable[WorkerState]) -> Iterator[str]:
+    """Tell of ranks that ended with 0 although a process of theirs had failed; those that lost a peer go last."""
+    by_message: dict[str, list[tuple[int, int, str]]] = {}
+    for worker in workers:
+        if worker.failed_child is not None and worker.ended_well:
+            pid, message = worker.failed_child
+            by_message.setdefault(normalize_message(message), []).append((worker.rank, pid, message))
+    groups = sorted(by_message.values(), key=lambda group: is_peer_loss(group[0][2]))
+    for group in groups[:_MAX_LINES]:
+        rank, pid, message = group[0]
+        preposition = "with" if message.startswith("exit code ") else "by"
+        how = f"ended {preposition} {shorten(message.splitlines()[0])}"
+        if len(group) == 1:
+            yield f"rank {rank}: its child process {pid} {how}, and the rank ended with 0"
+        else:
+            yield f"ranks {fold_ranks(each[0] for each in group)}: their child processes {how}, and they ended with 0"
+    if len(groups) > _MAX_LINES:
+        yield f"and {len(groups) - _MAX_LINES} other failures of child processes"
+
+
+def _warn_of_leftovers(nodes: Iterable[NodeState]) -> Iterator[str]:
+    by_command: dict[str, list[tuple[str, LeftoverProcess]]] = {}
+    for node in nodes:
+        for one in node.leftovers:
+            by_command.setdefault(one["command"], []).append((node.node, one))
+    for processes in list(by_command.values())[:_MAX_LINES]:
+        yield (
+            f"{_name_ranks(processes)} ended with 0 and left {describe_leftover(processes[0][1])} at work, "
+            "which was ended"
+        )
+    if len(by_command) > _MAX_LINES:
+        yield f"and {len(by_command) - _MAX_LINES} other commands were left at work"
+
+
+def _warn_of_kills(nodes: Iterable[NodeState]) -> Iterator[str]:
+    processes = [(node, one) for node in nodes for one in node.past_grace]
+    if processes:
+        what = f"{describe_leftover(processes[0][1])}{f' and {len(processes) - 1} more' if len(processes) > 1 else ''}"
+        whose = _name_ranks([(node.node, one) for node, one in processes])
+        grace = duration_text(processes[0][0].grace_s)
+        yield (
+            f"{whose}: {what} had not ended {grace} after the stop signal (`job.grace`) and "
+            f"{'was' if len(processes) == 1 else 'were'} killed: what was being saved may be incomplete"
+        )
+
+
+def _name_ranks(processes: list[tuple[str, LeftoverProcess]]) -> str:
+    ranks = {one["rank"] for _, one in processes if one["rank"] is not None}
+    names = sorted({node for node, _ in processes})
+    where = names[0] if len(names) == 1 else plural(len(names), "node")
+    return f"{name_ranks(ranks)} on {where}" if ranks else f"a rank on {where}"

@@ -1,37 +1,26 @@
-"""Another attempt: who takes part in it, and whether it would get any further than those before. Pure.
+"""What the controller does next: go on, stop the attempt, give up a node, restart or finish. Pure.
 
-What to do next with a run: a pure function of what is known and of the time. It performs nothing.
-
-A controller may stop with partial sight; it starts a new attempt only when every node of the old one has reported swept
-or its fence has expired.
-
-For how long nodes have known that they must stop: what their bound counts from. Reads no clock.
+A controller may stop an attempt although it does not hear from all nodes. It starts a new attempt only after every node
+of the old one has reported that its processes are gone, or its fence has expired.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.field_types import StallAction
-from clusterctl.config.spec import RestartSpec
+from clusterctl.config.spec import ClusterSpec, HostSpec, RestartSpec
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import duration_text
 from clusterctl.run.rules import outcome
+from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.outcome import determine_outcome
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from clusterctl.agent.protocol.record_types import RemainingProcess
-    from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.run.rules.blame import Cause
-    from clusterctl.run.rules.state import RunState
-
 
 LONG_ATTEMPT_S = 600.0
 """Seconds after which an attempt has got somewhere, where no checkpoint pattern could show it."""
@@ -491,3 +480,28 @@ class StopTimers:
             if node in connected:
                 self._seconds[node] += passed
         return dict(self._seconds)
+
+
+MAX_VIOLATIONS = 3
+VIOLATION_WINDOW_S = 3600.0
+
+
+class ViolationCounter:
+    """Counts for each node of a run what it said that no node says."""
+
+    def __init__(self) -> None:
+        self._moments: dict[str, list[float]] = {}
+        self._texts: set[tuple[str, str]] = set()
+
+    def add(self, node: str, now: float) -> bool:
+        """Take note of one; return whether the node has used up its chances. `now` is monotonic."""
+        moments = [moment for moment in self._moments.get(node, []) if now - moment < VIOLATION_WINDOW_S]
+        self._moments[node] = [*moments, now][-MAX_VIOLATIONS:]
+        return len(moments) + 1 >= MAX_VIOLATIONS
+
+    def is_new(self, node: str, text: str) -> bool:
+        """Return whether this was not said of the node before; what varies in it does not make it so for ever."""
+        new = (node, text) not in self._texts and sum(n == node for n, _ in self._texts) < MAX_VIOLATIONS
+        if new:
+            self._texts.add((node, text))
+        return new

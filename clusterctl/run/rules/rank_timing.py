@@ -12,21 +12,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from clusterctl.agent.protocol.record_types import ActivitySample, RankActivity, WorkerStatusSample
 from clusterctl.formatting import format_size
 from clusterctl.validation import samples
 from clusterctl.why.evidence import IdleRank, RankTiming
 from clusterctl.why.slowness import LONG_WAIT_S
 from clusterctl.why.stack_position import describe_wchan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from clusterctl.agent.protocol.record_types import ActivitySample, RankActivity, WorkerStatusSample
-
 
 WINDOW_S = 300.0
 MIN_SPAN_S = 40.0

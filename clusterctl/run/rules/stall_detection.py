@@ -18,19 +18,14 @@ Feeds the stall rule with the samples that arrive as replicated lines, and says 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
+from clusterctl.agent.protocol.record_types import ActivitySample, PhaseAge, RankActivity, WorkerStatusSample
+from clusterctl.config.spec import StallSpec
 from clusterctl.formatting import duration_text
 from clusterctl.validation import samples
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from clusterctl.agent.protocol.record_types import ActivitySample, PhaseAge, RankActivity, WorkerStatusSample
-    from clusterctl.config.spec import StallSpec
-
 
 # Below these a waiting worker's own threads (heartbeats, the status file) would count as work.
 BUSY_CORES = 0.05

@@ -12,12 +12,15 @@ Which ranks were placed where: asked for each piece of output, so it must not co
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingProcess
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.formatting import duration_text
+from clusterctl.run.rules import controller_events as head
 from clusterctl.run.rules.blame import (
     BACKGROUND_MAX_S,
     Cause,
@@ -28,13 +31,6 @@ from clusterctl.run.rules.blame import (
     is_idle_process,
     sort_causes,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingProcess
-    from clusterctl.run.rules import controller_events as head
-
 
 _JSON_FIELDS = ("kind", "node", "rank", "exit_code", "signal", "message", "certain")
 _MAX_MESSAGE = 500

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from typing_extensions import assert_never
 
 from clusterctl.agent.protocol import events
+from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.formatting import signal_name
 from clusterctl.run.rules import controller_events as head
 from clusterctl.run.rules.blame import (
@@ -30,11 +31,6 @@ from clusterctl.run.rules.state import (
     WorkerState,
     cause_from_json,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from clusterctl.agent.protocol.record_types import RemainingProcess
 
 
 def apply_node_event(state: RunState, node: str, stamp: events.Stamp, event: events.Event) -> RunState:

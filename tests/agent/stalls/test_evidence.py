@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.agent.protocol import frames as frames_module
 from clusterctl.agent.watch import evidence, stacks
-from clusterctl.run.rules import rank_stacks as reader
+from clusterctl.run.rules import why_evidence as reader
 
 FOREVER = "import time\nprint('up')\ndef waits():\n    time.sleep(1000)\nwaits()\n"
 

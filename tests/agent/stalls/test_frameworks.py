@@ -7,7 +7,7 @@ import pytest
 
 from clusterctl.agent.inject import shim_files
 from clusterctl.agent.watch import evidence
-from clusterctl.run.rules import rank_stacks as reader
+from clusterctl.run.rules import why_evidence as reader
 
 pytestmark = pytest.mark.torch
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clusterctl.cli.lookup.why import opened
-from clusterctl.run.record import run_lookup, saved_verdict
+from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.rules.why_evidence import build_why_evidence
 from tests.lab.why import dumps, rivals
 from tests.lab.why.kinds import KINDS
@@ -70,7 +70,7 @@ def row_of(path: Path) -> Row:
     """Judge one bundle by all of them."""
     kind, _, culprit = path.name.removesuffix(".tar.gz").rpartition("-")
     with opened(path) as run:
-        state, _ = run_lookup.load_visible_state(run)
+        state, _ = state_reader.load_visible_state(run)
         name, evidence = saved_verdict.read_stall_evidence(run, state)
         case = build_why_evidence(state, evidence, seen_at=name, stalled=bool(evidence))
         ours = saved_verdict.judge_saved_run(run, state)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from clusterctl.cli.follow.event_messages import StragglerNotice
 from clusterctl.cli.lookup.why import opened
-from clusterctl.run.record.run_lookup import load_visible_state
+from clusterctl.run.record.state_reader import load_visible_state
 from clusterctl.run.rules.state import RunPhase
 
 KINDS = Path(__file__).parents[1] / "why" / "kinds"

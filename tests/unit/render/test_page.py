@@ -13,7 +13,7 @@ from markupsafe import escape
 from clusterctl.render.charts import MAX_CURVES, Span, TimelineEvent, drawable_points, make_chart, select_curves
 from clusterctl.render.report_page import FindingRow, ReportData, page_text, render_report_page, speed
 from clusterctl.render.status import RunView
-from clusterctl.run.record.origin import Commit, Origin
+from clusterctl.run.record.run_facts import Commit, Origin
 from clusterctl.run.record.sample_files import Curves
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState

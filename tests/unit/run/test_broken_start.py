@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
 from clusterctl.run.controller.loop import Controller
-from clusterctl.run.record.run_lookup import load_visible_state
 from clusterctl.run.record.rundir import create_run_dir
+from clusterctl.run.record.state_reader import load_visible_state
 
 if TYPE_CHECKING:
     from pathlib import Path

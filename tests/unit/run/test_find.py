@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.errors import NotFoundError, RefusedError
-from clusterctl.run.record.run_lookup import find_run
+from clusterctl.run.record.state_reader import find_run
 from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol import run_files
 from clusterctl.errors import NotFoundError
-from clusterctl.run.record import run_lookup, rundir
+from clusterctl.run.record import rundir, state_reader
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events, outcome
@@ -40,7 +40,7 @@ def ended_run(root: Path, name: str, ranks: int = 8) -> rundir.RunDir:
 
 def test_lists_show_the_same_of_an_ended_run_whether_it_has_an_outline_or_not(tmp_path: Path) -> None:
     run = ended_run(tmp_path, "demo")
-    outlined = run_lookup.load_summary_or_state(run)
+    outlined = state_reader.load_summary_or_state(run)
     whole = load_state(run)
 
     fields = (
@@ -61,7 +61,7 @@ def test_lists_show_the_same_of_an_ended_run_whether_it_has_an_outline_or_not(tm
     assert list(outlined.nodes) == list(whole.nodes)
     assert not outlined.workers
     run.summary.unlink()
-    assert run_lookup.load_summary_or_state(run) == whole
+    assert state_reader.load_summary_or_state(run) == whole
 
 
 def test_the_step_that_the_slowest_rank_had_reached_is_kept(tmp_path: Path) -> None:
@@ -70,11 +70,11 @@ def test_the_step_that_the_slowest_rank_had_reached_is_kept(tmp_path: Path) -> N
 
 def test_lists_name_the_same_failure_whether_there_is_an_outline_or_not(tmp_path: Path) -> None:
     run = ended_run(tmp_path, "demo")
-    outlined = find_final_cause(run_lookup.load_summary_or_state(run))
+    outlined = find_final_cause(state_reader.load_summary_or_state(run))
     run.summary.unlink()
 
     assert outlined is not None
-    assert cause_to_json(outlined) == cause_to_json(find_final_cause(run_lookup.load_summary_or_state(run)))
+    assert cause_to_json(outlined) == cause_to_json(find_final_cause(state_reader.load_summary_or_state(run)))
 
 
 def test_what_is_written_behind_the_end_counts(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_is_written_behind_the_end_counts(tmp_path: Path) -> None:
     line = controller_events.encode(99, 10.0, controller_events.Ended(state="lost", exit_code=105))
     run.events.write_bytes(run.events.read_bytes() + line.encode() + b"\n")
 
-    assert run_lookup.load_summary_or_state(run).exit_code == 105
+    assert state_reader.load_summary_or_state(run).exit_code == 105
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"events": 1}', b"\xff"])
@@ -90,7 +90,7 @@ def test_an_outline_that_cannot_be_read_counts_for_nothing(tmp_path: Path, conte
     run = ended_run(tmp_path, "demo")
     run.summary.write_bytes(content)
 
-    assert run_lookup.load_summary_or_state(run).exit_code == 100
+    assert state_reader.load_summary_or_state(run).exit_code == 100
 
 
 def test_a_run_that_goes_on_has_no_outline(tmp_path: Path) -> None:
@@ -109,6 +109,6 @@ def test_many_ranks_of_ended_runs_do_not_slow_down_the_search_for_a_run(tmp_path
 
     def search(ranks: int) -> None:
         with pytest.raises(NotFoundError):
-            run_lookup.find_run("another", tmp_path / str(ranks))
+            state_reader.find_run("another", tmp_path / str(ranks))
 
     assert work(lambda: search(400)) < 10 * work(lambda: search(1))

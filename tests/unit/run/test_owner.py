@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.run.record import rundir, thread_ownership
-from clusterctl.run.record.thread_ownership import NotOwnerError, ThreadOwnedState
+from clusterctl.run.record import ownership, rundir
+from clusterctl.run.record.ownership import NotOwnerError, ThreadOwnedState
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules.controller_events import Note
 
@@ -34,7 +34,7 @@ def on_a_thread(call: Callable[[], object]) -> BaseException | None:
 
 
 def test_the_suite_looks_at_who_changes_what() -> None:
-    assert thread_ownership.DEBUG
+    assert ownership.DEBUG
 
 
 def test_an_attribute_is_changed_by_its_owner_alone() -> None:

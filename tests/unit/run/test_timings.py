@@ -12,7 +12,7 @@ from clusterctl.render.console import Terminal
 from clusterctl.render.status import render_timings, slow_start, timings_json
 from clusterctl.run.nodes.fan_out import Progress
 from clusterctl.run.record import rundir
-from clusterctl.run.record.start_times import StartTimes, StepTime, read_start_times
+from clusterctl.run.record.run_facts import StartTimes, StepTime, read_start_times
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from tests.json_shapes import STATUS, check

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.cli.lookup.why import opened, verdict_of
 from clusterctl.errors import NotFoundError
-from clusterctl.run.record import run_bundle, run_lookup
+from clusterctl.run.record import run_bundle, state_reader
 from clusterctl.run.record import saved_verdict as kept
 from clusterctl.run.rules.why_evidence import build_why_evidence
 from clusterctl.why.verdict import Confidence
@@ -46,7 +46,7 @@ def test_what_a_rank_recorded_in_an_earlier_pause_does_not_count() -> None:
     with opened(BUNDLES / "gil-3.tar.gz") as run:
         for path in run.path.glob("stall-*/rank-3.json"):
             path.write_text(json.dumps({**json.loads(path.read_text()), "recorded": [paused]}))
-        state, _ = run_lookup.load_visible_state(run)
+        state, _ = state_reader.load_visible_state(run)
         _, evidence = kept.read_newest_evidence(run)
         case = build_why_evidence(state, evidence, stalled=True)
 

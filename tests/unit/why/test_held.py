@@ -10,8 +10,8 @@ import pytest
 
 from clusterctl.cli.lookup.runs import view_from, with_pace
 from clusterctl.cli.lookup.why import opened
-from clusterctl.run.record.run_lookup import load_visible_state
 from clusterctl.run.record.sample_files import read_newest_activity
+from clusterctl.run.record.state_reader import load_visible_state
 from clusterctl.run.rules.rank_timing import find_idle_ranks, read_counts_before
 from clusterctl.why.evidence import IdleRank
 from clusterctl.why.judge import judge_run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli.lookup.why import opened, verdict_of
-from clusterctl.run.record import run_lookup
+from clusterctl.run.record import state_reader
 from clusterctl.why.verdict import Class, Confidence
 from tests.lab.why.kinds import KINDS, Expected
 
@@ -24,7 +24,7 @@ def test_what_went_wrong_and_who_did_it_is_told(path: Path) -> None:
     expected, culprit = expected_of(path)
     with opened(path) as run:
         verdict = verdict_of(run, live=False)
-        state, _ = run_lookup.load_visible_state(run)
+        state, _ = state_reader.load_visible_state(run)
     stopped = frozenset(rank for rank, worker in state.workers.items() if worker.stopped)
     world = len(state.workers) or 4  # none where nothing was started
     named = {one.rank for one in verdict.culprits if one.rank is not None}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.cli.lookup.why import opened
-from clusterctl.run.record import run_lookup, saved_verdict
+from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.rules import blame, controller_events
 from clusterctl.run.rules.state import RunState, WorkerState
 from clusterctl.run.rules.state_updates import apply_controller_event
@@ -26,7 +26,7 @@ OVER = 5000.0
 def hung() -> Iterator[tuple[RunDir, RunState]]:
     """A run that hangs in its second look."""
     with opened(BUNDLES / "sleep-2.tar.gz") as run:
-        yield run, run_lookup.load_visible_state(run)[0]
+        yield run, state_reader.load_visible_state(run)[0]
 
 
 def went_on(state: RunState, *, lost_after: float) -> RunState:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.cli.lookup.why import opened, verdict_of
-from clusterctl.run.record import run_lookup, saved_verdict
+from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.rules.blame import find_cause_in_output
 from clusterctl.why.evidence import Evidence, Rank
 from clusterctl.why.judge import judge_run
@@ -150,7 +150,7 @@ def test_an_output_that_does_not_end_with_one_says_nothing(output: str) -> None:
 
 def test_what_a_rank_that_caught_the_signal_wrote_afterwards_says_nothing() -> None:
     with opened(KINDS / "loses_its_links_then_raises-1.tar.gz") as run:
-        state, _ = run_lookup.load_visible_state(run)
+        state, _ = state_reader.load_visible_state(run)
         caught = replace(state.workers[1], signal=None, exit_code=1)
         (index,) = run.path.glob("nodes/*/attempt-0/rank-1.idx")
         before = saved_verdict.read_final_outputs(run, replace(state, workers={**state.workers, 1: caught}))[1]
@@ -166,7 +166,7 @@ def test_what_a_rank_that_caught_the_signal_wrote_afterwards_says_nothing() -> N
 
 def test_outputs_are_not_read_where_a_failure_tells_for_itself() -> None:
     with opened(KINDS / "raises-3.tar.gz") as run:
-        state, _ = run_lookup.load_visible_state(run)
+        state, _ = state_reader.load_visible_state(run)
 
         assert saved_verdict.read_final_outputs(run, state) == {}
         assert saved_verdict.read_final_counters(run, state) == {}

@@ -1,4 +1,4 @@
-"""The lock of a run: held while its controller is alive; says on which machine that is, which may be another one."""
+"""Who may change a run: the controller that holds its lock, and in the controller the thread that owns a value."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import fcntl
 import json
 import os
 import random
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
 
 from clusterctl.errors import ClusterctlError, RefusedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """What flock(2) says on file systems without locks: some network homes, and NFS whose lock service is not there."""
@@ -118,3 +119,41 @@ def read_holder(path: Path) -> LockHolder | None:
         return LockHolder(host=str(written["host"]), pid=int(written["pid"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+DEBUG = os.environ.get("CLUSTERCTL_DEBUG", "") not in ("", "0")
+
+
+class NotOwnerError(AssertionError):
+    """A thread changes what another one owns. A mistake of ours, which nothing catches."""
+
+
+class ThreadOwned:
+    """What one thread owns from `own` on; before that, whoever makes it does. Methods that change it call `check`."""
+
+    _owner: int | None = None
+
+    def take_ownership(self) -> None:
+        """Make this thread the owner."""
+        self._owner = threading.get_ident()
+
+    def check(self) -> None:
+        """Look that this thread is the owner.
+
+        Raises:
+            NotOwnerError: It is not, and `CLUSTERCTL_DEBUG` is set.
+        """
+        if DEBUG and self._owner not in (None, threading.get_ident()):
+            raise NotOwnerError(f"{type(self).__name__} is changed by {threading.current_thread().name}")
+
+
+class ThreadOwnedState(ThreadOwned):
+    """What one thread owns with each of its attributes."""
+
+    if DEBUG:
+
+        @override
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Change an attribute, if this thread may."""
+            self.check()
+            super().__setattr__(name, value)
