@@ -18,6 +18,7 @@ from clusterctl.config.secret_redaction import is_secret_name
 from clusterctl.config.sections import context as context_module
 from clusterctl.config.sections import spec_builder
 from clusterctl.config.sections.context import FileAccess
+from clusterctl.config.sections.shell_text import is_common_variable
 from clusterctl.config.spec import ClusterSpec, TransportKind
 from clusterctl.config.text.interpolation import Interpolation
 from clusterctl.config.text.overrides import Overrides, apply_overrides, apply_sets, merge_trees
@@ -224,7 +225,7 @@ def parse_cluster_file(
         raise ConfigError(report.ordered(source.path for source in sources))
     if any(host.transport is not TransportKind.LOCAL for host in built.spec.hosts):
         _warn_of_search_paths(filling)
-        _warn_of_shell_settings(built.spec, environ, root, report)
+        _warn_of_shell_settings(built.spec, environ, files, root, report)
     return LoadedClusterFile(built.spec, tuple(report.warnings), built)
 
 
@@ -235,7 +236,9 @@ def _warn_of_search_paths(filling: Interpolation) -> None:
         filling.report.warn(mark, f"{format_path(path)}: `{name}` of this machine goes to every node", hint)
 
 
-def _warn_of_shell_settings(spec: ClusterSpec, environ: Mapping[str, str], root: Node, report: Report) -> None:
+def _warn_of_shell_settings(
+    spec: ClusterSpec, environ: Mapping[str, str], files: FileAccess, root: Node, report: Report
+) -> None:
     """Warn of variables of this shell that matter to a job and that remote nodes do not get."""
     job = spec.job
     if job is None:
@@ -244,9 +247,10 @@ def _warn_of_shell_settings(spec: ClusterSpec, environ: Mapping[str, str], root:
     set_names = {*spec.env, *spec.secrets, *set.intersection(*env_of_hosts)}
     command = job.command if isinstance(job.command, str) else " ".join(job.command or ())
     texts = f"{job.prologue or ''}\n{command}"
+    read = {name for name in _list_variables_read(spec, files) if environ.get(name)}
     names = [
         name
-        for name in worker_variables.list_shell_settings(environ)
+        for name in sorted({*worker_variables.list_shell_settings(environ), *read})
         if name not in set_names and not re.search(rf"\b{name}\b", texts)
     ]
     if re.search(r"\b(?:module|conda|source|spack)\b|(?:^|\n)\. ", texts):
@@ -261,6 +265,45 @@ def _warn_of_shell_settings(spec: ClusterSpec, environ: Mapping[str, str], root:
         ways += [f"`secrets: {{{secret}: {{env: {secret}}}}}`" if secret else ""]
         hint = f"{' and '.join(filter(None, ways))} would send {'them' if many else 'it'}"
         report.warn(root.mark, f"env: {what}", hint)
+
+
+_READ_VARIABLE = re.compile(r"(?:environ(?:\.get\(|\.setdefault\(|\[)|getenv\(|envvar=)\s*['\"]([A-Z][A-Z0-9_]+)['\"]")
+_IMPORT = re.compile(r"(?m)^\s*(?:from\s+\.*([\w.]+)\s+import\s+([\w, ]+)|import\s+([\w., ]+))")
+_MAX_PROGRAM_FILES = 100
+
+
+def _list_variables_read(spec: ClusterSpec, files: FileAccess) -> set[str]:
+    """Return the variables that the program's own files read by name and that no script of a shell sets.
+
+    Its files are those that the job names and what they import from their folders. Variables that every login or
+    launcher sets are left out.
+    """
+    job = spec.job
+    if job is None or spec.sync is None:
+        return set()
+    command = job.command if isinstance(job.command, str) else " ".join(job.command or ())
+    module = f"{job.module.replace('.', '/')}.py" if job.module else ""
+    todo = [word for word in (job.script or module or command).split() if word.endswith((".py", ".sh"))]
+    found: set[str] = set()
+    assigned: set[str] = set()
+    seen: set[str] = set()
+    while todo and len(seen) < _MAX_PROGRAM_FILES:
+        path = os.path.normpath(os.path.join(spec.sync.source, todo.pop()))
+        if path in seen or not files.is_file(path):
+            continue
+        seen.add(path)
+        text = files.read(path).decode("utf-8", "replace")
+        if path.endswith(".sh"):
+            todo += re.findall(r"[\w./-]+\.(?:py|sh)\b", text)
+            assigned.update(re.findall(r"\b([A-Z][A-Z0-9_]+)=", text))
+            continue
+        found.update(_READ_VARIABLE.findall(text))
+        for package, members, modules in _IMPORT.findall(text):
+            stems = [name.strip().replace(".", "/") for name in (package or modules).split(",")]
+            inside = [f"{stems[0]}/{member.strip()}" for member in members.split(",") if member]
+            names = [*stems, *(f"{stem}/__init__" for stem in stems), *inside]
+            todo += [f"{os.path.join(base, name)}.py" for name in names for base in ("", os.path.dirname(path))]
+    return {name for name in found - assigned if not is_common_variable(name)}
 
 
 def _parse_tree(source: ClusterFileText, report: Report) -> Node | None:

@@ -467,13 +467,13 @@ def _list_inherited(text: str, others: Collection[str]) -> tuple[str, ...]:
     return tuple(
         name
         for name in names
-        if _NAME.fullmatch(name)
-        and name not in others
-        and not _SHELL_VARIABLES.fullmatch(name)
-        and name not in OWNED_NAMES
-        and find_launcher(name) is None
-        and name not in set_by_commands
+        if _NAME.fullmatch(name) and name not in others and not is_common_variable(name) and name not in set_by_commands
     )
+
+
+def is_common_variable(name: str) -> bool:
+    """Return whether a shell, most logins, clusterctl or another launcher sets a variable."""
+    return bool(_SHELL_VARIABLES.fullmatch(name)) or name in OWNED_NAMES or find_launcher(name) is not None
 
 
 def _list_commands(text: str) -> Iterator[list[str]]:

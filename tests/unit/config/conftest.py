@@ -61,10 +61,15 @@ SHELF = Shelf(
 )
 
 
-def _parse(*texts: bytes | str, environ: dict[str, str] | None = None, **options: Any) -> LoadedClusterFile:
+def _parse(
+    *texts: bytes | str, environ: dict[str, str] | None = None, contents: dict[str, str] | None = None, **options: Any
+) -> LoadedClusterFile:
+    more = {f"{FOLDER}/{name}": text.encode() for name, text in (contents or {}).items()}
     names = ["cluster.yaml", "more.yaml", "third.yaml"]
     sources = [ClusterFileText(path=n, absolute=f"{FOLDER}/{n}", text=t) for n, t in zip(names, texts, strict=False)]
-    return parse_cluster_file(sources, environ={"HOME": "/home/me", **(environ or {})}, files=SHELF, **options)
+    return parse_cluster_file(
+        sources, environ={"HOME": "/home/me", **(environ or {})}, files=Shelf({**SHELF.contents, **more}), **options
+    )
 
 
 @pytest.fixture(scope="session")

@@ -224,6 +224,33 @@ def test_settings_of_this_shell_that_ssh_nodes_do_not_get_are_warned_of(
     )
 
 
+PROGRAM = {
+    "train.py": "import os, settings\nfrom net import model\nos.environ.get('L1_SIZE', 1)\nos.environ['HOME']\n",
+    "settings.py": "from os import getenv\nDATA = getenv('DATA_DIR')\nEDITOR = 'vi'\n",
+    "net/model.py": "import os\nPLACE = os.environ['SLURM_PROCID']\n",
+    "run.sh": "export DATA_DIR=/d\npython train.py | tee log\n",
+}
+READ_SHELL = {**HERE, "L1_SIZE": "4096", "DATA_DIR": "/d", "EDITOR": "vi", "SLURM_PROCID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        pytest.param("{script: train.py}", ["`DATA_DIR`, `L1_SIZE` of this shell do not"], id="script"),
+        pytest.param("{module: net.model}", [], id="of_a_launcher"),
+        pytest.param("{command: 'python train.py > log'}", ["`DATA_DIR`, `L1_SIZE` of this shell do"], id="command"),
+        pytest.param("{command: bash run.sh}", ["`L1_SIZE` of this shell does not"], id="set_by_the_script"),
+        pytest.param("{script: train.py}\nenv: {L1_SIZE: 1, DATA_DIR: /d}", [], id="set_in_env"),
+    ],
+)
+def test_variables_of_this_shell_that_the_program_reads_are_warned_of(
+    text: str, names: list[str], parse_text: Callable[..., LoadedClusterFile]
+) -> None:
+    warnings = parse_text(H + f"job: {text}\n", environ=READ_SHELL, contents=PROGRAM).warnings
+    assert len(warnings) == len(names)
+    assert all(name in warning.text for name, warning in zip(names, warnings, strict=True))
+
+
 @pytest.mark.parametrize(
     ("text", "left"),
     [
