@@ -13,6 +13,7 @@ from clusterctl.agent.protocol.commands import Command
 if TYPE_CHECKING:
     from tests.agent.conftest import Node
 
+USAGE = "import argparse\nargparse.ArgumentParser().parse_args() if len(__import__('sys').argv) > 1 else exit(2)\n"
 RAISES = "def f(): raise RuntimeError('boom')\nf()\n"
 
 
@@ -133,6 +134,12 @@ STARTS = "p = m.Process(target={}); p.start(); p.join()"
         pytest.param("fork", "subprocess.run([sys.executable, 'raises.py'])", "ValueError: no data", id="script"),
         pytest.param("fork", "subprocess.run([sys.executable, 'killed.py'])", "SIGKILL", id="script_killed"),
         pytest.param("fork", "subprocess.call('python killed.py || exit 3', shell=True)", "exit code 3", id="text"),
+        pytest.param("fork", "os.system('python raises.py')", "ValueError: no data", id="os_system"),
+        pytest.param(
+            "fork", "sys.exit(os.system('cd . && python usage.py || exit 1'))", "SystemExit: 2", id="exit_256"
+        ),
+        pytest.param("fork", "os.system('python good.py')", None, id="os_system_ends_well"),
+        pytest.param("fork", "os.system('python usage.py --help >/dev/null')", None, id="os_system_asks_for_help"),
         pytest.param("fork", "subprocess.run([sys.executable, '-c', '1/0'])", None, id="a_question"),
         pytest.param("fork", "subprocess.run(['false'])", None, id="no_python"),
         pytest.param("fork", "subprocess.run([sys.executable, 'good.py'])", None, id="script_ends_well"),
@@ -151,7 +158,8 @@ def test_a_process_that_failed_below_a_python_that_ended_with_0_is_told(
 ) -> None:
     train = PROCESS.replace("METHOD", method).replace("WORK", work)
     killed, raises = "import os\nos.kill(os.getpid(), 9)\n", "raise ValueError('no data')\n"
-    event = end_of(node, "exec python train.py", train=train, killed=killed, raises=raises, good="")
+    train = train.replace("python ", f"{sys.executable} ")
+    event = end_of(node, "exec python train.py", train=train, killed=killed, raises=raises, usage=USAGE, good="")
     assert (event["exit_code"], event["error"]) == (0, None)
     assert (event["failed_child"] and event["failed_child"]["message"]) == message
 
@@ -189,6 +197,23 @@ def test_a_python_that_ends_well_below_a_shell_is_no_failure(node: Node, shell: 
     assert (event["exit_code"], event["error"]) == (0, None)
 
 
+IN_A_THREAD = (
+    "import threading\ndef f(): raise {}('no such bucket')\nt = threading.Thread(target=f); t.start(); t.join()\n"
+)
+WORDS = {
+    "hydra": (
+        "import sys\nprint(\"Could not override 'trainer'.\\nCould not find 'trainer/typo'\\n\\n"
+        'Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.")\nsys.exit(1)\n'
+    ),
+    "thread": IN_A_THREAD.format("ValueError") + "print('done')\n",
+    "pipe": IN_A_THREAD.format("EOFError") + "print('done')\n",
+    "task": (
+        "import asyncio\nasync def f(): raise ValueError('no such bucket')\n"
+        "async def main(): asyncio.create_task(f()); await asyncio.sleep(0.1)\nasyncio.run(main())\nprint('done')\n"
+    ),
+    "words": "print('step 1')\nprint('Error during training: CUDA out of memory')\nprint('bye')\n",
+    "metric": "print('Error: 0.12')\nprint('mean error: 1e-3 (0 errors)')\nprint('done')\n",
+}
 WITH_A_SCRIPT = "bash run.sh"
 
 
@@ -227,6 +252,25 @@ WITH_A_SCRIPT = "bash run.sh"
             id="an_exception_of_a_python_without_our_shim",
         ),
         pytest.param(
+            WITH_A_SCRIPT,
+            "PYTHONPATH=. python usage.py --lr 1 | tee log\necho done\n",
+            "usage.py: error: unrecognized arguments: --lr 1",
+            False,
+            id="a_usage_error_of_a_python_without_our_shim",
+        ),
+        pytest.param(
+            WITH_A_SCRIPT,
+            "PYTHONPATH=. python hydra.py | tee log\necho uploading\n",
+            "Could not override 'trainer'.",
+            False,
+            id="a_hydra_error_of_a_python_without_our_shim",
+        ),
+        pytest.param("python thread.py; true", "", "ValueError: no such bucket", False, id="a_thread"),
+        pytest.param("python task.py; true", "", "ValueError: no such bucket", False, id="a_task_that_nobody_awaits"),
+        pytest.param("python pipe.py; true", "", "", False, id="a_thread_that_lost_its_pipe"),
+        pytest.param("python words.py; true", "", "Error during training: CUDA", False, id="an_error_as_last_words"),
+        pytest.param("python metric.py; true", "", "", False, id="a_metric_as_last_words"),
+        pytest.param(
             "python untrained.py; true", "", "`Trainer.fit` stopped: No training batches.", False, id="trained_nothing"
         ),
         pytest.param("python caught.py; true", "", "", False, id="an_exception_that_was_caught"),
@@ -258,7 +302,8 @@ def test_what_a_shell_said_and_that_no_python_began_is_told_of_a_rank_that_ended
     by_shell = "import os\nos.system('sh -c \"./nowhere a.py; lspci-y\"')\n"
     untrained = "print('`Trainer.fit` stopped: No training batches.')\n"
     caught = "import traceback\ntry: 1/0\nexcept Exception: traceback.print_exc()\nprint('going on')\n"
-    event = end_of(node, shell, good="", asks=by_shell, raises=RAISES, untrained=untrained, caught=caught)
+    files = {**WORDS, "good": "", "asks": by_shell, "raises": RAISES, "untrained": untrained, "caught": caught}
+    event = end_of(node, shell, usage=USAGE, **files)
     assert event["exit_code"] == 0
     said = event["shell_error"] or event["output_failure"]
     assert (shell_error in said, bool(said)) == (True, bool(shell_error))

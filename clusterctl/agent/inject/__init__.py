@@ -16,6 +16,7 @@ Files in the status directory (a 0700 directory on tmpfs, one per run, node and 
     rank-R.python.json  how the Python ended, if a shell has started it; see `agent.shim.event_records`
     rank-R.signal.json  the last SIGTERM or SIGINT that it has handled; see `agent.shim.event_records`
     rank-R.child.json   its first child process that failed: pid, message; see `agent.shim.child_failure`
+    rank-R.system       exists once its Python has run a script by `os.system`
     rank-R.group.json   rank and size of its default process group
     rank-R.python       exists once any Python has started in the rank
     wants-python        exists if the command of the workers names a Python

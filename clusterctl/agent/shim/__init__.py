@@ -43,13 +43,13 @@ def arm(status_dir: str, rank: int) -> None:
     start_time = rank_claim.claim(status_dir, rank)
     from . import import_hooks
     from .child_failure import ChildFailureRecord
-    from .event_records import ExitRecord, GroupRecord, SignalRecord
+    from .event_records import ExitRecord, ExitWatch, GroupRecord, SignalRecord
 
     groups, children = GroupRecord(status_dir, rank), ChildFailureRecord(status_dir, rank)
     watched = {**groups.hooks, **children.hooks}
     if start_time is None:
         import_hooks.watch(ProgressCounters(), watched)
-        children.begin_script()
+        children.begin_script(lambda write: ExitWatch(write).begin())
         return
     # Inner imports: the many Pythons that are not the rank need nothing of this.
     import atexit
@@ -64,6 +64,7 @@ def arm(status_dir: str, rank: int) -> None:
     import_hooks.watch_imports(state, {**watched, "signal": signals.watch})
     os.register_at_fork(before=writer.pause, after_in_parent=writer.resume, after_in_child=_disarm)
     groups.begin()
+    children.listen()
     atexit.register(writer.finish)
     atexit.register(groups.finish, state)
     ExitRecord(status_dir, rank, start_time).begin()

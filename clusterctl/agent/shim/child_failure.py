@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
+from .status_files import create_file
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +35,7 @@ class ChildFailureRecord:
 
     def __init__(self, status_dir: str, rank: int) -> None:
         self._path = os.path.join(status_dir, f"rank-{rank}.child.json")
+        self._system = os.path.join(status_dir, f"rank-{rank}.system")
         self._sent_signals: dict[int, set[int]] = {}
         self._is_listening = False
         self.hooks: dict[str, Callable[[Any], None]] = {
@@ -41,24 +44,40 @@ class ChildFailureRecord:
             "subprocess": self._watch_children,
         }
 
-    def begin_script(self) -> None:
-        """Watch this process if another Python has started it as a script: what it raises ends it."""
-        if is_child_of_python() and sys.argv[:1] and sys.argv[0].endswith(".py"):
-            import atexit
+    def begin_script(self, watch_exit: Callable[[Callable[[str, str, str], None]], None]) -> None:
+        """Watch this process if another Python has started it as a script: what it raises ends it.
 
-            pid = os.getpid()
-            atexit.register(lambda: self._write_error(getattr(sys, "last_value", None)) if os.getpid() == pid else None)
+        Nobody learns the exit code that `os.system` returns, so below that the script writes its own.
+
+        Args:
+            watch_exit: Calls a function with how this process ends, the message of a failure, and its traceback.
+        """
+        is_below_system = os.path.exists(self._system)
+        if not (is_below_system or is_child_of_python()) or not (sys.argv[:1] and sys.argv[0].endswith(".py")):
+            return
+        if is_below_system:
+            watch_exit(lambda _end, message, _trace: self._write_failure(os.getpid(), message) if message else None)
+            return
+        import atexit
+
+        pid = os.getpid()
+        atexit.register(lambda: self._write_error(getattr(sys, "last_value", None)) if os.getpid() == pid else None)
 
     def _watch_children(self, module: Any) -> None:
         """See each exit code that the parent of a process learns, without a frame of ours in its stack meanwhile."""
         module.Popen.returncode = _ReturnCode(self.note_exit)
+        self.listen()
+
+    def listen(self) -> None:
+        """Note which signals this process sends, and that it runs a script by `os.system`."""
         if not self._is_listening:
             self._is_listening = True
-            # Not a function in place of `os.kill`: its frame would show in the stack of a signal's handler.
-            sys.addaudithook(self._note_signal)
+            # Not functions in place of those of `os`: their frames would show in the stack of a signal's handler.
+            sys.addaudithook(self._note_event)
 
-    def _note_signal(self, event: str, arguments: Any) -> None:
-        """Note which signals this process sends to others."""
+    def _note_event(self, event: str, arguments: Any) -> None:
+        if event == "os.system" and _runs_script(arguments[0], anywhere=True):
+            create_file(self._system)
         if event == "os.kill":
             pid, signal = arguments
             if signal in _ENDING_SIGNALS and _is_alive(pid):
@@ -82,7 +101,7 @@ class ChildFailureRecord:
             message = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         except ValueError:
             message = f"signal {-code}"
-        self._write(popen.pid, message)
+        self._write_failure(popen.pid, message)
 
     def _watch(self, module: Any) -> None:
         """Be called at the begin of each process that this one starts, or of this one where it is such a process."""
@@ -110,9 +129,10 @@ class ChildFailureRecord:
             return
         import traceback
 
-        self._write(os.getpid(), "".join(traceback.format_exception_only(type(error), error)).strip())
+        self._write_failure(os.getpid(), "".join(traceback.format_exception_only(type(error), error)).strip())
 
-    def _write(self, pid: int, message: str) -> None:
+    def _write_failure(self, pid: int, message: str) -> None:
+        """Write that a process has failed, unless another one has failed before it."""
         import json
 
         record = json.dumps({"pid": pid, "message": message[:_MOST_MESSAGE]}).encode()
@@ -186,8 +206,9 @@ def is_child_of_python() -> bool:
         return False
 
 
-def _runs_script(command: Any) -> bool:
+def _runs_script(command: Any, *, anywhere: bool = False) -> bool:
     import re
 
     words = [command] if isinstance(command, (str, bytes, os.PathLike)) else list(command)
-    return bool(re.match(_RUNS_A_SCRIPT, " ".join(os.fsdecode(word) for word in words)))
+    text = " ".join(os.fsdecode(word) for word in words)
+    return bool(re.search(r"(?:^|[\s;&|(])" + _RUNS_A_SCRIPT, text) if anywhere else re.match(_RUNS_A_SCRIPT, text))

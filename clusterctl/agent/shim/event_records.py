@@ -29,23 +29,16 @@ _PROMPT_S = 1.0
 _MAX_MESSAGE_LENGTH, _MAX_TRACEBACK_LENGTH = 8192, 32768
 
 
-class ExitRecord:
-    """The file about the end of one Python. Of several in a row, the first one that failed stays in it.
+class ExitWatch:
+    """Sees the end of this Python: calls `write` with running, well or failed, and what ended it with its traceback."""
 
-    If a shell has started this Python, the exit code of the rank may be another program's. A Python that is the first
-    process of its rank writes nothing: its own exit code is enough.
-    """
-
-    def __init__(self, status_dir: str, rank: int, start_time: int) -> None:
-        self._path = os.path.join(status_dir, f"rank-{rank}.python.json")
-        self._pid, self._start_time = os.getpid(), start_time
+    def __init__(self, write: Callable[[str, str, str], None]) -> None:
+        self._write_end = write
+        self._pid = os.getpid()
         self._exit: tuple[object, float] = (0, 0.0)
 
     def begin(self) -> None:
-        """Watch this process if a shell has started it, unless it is a `python -c`, which may be a mere question."""
-        if os.getsid(0) == self._pid or is_child_of_python() or sys.argv[:1] == ["-c"] or self._has_earlier_failure():
-            return
-        self._write(_RUNNING)
+        """Watch the ways in which this process can end by itself."""
         atexit.register(self._finish)
         sys.exit = self._wrap(sys.exit, self._note_exit)
         # `exit` and `quit` of `site` raise SystemExit themselves; a `raise` elsewhere cannot be noticed.
@@ -89,6 +82,28 @@ class ExitRecord:
             self._write(_FAILED, f"SystemExit: {status}")
         else:
             self._write(_WELL)
+
+    def _write(self, end: str, message: str = "", trace: str = "") -> None:
+        self._write_end(end, message, trace)
+
+
+class ExitRecord:
+    """The file about the end of one Python. Of several in a row, the first one that failed stays in it.
+
+    If a shell has started this Python, the exit code of the rank may be another program's. A Python that is the first
+    process of its rank writes nothing: its own exit code is enough.
+    """
+
+    def __init__(self, status_dir: str, rank: int, start_time: int) -> None:
+        self._path = os.path.join(status_dir, f"rank-{rank}.python.json")
+        self._pid, self._start_time = os.getpid(), start_time
+
+    def begin(self) -> None:
+        """Watch this process if a shell has started it, unless it is a `python -c`, which may be a mere question."""
+        if os.getsid(0) == self._pid or is_child_of_python() or sys.argv[:1] == ["-c"] or self._has_earlier_failure():
+            return
+        self._write(_RUNNING)
+        ExitWatch(self._write).begin()
 
     def _has_earlier_failure(self) -> bool:
         """Return whether a Python before this one has failed, or has ended without a record of its end."""

@@ -48,16 +48,33 @@ _UNTRAINED = re.compile(
 )
 """What frameworks say that have trained nothing."""
 _TRACEBACK = re.compile(
-    r"^(?P<before>.*\n)?.*Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(?P<raised>[A-Za-z_][\w.]*(?:: .*)?)$",
+    r"^(?P<before>.*\n)?(?:future: .*\n)?.*Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+"
+    r"(?P<raised>[A-Za-z_][\w.]*(?:: .*)?)$",
     re.M,
 )
+_NOBODY_ASKED = re.compile(r"Exception in thread |.*\b(?:Task|Future) exception was never retrieved")
+_OF_A_BROKEN_PIPE = re.compile(r"(?:EOFError|ConnectionResetError|BrokenPipeError|ConnectionAbortedError)\b")
+_USAGE_ERROR = re.compile(r"(?ms)^(?:usage|Usage): .{,4000}?^(?P<said>(?:\S+: )?[Ee]rror: .*?)$")
+_HYDRA_ERROR = re.compile(
+    r"(?m)^(?P<said>(?:Could not|Cannot|Error|In '|Key|Missing|Primary|You must|mismatched) ?.*)\n(?:.*\n){0,40}?"
+    r"\s*Set the environment variable HYDRA_FULL_ERROR=1"
+)
+_CLOSING_ERROR = re.compile(
+    r".{0,60}\b(?:ERROR|CRITICAL|FATAL)\b(?![\W\d]*$)"
+    r"|(?i:(?:\w+\.)*(?:fatal )?\w*(?:error|exception): (?![-+\d.]+(?:e[-+]?\d+)?%?(?:\W|$)))"
+    r"|(?i:\W*(?:an )?(?:unexpected )?(?:error|exception) (?:occurred|during|while)\b)"
+    r"|(?i:\W*(?:(?:training|job|fine-?tuning|run|script) (?:has )?(?:failed|crashed|aborted)|failed to \w+)\b)"
+)
+"""A last word that tells of a failure, and is no metric."""
+_LAST_LINES = 3
 
 
 def find_hidden_failures(path: str, *, has_watched_python: bool) -> tuple[str, str]:
     """Return what an output says against the success of its worker, each "" if it says nothing of the kind.
 
     The first text is the line in which a shell tells of a command that matters to the job. The second is the line in
-    which a framework says that it trained nothing, or an exception that our shim could not see.
+    which a framework says that it trained nothing, an exception that nobody asked for or that our shim could not see,
+    or an error with which the output ends.
 
     Args:
         path: The output of a worker that ended with 0.
@@ -66,9 +83,11 @@ def find_hidden_failures(path: str, *, has_watched_python: bool) -> tuple[str, s
     text = _read_output(path)
     lines = _list_lines(text)
     untrained = next(filter(_UNTRAINED.match, lines), "")
+    last = [line for line in _list_lines(_TRACEBACK.sub("", text)) if line][-_LAST_LINES:]
+    closing = next(filter(_CLOSING_ERROR.match, last), "")
     return (
         next(filter(is_shell_error, lines), ""),
-        untrained if untrained or has_watched_python else _find_exception(text),
+        untrained or _find_exception(text, has_watched_python=has_watched_python) or closing,
     )
 
 
@@ -88,9 +107,18 @@ def _read_output(path: str) -> str:
     return output.decode("utf-8", "replace")
 
 
-def _find_exception(text: str) -> str:
-    tracebacks = (match for match in _TRACEBACK.finditer(text) if "Exception ignored" not in (match["before"] or ""))
-    return "".join([match["raised"][:_MAX_LINE] for match in tracebacks][-1:])
+def _find_exception(text: str, *, has_watched_python: bool) -> str:
+    """Return the last exception of a thread or a task, or if no Python was watched, what ended one; else ""."""
+    found = ""
+    for match in _TRACEBACK.finditer(text):
+        before = match["before"] or ""
+        is_unasked = _NOBODY_ASKED.match(before) and not _OF_A_BROKEN_PIPE.match(match["raised"])
+        if is_unasked or not (has_watched_python or "Exception ignored" in before or _NOBODY_ASKED.match(before)):
+            found = match["raised"]
+    if not found and not has_watched_python:
+        refusal = _HYDRA_ERROR.search(text) or _USAGE_ERROR.search(text)
+        found = refusal["said"] if refusal is not None else ""
+    return found[:_MAX_LINE]
 
 
 def is_shell_error(line: str) -> bool:
