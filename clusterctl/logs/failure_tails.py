@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import heapq
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
+from clusterctl.agent.protocol.events import Exited
 from clusterctl.logs.fold import FoldedLine, fold_history
-from clusterctl.logs.line import LogLine, LogQuery
+from clusterctl.logs.line import LogLine, LogQuery, Skew
 from clusterctl.logs.merge import filter_lines, open_streams, read_history, read_lines
 from clusterctl.logs.output_files import OutputFiles
 from clusterctl.logs.sanitize import clean_block, strip_colours
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from clusterctl.agent.protocol.events import Exited
-    from clusterctl.logs.line import Skew
-
 
 TAIL_LINES = 20
 TRACEBACK_LINES = 60

@@ -9,15 +9,13 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from clusterctl.logs.line import LogLine
+from clusterctl.logs.line import LogLine
 
 FOLD_WINDOW_S = 0.2
 """Seconds that a line waits for its copies."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from clusterctl.logs.line import LogLine, LogQuery, Skew
 from clusterctl.logs.merge import by_time, filter_lines, open_streams, read_history
 from clusterctl.logs.output_files import OutputFiles
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator
-
-    from clusterctl.logs.line import LogLine, LogQuery, Skew
-    from clusterctl.logs.stream import Batch, OutputStream
+from clusterctl.logs.stream import Batch, OutputStream
 
 _POLL_BYTES = 1024 * 1024
 """Bytes read per poll. The caller handles signals and keys in between, and a line may be one byte long."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    import re
-    from collections.abc import Callable
-
-    Skew = Callable[[str], float]
-    """Returns how many seconds the wall clock of a node is ahead of the head's; 0 if it was not measured."""
+Skew = Callable[[str], float]
+"""Returns how many seconds the wall clock of a node is ahead of the head's; 0 if it was not measured."""
 
 
 class LogLine(NamedTuple):

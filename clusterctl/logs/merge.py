@@ -6,20 +6,14 @@ import heapq
 import os
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from clusterctl.logs.output_files import OutputFiles
+from clusterctl.logs.line import LogLine, LogQuery, Skew
+from clusterctl.logs.output_files import OutputFile, OutputFiles
 from clusterctl.logs.sanitize import strip_colours
-from clusterctl.logs.stream import OutputStream, find_line_start, find_tail_start
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from clusterctl.logs.line import LogLine, LogQuery, Skew
-    from clusterctl.logs.output_files import OutputFile
-    from clusterctl.logs.stream import Batch
+from clusterctl.logs.stream import Batch, OutputStream, find_line_start, find_tail_start
 
 _WINDOW_GROWTH = 8
 _MIN_LINES_PER_STREAM = 4

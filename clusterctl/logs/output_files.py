@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.run_files import format_index_path, format_output_path
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NODES_DIR = "nodes"
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from clusterctl.logs.line import LogLine
+from clusterctl.logs.line import LogLine, Skew
+from clusterctl.logs.output_files import OutputFile
 from clusterctl.logs.sanitize import LINE_LIMIT, clean_block, clean_text
 from clusterctl.logs.time_index import TimeIndex
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from clusterctl.logs.line import Skew
-    from clusterctl.logs.output_files import OutputFile
 
 BLOCK = 256 * 1024
 _FRAME_LIMIT = LINE_LIMIT // 4

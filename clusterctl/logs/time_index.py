@@ -9,12 +9,10 @@ size, so it never gets a time before it was written.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from clusterctl.agent.protocol.run_files import INDEX_RECORD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LATEST = 1e11
 """Seconds since the epoch beyond any real date."""

@@ -6,21 +6,15 @@ It includes the choice of the network: NCCL, Gloo and torch's TensorPipe use the
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
-from clusterctl.config.spec import ClusterSpec, Framework
+from clusterctl.config.spec import ClusterSpec, Framework, HostSpec
 from clusterctl.config.worker_variables import select_interfaces
-from clusterctl.plan.layout import get_job
-from clusterctl.plan.rendezvous import NodeInfo, can_reach_other_hosts, is_link_local
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.plan.layout import NodeLayout
-    from clusterctl.plan.rendezvous import NodeInfo, Rendezvous
+from clusterctl.plan.layout import NodeLayout, get_job
+from clusterctl.plan.rendezvous import NodeInfo, Rendezvous, can_reach_other_hosts, is_link_local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

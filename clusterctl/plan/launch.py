@@ -7,10 +7,12 @@ the same meaning (torch 2.13, `torch/distributed/elastic/agent/server/local_elas
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from clusterctl.agent.protocol import requests
+from clusterctl.agent.protocol.command_types import ProgramArguments
 from clusterctl.config.field_types import StartMethod
 from clusterctl.config.sections.shell_text import find_variables
 from clusterctl.config.spec import ClusterSpec, Framework, JobSpec
@@ -25,16 +27,7 @@ from clusterctl.plan.environment import (
     plan_framework_addresses,
 )
 from clusterctl.plan.layout import PYTHON_PLACEHOLDER, NodeLayout, assign_ranks_assuming, get_job, get_workdir
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from typing import Any
-
-    from clusterctl.agent.protocol.command_types import ProgramArguments
-    from clusterctl.config.spec import ClusterSpec
-    from clusterctl.plan.layout import NodeLayout
-    from clusterctl.plan.rendezvous import NodeInfo, Rendezvous
-
+from clusterctl.plan.rendezvous import NodeInfo, Rendezvous
 
 T = TypeVar("T")
 

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, Role
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from clusterctl.config.spec import ClusterSpec
-
 
 PYTHON_PLACEHOLDER = "{python}"
 """Placeholder for the interpreter; the supervisor of the node inserts its path."""

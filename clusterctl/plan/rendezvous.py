@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from clusterctl.config.spec import HostSpec
 from clusterctl.config.worker_variables import VIRTUAL_INTERFACE_PREFIXES
 from clusterctl.errors import RefusedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from clusterctl.config.spec import HostSpec
-    from clusterctl.plan.layout import NodeLayout
+from clusterctl.plan.layout import NodeLayout
 
 _LOOPBACK = "127.0.0.1"
 

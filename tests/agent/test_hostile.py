@@ -233,7 +233,6 @@ def test_no_lie_leaves_a_file_outside_its_run(stage: Stage) -> None:
         "plan-0.json",
         "nodes",
         "summary.json",
-        "code.json",
         "control",
     }
     for play in stage.caught.values():

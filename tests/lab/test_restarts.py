@@ -94,28 +94,6 @@ def test_every_rank_begins_again_with_the_code_of_the_start_and_the_newest_whole
     assert [e["CLUSTERCTL_ATTEMPT"] for e in said(head, run)] == ["0"] * 4 + ["1"] * 4
 
 
-def test_code_that_is_not_synced_and_has_changed_is_told_at_the_restart(nodes: NodeFactory, head: Head) -> None:
-    (made,) = nodes(1)
-    folder = made.path("code")
-    folder.mkdir()
-    (folder / "train.py").write_text(FAILS_ONCE)
-    hosts = [{"host": made.name, "gpus": 0, "workers": 1, "workdir": "~/code"}]
-    job = {"module": "train", "grace": "1s"}
-    document = {"version": 1, "name": "lab", "hosts": hosts, "sync": "none", "job": job}
-    restart = {"max_restarts": 1, "backoff": 0}
-    (head.folder / "cluster.yaml").write_text(json.dumps({**document, "restart": restart}))
-    run = start(head)
-    made.wait_for(lambda: made.path("ready-0").exists(), what="its worker")
-
-    (folder / "helper.py").write_text("new = True")
-    made.path("go").touch()
-    attached = head.run("attach", run)
-
-    assert attached.returncode == 0, attached.stderr
-    expected = f"the code on {made.name} is not synced and has changed since the run was started: `helper.py`"
-    assert expected in attached.stderr
-
-
 @pytest.mark.parametrize(
     ("script", "attempts", "why"),
     [

@@ -218,10 +218,9 @@ class CheckpointsArguments(TypedDict):
 
 
 class CodeArguments(TypedDict):
-    """Hash the code that syncs wrote to a workdir; `unsynced`: hash each source file in it."""
+    """Hash the code that syncs wrote to a workdir."""
 
     workdir: str
-    unsynced: NotRequired[bool]
 
 
 class ReadArguments(RunArguments):

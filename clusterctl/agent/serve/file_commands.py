@@ -12,7 +12,6 @@ from clusterctl.agent.facts import storage
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.protocol import commands, frames, requests
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.serve import workdirs
 from clusterctl.agent.serve.run_summary import summarize_run
 from clusterctl.agent.workdir import file_tree, synced_code
 
@@ -374,9 +373,6 @@ class _FileCommands:
 
     def code(self, request_id: int, arguments: command_types.CodeArguments, _epoch: int | None) -> None:
         folder = _resolve_workdir(arguments)
-        if arguments.get("unsynced"):
-            self._session.run_task(request_id, lambda _out: {"files": workdirs.hash_source_files(folder)})
-            return
         place = synced_code.SyncedWorkdir(folder, self._session.root)
         self._session.run_task(request_id, lambda _out: {"hash": place.hash_synced_files()})
 

@@ -1,4 +1,4 @@
-"""The code in workdirs: locks while a run starts, removal after the last run, and hashes of files that nobody synced.
+"""The code in workdirs: locks while a run starts, and removal after the last run.
 
 Each workdir has one lock file. Runs that rely on the code share the lock; a sync that changes the code takes it alone.
 A lock belongs to the open file, so it ends with the session that took it, however the session ends. Once a run is
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import syscalls
-from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.node_state import run_dir
 from clusterctl.agent.workdir.file_tree import DEFAULT_WORKDIRS
 from clusterctl.agent.workdir.synced_code import SyncedWorkdir, find_synced_workdir
@@ -149,31 +147,3 @@ def _read_workdir(run: RunDir) -> str | None:
         return "" if workdir is None else workdir.folder
     workdir = (syscalls.read_json(run.prepare) or {}).get("workdir")
     return workdir if isinstance(workdir, str) else None
-
-
-_SOURCE_SUFFIXES = (".py", ".sh", ".pyx", ".cu", ".cpp", ".c", ".h")
-_MAX_SOURCE_FILES = 2000
-_MAX_HASHED_BYTES = 1 << 20
-
-
-def hash_source_files(folder: str) -> dict[str, str]:
-    """Return the SHA-256 of each source file by its path below `folder`.
-
-    Hidden folders, virtual environments and caches are left out, and so are all files after the first 2000.
-    """
-    by_path: dict[str, str] = {}
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if _is_code(os.path.join(parent, name)))
-        for name in sorted(files):
-            if name.endswith(_SOURCE_SUFFIXES) and not name.startswith("."):
-                if len(by_path) >= _MAX_SOURCE_FILES:
-                    return by_path
-                path = os.path.join(parent, name)
-                by_path[os.path.relpath(path, folder)] = hashlib.sha256(read_bytes(path, _MAX_HASHED_BYTES)).hexdigest()
-    return by_path
-
-
-def _is_code(folder: str) -> bool:
-    name = os.path.basename(folder)
-    hidden = name.startswith(".") or name in ("__pycache__", "node_modules", "site-packages")
-    return not hidden and not os.path.exists(os.path.join(folder, "pyvenv.cfg"))

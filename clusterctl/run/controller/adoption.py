@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from clusterctl.agent.protocol.command_types import StatusAnswer
+from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, RunFailed
-from clusterctl.run.controller.attempts import CLEANUP_UNCONFIRMED
+from clusterctl.run.controller.attempts import CLEANUP_UNCONFIRMED, StartSequence
+from clusterctl.run.controller.connections import Connections
 from clusterctl.run.controller.links import Redialed
+from clusterctl.run.controller.run import ControlledRun
 from clusterctl.run.nodes import launch, run_cleanup
 from clusterctl.run.nodes.fan_out import Progress, call_all, fold_names
 from clusterctl.run.nodes.launch import StartFailed
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 from clusterctl.session.requests import STATUS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.agent.protocol.command_types import StatusAnswer
-    from clusterctl.config.spec import HostSpec
-    from clusterctl.run.controller.attempts import StartSequence
-    from clusterctl.run.controller.connections import Connections
-    from clusterctl.run.controller.run import ControlledRun
-    from clusterctl.session.session import Session
-
+from clusterctl.session.session import Session
 
 _CONNECT_GRACE_S = 20.0
 """Seconds after which the nodes that are there do not wait any longer for those that are not."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from clusterctl import rlimits
 from clusterctl.agent.protocol.requests import StopReason
-from clusterctl.config.spec import Role
+from clusterctl.config.spec import ClusterSpec, HostSpec, Role, dump_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
 from clusterctl.plan import layout
 from clusterctl.plan.layout import demote_to_spares
+from clusterctl.run.controller.connections import Connections
+from clusterctl.run.controller.run import ControlledRun
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, fold_names, raise_first, select_sessions
-from clusterctl.run.nodes.launch import Started, StartFailed
+from clusterctl.run.nodes.launch import StartFailed
 from clusterctl.run.nodes.network_probe import build_node_info
+from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.ownership import ThreadOwnedState
@@ -23,32 +26,11 @@ from clusterctl.run.rules import controller_events, logind, outcome, policy
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import RunPhase, cause_to_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.run.controller.connections import Connections
-    from clusterctl.run.controller.run import ControlledRun, Post
-    from clusterctl.session.session import Session
-
+from clusterctl.session.session import Session
 
 _KILL_PATIENCE_S = 10.0
 """Seconds after which nothing is waited for that nodes have not answered, where a person wants the end at once."""
 CLEANUP_UNCONFIRMED = "{} could not be told that the start failed: what was prepared there ends by itself"
-
-
-class Preflight(Protocol):
-    """The checks before the first attempt; each raises UnhealthyError where the run must not start."""
-
-    def __call__(self, sessions: Mapping[str, Session], post: Post) -> dict[str, str]:
-        """Check the nodes; return those that failed a check and are left out, and why, in a word."""
-
-    def use_spec(self, spec: ClusterSpec) -> None:
-        """Go on with fewer workers than the file names."""
-
-    def check_code(self, sessions: Mapping[str, Session]) -> None:
-        """Check the code that is on the nodes now."""
 
 
 class StartSequence(ThreadOwnedState):
@@ -77,10 +59,10 @@ class StartSequence(ThreadOwnedState):
         self._run.launcher.mark_new()
         self.launch(self._first_attempt)
 
-    def launch(self, work: Callable[[], Started | StartFailed]) -> None:
+    def launch(self, work: Callable[[], StartFailed | None]) -> None:
         """Let a thread bring an attempt up."""
 
-        def attempted() -> Started | StartFailed:
+        def attempted() -> StartFailed | None:
             try:
                 return work()
             except ClusterctlError as error:
@@ -116,7 +98,7 @@ class StartSequence(ThreadOwnedState):
 
     # --- the first attempt, in the thread
 
-    def _first_attempt(self) -> Started | StartFailed:
+    def _first_attempt(self) -> StartFailed | None:
         run = self._run
         sessions = self._connect(run.spec.hosts)
         unfit = self._reject_unsafe_nodes(sessions)
@@ -183,8 +165,6 @@ class StartSequence(ThreadOwnedState):
 
     def _use_spec(self, spec: ClusterSpec) -> None:
         """Save who takes part: a controller that adopts the run goes on with these nodes."""
-        from clusterctl.config.spec import dump_spec
-
         run = self._run
         write_atomically(run.folder.spec, dump_spec(spec).encode(), durable=True)
         run.spec, run.hosts = spec, {host.name: host for host in spec.hosts}
@@ -227,10 +207,10 @@ class StartSequence(ThreadOwnedState):
         bug = ClusterctlError(text, hint=f"the traceback is in {self._run.folder.log}")
         self._on_launched(StartFailed(error=bug, prepared=()))
 
-    def _on_launched(self, result: Started | StartFailed) -> None:
+    def _on_launched(self, result: StartFailed | None) -> None:
         run = self._run
         run.is_busy = False
-        if self._is_failing or not isinstance(result, StartFailed):
+        if self._is_failing or result is None:
             return
         if run.state.attempt < 0 or not run.state.workers or run.state.phase is RunPhase.RESTARTING:
             self.fail(result)
@@ -355,7 +335,7 @@ class RestartSequence(ThreadOwnedState):
         number, why = state.attempt + 1, state.restart_why
         former = {n.node: n.ranks for n in state.nodes.values() if n.node not in state.next_nodes}
 
-        def begin() -> Started | StartFailed:
+        def begin() -> StartFailed | None:
             run.launcher.sync_code(hosts, first=False)
             return run.launcher.start_attempt(number, hosts, run.subscriptions.subscribe_all, why, former)
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from clusterctl.agent.protocol import command_types, requests
+from clusterctl.agent.protocol.command_types import StatusAnswer
 from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.config.spec import HostSpec
 from clusterctl.errors import (
     AgentError,
     ClusterctlError,
@@ -18,28 +22,18 @@ from clusterctl.errors import (
     RunFailed,
 )
 from clusterctl.run.controller import replication
+from clusterctl.run.controller.links import Redialed
+from clusterctl.run.controller.run import ControlledRun
 from clusterctl.run.nodes import run_cleanup
 from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.policy import ViolationCounter
-from clusterctl.run.rules.state import WorkerPhase
+from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase
 from clusterctl.session.errors import ProtocolError, StaleEpochError
+from clusterctl.session.inbox import ClockMeasured, SessionLost
 from clusterctl.session.requests import FOLLOW, STATUS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from clusterctl.agent.protocol import command_types, requests
-    from clusterctl.agent.protocol.command_types import StatusAnswer
-    from clusterctl.agent.protocol.record_types import RemainingProcess
-    from clusterctl.config.spec import HostSpec
-    from clusterctl.run.controller.links import Redialed
-    from clusterctl.run.controller.run import ControlledRun
-    from clusterctl.run.rules.state import NodeState, RunState
-    from clusterctl.session.inbox import ClockMeasured, SessionLost
-    from clusterctl.session.session import Session
-
+from clusterctl.session.session import Session
 
 SILENT_AFTER_S = 6.5
 _QUOTED = 300

@@ -12,17 +12,13 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.errors import ClusterctlError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from clusterctl.run.record.rundir import RunDir
-
+from clusterctl.run.record.rundir import RunDir
 
 _LINE_LIMIT = 16 * 1024 * 1024
 _ACCEPT_AGAIN = 0.1

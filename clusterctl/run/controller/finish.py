@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
+from clusterctl.agent.protocol import command_types
 from clusterctl.agent.protocol import run_files as protocol_files
 from clusterctl.errors import NotFoundError, RefusedError
+from clusterctl.run.controller.replication import Replication
+from clusterctl.run.controller.run import ControlledRun
 from clusterctl.run.nodes import downloads, run_cleanup
 from clusterctl.run.nodes.fan_out import call_all, fold_names, raise_first, read_all
 from clusterctl.run.record.ownership import ThreadOwnedState
-from clusterctl.run.rules import controller_events
-
-if TYPE_CHECKING:
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.run.controller.replication import Replication
-    from clusterctl.run.controller.run import ControlledRun
-    from clusterctl.run.rules import policy
-    from clusterctl.session.session import Session
-
+from clusterctl.run.rules import controller_events, policy
+from clusterctl.session.session import Session
 
 _WITHOUT_PROGRESS = 15.0
 """Seconds in which a node that is connected must have sent something of what is missing, or said how much that is."""

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.requests import Follow
+from clusterctl.config.spec import HostSpec
 from clusterctl.errors import (
     AuthError,
     NodeError,
 )
+from clusterctl.run.controller.executor import LoopExecutor
 from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.run.record.ownership import ThreadOwned
+from clusterctl.run.record.writer import Writer
+from clusterctl.run.rules.state import NodeState
+from clusterctl.session.inbox import Inbox
 from clusterctl.session.requests import FOLLOW
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from clusterctl.config.spec import HostSpec
-    from clusterctl.run.controller.executor import LoopExecutor
-    from clusterctl.run.record.writer import Writer
-    from clusterctl.run.rules.state import NodeState
-    from clusterctl.session.inbox import Inbox
-    from clusterctl.session.session import Session
-
+from clusterctl.session.session import Session
 
 _FIRST_PAUSE = 1.0
 

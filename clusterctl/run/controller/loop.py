@@ -10,9 +10,11 @@ import contextlib
 import errno
 import queue
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
+from clusterctl.config.spec import ClusterSpec
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import duration_text
 from clusterctl.run.controller.adoption import Adoption
@@ -24,31 +26,24 @@ from clusterctl.run.controller.finish import FinishSequence
 from clusterctl.run.controller.links import Redialed
 from clusterctl.run.controller.monitoring import HealthMonitor, StallMonitor
 from clusterctl.run.controller.replication import Replication
-from clusterctl.run.controller.run import ControlledRun
+from clusterctl.run.controller.run import ControlledRun, Dial
 from clusterctl.run.nodes.evidence import collect_evidence
+from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.disk_files import ignore_shortage
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events, policy
 from clusterctl.run.rules.state import RunPhase
 from clusterctl.session.inbox import (
     AttemptsReplicated,
     ClockMeasured,
     EventReceived,
+    ItemQueue,
     OutputReceived,
     SessionLost,
     Superseded,
 )
 from clusterctl.validation.samples import SampleLineSplitter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from clusterctl.config.spec import ClusterSpec
-    from clusterctl.run.controller.attempts import Preflight
-    from clusterctl.run.controller.run import Dial
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.inbox import ItemQueue
-
 
 _TICK = 1.0
 _AT_ONCE = 512

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from clusterctl.agent.linux.logind import read_logind_settings
+from clusterctl.config.spec import ClusterSpec, HostSpec, load_spec
 from clusterctl.run.controller import process
 from clusterctl.run.controller.loop import Controller
-from clusterctl.run.record import run_facts
+from clusterctl.run.controller.run import Dial
+from clusterctl.run.nodes.preflight import Preflight
+from clusterctl.run.record import run_facts, saved_verdict
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.state_reader import load_state
+from clusterctl.run.rules.logind import describe_head_warning
 from clusterctl.session.connect import Transports, open_session
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.run.controller.run import Dial
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.inbox import ItemQueue
-    from clusterctl.session.session import Session
-
+from clusterctl.session.inbox import ItemQueue
+from clusterctl.session.session import Session
 
 _LEAST_TURN = 0.05
 """How long a thread may keep the interpreter while others wait for it, each of which asks anew that often.
@@ -52,11 +52,7 @@ def build_dialer(spec: ClusterSpec) -> Callable[[ItemQueue], Dial]:
 def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> int:
     """Run a new run to its end; return its exit code."""
     sys.setswitchinterval(choose_switch_interval_s(len(spec.hosts)))
-    preflight = None
-    if health:
-        from clusterctl.run.nodes.preflight import Preflight
-
-        preflight = Preflight(run, spec, strict=strict)
+    preflight = Preflight(run, spec, strict=strict) if health else None
     controller = Controller(run, spec, build_dialer(spec), preflight)
     process.report_ready()
     run_facts.save_commit(run, os.path.dirname(spec.path) or ".")
@@ -66,9 +62,6 @@ def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> 
 def _save_verdict(run: RunDir, code: int) -> int:
     """Keep what went wrong with a run that has ended, for whoever comes back later; return its exit code."""
     if code != 0:
-        from clusterctl.run.record import saved_verdict
-        from clusterctl.run.record.state_reader import load_state
-
         # Whatever goes wrong with it: the run has ended, and with this code. `why` judges it anew.
         try:
             saved_verdict.save_verdict(run, saved_verdict.judge_saved_run(run, load_state(run)))
@@ -78,11 +71,6 @@ def _save_verdict(run: RunDir, code: int) -> int:
 
 
 def _list_head_warnings() -> list[str]:
-    import pwd
-
-    from clusterctl.agent.linux.logind import read_logind_settings
-    from clusterctl.run.rules.logind import describe_head_warning
-
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -93,8 +81,6 @@ def _list_head_warnings() -> list[str]:
 
 def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:
     """Go on with a run that has no controller, or end it; return its exit code."""
-    from clusterctl.config.spec import load_spec
-
     spec = load_spec(run.spec.read_text())
     sys.setswitchinterval(choose_switch_interval_s(len(spec.hosts)))
     controller = Controller(run, spec, build_dialer(spec))

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
+from clusterctl.config.spec import ClusterSpec
+from clusterctl.run.controller.run import ControlledRun
 from clusterctl.run.nodes.evidence import collect_stall_evidence, find_last_stall
+from clusterctl.run.record import saved_verdict
 from clusterctl.run.record.ownership import ThreadOwnedState
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import read_last_lines
+from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.rules import controller_events
+from clusterctl.run.rules.health_observer import HealthObserver
 from clusterctl.run.rules.stall_detection import StallJudgement, StallObserver, StallPhase
-from clusterctl.run.rules.state import RunPhase
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from clusterctl.config.spec import ClusterSpec
-    from clusterctl.run.controller.run import ControlledRun
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.health_observer import HealthObserver
-    from clusterctl.run.rules.state import RunState
-
+from clusterctl.run.rules.state import RunPhase, RunState
+from clusterctl.why.verdict import brief_lines
 
 _EVERY = 1.0
 
@@ -57,9 +55,6 @@ class HealthMonitor(ThreadOwnedState):
         if self._observer is None:
             if not any((self._run.node(node) / SAMPLES_FILE).exists() for node in state.nodes):
                 return []
-            # All the judges come with it: not while the workers wait for their start.
-            from clusterctl.run.rules.health_observer import HealthObserver
-
             self._observer = HealthObserver(self._spec)
         new, self._new = self._new, {}
         changes: list[controller_events.Health] = []
@@ -166,10 +161,6 @@ class StallMonitor(ThreadOwnedState):
 
     def _judge_evidence(self) -> list[str]:
         """Save what the evidence of a stall shows, and return it in lines. In a thread: it reads the files alone."""
-        from clusterctl.run.record import saved_verdict
-        from clusterctl.run.record.state_reader import load_state
-        from clusterctl.why.verdict import brief_lines
-
         folder = self._run.folder
         verdict = saved_verdict.judge_saved_run(folder, load_state(folder))
         saved_verdict.save_verdict(folder, verdict)

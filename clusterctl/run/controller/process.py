@@ -9,16 +9,11 @@ import os
 import signal
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from clusterctl import rlimits
 from clusterctl.errors import ClusterctlError, ExitCode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from clusterctl.run.record.rundir import RunDir
-
+from clusterctl.run.record.rundir import RunDir
 
 DEFERRED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What a person sends who wants something to end; a controller takes its orders otherwise."""

@@ -6,30 +6,24 @@ import base64
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
-from clusterctl.agent.protocol import run_files
+from clusterctl.agent.protocol import command_types, run_files
+from clusterctl.agent.protocol.command_types import ReadAnswer
 from clusterctl.agent.protocol.frames import INITIAL_CREDIT_BYTES, FrameError
 from clusterctl.errors import NotFoundError
+from clusterctl.run.controller.run import ControlledRun
 from clusterctl.run.nodes.fan_out import raise_first, read_all
 from clusterctl.run.record.disk_files import is_disk_full, is_shortage
 from clusterctl.run.record.ownership import ThreadOwnedState
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.writer import Writer
+from clusterctl.session.inbox import AttemptsReplicated, OutputReceived
 from clusterctl.session.requests import REPLICATED
+from clusterctl.session.session import Session
 from clusterctl.validation.messages import parse_stream_file
 from clusterctl.validation.quota import MAX_FILE_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol.command_types import ReadAnswer
-    from clusterctl.run.controller.run import ControlledRun
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.record.writer import Writer
-    from clusterctl.session.inbox import AttemptsReplicated, OutputReceived
-    from clusterctl.session.session import Session
-
 
 _CREDIT_AT_ONCE = INITIAL_CREDIT_BYTES // 8
 """So much is given back in one message: one for each piece would be as many messages as the node sends."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from clusterctl.agent.protocol import requests
+from clusterctl.agent.protocol import command_types, requests
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.errors import ClusterctlError
 from clusterctl.formatting import plural
 from clusterctl.run.controller.control_socket import ControlServer
@@ -27,27 +27,19 @@ from clusterctl.run.nodes.fan_out import Progress, call_all
 from clusterctl.run.nodes.launch import Launcher
 from clusterctl.run.record.clock import read_head_time
 from clusterctl.run.record.ownership import ThreadOwnedState
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.controller_events import build_start_failed
 from clusterctl.run.rules.policy import StopTimers, limits_from_spec
-from clusterctl.run.rules.state import RankIndex
+from clusterctl.run.rules.state import NodeState, RankIndex
 from clusterctl.run.rules.state_updates import apply_controller_event, apply_node_event
 from clusterctl.session.connect import open_all
-from clusterctl.session.inbox import Inbox
+from clusterctl.session.inbox import EventReceived, Inbox, ItemQueue
 from clusterctl.session.requests import FINISH, STOP
+from clusterctl.session.session import Session
 from clusterctl.validation import journal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import NodeState
-    from clusterctl.session.inbox import EventReceived, ItemQueue
-    from clusterctl.session.session import Session
 
 Post = Callable[[controller_events.ControllerEvent], None]
 Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]

@@ -10,7 +10,9 @@ import posixpath
 import shutil
 import tempfile
 import threading
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
 
 from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.frames import CHUNK_BYTES
@@ -19,13 +21,8 @@ from clusterctl.formatting import format_size
 from clusterctl.run.nodes.downloads import FetchOptions, fetch_to_spool
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, fold_names, raise_first
 from clusterctl.run.nodes.uploads import Destination, copy_entries
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from clusterctl.run.rules import controller_events
-    from clusterctl.session.session import Session
+from clusterctl.run.rules import controller_events
+from clusterctl.session.session import Session
 
 Entry = tuple[str, int, int, str]
 """Name, size, permission bits and SHA-256 of a file."""

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import json
 import posixpath
+import threading
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from clusterctl.agent.protocol import command_types
+from clusterctl.agent.protocol.command_types import CheckpointsAnswer
 from clusterctl.config.field_types import ResumePolicy
-from clusterctl.config.spec import CheckpointSpec, TransportKind
+from clusterctl.config.spec import CheckpointSpec, ClusterSpec, TransportKind
 from clusterctl.errors import RefusedError
 from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes.checkpoint_copy import CheckpointCopy
 from clusterctl.run.nodes.fan_out import call_all, fold_names, raise_first, select_sessions
 from clusterctl.run.record import run_facts
 from clusterctl.run.record.disk_files import write_atomically
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.checkpoint_files import (
     CopiedFile,
@@ -30,17 +35,7 @@ from clusterctl.run.rules.checkpoint_files import (
     resolve_copies,
 )
 from clusterctl.session.requests import CHECKPOINTS
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol.command_types import CheckpointsAnswer
-    from clusterctl.config.spec import ClusterSpec
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.session import Session
+from clusterctl.session.session import Session
 
 CheckpointsByNode = dict[str, dict[str, Version]]
 """By node: the complete checkpoints there, by path; the version is that of the newest file."""

@@ -13,23 +13,19 @@ import os
 import stat
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from clusterctl.agent.protocol.requests import FOLDER_MODE, LINK_MODE
 from clusterctl.config import path_rules
+from clusterctl.config.spec import SyncSpec
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import format_size
 from clusterctl.run.nodes.code_selection import ExcludedPath, SelectedFile, read_if_present, select_files
 from clusterctl.run.record.disk_files import make_private_folder, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from clusterctl.config.spec import SyncSpec
-    from clusterctl.run.record.rundir import RunDir
-
+from clusterctl.run.record.rundir import RunDir
 
 _CHUNK = 1024 * 1024
 _PART = ".part"

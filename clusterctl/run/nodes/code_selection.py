@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from clusterctl.errors import RefusedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 T = TypeVar("T")
 
@@ -151,11 +148,9 @@ _Rules = list[tuple[str, Any]]
 
 class _FolderWalk:
     def __init__(self, source: Path, exclude: tuple[str, ...], left_out: Callable[[ExcludedPath], None]) -> None:
-        import pathspec
-
         self._source, self._top, self._tell = source, os.path.realpath(source), left_out
         self._left_out_otherwise = 0
-        self._exclude: _Rules = [("", pathspec.GitIgnoreSpec.from_lines(exclude))]
+        self._exclude: _Rules = [("", _parse_rules(exclude))]
         self._tracked = _GitIndex()
         self._is_git_doubted = False
         self._sent: set[str] = {"."}
@@ -173,8 +168,6 @@ class _FolderWalk:
             rules: Of the `.gitignore` files above, with the folder of each.
             ignored: The rule that leaves the folder out, but for what git tracks in it.
         """
-        import pathspec
-
         base = self._source / folder
         entries = read_if_present(lambda: sorted(os.scandir(base), key=lambda e: e.name), base) or []
         if folder and any(entry.name == ".git" for entry in entries):
@@ -182,7 +175,7 @@ class _FolderWalk:
         ignore = base / _IGNORE
         text = read_if_present(lambda: ignore.read_text(errors="replace"), ignore)
         if text is not None:
-            rules = [*rules, (folder, pathspec.GitIgnoreSpec.from_lines(text.splitlines()))]
+            rules = [*rules, (folder, _parse_rules(text.splitlines()))]
         for entry in entries:
             path = _below(folder, entry.name)
             if entry.name in NEVER_SENT:
@@ -316,6 +309,12 @@ class _FolderWalk:
 
 def _below(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
+
+
+def _parse_rules(lines: Iterable[str]) -> Any:
+    import pathspec
+
+    return pathspec.GitIgnoreSpec.from_lines(lines)
 
 
 def _find_last_match(path: str, rules: _Rules) -> tuple[str, Any] | None:

@@ -8,32 +8,26 @@ import posixpath
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
+from clusterctl.agent.protocol import command_types
+from clusterctl.agent.protocol.command_types import RunArguments
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.agent.protocol.frames import FrameError
+from clusterctl.agent.protocol.frames import FrameError, StreamData
 from clusterctl.config.field_types import FetchCondition
+from clusterctl.config.spec import ClusterSpec, ResultsSpec
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, RefusedError
 from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes.fan_out import CancelledError, call_all, fold_names
 from clusterctl.run.rules import controller_events
-from clusterctl.run.rules.state import RunPhase
+from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.session.requests import FETCH
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol.command_types import RunArguments
-    from clusterctl.agent.protocol.frames import StreamData
-    from clusterctl.config.spec import ClusterSpec, ResultsSpec
-    from clusterctl.run.rules.state import RunState
-    from clusterctl.session.session import Session
-
+from clusterctl.session.session import Session
 
 _ANY_DEPTH = "**"
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from clusterctl.agent.protocol import evidence_files
+from clusterctl.agent.protocol import command_types, evidence_files
+from clusterctl.agent.protocol import record_types as types
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record.disk_files import write_atomically
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import why_evidence
 from clusterctl.session.requests import EVIDENCE
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol import record_types as types
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.session import Session
+from clusterctl.session.session import Session
 
 _DEADLINE = 4.0
 

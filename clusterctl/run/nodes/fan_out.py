@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from clusterctl.agent.protocol import command_types
+from clusterctl.agent.protocol.command_types import ReadAnswer
 from clusterctl.agent.protocol.commands import Command
-from clusterctl.errors import AgentError, ClusterctlError, NodeError
+from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodesError
 from clusterctl.run.rules import controller_events
 from clusterctl.session.requests import READ
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping
-
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol.command_types import ReadAnswer
-    from clusterctl.session.session import Session
-
+from clusterctl.session.session import Session
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -90,8 +87,6 @@ def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
     Raises:
         ClusterctlError: There is at least one error.
     """
-    from clusterctl.errors import NodesError
-
     if not errors:
         return
     every = list(errors.values())
@@ -104,8 +99,6 @@ def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
 
 def fold_names(nodes: Iterable[str]) -> str:
     """Return node names folded."""
-    from clusterctl.config.host_ranges import fold_hosts
-
     return fold_hosts(list(nodes))
 
 

@@ -7,49 +7,37 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import requests
+from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.config.field_types import StartMethod
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ClusterctlError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan import environment, launch, layout
 from clusterctl.plan import launch as planning
+from clusterctl.plan.launch import LaunchPlan
 from clusterctl.plan.layout import get_workdir
+from clusterctl.plan.rendezvous import NodeInfo
 from clusterctl.run.nodes import code_manifest, sync_warnings
-from clusterctl.run.nodes.checkpoints import CheckpointPicker
+from clusterctl.run.nodes.checkpoints import Checkpoint, CheckpointPicker
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, fold_names, raise_first, select_sessions
 from clusterctl.run.nodes.network_probe import build_node_info, resolve_rendezvous
 from clusterctl.run.nodes.uploads import Upload, build_code_upload, sync_files
 from clusterctl.run.record.disk_files import ignore_shortage, write_atomically
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events
 from clusterctl.session.requests import PREPARE, START
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from clusterctl.agent.protocol.record_types import RemainingProcess
-    from clusterctl.plan.launch import LaunchPlan
-    from clusterctl.plan.rendezvous import NodeInfo
-    from clusterctl.run.nodes.checkpoints import Checkpoint
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.session import Session
-
+from clusterctl.session.session import Session
 
 _IMPORTS = 150.0
 """Seconds that a node may take for imports: it gives up after 120 s, and starts every worker anew."""
 _CHECKED_A_SECOND = 500
 """Files that a node sees to be unchanged in a second, at the least."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """An attempt's workers were asked to start everywhere."""
-
-    plan: planning.LaunchPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +112,8 @@ class Launcher:
         follow: Callable[[list[str]], None],
         why: str = "",
         former: Mapping[str, Sequence[int]] | None = None,
-    ) -> Started | StartFailed:
-        """Bring one attempt up on these hosts, in order of node rank.
+    ) -> StartFailed | None:
+        """Bring one attempt up on these hosts, in order of node rank; return why that failed, or `None`.
 
         Args:
             number: The attempt.
@@ -136,9 +124,10 @@ class Launcher:
         """
         self._prepared = []
         try:
-            return Started(plan=self._attempt(number, hosts, follow, why, former or {}))
+            self._attempt(number, hosts, follow, why, former or {})
         except ClusterctlError as error:
             return StartFailed(error=error, prepared=tuple(self._prepared))
+        return None
 
     def _attempt(
         self,
@@ -147,7 +136,7 @@ class Launcher:
         follow: Callable[[list[str]], None],
         why: str,
         former: Mapping[str, Sequence[int]],
-    ) -> planning.LaunchPlan:
+    ) -> None:
         answers = {
             n: build_node_info(h, s.hello) for h, (n, s) in zip(hosts, self._sessions_of(hosts).items(), strict=True)
         }
@@ -173,7 +162,6 @@ class Launcher:
         self._post(build_attempt_event(plan, why, resume_from, newest))
         follow([host.name for host in hosts])
         self._start(plan)
-        return plan
 
     def _warn_about_replaced_variables(self, plan: planning.LaunchPlan) -> None:
         nodes: dict[str, list[str]] = {}
@@ -204,7 +192,6 @@ class Launcher:
     def sync_code(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
         """Bring the code to all but local nodes: the folder as it is now on the first attempt, else as it was then."""
         remote = [h for h in hosts if h.transport is not TransportKind.LOCAL] if self._spec.sync is not None else []
-        self._warn_about_unsynced([h for h in hosts if h not in remote], first=first)
         if self._spec.sync is None or not remote:
             return
         store = code_manifest.open_content_store(self._run)
@@ -236,25 +223,6 @@ class Launcher:
         most = max(sent.values(), key=lambda s: s[1])
         step.end(f"{plural(len(manifest.files), 'file')}, {format_size(most[1])} changed")
         self._raise_if_cancelled()
-
-    def _warn_about_unsynced(self, hosts: Sequence[HostSpec], *, first: bool) -> None:
-        """Say what has changed since the start where code is not ours to bring back."""
-        if not hosts or not self._spec.restart.max_restarts:
-            return
-        sessions = {n: s for n, s in self._sessions().items() if n in {h.name for h in hosts}}
-        seen = sync_warnings.hash_sources(sessions, {n: get_workdir(self._spec, n) for n in sessions})
-        if first:
-            sync_warnings.save_hashes(self._run, seen)
-            return
-        alike: dict[tuple[str, ...], list[str]] = {}
-        for node, files in sync_warnings.find_changes(sync_warnings.load_hashes(self._run), seen).items():
-            alike.setdefault(tuple(files), []).append(node)
-        for changed, nodes in alike.items():
-            self._post(
-                controller_events.Note(
-                    text=sync_warnings.describe_changes(list(changed), fold_names(nodes)), level="warn"
-                )
-            )
 
     def _sync_node(self, node: str, session: Session, files: Upload, step: Progress) -> tuple[int, int]:
         workdir = get_workdir(self._spec, node)
@@ -346,8 +314,6 @@ def build_prepare_request(
     answer: NodeInfo | None = None,
 ) -> requests.Prepare:
     """Return what one node must make ready; `code_hash` is of what was synced to nodes other than this machine."""
-    import sys
-
     host, job = entry.host, spec.job
     assert job is not None, "a run has a job"
     return requests.Prepare(

@@ -5,18 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from clusterctl.config.spec import SyncSpec
 from clusterctl.errors import ClusterctlError
 from clusterctl.run.nodes.code_selection import EMPTY_SUBMODULE, ExcludedPath, select_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
-    from clusterctl.config.spec import SyncSpec
-
 
 _MOST_NAMES_OF_A_FOLDER = 10_000
 _MODULE = re.compile(r"No module named '?([A-Za-z_][\w.]*)")

@@ -9,24 +9,20 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl.agent.protocol import command_types
+from clusterctl.agent.protocol.command_types import ConnectAnswer, HelloAnswer
+from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.plan import rendezvous
 from clusterctl.plan.environment import choose_interface_variables
+from clusterctl.plan.layout import NodeLayout
 from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.session.requests import CONNECT, LISTEN, ROUTES, UNLISTEN
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol.command_types import ConnectAnswer, HelloAnswer
-    from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.plan.layout import NodeLayout
-    from clusterctl.session.session import Session
-
+from clusterctl.session.session import Session
 
 CONNECT_SECONDS = 2.0
 """How long a node may take to reach the port; a firewall that drops packets is known by this time."""

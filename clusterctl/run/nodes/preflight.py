@@ -6,15 +6,18 @@ import json
 import secrets
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from clusterctl.config.spec import TransportKind
+from clusterctl.agent.protocol import command_types
+from clusterctl.agent.protocol.command_types import Facts
+from clusterctl.config.spec import ClusterSpec, TransportKind
 from clusterctl.errors import ClusterctlError, ConnectError, UnhealthyError
 from clusterctl.health import judge
 from clusterctl.health.checks.host import YOUNG
 from clusterctl.health.context import NOT_SYNCED, Context
-from clusterctl.health.model import Status
+from clusterctl.health.model import Finding, Status
 from clusterctl.health.registry import CHECKS
 from clusterctl.health.request import longest_timeout_s, probe_request
 from clusterctl.plan.layout import demote_to_spares, get_workdir
@@ -23,21 +26,12 @@ from clusterctl.run.nodes.network_probe import guess_addresses, guess_interfaces
 from clusterctl.run.record import health_history
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.health_history import KnownFindings, describe_new_findings
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import is_over, list_runs
-from clusterctl.run.rules.controller_events import Note
+from clusterctl.run.rules.controller_events import ControllerEvent, Note
 from clusterctl.session.errors import ProtocolError
 from clusterctl.session.requests import CODE, PROBE, RUNS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol.command_types import Facts
-    from clusterctl.config.spec import ClusterSpec
-    from clusterctl.health.model import Finding
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.controller_events import ControllerEvent
-    from clusterctl.session.session import Session
+from clusterctl.session.session import Session
 
 AFTER_SYNC = ("version.code",)
 """Checks that `up` makes once the code is on the nodes."""

@@ -5,30 +5,23 @@ from __future__ import annotations
 import base64
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
-from clusterctl.agent.protocol import requests
+from clusterctl.agent.protocol import command_types, requests
 from clusterctl.agent.protocol import run_files as protocol_files
+from clusterctl.agent.protocol.command_types import StatusAnswer
+from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ClusterctlError, ExitCode, NotFoundError, RefusedError
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record.clock import read_head_time
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules import controller_events, outcome
-from clusterctl.run.rules.state import RunPhase
+from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.session.requests import FINISH, READ, STATUS, STOP
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol.command_types import StatusAnswer
-    from clusterctl.agent.protocol.record_types import RemainingProcess
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
-    from clusterctl.session.session import Session
-
+from clusterctl.session.session import Session
 
 _BEYOND_GRACE = 30.0
 """Seconds that a node may take for SIGKILL, the sweep and what the kernel needs, beyond the grace."""

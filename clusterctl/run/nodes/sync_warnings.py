@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-import json
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.requests import FOLDER_MODE, LINK_MODE
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.path_rules import rename_workdir
-from clusterctl.config.spec import TransportKind, load_spec
+from clusterctl.config.spec import ClusterSpec, TransportKind, load_spec
 from clusterctl.errors import RefusedError
-from clusterctl.run.nodes.code_selection import select_files
-from clusterctl.run.nodes.fan_out import call_all
+from clusterctl.run.nodes.code_manifest import ContentStore, Manifest
+from clusterctl.run.nodes.code_selection import ExcludedPath, select_files
 from clusterctl.run.record import state_reader
-from clusterctl.run.record.disk_files import write_atomically
-from clusterctl.session.requests import CODE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from clusterctl.config.spec import ClusterSpec
-    from clusterctl.run.nodes.code_manifest import ContentStore, Manifest
-    from clusterctl.run.nodes.code_selection import ExcludedPath
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.session.session import Session
-
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = range(100, 1024)
@@ -333,49 +320,3 @@ def _list_workdirs(spec: ClusterSpec) -> dict[str, tuple[str, str | None]]:
         for host in spec.hosts
         if host.transport is not TransportKind.LOCAL
     }
-
-
-_FILE = "code.json"
-
-
-_NAMED = 3
-
-
-def hash_sources(sessions: Mapping[str, Session], workdirs: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the hashes of the source files in the workdirs of these nodes; a node that cannot tell is left out."""
-
-    def ask(node: str, session: Session) -> dict[str, str]:
-        return CODE.call(session, {"workdir": workdirs[node], "unsynced": True})["files"]
-
-    return call_all(dict(sessions), ask)[0]
-
-
-def save_hashes(run: RunDir, seen: Mapping[str, Mapping[str, str]]) -> None:
-    """Keep with the run what its nodes had at the start."""
-    write_atomically(run.path / _FILE, json.dumps(seen).encode())
-
-
-def load_hashes(run: RunDir) -> dict[str, dict[str, str]]:
-    """Return what the nodes had at the start of the run."""
-    try:
-        hashes: dict[str, dict[str, str]] = json.loads((run.path / _FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return hashes
-
-
-def find_changes(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
-    """Return the files that differ, are new or are gone, by node; a node that was not there before has none."""
-    changed = {}
-    for node, files in now.items():
-        old = before.get(node)
-        if old is not None and (differing := sorted(p for p in {*old, *files} if old.get(p) != files.get(p))):
-            changed[node] = differing
-    return changed
-
-
-def describe_changes(files: list[str], nodes: str) -> str:
-    """Return what a person should know of changed files."""
-    more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
-    named = ", ".join(f"`{path}`" for path in files[:_NAMED])
-    return f"the code on {nodes} is not synced and has changed since the run was started: {named}{more}"

@@ -7,25 +7,20 @@ import hashlib
 import os
 import stat
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from clusterctl.agent.protocol import requests
+from clusterctl.agent.protocol import command_types, requests
 from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.errors import AgentError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
+from clusterctl.run.nodes.code_manifest import ContentStore, Manifest
 from clusterctl.session.requests import COPY, MANIFEST, RECEIVE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
-
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.run.nodes.code_manifest import ContentStore, Manifest
-    from clusterctl.session.session import Session
-
+from clusterctl.session.session import Session
 
 _SYNC_SECONDS = 1800.0
 _LEAST_BYTES_A_SECOND = 16 * 1024
