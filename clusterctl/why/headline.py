@@ -8,6 +8,7 @@ of the kind is there, the last words are given as what they are: likely at most.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +62,7 @@ class Headline:
         return self.confidence is Confidence.CERTAIN
 
 
+@functools.lru_cache(maxsize=8)  # Hundreds of ranks that fail alike write the same.
 def find_headline(output: str, *, exit_code: int | None = None, signal: int | None = None) -> Headline:
     """Return what the end of an output says; of a rank that asked for input, what it asked.
 
@@ -507,21 +509,8 @@ def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | N
         return _Cause(text=text, start=at, at=at, weight=1, words=text, command=command)
     if lines[at].text.startswith(("\t", "    ")) and not text.startswith(("ERROR ", "CRITICAL ")):
         return None
-    following = [line.text for line in lines[at + 1 : at + _LONGEST_BLOCK] if line.source == lines[at].source]
-    block = [text, *_until_blank(following)]
     if match := headline_patterns.FATAL.match(text):
-        if match["throw"] and any("what():" in line for line in following[:4]):
-            return None
-        if match["what"]:
-            text = text[match.end() :].strip() or "an exception without a word"
-        elif match["mpi"]:
-            why = next((line[4:] for line in following[:4] if re.match(r"\*\*\* MPI_ERR(?!ORS)", line)), "")
-            text = match["mpi"] + (f": {why}" if why else "")
-        else:
-            text = match["logged"] or match["signal"] or match["ucx"] or text
-        return _Cause(
-            text=_headline_of([text, *block[1:]]), start=at, at=at, weight=3, words="\n".join([text, *block[1:]])
-        )
+        return _fatal_cause(lines, at, text, match)
     if headline_patterns.DIED.match(text):
         return _Cause(text=text, start=at, at=at, weight=1, words=text)
     if headline_patterns.NOISE.match(text) and not headline_patterns.LOGGED.match(text):
@@ -529,23 +518,40 @@ def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | N
     if headline_patterns.SHELL.match(text):
         return _Cause(text=text, start=at, at=at, weight=3, words=text, is_raised=True)
     if headline_patterns.SAID.match(text):
+        block = [text, *_until_blank(_following_texts(lines, at))]
         return _Cause(text=_headline_of(block), start=at, at=at, weight=3, words="\n".join(block))
     if match := headline_patterns.LOGGED.match(text):
         text = next(found for found in (*match.groups(), text) if found)
         text = re.sub(r" {2,}\S+\.py:\d+$", "", text)
-        return _Cause(
-            text=_headline_of([text, *block[1:]]), start=at, at=at, weight=2, words="\n".join([text, *block[1:]])
-        )
-    return _spoken_of(lines, at, block)
-
-
-def _spoken_of(lines: Sequence[_Line], at: int, block: Sequence[str]) -> _Cause | None:
-    """Return a line near the end that speaks of an error, in whatever form."""
-    if at < len(lines) - _MOST_NEAR or _is_indented(lines[at].text) or headline_patterns.C_FRAME.match(block[0]):
+        block = [text, *_until_blank(_following_texts(lines, at))]
+        return _Cause(text=_headline_of(block), start=at, at=at, weight=2, words="\n".join(block))
+    if at < len(lines) - _MOST_NEAR or _is_indented(lines[at].text) or headline_patterns.C_FRAME.match(text):
         return None
-    if headline_patterns.SPOKEN.match(block[0]) or class_of_words(block[0]):
-        return _Cause(text=_headline_of(block), start=at, at=at, weight=2, words=block[0])
+    if headline_patterns.SPOKEN.match(text) or class_of_words(text):
+        block = [text, *_until_blank(_following_texts(lines, at))]
+        return _Cause(text=_headline_of(block), start=at, at=at, weight=2, words=text)
     return None
+
+
+def _fatal_cause(lines: Sequence[_Line], at: int, text: str, match: re.Match[str]) -> _Cause | None:
+    """Return the cause in a line in which a runtime gives up; None if a later line has the text of its exception."""
+    following = _following_texts(lines, at)
+    if match["throw"] and any("what():" in line for line in following[:4]):
+        return None
+    if match["what"]:
+        text = text[match.end() :].strip() or "an exception without a word"
+    elif match["mpi"]:
+        why = next((line[4:] for line in following[:4] if re.match(r"\*\*\* MPI_ERR(?!ORS)", line)), "")
+        text = match["mpi"] + (f": {why}" if why else "")
+    else:
+        text = match["logged"] or match["signal"] or match["ucx"] or text
+    block = [text, *_until_blank(following)]
+    return _Cause(text=_headline_of(block), start=at, at=at, weight=3, words="\n".join(block))
+
+
+def _following_texts(lines: Sequence[_Line], at: int) -> list[str]:
+    """Return the next lines of the same source."""
+    return [line.text for line in lines[at + 1 : at + _LONGEST_BLOCK] if line.source == lines[at].source]
 
 
 def _of_box(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | None:

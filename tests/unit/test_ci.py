@@ -39,7 +39,7 @@ def ci(project: Path, *files: str, seconds: float = 300.0) -> subprocess.Complet
     for number, text in enumerate(files):
         (project / "tests" / f"test_{number}.py").write_text(text)
     argv = [sys.executable, SUITE, "--seconds", str(seconds)]
-    return subprocess.run(argv, cwd=project, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(argv, cwd=project, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_suite_that_passes_is_run_once(project: Path) -> None:
