@@ -75,18 +75,17 @@ class FetchCondition(str, Enum):
 
 
 class KeyInfo:
-    """Documentation of a key.
+    """Documentation of a key, besides its sentence in the docstring of its class.
 
     Attributes:
-        summary: A sentence. With `(default)` it names the default itself; else the default is appended.
         examples: Values as a person may write them.
         unset_text: What holds without the key, if the default does not say it.
     """
 
-    __slots__ = ("examples", "summary", "unset_text")
+    __slots__ = ("examples", "unset_text")
 
-    def __init__(self, summary: str, *examples: Any, unset_text: str = "") -> None:
-        self.summary, self.examples, self.unset_text = summary, examples, unset_text
+    def __init__(self, *examples: Any, unset_text: str = "") -> None:
+        self.examples, self.unset_text = examples, unset_text
 
 
 def _parse(kind: FieldType, value: object) -> Any:

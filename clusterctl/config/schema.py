@@ -189,7 +189,7 @@ def _list_keys_below(path: str, section: Section) -> Iterator[tuple[str, Section
 def _format_row(path: str, key: SectionField) -> str:
     default = "required" if key.required else key.default_text
     name, values = path.removeprefix("hosts[]."), _describe_values(key.type, key.kind)
-    return f"| `{name}` | {values} | {default} | {key.key.summary} |\n"
+    return f"| `{name}` | {values} | {default} | {key.summary} |\n"
 
 
 def _describe_values(annotation: Any, kind: FieldType) -> str:

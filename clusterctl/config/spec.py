@@ -1,9 +1,10 @@
-"""What the user asked for, after parsing: every default that needs no node filled in, every range expanded.
+"""The spec: a parsed cluster file, with every default that needs no node filled in, and every range expanded.
 
-Each key of a section stands here and nowhere else: its kind, its default, and what is said of it. What checks a file
-(`clusterctl.config.sections`), `clusterctl config`, the JSON Schema and the tables of docs/cluster-file.md are made of
-that, so the annotations are data: they are evaluated. A field without a `Key` is none of the file's. Durations are in
-seconds, sizes in bytes. `dump_spec` gives the JSON that is stored with the run, for an adopting controller.
+Each key of a section is declared here and nowhere else: its type, its default and its examples as an annotation, its
+sentence in the docstring of the class. The validation of files (`clusterctl.config.sections`), `clusterctl config`, the
+JSON Schema and the tables of docs/cluster-file.md are made from these declarations, so the annotations are evaluated. A
+field without a `KeyInfo` is not a key of the file. Durations are in seconds, sizes in bytes. `dump_spec` returns the
+JSON that is stored with the run, for an adopting controller.
 """
 
 import json
@@ -89,81 +90,77 @@ class HostSpec:
 
     Attributes:
         name: The node's name: the host, or `host.N` where one local host is listed more than once.
+        host: Host, ssh alias or range.
+        address: What SSH connects to.
+        internal_ip: Address that workers meet on.
+        user: User to log in as.
+        port: Port of sshd.
+        identity_file: Private key.
+        proxy_jump: Hosts to connect through, as for ssh's ProxyJump.
+        gpus: GPUs: a count, a list of indices, or `auto` for all there are (default).
+        workers: Training processes.
+        python: Python that runs the workers.
+        workdir: Folder of the code on the node.
+        env: Environment of this host's workers, merged over `env`.
+        role: `spare` waits to replace a lost node.
+        transport: `local` starts processes here, without SSH; `command` is run here, and ends in a shell on the host.
     """
 
     name: str
-    host: Annotated[str, KeyInfo("Host, ssh alias or range.", "gpu01", "gpu[01-04,07]")]
-    address: Annotated[
-        SshWord | None, KeyInfo("What SSH connects to.", "203.0.113.9", unset_text="`host`, as ssh resolves it")
-    ] = None
-    internal_ip: Annotated[
-        SshWord | None, KeyInfo("Address that workers meet on.", "10.0.0.9", unset_text="found by route")
-    ] = None
-    user: Annotated[SshUser | None, KeyInfo("User to log in as.", "ubuntu", unset_text=_SSH_SAYS)] = None
-    port: Annotated[Port | None, KeyInfo("Port of sshd.", 22, 2222, unset_text=_SSH_SAYS)] = None
-    identity_file: Annotated[SshFile | None, KeyInfo("Private key.", "~/.ssh/id_ed25519", unset_text=_SSH_SAYS)] = None
-    proxy_jump: Annotated[
-        SshHops | None, KeyInfo("Hosts to connect through, as for ssh's ProxyJump.", "bastion.example.com")
-    ] = None
-    gpus: Annotated[
-        Gpus, KeyInfo("GPUs: a count, a list of indices, or `auto` for all there are (default).", 8, [0, 2], "auto")
-    ] = None
-    workers: Annotated[Workers, KeyInfo("Training processes.", 2, unset_text="one a GPU, or 1 without any")] = None
+    host: Annotated[str, KeyInfo("gpu01", "gpu[01-04,07]")]
+    address: Annotated[SshWord | None, KeyInfo("203.0.113.9", unset_text="`host`, as ssh resolves it")] = None
+    internal_ip: Annotated[SshWord | None, KeyInfo("10.0.0.9", unset_text="found by route")] = None
+    user: Annotated[SshUser | None, KeyInfo("ubuntu", unset_text=_SSH_SAYS)] = None
+    port: Annotated[Port | None, KeyInfo(22, 2222, unset_text=_SSH_SAYS)] = None
+    identity_file: Annotated[SshFile | None, KeyInfo("~/.ssh/id_ed25519", unset_text=_SSH_SAYS)] = None
+    proxy_jump: Annotated[SshHops | None, KeyInfo("bastion.example.com")] = None
+    gpus: Annotated[Gpus, KeyInfo(8, [0, 2], "auto")] = None
+    workers: Annotated[Workers, KeyInfo(2, unset_text="one a GPU, or 1 without any")] = None
     python: Annotated[
-        Interpreter | None,
-        KeyInfo("Python that runs the workers.", ".venv/bin/python", unset_text="found on the node, shown in the plan"),
+        Interpreter | None, KeyInfo(".venv/bin/python", unset_text="found on the node, shown in the plan")
     ] = None
-    workdir: Annotated[
-        str | None, KeyInfo("Folder of the code on the node.", "~/work/llm", unset_text="one of clusterctl's own")
-    ] = None
-    env: Annotated[
-        Env, KeyInfo("Environment of this host's workers, merged over `env`.", {"NCCL_IB_HCA": "mlx5_0"})
-    ] = field(default_factory=dict)
-    role: Annotated[Role, KeyInfo("`spare` waits to replace a lost node.", "spare")] = Role.WORKER
+    workdir: Annotated[str | None, KeyInfo("~/work/llm", unset_text="one of clusterctl's own")] = None
+    env: Annotated[Env, KeyInfo({"NCCL_IB_HCA": "mlx5_0"})] = field(default_factory=dict)
+    role: Annotated[Role, KeyInfo("spare")] = Role.WORKER
     transport: Annotated[
         TransportKind | tuple[str, ...],
         build_transport_type(TransportKind),
-        KeyInfo(
-            "`local` starts processes here, without SSH; `command` is run here, and ends in a shell on the host.",
-            "local",
-            {"command": ["docker", "exec", "-i", "{host}", "/bin/sh"]},
-        ),
+        KeyInfo("local", {"command": ["docker", "exec", "-i", "{host}", "/bin/sh"]}),
     ] = TransportKind.SSH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshSpec:
-    """How connections are opened."""
+    """How connections are opened.
 
-    client: Annotated[
-        Literal["auto", "builtin", "openssh"],
-        KeyInfo(
-            "Who speaks SSH: `openssh` is your own `ssh`, `auto` turns to it where the built-in client cannot log in.",
-            "openssh",
-        ),
-    ] = "auto"
-    host_keys: Annotated[
-        Literal["strict", "accept-new"] | None,
-        KeyInfo("What to do with an unknown host key.", "strict", unset_text="`strict`"),
-    ] = None
-    known_hosts: Annotated[
-        SshFiles, KeyInfo("Files of known host keys, read beside the user's own.", ["known_hosts"])
-    ] = ()
-    connect_timeout: Annotated[PositiveDuration, KeyInfo("Longest wait for a connection.", "10s")] = 10.0
-    parallel: Annotated[Connections, KeyInfo("Connections opened at once.", 64)] = 64
+    Attributes:
+        client: Who speaks SSH: `openssh` is your own `ssh`, `auto` turns to it where the built-in client cannot log in.
+        host_keys: What to do with an unknown host key.
+        known_hosts: Files of known host keys, read beside the user's own.
+        connect_timeout: Longest wait for a connection.
+        parallel: Connections opened at once.
+    """
+
+    client: Annotated[Literal["auto", "builtin", "openssh"], KeyInfo("openssh")] = "auto"
+    host_keys: Annotated[Literal["strict", "accept-new"] | None, KeyInfo("strict", unset_text="`strict`")] = None
+    known_hosts: Annotated[SshFiles, KeyInfo(["known_hosts"])] = ()
+    connect_timeout: Annotated[PositiveDuration, KeyInfo("10s")] = 10.0
+    parallel: Annotated[Connections, KeyInfo(64)] = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
-    """How workers meet."""
+    """How workers meet.
 
-    interface: Annotated[
-        Interface, KeyInfo("Network interface on every node, or `auto` (default): the one that routes.", "auto", "eth1")
-    ] = None
-    master_port: Annotated[
-        PortOrAuto, KeyInfo("Port of rank 0, or `auto` (default): fresh for each attempt.", "auto", 29500)
-    ] = None
-    node_lost_after: Annotated[PositiveDuration, KeyInfo("Silence after which a node counts as lost.", "2m")] = 120.0
+    Attributes:
+        interface: Network interface on every node, or `auto` (default): the one that routes.
+        master_port: Port of rank 0, or `auto` (default): fresh for each attempt.
+        node_lost_after: Silence after which a node counts as lost.
+    """
+
+    interface: Annotated[Interface, KeyInfo("auto", "eth1")] = None
+    master_port: Annotated[PortOrAuto, KeyInfo("auto", 29500)] = None
+    node_lost_after: Annotated[PositiveDuration, KeyInfo("2m")] = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,117 +168,112 @@ class SyncSpec:
     """Which code goes to the nodes.
 
     `None` in its place is `sync: none`. Here `source` is absolute.
+
+    Attributes:
+        source: Folder to send, relative to the cluster file.
+        exclude: Patterns to leave out, as in .gitignore; they have the last word.
+        max_size: Refuse to send more than this.
     """
 
-    source: Annotated[
-        str, KeyInfo("Folder to send, relative to the cluster file.", ".", "src", unset_text="the file's own")
-    ]
-    exclude: Annotated[
-        Texts, KeyInfo("Patterns to leave out, as in .gitignore; they have the last word.", ["data/", "*.ckpt"])
-    ] = ()
-    max_size: Annotated[Size, KeyInfo("Refuse to send more than this.", "500MiB")] = 500 * 1024**2
+    source: Annotated[str, KeyInfo(".", "src", unset_text="the file's own")]
+    exclude: Annotated[Texts, KeyInfo(["data/", "*.ckpt"])] = ()
+    max_size: Annotated[Size, KeyInfo("500MiB")] = 500 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    """Where checkpoints appear."""
+    """Where checkpoints appear.
 
-    pattern: Annotated[str | None, KeyInfo("Glob of checkpoints, relative to the workdir.", "ckpt/step-*")] = None
-    shared: Annotated[bool, KeyInfo("Whether all nodes see the same files.", True)] = False
-    resume: Annotated[
-        ResumePolicy,
-        KeyInfo(
-            "Whose checkpoints are gone on from: those that appeared in `this run` (default), `any`, also at the "
-            "start, or `never`.",
-            "any",
-        ),
-    ] = ResumePolicy.THIS_RUN
+    Attributes:
+        pattern: Glob of checkpoints, relative to the workdir.
+        shared: Whether all nodes see the same files.
+        resume: Whose checkpoints are gone on from: those that appeared in `this run` (default), `any`, also at the
+            start, or `never`.
+    """
+
+    pattern: Annotated[str | None, KeyInfo("ckpt/step-*")] = None
+    shared: Annotated[bool, KeyInfo(True)] = False
+    resume: Annotated[ResumePolicy, KeyInfo("any")] = ResumePolicy.THIS_RUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What each worker runs: exactly one of `script`, `module`, `command`."""
+    """What each worker runs: exactly one of `script`, `module`, `command`.
 
-    script: Annotated[
-        str | None,
-        KeyInfo("Python file, relative to the synced folder; elsewhere on the nodes by its whole path.", "train.py"),
-    ] = None
-    module: Annotated[str | None, KeyInfo("Python module, as for `python -m`.", "llm.train")] = None
-    command: Annotated[
-        Command,
-        KeyInfo(
-            "A text for bash, which ends where a command of it fails; or program and arguments (list).",
-            "./run.sh",
-            ["./train", "--fast"],
-        ),
-    ] = None
-    args: Annotated[Args, KeyInfo("Arguments; those after `--` of `up` are appended.", ["--epochs", 3])] = ()
-    prologue: Annotated[
-        str | None,
-        KeyInfo(
-            "Text for bash that runs before each worker, and ends it where a command of the text fails.",
-            "module load cuda",
-        ),
-    ] = None
-    framework: Annotated[Framework, KeyInfo("Whose environment variables workers get.", "torch")] = Framework.AUTO
-    start_method: Annotated[
-        StartMethod,
-        KeyInfo(
-            "How workers begin: each anew, by a `fork` of one process per node that has imported, or `auto`.", "fork"
-        ),
-    ] = StartMethod.SPAWN
-    preload: Annotated[
-        Texts | None,
-        KeyInfo(
-            "Installed libraries that are imported once per node if workers are forked; never code of your own.",
-            ["torch", "keras"],
-            unset_text="those of `job.framework`",
-        ),
-    ] = None
-    inject: Annotated[bool, KeyInfo("Whether progress is watched from inside the workers.", False)] = True
-    grace: Annotated[Duration, KeyInfo("Time between the stop signal and SIGKILL.", "10s")] = 10.0
-    stop_signal: Annotated[
-        StopSignal, KeyInfo("What asks workers to end: `SIGINT` raises KeyboardInterrupt in Python.", "SIGINT")
-    ] = "SIGTERM"
-    finish_grace: Annotated[Duration, KeyInfo("Longest wait without activity once some ranks have ended.", "5m")] = (
-        300.0
+    Attributes:
+        script: Python file, relative to the synced folder; elsewhere on the nodes by its whole path.
+        module: Python module, as for `python -m`.
+        command: A text for bash, which ends where a command of it fails; or program and arguments (list).
+        args: Arguments; those after `--` of `up` are appended.
+        prologue: Text for bash that runs before each worker, and ends it where a command of the text fails.
+        framework: Whose environment variables workers get.
+        start_method: How workers begin: each anew, by a `fork` of one process per node that has imported, or `auto`.
+        preload: Installed libraries that are imported once per node if workers are forked; never code of your own.
+        inject: Whether progress is watched from inside the workers.
+        grace: Time between the stop signal and SIGKILL.
+        stop_signal: What asks workers to end: `SIGINT` raises KeyboardInterrupt in Python.
+        finish_grace: Longest wait without activity once some ranks have ended.
+        max_duration: Longest duration of the run.
+        checkpoint: Where checkpoints appear.
+    """
+
+    script: Annotated[str | None, KeyInfo("train.py")] = None
+    module: Annotated[str | None, KeyInfo("llm.train")] = None
+    command: Annotated[Command, KeyInfo("./run.sh", ["./train", "--fast"])] = None
+    args: Annotated[Args, KeyInfo(["--epochs", 3])] = ()
+    prologue: Annotated[str | None, KeyInfo("module load cuda")] = None
+    framework: Annotated[Framework, KeyInfo("torch")] = Framework.AUTO
+    start_method: Annotated[StartMethod, KeyInfo("fork")] = StartMethod.SPAWN
+    preload: Annotated[Texts | None, KeyInfo(["torch", "keras"], unset_text="those of `job.framework`")] = None
+    inject: Annotated[bool, KeyInfo(False)] = True
+    grace: Annotated[Duration, KeyInfo("10s")] = 10.0
+    stop_signal: Annotated[StopSignal, KeyInfo("SIGINT")] = "SIGTERM"
+    finish_grace: Annotated[Duration, KeyInfo("5m")] = 300.0
+    max_duration: Annotated[DurationOrNone, KeyInfo("72h", "none")] = None
+    checkpoint: Annotated[CheckpointSpec, KeyInfo({"pattern": "ckpt/step-*", "shared": True})] = field(
+        default_factory=CheckpointSpec
     )
-    max_duration: Annotated[DurationOrNone, KeyInfo("Longest duration of the run.", "72h", "none")] = None
-    checkpoint: Annotated[
-        CheckpointSpec, KeyInfo("Where checkpoints appear.", {"pattern": "ckpt/step-*", "shared": True})
-    ] = field(default_factory=CheckpointSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartSpec:
-    """When a run is tried again."""
+    """When a run is tried again.
 
-    max_restarts: Annotated[Restarts, KeyInfo("Attempts after the first.", 3)] = 0
-    on: Annotated[Causes, KeyInfo("What calls for a new attempt.", ["crash", "node_lost"])] = (
+    Attributes:
+        max_restarts: Attempts after the first.
+        on: What calls for a new attempt.
+        backoff: Pause before the first restart, doubled up to 5m.
+        window: Count only the restarts of this time.
+        never_codes: Exit codes that end the run at once.
+    """
+
+    max_restarts: Annotated[Restarts, KeyInfo(3)] = 0
+    on: Annotated[Causes, KeyInfo(["crash", "node_lost"])] = (
         "crash",
         "stall",
         "node_lost",
     )
-    backoff: Annotated[Duration, KeyInfo("Pause before the first restart, doubled up to 5m.", "10s", 0)] = 10.0
+    backoff: Annotated[Duration, KeyInfo("10s", 0)] = 10.0
     backoff_max: float = 300.0
-    window: Annotated[
-        DurationOrNone, KeyInfo("Count only the restarts of this time.", "6h", "none", unset_text="`none`, all of them")
-    ] = None
-    never_codes: Annotated[ExitCodes, KeyInfo("Exit codes that end the run at once.", [2, 78])] = ()
+    window: Annotated[DurationOrNone, KeyInfo("6h", "none", unset_text="`none`, all of them")] = None
+    never_codes: Annotated[ExitCodes, KeyInfo([2, 78])] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallSpec:
-    """When a run counts as stalled, and what happens then."""
+    """When a run counts as stalled, and what happens then.
 
-    timeout: Annotated[
-        DurationOrAuto, KeyInfo("Time without activity.", "15m", "auto", unset_text="`auto`, 8m with NCCL and 25m else")
-    ] = None
-    startup_timeout: Annotated[PositiveDuration, KeyInfo("The same, before the first step.", "40m")] = 1500.0
-    action: Annotated[StallAction, KeyInfo("What to do with a stalled run.", "restart")] = StallAction.REPORT
-    watch: Annotated[
-        Texts, KeyInfo("Globs of files whose growth is activity, relative to the workdir.", ["ckpt/**"])
-    ] = ()
+    Attributes:
+        timeout: Time without activity.
+        startup_timeout: The same, before the first step.
+        action: What to do with a stalled run.
+        watch: Globs of files whose growth is activity, relative to the workdir.
+    """
+
+    timeout: Annotated[DurationOrAuto, KeyInfo("15m", "auto", unset_text="`auto`, 8m with NCCL and 25m else")] = None
+    startup_timeout: Annotated[PositiveDuration, KeyInfo("40m")] = 1500.0
+    action: Annotated[StallAction, KeyInfo("restart")] = StallAction.REPORT
+    watch: Annotated[Texts, KeyInfo(["ckpt/**"])] = ()
 
 
 INTERVAL_KEY = "during.interval"
@@ -289,19 +281,23 @@ INTERVAL_KEY = "during.interval"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSpec:
-    """How findings are weighed; checks are listed in docs/health.md."""
+    """How findings are weighed; checks are listed in docs/health.md.
 
-    expect: Annotated[
-        dict[str, Any], KeyInfo("What nodes must have.", {"gpu_model": "NVIDIA H100*", "driver": "570.*"})
-    ] = field(default_factory=dict)
-    ignore: Annotated[Texts, KeyInfo("Checks to ignore, everywhere or `check@node`.", ["host.governor"])] = ()
-    severity: Annotated[Weights, KeyInfo("Other weight for a check.", {"xid.31": "ignore"})] = field(
+    Attributes:
+        expect: What nodes must have.
+        ignore: Checks to ignore, everywhere or `check@node`.
+        severity: Other weight for a check.
+        required: Checks that fail where they cannot look.
+        thresholds: Other limits for a check.
+    """
+
+    expect: Annotated[dict[str, Any], KeyInfo({"gpu_model": "NVIDIA H100*", "driver": "570.*"})] = field(
         default_factory=dict
     )
-    required: Annotated[Texts, KeyInfo("Checks that fail where they cannot look.", ["gpu.count"])] = ()
-    thresholds: Annotated[dict[str, float], KeyInfo("Other limits for a check.", {"host.disk.warn": 20})] = field(
-        default_factory=dict
-    )
+    ignore: Annotated[Texts, KeyInfo(["host.governor"])] = ()
+    severity: Annotated[Weights, KeyInfo({"xid.31": "ignore"})] = field(default_factory=dict)
+    required: Annotated[Texts, KeyInfo(["gpu.count"])] = ()
+    thresholds: Annotated[dict[str, float], KeyInfo({"host.disk.warn": 20})] = field(default_factory=dict)
 
     @property
     def interval(self) -> float:
@@ -311,29 +307,32 @@ class HealthSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsSpec:
-    """Bounds of workers' output files on the nodes."""
+    """Bounds of workers' output files on the nodes.
 
-    max_size: Annotated[
-        SizeOrNone, KeyInfo("Longest output file; older replicated bytes go first.", "10GiB", "none")
-    ] = None
-    reserve: Annotated[SizeOrZero, KeyInfo("Disk space kept free for output.", "64MiB")] = 64 * 1024**2
+    Attributes:
+        max_size: Longest output file; older replicated bytes go first.
+        reserve: Disk space kept free for output.
+    """
+
+    max_size: Annotated[SizeOrNone, KeyInfo("10GiB", "none")] = None
+    reserve: Annotated[SizeOrZero, KeyInfo("64MiB")] = 64 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultsSpec:
-    """What is fetched from the nodes at the end of a run. Here `to` is absolute."""
+    """What is fetched from the nodes at the end of a run. Here `to` is absolute.
 
-    patterns: Annotated[Texts, KeyInfo("Files and folders, relative to the workdir.", ["ckpt/best*", "metrics.json"])]
-    to: Annotated[
-        str,
-        KeyInfo(
-            "Folder for a folder a run, relative to the cluster file.",
-            "~/results",
-            unset_text="`results`, beside the file",
-        ),
-    ]
-    when: Annotated[FetchCondition, KeyInfo("After which ends.", "always")] = FetchCondition.SUCCESS
-    max_size: Annotated[Size, KeyInfo("What a node may send at most.", "10GiB")] = 10 * 1024**3
+    Attributes:
+        patterns: Files and folders, relative to the workdir.
+        to: Folder for a folder a run, relative to the cluster file.
+        when: After which ends.
+        max_size: What a node may send at most.
+    """
+
+    patterns: Annotated[Texts, KeyInfo(["ckpt/best*", "metrics.json"])]
+    to: Annotated[str, KeyInfo("~/results", unset_text="`results`, beside the file")]
+    when: Annotated[FetchCondition, KeyInfo("always")] = FetchCondition.SUCCESS
+    max_size: Annotated[Size, KeyInfo("10GiB")] = 10 * 1024**3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

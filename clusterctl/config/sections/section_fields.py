@@ -6,6 +6,7 @@ Validation, the resolved file, the JSON Schema and the tables of keys use them.
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import MISSING, dataclass
 from enum import Enum
 from functools import cache
@@ -16,6 +17,8 @@ from clusterctl.config import spec
 from clusterctl.config.field_types import Env, FieldType, KeyInfo, PositiveDuration, Texts
 
 _PLAIN_TYPE = FieldType()
+_DESCRIBED_KEY = re.compile(r"\n {8}(\w+): (.*(?:\n {12}.*)*)")
+"""An entry of the section `Attributes` of a docstring."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -23,11 +26,13 @@ class SectionField:
     """A key of a section.
 
     Attributes:
+        summary: A sentence. With `(default)` it names the default itself; else the default is appended.
         type: What the spec holds, without `None`; a `Section` for a mapping with keys of its own.
         default: What the spec holds without the key, `None` for nothing; `MISSING` where only the file can say it.
     """
 
     name: str
+    summary: str
     type: Any
     kind: FieldType
     key: KeyInfo
@@ -54,9 +59,7 @@ class SectionField:
     def description(self) -> str:
         """What is said of it, with its default."""
         text = self.default_text
-        return (
-            f"{self.key.summary} Default: {text}." if text and "(default)" not in self.key.summary else self.key.summary
-        )
+        return f"{self.summary} Default: {text}." if text and "(default)" not in self.summary else self.summary
 
     def format_value(self, value: Any) -> Any:
         """Write a value of the spec as a cluster file has it; `None` for a key that is left out."""
@@ -103,16 +106,17 @@ def split_annotation(hint: Any) -> tuple[Any, FieldType]:
 
 @cache
 def build_section(annotation: Any) -> Section:
-    """Give the section of which a class of the spec is made."""
+    """Return the section of a class of the spec; the docstring of the class describes the section and its keys."""
+    doc = annotation.__doc__ or ""
+    summaries = {name: " ".join(text.split()) for name, text in _DESCRIBED_KEY.findall(doc)}
     keys = {}
     for field in dataclasses.fields(annotation):
         key = next((part for part in getattr(field.type, "__metadata__", ()) if isinstance(part, KeyInfo)), None)
         if key is not None:
             default = field.default if field.default_factory is MISSING else None
-            keys[field.name] = SectionField(field.name, *split_annotation(field.type), key, default)
-    return Section(
-        annotation.__name__.replace("Spec", "Model"), str(annotation.__doc__).partition("\n")[0], keys, annotation
-    )
+            summary = summaries.get(field.name, "")
+            keys[field.name] = SectionField(field.name, summary, *split_annotation(field.type), key, default)
+    return Section(annotation.__name__.replace("Spec", "Model"), doc.partition("\n")[0], keys, annotation)
 
 
 def _build_host_sections() -> tuple[Section, Section]:
@@ -125,7 +129,7 @@ def _build_host_sections() -> tuple[Section, Section]:
 def _build_field(
     name: str, hint: Any, about: str, *examples: Any, unset_text: str = "", default: Any = None
 ) -> SectionField:
-    return SectionField(name, *split_annotation(hint), KeyInfo(about, *examples, unset_text=unset_text), default)
+    return SectionField(name, about, *split_annotation(hint), KeyInfo(*examples, unset_text=unset_text), default)
 
 
 DEFAULTS, HOST = _build_host_sections()
@@ -164,7 +168,7 @@ SECTIONS: dict[str, Section] = {
 
 
 def _build_section_field(name: str, about: str, *examples: Any) -> SectionField:
-    return SectionField(name, SECTIONS[name], _PLAIN_TYPE, KeyInfo(about, *examples))
+    return SectionField(name, about, SECTIONS[name], _PLAIN_TYPE, KeyInfo(*examples))
 
 
 _TOP = (

@@ -39,8 +39,8 @@ def test_each_key_stands_in_one_table() -> None:
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 def test_a_sentence_that_names_a_default_names_the_one_that_holds(key: SectionField) -> None:
-    if "(default)" in key.key.summary:
-        assert key.default_text in key.key.summary
+    if "(default)" in key.summary:
+        assert key.default_text in key.summary
     word = key.kind.unparse(None) if key.default is None and key.kind.unparse is not None else None
     if word is not None and "`" in key.key.unset_text:
         assert key.key.unset_text.startswith(f"`{word}`")
