@@ -113,7 +113,7 @@ bench: $(VENV)/.dev $(VENV)/.system  ## Measure against peers, side by side
 
 docs: $(VENV)/.dev  ## Write the generated files again
 	$(BIN)/python -m clusterctl.cli.docs docs/cli.md
-	$(BIN)/clusterctl schema -o docs/cluster.schema.json
+	$(BIN)/clusterctl config --schema -o docs/cluster.schema.json
 	$(BIN)/python -m clusterctl.config.schema docs/cluster-file.md
 	$(BIN)/python -m clusterctl.health.docs > docs/health.md
 

@@ -24,7 +24,7 @@ SCREENS: tuple[tuple[str, ...], ...] = (
     ("ps", "-a"),
     ("status", "running"),
     ("logs", "-n", "50", "running"),
-    ("logs", "--all", "-n", "50", "running"),
+    ("logs", "--all-ranks", "-n", "50", "running"),
     ("top", "running"),
     ("stats", "running"),
     ("status", "stalled"),

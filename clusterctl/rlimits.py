@@ -29,7 +29,7 @@ def open_files_hint(error: OSError) -> str | None:
     """Return what helps where an error says that too many files are open; `None` for any other."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return None
-    return "raise the limit of open files (`ulimit -n`); `clusterctl version --check` tells how many nodes it allows"
+    return "raise the limit of open files (`ulimit -n`); `clusterctl doctor` tells how many nodes it allows"
 
 
 def disable_core_dumps() -> None:

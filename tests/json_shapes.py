@@ -296,12 +296,8 @@ ALL: Final[Mapping[str, Schema]] = {
     "diagnose": DIAGNOSE,
 }
 
-VERSION_CHECK: Final = an_object(
-    clusterctl=TEXT,
-    python=TEXT,
-    head=an_object(
-        verdict=one_of("PASS", "WARN", "FAIL"),
-        findings=filled(a_list(FINDING)),
-        controllers=a_list(an_object(run=TEXT, pid=COUNT, cpu_s=SECONDS, memory=COUNT)),
-    ),
+DOCTOR: Final = an_object(
+    verdict=one_of("PASS", "WARN", "FAIL"),
+    findings=filled(a_list(FINDING)),
+    controllers=a_list(an_object(run=TEXT, pid=COUNT, cpu_s=SECONDS, memory=COUNT)),
 )

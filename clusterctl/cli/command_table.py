@@ -53,7 +53,7 @@ GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
         ),
         "logs": CommandInfo(
             "Show or follow the output of all ranks",
-            ("clusterctl logs -f --all", "clusterctl logs RUN --rank 2 -n 200"),
+            ("clusterctl logs -f --all-ranks", "clusterctl logs RUN --rank 2 -n 200"),
             "tail log output cat stdout stderr print",
         ),
         "why": CommandInfo(
@@ -77,7 +77,7 @@ GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
         "health": CommandInfo(
             "Check GPUs, drivers, disks, clocks and network of all nodes",
             ("clusterctl health cluster.yaml", "clusterctl health --record health.json"),
-            "check test doctor verify probe nodes hosts sinfo",
+            "check test verify probe nodes hosts sinfo",
         ),
         "exec": CommandInfo(
             "Run a command on all nodes, equal output folded",
@@ -130,23 +130,27 @@ GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
                 "clusterctl init gpu[01-08] --template keras_ddp",
                 "clusterctl init --template keras_ddp DIR",
                 "clusterctl init --from hosts",
+                "clusterctl init --list",
             ),
-            "new create setup generate add",
+            "new create setup generate add templates template examples example",
         ),
-        "templates": CommandInfo("List ready-to-run jobs", ("clusterctl templates",), "examples example template"),
         "config": CommandInfo(
             "Check and print the cluster file",
-            ("clusterctl config --ranks", "clusterctl config --env 5"),
-            "validate lint env ranks settings view",
+            (
+                "clusterctl config --ranks",
+                "clusterctl config --env 5",
+                "clusterctl config --schema -o cluster.schema.json",
+            ),
+            "validate lint env ranks settings view schema",
         ),
         "export": CommandInfo(
             "Print the cluster file for Slurm or Kubernetes", ("clusterctl export slurm cluster.yaml",)
         ),
-        "schema": CommandInfo(
-            "Print the JSON Schema of the cluster file", ("clusterctl schema -o cluster.schema.json",)
-        ),
         "completion": CommandInfo("Print the completion script of a shell", ('eval "$(clusterctl completion bash)"',)),
-        "version": CommandInfo("Show versions", ("clusterctl version --check",)),
+        "doctor": CommandInfo("Check whether this machine can start runs", ("clusterctl doctor",)),
+        "version": CommandInfo(
+            "Show the versions here and on nodes", ("clusterctl version", "clusterctl version cluster.yaml")
+        ),
     },
 }
 COMMANDS: Mapping[str, CommandInfo] = {name: info for group in GROUPS.values() for name, info in group.items()}

@@ -74,9 +74,9 @@ def joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> st
 
 
 def nodes_option(command: F) -> F:
-    """`--node SET`; given again, it adds to what was named."""
+    """`--nodes SET`; given again, it adds to what was named."""
     return click.option(
-        "--node",
+        "--nodes",
         "nodes",
         metavar="SET",
         multiple=True,
@@ -166,7 +166,7 @@ def _find_health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None
 
 
 def chosen_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None = None) -> tuple[HostSpec, ...]:
-    """Return the hosts that `--node` and `--exclude` choose, in the order of the file.
+    """Return the hosts that `--nodes` and `--exclude` choose, in the order of the file.
 
     Raises:
         NotFoundError: A name that is no host of the file.

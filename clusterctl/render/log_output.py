@@ -102,7 +102,7 @@ class LogWriter:
         text = line.text
         if self._terminal.live and len(text) > _LONGEST_ON_SCREEN:
             text = f"{text[:_LONGEST_ON_SCREEN]}{RESET if ESCAPE in text else ''} {self._terminal.glyphs.ellipsis}"
-            text += f" [{len(line.text):,} characters; all of them with -o raw]"
+            text += f" [{len(line.text):,} characters; all of them with --format raw]"
         text = self._terminal.coloured(text)
         stamp = self._time(line.time) if self._timestamps is not Timestamps.NONE else ""
         if not self._with_prefix:

@@ -94,7 +94,7 @@ def find_advice(end: RankExit) -> str:
 def next_command(cls: Class, run: str, rank: int | None, node: str | None, message: str = "") -> tuple[str, ...]:
     """Return what to type next; `message` is what the rank said."""
     logs = f"clusterctl logs {run} --rank {rank}" if rank is not None else f"clusterctl logs {run}"
-    at = f" --node {node}" if node is not None else ""
+    at = f" --nodes {node}" if node is not None else ""
     match cls:
         case Class.OUT_OF_MEMORY if _GPU_MEMORY.search(message):
             return (f"clusterctl exec{at} -- {_gpu_tool(message)}", _MORE_GPU_MEMORY, logs)

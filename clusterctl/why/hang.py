@@ -468,7 +468,7 @@ def _judge_lost_nodes(case: Evidence, ranks: Sequence[Rank]) -> Verdict | None:
         confidence=Confidence.CERTAIN,
         summary=f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost: {case.nodes[lost[0]].why}",
         culprits=tuple(Culprit(rank=None, node=node, evidence=case.nodes[node].why) for node in lost),
-        next=tuple(f"clusterctl health --node {node}" for node in lost[:3]),
+        next=tuple(f"clusterctl health --nodes {node}" for node in lost[:3]),
     )
 
 

@@ -15,9 +15,9 @@ from clusterctl.why.stack_position import locate_rank
 from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase
 
 _KINDS = {
-    "node_lost": (Kind.CRASH, Class.NODE_LOST, "clusterctl health --node {node}"),
-    "port_taken": (Kind.CRASH, Class.PORT_TAKEN, "clusterctl exec --node {node} -- ss -ltnp"),
-    "unhealthy": (Kind.CRASH, Class.UNHEALTHY, "clusterctl health --node {node}"),
+    "node_lost": (Kind.CRASH, Class.NODE_LOST, "clusterctl health --nodes {node}"),
+    "port_taken": (Kind.CRASH, Class.PORT_TAKEN, "clusterctl exec --nodes {node} -- ss -ltnp"),
+    "unhealthy": (Kind.CRASH, Class.UNHEALTHY, "clusterctl health --nodes {node}"),
     "time_limit": (Kind.SLOW, Class.TIME_LIMIT, "clusterctl status {run}"),
     "start_failed": (Kind.START, Class.NOT_STARTED, "clusterctl status {run}"),
     "refused": (Kind.REFUSED, Class.REFUSED, "clusterctl health"),
@@ -194,7 +194,7 @@ def _describe_refusals(other: RunError, reasons: Sequence[StartRefusal]) -> Verd
     more = f"; and {len(told) - 1} more" if len(told) > 1 else ""
     hints = dict.fromkeys(reason.hint for reason in reasons if reason.hint)
     named = dict.fromkeys(reason.node for reason in reasons if reason.node)
-    look = f"clusterctl health --node {fold_hosts(named)}" if any(reason.check for reason in reasons) and named else ""
+    look = f"clusterctl health --nodes {fold_hosts(named)}" if any(reason.check for reason in reasons) and named else ""
     return Verdict(
         kind=Kind.REFUSED,
         cls=Class.REFUSED,

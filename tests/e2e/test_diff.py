@@ -28,7 +28,7 @@ def head(make_head: MakeHead) -> LocalHead:
 def runs(head: LocalHead) -> tuple[str, str]:
     """One that succeeded, and one that failed on one node and with other settings."""
     head.run("up")
-    failing = head.run("up", "--node", "localhost.0", "--set", "env.CODE=3", "--set", "job.grace=2s")
+    failing = head.run("up", "--nodes", "localhost.0", "--set", "env.CODE=3", "--set", "job.grace=2s")
     assert failing.returncode == 100, failing.stderr
     second, first = (entry["run"] for entry in head.json("ps", "-a"))
     return (str(first), str(second)) if head.json("status", first)["state"] == "succeeded" else (second, first)

@@ -106,7 +106,7 @@ def test_who_waits_for_the_end_of_input_says_so(head: LocalHead) -> None:
         (("-w", "gpu[1"), "`[` is not closed"),
         (("-w", "-oProxyCommand=x"), "a host cannot begin with `-`"),
         (("-w", "$(reboot)"), "`$(reboot)` is not a host name"),
-        (("-w", "gpu01", "cluster.yaml"), "`-w` needs no cluster file"),
+        (("-w", "gpu01", "cluster.yaml"), "`-w` cannot be used together with `FILE`"),
     ],
     ids=["no range", "an option", "shell", "with a file"],
 )
@@ -133,4 +133,4 @@ def test_in_the_job_needs_a_job(head: LocalHead) -> None:
     done = head.run("exec", "--in-job", "-w", "localhost", "--", "true")
 
     assert done.returncode == 2
-    assert "`--in-job` needs the job of a cluster file" in done.stderr
+    assert "`-w` cannot be used together with `--in-job`" in done.stderr

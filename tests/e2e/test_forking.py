@@ -30,7 +30,7 @@ def test_ranks_are_forked_and_so_are_those_of_a_restart(head: LocalHead) -> None
     # What both nodes say alike is told once, of each attempt.
     told = r"[12] forked from one process that took [\d.]+ s to import decimal: .* \(the first of 2 nodes\)"
     assert len(re.findall(told, done.stderr)) == 2
-    lines = head.run("logs", "--all").stdout
+    lines = head.run("logs", "--all-ranks").stdout
     assert [f"rank {n} of 3 ['a b']" in lines for n in range(3)] == [True] * 3
 
 

@@ -59,11 +59,11 @@ READERS = [
     ("status",),
     ("status", "-v"),
     ("status", "--json"),
-    ("logs", "--all", "-t"),
-    ("logs", "-o", "json"),
+    ("logs", "--all-ranks", "-t"),
+    ("logs", "--format", "json"),
     ("logs", "-f", "--rank", "0-2"),
     ("attach",),
-    ("attach", "--all", "-v"),
+    ("attach", "--all-ranks", "-v"),
     ("wait", "--timeout", "0.1s"),
     ("wait", "--timeout", "0.1s", "--json"),
     ("stats",),
@@ -169,7 +169,7 @@ def test_nothing_of_a_hostile_run_acts_behind_a_pipe(
     [
         ("ended", ("status",)),
         ("ended", ("attach",)),
-        ("ended", ("logs", "--all")),
+        ("ended", ("logs", "--all-ranks")),
         ("going on", ("status", "--json")),
         ("going on", ("status",)),
         ("going on", ("attach", "-v")),
@@ -237,7 +237,7 @@ def test_a_hostile_recording_of_nodes_is_judged_and_shown_harmlessly(
     for rewrite in (hostile.texts, hostile.everything):
         told = json.loads(path.read_text())
         told["nodes"] = [{**node, "facts": hostile.rewritten(node["facts"], rewrite)} for node in told["nodes"]]
-        for form in ((), ("-v",), ("-o", "json"), ("-o", "ndjson"), ("-o", "prometheus")):
+        for form in ((), ("-v",), ("--format", "json"), ("--format", "ndjson"), ("--format", "prometheus")):
             (head.folder / "hostile.json").write_text(json.dumps(told))
             with streams(head.folder, head.folder, monkeypatch) as shown:
                 run_command(["health", "--replay", "hostile.json", *form])

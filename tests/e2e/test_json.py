@@ -51,7 +51,7 @@ def failed(head: LocalHead, run: str) -> str:
 
 
 def lines(head: LocalHead, run: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in head.run("logs", run, "-o", "json").stdout.splitlines()]
+    return [json.loads(line) for line in head.run("logs", run, "--format", "json").stdout.splitlines()]
 
 
 def test_up_dry_run_shows_the_plan_without_secrets(head: LocalHead) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def test_a_run_with_more_output_files_than_the_head_may_open_arrives_whole(head: LocalHead) -> None:
     head.write_local({"command": "echo $RANK"}, workers=(8,) * 5)
 
-    done = replace(head, enter=("prlimit", "--nofile=100:100")).run("up", "--no-health", "--all")
+    done = replace(head, enter=("prlimit", "--nofile=100:100")).run("up", "--no-health", "--all-ranks")
 
     assert done.returncode == 0, done.stderr
     run = head.json("ps", "-a")[0]["run"]

@@ -71,8 +71,8 @@ def on_a_terminal(head: LocalHead, command: str) -> subprocess.CompletedProcess[
 
 
 READS_NO_FILE = (
-    "ps", "status", "logs", "attach", "wait", "why", "diff", "report", "stacks", "init", "templates", "clean", "schema",
-    "completion",
+    "ps", "status", "logs", "attach", "wait", "why", "diff", "report", "stacks", "init", "templates", "clean", "completion",
+    "doctor",
 )  # fmt: skip
 """Commands that know runs, which carry a spec of their own, or nothing."""
 
@@ -90,7 +90,7 @@ READS_A_FILE: dict[str, tuple[str, ...]] = {
     "config": (),
     "export": ("slurm",),
     "trust": (),
-    "version": ("--nodes",),
+    "version": ("cluster.yaml",),
 }
 """The other commands, as they take part in `cluster.yaml`."""
 
@@ -145,7 +145,7 @@ def test_a_command_that_lists_hosts_is_not_run_before_its_user_has_accepted_it(l
 
 
 def test_completion_runs_no_command_of_a_file(listed: LocalHead) -> None:
-    words = {"_CLUSTERCTL_COMPLETE": "bash_complete", "COMP_WORDS": "clusterctl exec --node ", "COMP_CWORD": "3"}
+    words = {"_CLUSTERCTL_COMPLETE": "bash_complete", "COMP_WORDS": "clusterctl exec --nodes ", "COMP_CWORD": "3"}
     done = dataclasses.replace(listed, env={**listed.env, **words}).run()
 
     assert (done.returncode, traces(listed.folder)) == (0, set()), done.stderr

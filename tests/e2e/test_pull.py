@@ -50,6 +50,6 @@ def test_what_was_fetched_is_no_code_of_the_next_start(head: LocalHead) -> None:
 def test_a_set_of_ranks_or_nodes_may_be_named_in_several_options(head: LocalHead) -> None:
     head.write_local({"command": "true"}, workers=(1, 1, 1))
 
-    done = head.run("exec", "--node", "localhost.0", "--node", "localhost.2", "--json", "--", "true")
+    done = head.run("exec", "--nodes", "localhost.0", "--nodes", "localhost.2", "--json", "--", "true")
 
     assert [name in done.stdout for name in ("localhost.0", "localhost.1", "localhost.2")] == [True, False, True]

@@ -41,7 +41,7 @@ def prepare(head: LocalHead, *writes: str, restarts: int = 2, backoff: Any = 0, 
 def taken(head: LocalHead) -> list[str]:
     """What each attempt was told to go on from."""
     run = head.newest()
-    lines = head.run("logs", run, "-o", "json").stdout.splitlines()
+    lines = head.run("logs", run, "--format", "json").stdout.splitlines()
     found = {(entry := json.loads(line))["attempt"]: entry["text"] for line in lines}
     return [found[attempt].removeprefix("resumes from ") for attempt in sorted(found)]
 

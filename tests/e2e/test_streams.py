@@ -35,7 +35,12 @@ CASES: dict[str, list[Case]] = {
     "down": [Case(("down", "--stalled", "--json")), Case(("down", "nobody"), code=102)],
     "ps": [Case(("ps", "-a"))],
     "status": [Case(("status", "--json"))],
-    "logs": [Case(("logs",)), Case(("logs", "-o", "json")), Case(("logs", "-o", "raw")), Case(("logs", "-f"))],
+    "logs": [
+        Case(("logs",)),
+        Case(("logs", "--format", "json")),
+        Case(("logs", "--format", "raw")),
+        Case(("logs", "-f")),
+    ],
     "attach": [Case(("attach",))],
     "wait": [Case(("wait", "--timeout", "0.1s", "--json"), code=124)],
     "health": [
@@ -57,16 +62,15 @@ CASES: dict[str, list[Case]] = {
     "port-forward": [Case(("port-forward", "0:nowhere"), code=2)],
     "cp": [Case(("cp", "localhost:cluster.yaml", "copied.yaml")), Case(("cp", "x"), code=2)],
     "sync": [Case(("sync",))],
-    "config": [Case(("config",)), Case(("config", "--env", "0"))],
-    "init": [Case(("init", "--help"))],
+    "config": [Case(("config",)), Case(("config", "--env", "0")), Case(("config", "--schema"))],
+    "init": [Case(("init", "--help")), Case(("init", "--list"))],
     "export": [
         Case(("export", "slurm")),
         Case((*typed("clusterctl export k8s cluster.yaml"), "--set", "defaults.gpus=0")),
     ],
-    "templates": [Case(("templates",))],
     "trust": [Case(("trust", "--yes"))],
     "clean": [Case(("clean",))],
-    "schema": [Case(("schema",))],
+    "doctor": [Case(("doctor",))],
     "completion": [Case(("completion", "bash"))],
     "version": [Case(("version",))],
 }

@@ -39,7 +39,7 @@ def test_nodes_are_told_by_what_they_lack_and_get_it_afterwards(head: LocalHead)
     assert looked.stdout.splitlines()[0].startswith("gpu[01-03]: 3 of 3 files would be sent")
     assert not list((head.folder.parent / "homes").glob("*/.local/share/clusterctl/work"))
 
-    assert head.run("sync", "--node", "gpu[01-02]").returncode == 0
+    assert head.run("sync", "--nodes", "gpu[01-02]").returncode == 0
     (head.folder / "old.py").unlink()
     (head.folder / "train.py").write_text("print(22)\n")
 

@@ -1,4 +1,4 @@
-"""Which hosts of the file take part in a run: `up --node`, `--exclude`, `--min-nodes`."""
+"""Which hosts of the file take part in a run: `up --nodes`, `--exclude`, `--min-nodes`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ def kept(head: LocalHead) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     "chosen",
-    [("--node", "localhost.1"), ("--exclude", "localhost.0"), ("--node", "localhost", "--exclude", "localhost.[0-0]")],
+    [
+        ("--nodes", "localhost.1"),
+        ("--exclude", "localhost.0"),
+        ("--nodes", "localhost", "--exclude", "localhost.[0-0]"),
+    ],
     ids=" ".join,
 )
 def test_the_chosen_hosts_alone_take_part_and_are_kept_with_the_run(head: LocalHead, chosen: tuple[str, ...]) -> None:
@@ -60,7 +64,7 @@ def test_a_plan_has_the_chosen_hosts_alone(head: LocalHead) -> None:
         pytest.param(("--exclude", "localhots.1"), 102, "no node `localhots.1`", id="unknown"),
         pytest.param(("--exclude", "*"), 102, "no node is left", id="nobody"),
         pytest.param(("--min-nodes", "3"), 2, "`--min-nodes 3` of 2 nodes", id="more than there are"),
-        pytest.param(("--node", "[1"), 2, "`[` is not closed", id="no set"),
+        pytest.param(("--nodes", "[1"), 2, "`[` is not closed", id="no set"),
     ],
 )
 def test_a_choice_that_cannot_be_made_starts_nothing(

@@ -94,7 +94,7 @@ def test_without_a_run_the_nodes_are_asked_and_a_sick_one_keeps_nobody_waiting(
     (tmp_path / "cluster.yaml").write_text(f"version: 1\nhosts: {hosts}\njob: {{command: [sleep, '1']}}\n")
     scene = fake_nvml.Scenario(tmp_path / "scene.json", 2)
     env |= scene.environment()
-    _, (well,), _ = stats(tmp_path, env, "--node", "here")
+    _, (well,), _ = stats(tmp_path, env, "--nodes", "here")
     scene.gpu(1, hang=["*"])
     code, (sick, lost), _ = stats(tmp_path, env)
     assert (well["status"], [g["power_w"] for g in well["gpus"]]) == ("ok", [70.0, 70.0])

@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_it_is_the_wheel_that_runs_and_it_lists_every_template_with_a_line(run: Run) -> None:
     place = run("python", "-c", "import clusterctl; print(clusterctl.__file__)").stdout
-    listed = run("clusterctl", "templates")
+    listed = run("clusterctl", "init", "--list")
 
     assert str(REPOSITORY) not in place
     assert listed.returncode == 0, listed.stderr

@@ -154,7 +154,7 @@ class _Player:
         seen.after = {name: self._status(name) for name in RUNS}
         seen.events = {name: self._events(name) for name in RUNS}
         for rank in range(len(self._nodes)):
-            seen.output[rank] = self._read(WELL, "logs", "-o", "raw", "--rank", str(rank)).out
+            seen.output[rank] = self._read(WELL, "logs", "--format", "raw", "--rank", str(rank)).out
 
     def _start(self, name: str) -> Done:
         head = self._heads[name]

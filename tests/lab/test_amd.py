@@ -88,7 +88,9 @@ def test_auto_counts_gpus_of_amd_and_a_worker_sees_those_that_the_file_chose(hea
     assert [worker["node"] for worker in status["workers"]] == [pair.names[0], pair.names[0], pair.names[1]]
 
     def seen() -> list[tuple[str, str]] | None:
-        found = re.findall(r"visible=(\d*) order=(\w*)", head.run("logs", run, "--all", "-o", "json").stdout)
+        found = re.findall(
+            r"visible=(\d*) order=(\w*)", head.run("logs", run, "--all-ranks", "--format", "json").stdout
+        )
         return sorted(found) if len(found) == 3 else None
 
     assert wait_for(seen, SLOW, "the words of three ranks") == [("", ""), ("", ""), ("1", "")]

@@ -469,7 +469,7 @@ def test_output_of_nodes_whose_clocks_are_apart_is_merged_by_when_it_was_written
             wait_for(lambda index=index, known=known: index.exists() and index.stat().st_size > known, 30, "its time")
     wait_for(lambda: re.search(r'"ahead":\s*(4\.9|5\.0)', events_of(head, run)), 30, "a measure of the clock")
 
-    said = [json.loads(line) for line in head.run("logs", run, "--all", "-o", "json").stdout.splitlines()]
+    said = [json.loads(line) for line in head.run("logs", run, "--all-ranks", "--format", "json").stdout.splitlines()]
 
     assert [line["text"] for line in said] == ["1 of 0", "1 of 1", "2 of 0", "2 of 1"]
     head.run("down", run)

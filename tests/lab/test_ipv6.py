@@ -67,11 +67,14 @@ def test_the_ranks_of_a_run_meet_on_ipv6(made: list[Node], head: Head) -> None:
     head.write({n.name: 2 for n in made}, {"script": "meet.py"}, ssh={"host_keys": "accept-new"})
     at = [f"--set=hosts.{number - 1}.address={NETWORK}{number}" for number in (1, 2)]
 
-    done = head.run("up", "-q", "--all", *at, timeout=200.0)
+    done = head.run("up", "-q", "--all-ranks", *at, timeout=200.0)
 
     assert done.returncode == 0, done.stderr
     run = head.newest()
-    texts = [json.loads(line)["text"] for line in head.run("logs", run, "--all", "-o", "json").stdout.splitlines()]
+    texts = [
+        json.loads(line)["text"]
+        for line in head.run("logs", run, "--all-ranks", "--format", "json").stdout.splitlines()
+    ]
     said = [json.loads(text) for text in texts if text.startswith("{")]  # torch warns of names that it cannot look up
     assert [one["total"] for one in said] == [10.0] * 4
     assert {one["MASTER_ADDR"] for one in said} == {f"{NETWORK}1"}

@@ -29,7 +29,7 @@ def head(tmp_path: Path, head_env: dict[str, str]) -> Head:
 
 
 def said(head: Head, run: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in head.run("logs", run, "--all", "-o", "json").stdout.splitlines()]
+    return [json.loads(line) for line in head.run("logs", run, "--all-ranks", "--format", "json").stdout.splitlines()]
 
 
 LOGIND = {
@@ -127,7 +127,7 @@ def test_nodes_of_one_host_name_and_home_and_a_head_that_is_a_node_never_collide
     document = {"version": 1, "name": "mixed", "hosts": hosts, "job": job}
     (head.folder / "cluster.yaml").write_text(yaml.safe_dump(document))
 
-    done = head.run("up", "--no-health", "--all")
+    done = head.run("up", "--no-health", "--all-ranks")
 
     assert done.returncode == 0, done.stderr
     run = head.newest()

@@ -89,7 +89,7 @@ def test_a_node_with_a_process_that_nothing_can_end_is_named_and_a_spare_takes_i
         pid = sick.pid_of("stuck.py$")
         well.path("fail").touch()
 
-        attached = head.run("attach", run, "--all")
+        attached = head.run("attach", run, "--all-ranks")
         status = head.json("status", run)
         again = head.run("down", run)
         on_nodes = head.run("down", "--orphans")

@@ -60,7 +60,7 @@ def start(head: Head) -> str:
 
 
 def said(head: Head, run: str, *arguments: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in head.run("logs", run, "-o", "json", *arguments).stdout.splitlines()]
+    lines = [json.loads(line) for line in head.run("logs", run, "--format", "json", *arguments).stdout.splitlines()]
     return [{"node": line["node"], **json.loads(line["text"])} for line in lines if line["text"].startswith("{")]
 
 
@@ -153,7 +153,7 @@ def test_a_spare_takes_the_place_of_a_node_that_died_once_its_fence_has_expired(
     spare.wait_for(lambda: spare.pids_of("train.py"), deadline=40, what="its worker")
     for node in (first, spare):
         node.path("go").touch()
-    attached = head.run("attach", run, "--all")
+    attached = head.run("attach", run, "--all-ranks")
 
     assert attached.returncode == 0, attached.stderr
     again = said(head, run, "--attempt", "1")

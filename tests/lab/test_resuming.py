@@ -101,7 +101,7 @@ def begin(head: Head, nodes: Sequence[Node], saves: str, *, spare: Node | None =
 
 def resumed(head: Head, run: str, attempt: int = 1) -> dict[int, tuple[str | None, dict[str, str] | None]]:
     """What each rank of an attempt was told to go on from, and what it found there."""
-    lines = head.run("logs", run, "-o", "json", "--attempt", str(attempt)).stdout.splitlines()
+    lines = head.run("logs", run, "--format", "json", "--attempt", str(attempt)).stdout.splitlines()
     told = [json.loads(text) for line in lines if (text := json.loads(line)["text"]).startswith("{")]
     return {one["rank"]: (one["resume"], one["has"]) for one in told}
 

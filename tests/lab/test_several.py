@@ -37,7 +37,7 @@ def start(head: Head) -> str:
 
 
 def said(head: Head, run: str) -> list[dict[str, str]]:
-    lines = head.run("logs", run, "--all", "-o", "json").stdout.splitlines()
+    lines = head.run("logs", run, "--all-ranks", "--format", "json").stdout.splitlines()
     return [json.loads(json.loads(line)["text"]) for line in lines]
 
 

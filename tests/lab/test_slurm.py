@@ -42,7 +42,7 @@ def write(slurm: Slurm, command: str) -> None:
 
 def test_a_run_is_made_of_the_nodes_and_tasks_of_the_job_and_leaves_nothing(slurm: Slurm) -> None:
     write(slurm, "echo rank $RANK of $WORLD_SIZE on $SLURMD_NODENAME")
-    job = slurm.submit("clusterctl up --no-health --all; echo code $?", "-N2", "--ntasks-per-node=2")
+    job = slurm.submit("clusterctl up --no-health --all-ranks; echo code $?", "-N2", "--ntasks-per-node=2")
     state, said = slurm.wait(job)
     assert state == "COMPLETED"
     assert "code 0" in said, said
@@ -62,7 +62,7 @@ def test_every_node_has_all_that_the_job_has_there(slurm: Slurm) -> None:
 
 def test_a_run_outlives_the_steps_that_lead_to_it(slurm: Slurm) -> None:
     write(slurm, f"until [ -e {slurm.root}/go ]; do sleep 0.2; done; echo went on $RANK $$")
-    job = slurm.submit("clusterctl up --no-health --all; echo code $?", "-N2")
+    job = slurm.submit("clusterctl up --no-health --all-ranks; echo code $?", "-N2")
     wait_for(lambda: "2/2" in slurm.output(job) and "start" in slurm.output(job), what="the start")
     before = slurm.processes("srun")
     # Each with the child that it has: one that outlives its parent has Slurm end the step.

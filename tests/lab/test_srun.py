@@ -74,7 +74,7 @@ def test_a_node_of_an_allocation_that_is_lost_ends_the_run_and_is_named(
     slurm_nodes.add(made, hold=False)
     text = f"version: 1\nhosts: {{from: slurm}}\nsync: none\njob: {{command: '{PATIENT}', grace: 1s}}\n"
     (tmp_path / "cluster.yaml").write_text(text + "network: {node_lost_after: 8s}\n")
-    up = [sys.executable, "-m", "clusterctl", "up", "--no-health", "--all"]
+    up = [sys.executable, "-m", "clusterctl", "up", "--no-health", "--all-ranks"]
     names = ",".join(node.name for node in made)
     argv = ["salloc", "--no-kill", "-N4", "--ntasks-per-node=2", "-w", names, *up]
     env = slurm_nodes.env | {"XDG_STATE_HOME": f"{tmp_path}/state"}

@@ -103,7 +103,7 @@ def test_a_login_is_not_shared_once_ssh_config_leads_elsewhere_or_trusts_others(
     def machine(*lines: str) -> str | None:
         """Return which machine the first node is to ssh_config with those lines, as long as nobody types anything."""
         scene.lab.ssh_config.write_text("".join(f"Host {first.name}\n    {line}\n" for line in lines) + before)
-        done = head.run("exec", "--node", first.name, "--set", "ssh.client=openssh", "--", "cat", "/etc/hostname")
+        done = head.run("exec", "--nodes", first.name, "--set", "ssh.client=openssh", "--", "cat", "/etc/hostname")
         assert done.returncode in (0, 4), done.stderr
         return done.stdout.strip().rpartition(" ")[2] if done.returncode == 0 else None
 

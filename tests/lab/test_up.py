@@ -39,7 +39,7 @@ def head(tmp_path: Path, head_env: dict[str, str]) -> Head:
 
 
 def said(head: Head, run: str) -> list[dict[str, object]]:
-    lines = head.run("logs", run, "--all", "-o", "json").stdout.splitlines()
+    lines = head.run("logs", run, "--all-ranks", "--format", "json").stdout.splitlines()
     return [json.loads(json.loads(line)["text"]) for line in lines]
 
 
@@ -57,7 +57,7 @@ def test_eight_ranks_on_four_unlike_nodes_meet_on_the_network_that_they_share(no
     (head.folder / "show.py").write_text(SHOW)
     head.write(dict(zip((n.name for n in made), (1, 2, 2, 3), strict=True)), {"script": "show.py"})
 
-    done = head.run("up", "--all")
+    done = head.run("up", "--all-ranks")
 
     assert done.returncode == 0, done.stderr
     found = {int(str(entry["RANK"])): entry for entry in said(head, newest(head))}

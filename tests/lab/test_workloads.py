@@ -97,7 +97,7 @@ def test_dataparallel_trains_in_one_process_and_says_that_the_others_have_nothin
     run(head, "up")
     expected = workloads.by_hand(head.folder)
 
-    said = {rank: head.run("logs", "--rank", str(rank), "-o", "raw").stdout for rank in range(4)}
+    said = {rank: head.run("logs", "--rank", str(rank), "--format", "raw").stdout for rank in range(4)}
     assert workloads.losses(said[0]) == pytest.approx(workloads.losses(expected), rel=1e-4)
     assert workloads.accuracy(said[0]) == pytest.approx(workloads.accuracy(expected), abs=0.003)
     assert all(said[rank].startswith("DataParallel is one process on one machine") for rank in (1, 2, 3))
@@ -211,7 +211,7 @@ def test_a_keras_script_that_spawns_its_own_processes_runs_unchanged_as_one_work
     (head.folder / "train.py").write_text(SPAWNS)
     head.write({n.name: 1 for n in made}, {"script": "train.py"}, env={"OMP_NUM_THREADS": "1"})
 
-    done = head.run("up", "--no-health", "--all", timeout=workloads.LONG)
+    done = head.run("up", "--no-health", "--all-ranks", timeout=workloads.LONG)
 
     assert done.returncode == 0, done.stdout + done.stderr
     line = r"device (\d) of 2 in (\S+): loss ([\d.]+) to ([\d.]+), weights (\S+)"
@@ -267,10 +267,10 @@ def test_torchrun_as_a_command_on_each_node_trains_and_leaves_nothing(nodes: Nod
     (head.folder / "train.py").write_text(MEET)
     head.write({n.name: 1 for n in made}, TORCHRUN)
 
-    done = head.run("up", "--no-health", "--all", timeout=workloads.LONG)
+    done = head.run("up", "--no-health", "--all-ranks", timeout=workloads.LONG)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    said = [head.run("logs", "--rank", str(rank), "-o", "raw").stdout for rank in range(2)]
+    said = [head.run("logs", "--rank", str(rank), "--format", "raw").stdout for rank in range(2)]
     assert all(f"rank {rank} local {rank % 2} sees 6\n" in said[rank // 2] for rank in range(4)), said
     differs = "weights are not the same on all ranks at step 7: rank 3 differs from the other 3, first in `bias`"
     assert all(differs in text for text in said)
@@ -323,7 +323,7 @@ def begin(head: Head, hosts: Sequence[dict[str, object]], directory: str) -> str
 
 
 def output(head: Head, run: str) -> str:
-    return head.run("logs", run, "--rank", "0", "-o", "raw").stdout
+    return head.run("logs", run, "--rank", "0", "--format", "raw").stdout
 
 
 def weights(said: str) -> str:

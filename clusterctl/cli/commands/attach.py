@@ -21,7 +21,7 @@ from clusterctl.run.record import state_reader
 @options.run_argument
 @click.option("--adopt", is_flag=True, help="Start a new controller if the run has none.")
 @options.rank_set_option
-@click.option("--all", "everything", is_flag=True, help="All ranks in full.")
+@click.option("--all-ranks", is_flag=True, help="All ranks in full.")
 @click.option(
     "--tail", "-n", type=click.IntRange(0), metavar="N", default=20, show_default=True, help="Lines of what was before."
 )
@@ -34,7 +34,7 @@ def command(
     reference: str | None,
     adopt: bool,
     ranks: str | None,
-    everything: bool,
+    all_ranks: bool,
     tail: int,
     timestamps: bool,
     verbose: bool,
@@ -43,7 +43,7 @@ def command(
 
     What happened before stands among the last lines at its time, with its date.
     """
-    options.refuse_together(("--all", everything), ("--rank", ranks))
+    options.refuse_together(("--all-ranks", all_ranks), ("--rank", ranks))
     run = state_reader.find_run(reference)
     console = common.console()
     state, attended = state_reader.load_visible_state(run)
@@ -60,7 +60,7 @@ def command(
         )
     shown = ViewOptions(
         ranks=parse_ranks(ranks),
-        all_ranks=everything,
+        all_ranks=all_ranks,
         timestamps=Timestamps.SHORT if timestamps else Timestamps.NONE,
         tail=tail,
         verbose=verbose,

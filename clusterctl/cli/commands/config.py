@@ -10,8 +10,10 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions, offer
+from clusterctl.cli.words import write
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.resolved_file import render_yaml, resolve_spec
+from clusterctl.config.schema import render_schema
 from clusterctl.config.secret_redaction import REDACTED, is_secret_name
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import ConfigError, NodeError, NotFoundError, Problem, RefusedError
@@ -49,6 +51,8 @@ _MOST_PADDED = 60
 )
 @click.option("--live", is_flag=True, help="With --env: ask the nodes, and print what the login there sets, too.")
 @click.option("--origin", is_flag=True, help="Print where each value came from.")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of cluster files, for editors; no file is read.")
+@click.option("--output", "-o", metavar="FILE", help="With --schema: write it to this file.")
 @options.json_option
 @click.pass_obj
 def command(
@@ -59,6 +63,8 @@ def command(
     env_rank: int | None,
     live: bool,
     origin: bool,
+    schema: bool,
+    output: str | None,
     as_json: bool,
 ) -> int:
     """Check the cluster file and print it with every default. With `-q` it is only checked.
@@ -68,7 +74,12 @@ def command(
     by_rank = env_rank is not None
     if live and not by_rank:
         raise click.UsageError("`--live` needs `--env RANK`")
+    if output is not None and not schema:
+        raise click.UsageError("`--output` needs `--schema`")
     printed = (("--ranks", ranks), ("--env", by_rank), ("--origin", origin))
+    if schema:
+        options.refuse_beside("--schema", *printed, ("--json", as_json), ("FILE", path), ("--file", common.files))
+        return _print_schema(common, output)
     options.refuse_together(*printed)
     if common.quiet:
         options.refuse_beside("--quiet", *printed, ("--json", as_json))
@@ -88,6 +99,19 @@ def command(
         lines = render_yaml(shown).rstrip("\n").split("\n")
     if not common.quiet:
         console.json(shown) if as_json else console.data(*lines)
+    return 0
+
+
+def _print_schema(common: CommonOptions, output: str | None) -> int:
+    console = common.console()
+    if output is None:
+        console.document(render_schema())
+        return 0
+    write(output, render_schema())
+    if not common.quiet:
+        console.narrate(
+            f"wrote {output}", f"editors find it by the first line `# yaml-language-server: $schema={output}`"
+        )
     return 0
 
 

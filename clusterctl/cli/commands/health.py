@@ -95,7 +95,7 @@ def command(
     console = common.console()
     options.refuse_together(("--json", as_json), ("--format", form))
     options.refuse_together(("--record", record), ("--watch", watch))
-    file = (("FILE", path), ("--file", common.files), ("--set", common.sets), ("--node", nodes))
+    file = (("FILE", path), ("--file", common.files), ("--set", common.sets), ("--nodes", nodes))
     looks = (*file, ("--watch", watch), ("--record", record))
     if listed:
         others = (("--replay", replay), ("--strict", strict), ("--format", form), ("--verbose", verbose))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import click
 
 from clusterctl.cli import asking, options
 from clusterctl.cli.command import CliCommand, CommonOptions, offer
-from clusterctl.cli.lookup.templates import find
+from clusterctl.cli.lookup.templates import Template, find, templates
 from clusterctl.cli.words import DEFAULT_FILE, read, write
 from clusterctl.config import starter_file
 from clusterctl.config.host_ranges import HostRangeError
@@ -65,16 +66,29 @@ class _Options:
     help="Copy this ready-to-run job; with HOSTS it runs on them.",
     shell_complete=offer("templates"),
 )
+@click.option("--list", "is_listing", is_flag=True, help="List the ready-to-run jobs for --template.")
+@options.json_option
 @click.option("--schema", is_flag=True, help="Write the JSON Schema too, with the line by which editors find it.")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 @click.pass_obj
-def command(common: CommonOptions, /, *, words: tuple[str, ...], **chosen: Any) -> int:
+def command(common: CommonOptions, /, *, words: tuple[str, ...], is_listing: bool, as_json: bool, **chosen: Any) -> int:
     """Write a cluster file: for HOSTS (`gpu[01-08]`, `a,b`) into PATH, or ./cluster.yaml.
 
     On a terminal, without any argument, it asks for hosts, GPUs, script and Python. Arguments containing `/` or ending
     in .yaml or .yml are paths; all others are hosts. With `--template` PATH is a folder, and a single argument that is
     not a range or list is a path too. `--from` recognises the kind of the file by its content.
+
+    `clusterctl init --list` lists ready-to-run jobs; `clusterctl init --template NAME` copies one. With `-q`, `--list`
+    prints only their names.
     """
+    if is_listing:
+        others = ((f"--{name.replace('source', 'from')}", value) for name, value in chosen.items())
+        options.refuse_beside("--list", ("HOSTS", words), *others)
+        options.refuse_together(("--json", as_json), ("--quiet", common.quiet))
+        _list_templates(common.console(), as_json=as_json, quiet=common.quiet)
+        return 0
+    if as_json:
+        raise click.UsageError("`--json` needs `--list`")
     hosts, path = _split_arguments(words, chosen["template"], chosen["source"])
     given = _Options(hosts=hosts, path=path, quiet=common.quiet, console=common.console(), **chosen)
     if given.template is None:
@@ -84,6 +98,35 @@ def command(common: CommonOptions, /, *, words: tuple[str, ...], **chosen: Any) 
         raise click.UsageError("`--template` cannot be used together with `--schema` or `--script`")
     _copy_template(given.template, Path(path or "."), _list_hosts(given), given)
     return 0
+
+
+def _list_templates(console: Console, *, as_json: bool, quiet: bool) -> None:
+    jobs = templates()
+    if as_json:
+        console.json([{"name": t.name, "summary": t.summary, "path": str(t.path)} for t in jobs])
+    elif quiet:
+        console.data(*[t.name for t in jobs])
+    elif jobs:
+        console.data(*render_templates(jobs, console.out.width))
+        if console.err.live:
+            console.narrate("", "`clusterctl init --template NAME` copies one into this folder")
+    else:
+        console.narrate("this installation has no templates")
+
+
+def render_templates(jobs: list[Template], width: int | None) -> list[str]:
+    """Return a line for each template; on a terminal, long summaries wrap in their column."""
+    first = max(len(t.name) for t in jobs) + 2
+    if width is None or width < first + 30:
+        return [f"{t.name:{first}}{t.summary}" for t in jobs]
+    indent = " " * first
+    return [
+        line
+        for t in jobs
+        for line in textwrap.wrap(
+            t.summary, width - 1, initial_indent=f"{t.name:{first}}", subsequent_indent=indent, break_on_hyphens=False
+        )
+    ]
 
 
 def _split_arguments(words: tuple[str, ...], template: str | None, source: str | None) -> tuple[str | None, str | None]:

@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 @click.option(
     "--attempt", type=click.IntRange(0), metavar="N", help="Only this attempt; all of them in one view by default."
 )
-@click.option("--all", "everything", is_flag=True, help="All ranks in full, not only rank 0 and failing ends.")
+@click.option("--all-ranks", is_flag=True, help="All ranks in full, not only rank 0 and failing ends.")
 @click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
 @click.option("--no-prefix", is_flag=True, help="Do not show whose line it is.")
 @click.option(
-    "--output",
-    "-o",
+    "--format",
+    "output_format",
     type=click.Choice(["text", "json", "raw"]),
     default="text",
     show_default=True,
@@ -75,10 +75,10 @@ def command(
     nodes: str | None,
     grep: str | None,
     attempt: int | None,
-    everything: bool,
+    all_ranks: bool,
     timestamps: bool,
     no_prefix: bool,
-    output: str,
+    output_format: str,
 ) -> int:
     """Show or follow the output of all ranks, merged by time.
 
@@ -86,15 +86,15 @@ def command(
     to one. Where there were several attempts, lines between them say which begins, and why the one before ended. Times
     are those of this head: what the clock of a node was last measured to be ahead or behind is taken off.
     """
-    if output != "text":
+    if output_format != "text":
         whole = (("--timestamps", timestamps), ("--no-prefix", no_prefix))
-        options.refuse_beside(f"--output {output}", *whole)
-    options.refuse_together(("--all", everything), ("--rank", ranks))
+        options.refuse_beside(f"--format {output_format}", *whole)
+    options.refuse_together(("--all-ranks", all_ranks), ("--rank", ranks))
     run = find_run(reference)
     reader, exited = StateReader(run), _Exits()
     reader.apply_new_events(node_news=exited.hear)
     state = reader.state
-    default = ranks is None and nodes is None and not everything and output == "text"
+    default = ranks is None and nodes is None and not all_ranks and output_format == "text"
     query = LogQuery(
         ranks=frozenset({0}) if default else ranks_asked(state, ranks),
         nodes=None if nodes is None else frozenset(select_hosts(list(state.nodes), nodes)),
@@ -103,23 +103,23 @@ def command(
         until=_moment(until, "--until", state),
         grep=_pattern(grep),
         tail=tail,
-        raw=output == "raw",
+        raw=output_format == "raw",
     )
     console = common.console()
     if reference is None and console.err.live and len(list_runs()) > 1:
         console.narrate(f"{run.run}, {state.phase.value}:")
     tell_unread(state, console)
-    shown = _Output(console, state, query, form=output, timestamps=timestamps, prefix=not no_prefix)
+    shown = _Output(console, state, query, form=output_format, timestamps=timestamps, prefix=not no_prefix)
     if follow and not state.over:
         return follow_run(run, query, shown, console, default=default)
-    if output == "text":
+    if output_format == "text":
         exits = exited.on_clock_of_head(state) if default else []
         ends = read_failure_tails(run.path, query, exits, FailureTails(query.ranks), skew=state.ahead)
         shown.past(fold_last_lines(run.path, query, ends, skew=state.ahead))
     else:
         shown.past(read_lines(run.path, query, skew=state.ahead))
     shown.end()
-    if not shown.lines and output == "text":
+    if not shown.lines and output_format == "text":
         console.narrate(why_nothing(run, state, query))
     return 0
 

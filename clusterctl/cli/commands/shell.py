@@ -45,7 +45,7 @@ def command(
     """
     target = find_target(common, node=node, host=host, rank=rank, reference=reference)
     if not (os.isatty(0) and os.isatty(1)):
-        hint = "`clusterctl exec --node NODE -- COMMAND` runs a command without one"
+        hint = "`clusterctl exec --nodes NODE -- COMMAND` runs a command without one"
         raise RefusedError("standard input and output are no terminal", hint=hint)
     program: ShellScriptArguments = {"rank": target.rank}
     if target.rank is None and host is None:

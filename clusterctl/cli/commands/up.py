@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 @click.option("--no-health", is_flag=True, help="Do not check the nodes before the start.")
 @click.option("--strict", is_flag=True, help="Treat warnings and unknowns of the checks as failures.")
 @click.option("--no-sync", is_flag=True, help="Do not copy code to the nodes.")
-@click.option("--all", "everything", is_flag=True, help="Show the output of all ranks, not only of rank 0.")
+@click.option("--all-ranks", is_flag=True, help="Show the output of all ranks, not only of rank 0.")
 @click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
 @click.option("--timings", is_flag=True, help="Show where the time of the start went, and which nodes were slow.")
 @options.json_option
@@ -82,7 +82,7 @@ def command(
     no_health: bool,
     strict: bool,
     no_sync: bool,
-    everything: bool,
+    all_ranks: bool,
     timestamps: bool,
     timings: bool,
     as_json: bool,
@@ -98,7 +98,7 @@ def command(
     if as_json and not (detach or dry_run):
         # One object says that a run has begun; later lines are no JSON.
         raise click.UsageError("`--json` goes with `-d` or `--dry-run`; `--progress json` tells what goes on")
-    shown_output = (("--all", everything), ("--timestamps", timestamps))
+    shown_output = (("--all-ranks", all_ranks), ("--timestamps", timestamps))
     other_progress = ("--progress", progress != "auto")
     if dry_run:
         start = (("--timings", timings), other_progress, ("--verbose", verbose))
@@ -139,7 +139,7 @@ def command(
 
     mode = ProgressMode.QUIET if common.quiet else ProgressMode(progress)
     shown = ViewOptions(
-        all_ranks=everything,
+        all_ranks=all_ranks,
         timestamps=Timestamps.SHORT if timestamps else Timestamps.NONE,
         progress=mode,
         verbose=verbose,

@@ -53,7 +53,7 @@ def why_nothing(run: RunDir, state: RunState, query: LogQuery) -> str:
         return f"no rank of {run.run} has written anything"
     told = f"{plural(len(wrote), 'rank')} of {run.run} wrote something ({fold_ranks(wrote)})"
     if query.ranks is not None and not query.ranks & set(wrote):
-        return f"rank {fold_ranks(sorted(query.ranks))} wrote nothing; {told}: `clusterctl logs {run.run} --all`"
+        return f"rank {fold_ranks(sorted(query.ranks))} wrote nothing; {told}: `clusterctl logs {run.run} --all-ranks`"
     return f"no line fits what was asked for; {told}"
 
 

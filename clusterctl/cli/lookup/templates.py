@@ -54,7 +54,7 @@ def find(name: str) -> Template:
     by_name = {template.name: template for template in templates()}
     if name not in by_name:
         close = difflib.get_close_matches(name, by_name, 1)
-        hint = f"did you mean `{close[0]}`?" if close else "`clusterctl templates` lists them"
+        hint = f"did you mean `{close[0]}`?" if close else "`clusterctl init --list` lists them"
         raise NotFoundError(f"no template `{name}`", hint=hint)
     return by_name[name]
 

@@ -109,14 +109,14 @@ ASKED = [
     pytest.param(["up", ""], ["cluster.yaml", "other.yml"], id="cluster files"),
     pytest.param(["logs", ""], ["ALIVE", "OVER"], id="runs, active ones first"),
     pytest.param(["down", ""], ["ALIVE"], id="runs that can be ended"),
-    pytest.param(["logs", "--node", ""], ["gpu07"], id="nodes of the active run"),
+    pytest.param(["logs", "--nodes", ""], ["gpu07"], id="nodes of the active run"),
     pytest.param(["logs", "--rank", "0,"], ["0,1"], id="ranks of the active run, behind a comma"),
-    pytest.param(["exec", "--node", "gpu01,gpu0"], ["gpu01,gpu02", "gpu01,gpu03"], id="nodes of ./cluster.yaml"),
+    pytest.param(["exec", "--nodes", "gpu01,gpu0"], ["gpu01,gpu02", "gpu01,gpu03"], id="nodes of ./cluster.yaml"),
     pytest.param(["exec", "other.yml", "--exclude", ""], ["cpu01", "cpu02", "cpu03"], id="nodes of the file named before"),
     pytest.param(["config", "--env", ""], ["0", "1", "2", "3", "4", "5"], id="ranks of ./cluster.yaml"),
     pytest.param(["up", "--set", "job.gr"], ["job.grace="], id="keys of the cluster file"),
     pytest.param(["init", "--template", "torch_d"], ["torch_dataparallel", "torch_ddp"], id="templates"),
-    pytest.param(["schema", "--color", ""], ["auto", "always", "never"], id="choices"),
+    pytest.param(["doctor", "--color", ""], ["auto", "always", "never"], id="choices"),
     pytest.param(["logs", "OVER", "--rank", "0,"], ["0,1"], id="ranks of the run named before"),
     pytest.param(["logs", "nothing", "--rank", ""], [], id="nothing of a run that is not there"),
 ]  # fmt: skip
@@ -159,7 +159,7 @@ def test_a_broken_cluster_file_offers_nothing_and_says_nothing(place: Place) -> 
     (place.folder / "cluster.yaml").write_text("version: [")
     env = {
         **place.env,
-        "COMP_WORDS": "clusterctl exec --node ",
+        "COMP_WORDS": "clusterctl exec --nodes ",
         "COMP_CWORD": "3",
         "_CLUSTERCTL_COMPLETE": "bash_complete",
     }

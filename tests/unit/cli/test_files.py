@@ -142,8 +142,8 @@ def test_config_origin_names_the_line(folder: Path) -> None:
 
 
 def test_schema_is_written_to_a_file(folder: Path) -> None:
-    data("schema", "-o", "s.json")
-    assert json.loads((folder / "s.json").read_text()) == json.loads(data("schema"))
+    data("config", "--schema", "-o", "s.json")
+    assert json.loads((folder / "s.json").read_text()) == json.loads(data("config", "--schema"))
 
 
 def test_init_does_not_overwrite(folder: Path) -> None:
@@ -254,7 +254,7 @@ def test_init_says_what_cannot_be_meant(folder: Path, words: list[str], said: st
 
 
 def test_every_listed_template_can_be_copied_and_checked(folder: Path) -> None:
-    listed = json.loads(data("templates", "--json"))
+    listed = json.loads(data("init", "--list", "--json"))
     assert listed
     for template in listed:
         data("init", "--template", template["name"], template["name"])
@@ -263,7 +263,7 @@ def test_every_listed_template_can_be_copied_and_checked(folder: Path) -> None:
 
 
 def test_init_with_a_template_overwrites_nothing(folder: Path) -> None:
-    name = data("templates", "-q").split()[0]
+    name = data("init", "--list", "-q").split()[0]
     assert isinstance(call("init", "--template", name).exception, RefusedError)
     assert not (folder / "README.md").exists()
 
@@ -313,7 +313,7 @@ def test_a_file_without_a_health_section_costs_no_import_of_the_checks(folder: P
 def test_init_with_the_schema_writes_what_its_first_line_names(folder: Path) -> None:
     data("init", "--schema", "c.yaml")
     first = (folder / "c.yaml").read_text().splitlines()[0]
-    assert json.loads((folder / first.partition("$schema=")[2]).read_text()) == json.loads(data("schema"))
+    assert json.loads((folder / first.partition("$schema=")[2]).read_text()) == json.loads(data("config", "--schema"))
     data("config", "-q", "c.yaml")
 
 

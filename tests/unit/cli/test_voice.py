@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli.command_table import COMMANDS
-from clusterctl.cli.commands.templates import _listing
+from clusterctl.cli.commands.init import render_templates
 from clusterctl.cli.follow.outcome import ExitReason, report_exit
 from clusterctl.cli.lookup.templates import Template
 from clusterctl.cli.main import run
@@ -131,7 +131,7 @@ def test_a_mistake_on_the_command_line_is_an_error_and_a_hint(
         ("rm", "clean"),
         ("prune", "clean"),
         ("forward", "port-forward"),
-        ("doctor", "health"),
+        ("probe", "health"),
         ("nvidia-smi", "stats"),
         ("monitor", "top"),
         ("scp", "cp"),
@@ -229,6 +229,6 @@ def test_other_mistakes_say_nothing_of_the_job(words: list[str], capsys: pytest.
 
 @pytest.mark.parametrize(("width", "lines"), [(None, 1), (40, 3)], ids=["pipe", "narrow terminal"])
 def test_a_list_is_wrapped_on_a_terminal_and_never_in_a_pipe(width: int | None, lines: int) -> None:
-    found = _listing([Template(name="some", path=Path(), summary="word " * 15)], width)
+    found = render_templates([Template(name="some", path=Path(), summary="word " * 15)], width)
     assert len(found) == lines
     assert width is None or all(len(line) < width for line in found)

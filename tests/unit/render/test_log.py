@@ -101,7 +101,7 @@ def test_a_pipe_gets_long_lines_whole(new_screen: type[Screen]) -> None:
 def test_a_screen_gets_the_beginning_of_a_long_line(new_screen: type[Screen]) -> None:
     screen = new_screen(live=True, width=80)
     LogWriter(screen.terminal, prefix=False).write([LogLine(0.0, "gpu01", 0, 0, "x" * 100_000)])
-    assert screen.text.endswith("x … [100,000 characters; all of them with -o raw]\n")
+    assert screen.text.endswith("x … [100,000 characters; all of them with --format raw]\n")
 
 
 def test_json_has_the_agreed_keys() -> None:

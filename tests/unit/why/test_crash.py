@@ -170,7 +170,7 @@ def test_of_a_killed_rank_it_says_what_to_look_for_in_the_kernel_log() -> None:
         case(ended(137, message="killed by SIGKILL: python train.py", cls=Class.KILLED), ended(0, 90.0))
     )
 
-    assert verdict.next[0] == "clusterctl exec --node gpu01 --shell 'dmesg -T | grep -iE \"oom|out of memory\" | tail'"
+    assert verdict.next[0] == "clusterctl exec --nodes gpu01 --shell 'dmesg -T | grep -iE \"oom|out of memory\" | tail'"
     assert "`oom-kill` or `Out of memory: Killed process`" in verdict.next[1]
 
 

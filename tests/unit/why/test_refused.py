@@ -29,7 +29,7 @@ def test_a_check_that_failed_alike_on_several_nodes_is_told_once_with_all_of_the
 
 def test_what_helps_stands_before_how_to_go_on_all_the_same() -> None:
     told = refused(UnhealthyError("1 check failed", [finding("gpu01")], hint="`--no-health` skips all checks"))
-    assert told.next == ("make room", "clusterctl health --node gpu01", "`--no-health` skips all checks")
+    assert told.next == ("make room", "clusterctl health --nodes gpu01", "`--no-health` skips all checks")
 
 
 def test_of_several_reasons_each_is_named_beside_its_node() -> None:

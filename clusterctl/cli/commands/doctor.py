@@ -1,4 +1,4 @@
-"""What is to be seen of this head: programs, limits, clock, and the controllers that live on it. Judges nothing."""
+"""`clusterctl doctor`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ import sys
 import tempfile
 from pathlib import Path
 
+import click
 import psutil
 
 from clusterctl.agent.linux import filesystems
 from clusterctl.agent.linux.logind import read_logind_settings
 from clusterctl.agent.linux.syscalls import read_clock_error
-from clusterctl.errors import ClusterctlError
-from clusterctl.health.head import ControllerFacts, HeadFacts, SshAgentFacts, StateFolderFacts
+from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions
+from clusterctl.errors import ClusterctlError, ExitCode
+from clusterctl.formatting import format_size
+from clusterctl.health.head import ControllerFacts, HeadFacts, SshAgentFacts, StateFolderFacts, judge_head, verdict
+from clusterctl.health.model import Status
+from clusterctl.render.health import render_head
 from clusterctl.run.record import ownership
 from clusterctl.run.record.disk_files import make_private_folder
 from clusterctl.run.record.rundir import RunDir, find_runs_root
@@ -30,8 +36,34 @@ from clusterctl.transport.ssh.keys import SshAgent, SshAgentError
 _SSH_SECONDS = 5.0
 
 
-def look() -> HeadFacts:
-    """Look at this machine; takes a moment, and changes nothing but that the state folder is there afterwards."""
+@click.command("doctor", cls=CliCommand)
+@options.json_option
+@click.pass_obj
+def command(common: CommonOptions, as_json: bool) -> int:
+    """Check whether this machine can start and control runs.
+
+    It checks ssh and its agent, the folder of the runs, the limit of open files, what a logout kills, and the clock,
+    and lists the controllers on this machine. It exits with 5 if no run can start from here.
+    """
+    console = common.console()
+    facts = read_head_facts()
+    findings = judge_head(facts, format_size)
+    worst = verdict(findings)
+    if as_json:
+        console.json(
+            {
+                "verdict": worst.value,
+                "findings": [finding.to_json() for finding in findings],
+                "controllers": [controller.to_json() for controller in facts.controllers],
+            }
+        )
+    else:
+        console.data(*render_head(findings, worst, console.out))
+    return int(ExitCode.UNHEALTHY if worst is Status.FAIL else ExitCode.OK)
+
+
+def read_head_facts() -> HeadFacts:
+    """Return facts about this machine. The state folder exists afterwards; nothing else changes."""
     user = _user()
     return HeadFacts(
         python=sys.version_info[:3],
