@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from clusterctl.config import host_ranges as ranges
 from clusterctl.config.sections.host_lists import ListedHost
@@ -67,7 +68,12 @@ def render_starter_file(
     modeline = f"# yaml-language-server: $schema={schema}\n" if schema else ""
     hosts = _format_hosts(machines or [ListedHost("gpu01", 8), ListedHost("gpu02", 8)])
     title = f"name: {json.dumps(name)}\n" if name else ""
-    text = _STARTER.format(modeline=modeline, title=title, hosts="\n".join(hosts), script=_format_scalar(script))
+    text = (
+        Path(__file__)
+        .with_suffix(".yaml")
+        .read_text(encoding="utf-8")
+        .format(modeline=modeline, title=title, hosts="\n".join(hosts), script=_format_scalar(script))
+    )
     if python is None:
         return text
     return re.sub(
@@ -111,41 +117,3 @@ def _format_gpus(gpus: int | tuple[int, ...] | None) -> str:
 
 def _format_scalar(text: str) -> str:
     return text if re.fullmatch(r"[A-Za-z_./][\w./\[\],-]*", text) and text.lower() != "null" else json.dumps(text)
-
-
-_STARTER = """\
-{modeline}version: 1
-{title}
-# Host or range: GPUs. The order is the node rank. Whatever `ssh HOST` understands is a host.
-# `auto` is all GPUs of a host, a rank for each; on a host without any it is one rank, on the CPU. For ranks on CPUs
-# write `HOST: {{gpus: 0, workers: 4}}`.
-hosts:
-{hosts}
-
-# Keys for all hosts; a host that is a mapping may have its own:
-#   gpu03: {{gpus: [0, 2], user: root}}
-# defaults:
-#   user: ubuntu
-#   identity_file: ~/.ssh/id_ed25519
-#   python: .venv/bin/python        # relative to the synced folder
-
-job:
-  script: {script}
-  # args: ["--epochs", 3]           # `clusterctl up -- ARGS` appends to them
-  # max_duration: 72h
-  # checkpoint: {{pattern: "ckpt/step-*", shared: true}}
-
-# This folder is sent to every node before the start, without what .gitignore names.
-# sync:
-#   exclude: ["data/", "*.ckpt"]    # or `sync: none` where all nodes see one filesystem
-
-# env:
-#   HF_HOME: /scratch/hf
-# secrets:                          # values are never shown nor stored
-#   HF_TOKEN: {{env: HF_TOKEN}}
-
-# restart:
-#   max_restarts: 3
-# stall:
-#   action: restart                 # report (default), stop or restart
-"""

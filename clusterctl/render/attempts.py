@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import duration_text, format_duration
-from clusterctl.render.console import DIM, safe
+from clusterctl.logs.fold import FoldedLine
+from clusterctl.logs.line import LogLine
+from clusterctl.render.console import DIM, Terminal, safe
 from clusterctl.render.log_output import rfc3339
 from clusterctl.render.run_messages import cause_json, describe_exit, failure_line
 from clusterctl.render.table import Cell, Column, render_table
+from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.controller_events import Restarting
 from clusterctl.run.rules.outcome import find_final_cause
-from clusterctl.run.rules.state import cause_from_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from clusterctl.logs.fold import FoldedLine
-    from clusterctl.logs.line import LogLine
-    from clusterctl.render.console import Terminal
-    from clusterctl.run.rules.blame import Cause
-    from clusterctl.run.rules.controller_events import Restarting
-    from clusterctl.run.rules.state import RunState
+from clusterctl.run.rules.state import RunState, cause_from_json
 
 _WORDS = {
     "stalled": "stalled",
@@ -89,49 +83,32 @@ def describe_next_attempt(state: RunState, now: float) -> str:
     return f"attempt {state.attempt + 1} begins {when}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _Attempt(NamedTuple):
+    """An attempt; the end of the current one is `None`, and its `why` is the phase of the run."""
+
     number: int
     began: float | None
     ended: float | None
     step: int | None
     resume_from: str | None
     cause: Cause | None
-    how: str
+    why: str
 
 
-def _rows(state: RunState, step: int | None) -> list[_Row]:
-    rows = [
-        _Row(
-            number=past.number,
-            began=past.began,
-            ended=past.ended,
-            step=past.step,
-            resume_from=past.resume_from,
-            cause=past.cause,
-            how=describe_cause(past.cause, past.why, message=True),
-        )
-        for past in state.past_attempts
-    ]
-    if state.attempt < 0 or any(past.number == state.attempt for past in state.past_attempts):
-        return rows
-    cause = find_final_cause(state)
-    how = state.phase.value if cause is None else describe_cause(cause, message=True)
-    now = _Row(
-        number=state.attempt,
-        began=state.running_since,
-        ended=state.ended,
-        step=step,
-        resume_from=state.resume_from,
-        cause=cause,
-        how=how,
-    )
-    return [*rows, now]
+def _list_attempts(state: RunState, step: int | None) -> list[_Attempt]:
+    attempts = [_Attempt(*(getattr(past, key) for key in _Attempt._fields)) for past in state.past_attempts]
+    if state.attempt < 0 or any(past.number == state.attempt for past in attempts):
+        return attempts
+    cause, why, began = find_final_cause(state), state.phase.value, state.running_since
+    return [*attempts, _Attempt(state.attempt, began, state.ended, step, state.resume_from, cause, why)]
 
 
 def attempt_spans(state: RunState) -> list[tuple[int, float | None, float | None, str]]:
     """Return of each attempt its number, when it began and ended, and how."""
-    return [(row.number, row.began, row.ended, row.how) for row in _rows(state, None)]
+    return [
+        (each.number, each.began, each.ended, describe_cause(each.cause, each.why, message=True))
+        for each in _list_attempts(state, None)
+    ]
 
 
 def render_attempts(state: RunState, step: int | None, now: float, terminal: Terminal) -> list[str]:
@@ -158,9 +135,9 @@ def render_attempts(state: RunState, step: int | None, now: float, terminal: Ter
             "-" if row.began is None else format_duration((now if row.ended is None else row.ended) - row.began),
             "-" if row.step is None else str(row.step),
             row.resume_from or "-",
-            row.how,
+            describe_cause(row.cause, row.why, message=True),
         ]
-        for row in _rows(state, step)
+        for row in _list_attempts(state, step)
     ]
     return render_table(columns, rows, terminal)
 
@@ -176,7 +153,7 @@ def attempts_json(state: RunState, step: int | None) -> list[dict[str, Any]]:
             "step": row.step,
             "resume_from": row.resume_from,
         }
-        for row in _rows(state, step)
+        for row in _list_attempts(state, step)
     ]
 
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from clusterctl.logs.sanitize import clean_text, strip_colours
 from clusterctl.render import streams
 from clusterctl.render.sanitize import ansi_style, keep_ansi_colours, sanitize_line, sanitize_lines
 from clusterctl.render.wrapping import count_columns, wrap_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 import signal
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import duration_text, format_duration, name_ranks, plural
 from clusterctl.logs.failure_tails import select_cause_lines
 from clusterctl.logs.fold import FoldedLine
+from clusterctl.logs.line import LogLine
 from clusterctl.logs.sanitize import clean_block, strip_colours
-from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, safe
+from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, Terminal, safe
 from clusterctl.render.errors import remaining_lines, start_failed_lines
 from clusterctl.render.run_messages import (
     count_worker_states,
@@ -24,17 +25,10 @@ from clusterctl.render.run_messages import (
     stall_line,
 )
 from clusterctl.render.stacks import find_raise, fold_traceback
+from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.outcome import list_end_warnings
-from clusterctl.why.verdict import Confidence, Kind, verdict_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from clusterctl.logs.line import LogLine
-    from clusterctl.render.console import Terminal
-    from clusterctl.run.rules.blame import Cause
-    from clusterctl.run.rules.state import RunState, WorkerState
-    from clusterctl.why.verdict import Verdict
+from clusterctl.run.rules.state import RunState, WorkerState
+from clusterctl.why.verdict import Confidence, Kind, Verdict, verdict_lines
 
 _ON_A_SCREEN = 100
 """So many lines a person is taken to have before them."""

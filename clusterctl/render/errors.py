@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.errors import ClusterctlError, ConfigError, NodeError, NodesError, TeardownError, UnhealthyError
+from clusterctl.errors import (
+    ClusterctlError,
+    ConfigError,
+    NodeError,
+    NodesError,
+    Problem,
+    TeardownError,
+    UnhealthyError,
+)
 from clusterctl.render.console import BOLD, CYAN, PEER_LIMIT, RED, YELLOW, Console, Terminal, safe
 from clusterctl.render.health import problems_by_check
 from clusterctl.render.wrapping import count_columns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from clusterctl.errors import Problem
 
 _ADDRESS = re.compile(r"(?:-p \d+ )?[\w.\\-]+@[\w.:%@\[\]-]+")
 """What a hint gives to ssh to reach its node (`SshOptions.address`): the one thing in which those of nodes differ."""

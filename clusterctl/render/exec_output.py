@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import plural, signal_name
 from clusterctl.logs.sanitize import clean_block
-from clusterctl.render.console import BOLD, pad
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from clusterctl.render.console import Terminal
+from clusterctl.render.console import BOLD, Terminal, pad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,85 +7,17 @@ import math
 import re
 import shlex
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
 from clusterctl.errors import RefusedError
 from clusterctl.plan.launch import STRICT_BASH
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec
 
 _PORT = 29500
 _MOST_OF_A_NAME = 52
 """A pod's name is the job's, its index and five more characters, and may have 63."""
-
-_SCRIPT = """\
-set -u
-export WORLD_SIZE={world} LOCAL_WORLD_SIZE={workers} GROUP_WORLD_SIZE={nodes}
-export GROUP_RANK=$JOB_COMPLETION_INDEX NODE_RANK=$JOB_COMPLETION_INDEX
-pids=
-for (( i = 0; i < {workers}; i++ )); do
-  (( rank = JOB_COMPLETION_INDEX * {workers} + i ))
-  RANK=$rank LOCAL_RANK=$i {command} &
-  pids="$pids $!"
-done
-trap 'kill -TERM $pids 2>/dev/null' TERM
-code=0
-while [ -n "$pids" ]; do
-  left=
-  for pid in $pids; do
-    if kill -0 $pid 2>/dev/null; then left="$left $pid"; continue; fi
-    wait $pid; ended=$?
-    if [ $ended -ne 0 ] && [ $code -eq 0 ]; then code=$ended; kill -TERM $pids 2>/dev/null; fi
-  done
-  pids=$left
-  [ -z "$pids" ] || sleep 0.5
-done
-exit $code"""
-
-_MANIFEST = """\
-# Made by `clusterctl export k8s`. Put in an image that has the code, with its folder as `workingDir`.
-# All pods end when one fails, and none is started again: a JobSet can restart all of them together.
-{losses}apiVersion: v1
-kind: Service
-metadata:
-  name: {name}
-spec:
-  clusterIP: None
-  publishNotReadyAddresses: true
-  selector:
-    job-name: {name}
----
-apiVersion: batch/v1
-kind: Job
-metadata:
-  name: {name}
-spec:
-  completionMode: Indexed
-  completions: {nodes}
-  parallelism: {nodes}
-  backoffLimit: 0{deadline}
-  template:
-    spec:
-      subdomain: {name}
-      restartPolicy: Never
-      terminationGracePeriodSeconds: {grace}
-      containers:
-        - name: worker
-          image: {image}
-          workingDir: {workdir}
-          command: ["/bin/bash", "-c", {script}]
-          env:
-{env}{resources}
-          volumeMounts:
-            - {{name: shm, mountPath: /dev/shm}}
-      volumes:
-        - name: shm
-          emptyDir: {{medium: Memory}}
-"""
 
 
 _CARRIED = {
@@ -154,10 +86,10 @@ def manifest(
     name = _name(spec)
     gpus, workers = _alike(spec)
     nodes = len(spec.workers)
-    script = _SCRIPT.format(world=nodes * workers, workers=workers, nodes=nodes, command=_command(job))
+    script = _read_template("sh").format(world=nodes * workers, workers=workers, nodes=nodes, command=_command(job))
     deadline = f"\n  activeDeadlineSeconds: {math.ceil(job.max_duration)}" if job.max_duration is not None else ""
     limits = f"\n          resources:\n            limits: {{nvidia.com/gpu: {gpus}}}" if gpus else ""
-    return _MANIFEST.format(
+    return _read_template("yaml").format(
         losses="".join(f"# {line}\n" for line in losses),
         name=_quoted(name),
         nodes=nodes,
@@ -169,6 +101,10 @@ def manifest(
         env="\n".join(f"            - {line}" for line in _env(spec, name)),
         resources=limits,
     )
+
+
+def _read_template(suffix: str) -> str:
+    return Path(__file__).with_suffix(f".{suffix}").read_text(encoding="utf-8")
 
 
 def _alike(spec: ClusterSpec) -> tuple[int, int]:

@@ -4,34 +4,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from clusterctl.config.spec import ClusterSpec, HostSpec
+from clusterctl.config.spec import ClusterSpec, HostSpec
 
 _MARGIN_SECONDS = 60
 """Slurm looks every 30 s or so whether a signal is due, and nodes take their time to be swept."""
-
-_BODY = """
-set -u
-if ! command -v {program} >/dev/null; then
-  echo "error: $(hostname) has no "{program}", which made this script"
-  echo "hint: install clusterctl where all nodes of the partition see it, and make the script anew with that one"
-  exit 127
-fi
-cd {folder} || exit 2
-limit=
-trap 'kill -TERM "$up"' TERM                # scancel: the run ends as by Ctrl-C, with exit code 103
-trap 'limit=106; kill -TERM "$up"' USR1     # the time limit is near
-{up} &
-up=$!
-until wait "$up"; code=$?; ! kill -0 "$up" 2>/dev/null; do :; done
-wait "$up"; code=$?
-if [ -n "$limit" ] && [ "$code" -ne 0 ]; then code=$limit; fi
-exit "$code"
-"""
 
 
 _ASKED_FOR = ("host", "gpus", "workers")
@@ -76,7 +55,12 @@ def script(
     up = shlex.join(words)
     needs = f"# Made by `clusterctl export slurm`. It needs {shlex.join(program)} on the node where it runs."
     head = ["#!/bin/bash", needs, *_directives(spec), *_notes(spec), *(f"# {line}" for line in losses)]
-    body = _BODY.format(program=shlex.quote(program[0]), folder=shlex.quote(folder), up=f'{up} -- "$@"')
+    body = (
+        Path(__file__)
+        .with_suffix(".sh")
+        .read_text(encoding="utf-8")
+        .format(program=shlex.quote(program[0]), folder=shlex.quote(folder), up=f'{up} -- "$@"')
+    )
     return "\n".join(head) + "\n" + body
 
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.formatting import format_duration, name_ranks, plural
-from clusterctl.render.console import DIM, fit
+from clusterctl.render.console import DIM, Glyphs, Terminal, fit
+from clusterctl.render.live_view import LiveView
 from clusterctl.render.run_messages import format_step
 from clusterctl.render.wrapping import count_columns
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import read_latest_activity
-
-if TYPE_CHECKING:
-    from clusterctl.render.console import Glyphs, Terminal
-    from clusterctl.render.live_view import LiveView
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
+from clusterctl.run.rules.state import RunState
 
 _EVERY = 1.0
 _LOOK_EVERY = 3.0

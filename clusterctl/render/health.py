@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import fold_ranks, plural
 from clusterctl.health.model import Finding, Status
-from clusterctl.render.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, fit, pad, safe
+from clusterctl.render.console import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Terminal, fit, pad, safe
 from clusterctl.render.sanitize import json_line
 from clusterctl.render.wrapping import count_columns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from clusterctl.render.console import Terminal
 
 WORST_FIRST = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.PASS, Status.SKIP)
 STYLES = {

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration
-from clusterctl.render.console import CYAN, DIM, GREEN, RED, YELLOW, fit, pad, safe
+from clusterctl.render.console import CYAN, DIM, GREEN, RED, YELLOW, Console, Glyphs, Terminal, fit, pad, safe
 from clusterctl.render.sanitize import json_line
 from clusterctl.render.wrapping import count_columns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from clusterctl.render.console import Console, Glyphs, Terminal
-    from clusterctl.run.rules.controller_events import Phase
+from clusterctl.run.rules.controller_events import Phase
 
 SLOWEST = 5
 _NAME, _COUNT = 9, 7
@@ -72,19 +67,10 @@ class PhaseView:
 
 def phase_view(event: Phase) -> PhaseView:
     """Return a phase as the controller told of it last."""
-    end = PhaseEnd.RUNNING
-    if event.ended:
-        end = PhaseEnd.FAIL if event.failed else PhaseEnd.OK
-    return PhaseView(
-        name=event.name,
-        done=event.done,
-        total=event.total,
-        detail=event.detail,
-        waiting=tuple((node, reason) for node, reason in event.waiting),
-        seconds=event.seconds,
-        end=end,
-        noun="worker" if event.name == "start" else "node",
-    )
+    end = PhaseEnd.RUNNING if not event.ended else PhaseEnd.FAIL if event.failed else PhaseEnd.OK
+    fields = {key: getattr(event, key) for key in ("name", "done", "total", "detail", "seconds")}
+    waiting = tuple((node, reason) for node, reason in event.waiting)
+    return PhaseView(**fields, waiting=waiting, end=end, noun="worker" if event.name == "start" else "node")
 
 
 def phase_line(view: PhaseView, glyphs: Glyphs, *, width: int | None = None, spin: int = 0) -> str:
@@ -221,16 +207,10 @@ class LiveView:
         return f"{self._terminal.style(sign, colour)} {rest}"
 
     def _write_json(self, view: PhaseView) -> None:
-        record = {
-            "phase": view.name,
-            "state": view.end.value,
-            "done": view.done,
-            "total": view.total,
-            "detail": view.detail,
-            "waiting": [list(pair) for pair in view.waiting],
-            "seconds": round(view.seconds, 3),
-        }
-        self._terminal.line(json_line(record))
+        fields = {key: getattr(view, key) for key in ("done", "total", "detail")}
+        waiting = [list(pair) for pair in view.waiting]
+        record = {"phase": view.name, "state": view.end.value, **fields, "waiting": waiting}
+        self._terminal.line(json_line(record | {"seconds": round(view.seconds, 3)}))
 
 
 _SILENT_SECONDS = 1.0

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from clusterctl.formatting import fold_ranks
 from clusterctl.logs.fold import FoldedLine
+from clusterctl.logs.line import LogLine
 from clusterctl.logs.sanitize import RESET, strip_colours
 from clusterctl.render import sanitize
-from clusterctl.render.console import DIM
+from clusterctl.render.console import DIM, Terminal
 from clusterctl.render.wrapping import count_columns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from clusterctl.logs.line import LogLine
-    from clusterctl.render.console import Terminal
 
 NODE_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94", "38;5;208", "38;5;141")
 """Twelve colours that tell neighbours apart; red is kept for failures. A node's is that of its place in the run."""

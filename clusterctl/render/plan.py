@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import fold_ranks, plural
-from clusterctl.render.console import DIM
-from clusterctl.render.table import Column, render_table
+from clusterctl.render.console import DIM, Terminal
+from clusterctl.render.table import make_columns, render_table
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from clusterctl.render.console import Terminal
-
-_COLUMNS = (Column(title="NODE", shrink=True), Column(title="RANKS"), Column(title="COUNT"), Column(title="COMMAND"))
+_COLUMNS = make_columns("~NODE", "RANKS", "COUNT", "COMMAND")
 _COUNTED = "counted at start"
 _MOST_SHOWN = 4
 """So many different values of a variable are all shown."""

@@ -5,12 +5,12 @@ The template is `report.html.j2`. In it text from elsewhere is text: it becomes 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
@@ -20,19 +20,13 @@ from clusterctl.formatting import format_duration, plural
 from clusterctl.logs.sanitize import clean_text, strip_colours
 from clusterctl.render import charts
 from clusterctl.render.attempts import attempt_spans, describe_cause
-from clusterctl.render.charts import Bar, Chart, Span, make_chart
+from clusterctl.render.charts import Bar, Chart, Span, TimelineEvent, make_chart
 from clusterctl.render.run_messages import format_step
 from clusterctl.render.sanitize import sanitize_line
-from clusterctl.render.status import commit_words
+from clusterctl.render.status import RunView, commit_words
+from clusterctl.run.record.sample_files import Curves, Point
 from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from clusterctl.render.charts import TimelineEvent
-    from clusterctl.render.status import RunView
-    from clusterctl.run.record.sample_files import Curves, Point
-    from clusterctl.run.rules.state import RunState
+from clusterctl.run.rules.state import RunState
 
 _MAX_CHARACTERS = 2000
 """Length of a line of text on the page; the log has all of it."""

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import plural
-from clusterctl.render.console import BOLD, safe
+from clusterctl.render.console import BOLD, Terminal, safe
 from clusterctl.render.table import GAP, Cell, Column, render_table
 from clusterctl.render.wrapping import count_columns, wrap_line
-from clusterctl.run.record.run_facts import Section
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from clusterctl.render.console import Terminal
-    from clusterctl.run.record.run_facts import RunFacts
+from clusterctl.run.record.run_facts import RunFacts, Section
 
 _MOST_ROWS = 24
 """Rows of a section that people are shown; `--json` has all."""

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration, format_size, plural
 from clusterctl.render.attempts import describe_cause, describe_cause_briefly
+from clusterctl.render.console import Terminal
 from clusterctl.render.run_messages import format_step, stall_line
-from clusterctl.render.status import round_s, run_json, state_cell
-from clusterctl.render.table import GAP, Column, render_table, text_of
+from clusterctl.render.status import RunView, round_s, run_json, state_cell
+from clusterctl.render.table import GAP, Cell, Column, make_columns, render_table, text_of
 from clusterctl.render.wrapping import count_columns
 from clusterctl.run.rules.outcome import find_final_cause
-from clusterctl.run.rules.state import RunPhase
+from clusterctl.run.rules.state import RunPhase, RunState
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.render.console import Terminal
-    from clusterctl.render.status import RunView
-    from clusterctl.render.table import Cell
-    from clusterctl.run.rules.state import RunState
-
-    _Row = dict[str, Cell | str]
+_Row = dict[str, Cell | str]
 
 _NOT_STARTED = "not started"
 _GIVEN_UP = ("NODES", "RANKS", "PROGRESS", "STEP", "STARTED", "TOOK")
@@ -113,18 +107,7 @@ def ps_hints(views: Sequence[RunView]) -> list[str]:
     return [*adoption_hints(views), *([ends] if left else [])]
 
 
-_COLUMNS = (
-    Column(title="RUN", shrink=True),
-    Column(title="STATE"),
-    Column(title="STARTED"),
-    Column(title="TOOK", right=True),
-    Column(title="NODES", right=True),
-    Column(title="RANKS", right=True),
-    Column(title="STEP", right=True),
-    Column(title="PROGRESS", right=True),
-    Column(title="SIZE", right=True),
-    Column(title="WHY", shrink=True),
-)
+_COLUMNS = make_columns("~RUN", "STATE", "STARTED", ">TOOK", ">NODES", ">RANKS", ">STEP", ">PROGRESS", ">SIZE", "~WHY")
 
 
 def _row(view: RunView, now: float, *, wide: bool) -> _Row:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.agent.protocol import events as node_events
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import duration_text, fold_ranks, format_size, plural, signal_name
-from clusterctl.render.console import BOLD, RED, safe
+from clusterctl.render.console import BOLD, RED, Terminal, safe
+from clusterctl.run.rules.blame import Cause
+from clusterctl.run.rules.controller_events import EndDecided, Health, Link, Results, StallChanged
 from clusterctl.run.rules.stall_detection import HINT
-from clusterctl.run.rules.state import NodeState, RunPhase
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from clusterctl.render.console import Terminal
-    from clusterctl.run.rules.blame import Cause
-    from clusterctl.run.rules.controller_events import EndDecided, Health, Link, Results, StallChanged
-    from clusterctl.run.rules.state import RunState, StallView, WorkerState
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerState
 
 
 def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:

@@ -11,12 +11,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from clusterctl.logs.sanitize import CONTROL_CHARACTERS, STRAY_JOINER, escape_character
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 CONTINUED = "    "
 """The indent of a text's second line and those after it."""

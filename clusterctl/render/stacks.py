@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from clusterctl.formatting import name_ranks
-from clusterctl.render.console import BOLD, DIM, YELLOW, safe
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from clusterctl.render.console import Terminal
+from clusterctl.render.console import BOLD, DIM, YELLOW, Terminal, safe
 
 _STATES = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait", "Z": "dead, not waited for"}
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from clusterctl.agent.protocol.record_types import HealthSample
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration
-from clusterctl.render.console import BOLD, GREEN, RED, YELLOW, safe
+from clusterctl.render.console import BOLD, GREEN, RED, YELLOW, Terminal, safe
 from clusterctl.render.log_output import rfc3339
-from clusterctl.render.table import Cell, Column, render_table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.agent.protocol.record_types import HealthSample
-    from clusterctl.render.console import Terminal
+from clusterctl.render.table import Cell, make_columns, render_table
 
 _IDLE_PERCENT = 10
 _FEW = 4
@@ -66,22 +62,11 @@ class NodeStats:
 
 def stats_from_sample(node: str, sample: HealthSample) -> NodeStats:
     """Return a sample of `clusterctl.agent.facts.sampler` as values."""
-    return NodeStats(
-        node=node,
-        time=sample["t"],
-        cpu=sample.get("cpu"),
-        mem=sample.get("mem"),
-        mem_used=sample.get("mem_used"),
-        mem_total=sample.get("mem_total"),
-        gpus=tuple(map(_gpu_from_sample, sample.get("gpus") or ())),
-        status=str(sample.get("status") or "ok"),
-        reason=sample.get("reason"),
-    )
-
-
-def _gpu_from_sample(sample: Mapping[str, Any]) -> GpuStats:
-    values: dict[str, Any] = {key: sample.get(key) for key in _GPU_KEYS}
-    return GpuStats(**values)
+    values: dict[str, Any] = {key: sample.get(key) for key in ("cpu", "mem", "mem_used", "mem_total", "reason")}
+    of_gpus: list[dict[str, Any]] = [{key: gpu.get(key) for key in _GPU_KEYS} for gpu in sample.get("gpus") or ()]
+    gpus = tuple(GpuStats(**of_gpu) for of_gpu in of_gpus)
+    status = str(sample.get("status") or "ok")
+    return NodeStats(node=node, time=sample["t"], gpus=gpus, status=status, **values)
 
 
 def stats_json(nodes: Sequence[NodeStats]) -> list[dict[str, Any]]:
@@ -90,10 +75,7 @@ def stats_json(nodes: Sequence[NodeStats]) -> list[dict[str, Any]]:
         {
             "node": node.node,
             "time": None if node.time is None else rfc3339(node.time),
-            "status": node.status,
-            "reason": node.reason,
-            "cpu": node.cpu,
-            "mem": node.mem,
+            **{key: getattr(node, key) for key in ("status", "reason", "cpu", "mem")},
             "gpus": [asdict(gpu) for gpu in node.gpus],
         }
         for node in nodes
@@ -102,16 +84,7 @@ def stats_json(nodes: Sequence[NodeStats]) -> list[dict[str, Any]]:
 
 def render_stats(nodes: Sequence[NodeStats], terminal: Terminal, *, header: bool = True) -> list[str]:
     """Return a table: a row for each GPU, or one for a node without any."""
-    columns = [
-        Column(title="NODE", shrink=True),
-        Column(title="CPU", right=True),
-        Column(title="MEM", right=True),
-        Column(title="GPU", right=True),
-        Column(title="UTIL", right=True),
-        Column(title="GPU MEMORY", right=True),
-        Column(title="TEMP", right=True),
-        Column(title="POWER", right=True),
-    ]
+    columns = make_columns("~NODE", ">CPU", ">MEM", ">GPU", ">UTIL", ">GPU MEMORY", ">TEMP", ">POWER")
     rows = [row for node in nodes for row in _rows(node)]
     return render_table(columns, rows, terminal, header=header)
 
@@ -141,14 +114,10 @@ def _rows(node: NodeStats) -> list[list[Cell | str]]:
 def _gpu(gpu: GpuStats) -> list[Cell | str]:
     memory = "-"
     if gpu.mem_used is not None and gpu.mem_total is not None:
-        # In one unit and with one decimal: who reads a column compares its rows.
+        # All rows have the same unit and one decimal, so that a column can be compared.
         memory = f"{gpu.mem_used / GIB:.1f} GiB / {gpu.mem_total / GIB:.1f} GiB"
-    return [str(gpu.gpu), util_cell(gpu), memory, temp_cell(gpu), power_text(gpu)]
-
-
-def util_cell(gpu: GpuStats) -> Cell:
-    """Return how busy a GPU is; an idle GPU stands out."""
-    return Cell(percent(gpu.util), util_style(gpu.util))
+    power = "-" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
+    return [str(gpu.gpu), Cell(percent(gpu.util), util_style(gpu.util)), memory, temperature_cell(gpu.temp_c), power]
 
 
 def util_style(util: float | None) -> tuple[str, ...]:
@@ -156,15 +125,10 @@ def util_style(util: float | None) -> tuple[str, ...]:
     return (YELLOW,) if util is not None and util < _IDLE_PERCENT else (GREEN,)
 
 
-def temp_cell(gpu: GpuStats) -> Cell:
-    """Return how hot a GPU is; a GPU that is too hot stands out."""
-    hot = gpu.temp_c is not None and gpu.temp_c >= HOT_C
-    return Cell("-" if gpu.temp_c is None else f"{gpu.temp_c:.0f} C", (RED,) if hot else ())
-
-
-def power_text(gpu: GpuStats) -> str:
-    """Return the power that a GPU draws."""
-    return "-" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
+def temperature_cell(temp_c: float | None) -> Cell:
+    """Return the temperature of a GPU, in red if it is too hot."""
+    hot = temp_c is not None and temp_c >= HOT_C
+    return Cell("-" if temp_c is None else f"{temp_c:.0f} C", (RED,) if hot else ())
 
 
 def percent(value: float | None) -> str:

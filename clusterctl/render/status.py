@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import duration_text, fold_ranks, format_duration, name_ranks, plural, signal_name
 from clusterctl.render.attempts import attempts_json, describe_next_attempt, render_attempts
-from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, safe
+from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, Terminal, safe
 from clusterctl.render.errors import remaining_lines
 from clusterctl.render.log_output import rfc3339
 from clusterctl.render.run_messages import (
@@ -24,17 +25,10 @@ from clusterctl.render.run_messages import (
     stall_hints,
     stall_line,
 )
-from clusterctl.render.table import Cell, Column, render_table
+from clusterctl.render.table import Cell, make_columns, render_table
+from clusterctl.run.record.run_facts import Commit, Origin, StartTimes, StepTime
 from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
-from clusterctl.run.rules.state import RunPhase
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.render.console import Terminal
-    from clusterctl.run.record.run_facts import Commit, Origin, StartTimes, StepTime
-    from clusterctl.run.rules.controller_events import Health, Results
-    from clusterctl.run.rules.state import RunState, StallView, WorkerState
+from clusterctl.run.rules.state import RunPhase, RunState, StallView, WorkerState
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {
     "starting": (YELLOW,),
@@ -173,7 +167,7 @@ def slow_lines(state: RunState, slow: Mapping[int, str]) -> list[str]:
 def _headline(view: RunView, now: float, terminal: Terminal) -> str:
     state = view.state
     dot = f" {terminal.glyphs.dot} "
-    parts = [_styled_state(state.phase.value, terminal)]
+    parts = [terminal.style(state.phase.value, *STATE_STYLES.get(state.phase.value, ()))]
     if state.exit_code is not None:
         parts[0] += f" ({state.exit_code})"
     if state.attempt > 0 and view.step is None:
@@ -191,13 +185,7 @@ def _node_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
     """One row per node; where they are many, one row for those that do the same."""
     if len(view.state.nodes) > _MOST_NODES and not every:
         return _folded_nodes(view, terminal)
-    columns = [
-        Column(title="NODE", shrink=True),
-        Column(title="NODE RANK", right=True),
-        Column(title="STATE"),
-        Column(title="RANKS"),
-        Column(title="ADDRESS", shrink=True),
-    ]
+    columns = make_columns("~NODE", ">NODE RANK", "STATE", "RANKS", "~ADDRESS")
     nodes = sorted(view.state.nodes.values(), key=lambda n: n.node_rank)
     rows: list[list[Cell | str]] = [
         [
@@ -216,7 +204,7 @@ def _folded_nodes(view: RunView, terminal: Terminal) -> list[str]:
     groups: dict[str, list[str]] = {}
     for node in sorted(view.state.nodes.values(), key=lambda n: n.node_rank):
         groups.setdefault(view.state.node_phase(node.node).value, []).append(node.node)
-    columns = [Column(title="NODES", right=True), Column(title="STATE"), Column(title="NAMES", shrink=True)]
+    columns = make_columns(">NODES", "STATE", "~NAMES")
     rows: list[list[Cell | str]] = [
         [str(len(names)), state_cell(state), fold_hosts(names)] for state, names in groups.items()
     ]
@@ -229,47 +217,30 @@ def lists_ranks(state: RunState, *, every: bool) -> bool:
 
 
 def _worker_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
-    """One row per rank; where they are many, one row for those that do the same."""
+    """Return a row for each rank; of many ranks, a row for those that do the same."""
     workers = [view.state.workers[rank] for rank in sorted(view.state.workers)]
     if not lists_ranks(view.state, every=every):
         return _folded_workers(workers, view, terminal)
-    columns = [
-        Column(title="RANK", right=True),
-        Column(title="NODE", shrink=True),
-        Column(title="LOCAL RANK", right=True),
-        Column(title="PID", right=True),
-        Column(title="STATE"),
-        Column(title="STEP", right=True),
-        Column(title="OUTPUT", right=True),
-    ]
+    columns = make_columns(">RANK", "~NODE", ">LOCAL RANK", ">PID", "STATE", ">STEP", ">OUTPUT")
     rows: list[list[Cell | str]] = []
     for worker in workers:
         activity = view.activity.get(worker.rank, WorkerActivity())
-        output = activity.last_output_s
-        rows.append(
-            [
-                str(worker.rank),
-                worker.node,
-                str(worker.local_rank),
-                "-" if worker.pid is None else str(worker.pid),
-                worker_cell(worker),
-                "-" if activity.step is None else str(activity.step),
-                "-" if output is None or view.state.over else f"{format_duration(output)} ago",
-            ]
-        )
+        pid, step = _number(worker.pid), _number(activity.step)
+        output = None if view.state.over else activity.last_output_s
+        ago = "-" if output is None else f"{format_duration(output)} ago"
+        rows.append([str(worker.rank), worker.node, str(worker.local_rank), pid, worker_cell(worker), step, ago])
     return render_table(columns, rows, terminal)
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
 
 
 def _folded_workers(workers: Sequence[WorkerState], view: RunView, terminal: Terminal) -> list[str]:
     groups: dict[str, list[WorkerState]] = {}
     for worker in workers:
         groups.setdefault(describe_worker(worker), []).append(worker)
-    columns = [
-        Column(title="RANKS", shrink=True),
-        Column(title="STATE"),
-        Column(title="STEP", right=True),
-        Column(title="NODES", shrink=True),
-    ]
+    columns = make_columns("~RANKS", "STATE", ">STEP", "~NODES")
     rows: list[list[Cell | str]] = []
     for text, group in groups.items():
         steps = [s for w in group if (s := view.activity.get(w.rank, WorkerActivity()).step) is not None]
@@ -295,15 +266,10 @@ def state_cell(state: str, word: str | None = None) -> Cell:
     return Cell(word or state, STATE_STYLES.get(state, ()))
 
 
-def _styled_state(state: str, terminal: Terminal) -> str:
-    return terminal.style(state, *STATE_STYLES.get(state, ()))
-
-
 def stall_json(stall: StallView | None, verdict: Any = None) -> dict[str, Any] | None:
     """Return what the stall rule says."""
-    if stall is None:
-        return None
-    return {"since_s": stall.since_s, "limit_s": stall.limit_s, "phase": stall.phase, "verdict": verdict}
+    fields = ("since_s", "limit_s", "phase")
+    return None if stall is None else {key: getattr(stall, key) for key in fields} | {"verdict": verdict}
 
 
 def run_json(view: RunView) -> dict[str, Any]:
@@ -326,45 +292,30 @@ def run_json(view: RunView) -> dict[str, Any]:
 
 def status_json(view: RunView) -> dict[str, Any]:
     """Return `status --json`."""
-    state = view.state
+    state, results = view.state, view.state.results
+    health_keys = ("node", "gpu", "check", "status", "message", "action")
+    nodes = sorted(state.nodes.values(), key=lambda node: node.node_rank)
     return run_json(view) | {
-        "health": [_trouble_json(event) for event in state.troubles.values()],
+        "health": [{key: getattr(event, key) for key in health_keys} for event in state.troubles.values()],
         "warnings": list_end_warnings(state),
-        "results": _results_json(state.results),
+        "results": None
+        if results is None
+        else {"to": results.to, "files": results.files, "bytes": results.bytes, "lacking": list(results.missing)},
         "origin": origin_json(view.origin),
         "start": timings_json(view.start),
         "attempts": attempts_json(state, view.step),
         "nodes": [
-            {
-                "node": node.node,
-                "node_rank": node.node_rank,
-                "address": node.address,
-                "state": state.node_phase(node.node).value,
-            }
-            for node in sorted(state.nodes.values(), key=lambda n: n.node_rank)
+            {key: getattr(node, key) for key in ("node", "node_rank", "address")}
+            | {"state": state.node_phase(node.node).value}
+            for node in nodes
         ],
         "workers": [_worker_json(state.workers[rank], view) for rank in sorted(state.workers)],
     }
 
 
-def _trouble_json(event: Health) -> dict[str, Any]:
-    keys = ("node", "gpu", "check", "status", "message", "action")
-    return {key: getattr(event, key) for key in keys}
-
-
-def _results_json(results: Results | None) -> dict[str, Any] | None:
-    if results is None:
-        return None
-    return {"to": results.to, "files": results.files, "bytes": results.bytes, "lacking": list(results.missing)}
-
-
 def _worker_json(worker: WorkerState, view: RunView) -> dict[str, Any]:
     activity = view.activity.get(worker.rank, WorkerActivity())
-    return {
-        "rank": worker.rank,
-        "local_rank": worker.local_rank,
-        "node": worker.node,
-        "pid": worker.pid,
+    return {key: getattr(worker, key) for key in ("rank", "local_rank", "node", "pid")} | {
         "state": worker.phase.value,
         "exit_code": worker.exit_code,
         "signal": None if worker.signal is None else signal_name(worker.signal),
@@ -412,12 +363,7 @@ def origin_json(origin: Origin | None) -> dict[str, Any] | None:
     if origin is None:
         return None
     commit = origin.commit
-    return {
-        "user": origin.user,
-        "host": origin.host,
-        "file": origin.file,
-        "folder": origin.folder,
-        "command": origin.command,
+    return {key: getattr(origin, key) for key in ("user", "host", "file", "folder", "command")} | {
         "commit": None if commit is None else commit.commit,
         "branch": None if commit is None else commit.branch or None,
         "changes": None if commit is None else commit.changes,
@@ -439,13 +385,11 @@ SLOW_SECONDS = 60.0
 
 def render_timings(times: StartTimes, terminal: Terminal) -> list[str]:
     """Return the table of `up --timings`."""
-    columns = [
-        Column(title="STEP"),
-        Column(title="ALL", right=True),
-        Column(title="MEDIAN", right=True),
-        Column(title="SLOWEST", shrink=True),
+    columns = make_columns("STEP", ">ALL", ">MEDIAN", "~SLOWEST")
+    rows = [
+        [step.name, _seconds(step.seconds), _seconds(median(step.nodes.values())) if step.nodes else "", _slowest(step)]
+        for step in times.steps
     ]
-    rows = [[step.name, _seconds(step.seconds), _median(step), _slowest(step)] for step in times.steps]
     return render_table(columns, [*rows, ["in all", _seconds(times.seconds), "", ""]], terminal)
 
 
@@ -464,26 +408,21 @@ def timings_json(times: StartTimes | None) -> dict[str, Any] | None:
     """Return the `start` of `status --json`."""
     if times is None:
         return None
-    return {"seconds": round(times.seconds, 3), "steps": [_step_json(step) for step in times.steps]}
-
-
-def _step_json(step: StepTime) -> dict[str, Any]:
-    parts = {node: {"what": what, "seconds": seconds} for node, (what, seconds) in step.parts.items()}
-    return {
-        "step": step.name,
-        "seconds": round(step.seconds, 3),
-        "slowest": step.slowest,
-        "nodes": dict(step.nodes),
-        "longest": parts,
-    }
+    steps = [
+        {
+            "step": step.name,
+            "seconds": round(step.seconds, 3),
+            "slowest": step.slowest,
+            "nodes": dict(step.nodes),
+            "longest": {node: {"what": what, "seconds": seconds} for node, (what, seconds) in step.parts.items()},
+        }
+        for step in times.steps
+    ]
+    return {"seconds": round(times.seconds, 3), "steps": steps}
 
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.2f} s"
-
-
-def _median(step: StepTime) -> str:
-    return _seconds(median(step.nodes.values())) if step.nodes else ""
 
 
 def _slowest(step: StepTime) -> str:

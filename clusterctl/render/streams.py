@@ -12,15 +12,11 @@ import io
 import os
 import select
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from typing_extensions import override
+from typing_extensions import Buffer, override
 
 from clusterctl.errors import RefusedError
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
 
 _LONGEST = 2**31 - 1
 """Milliseconds that poll can wait."""

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clusterctl.logs.sanitize import strip_colours
-from clusterctl.render.console import BOLD, fit, pad, safe
+from clusterctl.render.console import BOLD, Terminal, fit, pad, safe
 from clusterctl.render.wrapping import count_columns, wrap_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from clusterctl.render.console import Terminal
 
 GAP = 2
 """Blanks between columns."""
@@ -34,6 +29,11 @@ class Column:
     right: bool = False
     shrink: bool = False
     wraps: bool = False
+
+
+def make_columns(*titles: str) -> list[Column]:
+    """Return columns by their titles: `>` before a title is for numbers, `~` for a column that may be cut."""
+    return [Column(title=title.lstrip(">~"), right=">" in title[:2], shrink="~" in title[:2]) for title in titles]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median, median_low
-from typing import TYPE_CHECKING
 
 from clusterctl.render.run_messages import describe_worker
-from clusterctl.render.stats import HOT_C, STALE_S
+from clusterctl.render.stats import HOT_C, STALE_S, GpuStats, NodeStats
 from clusterctl.render.status import RunView, WorkerActivity
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-
-    from clusterctl.render.stats import GpuStats, NodeStats
-    from clusterctl.run.rules.state import WorkerState
+from clusterctl.run.rules.state import WorkerState
 
 _ODD_PERCENT = 20.0
 """A node whose GPUs are by so much less busy than most stands alone."""

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import duration_text, fold_ranks, format_duration
 from clusterctl.logs.sanitize import strip_colours
-from clusterctl.render.console import BOLD, DIM, RED, Glyphs, fit
+from clusterctl.render.console import BOLD, DIM, RED, Glyphs, Terminal, fit
 from clusterctl.render.footer import speed_text
 from clusterctl.render.run_messages import count_worker_states, describe_worker
-from clusterctl.render.stats import GIB, HOT_C, STALE_S, describe_gaps, percent, util_style
+from clusterctl.render.stats import GIB, STALE_S, describe_gaps, percent, temperature_cell, util_style
 from clusterctl.render.status import render_summary, worker_cell
-from clusterctl.render.table import Cell, Column, render_table
-from clusterctl.render.top_rows import SORTS, Level, finest_level, list_entities, make_rows, sort_rows
+from clusterctl.render.table import Cell, Column, make_columns, render_table
+from clusterctl.render.top_rows import (
+    SORTS,
+    Entity,
+    Level,
+    Row,
+    SortState,
+    TopData,
+    finest_level,
+    list_entities,
+    make_rows,
+    sort_rows,
+)
 from clusterctl.render.wrapping import count_columns, wrap_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from clusterctl.render.console import Terminal
-    from clusterctl.render.top_rows import Entity, Row, SortState, TopData
 
 _MOST_NEWS = 4
 _MOST_OF_ONE = 3
@@ -181,61 +186,45 @@ def _parts(rows: Sequence[Row], data: TopData, glyphs: Glyphs) -> list[_Column]:
     of_gpus = any(row.gpus for row in rows)
     workers = () if data.view is None else data.view.state.workers.values()
     all_run = all(worker.phase.value == "running" for worker in workers)
-    parts = [
-        _Column(Column(title="NODE", shrink=True), lambda row: Cell(fold_hosts(n.node for n in row.nodes), (BOLD,)), 0)
-    ]
+    columns = [_column("~NODE", 0, lambda row: Cell(fold_hosts(node.node for node in row.nodes), (BOLD,)))]
     if of_run:
-        parts += _of_ranks(all_run=all_run)
-    parts += _of_gpus(glyphs) if of_gpus else _of_processors(glyphs)
+        columns.append(_column(">~RANK", 0, lambda row: fold_ranks(worker.rank for worker in row.workers) or "-"))
+        columns += [] if all_run else [_column("~STATE", 0, _state)]
+        columns.append(_column(">STEP", 0, lambda row: _range([entity.activity.step for entity in row.entities])))
+        columns.append(_column(">IT/S", 3, lambda row: _pace([entity.pace for entity in row.entities])))
     if of_gpus:
-        parts += [
-            _Column(Column(title="CPU", right=True), lambda row: _range([n.cpu for n in row.nodes], "%"), 6),
-            _Column(
-                Column(title="MEM", right=True), lambda row: _memory((n.mem_used, n.mem_total) for n in row.nodes), 9
-            ),
+        columns += [
+            _column(">GPU", 1, _which_gpu),
+            _column(">UTIL", 0, lambda row: _util(row, glyphs)),
+            _column(">GPU MEM", 0, lambda row: _memory((gpu.mem_used, gpu.mem_total) for gpu in row.gpus)),
+            _column(">TEMP", 2, lambda row: temperature_cell(_largest([gpu.temp_c for gpu in row.gpus]))),
+            _column(">POWER", 5, _power),
+            _column(">CPU", 6, lambda row: _range([node.cpu for node in row.nodes], "%")),
         ]
-    parts.append(_Column(Column(title="TREND"), lambda row: Cell(_trend(row, glyphs), (DIM,)), 7))
+    else:
+        columns.append(_column(">CPU", 0, lambda row: Cell(_busy_text([node.cpu for node in row.nodes], glyphs))))
+    memory_priority = 9 if of_gpus else 0
+    columns.append(
+        _column(">MEM", memory_priority, lambda row: _memory((node.mem_used, node.mem_total) for node in row.nodes))
+    )
+    columns.append(_column("TREND", 7, lambda row: Cell(_trend(row, glyphs), (DIM,))))
     if of_run:
-        parts.append(_Column(Column(title="OUTPUT", right=True), _output, 8))
-        parts.append(_Column(Column(title="LAST LINE", shrink=True), lambda row: _last_line(row, data), 4))
-    return parts
+        columns.append(_column(">OUTPUT", 8, _output))
+        columns.append(_column("~LAST LINE", 4, lambda row: _last_line(row, data)))
+    return columns
 
 
-def _of_ranks(*, all_run: bool) -> list[_Column]:
-    parts = [
-        _Column(
-            Column(title="RANK", right=True, shrink=True), lambda row: fold_ranks(w.rank for w in row.workers) or "-", 0
-        ),
-        _Column(Column(title="STATE", shrink=True), _state, 0),
-        _Column(
-            Column(title="STEP", right=True), lambda row: _range([entity.activity.step for entity in row.entities]), 0
-        ),
-        _Column(Column(title="IT/S", right=True), lambda row: _pace([entity.pace for entity in row.entities]), 3),
-    ]
-    return [part for part in parts if part.column.title != "STATE" or not all_run]
+def _column(title: str, drop_priority: int, cell: Callable[[Row], Cell | str]) -> _Column:
+    """Return a column (see `make_columns`)."""
+    return _Column(make_columns(title)[0], cell, drop_priority)
 
 
-def _of_gpus(glyphs: Glyphs) -> list[_Column]:
-    return [
-        _Column(Column(title="GPU", right=True), _which_gpu, 1),
-        _Column(Column(title="UTIL", right=True), lambda row: _util(row, glyphs), 0),
-        _Column(
-            Column(title="GPU MEM", right=True), lambda row: _memory((g.mem_used, g.mem_total) for g in row.gpus), 0
-        ),
-        _Column(Column(title="TEMP", right=True), _temperature, 2),
-        _Column(Column(title="POWER", right=True), _power, 5),
-    ]
+def _busy_text(values: Sequence[float | None], glyphs: Glyphs) -> str:
+    return f"{bar(_mean(values), _BAR, glyphs)} {_range(values, '%'):>4}"
 
 
-def _of_processors(glyphs: Glyphs) -> list[_Column]:
-    def busy(row: Row) -> Cell:
-        values = [n.cpu for n in row.nodes]
-        return Cell(f"{bar(_mean(values), _BAR, glyphs)} {_range(values, '%'):>4}")
-
-    return [
-        _Column(Column(title="CPU", right=True), busy, 0),
-        _Column(Column(title="MEM", right=True), lambda row: _memory((n.mem_used, n.mem_total) for n in row.nodes), 0),
-    ]
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _state(row: Row) -> Cell | str:
@@ -253,14 +242,8 @@ def _which_gpu(row: Row) -> str:
 
 def _util(row: Row, glyphs: Glyphs) -> Cell:
     values = [gpu.util for gpu in row.gpus]
-    style = util_style(min((v for v in values if v is not None), default=None))
-    return Cell(f"{bar(_mean(values), _BAR, glyphs)} {_range(values, '%'):>4}" if row.gpus else "-", style)
-
-
-def _temperature(row: Row) -> Cell:
-    hottest = max((gpu.temp_c for gpu in row.gpus if gpu.temp_c is not None), default=None)
-    hot = hottest is not None and hottest >= HOT_C
-    return Cell("-" if hottest is None else f"{hottest:.0f} C", (RED,) if hot else ())
+    style = util_style(min((value for value in values if value is not None), default=None))
+    return Cell(_busy_text(values, glyphs) if row.gpus else "-", style)
 
 
 def _power(row: Row) -> str:

@@ -1,0 +1,17 @@
+
+set -u
+if ! command -v {program} >/dev/null; then
+  echo "error: $(hostname) has no "{program}", which made this script"
+  echo "hint: install clusterctl where all nodes of the partition see it, and make the script anew with that one"
+  exit 127
+fi
+cd {folder} || exit 2
+limit=
+trap 'kill -TERM "$up"' TERM                # scancel: the run ends as by Ctrl-C, with exit code 103
+trap 'limit=106; kill -TERM "$up"' USR1     # the time limit is near
+{up} &
+up=$!
+until wait "$up"; code=$?; ! kill -0 "$up" 2>/dev/null; do :; done
+wait "$up"; code=$?
+if [ -n "$limit" ] && [ "$code" -ne 0 ]; then code=$limit; fi
+exit "$code"
