@@ -134,6 +134,9 @@ STARTS = "p = m.Process(target={}); p.start(); p.join()"
         pytest.param("fork", "subprocess.run([sys.executable, 'raises.py'])", "ValueError: no data", id="script"),
         pytest.param("fork", "subprocess.run([sys.executable, 'killed.py'])", "SIGKILL", id="script_killed"),
         pytest.param("fork", "subprocess.call('python killed.py || exit 3', shell=True)", "exit code 3", id="text"),
+        pytest.param(
+            "fork", "subprocess.call('python raises.py | cat', shell=True)", "ValueError: no data", id="below_a_pipe"
+        ),
         pytest.param("fork", "os.system('python raises.py')", "ValueError: no data", id="os_system"),
         pytest.param(
             "fork", "sys.exit(os.system('cd . && python usage.py || exit 1'))", "SystemExit: 2", id="exit_256"
@@ -212,6 +215,7 @@ WORDS = {
         "async def main(): asyncio.create_task(f()); await asyncio.sleep(0.1)\nasyncio.run(main())\nprint('done')\n"
     ),
     "words": "print('step 1')\nprint('Error during training: CUDA out of memory')\nprint('bye')\n",
+    "empty": "print('Found 0 images in /data/val')\nprint('Found 0 images in /data/train')\nprint('step 0')\n",
     "metric": "print('Error: 0.12')\nprint('mean error: 1e-3 (0 errors)')\nprint('done')\n",
 }
 WITH_A_SCRIPT = "bash run.sh"
@@ -273,6 +277,7 @@ WITH_A_SCRIPT = "bash run.sh"
         pytest.param(
             "python untrained.py; true", "", "`Trainer.fit` stopped: No training batches.", False, id="trained_nothing"
         ),
+        pytest.param("python empty.py; true", "", "Found 0 images in /data/train", False, id="no_data"),
         pytest.param("python caught.py; true", "", "", False, id="an_exception_that_was_caught"),
         pytest.param("true || python good.py", "", "", True, id="no_python"),
         pytest.param("ulimit -c 0 X=1 python", "", "", True, id="swallowed"),

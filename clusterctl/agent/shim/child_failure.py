@@ -45,17 +45,17 @@ class ChildFailureRecord:
         }
 
     def begin_script(self, watch_exit: Callable[[Callable[[str, str, str], None]], None]) -> None:
-        """Watch this process if another Python has started it as a script: what it raises ends it.
+        """Watch this process, which is not the rank, if it is a script: what it raises ends it.
 
-        Nobody learns the exit code that `os.system` returns, so below that the script writes its own.
+        A shell between it and the Python of the rank may hide its exit code. Nobody learns the one that `os.system`
+        returns, so below that the script writes its own.
 
         Args:
             watch_exit: Calls a function with how this process ends, the message of a failure, and its traceback.
         """
-        is_below_system = os.path.exists(self._system)
-        if not (is_below_system or is_child_of_python()) or not (sys.argv[:1] and sys.argv[0].endswith(".py")):
+        if not (sys.argv[:1] and sys.argv[0].endswith(".py")):
             return
-        if is_below_system:
+        if os.path.exists(self._system):
             watch_exit(lambda _end, message, _trace: self._write_failure(os.getpid(), message) if message else None)
             return
         import atexit

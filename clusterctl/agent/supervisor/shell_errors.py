@@ -42,11 +42,17 @@ _ELSEWHERE = re.compile(
 _SCRIPT = re.compile(r"[\w./~+@-]+")
 
 _UNTRAINED = re.compile(
-    r".*(?:`?Trainer\.fit`? stopped: No training batches"
+    r".*\b(?:no training (?:batches|data|examples|samples|images)"
     r"|num_samples should be a positive integer value, but got num_samples=0"
-    r"|`max_(?:steps|epochs)=0` reached)"
+    r"|(?:num (?:train )?examples|total (?:optimization|train\w*) steps)\s*[=:]\s*0$"
+    r"|(?:found|loaded|read|collected) 0 (?:\w+ )?(?:images?|samples?|examples?|documents?|sequences?|records?)"
+    r"(?!.*\b(?:val|validation|test|eval|evaluation|corrupt\w*|duplicate\w*)\b)"
+    r"|training skipped|skipping training|training (?:is |has )?already (?:complete|finish)\w*|nothing to train)\b"
+    r"|.*`max_(?:steps|epochs)=0` reached"
+    r"|.*is not finite\b.* signaling trainer to stop|.*attempting graceful shutdown",
+    re.I,
 )
-"""What frameworks say that have trained nothing."""
+"""What frameworks say that have trained nothing, or have stopped before the end."""
 _TRACEBACK = re.compile(
     r"^(?P<before>.*\n)?(?:future: .*\n)?.*Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+"
     r"(?P<raised>[A-Za-z_][\w.]*(?:: .*)?)$",
@@ -73,8 +79,8 @@ def find_hidden_failures(path: str, *, has_watched_python: bool) -> tuple[str, s
     """Return what an output says against the success of its worker, each "" if it says nothing of the kind.
 
     The first text is the line in which a shell tells of a command that matters to the job. The second is the line in
-    which a framework says that it trained nothing, an exception that nobody asked for or that our shim could not see,
-    or an error with which the output ends.
+    which a framework says that it trained nothing or stopped early, an exception that nobody asked for or that our
+    shim could not see, or an error with which the output ends.
 
     Args:
         path: The output of a worker that ended with 0.
