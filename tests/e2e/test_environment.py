@@ -104,7 +104,7 @@ def rows() -> dict[str, tuple[str, str]]:
 
 
 def documented(column: int) -> set[str]:
-    return {name for name, row in rows().items() if not row[column].startswith(("no", "where"))}
+    return {name for name, row in rows().items() if not row[column].startswith(("no", "if"))}
 
 
 def test_the_document_lists_what_torchrun_sets(torchrun: Environments, head: LocalHead) -> None:
@@ -116,7 +116,7 @@ def test_the_document_lists_what_clusterctl_sets(clusterctl: Environments, head:
 
 
 def conditional(column: int) -> set[str]:
-    return {name for name, row in rows().items() if row[column].startswith("where")}
+    return {name for name, row in rows().items() if row[column].startswith("if")}
 
 
 def test_what_the_document_calls_the_same_is_the_same_on_every_rank(
