@@ -102,22 +102,17 @@ def _strip_item(expression: str, start: int, end: int) -> tuple[int, str]:
 
 def _parse_parts(item: str, offset: int) -> list[str | list[_Span]]:
     parts: list[str | list[_Span]] = []
-    position = 0
     for piece in re.split(r"(\[[^\]]*\])", item):
         if piece.startswith("["):
-            parts.append(_parse_spans(piece[1:-1], offset + position + 1))
+            spans, start = [], offset + 1
+            for span in piece[1:-1].split(","):
+                spans.append(_parse_span(span, start))
+                start += len(span) + 1
+            parts.append(spans)
         elif piece:
             parts.append(piece)
-        position += len(piece)
+        offset += len(piece)
     return parts
-
-
-def _parse_spans(body: str, offset: int) -> list[_Span]:
-    spans: list[_Span] = []
-    for piece in body.split(","):
-        spans.append(_parse_span(piece, offset))
-        offset += len(piece) + 1
-    return spans
 
 
 def _parse_span(piece: str, offset: int) -> _Span:
@@ -184,17 +179,13 @@ def _format_ranges(digits: list[str]) -> str:
         return digits[0]
     runs: list[list[str]] = []
     for text in digits:
-        if runs and _continues_range(runs[-1], text):
+        # The range writes its next number with the padding of its first.
+        width = len(runs[-1][0]) if runs and _padding_of(runs[-1][0]) else 0
+        if runs and str(int(runs[-1][-1]) + 1).zfill(width) == text:
             runs[-1].append(text)
         else:
             runs.append([text])
     return "[" + ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) + "]"
-
-
-def _continues_range(run: list[str], text: str) -> bool:
-    """Return whether the range would write its next number as `text`."""
-    width = len(run[0]) if _padding_of(run[0]) else 0
-    return str(int(run[-1]) + 1).zfill(width) == text
 
 
 def select_hosts(names: Sequence[str], include: str | None = None, exclude: str | None = None) -> list[str]:
@@ -218,7 +209,8 @@ def select_hosts(names: Sequence[str], include: str | None = None, exclude: str 
 def _find_matching(names: Sequence[str], expression: str) -> set[str]:
     matching: set[str] = set()
     for pattern in expand_hosts(expression):
-        hits = {n for n in names if n == pattern or _is_copy_of_host(n, pattern) or fnmatch.fnmatchcase(n, pattern)}
+        copy = re.compile(rf"{re.escape(pattern)}\.[0-9]+")
+        hits = {n for n in names if n == pattern or copy.fullmatch(n) or fnmatch.fnmatchcase(n, pattern)}
         if not hits:
             import difflib
 
@@ -227,7 +219,3 @@ def _find_matching(names: Sequence[str], expression: str) -> set[str]:
             raise NotFoundError(f"no node `{pattern}`", hint=hint)
         matching |= hits
     return matching
-
-
-def _is_copy_of_host(name: str, host: str) -> bool:
-    return name.startswith(host + ".") and name[len(host) + 1 :].isdigit()

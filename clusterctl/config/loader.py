@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from typing_extensions import Unpack
+
 from clusterctl.config import path_rules, worker_variables
 from clusterctl.config.path_rules import UnsafePermissionsError
 from clusterctl.config.secret_redaction import is_secret_name
-from clusterctl.config.sections import context as context_module
 from clusterctl.config.sections import spec_builder
-from clusterctl.config.sections.context import FileAccess
+from clusterctl.config.sections.context import BuildContext, BuildOptions, FileAccess
 from clusterctl.config.sections.shell_text import is_common_variable
 from clusterctl.config.spec import ClusterSpec, TransportKind
 from clusterctl.config.text.interpolation import Interpolation
@@ -123,42 +124,25 @@ class LoadedClusterFile:
 def load_cluster_file(
     paths: Sequence[str | os.PathLike[str]],
     *,
-    environ: Mapping[str, str],
     sets: Sequence[str] = (),
     overrides: Overrides | None = None,
-    require_job: bool = False,
-    with_secrets: bool = False,
-    health_mistakes: context_module.HealthNameCheck | None = None,
-    run_listing: context_module.HostCommandRunner | None = None,
+    **options: Unpack[BuildOptions],
 ) -> LoadedClusterFile:
     """Read cluster files; later ones are merged over earlier ones.
 
     Args:
         paths: Paths as the user wrote them; at least one.
-        environ: Variables for `${env:NAME}`, `secrets` and `~`.
         sets: `key=value` of each `--set`.
         overrides: Options of `up` about the job.
-        require_job: Whether a file without a complete job is an error, as for `up`.
-        with_secrets: Whether to read the secrets, as `up` does; else their values are empty.
-        health_mistakes: Finds unknown names in `health:`; without it they are accepted.
-        run_listing: Runs the command of `hosts: {from: {command: ...}}`; without it such a file is an error.
+        options: See `BuildOptions`.
 
     Raises:
         ConfigError: Something is wrong; it contains all problems.
         RefusedError: A command was not run.
     """
     disk = DiskFiles()
-    return parse_cluster_file(
-        [_read_file(disk, os.fspath(path)) for path in paths],
-        environ=environ,
-        files=disk,
-        sets=sets,
-        overrides=overrides,
-        require_job=require_job,
-        with_secrets=with_secrets,
-        health_mistakes=health_mistakes,
-        run_listing=run_listing,
-    )
+    sources = [_read_file(disk, os.fspath(path)) for path in paths]
+    return parse_cluster_file(sources, files=disk, sets=sets, overrides=overrides, **options)
 
 
 def _read_file(disk: DiskFiles, name: str) -> ClusterFileText:
@@ -186,14 +170,10 @@ def _describe_read_error(name: str, error: OSError) -> Problem:
 def parse_cluster_file(
     sources: Sequence[ClusterFileText],
     *,
-    environ: Mapping[str, str],
     files: FileAccess,
     sets: Sequence[str] = (),
     overrides: Overrides | None = None,
-    require_job: bool = False,
-    with_secrets: bool = False,
-    health_mistakes: context_module.HealthNameCheck | None = None,
-    run_listing: context_module.HostCommandRunner | None = None,
+    **options: Unpack[BuildOptions],
 ) -> LoadedClusterFile:
     """Turn texts into a spec (see `load_cluster_file` for the arguments).
 
@@ -207,19 +187,10 @@ def parse_cluster_file(
     root = merge_trees(trees)
     root = apply_sets(root, sets, report)
     root = apply_overrides(root, overrides or Overrides())
+    environ = options["environ"]
     filling = Interpolation(environ, report)
     root = filling.interpolate_tree(root)
-    context = context_module.BuildContext(
-        path=sources[0].absolute,
-        environ=environ,
-        filling=filling,
-        files=files,
-        report=report,
-        require_job=require_job,
-        with_secrets=with_secrets,
-        health_mistakes=health_mistakes,
-        run_listing=run_listing,
-    )
+    context = BuildContext(path=sources[0].absolute, filling=filling, files=files, report=report, **options)
     built = spec_builder.build_spec(root, context)
     if report.problems or built is None:
         raise ConfigError(report.ordered(source.path for source in sources))

@@ -133,11 +133,12 @@ def find_python_problem(name: str, data: bytes) -> OtherFileType | str | None:
         return None
     path = name if "/" in name else f"./{name}"
     interpreter = _find_interpreter(data)
-    if interpreter is not None and not _runs_python(interpreter):
+    is_python = interpreter in (None, *_PYTHON_RUNNERS) or any(name in interpreter for name in ("python", "pypy"))
+    if not is_python:
         return OtherFileType(f"is run by `{interpreter}`, not by Python", f"`command: {path}` runs it")
     if b"\0" in data:
         return OtherFileType("is a binary file, no Python", f"`command: {path}` runs it, if it is a program")
-    if suffix == ".ipynb" or _is_notebook(data):
+    if suffix == ".ipynb" or (data.lstrip().startswith(b"{") and b'"cells"' in data and b'"nbformat"' in data):
         hint = f"`command: jupyter nbconvert --to notebook --execute {name}` runs it; `--to script` makes Python of it"
         return OtherFileType("is a notebook, no Python", hint)
     if suffix in _SHELL_SUFFIXES:
@@ -161,14 +162,6 @@ def _find_interpreter(data: bytes) -> str | None:
     return os.path.basename(words[0]) if words else None
 
 
-def _runs_python(interpreter: str) -> bool:
-    return "python" in interpreter or "pypy" in interpreter or interpreter in _PYTHON_RUNNERS
-
-
-def _is_notebook(data: bytes) -> bool:
-    return data.lstrip().startswith(b"{") and b'"cells"' in data and b'"nbformat"' in data
-
-
 def _check_syntax(name: str, data: bytes, suffix: str) -> OtherFileType | str | None:
     try:
         with warnings.catch_warnings():
@@ -182,13 +175,10 @@ def _check_syntax(name: str, data: bytes, suffix: str) -> OtherFileType | str | 
         )
     except (ValueError, RecursionError, MemoryError):
         return None
-    if tree.body and not _has_only_docstring(tree) and all(_does_nothing(statement) for statement in tree.body):
+    is_docstring = len(tree.body) == 1 and ast.get_docstring(tree) is not None
+    if tree.body and not is_docstring and all(map(_does_nothing, tree.body)):
         return _describe_data_file(name)
     return None
-
-
-def _has_only_docstring(tree: ast.Module) -> bool:
-    return len(tree.body) == 1 and ast.get_docstring(tree) is not None
 
 
 _VALUES = (ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Name)

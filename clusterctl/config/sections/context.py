@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clusterctl.config.spec import (
-    HealthSpec,
-)
+from typing_extensions import NotRequired, TypedDict
+
+from clusterctl.config.spec import HealthSpec
 from clusterctl.config.text.interpolation import Interpolation
 from clusterctl.config.text.tree import Report
 
@@ -58,17 +58,35 @@ HostCommandRunner = Callable[[tuple[str, ...]], str]
 has not accepted the command."""
 
 
+class BuildOptions(TypedDict):
+    """How cluster files are read.
+
+    Attributes:
+        environ: Variables for `${env:NAME}`, `secrets` and `~`.
+        require_job: Whether a file without a complete job is an error, as for `up`.
+        with_secrets: Whether to read the secrets, as `up` does; else their values are empty.
+        health_mistakes: Finds unknown names in `health:`; without it they are accepted.
+        run_listing: Runs the command of `hosts: {from: {command: ...}}`; without it such a file is an error.
+    """
+
+    environ: Mapping[str, str]
+    require_job: NotRequired[bool]
+    with_secrets: NotRequired[bool]
+    health_mistakes: NotRequired[HealthNameCheck | None]
+    run_listing: NotRequired[HostCommandRunner | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """Everything besides the tree that the spec builder needs; see `clusterctl.config.loader.load_cluster_file`."""
+    """Everything besides the tree that the spec builder needs; see `BuildOptions`."""
 
     path: str
     environ: Mapping[str, str]
     filling: Interpolation
     files: FileAccess
     report: Report
-    require_job: bool
-    with_secrets: bool
+    require_job: bool = False
+    with_secrets: bool = False
     health_mistakes: HealthNameCheck | None = None
     run_listing: HostCommandRunner | None = None
 

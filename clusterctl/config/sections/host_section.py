@@ -78,7 +78,8 @@ def _parse_list_entry(path: Path, child: Node, report: Report) -> HostEntry | No
     if len(child.value) == 1 and _is_short_form(child):
         key = next(iter(child.value))
         gpus = child.value[key].raw or "..."
-        hint = f"write `- {{host: {_quote_for_flow(key)}, gpus: {gpus}}}`, or the entry without `- `"
+        host = f'"{key}"' if "[" in key else key
+        hint = f"write `- {{host: {host}, gpus: {gpus}}}`, or the entry without `- `"
         report.add(child.key_mark(key), f"{format_path(path)}: a list item cannot be `host: GPUs`", hint)
         return None
     return HostEntry(path, child, child.mark)
@@ -91,10 +92,6 @@ def _is_short_form(item: Node) -> bool:
     return key not in HOST.keys and looks_like_gpus and any(c.isdigit() for c in key)
 
 
-def _quote_for_flow(text: str) -> str:
-    return f'"{text}"' if "[" in text else text
-
-
 @dataclass(frozen=True, slots=True)
 class DeclaredHost:
     """A host and the entry that lists it."""
@@ -104,8 +101,9 @@ class DeclaredHost:
     mark: Mark
 
 
-def build_hosts(root: Node, defaults: Mapping[str, Any], report: Report) -> list[DeclaredHost]:
+def build_hosts(root: Node, defaults: Mapping[str, Any], context: BuildContext) -> list[DeclaredHost]:
     """Return the hosts in order of node rank."""
+    report = context.report
     node = root.child("hosts")
     if node is None:
         return []
@@ -117,11 +115,17 @@ def build_hosts(root: Node, defaults: Mapping[str, Any], report: Report) -> list
     for entry in normalize_hosts(node, report):
         values = validate_section(HOST, entry.node, entry.path, report)
         if values is not None:
-            machines += _expand_entry(_merge_defaults(defaults, values), entry, report)
+            merged = {**defaults, **values, "env": defaults.get("env", {}) | values.get("env", {})}
+            if merged.get("identity_file") is not None:
+                merged["identity_file"] = context.resolve_for_ssh(merged["identity_file"])
+            del merged["host"]
+            machines += _expand_entry(merged, entry, report)
         if len(machines) > ranges.MAX_HOSTS:
             report.add(entry.mark, f"hosts: more than {ranges.MAX_HOSTS} hosts")
             return []
-    _check_roles(machines, node, root, report)
+    if machines and all(machine.spec.role is Role.SPARE for machine in machines) and not report.problems:
+        mark = root.key_mark("hosts") if "hosts" in root.keys else node.mark
+        report.add(mark, "hosts: every host is a spare", "at least one must have `role: worker`")
     return _name_copies(machines, report)
 
 
@@ -145,12 +149,6 @@ def _expand_names(node: Node, where: str, report: Report) -> list[str]:
     except ranges.HostRangeError as error:
         report.add(node.inside(error.offset, error.length), f"{where}: {error}", error.hint)
         return []
-
-
-def _merge_defaults(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    values = {**defaults, **own, "env": defaults.get("env", {}) | own.get("env", {})}
-    del values["host"]
-    return values
 
 
 def _assign_addresses(text: str | None, count: int, key: str, entry: HostEntry, report: Report) -> list[str | None]:
@@ -195,12 +193,6 @@ def _check_host_name(name: str, node: Node, where: str, report: Report) -> bool:
     if text is not None:
         report.add(node.mark, f"{where}: {text}", hint)
     return text is None
-
-
-def _check_roles(machines: list[DeclaredHost], node: Node, root: Node, report: Report) -> None:
-    if machines and all(machine.spec.role is Role.SPARE for machine in machines) and not report.problems:
-        mark = root.key_mark("hosts") if "hosts" in root.keys else node.mark
-        report.add(mark, "hosts: every host is a spare", "at least one must have `role: worker`")
 
 
 def _name_copies(machines: list[DeclaredHost], report: Report) -> list[DeclaredHost]:

@@ -17,14 +17,8 @@ from clusterctl.config.sections.section_validation import find_similar_key, sugg
 from clusterctl.config.spec import (
     ClusterSpec,
     HealthSpec,
-    HostSpec,
     JobSpec,
-    LogsSpec,
-    NetworkSpec,
-    RestartSpec,
     ResultsSpec,
-    SshSpec,
-    StallSpec,
     SyncSpec,
     TransportKind,
 )
@@ -32,6 +26,8 @@ from clusterctl.config.text.tree import Node, Report
 from clusterctl.config.value_parsers import describe_value
 
 _TARGETS = ("script", "module", "command")
+_PARTS = ("ssh", "network", "restart", "stall", "health", "logs")
+"""Sections that a field of the spec holds as they are."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -51,10 +47,7 @@ def build_spec(root: Node, context: BuildContext) -> BuiltSpec | None:
     _check_top(root, report)
     root = host_section.insert_external_hosts(root, context)
     sections = _validate_sections(root, report)
-    hosts = [
-        _resolve_identity_file(machine, context)
-        for machine in host_section.build_hosts(root, sections.get("defaults", {}), report)
-    ]
+    hosts = host_section.build_hosts(root, sections.get("defaults", {}), context)
     environ = environment.build_environment(root, context)
     sync = _build_sync(root, context)
     job = _build_job(root, sections.get("job"), context)
@@ -78,10 +71,13 @@ def build_spec(root: Node, context: BuildContext) -> BuiltSpec | None:
         return None
     local = sync.source if sync is not None else context.folder
     remote = default_workdir(name, context.files.real(context.folder))
+    workdirs = [
+        host.spec.workdir or (local if host.spec.transport is TransportKind.LOCAL else remote) for host in hosts
+    ]
     spec = ClusterSpec(
         name=name,
         path=context.path,
-        hosts=tuple(_set_workdir(host.spec, local, remote) for host in hosts),
+        hosts=tuple(replace(host.spec, workdir=workdir) for host, workdir in zip(hosts, workdirs, strict=True)),
         job=job,
         sync=sync,
         env=environ.env,
@@ -91,12 +87,6 @@ def build_spec(root: Node, context: BuildContext) -> BuiltSpec | None:
         **_build_parts(sections, context),
     )
     return BuiltSpec(spec, root, hosts, environ.node)
-
-
-def _set_workdir(host: HostSpec, local: str, remote: str) -> HostSpec:
-    if host.workdir is not None:
-        return host
-    return replace(host, workdir=local if host.transport is TransportKind.LOCAL else remote)
 
 
 def _list_intended_top_keys(root: Node) -> set[str | None]:
@@ -117,15 +107,12 @@ def _check_top(root: Node, report: Report) -> None:
         if "version" not in meant:
             report.add(root.mark.shifted(0, 1), "the key `version` is missing", "add `version: 1` at the top")
     elif version.value != 1 or not isinstance(version.value, int) or isinstance(version.value, bool):
-        report.add(version.mark, f"version: must be `1`, not {describe_value(version.value)}", _version_hint(version))
+        quotes = version.raw is not None and version.raw.strip() == "1"
+        known = "this clusterctl reads version 1" if isinstance(version.value, int) else None
+        text = f"version: must be `1`, not {describe_value(version.value)}"
+        report.add(version.mark, text, "leave the quotes out" if quotes else known)
     if root.child("hosts") is None and "hosts" not in meant:
         report.add(root.mark.shifted(0, 1), "the key `hosts` is missing", "add `hosts: {gpu01: 8}`: host and GPUs")
-
-
-def _version_hint(version: Node) -> str | None:
-    if version.raw is not None and version.raw.strip() == "1":
-        return "leave the quotes out"
-    return "this clusterctl reads version 1" if isinstance(version.value, int) else None
 
 
 def _validate_sections(root: Node, report: Report) -> dict[str, dict[str, Any]]:
@@ -139,23 +126,12 @@ def _validate_sections(root: Node, report: Report) -> dict[str, dict[str, Any]]:
     return sections
 
 
-def _resolve_identity_file(machine: DeclaredHost, context: BuildContext) -> DeclaredHost:
-    path = machine.spec.identity_file
-    if path is None:
-        return machine
-    return replace(machine, spec=replace(machine.spec, identity_file=context.resolve_for_ssh(path)))
-
-
 def _build_parts(sections: Mapping[str, Mapping[str, Any]], context: BuildContext) -> dict[str, Any]:
-    ssh, restart = SshSpec(**sections["ssh"]), RestartSpec(**sections["restart"])
-    return {
-        "ssh": replace(ssh, known_hosts=tuple(map(context.resolve, ssh.known_hosts))),
-        "network": NetworkSpec(**sections["network"]),
-        "restart": replace(restart, backoff_max=max(restart.backoff, restart.backoff_max)),
-        "stall": StallSpec(**sections["stall"]),
-        "health": HealthSpec(**sections["health"]),
-        "logs": LogsSpec(**sections["logs"]),
-    }
+    parts = {name: SECTIONS[name].spec(**sections[name]) for name in _PARTS}
+    ssh, restart = parts["ssh"], parts["restart"]
+    parts["ssh"] = replace(ssh, known_hosts=tuple(map(context.resolve, ssh.known_hosts)))
+    parts["restart"] = replace(restart, backoff_max=max(restart.backoff, restart.backoff_max))
+    return parts
 
 
 def _build_name(root: Node, context: BuildContext) -> str:
