@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.record_types import RemainingProcess
@@ -255,25 +255,7 @@ ControllerEvent = (
     | Results
     | Ended
 )
-_KINDS: dict[str, type[Any]] = {
-    c.KIND: c
-    for c in (
-        Created,
-        Phase,
-        Link,
-        Clock,
-        TouchedNodes,
-        Attempt,
-        EndDecided,
-        Restarting,
-        StallChanged,
-        Health,
-        Note,
-        StartFailed,
-        Results,
-        Ended,
-    )
-}
+_KINDS: dict[str, type[Any]] = {event_type.KIND: event_type for event_type in get_args(ControllerEvent)}
 
 
 def encode(seq: int, time: float, event: ControllerEvent) -> str:
@@ -290,12 +272,12 @@ def decode(line: str | bytes) -> tuple[int, float, ControllerEvent] | None:
     try:
         record = json.loads(line)
         seq, time, kind = record["seq"], record["time"], record["kind"]
+        if type(seq) is not int or not isinstance(time, (int, float)):
+            raise TypeError("seq and time are numbers")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise FrameError(f"not an event: {line[:80]!r}") from error
-    cls = _KINDS.get(kind) if isinstance(kind, str) else None
-    if type(seq) is not int or not isinstance(time, (int, float)):
-        raise FrameError(f"not an event: {line[:80]!r}")
-    return None if cls is None else (seq, time, parse_dataclass(cls, record))
+    event_type = _KINDS.get(kind) if isinstance(kind, str) else None
+    return None if event_type is None else (seq, time, parse_dataclass(event_type, record))
 
 
 def build_start_failed(error: ClusterctlError) -> StartFailed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingProcess
 from clusterctl.agent.protocol.requests import StopReason
@@ -107,26 +107,53 @@ _MAX_LINES = _MAX_NAMES = 4
 
 
 def list_end_warnings(state: RunState) -> list[str]:
-    """Return what a person shall know of an end that looks as it should: a line for each kind of process."""
-    nodes = list(state.nodes.values())
-    lines = [] if state.has_left_work else [*_warn_of_leftovers(nodes)]
-    workers = state.workers.values()
-    groups = [*_warn_of_lonely_ranks(workers)] or [*_warn_of_separate_groups(nodes, state.world_size)]
-    swallowed = [*_warn_of_swallowed_exceptions(workers), *_warn_of_failed_children(workers)]
-    signals = _warn_of_outside_signals(workers)
-    swallowed += [*_warn_of_shell_errors(workers), *([] if state.has_left_work else _warn_of_missing_python(workers))]
-    swallowed += _warn_of_output_failures(workers)
-    return [*groups, *swallowed, *signals, *lines, *_warn_of_kills(nodes)]
+    """Return what a person should know about a run that seems to have ended well: one sentence for each finding."""
+    nodes, workers = list(state.nodes.values()), state.workers.values()
+    successful = [worker for worker in workers if worker.ended_well]
+    lines: list[str] = []
+    if len(workers) > 1 and len(successful) == len(workers) and all(worker.worked_alone for worker in workers):
+        lines.append(f"the {len(workers)} ranks formed no process group with each other: each worked for itself")
+    else:
+        lines += _warn_of_separate_groups(nodes, state.world_size)
+    swallowed = {w.rank: w.swallowed for w in successful if w.swallowed and w.failed_child is None}
+    lines += _group_messages(swallowed, "last output is a traceback: {}", "tracebacks of ranks that ended with 0")
+    lines += _warn_of_failed_children(successful)
+    shell_errors = {w.rank: shorten(w.shell_error) for w in successful if w.shell_error}
+    lines += _group_messages(
+        shell_errors,
+        "shell said `{}`: `set -e` ends a script where a command fails",
+        "errors of shells below ranks that ended with 0",
+    )
+    if workers and not state.has_left_work and all(w.lacks_python and w.ended_well for w in workers):
+        who = "the rank started no" if len(workers) == 1 else f"none of the {len(workers)} ranks started a"
+        lines.append(f"{who} Python, though the job names one: nothing was trained")
+    failures = {w.rank: shorten(w.output_failure) for w in successful if w.output_failure and not w.swallowed}
+    lines += _group_messages(failures, "output says: {}", "failures in the output of ranks that ended with 0")
+    lines += _warn_of_outside_signals(successful)
+    lines += [] if state.has_left_work else _warn_of_leftovers(nodes)
+    return [*lines, *_warn_of_kills(nodes)]
 
 
-def _warn_of_lonely_ranks(workers: Collection[WorkerState]) -> Iterator[str]:
-    """Tell of a run all of whose ranks have ended well without a word to each other."""
-    if len(workers) > 1 and all(worker.worked_alone and worker.ended_well for worker in workers):
-        yield f"the {len(workers)} ranks formed no process group with each other: each worked for itself"
+def _group_messages(messages: Mapping[int, str], text: str, others: str) -> Iterator[str]:
+    """Yield one sentence for each message of ranks that ended with 0. Numbers in it may differ between the ranks.
+
+    Args:
+        messages: The message of each rank.
+        text: What is said of the message, behind "its" or "their".
+        others: What the messages are that have no line of their own.
+    """
+    by_message: dict[str, list[int]] = {}
+    for rank, message in messages.items():
+        by_message.setdefault(normalize_message(message), []).append(rank)
+    for ranks in list(by_message.values())[:_MAX_LINES]:
+        whose = "their" if len(ranks) > 1 else "its"
+        yield f"{name_ranks(ranks)} ended with 0, but {whose} {text.format(messages[ranks[0]])}"
+    if len(by_message) > _MAX_LINES:
+        yield f"and {len(by_message) - _MAX_LINES} other {others}"
 
 
 def _warn_of_separate_groups(nodes: Sequence[NodeState], world_size: int) -> Iterator[str]:
-    """Tell of workers that did not meet those of other nodes: several groups have one rank, or are of unlike size."""
+    """Warn of workers that formed process groups without other nodes: a rank is in several, or their sizes differ."""
     grouped = [(node.node, *node.group) for node in nodes if node.group is not None]
     ranks = [rank for _, own, _ in grouped for rank in own]
     sizes = {size for _, _, size in grouped}
@@ -140,73 +167,23 @@ def _warn_of_separate_groups(nodes: Sequence[NodeState], world_size: int) -> Ite
     yield f"ranks {whose} formed {'a group' if len(grouped) == 1 else 'groups'} of their own ({size})"
 
 
-def _warn_of_swallowed_exceptions(workers: Iterable[WorkerState]) -> Iterator[str]:
-    """Tell of ranks that ended with 0 behind a traceback: a handler has caught what should have ended the run."""
-    by_message: dict[str, list[WorkerState]] = {}
-    for worker in workers:
-        if worker.swallowed and worker.ended_well and worker.failed_child is None:
-            by_message.setdefault(normalize_message(worker.swallowed), []).append(worker)
-    for group in list(by_message.values())[:_MAX_LINES]:
-        who = f"rank{'s' if len(group) > 1 else ''} {fold_ranks(one.rank for one in group)}"
-        whose = "their" if len(group) > 1 else "its"
-        yield f"{who} ended with 0, but {whose} last output is a traceback: {group[0].swallowed}"
-    if len(by_message) > _MAX_LINES:
-        yield f"and {len(by_message) - _MAX_LINES} other tracebacks of ranks that ended with 0"
-
-
-def _warn_of_shell_errors(workers: Iterable[WorkerState]) -> Iterator[str]:
-    """Tell of ranks that ended with 0 although their shell could not run a command, or one died."""
-    by_message: dict[str, list[WorkerState]] = {}
-    for worker in workers:
-        if worker.shell_error and worker.ended_well:
-            by_message.setdefault(normalize_message(worker.shell_error), []).append(worker)
-    for group in list(by_message.values())[:_MAX_LINES]:
-        who, whose = ("ranks", "their") if len(group) > 1 else ("rank", "its")
-        text = f"{who} {fold_ranks(one.rank for one in group)} ended with 0, but {whose} shell said"
-        yield f"{text} `{shorten(group[0].shell_error)}`: `set -e` ends a script where a command fails"
-    if len(by_message) > _MAX_LINES:
-        yield f"and {len(by_message) - _MAX_LINES} other errors of shells below ranks that ended with 0"
-
-
-def _warn_of_output_failures(workers: Iterable[WorkerState]) -> Iterator[str]:
-    """Tell of ranks that ended with 0 although their output says that nothing was trained, or holds an exception."""
-    by_message: dict[str, list[WorkerState]] = {}
-    for worker in workers:
-        if worker.output_failure and worker.ended_well and not worker.swallowed:
-            by_message.setdefault(normalize_message(worker.output_failure), []).append(worker)
-    for group in list(by_message.values())[:_MAX_LINES]:
-        who, whose = ("ranks", "their") if len(group) > 1 else ("rank", "its")
-        text = f"{who} {fold_ranks(one.rank for one in group)} ended with 0, but {whose} output says:"
-        yield f"{text} {shorten(group[0].output_failure)}"
-
-
-def _warn_of_missing_python(workers: Collection[WorkerState]) -> Iterator[str]:
-    """Tell of a run whose command names a Python that began in no rank."""
-    if workers and all(worker.lacks_python and worker.ended_well for worker in workers):
-        who = "the rank" if len(workers) == 1 else f"none of the {len(workers)} ranks"
-        has = "started no Python" if len(workers) == 1 else "started a Python"
-        yield f"{who} {has}, though the job names one: nothing was trained"
-
-
 def _warn_of_outside_signals(workers: Iterable[WorkerState]) -> Iterator[str]:
-    """Tell of ranks that somebody else asked to end, and that ended with 0 for it: their work may not be done."""
+    """Warn of ranks that ended with 0 after a signal from outside clusterctl: they may not have finished their work."""
     by_signal: dict[str, dict[int, float]] = {}
     for worker in workers:
-        if worker.outside_signal is not None and worker.ended_well:
+        if worker.outside_signal is not None and worker.outside_signal[1] <= _MAX_REACTION_S:
             name, before_s = worker.outside_signal
-            if before_s <= _MAX_REACTION_S:
-                by_signal.setdefault(name, {})[worker.rank] = max(before_s, 1.0)
+            by_signal.setdefault(name, {})[worker.rank] = max(before_s, 1.0)
     for name, times in by_signal.items():
-        who, they = (f"ranks {fold_ranks(times)}", "they") if len(times) > 1 else (f"rank {fold_ranks(times)}", "it")
-        time = duration_text(max(times.values()))
-        yield f"{who} received {name} from outside clusterctl {time} before {they} ended with 0"
+        they, time = "they" if len(times) > 1 else "it", duration_text(max(times.values()))
+        yield f"{name_ranks(times)} received {name} from outside clusterctl {time} before {they} ended with 0"
 
 
 def _warn_of_failed_children(workers: Iterable[WorkerState]) -> Iterator[str]:
-    """Tell of ranks that ended with 0 although a process of theirs had failed; those that lost a peer go last."""
+    """Warn of child processes that failed although their rank ended with 0. Those that lost a peer come last."""
     by_message: dict[str, list[tuple[int, int, str]]] = {}
     for worker in workers:
-        if worker.failed_child is not None and worker.ended_well:
+        if worker.failed_child is not None:
             pid, message = worker.failed_child
             by_message.setdefault(normalize_message(message), []).append((worker.rank, pid, message))
     groups = sorted(by_message.values(), key=lambda group: is_peer_loss(group[0][2]))

@@ -226,37 +226,24 @@ class NodeState:
 
 
 class MutableNodes(dict[str, NodeState]):
-    """A table of nodes that nobody else has yet, so that events may change it: see `Folding`.
-
-    Attributes:
-        cursors: How far the journals were taken in: each event would change a node for its number alone.
-    """
-
-    def __init__(self, nodes: Mapping[str, NodeState]) -> None:
-        super().__init__(nodes)
-        self.cursors: dict[str, int] = {}
-
-    def store_cursors(self) -> None:
-        """Let the nodes themselves say how far their journals were taken in."""
-        self.update({name: replace(self[name], seq=seq) for name, seq in self.cursors.items()})
-        self.cursors.clear()
+    """The nodes of a state that `StateBuilder` builds: events change the table in place."""
 
 
 class MutableWorkers(dict[int, WorkerState]):
-    """The same of ranks; how many of them were not started is counted, not looked for."""
+    """The workers of such a state. The table counts the workers that were not started yet."""
 
     def __init__(self, workers: Mapping[int, WorkerState]) -> None:
         super().__init__(workers)
         self.pending_count = sum(w.phase in _PENDING for w in workers.values())
 
     def put(self, worker: WorkerState) -> None:
-        """Put another state of a rank in."""
+        """Store a new state of a worker."""
         self.pending_count += (worker.phase in _PENDING) - (self[worker.rank].phase in _PENDING)
         self[worker.rank] = worker
 
     @classmethod
     def has_pending(cls, workers: Mapping[int, WorkerState]) -> bool:
-        """Return whether any rank of a table, of this kind or another, was not started yet."""
+        """Return whether any worker of a table, mutable or not, was not started yet."""
         if isinstance(workers, cls):
             return workers.pending_count > 0
         return any(w.phase in _PENDING for w in workers.values())

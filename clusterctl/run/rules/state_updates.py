@@ -34,53 +34,47 @@ from clusterctl.run.rules.state import (
 
 
 def apply_node_event(state: RunState, node: str, stamp: events.Stamp, event: events.Event) -> RunState:
-    """Return `state` after an event of a node's journal, or `state` itself where it was seen before.
+    """Return `state` after an event of a node's journal, or `state` itself if the event was applied before.
 
-    Events of earlier attempts only move the cursor: their part is over.
+    An event of an earlier attempt changes nothing but the sequence number that was read last.
     """
     if node in state.retired:
         return _apply_retired(state, state.retired[node], stamp, event)
     current = state.nodes.get(node)
-    if current is None or stamp.seq <= _cursor(state, current):
+    if current is None or stamp.seq <= current.seq:
         return state
-    state = _with_cursor(state, current, stamp.seq)
-    attempt = getattr(event, "attempt", state.attempt)
-    if attempt != state.attempt:
+    current = replace(current, seq=stamp.seq)
+    state = _with_node(state, current)
+    if getattr(event, "attempt", state.attempt) != state.attempt:
         return state
-    return _apply_current(state, state.nodes[node], stamp, event)
+    return _apply_current(state, current, stamp, event)
 
 
 class StateBuilder:
-    """Takes in events as `apply_head` and `apply_node` do, one after the other, and copies the tables of a state once.
+    """Applies many events to a state and copies its tables once.
 
-    A run of thousands of ranks has tens of thousands of events, and each would copy them.
+    A run of thousands of ranks has tens of thousands of events, and `apply_node_event` copies a table for each.
 
     Attributes:
-        state: What has come of it so far. Its tables go on changing until `done`.
+        state: The state after the events so far. Its tables change with each event until `build`.
     """
 
     def __init__(self, state: RunState) -> None:
         self.state = replace(state, nodes=MutableNodes(state.nodes), workers=MutableWorkers(state.workers))
 
     def add_node_event(self, node: str, stamp: events.Stamp, event: events.Event) -> None:
-        """Take in an event of a node's journal."""
+        """Apply an event of a node's journal."""
         self.state = apply_node_event(self.state, node, stamp, event)
 
     def add_controller_event(self, time: float, event: head.ControllerEvent) -> None:
-        """Take in an event of the controller's journal, which may bring other tables."""
-        self._settle()
+        """Apply an event of the controller's journal, which may replace the tables."""
         before, self.state = self.state, apply_controller_event(self.state, time, event)
         if self.state.nodes is not before.nodes or self.state.workers is not before.workers:
             self.state = StateBuilder(self.state).state
 
     def build(self) -> RunState:
-        """Return the state, for good."""
-        self._settle()
+        """Return the final state, whose tables never change."""
         return replace(self.state, nodes=dict(self.state.nodes), workers=dict(self.state.workers))
-
-    def _settle(self) -> None:
-        if isinstance(self.state.nodes, MutableNodes):
-            self.state.nodes.store_cursors()
 
 
 def _apply_retired(state: RunState, node: NodeState, stamp: events.Stamp, event: events.Event) -> RunState:
@@ -141,7 +135,7 @@ def _started(state: RunState, node: NodeState, event: events.Started, mono: floa
 
 def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
     worker = state.workers.get(event.rank)
-    # A node knows of its own ranks alone.
+    # A node reports its own ranks alone.
     if worker is None or worker.node != node.node:
         return state
     worker = replace(
@@ -154,7 +148,9 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
         tail=event.tail,
         swallowed="" if event.stopped or event.exit_code or event.error else find_swallowed_exception(event.tail),
         cause_before_stop=find_cause_in_output(event.rank, node.node, event.tail) if event.stopped else None,
-        outside_signal=_outside_signal(event),
+        outside_signal=None
+        if event.outside_signal is None
+        else (signal_name(event.outside_signal["signal"]), float(event.outside_signal["before_s"])),
         worked_alone=event.worked_alone,
         failed_child=None if event.failed_child is None else (event.failed_child["pid"], event.failed_child["message"]),
         shell_error=event.shell_error,
@@ -167,19 +163,9 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
     return _with_worker(state, worker)
 
 
-def _outside_signal(event: events.Exited) -> tuple[str, float] | None:
-    found = event.outside_signal
-    return None if found is None else (signal_name(found["signal"]), float(found["before_s"]))
-
-
 def _analyse(node: NodeState, event: events.Exited) -> ExitAnalysis:
-    analysis = analyse_exit(_exit_of(node, event))
-    return replace(analysis, output=event.tail) if event.exit_code == 0 else analysis
-
-
-def _exit_of(node: NodeState, event: events.Exited) -> WorkerExit:
     offset, error = node.clock or (0.0, float("inf"))
-    return WorkerExit(
+    worker_exit = WorkerExit(
         rank=event.rank,
         node=node.node,
         exit_code=event.exit_code,
@@ -191,6 +177,8 @@ def _exit_of(node: NodeState, event: events.Exited) -> WorkerExit:
         latest=event.latest + offset + error,
         on_node_clock=(event.earliest, event.latest),
     )
+    analysis = analyse_exit(worker_exit)
+    return replace(analysis, output=event.tail) if event.exit_code == 0 else analysis
 
 
 def apply_controller_event(state: RunState, time: float, event: head.ControllerEvent) -> RunState:
@@ -218,7 +206,7 @@ def apply_controller_event(state: RunState, time: float, event: head.ControllerE
             return replace(state, error=event.error, external_cause=cause)
         case head.Ended():
             phase = RunPhase(event.state)
-            # Told again where something that was left was looked at later: the run ended when it did.
+            # A second event follows if the remaining processes were checked later: the run ended at the first.
             ended = state.ended if state.over else time
             return replace(state, phase=phase, exit_code=event.exit_code, ended=ended, remaining=tuple(event.remaining))
         case head.Health():
@@ -356,17 +344,6 @@ def _health(state: RunState, event: head.Health) -> RunState:
     key = (event.node, event.gpu, event.key)
     others = {k: v for k, v in state.troubles.items() if k != key}
     return replace(state, troubles=others if event.status == "PASS" else {**others, key: event})
-
-
-def _cursor(state: RunState, current: NodeState) -> int:
-    return state.nodes.cursors.get(current.node, current.seq) if isinstance(state.nodes, MutableNodes) else current.seq
-
-
-def _with_cursor(state: RunState, current: NodeState, seq: int) -> RunState:
-    if isinstance(state.nodes, MutableNodes):
-        state.nodes.cursors[current.node] = seq
-        return state
-    return _with_node(state, replace(current, seq=seq))
 
 
 def _with_node(state: RunState, node: NodeState) -> RunState:
