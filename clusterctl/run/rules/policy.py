@@ -20,25 +20,25 @@ from clusterctl.formatting import duration_text
 from clusterctl.run.rules import outcome
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.outcome import determine_outcome
-from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView, WorkerPhase
+from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase
 
 LONG_ATTEMPT_S = 600.0
-"""Seconds after which an attempt has got somewhere, where no checkpoint pattern could show it."""
+"""Without a checkpoint pattern, an attempt of this length counts as progress."""
 
 _USAGE_EXIT_CODE = 2
-"""What argparse ends with."""
+"""The exit code of argparse for wrong arguments."""
 
 _FRAME = re.compile(r'^\s*(?:\[?rank\d+\]?:?)?\s*(File ".*", line \d+.*)$')
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 def build_failure_signature(state: RunState, *, checkpoints: bool, now: float) -> str:
-    """Return how an attempt ended, in words that are equal for attempts that ended alike.
+    """Return a text about the end of an attempt that is equal for attempts that failed in the same way.
 
     Args:
-        state: The attempt is over.
-        checkpoints: The file says where checkpoints appear, so that progress can be seen by them. Without them, an
-            attempt that went on for long is like no other.
+        state: The state of the run, whose attempt is over.
+        checkpoints: Whether the cluster file names the checkpoints, so that they show progress. Otherwise the
+            signature of a long attempt equals no other.
         now: The head's clock.
     """
     began = state.running_since
@@ -49,24 +49,22 @@ def build_failure_signature(state: RunState, *, checkpoints: bool, now: float) -
         return state.reason or ""
     if cause.kind == "node_lost":
         return f"{cause.kind} {cause.node}"
-    error = _traceback_signature(cause.traceback) if cause.traceback else _VARYING.sub("#", cause.message)
+    error = _VARYING.sub("#", cause.message)
+    if cause.traceback:
+        # The frames and the type of the exception: its message may differ each time.
+        lines = cause.traceback.strip().splitlines()
+        frames = [frame[1] for line in lines if (frame := _FRAME.match(line))]
+        error = "\n".join([*frames, lines[-1].partition(":")[0] if lines else ""])
     return f"{cause.kind} {cause.exit_code} {cause.signal} {error}"
 
 
-def _traceback_signature(text: str) -> str:
-    """Return the places of a traceback and the type of the exception; its message may differ each time."""
-    lines = text.strip().splitlines()
-    places = [frame[1] for line in lines if (frame := _FRAME.match(line))]
-    return "\n".join([*places, lines[-1].partition(":")[0] if lines else ""])
-
-
 def list_counted_restarts(state: RunState, rules: RestartSpec, now: float) -> list[float]:
-    """Return when the restarts took place that count against `max_restarts`."""
+    """Return the times of the restarts that count against `max_restarts`."""
     return [t for t in state.restarts if rules.window is None or now - t < rules.window]
 
 
 def count_repeated_failures(state: RunState, ending: str) -> int:
-    """Return how many attempts before this one ended like it in a row, without a newer checkpoint between."""
+    """Return how many attempts in a row before this one failed in the same way, without a newer checkpoint."""
     count = 0
     for past in reversed(state.endings):
         if past != (ending, state.newest_checkpoint):
@@ -76,9 +74,9 @@ def count_repeated_failures(state: RunState, ending: str) -> int:
 
 
 def describe_repeated_failures(count: int, cause: Cause | None) -> str:
-    """Return why no attempt follows so many that ended alike, and what would have spared them.
+    """Return why no attempt follows so many equal failures, and which setting would have avoided them.
 
-    That a code is one of usage is no proof by itself: other programs end with it by other faults.
+    An exit code of 2 does not prove wrong arguments: some programs use it for other errors.
     """
     repeated = f"{count} attempts failed alike, without a newer checkpoint between"
     if cause is None or cause.exit_code != _USAGE_EXIT_CODE:
@@ -87,19 +85,19 @@ def describe_repeated_failures(count: int, cause: Cause | None) -> str:
 
 
 def list_free_spares(spec: ClusterSpec, state: RunState, usable: Collection[str]) -> list[HostSpec]:
-    """Return the spares that have not taken part yet and could now, in their order."""
+    """Return the usable spares that no attempt has used yet, in their order."""
     return [h for h in spec.spares if h.name in usable and h.name not in state.nodes and h.name not in state.retired]
 
 
 def choose_next_nodes(
     state: RunState, excluded: Mapping[str, str], spares: Collection[HostSpec]
 ) -> tuple[list[str], list[str]]:
-    """Return the nodes of the next attempt in order of node rank, and what to say about those that were replaced.
+    """Return the nodes of the next attempt in order of node rank, and a message for each replaced node.
 
     Args:
-        state: The attempt before.
-        excluded: Nodes that must not take part, and why.
-        spares: At least as many.
+        state: The state after the attempt before.
+        excluded: The nodes that must not take part, and why.
+        spares: At least as many spares.
     """
     waiting, chosen, replaced = list(spares), [], []
     for node in sorted(state.nodes.values(), key=lambda n: n.node_rank):
@@ -113,18 +111,18 @@ def choose_next_nodes(
 
 
 FENCE_MARGIN_S = 10.0
-"""Seconds added to a fence: the node acts up to this much later than the clock says."""
+"""Seconds added to a fence: the node may act this much later than its clock says."""
 
 STOP_MARGIN_S = 30.0
 """Seconds that a node may take beyond the grace for SIGKILL, the sweep, GPU memory and what the kernel needs."""
 
 MAX_DIRTY_S = 30.0
-"""Seconds for which nodes may go on to be dirty before a restart is refused for it: they look again."""
+"""Nodes check again for remaining processes. After this time a restart is refused because of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the user allowed. Durations in seconds."""
+    """The limits that the user has set. Durations are in seconds."""
 
     grace: float = 10.0
     finish_grace: float = 300.0
@@ -136,32 +134,32 @@ class Limits:
 
     @property
     def fence(self) -> float | None:
-        """Seconds after the last frame from which a silent node has surely stopped, or `None` where it never does."""
+        """Seconds after the last frame at which a silent node has surely stopped; `None` if it never stops itself."""
         return None if self.stop_after is None else self.stop_after + self.grace + FENCE_MARGIN_S
 
     def stopping_stalled(self) -> Limits:
-        """Return these limits for a person who wants a stalled run gone: it is stopped and not tried again."""
+        """Return these limits with a stall ending the run, without a restart."""
         return replace(self, stall_action=StallAction.STOP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """What the controller sees that no journal tells.
+    """What the controller observes and no journal holds.
 
     Attributes:
-        silent: Node to seconds since its last frame; nodes that answer are absent.
-        cut: Node to seconds since the last moment at which anything that we sent could have reached it. It is less
-            than `silent` where only the way back is broken; fences count from it.
-        told: Node to seconds for which it has been connected since it was told to stop.
-        killed: Seconds since a person wanted the end at once, or `None`.
-        idle: Seconds since any unfinished rank showed activity.
+        silent_s: Seconds since the last frame of each silent node. Nodes that answer are absent.
+        unreachable_s: Seconds since a frame of the controller could last have reached each node. It is less than
+            `silent_s` if only the way back is broken. Fences count from it.
+        stopping_s: Seconds for which each node has been connected since it was told to stop.
+        kill_wait_s: Seconds since a person asked for an immediate end, or `None`.
+        idle_s: Seconds since an unfinished rank last showed activity.
         cancelled: A person asked for the end.
-        gathering: Evidence of a stall is on its way, or a new controller has not yet seen for itself that it is one.
-        alike: How many attempts in a row before this one failed like it, without a newer checkpoint.
-        spares: Hosts that could replace a node now.
-        unhealthy: Nodes that a check condemned during the run, and why.
-        doubtful: Nodes that may go on, and had better be left out of the next attempt, and why.
-        dirty: For how many seconds a node of the attempt has been seen to be dirty.
+        is_gathering_evidence: Evidence of a stall is being collected, or a new controller has not confirmed it yet.
+        repeated_failures: How many attempts in a row before this one failed in the same way without a new checkpoint.
+        spare_count: How many hosts could replace a node now.
+        unhealthy: Nodes that failed a health check during the run, and why.
+        degraded: Nodes that may go on but that the next attempt avoids, and why.
+        dirty_s: Seconds for which a node of the attempt has reported remaining processes.
     """
 
     silent_s: Mapping[str, float]
@@ -180,7 +178,7 @@ class Observations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndAttempt:
-    """Stop everything of the attempt, everywhere that can be reached."""
+    """Stop all processes of the attempt on all nodes that can be reached."""
 
     reason: StopReason
     message: str = ""
@@ -196,7 +194,7 @@ class GiveUpNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """Begin a new attempt at `at`, without the nodes in `without`."""
+    """Begin a new attempt at the time `at`, without the excluded nodes."""
 
     at: float
     why: str
@@ -205,7 +203,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The run is over; `exit_code` is its own. `why_no_restart` is for people, where the file allows restarts."""
+    """End the run with this exit code. `why_no_restart` is for people, if the cluster file allows restarts."""
 
     phase: RunPhase
     exit_code: int
@@ -220,10 +218,10 @@ def decide_action(state: RunState, limits: Limits, observations: Observations, n
     """Return what comes next, or `None` to go on watching.
 
     Args:
-        state: What the journals tell.
-        limits: What the user allowed.
-        observations: What the controller sees.
-        now: The head's clock, the one that stamps the controller's journal.
+        state: The state that the journals give.
+        limits: The limits that the user has set.
+        observations: What the controller observes beside the journals.
+        now: The head's clock, which stamps the controller's journal.
     """
     if state.over or state.attempt < 0 or state.phase is RunPhase.RESTARTING:
         return None
@@ -233,66 +231,68 @@ def decide_action(state: RunState, limits: Limits, observations: Observations, n
         end = _find_end_reason(state, limits, observations, now)
         if end is not None:
             return end
-    if not _is_settled(state, limits, observations):
+    if not all(_is_node_settled(state, node, limits, observations) for node in state.nodes.values()):
         return None
-    return _conclude(state, limits, observations, now)
+    kind = _find_restart_kind(state)
+    obstacle = "" if kind is None else find_restart_obstacle(state, limits, observations, kind, now)
+    if kind is not None and obstacle is None:
+        rules = limits.restart
+        # The pause doubles with every restart that counts, so a long good time begins anew.
+        count = state.attempt if rules.window is None else len(list_counted_restarts(state, rules, now))
+        pause_s = float(min(rules.backoff * 2**count, max(rules.backoff_max, rules.backoff)))
+        return Restart(at=now + pause_s, why=kind, excluded=tuple(sorted(choose_excluded_nodes(state, observations))))
+    if kind is not None and not observations.cancelled and observations.dirty_s < MAX_DIRTY_S:
+        clean = {name: replace(node, remaining=()) for name, node in state.nodes.items()}
+        if find_restart_obstacle(replace(state, nodes=clean), limits, observations, kind, now) is None:
+            return None  # only nodes that have been dirty for a short while prevent the restart
+    phase, code = determine_outcome(state)
+    overdue = [node for node in state.nodes.values() if _is_overdue(state, node, limits, observations)]
+    remaining = outcome.list_remaining_processes(state, overdue)
+    return Finish(phase=phase, exit_code=int(code), remaining=remaining, why_no_restart=obstacle or "")
 
 
 def _find_end_reason(state: RunState, limits: Limits, observations: Observations, now: float) -> EndAttempt | None:
+    nodes = state.nodes.values()
     if observations.cancelled:
         return EndAttempt(reason=StopReason.CANCELLED)
-    lost = [n.node for n in state.nodes.values() if n.link == "lost"]
-    if lost:
-        return EndAttempt(reason=StopReason.NODE_LOST, message=f"{lost[0]} is lost")
-    taken = next((n for n in state.nodes.values() if n.port_conflict is not None), None)
+    if lost := next((node.node for node in nodes if node.link == "lost"), None):
+        return EndAttempt(reason=StopReason.NODE_LOST, message=f"{lost} is lost")
+    taken = next((node for node in nodes if node.port_conflict is not None), None)
     if taken is not None:
         return EndAttempt(reason=StopReason.PORT_TAKEN, message=f"{taken.node}: {taken.port_conflict}")
     if any(w.failed for w in state.workers.values()):
         return EndAttempt(reason=StopReason.PEER_FAILED)
-    fenced = [n for n in state.nodes.values() if n.stop_reason == StopReason.FENCE.value]
-    if fenced:
-        return EndAttempt(reason=StopReason.FENCE, message=f"{fenced[0].node} heard no controller and stopped")
+    if fenced := next((node.node for node in nodes if node.stop_reason == StopReason.FENCE.value), None):
+        return EndAttempt(reason=StopReason.FENCE, message=f"{fenced} heard no controller and stopped")
     if observations.unhealthy and find_restart_obstacle(state, limits, observations, "unhealthy", now) is None:
-        return EndAttempt(reason=StopReason.UNHEALTHY, message=_unhealthy_message(observations.unhealthy))
+        message = "; ".join(f"{node}: {why}" for node, why in sorted(observations.unhealthy.items()))
+        return EndAttempt(reason=StopReason.UNHEALTHY, message=message)
     if limits.max_duration is not None and now - (state.created or now) >= limits.max_duration:
         return EndAttempt(reason=StopReason.TIME_LIMIT, message=f"max_duration of {limits.max_duration:g} s is over")
-    if _is_partly_ended(state) and observations.idle_s >= limits.finish_grace:
+    phases = {w.phase for w in state.workers.values()}
+    if {WorkerPhase.EXITED, WorkerPhase.RUNNING} <= phases and observations.idle_s >= limits.finish_grace:
         return EndAttempt(reason=StopReason.PEER_FAILED, message="a rank ended early and the others stand still")
     if state.phase is not RunPhase.STALLED or state.stall is None or observations.is_gathering_evidence:
         return None
     if limits.stall_action is StallAction.REPORT:
         return None
-    return EndAttempt(reason=StopReason.STALLED, message=_stall_message(state.stall, now))
-
-
-def _unhealthy_message(unhealthy: Mapping[str, str]) -> str:
-    return "; ".join(f"{node}: {why}" for node, why in sorted(unhealthy.items()))
-
-
-def _stall_message(stall: StallView, now: float) -> str:
-    # Kept for good: for how long it was when the run was ended, not when the rule changed its mind.
-    since, limit = duration_text(stall.at_time(now).since_s), duration_text(stall.limit_s)
-    return f"{stall.reason or 'no progress'} for {since} (limit {limit})"
-
-
-def _is_partly_ended(state: RunState) -> bool:
-    """Return whether some ranks have ended well while others are still there."""
-    phases = {w.phase for w in state.workers.values()}
-    return WorkerPhase.EXITED in phases and WorkerPhase.RUNNING in phases
+    # The message stays in the journal, so it tells how long the stall was at the end of the attempt.
+    since, limit = duration_text(state.stall.at_time(now).since_s), duration_text(state.stall.limit_s)
+    message = f"{state.stall.reason or 'no progress'} for {since} (limit {limit})"
+    return EndAttempt(reason=StopReason.STALLED, message=message)
 
 
 def _find_lost_node(state: RunState, limits: Limits, observations: Observations) -> GiveUpNode | None:
-    """Return a node to give up: silent for too long while another node of the run answers."""
-    waiting = [n for n in state.nodes.values() if not n.swept and n.link != "lost"]
-    if not waiting:
-        return None
-    # Where none answers it is our own link, and giving up would be wrong for all; a person's wish to end goes before.
+    """Return a node to give up: it has been silent for too long while another node of the run answers."""
+    # If no node answers, the head's own network is down. Then no node is given up, except if a person ends the run.
     if all(name in observations.silent_s for name in state.nodes) and not observations.cancelled:
         return None
-    for node in waiting:
-        silent = observations.silent_s.get(node.node)
-        if silent is not None and (silent >= limits.node_lost_after or _is_kill_overdue(observations)):
-            return GiveUpNode(node=node.node, why=node.describe_silence(silent))
+    for node in state.nodes.values():
+        silent_s = observations.silent_s.get(node.node)
+        if node.swept or node.link == "lost" or silent_s is None:
+            continue
+        if silent_s >= limits.node_lost_after or _is_kill_overdue(observations):
+            return GiveUpNode(node=node.node, why=node.describe_silence(silent_s))
     return None
 
 
@@ -301,77 +301,44 @@ def _is_kill_overdue(observations: Observations) -> bool:
     return observations.kill_wait_s is not None and observations.kill_wait_s >= STOP_MARGIN_S
 
 
-def _is_settled(state: RunState, limits: Limits, observations: Observations) -> bool:
-    """Return whether nothing of the attempt is running any more, as far as it can ever be known."""
-    return all(_is_node_settled(state, n, limits, observations) for n in state.nodes.values())
-
-
 def _is_node_settled(state: RunState, node: NodeState, limits: Limits, observations: Observations) -> bool:
+    """Return whether nothing of the attempt runs on a node any more, as far as it can ever be known."""
     if node.swept or _is_overdue(state, node, limits, observations):
         return True
     if node.link != "lost":
         return False
-    # A fence matters to the attempt that follows; none does where a person wants the end.
+    # A fence protects the attempt that follows. None follows if a person wants the end.
     return (
         limits.fence is None or observations.cancelled or observations.unreachable_s.get(node.node, 0.0) >= limits.fence
     )
 
 
 def _is_overdue(state: RunState, node: NodeState, limits: Limits, observations: Observations) -> bool:
-    """Return whether a node that can be reached should have ended all long ago, and does not say that it has."""
+    """Return whether a reachable node should have ended everything long ago and has not reported it."""
     if node.swept or node.link == "lost" or state.reason is None:
-        # What it was told of an earlier attempt is none of this one, which nobody stops.
+        # Without a reason the attempt goes on: stop times of an earlier attempt say nothing about this one.
         return False
     return _is_kill_overdue(observations) or observations.stopping_s.get(node.node, 0.0) >= limits.grace + STOP_MARGIN_S
 
 
-def _conclude(state: RunState, limits: Limits, observations: Observations, now: float) -> Action | None:
-    kind = _find_restart_kind(state)
-    refusal = "" if kind is None else find_restart_obstacle(state, limits, observations, kind, now)
-    if kind is not None and refusal is None:
-        pause = _compute_pause_s(state, limits.restart, now)
-        return Restart(at=now + pause, why=kind, excluded=tuple(sorted(choose_excluded_nodes(state, observations))))
-    if kind is not None and _may_become_clean(state, limits, observations, kind, now):
-        return None
-    phase, code = determine_outcome(state)
-    remaining = outcome.list_remaining_processes(
-        state, [n for n in state.nodes.values() if _is_overdue(state, n, limits, observations)]
-    )
-    return Finish(phase=phase, exit_code=int(code), remaining=remaining, why_no_restart=refusal or "")
-
-
 def finish_cancelled(state: RunState) -> Finish:
-    """Return the end of a run that a person wants between two attempts, when nothing is at work."""
+    """Return the end of a run that a person cancels between two attempts, while no worker runs."""
     return Finish(
         phase=RunPhase.CANCELLED, exit_code=int(ExitCode.CANCELLED), remaining=outcome.list_remaining_processes(state)
     )
 
 
-def _may_become_clean(state: RunState, limits: Limits, observations: Observations, kind: str, now: float) -> bool:
-    """Return whether nothing but nodes that have been dirty for a short while keep another attempt from following."""
-    if observations.cancelled or observations.dirty_s >= MAX_DIRTY_S:
-        return False
-    clean = {name: replace(node, remaining=()) for name, node in state.nodes.items()}
-    return find_restart_obstacle(replace(state, nodes=clean), limits, observations, kind, now) is None
-
-
-def _compute_pause_s(state: RunState, rules: RestartSpec, now: float) -> float:
-    """Return the seconds to wait: they double with every restart that counts, so a long good time starts anew."""
-    number = state.attempt if rules.window is None else len(list_counted_restarts(state, rules, now))
-    return float(min(rules.backoff * 2**number, max(rules.backoff_max, rules.backoff)))
-
-
 def list_unusable_nodes(state: RunState) -> dict[str, str]:
-    """Return the nodes that cannot take part in another attempt, and why, in a word."""
+    """Return the nodes that cannot take part in another attempt, and why."""
     reasons = {n.node: "dirty: processes of the run could not be ended" for n in state.nodes.values() if n.remaining}
     return reasons | {n.node: "lost" for n in state.nodes.values() if n.link == "lost"}
 
 
 def choose_excluded_nodes(state: RunState, observations: Observations) -> dict[str, str]:
-    """Return the nodes that another attempt does without, and why.
+    """Return the nodes that the next attempt does not use, and why.
 
-    One that is only unhealthy is left out where a spare can take its place: a run with a sick GPU may get further than
-    none, and attempts that fail alike end soon.
+    A node that is only unhealthy is excluded if a spare can replace it. Without a spare the run tries it again: it may
+    get further, and repeated failures end it soon.
     """
     bad = list_unusable_nodes(state)
     why = {**observations.degraded, **observations.unhealthy}
@@ -381,7 +348,7 @@ def choose_excluded_nodes(state: RunState, observations: Observations) -> dict[s
 
 
 def _find_restart_kind(state: RunState) -> str | None:
-    """Return the word of `restart.on` under which this end falls, or `None` where it is no reason to try again."""
+    """Return the word of `restart.on` for this end, or `None` if it is no reason for a restart."""
     if all(w.ended_well for w in state.workers.values()):
         return None
     match state.reason:
@@ -400,7 +367,7 @@ def _find_restart_kind(state: RunState) -> str | None:
 def find_restart_obstacle(
     state: RunState, limits: Limits, observations: Observations, kind: str, now: float
 ) -> str | None:
-    """Return why no attempt may follow an end of that kind; `None` if one may, "" where nobody expects one."""
+    """Return why no attempt may follow an end of this kind: `None` if one may, "" if the user asked for none."""
     rules = limits.restart
     if rules.max_restarts == 0 or kind not in rules.on:
         return ""
@@ -427,7 +394,7 @@ def find_restart_obstacle(
 
 
 def limits_from_spec(spec: ClusterSpec) -> Limits:
-    """Return what the policy needs of a spec."""
+    """Return the limits that a cluster file sets."""
     job = spec.job
     assert job is not None, "a run has a job"
     return Limits(
@@ -442,14 +409,11 @@ def limits_from_spec(spec: ClusterSpec) -> Limits:
 
 
 MAX_STEP_S = 5.0
-"""Seconds that count at most between two looks: where this process did not run, nobody was heard."""
+"""The most seconds that count between two updates: if this process did not run, it received nothing."""
 
 
 class StopTimers:
-    """Counts the seconds for which each node that was told has been connected: in those it could act and say so.
-
-    Times are monotonic seconds.
-    """
+    """Counts for how long each node has been connected since it was told to stop. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -457,23 +421,23 @@ class StopTimers:
         self._kill_at: float | None = None
 
     def reset(self) -> None:
-        """Begin anew: another attempt is to stop."""
+        """Forget all nodes, for the next attempt."""
         self._seconds.clear()
 
     def start(self, node: str) -> None:
-        """Take note that a node is told to stop; repeating it changes nothing."""
+        """Start the timer of a node that is told to stop. A second call changes nothing."""
         self._seconds.setdefault(node, 0.0)
 
     def start_kill(self, now: float) -> None:
-        """Take note that a person wants the end at once."""
+        """Note that a person asked for an immediate end."""
         self._kill_at = now
 
     def kill_wait_s(self, now: float) -> float | None:
-        """Return the seconds since a person wanted the end at once; `None` where nobody does."""
+        """Return the seconds since a person asked for an immediate end, or `None`."""
         return None if self._kill_at is None else now - self._kill_at
 
     def update(self, connected: Collection[str], now: float) -> dict[str, float]:
-        """Return for how long each node has known it, given who is connected and has been since the last look."""
+        """Add the time since the last update to the nodes that are connected; return the seconds of each node."""
         passed = 0.0 if self._updated_at is None else min(now - self._updated_at, MAX_STEP_S)
         self._updated_at = now
         for node in self._seconds:
@@ -487,20 +451,20 @@ VIOLATION_WINDOW_S = 3600.0
 
 
 class ViolationCounter:
-    """Counts for each node of a run what it said that no node says."""
+    """Counts the protocol violations of each node of a run."""
 
     def __init__(self) -> None:
         self._moments: dict[str, list[float]] = {}
         self._texts: set[tuple[str, str]] = set()
 
     def add(self, node: str, now: float) -> bool:
-        """Take note of one; return whether the node has used up its chances. `now` is monotonic."""
+        """Count a violation; return whether the node has reached the limit. `now` is monotonic."""
         moments = [moment for moment in self._moments.get(node, []) if now - moment < VIOLATION_WINDOW_S]
         self._moments[node] = [*moments, now][-MAX_VIOLATIONS:]
         return len(moments) + 1 >= MAX_VIOLATIONS
 
     def is_new(self, node: str, text: str) -> bool:
-        """Return whether this was not said of the node before; what varies in it does not make it so for ever."""
+        """Return whether a message about a node is new. Only the first few different messages of a node are."""
         new = (node, text) not in self._texts and sum(n == node for n, _ in self._texts) < MAX_VIOLATIONS
         if new:
             self._texts.add((node, text))
