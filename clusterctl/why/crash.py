@@ -1,20 +1,17 @@
-"""Whose end began it: the first that leaves or breaks the group, whatever its exit code. Its peers die of it.
-
-If all that failed say that they lost a peer: whom they missed, what that one said itself, what was counted.
-"""
+"""Judges a crash: which rank ended first or broke the process group, whatever its exit code. Its peers die of it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from clusterctl.config.worker_variables import OWNED_NAMES, find_launcher, find_substitute
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import headline_patterns
 from clusterctl.why.evidence import Evidence, Rank, RankExit
 from clusterctl.why.headline import find_last_words
-from clusterctl.why.stack_position import is_user_code, short_path
-from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase, shorten
+from clusterctl.why.stack_position import Activity, StackPosition, is_user_code, name_culprits, short_path
+from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase, shorten
 
 _OUT_OF_MEMORY = "a kernel that lacked memory has `oom-kill` or `Out of memory: Killed process` in its log of that time"
 _GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP|ROCm|CUBLAS\w*)\b|\bGPU \d", re.I)
@@ -29,10 +26,10 @@ _TRACEBACK_FRAME = re.compile(
 
 
 def classify_exit(end: RankExit) -> Class:
-    """Return the class of what ended a rank by itself."""
+    """Return the class of the end of a rank."""
     if end.oom:
         return Class.OUT_OF_MEMORY
-    if end.well:
+    if end.ended_well:
         return Class.EXITED_EARLY
     if end.secondary and end.cls in (None, Class.UNKNOWN):
         return Class.PEER_LOST
@@ -40,28 +37,27 @@ def classify_exit(end: RankExit) -> Class:
 
 
 def is_certain_cause(end: RankExit) -> bool:
-    """Return whether it is known why a rank ended; lines of its output before that may speak of anything."""
+    """Return whether it is known why a rank ended. The last lines of an output alone may be about anything."""
     return bool(end.oom or (end.signal and end.signal != "SIGBUS") or end.is_recognised)
 
 
-def innermost_user_line(traceback: str | None) -> tuple[str | None, str | None]:
-    """Return the innermost line of the user's code in a traceback, and the function there."""
+def find_user_position(traceback: str | None) -> StackPosition:
+    """Return the innermost line of the user's code in a traceback."""
     frames = list(_TRACEBACK_FRAME.finditer(traceback or ""))
     own = [frame for frame in frames if is_user_code(frame["file"])] or frames
-    if not own:
-        return None, None
-    return f"{short_path(own[-1]['file'])}:{own[-1]['line']}", own[-1]["function"]
+    where = f"{short_path(own[-1]['file'])}:{own[-1]['line']}" if own else None
+    return StackPosition(doing=Activity.UNKNOWN, where=where, op=own[-1]["function"] if own else None)
 
 
 def describe_exit(end: RankExit) -> str:
-    """Return in words how a rank ended."""
+    """Return how a rank ended, for a sentence."""
     if end.oom:
         return end.message
     if end.signal is not None:
         return f"ended by {end.signal}" + (f": {end.message}" if end.message and end.signal not in end.message else "")
     if end.exit_code is None:
         return "it ended, and nobody saw how"
-    if end.well:
+    if end.ended_well:
         last = find_last_words(end.tail)
         words = f"; its last words: {shorten(last)}" if last else ""
         if end.message:
@@ -73,7 +69,7 @@ def describe_exit(end: RankExit) -> str:
 
 
 def find_advice(end: RankExit) -> str:
-    """Return what the words of an end do not say, and a person should know; empty where there is nothing."""
+    """Return advice that the message of a rank does not give; "" if there is none."""
     if classify_exit(end) is Class.SHARED_MEMORY and not headline_patterns.SHARED_MEMORY.search(end.message):
         return _BUS_ERROR
     found = _MISSING_VARIABLE.search(end.message)
@@ -92,12 +88,13 @@ def find_advice(end: RankExit) -> str:
 
 
 def next_command(cls: Class, run: str, rank: int | None, node: str | None, message: str = "") -> tuple[str, ...]:
-    """Return what to type next; `message` is what the rank said."""
+    """Return the commands to run next; `message` is the message of the rank."""
     logs = f"clusterctl logs {run} --rank {rank}" if rank is not None else f"clusterctl logs {run}"
     at = f" --nodes {node}" if node is not None else ""
     match cls:
         case Class.OUT_OF_MEMORY if _GPU_MEMORY.search(message):
-            return (f"clusterctl exec{at} -- {_gpu_tool(message)}", _MORE_GPU_MEMORY, logs)
+            tool = "rocm-smi" if re.search(r"\bHIP\b|ROCm", message) else "nvidia-smi"
+            return (f"clusterctl exec{at} -- {tool}", _MORE_GPU_MEMORY, logs)
         case Class.OUT_OF_MEMORY:
             return (logs, f"clusterctl exec{at} -- free -h")
         case Class.DISK_FULL:
@@ -132,281 +129,219 @@ _MORE_GPU_MEMORY = (
 )
 
 
-def _gpu_tool(message: str) -> str:
-    return "rocm-smi" if re.search(r"\bHIP\b|ROCm", message) else "nvidia-smi"
-
-
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
+_PEERS_NOTICE_S = 120.0
+"""Peers of a rank that ends notice it at their next collective. A later end may have another reason."""
+_BARRIER_MISSED = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
+_TIMEOUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 
-
-def describe_ranks(ranks: Sequence[Rank]) -> str:
-    """Return ranks for a sentence, with the node where it is one."""
-    return ranks_phrase((rank.rank for rank in ranks), (rank.node for rank in ranks))
-
-
-def make_culprits(named: Sequence[tuple[Rank, RankExit]]) -> tuple[Culprit, ...]:
-    """Return ranks as those that began it, each with its line and its words."""
-    found = []
-    for rank, end in sorted(named, key=lambda each: each[0].rank)[:MAX_NAMED]:
-        line, function = innermost_user_line(end.traceback)
-        found.append(Culprit(rank=rank.rank, node=rank.node, where=line, op=function, evidence=describe_exit(end)))
-    return tuple(found)
-
-
-def list_peer_victims(ranks: Sequence[Rank]) -> tuple[Waiting, ...]:
-    """Return ranks as those that ended because of others."""
-    if not ranks:
-        return ()
-    return (Waiting(ranks=fold_ranks([rank.rank for rank in ranks]), where=None, op="lost a peer"),)
+RankEnd = tuple[Rank, RankExit]
+"""A rank and how it ended."""
 
 
 def normalize_message(message: str) -> str:
-    """Return a message without what differs between ranks that fail alike: numbers and addresses."""
+    """Return a message without the numbers and addresses that differ between ranks with the same failure."""
     return _DIGITS.sub("#", message)
 
 
-_NOTICED_S = 120.0
-"""Peers of a rank that ends notice it at their next collective: later than this, another reason may be theirs."""
+def _name(evidence: Evidence, ends: Iterable[RankEnd]) -> str:
+    return evidence.name_ranks(rank.rank for rank, _ in ends)
 
 
-def judge_crash(case: Evidence) -> Verdict | None:
-    """Return who failed by itself first; `None` where nobody did."""
-    ended = [(rank, rank.end) for rank in case.ranks if rank.end is not None and not rank.end.stopped]
-    failed = [(rank, end) for rank, end in ended if not end.well]
-    alive = [rank for rank in case.ranks if rank.end is None]
+def _name_failed(ends: Sequence[RankEnd]) -> tuple[Culprit, ...]:
+    """Return ranks as culprits, each with the line at which it failed and its message."""
+    by_rank = {rank.rank: end for rank, end in ends}
+    return name_culprits(
+        (rank for rank, _ in ends),
+        lambda rank: describe_exit(by_rank[rank.rank]),
+        lambda rank: find_user_position(by_rank[rank.rank].traceback),
+    )
+
+
+def _list_victims(ranks: Iterable[Rank]) -> tuple[Waiting, ...]:
+    """Return ranks that ended because of others."""
+    numbers = fold_ranks(rank.rank for rank in ranks)
+    return (Waiting(ranks=numbers, where=None, op="lost a peer"),) if numbers else ()
+
+
+def judge_crash(evidence: Evidence) -> Verdict | None:
+    """Return which rank failed first for a reason of its own; `None` if no rank failed."""
+    ended = [(rank, rank.end) for rank in evidence.ranks if rank.end is not None and not rank.end.stopped]
+    failed = [(rank, end) for rank, end in ended if not end.ended_well]
     if not failed:
-        return None  # those that ended with 0 while others wait are another matter: `left`
-    left = [(rank, end) for rank, end in ended if end.well]
+        return None  # `judge` looks at ranks that ended with 0 while others wait
+    early = [(rank, end) for rank, end in ended if end.ended_well]
     own = [(rank, end) for rank, end in failed if not end.secondary and classify_exit(end) is not Class.PEER_LOST]
     if own:
-        return _of_own(case, own, failed)
-    if left:
-        return _left_early(case, left, failed, alive)
-    return judge_peer_losses(case, failed)
+        return _judge_own_failures(evidence, own, failed)
+    return _judge_early_ends(evidence, early, failed) if early else _judge_peer_losses(evidence, failed)
 
 
-def _of_own(case: Evidence, own: Sequence[tuple[Rank, RankExit]], failed: Sequence[tuple[Rank, RankExit]]) -> Verdict:
-    """Ranks that failed for a reason of their own: the first; or all, where they failed alike."""
+def _judge_own_failures(evidence: Evidence, own: Sequence[RankEnd], failed: Sequence[RankEnd]) -> Verdict:
+    """Judge ranks that failed for a reason of their own: the first one, or all of them if they failed alike."""
     first, end = min(own, key=lambda each: (each[1].latest, each[0].rank))
     cls = classify_exit(end)
     if cls is Class.MISMATCH:
-        return _unlike(case, first, [rank for rank, _ in failed])
-    alike = [
-        (r, e)
-        for r, e in own
-        if classify_exit(e) is cls and normalize_message(e.message) == normalize_message(end.message)
-    ]
-    rivals = [r for r, e in own if r.rank != first.rank and _may_precede((r, e), (first, end))]
-    strangers = [r for r in rivals if r.rank not in {a.rank for a, _ in alike}]
-    named = alike if len(alike) > 1 and len(alike) == len(own) else [(first, end)]
-    confidence = _confidence(
-        cls,
-        certain=(not rivals or len(named) == len(own)) and is_certain_cause(end),
-        doubtful=bool(strangers),
-    )
-    if confidence is Confidence.AMBIGUOUS:
-        named = [(r, e) for r, e in own if r.rank == first.rank or r in strangers]
-    who = describe_ranks([rank for rank, _ in named])
-    others = [r for r, _ in failed if r.rank not in {n.rank for n, _ in named}]
-    summary = f"{who} {'failed alike' if len(named) > 1 and confidence is not Confidence.AMBIGUOUS else 'failed first'}"
+        # The rank that noticed the mismatch may have passed the right tensor.
+        name = evidence.name_ranks([first.rank])
+        return Verdict(
+            kind=Kind.CRASH,
+            cls=cls,
+            confidence=Confidence.AMBIGUOUS,
+            summary=f"ranks brought to one collective what does not fit; {name} noticed it first",
+            waiting=(Waiting(ranks=fold_ranks(rank.rank for rank, _ in failed), where=None, op="noticed it"),),
+            next=("clusterctl up --set env.TORCH_DISTRIBUTED_DEBUG=DETAIL", f"clusterctl logs {evidence.run}"),
+        )
+    message = normalize_message(end.message)
+    alike = [(r, e) for r, e in own if classify_exit(e) is cls and normalize_message(e.message) == message]
+    alike_ranks = {rank.rank for rank, _ in alike}
+    rivals = [r.rank for r, e in own if r.rank != first.rank and _may_precede((r, e), (first, end))]
+    named = alike if 1 < len(alike) == len(own) else [(first, end)]
+    confidence = Confidence.LIKELY
+    if not alike_ranks.issuperset(rivals):
+        confidence = Confidence.AMBIGUOUS
+        named = [(r, e) for r, e in own if r.rank == first.rank or r.rank in set(rivals) - alike_ranks]
+    elif cls is not Class.UNKNOWN and (not rivals or len(named) == len(own)) and is_certain_cause(end):
+        confidence = Confidence.CERTAIN
+    how = "failed alike" if len(named) > 1 and confidence is not Confidence.AMBIGUOUS else "failed first"
+    named_ranks = {rank.rank for rank, _ in named}
+    advice = find_advice(end)
     return Verdict(
         kind=Kind.START if cls is Class.NOT_STARTED else Kind.CRASH,
         cls=cls,
         confidence=confidence,
-        summary="; ".join(filter(None, (f"{summary}: {describe_exit(end)}", find_advice(end)))),
-        culprits=make_culprits(named),
-        waiting=list_peer_victims(others),
-        next=next_command(cls, case.run, first.rank, first.node, end.message),
+        summary=f"{_name(evidence, named)} {how}: {describe_exit(end)}{advice and f'; {advice}'}",
+        culprits=_name_failed(named),
+        waiting=_list_victims(rank for rank, _ in failed if rank.rank not in named_ranks),
+        next=next_command(cls, evidence.run, first.rank, first.node, end.message),
     )
 
 
-def _may_precede(one: tuple[Rank, RankExit], other: tuple[Rank, RankExit]) -> bool:
-    """Whether one end may have come before the other: by the clock of their node where they share one."""
+def _may_precede(one: RankEnd, other: RankEnd) -> bool:
+    """Return whether one rank may have ended before another, by the clock of their node if they share one."""
     (rank, end), (other_rank, other_end) = one, other
     if rank.node == other_rank.node and end.on_node_clock is not None and other_end.on_node_clock is not None:
         return end.on_node_clock[0] <= other_end.on_node_clock[1]
     return end.earliest <= other_end.latest
 
 
-def _unlike(case: Evidence, first: Rank, failed: Sequence[Rank]) -> Verdict:
-    """A rank got what does not fit what it brought: it is one of two, and which is wrong is not told by its end."""
-    return Verdict(
-        kind=Kind.CRASH,
-        cls=Class.MISMATCH,
-        confidence=Confidence.AMBIGUOUS,
-        summary=f"ranks brought to one collective what does not fit; {describe_ranks([first])} noticed it first",
-        waiting=(Waiting(ranks=fold_ranks([rank.rank for rank in failed]), where=None, op="noticed it"),),
-        next=("clusterctl up --set env.TORCH_DISTRIBUTED_DEBUG=DETAIL", f"clusterctl logs {case.run}"),
-    )
-
-
-def _left_early(
-    case: Evidence,
-    left: Sequence[tuple[Rank, RankExit]],
-    failed: Sequence[tuple[Rank, RankExit]],
-    alive: Sequence[Rank],
-) -> Verdict:
-    """Ranks that ended with 0 while others were not through: these lost their peers, or wait for them."""
-    first_loss = min((end.latest for _, end in failed), default=None)
-    early = [(r, e) for r, e in left if first_loss is None or e.earliest <= first_loss]
-    named = early or list(left)
-    certain = bool(early) and (
-        first_loss is None or all(e.latest < first_loss <= e.latest + _NOTICED_S for _, e in named)
-    )
-    # One that goes on where most are through may have done a step too many.
-    many = len(named) > len(failed) + len(alive)
-    rest = [(r, e) for r, e in failed] if many else []
+def _judge_early_ends(evidence: Evidence, ended: Sequence[RankEnd], failed: Sequence[RankEnd]) -> Verdict:
+    """Judge ranks that ended with 0 while others were still at work: the others lost their peers."""
+    first_loss = min(end.latest for _, end in failed)
+    early = [(rank, end) for rank, end in ended if end.earliest <= first_loss]
+    named = early or list(ended)
+    certain = bool(early) and all(end.latest < first_loss <= end.latest + _PEERS_NOTICE_S for _, end in named)
+    # If most ranks have ended, one that goes on may have done a step too many.
+    is_majority = len(named) > len(failed) + sum(rank.end is None for rank in evidence.ranks)
+    sure = Confidence.CERTAIN if certain else Confidence.LIKELY
     return Verdict(
         kind=Kind.CRASH,
         cls=Class.EXITED_EARLY,
-        confidence=Confidence.AMBIGUOUS if many else Confidence.CERTAIN if certain else Confidence.LIKELY,
-        summary=f"{describe_ranks([rank for rank, _ in named])} ended with 0 while others were not through",
-        culprits=make_culprits([*named, *rest]),
-        waiting=list_peer_victims([r for r, _ in failed] or alive),
-        next=next_command(Class.EXITED_EARLY, case.run, named[0][0].rank, None),
+        confidence=Confidence.AMBIGUOUS if is_majority else sure,
+        summary=f"{_name(evidence, named)} ended with 0 while others were not through",
+        culprits=_name_failed([*named, *(failed if is_majority else ())]),
+        waiting=_list_victims(rank for rank, _ in failed),
+        next=next_command(Class.EXITED_EARLY, evidence.run, named[0][0].rank, None),
     )
 
 
-def _confidence(cls: Class, *, certain: bool, doubtful: bool) -> Confidence:
-    if doubtful:
-        return Confidence.AMBIGUOUS
-    if cls in (Class.UNKNOWN,):
-        return Confidence.LIKELY
-    return Confidence.CERTAIN if certain else Confidence.LIKELY
+def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict:
+    """Judge ranks that all say that they lost a peer.
 
-
-_ABSENT_CLASSES = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
-_GAVE_UP_TEXT = re.compile(r"timed out|timeout", re.IGNORECASE)
-
-
-def judge_peer_losses(case: Evidence, failed: Sequence[tuple[Rank, RankExit]]) -> Verdict:
-    """Return whom ranks lost that all say that they lost a peer.
-
-    That one may have been stopped with them before it could end by itself: then its own last words tell, or whom the
-    others missed, or who had begun nothing while the others waited; else the node whose address they name.
+    The peer may have been stopped with them before it ended by itself. Then its own last words tell, or the ranks that
+    the others name, or the ranks that had begun no collective while the others waited; else the node whose address they
+    name.
     """
-    unended = [(rank, rank.end) for rank in case.ranks if rank.end is not None and rank.end.stopped]
-    own = [(rank, end) for rank, end in unended if _has_a_reason(end)]
+    stopped = [(rank, rank.end) for rank in evidence.ranks if rank.end is not None and rank.end.stopped]
+    own = [(r, e) for r, e in stopped if e.traceback and not e.secondary and classify_exit(e) is not Class.PEER_LOST]
     if own:
-        return _stopped_before_it_ended(case, own, failed)
-    bereft = [*failed, *((rank, end) for rank, end in unended if end.secondary)]
-    missed = _find_missed_ranks(case, bereft)
-    return _not_joined(case, missed, bereft) if missed else _blame_node(case, failed)
-
-
-def _has_a_reason(end: RankExit) -> bool:
-    """Whether what a rank had written before it was stopped is the end of a rank that fails by itself."""
-    return bool(end.traceback) and not end.secondary and classify_exit(end) is not Class.PEER_LOST
-
-
-def _stopped_before_it_ended(
-    case: Evidence, own: Sequence[tuple[Rank, RankExit]], failed: Sequence[tuple[Rank, RankExit]]
-) -> Verdict:
-    """Ranks that had said why they fail, and whose peers noticed before they were gone."""
-    first, end = own[0]
-    alike = all(normalize_message(other.message) == normalize_message(end.message) for _, other in own)
-    return Verdict(
-        kind=Kind.CRASH,
-        cls=classify_exit(end),
-        confidence=Confidence.LIKELY if alike else Confidence.AMBIGUOUS,
-        summary=f"{describe_ranks([rank for rank, _ in own])} failed: {describe_exit(end)}; "
-        f"{'it was' if len(own) == 1 else 'they were'} stopped with its peers, which lost it, before it was gone",
-        culprits=make_culprits(own),
-        waiting=list_peer_victims([rank for rank, _ in failed]),
-        next=next_command(classify_exit(end), case.run, first.rank, first.node, end.message),
-    )
-
-
-def _find_missed_ranks(case: Evidence, bereft: Sequence[tuple[Rank, RankExit]]) -> list[Rank]:
-    """Return for whom ranks waited until the first of them gave up, and thereby ended the others.
-
-    Whom they name; else who has lost nobody; else who, when last counted, was in no collective while the others were.
-    """
-    texts = [f"{end.message}\n{end.tail}" for _, end in bereft]
-    heard = [*texts, *(rank.end.tail for rank in case.ranks if rank.end is not None and rank.end.stopped)]
-    numbers = {
-        int(number) for text in heard for found in _ABSENT_CLASSES.findall(text) for number in re.findall(r"\d+", found)
-    }
-    named = [rank for rank in case.ranks if rank.rank in numbers]
-    if named or not any(map(_GAVE_UP_TEXT.search, texts)):
-        return named
-    known = {rank.rank for rank, _ in bereft}
-    others = [rank for rank in case.ranks if rank.rank not in known]
-    return others if len(others) < len(known) else _find_idle_ranks(case, known)
-
-
-def _find_idle_ranks(case: Evidence, bereft: set[int]) -> list[Rank]:
-    """Return who was in no collective while most were, and all that lost somebody; nobody where not all are counted."""
-    if any(rank.counted is None for rank in case.ranks):
-        return []
-    idle = [rank for rank in case.ranks if all(ended >= begun for begun, ended in (rank.counted or {}).values())]
-    return idle if 2 * len(idle) < len(case.ranks) and bereft.isdisjoint(rank.rank for rank in idle) else []
-
-
-def _not_joined(case: Evidence, missed: Sequence[Rank], bereft: Sequence[tuple[Rank, RankExit]]) -> Verdict:
+        first, end = own[0]
+        alike = all(normalize_message(other.message) == normalize_message(end.message) for _, other in own)
+        were = "it was" if len(own) == 1 else "they were"
+        return Verdict(
+            kind=Kind.CRASH,
+            cls=classify_exit(end),
+            confidence=Confidence.LIKELY if alike else Confidence.AMBIGUOUS,
+            summary=f"{_name(evidence, own)} failed: {describe_exit(end)}; "
+            f"{were} stopped with its peers, which lost it, before it was gone",
+            culprits=_name_failed(own),
+            waiting=_list_victims(rank for rank, _ in failed),
+            next=next_command(classify_exit(end), evidence.run, first.rank, first.node, end.message),
+        )
+    victims = [*failed, *((rank, end) for rank, end in stopped if end.secondary)]
+    missed = _find_missed_ranks(evidence, victims)
+    if not missed:
+        return _judge_accused_node(evidence, failed)
+    names, gave_up = evidence.name_ranks(r.rank for r in missed), ranks_phrase(rank.rank for rank, _ in victims)
     return Verdict(
         kind=Kind.CRASH,
         cls=Class.NOT_JOINED,
         confidence=Confidence.LIKELY if len(missed) == 1 else Confidence.AMBIGUOUS,
-        summary=f"{describe_ranks(missed)} did not join a collective, and "
-        f"{ranks_phrase(rank.rank for rank, _ in bereft)} gave up waiting",
-        culprits=tuple(
-            Culprit(rank=rank.rank, node=rank.node, evidence="its peers waited for it in vain") for rank in missed
-        ),
-        waiting=list_peer_victims([rank for rank, _ in bereft]),
-        next=next_command(Class.NOT_JOINED, case.run, missed[0].rank, missed[0].node),
+        summary=f"{names} did not join a collective, and {gave_up} gave up waiting",
+        culprits=name_culprits(missed, lambda _: "its peers waited for it in vain"),
+        waiting=_list_victims(rank for rank, _ in victims),
+        next=next_command(Class.NOT_JOINED, evidence.run, missed[0].rank, missed[0].node),
     )
 
 
-def _blame_node(case: Evidence, failed: Sequence[tuple[Rank, RankExit]]) -> Verdict:
-    """Nothing tells whom they lost, but perhaps where it was."""
-    accused = _find_accused_node(case, failed)
-    first, end = min(failed, key=lambda each: (each[1].latest, each[0].rank))
-    if accused is not None:
+def _find_missed_ranks(evidence: Evidence, victims: Sequence[RankEnd]) -> list[Rank]:
+    """Return the ranks that others waited for until the first of them gave up, which ended the others.
+
+    These are the ranks that the others name; else the ranks that lost no peer; else the ranks that were in no
+    collective while most were in one.
+    """
+    texts = [f"{end.message}\n{end.tail}" for _, end in victims]
+    outputs = [*texts, *(rank.end.tail for rank in evidence.ranks if rank.end is not None and rank.end.stopped)]
+    numbers = {int(n) for text in outputs for found in _BARRIER_MISSED.findall(text) for n in re.findall(r"\d+", found)}
+    named = [rank for rank in evidence.ranks if rank.rank in numbers]
+    if named or not any(map(_TIMEOUT.search, texts)):
+        return named
+    known = {rank.rank for rank, _ in victims}
+    others = [rank for rank in evidence.ranks if rank.rank not in known]
+    if len(others) < len(known):
+        return others
+    if any(rank.collective_counts is None for rank in evidence.ranks):
+        return []
+    counts = {rank.rank: (rank.collective_counts or {}).values() for rank in evidence.ranks}
+    idle = [rank for rank in evidence.ranks if all(ended >= begun for begun, ended in counts[rank.rank])]
+    return idle if 2 * len(idle) < len(evidence.ranks) and known.isdisjoint(rank.rank for rank in idle) else []
+
+
+def _judge_accused_node(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict:
+    """Judge by the one node whose address ranks of other nodes name; without one, name all ranks that lost a peer."""
+    by_address = {address: node.node for node in evidence.nodes.values() for address in node.addresses}
+    accused: set[str] = set()
+    for rank, end in failed:
+        text = f"{end.message}\n{end.tail}"
+        accused |= {node for address, node in by_address.items() if node != rank.node and f"[{address}]" in text}
+    if len(accused) == 1:
+        node = accused.pop()
+        # Also the ranks that were stopped before they could print a word.
+        there = [rank for rank in evidence.ranks if rank.node == node]
         return Verdict(
             kind=Kind.CRASH,
             cls=Class.PEER_LOST,
             confidence=Confidence.AMBIGUOUS,
-            summary=f"all ranks lost a peer; they name {accused}, and nobody there says why",
-            culprits=_list_ranks_on(case, accused),
-            waiting=list_peer_victims([r for r, _ in failed if r.node != accused]),
-            next=next_command(Class.NODE_LOST, case.run, None, accused),
+            summary=f"all ranks lost a peer; they name {node}, and nobody there says why",
+            culprits=name_culprits(there, _describe_accused)
+            if len(there) > 1
+            else (Culprit(rank=None, node=node, evidence="its peers lost it"),),
+            waiting=_list_victims(rank for rank, _ in failed if rank.node != node),
+            next=next_command(Class.NODE_LOST, evidence.run, None, node),
         )
-    # A victim is never named alone: whom it lost may have been stopped by us before it ended by itself.
-    named = failed if len(failed) > 1 else []
+    # A single victim is not named: the rank that it lost may have been stopped before it ended by itself.
+    first, end = min(failed, key=lambda each: (each[1].latest, each[0].rank))
     return Verdict(
         kind=Kind.CRASH,
         cls=Class.PEER_LOST,
         confidence=Confidence.AMBIGUOUS,
-        summary=f"{describe_ranks([first])} was the first to lose a peer: {describe_exit(end)}",
-        culprits=make_culprits(named),
-        waiting=() if named else list_peer_victims([first]),
-        next=next_command(Class.PEER_LOST, case.run, first.rank, first.node),
+        summary=f"{_name(evidence, [(first, end)])} was the first to lose a peer: {describe_exit(end)}",
+        culprits=_name_failed(failed) if len(failed) > 1 else (),
+        waiting=() if len(failed) > 1 else _list_victims([first]),
+        next=next_command(Class.PEER_LOST, evidence.run, first.rank, first.node),
     )
 
 
-def _list_ranks_on(case: Evidence, node: str) -> tuple[Culprit, ...]:
-    """Return all ranks of a node, also those that we stopped before they could say a word; the node where it is one."""
-    there = [rank for rank in case.ranks if rank.node == node]
-    if len(there) < 2:
-        return (Culprit(rank=None, node=node, evidence="its peers lost it"),)
-    return tuple(
-        Culprit(
-            rank=rank.rank,
-            node=node,
-            evidence="its peers lost its node"
-            if rank.end is None or rank.end.stopped or rank.end.well
-            else describe_exit(rank.end),
-        )
-        for rank in there[:MAX_NAMED]
-    )
-
-
-def _find_accused_node(case: Evidence, failed: Sequence[tuple[Rank, RankExit]]) -> str | None:
-    """Return the one node of which ranks of other nodes say that they lost it."""
-    by_address = {address: node.node for node in case.nodes.values() for address in node.addresses}
-    named: set[str] = set()
-    for rank, end in failed:
-        text = f"{end.message}\n{end.tail}"
-        named |= {node for address, node in by_address.items() if node != rank.node and f"[{address}]" in text}
-    return named.pop() if len(named) == 1 else None
+def _describe_accused(rank: Rank) -> str:
+    is_silent = rank.end is None or rank.end.stopped or rank.end.ended_well
+    return "its peers lost its node" if rank.end is None or is_silent else describe_exit(rank.end)

@@ -1,17 +1,17 @@
-"""What is known of a run that went wrong, as values: how its ranks ended, and where those were that had not."""
+"""The evidence about a run that went wrong: how its ranks ended, and snapshots of the ranks that had not ended."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry, ProcessState, TcpConnection
-from clusterctl.why.verdict import Class
+from clusterctl.why.verdict import Class, ranks_phrase
 
 
 @dataclass(frozen=True, slots=True)
 class StackFrame:
-    """One Python call on a stack. `line` is 0 where it is not known."""
+    """One Python call on a stack. `line` is 0 if it is not known."""
 
     function: str
     file: str
@@ -20,16 +20,16 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """How a rank ended by itself. `earliest` and `latest` bound it on the head's clock (seconds).
+    """How a rank ended. `earliest` and `latest` bound the time on the head's clock (seconds).
 
     Attributes:
-        on_node_clock: The same two on the clock of its node, by which ranks of one node are compared.
-        oom: What tells that the kernel killed it for memory.
-        secondary: Its last words are those of a rank whose peer was lost.
+        on_node_clock: Both bounds on the clock of its node, which compare ranks of one node exactly.
+        oom: How it is known that the kernel killed the rank for lack of memory.
+        secondary: Its last words say that it lost a peer.
         failed_inside: Its Python failed, although its first process ended with 0.
-        stopped: We asked for it: how it ended says nothing, and its words are what it had said before.
-        cls: What its message tells (`headline`); `None` where nothing was said.
-        is_recognised: The message was recognised as the cause of an end.
+        stopped: The controller stopped it. Then its exit says nothing, and its message is from before the stop.
+        cls: The class of its message (`headline`); `None` without a message.
+        is_recognised: The message is known as one that ends a program.
     """
 
     exit_code: int | None
@@ -48,24 +48,24 @@ class RankExit:
     failed_inside: bool = False
 
     @property
-    def well(self) -> bool:
-        """It ended with 0, and so did its Python."""
+    def ended_well(self) -> bool:
+        """Whether the rank and its Python ended with 0."""
         return self.exit_code == 0 and not self.failed_inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSnapshot:
-    """A rank as it was seen at one moment.
+    """A rank at one moment.
 
     Attributes:
-        source: How its stacks were had: signal, py-spy, proc (none).
-        frames: Calls of its main thread, most recent first; `None` where they are not known.
+        source: How its stacks were read: signal, py-spy, or proc (no stacks).
+        frames: Calls of its main thread, most recent first; `None` if they are not known.
         cpu: Share of one core.
         status_age: Seconds since the shim's own thread last wrote; `None` without a shim.
-        seq: Last collective begun, and ended, by process group.
-        entries: The newest of the flight recorder; `None` where it was not had.
-        sockets: Its connections, as far as they could be seen.
-        error: Why there is nothing.
+        seq: The last collective begun and the last one ended, by process group.
+        entries: The newest entries of the flight recorder; `None` without a recorder.
+        sockets: Its connections, as far as they are known.
+        error: Why the snapshot is empty.
     """
 
     source: str
@@ -84,62 +84,70 @@ class RankSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTiming:
-    """What a rank of a run that moves did with its time of late.
+    """What a rank of a healthy run has recently spent its time on.
 
     Attributes:
-        seconds: How long it was watched.
-        waits: Share of looks at which it was in a collective, in each part of that time; `None` where that is not
-            counted.
+        seconds: How long the rank was sampled.
+        wait_shares: In each part of that time, the share of samples with the rank in a collective; `None` if
+            collectives are not counted.
         cpu: Cores that it and its children used.
         starved: Share of the time in which its main thread could run and had no CPU.
-        faults: How often a second its main thread waited for memory that was read from a disk.
-        clock: MHz of the slowest GPU of its node.
-        waits_for: What it waited for when it was in no collective, in words, by share of all looks.
+        faults: Page faults of its main thread per second that read from a disk.
+        gpu_clock_mhz: Clock of the slowest GPU of its node.
+        other_waits: What it waited for outside of collectives, each with the share of all samples.
     """
 
     seconds: float
-    waits: tuple[float, ...] | None
+    wait_shares: tuple[float, ...] | None
     cpu: float = 0.0
     starved: float = 0.0
     faults: float = 0.0
-    clock: float | None = None
-    waits_for: Mapping[str, float] = field(default_factory=dict)
+    gpu_clock_mhz: float | None = None
+    other_waits: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleRank:
-    """A rank of a run that nobody calls stalled.
+    """A rank without progress in a run that is not stalled.
 
     Attributes:
         seconds: For how long it has made no progress.
-        waits: It has begun a collective that has not ended.
-        does: What it spends its time with, in words; "" where that does not show.
+        in_collective: It has begun a collective that has not ended.
+        activity: What it spends its time on; "" if that is not known.
     """
 
     seconds: float
-    waits: bool
-    does: str = ""
+    in_collective: bool
+    activity: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One rank of the newest attempt: `end` once it has ended, `look` where somebody saw it before.
+    """One rank of the newest attempt.
 
     Attributes:
-        counted: Last collective begun, and ended, by process group, shortly before the first rank ended.
+        end: How it ended; `None` while it runs.
+        snapshot: The rank before its end; `None` if nobody looked at it.
+        collective_counts: The last collective begun and the last one ended, by process group, shortly before the
+            first rank ended.
     """
 
     rank: int
     node: str
     started: bool = True
     end: RankExit | None = None
-    look: RankSnapshot | None = None
-    counted: Mapping[str, tuple[int, int]] | None = None
+    snapshot: RankSnapshot | None = None
+    collective_counts: Mapping[str, tuple[int, int]] | None = None
+
+    @property
+    def snapshot_error(self) -> str:
+        """Why there is no snapshot of the rank."""
+        return (self.snapshot and self.snapshot.error) or "nobody looked at it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node: how its link is, and the addresses by which peers know it."""
+    """One node: the state of its link, and the addresses at which peers reach it."""
 
     node: str
     link: str = "connected"
@@ -149,11 +157,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRefusal:
-    """One reason for which a start was refused: a check that failed, or what a node answered.
+    """One reason for which a start was refused: a failed check, or the error of a node.
 
     Attributes:
-        node: Whose; `None` where it is about all of them.
-        check: The name of the check; empty where none spoke.
+        node: The node that it is about; `None` for all nodes.
+        check: The name of the failed check; empty if no check failed.
     """
 
     node: str | None
@@ -164,7 +172,7 @@ class StartRefusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunError:
-    """What ended the run where no exit of a worker did: `kind` of `blame.Cause`, or why it never started."""
+    """What ended the run without an exit of a worker: the `kind` of a `blame.Cause`, or why it never started."""
 
     kind: str
     message: str
@@ -175,21 +183,21 @@ class RunError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything that the verdict rests on.
+    """All evidence about a run.
 
     Attributes:
-        run: Its id.
-        over: It has ended.
-        reason: The `StopReason` for which its newest attempt was ended; `None` while nobody ends it.
-        stalled: The rule found, or has found, that nothing moves.
-        limit: After how many seconds (of the rule).
-        troubles: What health says of nodes now, in words, by node.
-        paces: What ranks of a run that moves did with their time, by rank.
-        standing: For how long its ranks have made no progress and what they do meanwhile, by rank.
-        unbegun: For how many seconds its ranks have run without any sign of progress; `None` once there was one.
-        seen_at: The folder in which the evidence lies; `None` where nobody looked.
-        folder: The run's folder, for people.
-        warnings: What a person shall know of its end beside how it ended, a sentence each.
+        run: The id of the run.
+        over: The run has ended.
+        reason: The `StopReason` of its newest attempt; `None` while the attempt is not stopped.
+        stalled: The stall rule says, or has said, that nothing moves.
+        limit: After how many seconds the stall rule says so.
+        troubles: Present health problems of each node.
+        timings: What the ranks of a healthy run spend their time on.
+        idle_ranks: For how long ranks have made no progress, and what they do meanwhile.
+        no_progress_s: Seconds since the start, if no rank has made any progress; `None` after the first progress.
+        evidence_folder: The folder with stored evidence; `None` if no rank was observed.
+        folder: The folder of the run.
+        warnings: One sentence for each finding about its end beside the cause.
     """
 
     run: str
@@ -199,11 +207,16 @@ class Evidence:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     stalled: bool = False
     limit: float | None = None
-    other: RunError | None = None
+    run_error: RunError | None = None
     troubles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    paces: Mapping[int, RankTiming] = field(default_factory=dict)
-    standing: Mapping[int, IdleRank] = field(default_factory=dict)
-    unbegun: float | None = None
-    seen_at: str | None = None
+    timings: Mapping[int, RankTiming] = field(default_factory=dict)
+    idle_ranks: Mapping[int, IdleRank] = field(default_factory=dict)
+    no_progress_s: float | None = None
+    evidence_folder: str | None = None
     folder: str | None = None
     warnings: tuple[str, ...] = ()
+
+    def name_ranks(self, ranks: Iterable[int]) -> str:
+        """Return ranks for a sentence, with their node if all are on one."""
+        numbers, nodes = list(ranks), {rank.rank: rank.node for rank in self.ranks}
+        return ranks_phrase(numbers, (nodes[number] for number in numbers))

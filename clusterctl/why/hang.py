@@ -1,374 +1,480 @@
-"""What was seen of the ranks of a hang: where each is, what it does there, and how that is said.
+"""Judges a hang: which ranks the others wait for.
 
-Who did not join, by what process groups count: of all that wait for somebody, the ranks that wait for nobody.
-
-Who is missing where nothing is counted: by connections between ranks, by stacks, by what the kernel says.
-
-Whom everybody waits for: what the kernel says of ranks first, then what their process groups count, then stacks.
+The rules ask the kernel first, then the numbers that process groups count. Without numbers they compare connections
+between ranks, stacks, and wait channels of the kernel.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 from clusterctl.agent.protocol.record_types import TcpConnection
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import collectives
 from clusterctl.why.collectives import MissingRanks
-from clusterctl.why.evidence import Evidence, Node, Rank, RankSnapshot
+from clusterctl.why.evidence import Evidence, Rank, RankSnapshot
 from clusterctl.why.stack_position import (
+    WAITS,
     Activity,
-    StackPosition,
     describe_kernel_wait,
+    is_computing,
     is_waiting_for_network,
+    is_waiting_for_peers,
     is_waiting_for_storage,
     locate_rank,
+    name_culprits,
 )
 from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase
 
 _STUCK_SHIM_S = 4.0
-"""The shim's thread writes every second: if older while the rank runs, something holds the interpreter lock."""
-_BUSY = 0.5
-_UNEXPLAINED = "no rank tells of itself, as with `job.inject: false`: nothing is counted, stacks and the kernel decide"
-WAITS = (Activity.COLLECTIVE, Activity.BACKWARD, Activity.SETTING_UP)
+"""The shim's thread writes every second. If its status is older, something holds the interpreter lock."""
+_UNEXPLAINED = "no rank reports its state, as with `job.inject: false`: only stacks and the kernel can be judged"
+_ELSEWHERE = (Activity.OWN, Activity.LOADING)
+_MIN_RETRANSMISSIONS = 2
+"""A single segment that is sent again may be chance."""
+_LOOPBACK = ("127.", "::1")
+_IDLE_CORES = 0.02
 
 
-class HangObservations:
-    """What was seen of the ranks, and where each of them is."""
+class Hang:
+    """The ranks of a hang, their snapshots, and the position of each in the code."""
 
-    def __init__(self, case: Evidence, ranks: Sequence[Rank], looks: Mapping[int, RankSnapshot]) -> None:
-        self.case, self.looks = case, looks
+    def __init__(self, evidence: Evidence, ranks: Sequence[Rank], snapshots: Mapping[int, RankSnapshot]) -> None:
+        self.evidence, self.snapshots = evidence, snapshots
         self.nodes = {rank.rank: rank.node for rank in ranks}
-        self.places = {rank: locate_rank(look) for rank, look in looks.items()}
-        self.unseen = tuple(rank.rank for rank in ranks if rank.rank not in looks)
-        self.missing = tuple(
-            f"rank {rank.rank}: {rank.look.error if rank.look is not None else 'nobody looked at it'}"
-            for rank in ranks
-            if rank.rank not in looks
-        ) + tuple(f"rank {rank}: no stack to be had" for rank, look in looks.items() if look.frames is None)
-        if not any(look.seq or look.entries or look.status_age is not None for look in looks.values()):
-            self.missing += (_UNEXPLAINED,)
+        self.positions = {rank: locate_rank(snapshot) for rank, snapshot in snapshots.items()}
+        unobserved = [rank for rank in ranks if rank.rank not in snapshots]
+        self.unobserved = tuple(rank.rank for rank in unobserved)
+        missing = [f"rank {rank.rank}: {rank.snapshot_error}" for rank in unobserved]
+        missing += [f"rank {rank}: no stack" for rank, snapshot in snapshots.items() if snapshot.frames is None]
+        if not any(s.seq or s.entries or s.status_age is not None for s in snapshots.values()):
+            missing.append(_UNEXPLAINED)
+        self.missing = tuple(missing)
 
     def verdict(
-        self, cls: Class, confidence: Confidence, summary: str, ranks: Iterable[int], why: Callable[[int], str]
+        self,
+        cls: Class,
+        confidence: Confidence,
+        summary: str,
+        ranks: Iterable[int],
+        describe: Callable[[int], str] | None = None,
     ) -> Verdict:
-        """Return a verdict on these ranks; the others wait."""
-        named = sorted(ranks)
+        """Return a verdict against these ranks; all others wait.
+
+        Args:
+            cls: What is wrong.
+            confidence: How far the verdict can be trusted.
+            summary: One sentence for people.
+            ranks: The culprits.
+            describe: Returns why a rank is a culprit. By default, what it does in place of joining the others.
+        """
+        named, run = set(ranks), self.evidence.run
+        reason = describe or partial(describe_absence, self)
+        culprits = [rank for rank in self.evidence.ranks if rank.rank in named]
         return Verdict(
             kind=Kind.HANG,
             cls=cls,
             confidence=confidence,
             summary=summary,
-            culprits=tuple(self._culprit(rank, why(rank)) for rank in named[:MAX_NAMED]),
-            waiting=self.waiting(rank for rank in self.looks if rank not in named),
+            culprits=name_culprits(culprits, lambda rank: reason(rank.rank), lambda rank: locate_rank(rank.snapshot)),
+            waiting=self.list_waiting(self.snapshots.keys() - named),
             missing=self.missing,
-            next=(f"clusterctl stacks {self.case.run}", f"clusterctl logs {self.case.run} --rank {fold_ranks(named)}"),
+            next=(f"clusterctl stacks {run}", f"clusterctl logs {run} --rank {fold_ranks(named)}"),
         )
 
     def undetermined(self, summary: str) -> Verdict:
-        """Return the verdict of which rank it is nobody can tell, since some could not be looked at."""
-        unseen = f"; nobody could look at {ranks_phrase(self.unseen)}" if self.unseen else ""
+        """Return a verdict without a culprit, because some ranks could not be observed."""
+        unobserved = f"; nobody could look at {ranks_phrase(self.unobserved)}" if self.unobserved else ""
         return Verdict(
             kind=Kind.HANG,
             cls=Class.NOT_JOINED,
             confidence=Confidence.UNKNOWN,
-            summary=summary + unseen,
-            waiting=self.waiting(self.looks),
+            summary=summary + unobserved,
+            waiting=self.list_waiting(self.snapshots),
             missing=self.missing,
-            next=(f"clusterctl stacks {self.case.run}",),
+            next=(f"clusterctl stacks {self.evidence.run}",),
         )
 
     def holds_lock(self, rank: int) -> bool:
         """Return whether a rank keeps the interpreter lock, and its node is not just slow to write."""
-        return has_silent_shim(self.looks[rank]) and not any(
-            has_silent_shim(self.looks[other]) and self.in_collective(other) for other in self._beside(rank)
+        return has_silent_shim(self.snapshots[rank]) and not any(
+            has_silent_shim(self.snapshots[other]) and self.in_collective(other)
+            for other in self._list_neighbours(rank)
         )
 
     def certainly_holds_lock(self, rank: int) -> bool:
-        """Return whether it does and its node writes the files of other ranks, so that the disk is no reason."""
-        look = self.looks[rank]
-        beside = [self.looks[other] for other in self._beside(rank)]
-        fresh = any(other.status_age is not None and not has_silent_shim(other) for other in beside)
-        return self.holds_lock(rank) and (fresh or is_computing(look))
+        """Return whether a rank keeps the interpreter lock while its node writes the status of other ranks."""
+        others = [self.snapshots[other] for other in self._list_neighbours(rank)]
+        fresh = any(other.status_age is not None and not has_silent_shim(other) for other in others)
+        return self.holds_lock(rank) and (fresh or is_computing(self.snapshots[rank]))
 
-    def _beside(self, rank: int) -> list[int]:
-        return [other for other in self.looks if other != rank and self.nodes[other] == self.nodes[rank]]
+    def _list_neighbours(self, rank: int) -> list[int]:
+        return [other for other in self.snapshots if other != rank and self.nodes[other] == self.nodes[rank]]
 
     def in_collective(self, rank: int) -> bool:
-        """Return whether the stack of a rank says that it waits for its peers."""
-        return self.places[rank].doing in (Activity.COLLECTIVE, Activity.BACKWARD) and not is_computing(
-            self.looks[rank]
-        )
+        """Return whether a rank waits for its peers, by its stack."""
+        collective = self.positions[rank].doing in (Activity.COLLECTIVE, Activity.BACKWARD)
+        return collective and not is_computing(self.snapshots[rank])
 
-    def waiting(self, ranks: Iterable[int]) -> tuple[Waiting, ...]:
-        """Return ranks by the place at which they wait, most of them first."""
-        by_place: dict[tuple[str | None, str | None], list[int]] = {}
+    def list_waiting(self, ranks: Iterable[int]) -> tuple[Waiting, ...]:
+        """Return ranks by the position at which they wait, the largest group first."""
+        groups: dict[tuple[str | None, str | None], list[int]] = {}
         for rank in sorted(ranks):
-            place = self.places[rank]
-            op = collectives.current_operation(self.looks[rank]) or place.op
-            by_place.setdefault((place.where, op), []).append(rank)
-        ordered = sorted(by_place.items(), key=lambda each: -len(each[1]))
+            position = self.positions[rank]
+            op = collectives.current_operation(self.snapshots[rank]) or position.op
+            groups.setdefault((position.where, op), []).append(rank)
+        ordered = sorted(groups.items(), key=lambda group: -len(group[1]))
         return tuple(Waiting(ranks=fold_ranks(ranks), where=where, op=op) for (where, op), ranks in ordered)
 
-    def _culprit(self, rank: int, why: str) -> Culprit:
-        place = self.places.get(rank, StackPosition(doing=Activity.UNKNOWN, where=None, op=None))
-        return Culprit(rank=rank, node=self.nodes[rank], where=place.where, op=place.op, evidence=why)
-
-    def describe(self, ranks: Sequence[int]) -> str:
-        """Return ranks for a sentence, with the node where it is one, and where they are."""
+    def describe(self, ranks: Iterable[int]) -> str:
+        """Return ranks for a sentence, with their node and position if all have the same."""
         named = sorted(ranks)
-        wheres = {self.places[rank].where for rank in named if rank in self.places}
-        at = next(iter(wheres)) if len(wheres) == 1 else None
-        return ranks_phrase(named, (self.nodes[rank] for rank in named)) + (f" ({at})" if at else "")
+        positions = {self.positions[rank].where for rank in named if rank in self.positions}
+        at = next(iter(positions)) if len(positions) == 1 else None
+        return self.evidence.name_ranks(named) + (f" ({at})" if at else "")
+
+    def describe_reason(self, ranks: Iterable[int]) -> str:
+        """Return why these ranks are missing, as the end of a sentence; "" if they have no reason in common."""
+        reasons = {_describe_activity(self, rank) for rank in ranks}
+        reason = reasons.pop() if len(reasons) == 1 else ""
+        return f": {reason}" if reason else ""
 
 
-def is_computing(look: RankSnapshot) -> bool:
-    """Return whether a rank works."""
-    return (look.cpu or 0.0) >= _BUSY and look.state == "R"
+def has_silent_shim(snapshot: RankSnapshot) -> bool:
+    """Return whether the shim's own thread has not run for seconds although the rank is not stopped."""
+    age = snapshot.status_age
+    return age is not None and age > _STUCK_SHIM_S and snapshot.state not in ("T", "t", "D", "Z")
 
 
-def has_silent_shim(look: RankSnapshot) -> bool:
-    """Return whether the shim's own thread has not come to run for seconds, though nothing stops the rank."""
-    return look.status_age is not None and look.status_age > _STUCK_SHIM_S and look.state not in ("T", "t", "D", "Z")
-
-
-def classify_absence(seen: HangObservations, ranks: Sequence[int]) -> Class:
+def classify_absence(hang: Hang, ranks: Iterable[int]) -> Class:
     """Return the class of a hang in which these ranks are missing."""
-    if any(seen.holds_lock(rank) for rank in ranks):
+    named = list(ranks)
+    if any(hang.holds_lock(rank) for rank in named):
         return Class.GIL_HELD
-    return Class.STORAGE if any(is_waiting_for_storage(seen.looks[rank]) for rank in ranks) else Class.NOT_JOINED
+    return Class.STORAGE if any(is_waiting_for_storage(hang.snapshots[r]) for r in named) else Class.NOT_JOINED
 
 
-def wait_phrase(ranks: Sequence[int]) -> str:
-    """Return that ranks wait, for a sentence."""
-    return f"{ranks_phrase(ranks)} wait{'s' if len(ranks) == 1 else ''}"
+def wait_phrase(ranks: Iterable[int]) -> str:
+    """Return "rank 3 waits", or "ranks 0-2 wait"."""
+    numbers = sorted(ranks)
+    return f"{ranks_phrase(numbers)} wait{'s' if len(numbers) == 1 else ''}"
 
 
-def _describe_activity(seen: HangObservations, rank: int) -> str:
-    return "it keeps the interpreter lock" if seen.holds_lock(rank) else describe_kernel_wait(seen.looks[rank])
+def _describe_activity(hang: Hang, rank: int) -> str:
+    return "it keeps the interpreter lock" if hang.holds_lock(rank) else describe_kernel_wait(hang.snapshots[rank])
 
 
-def reason_suffix(seen: HangObservations, ranks: Sequence[int]) -> str:
-    """Return in words why these ranks are missing, where it is one reason for all."""
-    reasons = {_describe_activity(seen, rank) for rank in ranks}
-    words = reasons.pop() if len(reasons) == 1 else ""
-    return f": {words}" if words else ""
+def describe_absence(hang: Hang, rank: int) -> str:
+    """Return what a rank does in place of joining the others."""
+    snapshot = hang.snapshots[rank]
+    parts = [_describe_activity(hang, rank)]
+    if hang.positions[rank].doing is Activity.LOADING and snapshot.children:
+        children = [f"{c['pid']} ({c['state']}, {c['wchan'] or 'running'})" for c in snapshot.children[:4]]
+        parts.append(f"its loader's processes: {', '.join(children)}")
+    text = "; ".join(part for part in parts if part)
+    return text or f"state {snapshot.state or 'unknown'}" + (f" in {snapshot.wchan}" if snapshot.wchan else "")
 
 
-def describe_absence(seen: HangObservations, rank: int) -> str:
-    """Return in words what a rank does instead of joining."""
-    look, place = seen.looks[rank], seen.places[rank]
-    parts = [_describe_activity(seen, rank)]
-    if place.doing is Activity.LOADING and look.children:
-        children = ", ".join(
-            f"{child['pid']} ({child['state']}, {child['wchan'] or 'running'})" for child in look.children[:4]
+def judge_hang(evidence: Evidence) -> Verdict | None:
+    """Return which ranks the others wait for; `None` if no rank was observed."""
+    # The snapshot of a rank that lost its peers much later still shows where it waited.
+    ranks = [rank for rank in evidence.ranks if rank.end is None or rank.end.stopped or rank.end.secondary]
+    if (verdict := _judge_absence(evidence, ranks)) is not None:
+        return verdict
+    snapshots = {r.rank: r.snapshot for r in ranks if r.snapshot is not None and not r.snapshot.error}
+    if not snapshots:
+        return None
+    hang = Hang(evidence, ranks, snapshots)
+    rules: tuple[Callable[[Hang], Verdict | None], ...] = (
+        _judge_stopped,
+        _judge_kernel_waits,
+        _judge_mismatches,
+        _judge_missing_ranks,
+        _judge_gil,
+        _judge_by_sockets,
+        _judge_by_stacks,
+        _judge_by_kernel,
+        _judge_all_together,
+    )
+    return next((verdict for rule in rules if (verdict := rule(hang)) is not None), None)
+
+
+def judge_missing_nodes(evidence: Evidence) -> Verdict | None:
+    """Return a verdict on lost nodes, or on ranks that never started, whether or not the run stalls."""
+    return _judge_absence(evidence, [rank for rank in evidence.ranks if rank.end is None])
+
+
+def _judge_absence(evidence: Evidence, ranks: Sequence[Rank]) -> Verdict | None:
+    """Judge lost nodes, else ranks that have not started."""
+    lost = sorted({rank.node for rank in ranks if evidence.nodes[rank.node].link == "lost"})
+    if lost:
+        return Verdict(
+            kind=Kind.HANG,
+            cls=Class.NODE_LOST,
+            confidence=Confidence.CERTAIN,
+            summary=f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost: {evidence.nodes[lost[0]].why}",
+            culprits=tuple(Culprit(rank=None, node=node, evidence=evidence.nodes[node].why) for node in lost),
+            next=tuple(f"clusterctl health --nodes {node}" for node in lost[:3]),
         )
-        parts.append(f"its loader's processes: {children}")
-    told = "; ".join(part for part in parts if part)
-    return told or f"state {look.state or 'unknown'}" + (f" in {look.wchan}" if look.wchan else "")
+    absent = [rank for rank in ranks if not rank.started]
+    if not absent or len(absent) == len(evidence.ranks):
+        return None
+    # An unreachable node may have started its ranks, and a start takes some time.
+    connected = all(evidence.nodes[rank.node].link == "connected" for rank in absent)
+    known = evidence.over or (evidence.stalled and connected)
+    waiting = f"{'has' if len(absent) == 1 else 'have'} not started yet"
+    never = evidence.over or evidence.stalled
+    return Verdict(
+        kind=Kind.START,
+        cls=Class.NOT_STARTED,
+        confidence=Confidence.CERTAIN if known else Confidence.LIKELY,
+        summary=f"{ranks_phrase(rank.rank for rank in absent)} {'never started' if never else waiting}",
+        culprits=name_culprits(absent, lambda _: "its node has not reported its start"),
+        next=(f"clusterctl status {evidence.run}",),
+    )
 
 
-_ELSEWHERE = (Activity.OWN, Activity.LOADING)
+# --- what the kernel knows
 
 
-def judge_missing_ranks(seen: HangObservations) -> Verdict | None:
-    """Ranks that have not begun what others wait in; of several groups the one whose ranks wait in none is the root."""
-    found = collectives.find_missing_by_group(seen.looks)
+def _judge_stopped(hang: Hang) -> Verdict | None:
+    """Judge ranks that a signal or a debugger has stopped: nothing else can be the reason."""
+    found = [rank for rank, snapshot in hang.snapshots.items() if (snapshot.state or "") in ("T", "t")]
     if not found:
         return None
-    waiting = {rank for one in found for rank in one.waiting}
-    late = {rank for one in found for rank in one.ranks}
-    roots = [rank for rank in sorted(late - waiting) if not _is_in_collective(seen, rank)]
+    if others := find_roots(hang) - set(found):
+        return _judge_ambiguous(hang, Class.STOPPED, found, others)
+    are = "is" if len(found) == 1 else "are"
+    return hang.verdict(
+        Class.STOPPED,
+        Confidence.CERTAIN,
+        f"{hang.describe(found)} {are} stopped (state T) by a signal or a debugger",
+        found,
+        lambda _: "stopped by SIGSTOP, or by a debugger",
+    )
+
+
+def _judge_ambiguous(hang: Hang, cls: Class, found: Sequence[int], others: Iterable[int]) -> Verdict:
+    """Judge ranks that the kernel holds while other ranks are missing as well: either may have been first."""
+    return hang.verdict(
+        cls,
+        Confidence.AMBIGUOUS,
+        f"{hang.describe(found)} {'is' if len(found) == 1 else 'are'} held by the kernel, "
+        f"and {ranks_phrase(sorted(others))} did not join either",
+        {*found, *others},
+    )
+
+
+def _judge_kernel_waits(hang: Hang) -> Verdict | None:
+    """Judge ranks in a wait that nothing interrupts, and ranks that wait for a file system."""
+    # A rank that waits for its peers is in such a wait by chance: it reads a page, or writes a line of output.
+    snapshots = {rank: snapshot for rank, snapshot in hang.snapshots.items() if not hang.in_collective(rank)}
+    uninterruptible = {rank for rank, snapshot in snapshots.items() if snapshot.state == "D"}
+    storage = [rank for rank, snapshot in snapshots.items() if is_waiting_for_storage(snapshot)]
+    late = collectives.find_late_ranks(hang.snapshots)
+    found = storage or sorted(uninterruptible)
+    if not found or (late and late.isdisjoint(found)):
+        return None
+    cls = Class.STORAGE if storage else Class.DSTATE
+    if others := find_roots(hang) - set(found):
+        return _judge_ambiguous(hang, cls, found, others)
+    if len(found) == len(hang.snapshots) > 1 and not storage:
+        return None
+    # A rank that uses its CPU works, and was in the wait by chance.
+    idle = all((snapshots[rank].cpu or 0.0) < _IDLE_CORES for rank in found) and not hang.unobserved
+    return hang.verdict(
+        cls,
+        Confidence.CERTAIN if set(found) <= uninterruptible & late and idle else Confidence.LIKELY,
+        f"{hang.describe(found)} "
+        + ("waits for a file system" if storage else "is in a wait that nothing interrupts (state D)"),
+        found,
+        lambda rank: f"state {snapshots[rank].state}, in {snapshots[rank].wchan or 'an unknown place'}",
+    )
+
+
+# --- what process groups count
+
+
+def _judge_mismatches(hang: Hang) -> Verdict | None:
+    """Judge ranks of one group that have begun different collectives with the same number."""
+    first = next(iter(collectives.find_mismatches(hang.snapshots)), None)
+    if first is None:
+        return None
+    names = {rank: name for name, ranks in first.ranks_by_operation.items() for rank in ranks}
+    begun = ", ".join(f"{ranks_phrase(ranks)} {name}" for name, ranks in first.ranks_by_operation.items())
+    odd = first.odd
+    return hang.verdict(
+        Class.MISMATCH,
+        Confidence.CERTAIN if len(odd) == 1 else Confidence.LIKELY if odd else Confidence.AMBIGUOUS,
+        f"ranks have begun different collectives as number {first.number}: {begun}",
+        odd or names,
+        lambda rank: f"began {names[rank]}",
+    )
+
+
+def _judge_missing_ranks(hang: Hang) -> Verdict | None:
+    """Judge ranks that have not begun what others wait in. Of several groups, ranks that wait in none are the root."""
+    found = collectives.find_missing_by_group(hang.snapshots)
+    if not found:
+        return None
+    waiting = {rank for group in found for rank in group.waiting}
+    late = {rank for group in found for rank in group.ranks}
+    roots = [rank for rank in sorted(late - waiting) if not _is_in_operation(hang, rank)]
     if not roots:
-        return _judge_cycle(seen, found, late | waiting)
-    at_peers = [rank for rank in roots if seen.places[rank].doing in WAITS and not is_computing(seen.looks[rank])]
-    if len(at_peers) == len(roots) < len(seen.looks):
-        # They wait in a collective as well, in another one or in one that was never counted.
-        return _verdict_on_missing(seen, found, roots, cls=Class.MISMATCH, certain=False)
-    # Who waits in what is not counted (a key of the store) may wait for one of those that do not wait.
-    free = [rank for rank in roots if rank not in at_peers] or roots
-    # Whom nobody could look at may be missing as well.
-    certain = len(roots) == 1 and collectives.current_operation(seen.looks[roots[0]]) is None and not seen.unseen
-    cls = classify_absence(seen, free)
-    certain = certain and (cls is not Class.GIL_HELD or seen.certainly_holds_lock(roots[0]))
-    return _verdict_on_missing(seen, found, free, cls=cls, certain=certain)
-
-
-def find_roots(seen: HangObservations) -> set[int]:
-    """Return the ranks that others wait for and that wait for nobody, whatever the reason."""
-    return {
-        rank
-        for rank in collectives.find_late_ranks(seen.looks)
-        if not seen.in_collective(rank) and not _is_in_collective(seen, rank)
-    }
-
-
-def _verdict_on_missing(
-    seen: HangObservations, found: Sequence[MissingRanks], roots: Sequence[int], *, cls: Class, certain: bool
-) -> Verdict:
-    op = next((one.op for one in found if one.op), None) or "a collective"
-    waiting = sorted({rank for one in found for rank in one.waiting} - set(roots))
-    return seen.verdict(
+        return _judge_cycle(hang, found, late | waiting)
+    at_peers = [rank for rank in roots if is_waiting_for_peers(hang.snapshots[rank])]
+    if len(at_peers) == len(roots) < len(hang.snapshots):
+        # They wait in a collective as well: in another one, or in one that nothing counts.
+        cls, certain = Class.MISMATCH, False
+    else:
+        # A rank that nobody could observe may be missing as well.
+        is_idle = collectives.current_operation(hang.snapshots[roots[0]]) is None
+        certain = len(roots) == 1 and is_idle and not hang.unobserved
+        # A rank in an operation that nothing counts (a key of the store) may wait for one that does not wait.
+        roots = [rank for rank in roots if rank not in at_peers] or roots
+        cls = classify_absence(hang, roots)
+        certain = certain and (cls is not Class.GIL_HELD or hang.certainly_holds_lock(roots[0]))
+    op = next((group.op for group in found if group.op), None) or "a collective"
+    reason = hang.describe_reason(roots)
+    return hang.verdict(
         cls,
         Confidence.CERTAIN if certain else Confidence.LIKELY,
-        f"{seen.describe(roots)} did not join {op}, in which {wait_phrase(waiting)}{reason_suffix(seen, roots)}",
+        f"{hang.describe(roots)} did not join {op}, in which {wait_phrase(waiting - set(roots))}{reason}",
         roots,
-        lambda rank: describe_absence(seen, rank),
     )
 
 
-def _is_in_collective(seen: HangObservations, rank: int) -> bool:
-    """Return whether a rank has begun something that has not ended, and does not do anything else meanwhile."""
-    return collectives.current_operation(seen.looks[rank]) is not None and seen.places[rank].doing not in _ELSEWHERE
+def find_roots(hang: Hang) -> set[int]:
+    """Return the ranks that others wait for and that wait for no other rank."""
+    late = collectives.find_late_ranks(hang.snapshots)
+    return {rank for rank in late if not hang.in_collective(rank) and not _is_in_operation(hang, rank)}
 
 
-def _judge_cycle(seen: HangObservations, found: Sequence[MissingRanks], held: Collection[int]) -> Verdict | None:
-    """Everybody who is waited for waits as well: in a circle, or for ranks of which no group tells."""
-    circle = _find_cycle(found)
-    if circle:
-        fewer = _smaller_group(found, circle)
+def _is_in_operation(hang: Hang, rank: int) -> bool:
+    """Return whether a rank has begun an operation that has not ended, and does nothing else meanwhile."""
+    begun = collectives.current_operation(hang.snapshots[rank]) is not None
+    return begun and hang.positions[rank].doing not in _ELSEWHERE
+
+
+def _judge_cycle(hang: Hang, found: Sequence[MissingRanks], blocked: Collection[int]) -> Verdict | None:
+    """Judge a hang in which each late rank waits as well: in a cycle, or for ranks of which no group knows."""
+    operations = {rank: collectives.current_operation(snapshot) for rank, snapshot in hang.snapshots.items()}
+    cycle = _find_cycle({(rank, late) for group in found for rank in group.waiting for late in group.ranks})
+    if cycle:
+        fewer = _find_smaller_side(found, cycle)
         order = f": {ranks_phrase(fewer)} took them in another order" if fewer else ""
-        return seen.verdict(
+        return hang.verdict(
             Class.DEADLOCK,
             Confidence.LIKELY,
-            f"ranks {fold_ranks(circle)} wait for each other in several process groups{order}",
-            fewer or circle,
-            lambda rank: f"in {collectives.current_operation(seen.looks[rank]) or seen.places[rank].op}",
+            f"ranks {fold_ranks(cycle)} wait for each other in several process groups{order}",
+            fewer or cycle,
+            lambda rank: f"in {operations[rank] or hang.positions[rank].op}",
         )
-    free = [
-        rank
-        for rank, place in seen.places.items()
-        if place.doing in _ELSEWHERE and collectives.current_operation(seen.looks[rank]) is None
-    ]
-    if free and not seen.unseen:
-        return seen.verdict(
-            classify_absence(seen, free),
+    free = [rank for rank, at in hang.positions.items() if at.doing in _ELSEWHERE and operations[rank] is None]
+    if free and not hang.unobserved:
+        return hang.verdict(
+            classify_absence(hang, free),
             Confidence.LIKELY if len(free) == 1 else Confidence.AMBIGUOUS,
-            f"{seen.describe(free)} waits in no process group, and {wait_phrase(sorted(held))}"
-            + reason_suffix(seen, free),
+            f"{hang.describe(free)} waits in no process group, and {wait_phrase(blocked)}{hang.describe_reason(free)}",
             free,
-            lambda rank: describe_absence(seen, rank),
         )
-    alone = _find_message_rank(seen, found)
-    if alone is not None and not seen.unseen:
-        waiting = sorted(set(held) - {alone})
-        return seen.verdict(
+    in_message = {rank for rank, snapshot in hang.snapshots.items() if collectives.is_in_message(snapshot)}
+    late = {rank for group in found for rank in group.ranks}
+    if len(in_message) == 1 and late == in_message and not hang.unobserved:
+        return hang.verdict(
             Class.MISMATCH,
             Confidence.LIKELY,
-            f"no rank answers the message of {seen.describe([alone])}, and {wait_phrase(waiting)} in a collective",
-            [alone],
-            lambda rank: f"in {collectives.current_operation(seen.looks[rank])}, and no other rank is in a message",
+            f"no rank answers the message of {hang.describe(late)}, and {wait_phrase(set(blocked) - late)} "
+            "in a collective",
+            late,
+            lambda rank: f"in {operations[rank]}, and no other rank is in a message",
         )
-    return seen.undetermined(f"{wait_phrase(sorted(held))}, and none of those that could be seen is missing")
+    return hang.undetermined(f"{wait_phrase(blocked)}, and none of those that could be seen is missing")
 
 
-def _find_message_rank(seen: HangObservations, found: Sequence[MissingRanks]) -> int | None:
-    """Return the one rank that all wait for and that is in a message between two ranks, where no other is in one."""
-    late = {rank for one in found for rank in one.ranks}
-    inside = [rank for rank, look in seen.looks.items() if collectives.is_in_message(look)]
-    return inside[0] if len(inside) == 1 and late == set(inside) else None
-
-
-def _smaller_group(found: Sequence[MissingRanks], circle: Collection[int]) -> list[int]:
-    """Return the ranks of a circle that wait in another group than most of it; none where there is no such side."""
-    sides = sorted((sorted(set(one.waiting) & set(circle)) for one in found), key=len)
-    rest = [side for side in sides[:-1] if side]
-    if len(rest) != 1 or not len(rest[0]) < len(sides[-1]):
+def _find_smaller_side(found: Sequence[MissingRanks], cycle: Collection[int]) -> list[int]:
+    """Return the ranks of a cycle that wait in another group than most of it; none if no side is smaller."""
+    sides = sorted((sorted(set(group.waiting) & set(cycle)) for group in found), key=len)
+    smaller = [side for side in sides[:-1] if side]
+    if len(smaller) != 1 or not len(smaller[0]) < len(sides[-1]):
         return []
-    return rest[0] if set(rest[0]).isdisjoint(sides[-1]) else []
+    return smaller[0] if set(smaller[0]).isdisjoint(sides[-1]) else []
 
 
-def _find_cycle(found: Sequence[MissingRanks]) -> list[int]:
-    """Return the ranks that wait for each other; none where each chain of waiting has an end."""
-    edges = {(rank, late) for one in found for rank in one.waiting for late in one.ranks}
+def _find_cycle(edges: set[tuple[int, int]]) -> list[int]:
+    """Return the ranks that wait for each other; none if each chain of waiting ranks has an end."""
     while True:
         inner = {rank for rank, _ in edges} & {late for _, late in edges}
-        kept = {(rank, late) for rank, late in edges if rank in inner and late in inner}
-        if kept == edges:
+        remaining = {(rank, late) for rank, late in edges if rank in inner and late in inner}
+        if remaining == edges:
             return sorted(inner)
-        edges = kept
+        edges = remaining
 
 
-_LOST = 2
-"""So often a segment was sent again in vain: once may be chance."""
-_LOOPBACK = ("127.", "::1")
-
-
-def find_awaited_ranks(looks: Mapping[int, RankSnapshot], nodes: Mapping[int, str]) -> dict[int, int]:
-    """Return from which rank each rank waits to read, where its main thread does and the other end is a rank's."""
-    ends = {_socket_key(one, nodes[rank]): rank for rank, look in looks.items() for one in look.sockets}
-    found = {}
-    for rank, look in looks.items():
-        for one in look.sockets:
-            other = ends.get(_socket_key(one, nodes[rank], turned=True))
-            if one["awaited"] and other is not None and other != rank and not one["unread"]:
-                found[rank] = other
-    return found
-
-
-def find_broken_links(
-    looks: Mapping[int, RankSnapshot], nodes: Mapping[int, str], known: Mapping[str, Node]
-) -> list[tuple[str, str]]:
-    """Return the pairs of nodes between which what ranks send is not acknowledged, the worst first."""
-    by_address = {address: node.node for node in known.values() for address in node.addresses}
-    ends = {_socket_key(one, nodes[rank]): nodes[rank] for rank, look in looks.items() for one in look.sockets}
-    lost: Counter[tuple[str, str]] = Counter()
-    for rank, look in looks.items():
-        for one in look.sockets:
-            other = ends.get(_socket_key(one, nodes[rank], turned=True)) or by_address.get(one["peer"])
-            if one["lost"] >= _LOST and other is not None and other != nodes[rank]:
-                first, second = sorted((nodes[rank], other))
-                lost[first, second] += one["lost"]
-    return [pair for pair, _ in lost.most_common()]
-
-
-def find_slowest_socket(
-    looks: Mapping[int, RankSnapshot], nodes: Mapping[int, str], pair: tuple[str, str]
-) -> TcpConnection | None:
-    """Return the connection from a rank of one of two nodes that has waited longest for an answer."""
-    of_pair = [one for rank, look in looks.items() if nodes[rank] in pair for one in look.sockets]
-    return max((one for one in of_pair if one["lost"] >= _LOST), key=lambda one: one["lost"], default=None)
-
-
-def _socket_key(one: TcpConnection, node: str, *, turned: bool = False) -> tuple[str, ...]:
-    """Return both ends of a connection; what is within a machine is told apart by its node."""
-    here, there = f"{one['address']}:{one['port']}", f"{one['peer']}:{one['peer_port']}"
-    inside = node if one["peer"].startswith(_LOOPBACK) else ""
-    return (there, here, inside) if turned else (here, there, inside)
-
-
-def judge_by_sockets(seen: HangObservations) -> Verdict | None:
-    """Ranks that talk over sockets of their own: the one that others read from, and that reads from nobody."""
-    if collectives.has_counts(seen.looks):
+def _judge_gil(hang: Hang) -> Verdict | None:
+    """Judge ranks whose interpreter runs a single thread."""
+    found = [rank for rank in hang.snapshots if hang.holds_lock(rank)]
+    if not found or len(found) == len(hang.snapshots) > 1:
         return None
-    reads = find_awaited_ranks(seen.looks, seen.nodes)
-    circle = sorted(rank for rank in reads if _is_cyclic(reads, rank))
-    if circle:
-        return seen.verdict(
-            Class.DEADLOCK,
-            Confidence.LIKELY,
-            f"{ranks_phrase(circle)} wait to read from each other",
-            circle,
-            lambda rank: f"it reads from rank {reads[rank]}",
-        )
-    roots = sorted(set(reads.values()) - set(reads))
-    held = list(reads)
-    if not roots:
-        return None
-    apart = [rank for rank in seen.looks if rank not in reads and rank not in roots]
-    named = sorted({*roots, *apart})
-    return seen.verdict(
-        classify_absence(seen, named),
-        Confidence.LIKELY if len(named) == 1 else Confidence.AMBIGUOUS,
-        f"{seen.describe(named)} sent nothing, {wait_phrase(sorted(held))} to read from it{reason_suffix(seen, named)}",
-        named,
-        lambda rank: describe_absence(seen, rank),
+    return hang.verdict(
+        Class.GIL_HELD,
+        Confidence.LIKELY,
+        f"{hang.describe(found)} keeps the interpreter lock: none of its other threads runs",
+        found,
+        lambda rank: f"its status is {hang.snapshots[rank].status_age:.0f} s old while it runs",
     )
 
 
-def _is_cyclic(reads: Mapping[int, int], rank: int) -> bool:
-    """Return whether a chain of waiting leads back to where it begins."""
+# --- connections between ranks
+
+
+def _socket_key(socket: TcpConnection, node: str, *, swapped: bool = False) -> tuple[str, ...]:
+    """Return both ends of a connection, and the node if the connection stays within a machine."""
+    here, there = f"{socket['address']}:{socket['port']}", f"{socket['peer']}:{socket['peer_port']}"
+    inside = node if socket["peer"].startswith(_LOOPBACK) else ""
+    return (there, here, inside) if swapped else (here, there, inside)
+
+
+def _list_sockets(hang: Hang) -> list[tuple[int, TcpConnection, int | None]]:
+    """Return each rank's connections, each with the rank at its other end if there is one."""
+    sockets = [(rank, socket) for rank, snapshot in hang.snapshots.items() for socket in snapshot.sockets]
+    owners = {_socket_key(socket, hang.nodes[rank]): rank for rank, socket in sockets}
+    return [(rank, one, owners.get(_socket_key(one, hang.nodes[rank], swapped=True))) for rank, one in sockets]
+
+
+def _judge_by_sockets(hang: Hang) -> Verdict | None:
+    """Judge ranks that use sockets of their own: others read from the culprit, and it reads from no rank."""
+    if collectives.has_counts(hang.snapshots):
+        return None
+    reads = {
+        rank: peer
+        for rank, socket, peer in _list_sockets(hang)
+        if socket["awaited"] and peer is not None and peer != rank and not socket["unread"]
+    }
+    cycle = sorted(rank for rank in reads if _is_in_cycle(reads, rank))
+    if cycle:
+        return hang.verdict(
+            Class.DEADLOCK,
+            Confidence.LIKELY,
+            f"{ranks_phrase(cycle)} wait to read from each other",
+            cycle,
+            lambda rank: f"it reads from rank {reads[rank]}",
+        )
+    if not set(reads.values()) - set(reads):
+        return None
+    named = sorted(rank for rank in hang.snapshots if rank not in reads)
+    return hang.verdict(
+        classify_absence(hang, named),
+        Confidence.LIKELY if len(named) == 1 else Confidence.AMBIGUOUS,
+        f"{hang.describe(named)} sent nothing, {wait_phrase(reads)} to read from it{hang.describe_reason(named)}",
+        named,
+    )
+
+
+def _is_in_cycle(reads: Mapping[int, int], rank: int) -> bool:
+    """Return whether the ranks that wait for each other lead back to this rank."""
     at: int | None = rank
     for _ in reads:
         at = reads.get(at) if at is not None else None
@@ -377,273 +483,117 @@ def _is_cyclic(reads: Mapping[int, int], rank: int) -> bool:
     return False
 
 
-def judge_by_stacks(seen: HangObservations) -> Verdict | None:
-    """Without numbers: most ranks wait in the same operation, and a few are elsewhere."""
-    waits = [rank for rank, place in seen.places.items() if place.doing in WAITS and not is_computing(seen.looks[rank])]
-    if not waits and not collectives.has_counts(seen.looks):
-        waits = [rank for rank, look in seen.looks.items() if is_waiting_for_network(look)]
-    others = [rank for rank in seen.places if rank not in waits and seen.places[rank].doing is not Activity.UNKNOWN]
+# --- stacks and wait channels
+
+
+def _judge_by_stacks(hang: Hang) -> Verdict | None:
+    """Judge without numbers: most ranks wait in the same operation, and a few are elsewhere."""
+    counted = collectives.has_counts(hang.snapshots)
+    waits = [rank for rank, snapshot in hang.snapshots.items() if is_waiting_for_peers(snapshot)]
+    if not waits and not counted:
+        waits = [rank for rank, snapshot in hang.snapshots.items() if is_waiting_for_network(snapshot)]
+    others = [r for r, at in hang.positions.items() if r not in waits and at.doing is not Activity.UNKNOWN]
     if waits and others and len(others) <= len(waits):
-        cls = classify_absence(seen, others)
-        return seen.verdict(
-            cls,
-            Confidence.LIKELY if len(others) == 1 or 2 * len(others) < len(waits) else Confidence.AMBIGUOUS,
-            f"{seen.describe(others)} is where no other rank is; {wait_phrase(waits)}" + reason_suffix(seen, others),
+        few = len(others) == 1 or 2 * len(others) < len(waits)
+        reason = hang.describe_reason(others)
+        return hang.verdict(
+            classify_absence(hang, others),
+            Confidence.LIKELY if few else Confidence.AMBIGUOUS,
+            f"{hang.describe(others)} is where no other rank is; {wait_phrase(waits)}{reason}",
             others,
-            lambda rank: describe_absence(seen, rank),
         )
-    signatures = Counter((place.where, place.op) for place in seen.places.values())
-    if len(signatures) < 2 or len(seen.places) < 3:
+    counts = Counter((position.where, position.op) for position in hang.positions.values())
+    rare = [rank for rank, position in hang.positions.items() if counts[position.where, position.op] == 1]
+    if len(hang.positions) < 3 or len(rare) != 1 or max(counts.values()) < len(hang.positions) - 1:
         return None
-    rare = [rank for rank, place in seen.places.items() if signatures[place.where, place.op] == 1]
-    most = max(signatures.values())
-    if len(rare) != 1 or most < len(seen.places) - 1:
-        return None
-    alike = seen.places[rare[0]].doing in WAITS
-    if alike and collectives.has_counts(seen.looks):
-        return None  # the numbers say that it is not in another one; it may belong to another group
-    return seen.verdict(
-        Class.MISMATCH if alike else classify_absence(seen, rare),
+    waits_too = hang.positions[rare[0]].doing in WAITS
+    if waits_too and counted:
+        return None  # the numbers show no other operation; it may belong to another group
+    return hang.verdict(
+        Class.MISMATCH if waits_too else classify_absence(hang, rare),
         Confidence.LIKELY,
-        f"{seen.describe(rare)} is where no other rank is" + reason_suffix(seen, rare),
+        f"{hang.describe(rare)} is where no other rank is{hang.describe_reason(rare)}",
         rare,
-        lambda rank: describe_absence(seen, rank),
     )
 
 
-def judge_by_kernel(seen: HangObservations) -> Verdict | None:
-    """Without stacks and numbers: what the kernel says that most ranks wait for, and one does not."""
-    if len(seen.looks) < 3 or any(look.frames for look in seen.looks.values()) or collectives.has_counts(seen.looks):
+def _judge_by_kernel(hang: Hang) -> Verdict | None:
+    """Judge without stacks and numbers: most ranks have one wait channel in the kernel, and a few another."""
+    snapshots = hang.snapshots
+    if len(snapshots) < 3 or any(s.frames for s in snapshots.values()) or collectives.has_counts(snapshots):
         return None
-    does = {rank: describe_kernel_wait(look) or look.wchan or "" for rank, look in seen.looks.items()}
-    (usual, most), *rest = Counter(does.values()).most_common()
-    odd = [rank for rank, words in does.items() if words != usual]
-    if not odd or not rest or most < 2 or most < len(odd):
+    waits = {rank: describe_kernel_wait(snapshot) or snapshot.wchan or "" for rank, snapshot in snapshots.items()}
+    (usual, most), *rest = Counter(waits.values()).most_common()
+    odd = [rank for rank, wait in waits.items() if wait != usual]
+    if not rest or most < 2 or most < len(odd):
         return None
-    return seen.verdict(
-        classify_absence(seen, odd),
-        Confidence.LIKELY if len(odd) == 1 and describe_kernel_wait(seen.looks[odd[0]]) else Confidence.AMBIGUOUS,
-        f"{ranks_phrase(odd)} does not wait for what the others wait for{reason_suffix(seen, odd)}",
-        odd if most > len(odd) else list(does),
-        lambda rank: describe_absence(seen, rank),
+    return hang.verdict(
+        classify_absence(hang, odd),
+        Confidence.LIKELY if len(odd) == 1 and describe_kernel_wait(snapshots[odd[0]]) else Confidence.AMBIGUOUS,
+        f"{ranks_phrase(odd)} does not wait for what the others wait for{hang.describe_reason(odd)}",
+        odd if most > len(odd) else waits,
     )
 
 
-_IDLE = 0.02
+# --- no rank is missing
 
 
-def judge_hang(case: Evidence) -> Verdict | None:
-    """Return whom the ranks that have not ended wait for; `None` where nobody looked at them."""
-    # A rank that lost its peers long after it was seen tells by that look where it waited.
-    ranks = [rank for rank in case.ranks if rank.end is None or rank.end.stopped or rank.end.secondary]
-    for rule in (_judge_lost_nodes, _judge_unstarted):
-        verdict = rule(case, ranks)
-        if verdict is not None:
-            return verdict
-    looks = {rank.rank: rank.look for rank in ranks if rank.look is not None and not rank.look.error}
-    if not looks:
-        return None
-    seen = HangObservations(case, ranks, looks)
-    rules: tuple[Callable[[HangObservations], Verdict | None], ...] = (
-        _judge_stopped,
-        _judge_kernel_waits,
-        _judge_mismatches,
-        judge_missing_ranks,
-        _judge_gil,
-        judge_by_sockets,
-        judge_by_stacks,
-        judge_by_kernel,
-        _judge_all_together,
-    )
-    return next((found for rule in rules if (found := rule(seen)) is not None), None)
-
-
-def _judge_lost_nodes(case: Evidence, ranks: Sequence[Rank]) -> Verdict | None:
-    lost = sorted({rank.node for rank in ranks if case.nodes[rank.node].link == "lost"})
-    if not lost:
-        return None
-    return Verdict(
-        kind=Kind.HANG,
-        cls=Class.NODE_LOST,
-        confidence=Confidence.CERTAIN,
-        summary=f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost: {case.nodes[lost[0]].why}",
-        culprits=tuple(Culprit(rank=None, node=node, evidence=case.nodes[node].why) for node in lost),
-        next=tuple(f"clusterctl health --nodes {node}" for node in lost[:3]),
-    )
-
-
-def judge_missing_nodes(case: Evidence) -> Verdict | None:
-    """Return nodes that are lost, or ranks that never started, whether or not anything stalls."""
-    ranks = [rank for rank in case.ranks if rank.end is None]
-    return _judge_lost_nodes(case, ranks) or _judge_unstarted(case, ranks)
-
-
-def _judge_unstarted(case: Evidence, ranks: Sequence[Rank]) -> Verdict | None:
-    absent = [rank for rank in ranks if not rank.started]
-    if not absent or len(absent) == len(case.ranks):
-        return None
-    numbers = [rank.rank for rank in absent]
-    # A node that cannot be reached may have started them; and a start takes its time.
-    known = case.over or (case.stalled and all(case.nodes[rank.node].link == "connected" for rank in absent))
-    said = f"{'has' if len(numbers) == 1 else 'have'} not started yet"
-    return Verdict(
-        kind=Kind.START,
-        cls=Class.NOT_STARTED,
-        confidence=Confidence.CERTAIN if known else Confidence.LIKELY,
-        summary=f"{ranks_phrase(numbers)} {'never started' if case.over or case.stalled else said}",
-        culprits=tuple(
-            Culprit(rank=rank.rank, node=rank.node, evidence="its node has not told of its start")
-            for rank in absent[:MAX_NAMED]
-        ),
-        next=(f"clusterctl status {case.run}",),
-    )
-
-
-def _judge_stopped(seen: HangObservations) -> Verdict | None:
-    """Ranks that a signal or a debugger holds: nothing else can be the reason."""
-    found = [rank for rank, look in seen.looks.items() if (look.state or "") in ("T", "t")]
-    if not found:
-        return None
-    others = find_roots(seen) - set(found)
-    if others:
-        return _judge_ambiguous(seen, Class.STOPPED, found, others)
-    return seen.verdict(
-        Class.STOPPED,
-        Confidence.CERTAIN,
-        f"{seen.describe(found)} {'is' if len(found) == 1 else 'are'} stopped (state T) by a signal or a debugger",
-        found,
-        lambda _: "stopped by SIGSTOP, or by a debugger",
-    )
-
-
-def _judge_ambiguous(seen: HangObservations, cls: Class, found: Sequence[int], others: Iterable[int]) -> Verdict:
-    """Ranks that the kernel holds, and others that are missing as well: which of them began it is not told."""
-    return seen.verdict(
-        cls,
-        Confidence.AMBIGUOUS,
-        f"{seen.describe(found)} {'is' if len(found) == 1 else 'are'} held by the kernel, "
-        f"and {ranks_phrase(sorted(others))} did not join either",
-        {*found, *others},
-        lambda rank: describe_absence(seen, rank),
-    )
-
-
-def _judge_kernel_waits(seen: HangObservations) -> Verdict | None:
-    """Ranks in a wait that nothing interrupts, and those that wait for a file system."""
-    # Who waits for its peers is there by chance: a page that is read, a line of output that is written.
-    looks = {rank: look for rank, look in seen.looks.items() if not seen.in_collective(rank)}
-    fixed = [rank for rank, look in looks.items() if look.state == "D"]
-    stored = [rank for rank, look in looks.items() if is_waiting_for_storage(look)]
-    behind = collectives.find_late_ranks(seen.looks)
-    found = stored or fixed
-    if behind.isdisjoint(found) and behind:
-        return None
-    others = find_roots(seen) - set(found)
-    if found and others:
-        return _judge_ambiguous(seen, Class.STORAGE if stored else Class.DSTATE, found, others)
-    if not found or (len(found) == len(seen.looks) > 1 and not stored):
-        return None
-    cls = Class.STORAGE if stored else Class.DSTATE
-    # Who is in and out of such a wait does something, and was caught there by chance.
-    idle = all((looks[rank].cpu or 0.0) < _IDLE for rank in found) and not seen.unseen
-    what = "waits for a file system" if stored else "is in a wait that nothing interrupts (state D)"
-    return seen.verdict(
-        cls,
-        Confidence.CERTAIN if set(found) <= set(fixed) & behind and idle else Confidence.LIKELY,
-        f"{seen.describe(found)} {what}",
-        found,
-        lambda rank: f"state {seen.looks[rank].state}, in {seen.looks[rank].wchan or 'a place that nobody knows'}",
-    )
-
-
-def _judge_mismatches(seen: HangObservations) -> Verdict | None:
-    """Ranks of one group that have begun different collectives under one number."""
-    found = collectives.find_mismatches(seen.looks)
-    if not found:
-        return None
-    first = found[0]
-    what = ", ".join(f"{ranks_phrase(ranks)} {name}" for name, ranks in first.by.items())
-    odd = first.odd
-    named = odd or tuple(rank for ranks in first.by.values() for rank in ranks)
-    names = {rank: name for name, ranks in first.by.items() for rank in ranks}
-    return seen.verdict(
-        Class.MISMATCH,
-        Confidence.CERTAIN if odd and len(odd) == 1 else Confidence.LIKELY if odd else Confidence.AMBIGUOUS,
-        f"ranks have begun different collectives as number {first.number}: {what}",
-        named,
-        lambda rank: f"began {names[rank]}",
-    )
-
-
-def _judge_gil(seen: HangObservations) -> Verdict | None:
-    """Ranks whose interpreter runs no thread but one."""
-    found = [rank for rank in seen.looks if seen.holds_lock(rank)]
-    if not found or len(found) == len(seen.looks) > 1:
-        return None
-    return seen.verdict(
-        Class.GIL_HELD,
-        Confidence.LIKELY,
-        f"{seen.describe(found)} keeps the interpreter lock: none of its other threads runs",
-        found,
-        lambda rank: f"its status is {seen.looks[rank].status_age:.0f} s old while it runs",
-    )
-
-
-def _judge_all_together(seen: HangObservations) -> Verdict | None:
-    """All ranks are at one place: nobody of them is missing."""
-    cut = sorted({node.node for node in seen.case.nodes.values() if node.link == "unreachable"})
-    if seen.unseen and not cut and all(place.doing in WAITS for place in seen.places.values()):
-        return seen.undetermined("all ranks that could be seen wait for the others")
-    places = {(place.where, place.op) for place in seen.places.values()}
-    doing = {place.doing for place in seen.places.values()}
-    if len(places) == 1 and doing <= {Activity.OWN, Activity.LOADING}:
-        return seen.verdict(
-            classify_absence(seen, list(seen.looks)),
+def _judge_all_together(hang: Hang) -> Verdict | None:
+    """Judge ranks that are all at one place: none of them is missing."""
+    cut = sorted({node.node for node in hang.evidence.nodes.values() if node.link == "unreachable"})
+    activities = {position.doing for position in hang.positions.values()}
+    if hang.unobserved and not cut and activities <= set(WAITS):
+        return hang.undetermined("all ranks that could be seen wait for the others")
+    positions = {(position.where, position.op) for position in hang.positions.values()}
+    if len(positions) == 1 and activities <= set(_ELSEWHERE):
+        return hang.verdict(
+            classify_absence(hang, hang.snapshots),
             Confidence.LIKELY,
-            f"all ranks are at {next(iter(places))[0]}" + reason_suffix(seen, list(seen.looks)),
-            seen.looks,
-            lambda rank: describe_absence(seen, rank),
+            f"all ranks are at {positions.pop()[0]}{hang.describe_reason(hang.snapshots)}",
+            hang.snapshots,
         )
-    if not doing & set(WAITS):
-        return None
-    return _judge_links(seen, doing, cut)
+    return _judge_links(hang, activities, cut) if activities & set(WAITS) else None
 
 
-def _judge_links(seen: HangObservations, doing: Collection[Activity], cut: Sequence[str]) -> Verdict:
-    """Nobody is missing: connections on which nothing is answered tell between which nodes, where there are any."""
-    pairs = [] if set(doing) == {Activity.SETTING_UP} else find_broken_links(seen.looks, seen.nodes, seen.case.nodes)
-    summary, cls = _describe_node_pairs(seen, pairs) if pairs else _describe_common_wait(seen, doing, cut)
-    ends = dict.fromkeys(node for pair in pairs[:MAX_NAMED] for node in pair)
-    evidence = dict.fromkeys(ends, "what its ranks send to the other node is not answered")
-    evidence |= {node: seen.case.nodes[node].why for node in cut}
+def _judge_links(hang: Hang, activities: Collection[Activity], cut: Sequence[str]) -> Verdict:
+    """Judge the network: connections without acknowledgement show between which nodes it fails."""
+    by_address = {address: node.node for node in hang.evidence.nodes.values() for address in node.addresses}
+    lost: Counter[tuple[str, str]] = Counter()
+    worst: dict[tuple[str, str], TcpConnection] = {}
+    for rank, socket, peer in [] if set(activities) == {Activity.SETTING_UP} else _list_sockets(hang):
+        node, other = hang.nodes[rank], hang.nodes[peer] if peer is not None else by_address.get(socket["peer"])
+        if socket["lost"] >= _MIN_RETRANSMISSIONS and other is not None and other != node:
+            pair = (min(node, other), max(node, other))
+            lost[pair] += socket["lost"]
+            worst[pair] = max(worst.get(pair, socket), socket, key=lambda one: one["lost"])
+    pairs = [pair for pair, _ in lost.most_common()]
+    in_step = collectives.is_in_step(hang.snapshots)
+    cls = Class.NETWORK
+    if pairs:
+        socket = worst[pairs[0]]
+        more = f", and between {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
+        sent = f"{socket['unacked']} bytes were sent {socket['lost']} times again without an answer"
+        summary = f"nothing arrives between {' and '.join(pairs[0])}{more}: {sent}; no rank is missing"
+    elif set(activities) == {Activity.SETTING_UP}:
+        cls = Class.STORE_LOST
+        summary = "all ranks wait in the set-up of the process group: the store, or a peer, does not answer"
+    elif cut:
+        summary = f"all ranks wait in the same operation, and {', '.join(cut)} cannot be reached"
+    elif in_step:
+        summary = "all ranks have joined the same collective, and it does not end: look at the network"
+    else:
+        cls, summary = Class.ALL_JOINED, "all ranks wait in collectives, and none is missing"
+    reasons = {
+        node: "what its ranks send to the other node is not answered" for pair in pairs[:MAX_NAMED] for node in pair
+    }
+    reasons |= {node: hang.evidence.nodes[node].why for node in cut}
     return Verdict(
         kind=Kind.HANG,
         cls=cls,
-        confidence=Confidence.LIKELY
-        if len(pairs) == 1 and collectives.is_in_step(seen.looks)
-        else Confidence.AMBIGUOUS,
+        confidence=Confidence.LIKELY if len(pairs) == 1 and in_step else Confidence.AMBIGUOUS,
         summary=summary,
-        culprits=tuple(Culprit(rank=None, node=node, evidence=words) for node, words in evidence.items()),
-        waiting=seen.waiting(seen.looks),
-        missing=seen.missing,
-        next=("clusterctl health --check net", f"clusterctl stacks {seen.case.run}"),
+        culprits=tuple(Culprit(rank=None, node=node, evidence=why) for node, why in reasons.items()),
+        waiting=hang.list_waiting(hang.snapshots),
+        missing=hang.missing,
+        next=("clusterctl health --check net", f"clusterctl stacks {hang.evidence.run}"),
     )
-
-
-def _describe_node_pairs(seen: HangObservations, pairs: Sequence[tuple[str, str]]) -> tuple[str, Class]:
-    first, second = pairs[0]
-    one = find_slowest_socket(seen.looks, seen.nodes, pairs[0])
-    sent = f": {one['unacked']} bytes were sent {one['lost']} times again without an answer" if one is not None else ""
-    more = f", and between {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
-    return f"nothing arrives between {first} and {second}{more}{sent}; no rank is missing", Class.NETWORK
-
-
-def _describe_common_wait(seen: HangObservations, doing: Collection[Activity], cut: Sequence[str]) -> tuple[str, Class]:
-    if set(doing) == {Activity.SETTING_UP}:
-        words = "all ranks wait in the set-up of the process group: the store, or a peer, does not answer"
-        return words, Class.STORE_LOST
-    if cut:
-        return f"all ranks wait in the same operation, and {', '.join(cut)} cannot be reached", Class.NETWORK
-    if collectives.is_in_step(seen.looks):
-        return "all ranks have joined the same collective, and it does not end: look at the network", Class.NETWORK
-    return "all ranks wait in collectives, and none is missing", Class.ALL_JOINED

@@ -1,17 +1,16 @@
-"""From a case to a verdict: how ranks ended first, then where they are, then what ended the run without them."""
+"""Judges a run from its evidence: how ranks ended, where the others are, and what ended the run without them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import fold_ranks
 from clusterctl.why import collectives, crash, hang, slowness
-from clusterctl.why.evidence import Evidence, Rank, RunError, StartRefusal
-from clusterctl.why.hang import WAITS, is_computing, wait_phrase
+from clusterctl.why.evidence import Evidence, Rank, RunError
+from clusterctl.why.hang import wait_phrase
 from clusterctl.why.headline import SENT_FROM_OUTSIDE
-from clusterctl.why.stack_position import locate_rank
+from clusterctl.why.stack_position import UNKNOWN_POSITION, is_waiting_for_peers, locate_rank, name_culprits
 from clusterctl.why.verdict import MAX_NAMED, Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase
 
 _KINDS = {
@@ -26,211 +25,170 @@ _KINDS = {
 }
 
 
-def judge_run(case: Evidence) -> Verdict:
-    """Return what went wrong with a run, and who."""
-    verdict = _find_verdict(case)
-    # No rank of a run that has ended has stacks.
-    steps = tuple(step for step in verdict.next if not (case.over and step.startswith("clusterctl stacks")))
-    return replace(verdict, next=steps, bundle=case.seen_at or case.folder)
+def judge_run(evidence: Evidence) -> Verdict:
+    """Return what went wrong with a run, and which ranks or nodes are to blame."""
+    verdict = _find_verdict(evidence)
+    # The ranks of a run that has ended have no stacks.
+    commands = tuple(text for text in verdict.next if not (evidence.over and text.startswith("clusterctl stacks")))
+    return replace(verdict, next=commands, bundle=evidence.evidence_folder or evidence.folder)
 
 
-def _find_verdict(case: Evidence) -> Verdict:
-    crashed = None if case.reason == "stalled" else crash.judge_crash(case)
-    if crashed is not None and crashed.cls is Class.PEER_LOST and case.seen_at is not None:
-        # A stall that ended by the time limits of the process groups: where ranks were before that tells more.
-        return hang.judge_hang(case) or crashed
-    if crashed is not None and crashed.cls in (Class.SIGNAL, Class.KILLED) and case.seen_at is not None:
-        return _killed_in_standstill(case) or crashed
+def _find_verdict(evidence: Evidence) -> Verdict:
+    crashed = None if evidence.reason == "stalled" else crash.judge_crash(evidence)
+    if crashed is not None and evidence.evidence_folder is not None:
+        if crashed.cls is Class.PEER_LOST:
+            # The time limits of the process groups ended a stall: the positions before that tell more.
+            return hang.judge_hang(evidence) or crashed
+        if crashed.cls in (Class.SIGNAL, Class.KILLED):
+            return _judge_killed_stall(evidence) or crashed
     if crashed is not None:
         return crashed
-    if case.other is not None and case.other.reasons:
-        return _describe_refusals(case.other, case.other.reasons)
-    missed = _judge_early_exits(case)
-    if missed is not None:
+    error = evidence.run_error
+    if error is not None and error.reasons:
+        return _describe_refusals(error)
+    if (missed := _judge_early_exits(evidence)) is not None:
         return missed
-    if case.other is not None and case.other.kind in _KINDS and case.other.kind != "cancelled":
-        return _judge_run_error(case, case.other)
-    if case.stalled or case.reason == "stalled":
-        return hang.judge_hang(case) or _judge_unobserved(case)
-    if case.other is not None:
-        return _judge_run_error(case, case.other)
-    missing = hang.judge_missing_nodes(case)
-    return (
-        missing
-        or slowness.judge_slow_start(case)
-        or slowness.judge_blocking_ranks(case)
-        or slowness.judge_stragglers(case)
-        or _judge_healthy(case)
+    if error is not None and error.kind in _KINDS and error.kind != "cancelled":
+        return _judge_run_error(evidence, error)
+    alive = [rank for rank in evidence.ranks if rank.end is None]
+    if evidence.stalled or evidence.reason == "stalled":
+        return hang.judge_hang(evidence) or Verdict(
+            kind=Kind.HANG,
+            cls=Class.NONE,
+            confidence=Confidence.UNKNOWN,
+            summary="nothing moves, and nobody could look at the ranks",
+            missing=tuple(f"rank {rank.rank}: {rank.snapshot_error}" for rank in alive[:MAX_NAMED]),
+            next=(f"clusterctl stacks {evidence.run}",),
+        )
+    if error is not None:
+        return _judge_run_error(evidence, error)
+    rules = (
+        hang.judge_missing_nodes,
+        slowness.judge_slow_start,
+        slowness.judge_blocking_ranks,
+        slowness.judge_stragglers,
     )
+    return next((found for rule in rules if (found := rule(evidence)) is not None), None) or _judge_healthy(evidence)
 
 
-def _killed_in_standstill(case: Evidence) -> Verdict | None:
-    """Ranks that somebody killed while nothing moved: what held them is told by what was seen before."""
-    killed = {rank.rank for rank in case.ranks if rank.end is not None and rank.end.signal in SENT_FROM_OUTSIDE}
-    own = {rank.rank for rank in case.ranks if rank.end is not None and rank.end.signal is not None}
-    if not killed or killed != own:
+def _judge_killed_stall(evidence: Evidence) -> Verdict | None:
+    """Judge ranks that a person killed while nothing moved: their snapshots show what they waited for."""
+    killed = {rank.rank for rank in evidence.ranks if rank.end is not None and rank.end.signal in SENT_FROM_OUTSIDE}
+    signalled = {rank.rank for rank in evidence.ranks if rank.end is not None and rank.end.signal is not None}
+    if not killed or killed != signalled:
         return None
-    before = replace(
-        case,
-        ranks=tuple(
-            replace(rank, end=replace(rank.end, stopped=True)) if rank.end is not None and rank.rank in killed else rank
-            for rank in case.ranks
-        ),
+    ranks = tuple(
+        replace(rank, end=replace(rank.end, stopped=True)) if rank.end is not None and rank.rank in killed else rank
+        for rank in evidence.ranks
     )
-    told = hang.judge_hang(before)
-    if told is None or not told.culprits:
+    verdict = hang.judge_hang(replace(evidence, ranks=ranks))
+    if verdict is None or not verdict.culprits:
         return None
-    sure = Confidence.LIKELY if told.confidence is Confidence.CERTAIN else told.confidence
-    return replace(told, confidence=sure, summary=f"{told.summary}; then somebody killed {ranks_phrase(killed)}")
+    sure = Confidence.LIKELY if verdict.confidence is Confidence.CERTAIN else verdict.confidence
+    return replace(verdict, confidence=sure, summary=f"{verdict.summary}; then somebody killed {ranks_phrase(killed)}")
 
 
-def _judge_early_exits(case: Evidence) -> Verdict | None:
-    """Return the ranks that left others waiting; `None` where nobody left, or nobody is seen to wait."""
-    left = [rank for rank in case.ranks if rank.end is not None and rank.end.well and not rank.end.stopped]
-    alive = [rank for rank in case.ranks if rank.end is None]
-    waiting = [rank for rank in alive if _is_waiting(rank)]
-    if not left or not waiting:
+def _judge_early_exits(evidence: Evidence) -> Verdict | None:
+    """Return the ranks that ended with 0 while others wait for them; `None` if no rank waits."""
+    early = [r for r in evidence.ranks if r.end is not None and r.end.ended_well and not r.end.stopped]
+    alive = [rank for rank in evidence.ranks if rank.end is None]
+    waiting = [(r, s) for r in alive if (s := r.snapshot) is not None and not s.error and is_waiting_for_peers(s)]
+    if not early or not waiting:
         return None
-    if not case.stalled and case.seen_at is not None:
-        return None  # what was seen is of an earlier standstill
-    surely = case.stalled and all(
-        collectives.is_in_default_group(rank.look) for rank in waiting if rank.look is not None
-    )
-    if not case.stalled:
-        return _perhaps(left, waiting)
-    blamed = hang.judge_hang(case)
-    others = () if blamed is None else blamed.culprits
-    if blamed is not None and others:
-        # Those that wait lack the one as the other.
-        both = (*_early_culprits(left), *others)
-        return replace(
-            blamed,
+    waiting_ranks = [rank for rank, _ in waiting]
+    numbers = [rank.rank for rank in waiting_ranks]
+    ended = f"{ranks_phrase(rank.rank for rank in early)} ended with 0"
+    both = (*_name_early_culprits(early), *_name_early_culprits(waiting_ranks))
+    if not evidence.stalled:
+        if evidence.evidence_folder is not None:
+            return None  # the snapshots are of an earlier stall
+        # A snapshot of a run that moves: the ranks that ended may belong to a group that is not used any more.
+        return Verdict(
+            kind=Kind.HANG,
+            cls=Class.EXITED_EARLY,
             confidence=Confidence.AMBIGUOUS,
+            summary=f"{ended}, and {ranks_phrase(numbers)} may wait for their peers",
             culprits=both,
-            summary=f"{blamed.summary}; {_describe_early_exits(left)}",
         )
+    blamed = hang.judge_hang(evidence)
+    if blamed is not None and blamed.culprits:
+        # The waiting ranks may miss either.
+        culprits = (*_name_early_culprits(early), *blamed.culprits)
+        summary = f"{blamed.summary}; {ended}"
+        return replace(blamed, confidence=Confidence.AMBIGUOUS, culprits=culprits, summary=summary)
+    confidence = Confidence.LIKELY
+    if all(collectives.is_in_default_group(snapshot) for _, snapshot in waiting):
+        if len(early) > len(waiting):
+            confidence = Confidence.AMBIGUOUS  # a rank that waits while most have ended may be the wrong one
+        elif len(waiting) == len(alive) and len(early) < len(waiting):
+            confidence = Confidence.CERTAIN
     return Verdict(
         kind=Kind.HANG,
         cls=Class.EXITED_EARLY,
-        confidence=_early_exit_confidence(left, waiting, alive) if surely else Confidence.LIKELY,
-        summary=f"{_describe_early_exits(left)} while {wait_phrase([rank.rank for rank in waiting])} for their peers",
-        culprits=_early_culprits(left)
-        if len(left) <= len(waiting)
-        else (*_early_culprits(left), *_early_culprits(waiting)),
-        waiting=(Waiting(ranks=fold_ranks([rank.rank for rank in waiting]), where=None, op="wait for their peers"),),
-        next=crash.next_command(Class.EXITED_EARLY, case.run, left[0].rank, None),
+        confidence=confidence,
+        summary=f"{ended} while {wait_phrase(numbers)} for their peers",
+        culprits=_name_early_culprits(early) if len(early) <= len(waiting) else both,
+        waiting=(Waiting(ranks=fold_ranks(numbers), where=None, op="wait for their peers"),),
+        next=crash.next_command(Class.EXITED_EARLY, evidence.run, early[0].rank, None),
     )
 
 
-def _perhaps(left: list[Rank], waiting: list[Rank]) -> Verdict:
-    """A look at one moment of a run that moves: those that are through may belong to no group that is still used."""
-    numbers = ranks_phrase([rank.rank for rank in waiting])
-    return Verdict(
-        kind=Kind.HANG,
-        cls=Class.EXITED_EARLY,
-        confidence=Confidence.AMBIGUOUS,
-        summary=f"{_describe_early_exits(left)}, and {numbers} may wait for their peers",
-        culprits=(*_early_culprits(left), *_early_culprits(waiting)),
+def _name_early_culprits(ranks: list[Rank]) -> tuple[Culprit, ...]:
+    return name_culprits(
+        ranks,
+        lambda rank: "it still waits for its peers" if rank.end is None else crash.describe_exit(rank.end),
+        lambda rank: locate_rank(rank.snapshot) if rank.end is None else UNKNOWN_POSITION,
     )
 
 
-def _early_exit_confidence(left: list[Rank], waiting: list[Rank], alive: list[Rank]) -> Confidence:
-    if len(left) > len(waiting):
-        return Confidence.AMBIGUOUS  # one that waits where most are through may be the one that is wrong
-    return Confidence.CERTAIN if len(waiting) == len(alive) and len(left) < len(waiting) else Confidence.LIKELY
-
-
-def _is_waiting(rank: Rank) -> bool:
-    look = rank.look
-    return look is not None and not look.error and locate_rank(look).doing in WAITS and not is_computing(look)
-
-
-def _describe_early_exits(left: list[Rank]) -> str:
-    return f"{ranks_phrase(rank.rank for rank in left)} ended with 0"
-
-
-def _early_culprits(ranks: list[Rank]) -> tuple[Culprit, ...]:
-    return tuple(
-        Culprit(
-            rank=rank.rank,
-            node=rank.node,
-            where=locate_rank(rank.look).where if rank.end is None else None,
-            op=locate_rank(rank.look).op if rank.end is None else None,
-            evidence="it still waits for its peers" if rank.end is None else crash.describe_exit(rank.end),
-        )
-        for rank in ranks[:MAX_NAMED]
-    )
-
-
-def _judge_run_error(case: Evidence, other: RunError) -> Verdict:
-    """What ended the run where no exit of a worker did."""
-    kind, cls, command = _KINDS.get(other.kind, (Kind.CRASH, Class.UNKNOWN, "clusterctl status {run}"))
-    troubles = case.troubles.get(other.node or "", ())
-    told = command.format(node=other.node or "NODE", run=case.run)
-    culprits = (
-        (Culprit(rank=None, node=other.node, evidence="; ".join((other.message, *troubles))),)
-        if other.node is not None
-        else ()
-    )
+def _judge_run_error(evidence: Evidence, error: RunError) -> Verdict:
+    """Judge what ended the run without an exit of a worker."""
+    kind, cls, command = _KINDS.get(error.kind, (Kind.CRASH, Class.UNKNOWN, "clusterctl status {run}"))
+    reason = "; ".join((error.message, *evidence.troubles.get(error.node or "", ())))
+    next_command = command.format(node=error.node or "NODE", run=evidence.run)
     return Verdict(
         kind=kind,
         cls=cls,
         confidence=Confidence.CERTAIN,
-        summary="; ".join((other.message, *case.warnings)),
-        culprits=culprits,
-        next=tuple(text for text in (other.hint, told) if text),
+        summary="; ".join((error.message, *evidence.warnings)),
+        culprits=() if error.node is None else (Culprit(rank=None, node=error.node, evidence=reason),),
+        next=tuple(text for text in (error.hint, next_command) if text),
     )
 
 
-def _describe_refusals(other: RunError, reasons: Sequence[StartRefusal]) -> Verdict:
-    """Tell for what a start was refused: each reason once, with the nodes that it is about."""
+def _describe_refusals(error: RunError) -> Verdict:
+    """Return why a start was refused: each reason once, with the nodes that it is about."""
     nodes: dict[tuple[str, str], list[str]] = {}
-    for reason in reasons:
+    for reason in error.reasons:
         nodes.setdefault((reason.check, reason.message), []).extend([reason.node] if reason.node else [])
-    told = [
+    texts = [
         ": ".join(part for part in (" on ".join(part for part in (check, fold_hosts(names)) if part), message) if part)
         for (check, message), names in nodes.items()
     ]
-    more = f"; and {len(told) - 1} more" if len(told) > 1 else ""
-    hints = dict.fromkeys(reason.hint for reason in reasons if reason.hint)
-    named = dict.fromkeys(reason.node for reason in reasons if reason.node)
-    look = f"clusterctl health --nodes {fold_hosts(named)}" if any(reason.check for reason in reasons) and named else ""
+    more = f"; and {len(texts) - 1} more" if len(texts) > 1 else ""
+    hints = dict.fromkeys(reason.hint for reason in error.reasons if reason.hint)
+    named = dict.fromkeys(reason.node for reason in error.reasons if reason.node)
+    has_check = named and any(reason.check for reason in error.reasons)
+    health = f"clusterctl health --nodes {fold_hosts(named)}" if has_check else ""
     return Verdict(
         kind=Kind.REFUSED,
         cls=Class.REFUSED,
         confidence=Confidence.CERTAIN,
-        summary=f"nothing was started: {told[0]}{more}",
+        summary=f"nothing was started: {texts[0]}{more}",
         culprits=tuple(
-            Culprit(rank=None, node=name, evidence=f"{check}: {message}" if check and len(told) > 1 else message)
+            Culprit(rank=None, node=name, evidence=f"{check}: {message}" if check and len(texts) > 1 else message)
             for (check, message), names in nodes.items()
             for name in names
         ),
-        next=tuple(text for text in (*hints, look, other.hint) if text),
+        next=tuple(text for text in (*hints, health, error.hint) if text),
     )
 
 
-def _judge_unobserved(case: Evidence) -> Verdict:
-    alive = [rank for rank in case.ranks if rank.end is None]
-    return Verdict(
-        kind=Kind.HANG,
-        cls=Class.NONE,
-        confidence=Confidence.UNKNOWN,
-        summary="nothing moves, and nobody could look at the ranks",
-        missing=tuple(f"rank {rank.rank}: {_why_unobserved(rank)}" for rank in alive[:MAX_NAMED]),
-        next=(f"clusterctl stacks {case.run}",),
-    )
-
-
-def _judge_healthy(case: Evidence) -> Verdict:
-    spent = slowness.describe_timings(case.paces)
-    moving = (
-        f"nothing is wrong: ranks make progress{f'; {spent}' if spent else ', or may still be at their first step'}"
-    )
-    summary = "; ".join(("it ended well", *case.warnings)) if case.over else moving
-    # Nobody has measured anything of a run of which no rank tells.
-    known = Confidence.CERTAIN if case.over or spent else Confidence.LIKELY
+def _judge_healthy(evidence: Evidence) -> Verdict:
+    timings = slowness.describe_timings(evidence.timings)
+    more = f"; {timings}" if timings else ", or may still be at their first step"
+    ended = "; ".join(("it ended well", *evidence.warnings))
+    # Without timings no rank reports its state.
+    known = Confidence.CERTAIN if evidence.over or timings else Confidence.LIKELY
+    summary = ended if evidence.over else f"nothing is wrong: ranks make progress{more}"
     return Verdict(kind=Kind.NONE, cls=Class.NONE, confidence=known, summary=summary)
-
-
-def _why_unobserved(rank: Rank) -> str:
-    return rank.look.error if rank.look is not None and rank.look.error else "nobody looked at it"

@@ -1,13 +1,15 @@
-"""Where a rank is: the line of the user's code, the operation below it, and what it waits for there."""
+"""The position of a rank: its line of the user's code, the operation below it, and what it waits for there."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from clusterctl.why.evidence import RankSnapshot, StackFrame
+from clusterctl.why.evidence import Rank, RankSnapshot, StackFrame
+from clusterctl.why.verdict import MAX_NAMED, Culprit
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/_clusterctl_shim/|/clusterctl/agent/")
 _COLLECTIVE = re.compile(r"torch/distributed/|torch/nn/parallel/|horovod/|jax/|tensorflow/|mpi4py|deepspeed/comm")
@@ -19,9 +21,11 @@ _LOADER = re.compile(
 _INNER = frozenset(
     {"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "__call__", "_fn", "wait", "work", "decorate"}
 )
-"""Calls that say nothing of what is done."""
+"""Functions whose names do not describe an operation."""
 _SETTING_UP = frozenset({"init_process_group", "rendezvous", "_create_c10d_store", "new_group", "_store_based_barrier"})
-_OFTEN_LOADS = ("next", "__next__", "_try_get_data", "_get_data")
+
+
+_BUSY_CORES = 0.5
 
 
 class Activity(str, Enum):
@@ -35,13 +39,17 @@ class Activity(str, Enum):
     UNKNOWN = "unknown"
 
 
+WAITS = (Activity.COLLECTIVE, Activity.BACKWARD, Activity.SETTING_UP)
+"""Activities in which a rank waits for its peers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackPosition:
-    """Where a rank is.
+    """The position of a rank in its code.
 
     Attributes:
         where: The innermost line of the user's code, `file:line`; else the innermost line of all.
-        op: The collective, or the function that it is in.
+        op: The collective or function at that line.
     """
 
     doing: Activity
@@ -52,21 +60,25 @@ class StackPosition:
 UNKNOWN_POSITION = StackPosition(doing=Activity.UNKNOWN, where=None, op=None)
 
 
-def locate_rank(look: RankSnapshot | None) -> StackPosition:
-    """Return where the main thread of a rank is."""
-    frames = look.frames if look is not None else None
+def locate_rank(snapshot: RankSnapshot | None) -> StackPosition:
+    """Return the position of the main thread of a rank."""
+    frames = snapshot.frames if snapshot is not None else None
     return _locate_in_frames(frames) if frames else UNKNOWN_POSITION
 
 
 @lru_cache(maxsize=1024)
 def _locate_in_frames(frames: tuple[StackFrame, ...]) -> StackPosition:
-    """Return where a thread with these calls is; thousands of ranks are at the same place."""
+    """Return the position of a thread. The cache serves thousands of ranks with the same stack."""
     own = next((frame for frame in frames if is_user_code(frame.file)), None)
     shown = own or frames[0]
     where = f"{short_path(shown.file)}:{shown.line}"
     below = frames[: frames.index(own)] if own is not None else frames
-    doing = _doing(below)
-    return StackPosition(doing=doing, where=where, op=_op(doing, below, shown))
+    doing = _classify_activity(below)
+    if doing in _FIXED_OPERATIONS:
+        return StackPosition(doing=doing, where=where, op=_FIXED_OPERATIONS[doing])
+    functions = [frame.function for frame in below if doing is Activity.OWN or _COLLECTIVE.search(frame.file)]
+    op = next((name for name in reversed(functions) if name not in _INNER), shown.function)
+    return StackPosition(doing=doing, where=where, op=op)
 
 
 def is_user_code(file: str) -> bool:
@@ -75,12 +87,15 @@ def is_user_code(file: str) -> bool:
 
 
 def short_path(file: str) -> str:
-    """Return how people know a file of code: its name, with that of a folder below the work folder."""
+    """Return the path of a file below the work folder, or its name if it lies elsewhere."""
     parts = re.split(r"/clusterctl/work/[^/]+/", file)
     return parts[-1] if len(parts) > 1 else file.rpartition("/")[2]
 
 
-def _doing(below: tuple[StackFrame, ...]) -> Activity:
+_FIXED_OPERATIONS = {Activity.BACKWARD: "backward", Activity.LOADING: "next batch"}
+
+
+def _classify_activity(below: tuple[StackFrame, ...]) -> Activity:
     """Return what the calls below the user's line do."""
     if any(frame.function in _SETTING_UP or _RENDEZVOUS.search(frame.file) for frame in below):
         return Activity.SETTING_UP
@@ -93,13 +108,32 @@ def _doing(below: tuple[StackFrame, ...]) -> Activity:
     return Activity.OWN
 
 
-def _op(doing: Activity, below: tuple[StackFrame, ...], shown: StackFrame) -> str:
-    if doing is Activity.BACKWARD:
-        return "backward"
-    if doing is Activity.LOADING:
-        return "next batch"
-    named = [frame.function for frame in below if doing is Activity.OWN or _COLLECTIVE.search(frame.file)]
-    return next((name for name in reversed(named) if name not in _INNER), shown.function)
+def is_computing(snapshot: RankSnapshot) -> bool:
+    """Return whether a rank uses a CPU."""
+    return (snapshot.cpu or 0.0) >= _BUSY_CORES and snapshot.state == "R"
+
+
+def is_waiting_for_peers(snapshot: RankSnapshot) -> bool:
+    """Return whether a rank waits for its peers, by its stack."""
+    return locate_rank(snapshot).doing in WAITS and not is_computing(snapshot)
+
+
+def name_culprits(
+    ranks: Iterable[Rank],
+    describe: Callable[[Rank], str],
+    locate: Callable[[Rank], StackPosition] = lambda _: UNKNOWN_POSITION,
+) -> tuple[Culprit, ...]:
+    """Return the first ranks as culprits.
+
+    Args:
+        ranks: The ranks that are to blame.
+        describe: Returns why a rank is to blame.
+        locate: Returns the position of a rank.
+    """
+    named = [(rank, locate(rank)) for rank in sorted(ranks, key=lambda rank: rank.rank)[:MAX_NAMED]]
+    return tuple(
+        Culprit(rank=rank.rank, node=rank.node, where=at.where, op=at.op, evidence=describe(rank)) for rank, at in named
+    )
 
 
 _WAITS = (
@@ -119,24 +153,24 @@ _WAITS = (
     (r"^futex", "it waits for a lock"),
     (r"^(?:do_signal_stop|ptrace_stop)", "it is stopped"),
 )
-"""Places in the kernel, and what they mean. Compiled when one is asked for: most commands ask for none."""
+"""Wait channels of the kernel, and their meaning. `re` compiles a pattern at its first use: most commands need none."""
 
 
-def describe_kernel_wait(look: RankSnapshot) -> str:
-    """Return in words what the kernel says that a rank waits for; "" where it says nothing that tells."""
-    return describe_wchan(look.wchan) or ("it computes" if (look.cpu or 0.0) >= 0.5 else "")
+def describe_kernel_wait(snapshot: RankSnapshot) -> str:
+    """Return what a rank waits for in the kernel; "" if that is not known."""
+    return describe_wchan(snapshot.wchan) or ("it computes" if (snapshot.cpu or 0.0) >= _BUSY_CORES else "")
 
 
 def describe_wchan(wchan: str | None) -> str:
-    """Return in words what the place in the kernel at which a process waits says; "" where it says nothing."""
+    """Return the meaning of a wait channel of the kernel; "" if it is not known."""
     return next((words for pattern, words in _WAITS if re.match(pattern, wchan or "")), "")
 
 
-def is_waiting_for_network(look: RankSnapshot) -> bool:
+def is_waiting_for_network(snapshot: RankSnapshot) -> bool:
     """Return whether a rank waits for a network socket."""
-    return describe_kernel_wait(look) == NETWORK
+    return describe_kernel_wait(snapshot) == NETWORK
 
 
-def is_waiting_for_storage(look: RankSnapshot) -> bool:
+def is_waiting_for_storage(snapshot: RankSnapshot) -> bool:
     """Return whether a rank waits for a file system."""
-    return describe_kernel_wait(look) == STORAGE
+    return describe_kernel_wait(snapshot) == STORAGE

@@ -71,7 +71,7 @@ def held_in(run: RunDir, state: RunState) -> dict[int, str]:
     from clusterctl.why import slowness
 
     standing = rank_timing.find_idle_ranks(sample_files.read_newest_lines(run, state, _RECENT_BYTES), state.attempt)
-    return {rank: standing[rank].does for rank in slowness.find_blocking_ranks(standing, len(state.workers))}
+    return {rank: standing[rank].activity for rank in slowness.find_blocking_ranks(standing, len(state.workers))}
 
 
 def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, bytes]) -> dict[int, str]:

@@ -136,9 +136,9 @@ _MAX_REACTION_S = 30.0
 
 
 class _Progress(TypedDict):
-    paces: Mapping[int, RankTiming]
-    standing: Mapping[int, IdleRank]
-    unbegun: float | None
+    timings: Mapping[int, RankTiming]
+    idle_ranks: Mapping[int, IdleRank]
+    no_progress_s: float | None
 
 
 def judge_saved_run(run: RunDir, state: RunState, live_evidence: Mapping[str, RankEvidence] | None = None) -> Verdict:
@@ -147,7 +147,7 @@ def judge_saved_run(run: RunDir, state: RunState, live_evidence: Mapping[str, Ra
     case = build_why_evidence(
         state,
         live_evidence or evidence or read_evidence(run.path / LIVE_EVIDENCE_FOLDER),
-        seen_at=None if name is None else str(run.path / name),
+        evidence_folder=None if name is None else str(run.path / name),
         folder=str(run.path),
         stalled=_find_stall(state) is not None,
         outputs=read_final_outputs(run, state),
@@ -159,12 +159,12 @@ def judge_saved_run(run: RunDir, state: RunState, live_evidence: Mapping[str, Ra
 def _measure_progress(run: RunDir, state: RunState) -> _Progress:
     """Return what ranks did of late and for how long they have not begun; nothing of a run that stands or is over."""
     if state.phase is not RunPhase.RUNNING or state.stall is not None:
-        return {"paces": {}, "standing": {}, "unbegun": None}
+        return {"timings": {}, "idle_ranks": {}, "no_progress_s": None}
     lines = read_newest_lines(run, state)
     return {
-        "paces": rank_timing.measure_rank_timings(lines, state.attempt),
-        "standing": rank_timing.find_idle_ranks(lines, state.attempt),
-        "unbegun": measure_start_wait_s(lines, state),
+        "timings": rank_timing.measure_rank_timings(lines, state.attempt),
+        "idle_ranks": rank_timing.find_idle_ranks(lines, state.attempt),
+        "no_progress_s": measure_start_wait_s(lines, state),
     }
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from clusterctl.agent.protocol.record_types import LeftoverProcess, WorkerError
 from clusterctl.formatting import duration_text, signal_name
 from clusterctl.why import headline
-from clusterctl.why.crash import innermost_user_line
+from clusterctl.why.crash import find_user_position
 from clusterctl.why.verdict import Class, Confidence
 
 _PEER_LOSS = re.compile(
@@ -240,8 +240,8 @@ def find_swallowed_exception(output: str) -> str:
     told = headline.find_closing_traceback(output) if output else None
     if told is None:
         return ""
-    line, _ = innermost_user_line(told.traceback)
-    return told.text + (f" ({line})" if line is not None else "")
+    where = find_user_position(told.traceback).where
+    return told.text + (f" ({where})" if where is not None else "")
 
 
 def _belongs_to_traceback(line: str, prefix: str) -> bool:

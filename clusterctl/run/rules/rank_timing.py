@@ -213,8 +213,8 @@ def _find_idle_ranks_of_node(newest: ActivitySample, before: Iterator[ActivitySa
     return {
         int(rank): IdleRank(
             seconds=age,
-            waits=any(begun > ended for begun, ended in get_collective_numbers(newest["ranks"][rank]).values()),
-            does=_describe_work(newest["ranks"][rank], older["ranks"].get(rank), newest["m"] - older["m"]),
+            in_collective=any(begun > ended for begun, ended in get_collective_numbers(newest["ranks"][rank]).values()),
+            activity=_describe_work(newest["ranks"][rank], older["ranks"].get(rank), newest["m"] - older["m"]),
         )
         for rank, age in ages.items()
     }
@@ -313,12 +313,12 @@ def _measure_timing(looks: list[tuple[float, RankActivity]], clock: float | None
     seconds = end - begin
     return RankTiming(
         seconds=seconds,
-        waits=compute_wait_shares([own for _, own in looks]),
+        wait_shares=compute_wait_shares([own for _, own in looks]),
         cpu=_increase(first.get("cpu_s"), last.get("cpu_s")) / seconds,
         starved=min(1.0, _increase(first.get("starved_s"), last.get("starved_s")) / seconds),
         faults=_increase(first.get("faults"), last.get("faults")) / seconds,
-        clock=clock,
-        waits_for=_measure_kernel_waits([own for _, own in looks]),
+        gpu_clock_mhz=clock,
+        other_waits=_measure_kernel_waits([own for _, own in looks]),
     )
 
 

@@ -33,7 +33,7 @@ def build_why_evidence(
     state: RunState,
     evidence: Mapping[str, RankEvidence],
     *,
-    seen_at: str | None = None,
+    evidence_folder: str | None = None,
     folder: str | None = None,
     stalled: bool = False,
     outputs: Mapping[int, str] | None = None,
@@ -44,7 +44,7 @@ def build_why_evidence(
     Args:
         state: What the journals tell.
         evidence: What was seen of ranks, by rank (`agent.watch.evidence`), before they ended.
-        seen_at: Where that lies.
+        evidence_folder: The folder with stored evidence.
         folder: The run's own.
         stalled: Take what was seen as that of a stall, whether or not the rule says so now.
         outputs: The ends of what ranks wrote before they were stopped.
@@ -63,9 +63,9 @@ def build_why_evidence(
         nodes={name: _node(node) for name, node in state.nodes.items()},
         stalled=stalled or (state.stall is not None and state.stall.phase == "confirmed"),
         limit=None if state.stall is None else state.stall.limit_s,
-        other=_run_error(state),
+        run_error=_run_error(state),
         troubles=_troubles(state),
-        seen_at=seen_at if snapshots else None,
+        evidence_folder=evidence_folder if snapshots else None,
         folder=folder,
         warnings=tuple(list_end_warnings(state)),
     )
@@ -84,8 +84,8 @@ def _rank(
         node=worker.node,
         started=started,
         end=end,
-        look=snapshot,
-        counted=collective_counts,
+        snapshot=snapshot,
+        collective_counts=collective_counts,
     )
 
 

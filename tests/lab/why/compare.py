@@ -72,7 +72,7 @@ def row_of(path: Path) -> Row:
     with opened(path) as run:
         state, _ = state_reader.load_visible_state(run)
         name, evidence = saved_verdict.read_stall_evidence(run, state)
-        case = build_why_evidence(state, evidence, seen_at=name, stalled=bool(evidence))
+        case = build_why_evidence(state, evidence, evidence_folder=name, stalled=bool(evidence))
         ours = saved_verdict.judge_saved_run(run, state)
     stopped = frozenset(rank for rank, worker in state.workers.items() if worker.stopped)
     expected = KINDS[kind]

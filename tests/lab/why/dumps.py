@@ -21,7 +21,9 @@ def of_case(case: Evidence) -> dict[int, Dump]:
 
     Evidence holds the newest entries alone, so all ranks begin with the first number that all of them still have.
     """
-    known = {rank.rank: rank.look.entries for rank in case.ranks if rank.look is not None and rank.look.entries}
+    known = {
+        rank.rank: rank.snapshot.entries for rank in case.ranks if rank.snapshot is not None and rank.snapshot.entries
+    }
     groups = members(known, world=[rank.rank for rank in case.ranks])
     begin = {group: _first(known.values(), group) for group in groups}
     config = {

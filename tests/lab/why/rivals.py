@@ -171,8 +171,10 @@ def ray_says(case: Evidence) -> Said:
     the most is a suspect. So is a rank whose RAS thread does not answer. A stopped process does not; one that holds the
     interpreter lock does.
     """
-    known = {rank.rank: rank.look.entries for rank in case.ranks if rank.look is not None and rank.look.entries}
-    mute = {rank.rank for rank in case.ranks if rank.look is not None and (rank.look.state or "") in ("T", "t")}
+    known = {
+        rank.rank: rank.snapshot.entries for rank in case.ranks if rank.snapshot is not None and rank.snapshot.entries
+    }
+    mute = {rank.rank for rank in case.ranks if rank.snapshot is not None and (rank.snapshot.state or "") in ("T", "t")}
     named: set[int] = set(mute) if known else set()
     for group, ranks in members(known, world=[rank.rank for rank in case.ranks]).items():
         counts = {rank: _launches(case, known, rank, group) for rank in ranks - mute}
@@ -197,7 +199,7 @@ def _launches(
     begin = max((_begin(entries, group) for entries in known.values()), default=0)
     own = known.get(rank)
     if own is None:
-        look = next(each.look for each in case.ranks if each.rank == rank)
+        look = next(each.snapshot for each in case.ranks if each.rank == rank)
         until = look.seq.get(group, (0, 0))[0] if look is not None else 0
         other = next(iter(known.values()), ())
         own = [entry for entry in other if entry["number"] <= until] if until else None

@@ -62,7 +62,7 @@ def case(*ranks: RankExit | RankSnapshot | None, per_node: int = 2, **more: Any)
             rank=number,
             node=f"gpu{number // per_node + 1:02}",
             end=it if isinstance(it, RankExit) else None,
-            look=it if isinstance(it, RankSnapshot) else None,
+            snapshot=it if isinstance(it, RankSnapshot) else None,
         )
         for number, it in enumerate(ranks)
     )

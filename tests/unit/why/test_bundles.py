@@ -50,7 +50,7 @@ def test_what_a_rank_recorded_in_an_earlier_pause_does_not_count() -> None:
         _, evidence = kept.read_newest_evidence(run)
         case = build_why_evidence(state, evidence, stalled=True)
 
-    assert [rank.look.entries for rank in case.ranks if rank.look is not None and rank.rank == 3] == [None]
+    assert [rank.snapshot.entries for rank in case.ranks if rank.snapshot is not None and rank.rank == 3] == [None]
 
 
 def test_every_bundle_that_lies_here_is_judged() -> None:

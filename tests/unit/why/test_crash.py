@@ -123,7 +123,7 @@ def test_a_run_that_a_person_ended_is_not_blamed_on_a_rank_that_was_through() ->
         RunError(kind="cancelled", message="a person ended it"),
     )
 
-    assert judge_run(case(stopped, ended(0), reason="cancelled", over=True, other=other)).cls is Class.CANCELLED
+    assert judge_run(case(stopped, ended(0), reason="cancelled", over=True, run_error=other)).cls is Class.CANCELLED
 
 
 def gave_up(message: str = "Timed out waiting 4000ms for recv operation to complete") -> RankExit:

@@ -102,7 +102,9 @@ def test_a_run_that_moves_is_not_alarmed_by_one_that_is_through() -> None:
 
 
 def test_what_was_seen_in_an_earlier_standstill_says_nothing_of_one_that_is_through() -> None:
-    assert judge_run(case(waiting(seq=BEGUN), waiting(seq=BEGUN), ended(0), seen_at="stall-1")).kind is Kind.NONE
+    assert (
+        judge_run(case(waiting(seq=BEGUN), waiting(seq=BEGUN), ended(0), evidence_folder="stall-1")).kind is Kind.NONE
+    )
 
 
 def test_of_most_that_are_through_and_one_that_lost_them_nobody_is_named_alone() -> None:
@@ -128,7 +130,7 @@ def test_of_stages_that_wait_in_messages_the_one_at_another_line_is_not_named() 
 
 def test_a_rank_that_a_person_killed_in_a_hang_is_not_to_blame_for_the_hang() -> None:
     seen = of(waiting(seq=BEGUN), waiting(seq=BEGUN), elsewhere(seq=LATE)).culprits
-    killed = case(waiting(seq=BEGUN), waiting(seq=BEGUN), elsewhere(seq=LATE), stalled=True, seen_at="stall-2")
+    killed = case(waiting(seq=BEGUN), waiting(seq=BEGUN), elsewhere(seq=LATE), stalled=True, evidence_folder="stall-2")
     ends = (ended(None, 90.0, signal="SIGKILL"), lost_peer(90.5), ended(1, stopped=True))
     ranks = tuple(replace(rank, end=end) for rank, end in zip(killed.ranks, ends, strict=True))
     verdict = judge_run(replace(killed, ranks=ranks))

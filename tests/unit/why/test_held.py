@@ -19,11 +19,14 @@ from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
 from tests.unit.why.cases import case, elsewhere, waiting
 
 KINDS = Path(__file__).parent / "kinds"
-IN, OUT = IdleRank(seconds=90.0, waits=True), IdleRank(seconds=91.0, waits=False, does="it writes 12 MiB a second")
+IN, OUT = (
+    IdleRank(seconds=90.0, in_collective=True),
+    IdleRank(seconds=91.0, in_collective=False, activity="it writes 12 MiB a second"),
+)
 
 
 def of(*each: IdleRank, looks: tuple[Any, ...] = (), **more: Any) -> Verdict:
-    return judge_run(case(*(looks or (None,) * len(each)), standing=dict(enumerate(each)), **more))
+    return judge_run(case(*(looks or (None,) * len(each)), idle_ranks=dict(enumerate(each)), **more))
 
 
 def named(verdict: Verdict) -> list[int | None]:
@@ -53,7 +56,7 @@ def test_all_ranks_of_one_node_are_likely_and_ranks_of_two_are_not() -> None:
 @pytest.mark.parametrize(
     "each",
     [
-        pytest.param((OUT, IdleRank(seconds=30.0, waits=True), IN, IN), id="for a short time"),
+        pytest.param((OUT, IdleRank(seconds=30.0, in_collective=True), IN, IN), id="for a short time"),
         pytest.param((IN, IN, IN, IN), id="all wait"),
         pytest.param((OUT, OUT, OUT, IN), id="most do not wait"),
         pytest.param((OUT, OUT, OUT, OUT), id="nobody waits"),
@@ -64,7 +67,7 @@ def test_otherwise_nobody_is_named(each: tuple[IdleRank, ...]) -> None:
 
 
 def test_where_one_is_not_counted_nobody_is_named() -> None:
-    assert judge_run(case(None, None, None, standing={0: OUT, 1: IN})).kind is Kind.NONE
+    assert judge_run(case(None, None, None, idle_ranks={0: OUT, 1: IN})).kind is Kind.NONE
 
 
 def seen(m: float, begun: int, ended: int, since: float | None = 90.0, **more: Any) -> bytes:
@@ -88,11 +91,11 @@ def test_what_a_rank_does_meanwhile_is_told_by_two_looks(
 ) -> None:
     lines = {"gpu02": [seen(0, 60, 60, **first), seen(10, 60, 60, **last)]}
 
-    assert find_idle_ranks(lines, 0) == {3: IdleRank(seconds=90.0, waits=False, does=does)}
+    assert find_idle_ranks(lines, 0) == {3: IdleRank(seconds=90.0, in_collective=False, activity=does)}
 
 
 def test_a_rank_that_has_begun_what_has_not_ended_waits() -> None:
-    assert find_idle_ranks({"gpu02": [seen(0, 61, 60)]}, 0)[3].waits
+    assert find_idle_ranks({"gpu02": [seen(0, 61, 60)]}, 0)[3].in_collective
 
 
 @pytest.mark.parametrize(

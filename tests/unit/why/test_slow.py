@@ -28,11 +28,11 @@ SET_UP = (
 
 def pace(*shares: float, **more: Any) -> RankTiming:
     """One that waited so in each part of the time, or always alike."""
-    return RankTiming(seconds=100.0, waits=shares if len(shares) > 1 else shares * 3, **more)
+    return RankTiming(seconds=100.0, wait_shares=shares if len(shares) > 1 else shares * 3, **more)
 
 
 def of(*paces: RankTiming, looks: tuple[RankSnapshot | None, ...] = (), **more: Any) -> Verdict:
-    return judge_run(case(*(looks or (None,) * len(paces)), paces=dict(enumerate(paces)), **more))
+    return judge_run(case(*(looks or (None,) * len(paces)), timings=dict(enumerate(paces)), **more))
 
 
 def named(verdict: Verdict) -> list[int | None]:
@@ -56,7 +56,7 @@ def test_the_rank_that_hardly_waits_while_all_others_do_is_slow() -> None:
         pytest.param((pace(0.6), pace(0.6), pace(0.1, 0.0, 0.5), pace(0.6)), id="one pause over two parts"),
         pytest.param((pace(0.0), pace(0.0), pace(0.0), pace(0.7)), id="most of them"),
         pytest.param((pace(0.7),), id="alone"),
-        pytest.param((pace(0.7), replace(pace(0.0), waits=None), pace(0.7)), id="not counted"),
+        pytest.param((pace(0.7), replace(pace(0.0), wait_shares=None), pace(0.7)), id="not counted"),
         pytest.param((pace(0.5), pace(0.5), pace(0.27), pace(0.5)), id="a little faster"),
     ],
 )
@@ -78,15 +78,15 @@ def test_a_node_all_of_whose_ranks_are_slow_is_likely_and_ranks_of_two_nodes_are
     [
         pytest.param(pace(0.0, starved=0.5), (), "no CPU for 50%", id="starved"),
         pytest.param(pace(0.0, faults=200.0), (), "memory that was read from a disk", id="swap"),
-        pytest.param(pace(0.0, clock=900.0), (), "900 MHz", id="clock"),
-        pytest.param(pace(0.0, waits_for={POLL: 0.6}), (), POLL, id="data"),
+        pytest.param(pace(0.0, gpu_clock_mhz=900.0), (), "900 MHz", id="clock"),
+        pytest.param(pace(0.0, other_waits={POLL: 0.6}), (), POLL, id="data"),
         pytest.param(pace(0.0, cpu=1.0), (), "computes", id="work"),
         pytest.param(pace(0.0, starved=0.5), ("GPU 3 is slowed down by heat",), "heat", id="what health says"),
         pytest.param(pace(0.0), (), "", id="nothing known"),
     ],
 )
 def test_why_a_rank_is_slow_is_told_by_what_differs(own: RankTiming, troubles: tuple[str, ...], words: str) -> None:
-    usual = pace(0.7, starved=0.05, faults=0.1, clock=1800.0)
+    usual = pace(0.7, starved=0.05, faults=0.1, gpu_clock_mhz=1800.0)
     said = describe_reason({0: usual, 1: own, 2: usual}, 1, troubles)
 
     assert words in said
@@ -106,11 +106,11 @@ def test_what_a_run_that_moves_spends_its_time_with_is_said() -> None:
     assert "30% in collectives" in verdict.summary
 
 
-def starting(*frames: tuple[StackFrame, ...], unbegun: float = 90.0) -> Verdict:
+def starting(*frames: tuple[StackFrame, ...], no_progress_s: float = 90.0) -> Verdict:
     looks = [
         RankSnapshot(source="signal", state="S", wchan="poll_schedule_timeout", cpu=0.0, frames=each) for each in frames
     ]
-    return judge_run(case(*looks, unbegun=unbegun))
+    return judge_run(case(*looks, no_progress_s=no_progress_s))
 
 
 def test_a_rank_that_still_imports_while_the_others_meet_is_named_with_its_line() -> None:
@@ -128,15 +128,15 @@ def test_a_storm_of_imports_names_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("frames", "unbegun"),
+    ("frames", "no_progress_s"),
     [
         pytest.param((SET_UP, IMPORTS), 30.0, id="soon"),
         pytest.param((SET_UP, SET_UP), 90.0, id="nobody is late"),
         pytest.param((elsewhere().frames, elsewhere().frames), 90.0, id="all compute"),
     ],
 )
-def test_a_start_that_is_only_long_is_not_called_slow(frames: tuple[Any, ...], unbegun: float) -> None:
-    assert starting(*frames, unbegun=unbegun).kind is Kind.NONE
+def test_a_start_that_is_only_long_is_not_called_slow(frames: tuple[Any, ...], no_progress_s: float) -> None:
+    assert starting(*frames, no_progress_s=no_progress_s).kind is Kind.NONE
 
 
 def sampled(m: float, looks: int, held: int, begun: int, **more: Any) -> bytes:
@@ -149,7 +149,7 @@ def test_shares_are_those_of_each_third_of_the_newest_samples() -> None:
     lines = [sampled(100 + m, m, m // 2 if m <= 60 else 30, m, starved_s=m / 4) for m in range(0, 121, 10)]
     found = measure_rank_timings({"gpu02": lines}, 0)[3]
 
-    assert found.waits == (0.5, 0.25, 0.0)
+    assert found.wait_shares == (0.5, 0.25, 0.0)
     assert (found.seconds, found.cpu, found.starved) == (120.0, 1.0, 0.25)
 
 
@@ -167,7 +167,7 @@ def test_of_too_few_looks_nothing_is_said(lines: list[bytes]) -> None:
 def test_a_rank_that_begins_no_collective_has_no_share() -> None:
     lines = [sampled(m, m, m, 1) for m in range(0, 121, 10)]
 
-    assert measure_rank_timings({"gpu02": lines}, 0)[3].waits is None
+    assert measure_rank_timings({"gpu02": lines}, 0)[3].wait_shares is None
 
 
 def test_samples_of_an_earlier_attempt_count_for_nothing() -> None:

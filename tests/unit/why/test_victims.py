@@ -49,7 +49,7 @@ def counting(*counters: Mapping[str, tuple[int, int]] | None) -> Evidence:
     """Rank 0 alone gave up before all were stopped, and this is what was counted until then."""
     made = case(gave_up(), STOPPED, STOPPED, STOPPED)
     ranks: tuple[Rank, ...] = tuple(
-        replace(rank, counted=counted) for rank, counted in zip(made.ranks, counters, strict=True)
+        replace(rank, collective_counts=counted) for rank, counted in zip(made.ranks, counters, strict=True)
     )
     return replace(made, ranks=ranks)
 
