@@ -123,7 +123,7 @@ def test_each_file_that_cannot_be_read_says_why(root: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EBUSY])
 def test_a_gpu_that_is_being_reset_may_be_well_a_moment_later(number: int) -> None:
-    assert gpu_values.file_error_word(number) in gpu_values.ODD
+    assert gpu_values.FILE_WORDS[number] in gpu_values.ODD
 
 
 def test_a_card_without_a_name_is_named_by_its_chip(root: Path) -> None:

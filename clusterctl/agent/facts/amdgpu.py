@@ -11,10 +11,10 @@ from __future__ import annotations
 import errno
 import os
 import struct
-import time
 
 from clusterctl.agent.facts import driver, gpu_values, processes
 from clusterctl.agent.facts.child_tasks import AbsentError
+from clusterctl.agent.facts.gpu_values import FILE_WORDS, GpuReading, read_doubtful_again
 from clusterctl.agent.facts.hardware_errors import BOGUS
 from clusterctl.agent.linux import gpus, sysfs
 
@@ -23,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
+    Calls = dict[str, Callable[[], Any]]
 
 _THERMAL_BITS = 0xFFFF << 32
 """The bits of `indep_throttle_status` for temperatures, and for an overheated regulator or board."""
@@ -32,7 +33,6 @@ _RESIDENCIES = {(1, 6): 36, (1, 7): 44, (1, 8): 44}
 """Where the counters begin: PROCHOT, power, socket, regulator, memory, four bytes each."""
 _LINKS = {(1, 7): 264, (1, 8): 264}
 _MAX_LINKS = 8
-_ABSENT_16, _ABSENT_32, _ABSENT_64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
 
 
 class FirmwareMetrics:
@@ -46,9 +46,17 @@ class FirmwareMetrics:
 
     def __init__(self, data: bytes) -> None:
         revision = struct.unpack_from("BB", data, 2) if len(data) >= 4 else (0, 0)
-        self.slowed = _slowed(data) if revision == (1, 3) else None
-        self.counters = _counters(data, _RESIDENCIES.get(revision))
-        self.links = _links(data, _LINKS.get(revision))
+        self.slowed: list[str] | None = None
+        self.counters: dict[str, int] | None = None
+        self.links: list[int] | None = None
+        if revision == (1, 3) and (bits := _unpack_at(data, "<Q", 112)) is not None:
+            self.slowed = ["temperature"] if bits & _THERMAL_BITS else []
+        if (offset := _RESIDENCIES.get(revision)) is not None:
+            counts = [_unpack_at(data, "<I", offset + 4 * i) for i in (0, 2, 3, 4)]
+            self.counters = {name: count for name, count in zip(_COUNTERS, counts) if count is not None}
+        if (offset := _LINKS.get(revision)) is not None:
+            states = [_unpack_at(data, "<H", offset + 2 * i) for i in range(_MAX_LINKS)]
+            self.links = [int(state == 1) for state in states if state is not None] or None
 
 
 def name_slowdowns(before: FirmwareMetrics, after: FirmwareMetrics) -> list[str] | None:
@@ -58,37 +66,13 @@ def name_slowdowns(before: FirmwareMetrics, after: FirmwareMetrics) -> list[str]
     return [name for name, count in after.counters.items() if count > before.counters.get(name, count)]
 
 
-def _slowed(data: bytes) -> list[str] | None:
-    bits = _unpack_at(data, "<Q", 112)
-    if bits is None or bits == _ABSENT_64:
-        return None
-    return ["temperature"] if bits & _THERMAL_BITS else []
-
-
-def _counters(data: bytes, offset: int | None) -> dict[str, int] | None:
-    if offset is None:
-        return None
-    values = [_unpack_at(data, "<I", offset + 4 * i) for i in (0, 2, 3, 4)]
-    return {name: value for name, value in zip(_COUNTERS, values) if value is not None and value != _ABSENT_32}
-
-
-def _links(data: bytes, offset: int | None) -> list[int] | None:
-    if offset is None:
-        return None
-    states = [_unpack_at(data, "<H", offset + 2 * i) for i in range(_MAX_LINKS)]
-    up = [int(state == 1) for state in states if state is not None and state != _ABSENT_16]
-    return up or None
-
-
 def _unpack_at(data: bytes, form: str, offset: int) -> int | None:
-    if offset + struct.calcsize(form) > len(data):
+    """Return a value of the table, or `None` if it is absent: beyond its end, or with all bits set."""
+    size = struct.calcsize(form)
+    if offset + size > len(data) or data[offset : offset + size] == b"\xff" * size:
         return None
-    value: int = struct.unpack_from(form, data, offset)[0]
-    return value
+    return int(struct.unpack_from(form, data, offset)[0])
 
-
-if TYPE_CHECKING:
-    Calls = dict[str, Callable[[], Any]]
 
 _GONE = b"\xff\xff"
 """The content of the configuration space of a device that has fallen off the bus."""
@@ -120,21 +104,15 @@ class GpuFiles:
         except OSError:
             return False
 
-    def metrics(self) -> bytes:
-        """Return the firmware's own table.
-
-        Raises:
-            OSError: The GPU has no table.
-        """
-        return sysfs.read_bytes(f"{self.place}/gpu_metrics")
-
-    def sample_calls(self) -> Calls:
+    def list_sample_calls(self) -> Calls:
         """Return the calls for the few values of a sample."""
+        # The hottest place of the chip that has a sensor.
+        core = "junction" if "junction" in self._sensors else "edge"
         return {
             "util": lambda: self._number("gpu_busy_percent"),
             "memory": self._memory,
-            "temp": lambda: self._degrees(self._core(), "input"),
-            "temp_max": lambda: self._degrees(self._core(), "crit"),
+            "temp": lambda: self._degrees(core, "input"),
+            "temp_max": lambda: self._degrees(core, "crit"),
             "mem_temp": lambda: self._degrees("mem", "input"),
             "mem_temp_max": lambda: self._degrees("mem", "crit"),
             "power_w": self._power,
@@ -142,18 +120,18 @@ class GpuFiles:
             "ras": self._ras,
         }
 
-    def all_calls(self) -> Calls:
+    def list_all_calls(self) -> Calls:
         """Return the calls for all values that are judged before a run."""
         return {
-            **self.sample_calls(),
-            **self.sleeping_calls(),
+            **self.list_sample_calls(),
+            **self.list_sleeping_calls(),
             "power_limit_w": lambda: _watts(self._sensor("power1_cap")),
             "power_default_w": lambda: _watts(self._sensor("power1_cap_default")),
             "bad_pages": self._bad_pages,
             "modes": lambda: [self._text(f"current_{kind}_partition") for kind in ("compute", "memory")],
         }
 
-    def sleeping_calls(self) -> Calls:
+    def list_sleeping_calls(self) -> Calls:
         """Return the calls for values that can be read from a suspended GPU."""
         link = driver.read_pcie_link(os.path.realpath(self.place))
         return {
@@ -161,12 +139,12 @@ class GpuFiles:
             "serial": lambda: self._text("serial_number"),
             "vbios": lambda: self._text("vbios_version"),
             "subsystem": lambda: f"{self._number('subsystem_device'):04x}{self._number('subsystem_vendor'):04x}",
-            "pcie_width": lambda: _value_or_none(link["width"]),
-            "pcie_width_max": lambda: _value_or_none(link["max_width"]),
+            "pcie_width": lambda: _require_value(link["width"]),
+            "pcie_width_max": lambda: _require_value(link["max_width"]),
         }
 
     def _text(self, name: str) -> str:
-        text: str = _value_or_none(sysfs.read_bytes(f"{self.place}/{name}").decode("utf-8", "replace").strip())
+        text: str = _require_value(sysfs.read_bytes(f"{self.place}/{name}").decode("utf-8", "replace").strip())
         return text
 
     def _number(self, name: str) -> int:
@@ -187,10 +165,6 @@ class GpuFiles:
                 label = (sysfs.read_bytes_or_none(f"{self._hwmon}/{name}") or b"").decode().strip()
                 labels[label] = name[: -len("_label")]
         return labels
-
-    def _core(self) -> str:
-        """Return the hottest place of the chip that has a sensor."""
-        return "junction" if "junction" in self._sensors else "edge"
 
     def _sensor(self, name: str) -> int:
         if self._hwmon is None:
@@ -217,7 +191,7 @@ class GpuFiles:
         counts = {
             name.replace("_err_count", "").replace("aca_", ""): _parse_counts(text) for name, text in texts.items()
         }
-        counted: dict[str, list[int]] = _value_or_none(
+        counted: dict[str, list[int]] = _require_value(
             {block: pair for block, pair in counts.items() if pair is not None}
         )
         return counted
@@ -239,10 +213,10 @@ def _parse_counts(text: str) -> list[int] | None:
 
 def _watts(microwatts: int) -> float:
     """Return watts. Of two dies on one card, the second reports nothing or zero."""
-    return round(int(_value_or_none(microwatts)) / 1e6, 1)
+    return round(int(_require_value(microwatts)) / 1e6, 1)
 
 
-def _value_or_none(value: Any) -> Any:
+def _require_value(value: Any) -> Any:
     """Return a value unless it is empty or zero.
 
     Raises:
@@ -257,10 +231,6 @@ def _list_names(place: str | None) -> list[str]:
     return sysfs.list_names("/", place) if place else []
 
 
-MORE_READINGS = 2
-"""How often a value that may be a chance result is read again."""
-_PAUSE = 0.12
-"""Seconds before each further reading: one pause for all GPUs together."""
 _KFD = "/dev/kfd"
 
 
@@ -308,18 +278,12 @@ class AmdgpuSession:
         return [gpu["index"] for gpu in self.gpus]
 
     def read_gpus(self) -> list[AmdgpuReading]:
-        """Read every GPU; read values that may be chance results again, of all GPUs at once."""
+        """Read every GPU."""
         by_node = {gpu["node"]: gpu["index"] for gpu in self.gpus}
         readings = [AmdgpuReading(self._root, gpu).read_all(self.holders_of(gpu)) for gpu in self.gpus]
         for reading, gpu in zip(readings, self.gpus):
             reading.values["xgmi"] = gpus.list_xgmi_links(self._root, gpu, by_node)
-        for _ in range(MORE_READINGS):
-            doubtful = [reading for reading in readings if reading.is_doubtful()]
-            if not doubtful:
-                break
-            time.sleep(_PAUSE)
-            for reading in doubtful:
-                reading.retry()
+        read_doubtful_again(readings)
         return readings
 
     def sample(self) -> list[dict[str, Any]]:
@@ -343,7 +307,7 @@ class AmdgpuSession:
         holding = []
         for gpu in self.gpus:
             if gpu["index"] in indices:
-                memory = AmdgpuReading(self._root, gpu).memory()
+                memory = AmdgpuReading(self._root, gpu).read_memory()
                 if memory is not None:
                     holding.append({"gpu": gpu["index"], **memory, "procs": self.holders_of(gpu)})
         return holding
@@ -360,7 +324,7 @@ class AmdgpuSession:
         return gpu_values.UNKNOWN_PROCESS if self._contained else gpu_values.describe_process(self._root, pid)
 
 
-class AmdgpuReading:
+class AmdgpuReading(GpuReading):
     """A reading of one GPU.
 
     Args:
@@ -369,26 +333,22 @@ class AmdgpuReading:
         before: The firmware's table of the reading before this one.
 
     Attributes:
-        values: The values that were read.
-        codes: The error number of each file that could not be read.
-        odd: Error numbers that a second reading did not repeat.
         metrics: The firmware's table, or `None`.
     """
 
     def __init__(self, root: str, gpu: dict[str, Any], before: FirmwareMetrics | None = None) -> None:
+        super().__init__("amd", gpu["index"], FILE_WORDS)
         self._gpu, self._files = gpu, GpuFiles(root, gpu["pci"])
-        self.values: dict[str, Any] = {name: gpu[name] for name in ("uuid", "pci") if gpu[name]}
-        self.codes: dict[str, int] = {}
-        self.odd: dict[str, int] = {}
+        self.values = {name: gpu[name] for name in ("uuid", "pci") if gpu[name]}
         self.metrics = before
         self._counted = False
-        self._calls: dict[str, Callable[[], Any]] = {}
+        self._calls: Calls = {}
 
     def read_all(self, holders: list[dict[str, Any]]) -> AmdgpuReading:
         """Read all values that are judged before a run."""
         plate = {"minor": self._gpu["render"], "gfx": self._gpu["gfx"], "hive": self._gpu["hive"]}
         self.values.update(plate, partition=self._gpu["partition"], procs=holders)
-        self._take(self._files.sleeping_calls() if self._files.is_asleep() else self._files.all_calls())
+        self._take(self._files.list_sleeping_calls() if self._files.is_asleep() else self._files.list_all_calls())
         # Virtual functions and some cards have no name.
         if "name" not in self.values:
             self.codes.pop("name", None)
@@ -397,33 +357,24 @@ class AmdgpuReading:
 
     def read_sample_values(self) -> AmdgpuReading:
         """Read the few values of a sample."""
-        self._take({} if self._files.is_asleep() else self._files.sample_calls())
+        self._take({} if self._files.is_asleep() else self._files.list_sample_calls())
         return self
 
-    def memory(self) -> dict[str, int] | None:
+    def read_memory(self) -> dict[str, int] | None:
         """Return used and total bytes, or `None` if the GPU does not answer."""
-        self._read({"memory": self._files.sample_calls()["memory"]})
+        self._read({"memory": self._files.list_sample_calls()["memory"]})
         return self.values.get("memory")
 
-    def is_doubtful(self) -> bool:
+    def is_doubtful(self) -> bool:  # type: ignore[explicit-override]  # the mark would have to be imported
         """Return whether to read again: a result may be chance, or slowdowns must be counted over time."""
-        return bool(self._odd_calls()) or (self._counted and "slowdown" not in self.values)
+        return super().is_doubtful() or (self._counted and "slowdown" not in self.values)
 
-    def retry(self) -> None:
-        """Read the doubtful values once more."""
-        wrong = {name: self.codes[name] for name in self._odd_calls()}
-        self._read({name: self._calls[name] for name in wrong if name in self._calls})
-        self.odd.update({name: code for name, code in wrong.items() if name not in self.codes})
-        self._firmware()
+    def read_again(self, names: list[str]) -> None:  # type: ignore[explicit-override]
+        """Read these values once more, and the firmware's table."""
+        self._read({name: self._calls[name] for name in names if name in self._calls})
+        self._read_firmware()
 
-    def to_facts(self) -> dict[str, Any]:
-        """Return the reading as facts (`clusterctl.agent.facts` has the format)."""
-        words = {name: gpu_values.file_error_word(code) for name, code in self.codes.items()}
-        odd: dict[str, Any] = {"odd": self.odd} if self.odd else {}
-        index = self._gpu["index"]
-        return {"vendor": "amd", "index": index, "v": self.values, "err": words, "codes": self.codes, **odd}
-
-    def _take(self, calls: dict[str, Callable[[], Any]]) -> None:
+    def _take(self, calls: Calls) -> None:
         self._calls = calls
         if self._files.is_gone():
             # Each further query of a missing device may take seconds.
@@ -431,13 +382,12 @@ class AmdgpuReading:
             return
         self._read(calls)
         if calls:
-            self._firmware()
+            self._read_firmware()
 
-    def _read(self, calls: dict[str, Callable[[], Any]]) -> None:
+    def _read(self, calls: Calls) -> None:
         for name, call in calls.items():
             try:
-                self.values[name] = call()
-                self.codes.pop(name, None)
+                self.set_value(name, call(), None)
             except OSError as error:
                 self.codes[name] = error.errno or errno.EIO
             except ValueError:
@@ -447,11 +397,12 @@ class AmdgpuReading:
             blocks = self.values["ras"].values()
             self.values.update(ecc_unc=sum(b[0] for b in blocks), ecc_cor=sum(b[1] for b in blocks))
 
-    def _firmware(self) -> None:
+    def _read_firmware(self) -> None:
         before = self.metrics
         try:
-            self.metrics = FirmwareMetrics(self._files.metrics())
+            self.metrics = FirmwareMetrics(sysfs.read_bytes(f"{self._files.place}/gpu_metrics"))
         except OSError:
+            # The GPU has no such table.
             return
         self._counted = self.metrics.counters is not None
         slowdown = name_slowdowns(before or self.metrics, self.metrics)
@@ -459,6 +410,3 @@ class AmdgpuReading:
             self.values["slowdown"] = slowdown
         if self.metrics.links is not None:
             self.values["xgmi_links"] = self.metrics.links
-
-    def _odd_calls(self) -> list[str]:
-        return [name for name, code in self.codes.items() if gpu_values.file_error_word(code) in gpu_values.ODD]

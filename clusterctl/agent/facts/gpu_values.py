@@ -1,4 +1,4 @@
-"""What all vendors' GPUs share: words for the errors of libraries and drivers, and the processes on a GPU.
+"""What all vendors' GPUs share: a reading, words for the errors of libraries and drivers, the processes on a GPU.
 
     unsupported     the card or the driver does not have this value: nothing to judge
     denied          this user is not permitted
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 
 from clusterctl.agent.facts.processes import get_run
 from clusterctl.agent.linux import sysfs
@@ -25,6 +26,7 @@ from clusterctl.agent.linux.proc import sanitize_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 
@@ -37,65 +39,107 @@ ODD = frozenset({POWER, TIMEOUT, UNKNOWN, RESETTING})
 TROUBLE = frozenset({LOST, RESET, POWER, TIMEOUT, UNKNOWN, RESETTING})
 """Errors that concern the GPU rather than the call."""
 
-_NVML = {
-    3: UNSUPPORTED,
+NVML_WORDS = {
+    **dict.fromkeys((3, 13, 25), UNSUPPORTED),
     4: DENIED,
     8: POWER,
     10: TIMEOUT,
-    11: UNKNOWN,
-    13: UNSUPPORTED,
+    **dict.fromkeys((11, 999), UNKNOWN),
     14: CORRUPTED,
-    15: LOST,
+    **dict.fromkeys((15, 28), LOST),
     16: RESET,
-    25: UNSUPPORTED,
-    28: LOST,
-    999: UNKNOWN,
 }
 """Return codes of NVIDIA's `nvml.h`: 11 is an interrupt problem, 13 and 25 come from a library newer than the driver.
 """
 
-
-_FILE = {
-    errno.ENOENT: UNSUPPORTED,
-    errno.EOPNOTSUPP: UNSUPPORTED,
-    errno.EINVAL: UNSUPPORTED,
+FILE_WORDS = {
+    **dict.fromkeys((errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL), UNSUPPORTED),
     errno.EACCES: DENIED,
-    errno.EPERM: RESETTING,
-    errno.EBUSY: RESETTING,
-    errno.ENODEV: LOST,
-    errno.ENXIO: LOST,
-    errno.EIO: LOST,
-    errno.ETIME: TIMEOUT,
-    errno.ETIMEDOUT: TIMEOUT,
+    **dict.fromkeys((errno.EPERM, errno.EBUSY), RESETTING),
+    **dict.fromkeys((errno.ENODEV, errno.ENXIO, errno.EIO), LOST),
+    **dict.fromkeys((errno.ETIME, errno.ETIMEDOUT), TIMEOUT),
 }
 """Errors of reading a file of `amdgpu`. While it resets a GPU, the driver returns EPERM, or EBUSY in newer kernels, to
 every user (`amdgpu_pm_dev_state_check` of its `amdgpu_pm.c`).
 """
 
+_MORE_READINGS = 2
+"""How often a value that may be a chance result is read again."""
+_PAUSE_S = 0.12
+"""Seconds before each further reading: one pause for all GPUs together."""
 
-def file_error_word(number: int) -> str:
-    """Return the word for the error of reading a driver's file."""
-    return _FILE.get(number, FAILED)
+
+class GpuReading:
+    """A reading of one GPU.
+
+    Args:
+        vendor: `nvidia` or `amd`.
+        index: The vendor's index of the GPU.
+        words: The word for each error number of the vendor.
+
+    Attributes:
+        values: The values that were read.
+        codes: The vendor's error number for each value that could not be read.
+        odd: Error numbers that a second reading did not repeat.
+    """
+
+    def __init__(self, vendor: str, index: int, words: dict[int, str]) -> None:
+        self._vendor, self._index, self._words = vendor, index, words
+        self.values: dict[str, Any] = {}
+        self.codes: dict[str, int] = {}
+        self.odd: dict[str, int] = {}
+
+    def set_value(self, name: str, value: Any, error: int | None) -> None:
+        """Store a value, or the error number of reading it."""
+        if error is None:
+            self.values[name] = value
+            self.codes.pop(name, None)
+        else:
+            self.codes[name] = error
+
+    def word(self, code: int) -> str:
+        """Return the word for an error number."""
+        return self._words.get(code, FAILED)
+
+    def find_odd(self) -> dict[str, int]:
+        """Return the errors that a healthy GPU gives now and then."""
+        return {name: code for name, code in self.codes.items() if self.word(code) in ODD}
+
+    def is_doubtful(self) -> bool:
+        """Return whether a result may be chance, so that it must be read again."""
+        return bool(self.find_odd())
+
+    def retry(self) -> None:
+        """Read the doubtful values once more."""
+        wrong = self.find_odd()
+        self.read_again(list(wrong))
+        self.odd.update({name: code for name, code in wrong.items() if name not in self.codes})
+
+    def read_again(self, names: list[str]) -> None:
+        """Read these values once more."""
+        raise NotImplementedError
+
+    def to_facts(self) -> dict[str, Any]:
+        """Return the reading as facts (`clusterctl.agent.facts` has the format)."""
+        words = {name: self.word(code) for name, code in self.codes.items()}
+        facts = {"vendor": self._vendor, "index": self._index, "v": self.values, "err": words, "codes": self.codes}
+        return {**facts, "odd": self.odd} if self.odd else facts
 
 
-def nvml_error_word(code: int) -> str:
-    """Return the word for a return code of NVML."""
-    return _NVML.get(code, FAILED)
+def read_doubtful_again(readings: Sequence[GpuReading]) -> None:
+    """Read values that may be chance results again, of all GPUs at once."""
+    for _ in range(_MORE_READINGS):
+        doubtful = [reading for reading in readings if reading.is_doubtful()]
+        if not doubtful:
+            return
+        time.sleep(_PAUSE_S)
+        for reading in doubtful:
+            reading.retry()
 
 
 _AGENTS = (
-    "nv-hostengine",
-    "dcgm-exporter",
-    "nvidia-persiste",
-    "nvidia-cuda-mps",
-    "gpud",
-    "nvidia-smi",
-    "nvitop",
-    "nvtop",
-    "amd-smi",
-    "rocm-smi",
-    "gpuagent",
-    "rdcd",
+    *("nv-hostengine", "dcgm-exporter", "nvidia-persiste", "nvidia-cuda-mps", "gpud", "nvidia-smi", "nvitop", "nvtop"),
+    *("amd-smi", "rocm-smi", "gpuagent", "rdcd"),
 )
 """Monitoring programs that hold GPUs all the time and compute nothing; names as the kernel cuts them."""
 

@@ -7,10 +7,12 @@ collect function and a session class.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import time
 
 from clusterctl.agent.facts import gpu_values
 from clusterctl.agent.facts.child_tasks import AbsentError
+from clusterctl.agent.facts.gpu_values import NVML_WORDS, GpuReading, read_doubtful_again
 from clusterctl.agent.linux import sysfs
 
 TYPE_CHECKING = False
@@ -18,9 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-
-if TYPE_CHECKING:
-    Calls = dict[str, Callable[[], Any]]
+    Call = Callable[[Any, Any], Any]
 
 
 def _import_bindings() -> Any:
@@ -51,81 +51,12 @@ FIELDS = {
 _SIGNED = frozenset({_TLIMIT_SHUTDOWN, _TLIMIT_SLOWDOWN, _TLIMIT_MEM_MAX, _TLIMIT_GPU_MAX})
 
 
-def read_field(number: int, answer: Any) -> int:
-    """Return the value of one result of `nvmlDeviceGetFieldValues`."""
-    return int(answer.value.siVal if number in _SIGNED else answer.value.uiVal)
+def _ecc_errors(n: Any, gpu: Any, kind: int, counter: int) -> Any:
+    return n.nvmlDeviceGetTotalEccErrors(gpu, kind, counter)
 
 
-def sampled_values(n: Any, handle: Any) -> Calls:
-    """Return the calls for the few values of a sample; `n` is the bindings' module."""
-    return {
-        "uuid": lambda: decode_text(n.nvmlDeviceGetUUID(handle)),
-        "util": lambda: n.nvmlDeviceGetUtilizationRates(handle).gpu,
-        "memory": lambda: read_memory(n, handle),
-        "temp": lambda: n.nvmlDeviceGetTemperature(handle, n.NVML_TEMPERATURE_GPU),
-        "power_w": lambda: n.nvmlDeviceGetPowerUsage(handle) / 1000,
-        "sm_clock": lambda: n.nvmlDeviceGetClockInfo(handle, n.NVML_CLOCK_SM),
-        "throttle": lambda: _reasons(n, handle),
-        "ecc_unc": lambda: n.nvmlDeviceGetTotalEccErrors(
-            handle, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_VOLATILE_ECC
-        ),
-        "remapped": lambda: list(n.nvmlDeviceGetRemappedRows(handle)),
-    }
-
-
-def all_values(n: Any, handle: Any) -> Calls:
-    """Return the calls for all values that are judged before a run."""
-    return {
-        **sampled_values(n, handle),
-        **_name_plate(n, handle),
-        **_memory_errors(n, handle),
-        "temp_slowdown": lambda: n.nvmlDeviceGetTemperatureThreshold(handle, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
-        "temp_max": lambda: n.nvmlDeviceGetTemperatureThreshold(handle, n.NVML_TEMPERATURE_THRESHOLD_GPU_MAX),
-        "mem_temp_max": lambda: n.nvmlDeviceGetTemperatureThreshold(handle, n.NVML_TEMPERATURE_THRESHOLD_MEM_MAX),
-        "margin": lambda: n.nvmlDeviceGetMarginTemperature(handle),
-        "power_limit_w": lambda: n.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
-        "power_default_w": lambda: n.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000,
-        "pstate": lambda: n.nvmlDeviceGetPerformanceState(handle),
-        "sm_clock_max": lambda: n.nvmlDeviceGetMaxClockInfo(handle, n.NVML_CLOCK_SM),
-        "pcie_width": lambda: n.nvmlDeviceGetCurrPcieLinkWidth(handle),
-        "pcie_width_max": lambda: n.nvmlDeviceGetMaxPcieLinkWidth(handle),
-        "pcie_gen": lambda: n.nvmlDeviceGetCurrPcieLinkGeneration(handle),
-        "pcie_gen_max": lambda: n.nvmlDeviceGetMaxPcieLinkGeneration(handle),
-        "fabric": lambda: _fabric(n, handle),
-        "persistence": lambda: n.nvmlDeviceGetPersistenceMode(handle),
-        "mig": lambda: list(n.nvmlDeviceGetMigMode(handle)),
-        "compute_mode": lambda: n.nvmlDeviceGetComputeMode(handle),
-    }
-
-
-def _name_plate(n: Any, handle: Any) -> Calls:
-    return {
-        "serial": lambda: decode_text(n.nvmlDeviceGetSerial(handle)),
-        "name": lambda: decode_text(n.nvmlDeviceGetName(handle)),
-        "pci": lambda: decode_text(n.nvmlDeviceGetPciInfo(handle).busId).lower(),
-        "subsystem": lambda: f"{n.nvmlDeviceGetPciInfo(handle).pciSubSystemId:08x}",
-        "vbios": lambda: decode_text(n.nvmlDeviceGetVbiosVersion(handle)),
-        "minor": lambda: n.nvmlDeviceGetMinorNumber(handle),
-        "capability": lambda: list(n.nvmlDeviceGetCudaComputeCapability(handle)),
-    }
-
-
-def _memory_errors(n: Any, handle: Any) -> Calls:
-    return {
-        "ecc_mode": lambda: list(n.nvmlDeviceGetEccMode(handle)),
-        "ecc_default": lambda: n.nvmlDeviceGetDefaultEccMode(handle)[0],
-        "ecc_cor": lambda: n.nvmlDeviceGetTotalEccErrors(
-            handle, n.NVML_MEMORY_ERROR_TYPE_CORRECTED, n.NVML_VOLATILE_ECC
-        ),
-        "ecc_unc_aggregate": lambda: n.nvmlDeviceGetTotalEccErrors(
-            handle, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_AGGREGATE_ECC
-        ),
-        "sram": lambda: _sram(n, handle),
-        "rows": lambda: _rows(n, handle),
-        "retired_pending": lambda: n.nvmlDeviceGetRetiredPagesPendingStatus(handle),
-        "inforom": lambda: n.nvmlDeviceValidateInforom(handle) is None,
-        "repair": lambda: list(n.nvmlDeviceGetRepairStatus(handle)),
-    }
+def _threshold(n: Any, gpu: Any, kind: int) -> Any:
+    return n.nvmlDeviceGetTemperatureThreshold(gpu, kind)
 
 
 def read_memory(n: Any, handle: Any) -> dict[str, Any]:
@@ -184,6 +115,57 @@ def decode_text(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
+SAMPLED_VALUES: dict[str, Call] = {
+    "uuid": lambda n, gpu: decode_text(n.nvmlDeviceGetUUID(gpu)),
+    "util": lambda n, gpu: n.nvmlDeviceGetUtilizationRates(gpu).gpu,
+    "memory": read_memory,
+    "temp": lambda n, gpu: n.nvmlDeviceGetTemperature(gpu, n.NVML_TEMPERATURE_GPU),
+    "power_w": lambda n, gpu: n.nvmlDeviceGetPowerUsage(gpu) / 1000,
+    "sm_clock": lambda n, gpu: n.nvmlDeviceGetClockInfo(gpu, n.NVML_CLOCK_SM),
+    "throttle": _reasons,
+    "ecc_unc": lambda n, gpu: _ecc_errors(n, gpu, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_VOLATILE_ECC),
+    "remapped": lambda n, gpu: list(n.nvmlDeviceGetRemappedRows(gpu)),
+}
+"""The call for each value of a sample; `n` is the bindings' module, `gpu` a handle."""
+ALL_VALUES: dict[str, Call] = {
+    **SAMPLED_VALUES,
+    "throttle": lambda n, gpu: [_reasons(n, gpu)],
+    "serial": lambda n, gpu: decode_text(n.nvmlDeviceGetSerial(gpu)),
+    "name": lambda n, gpu: decode_text(n.nvmlDeviceGetName(gpu)),
+    "pci": lambda n, gpu: decode_text(n.nvmlDeviceGetPciInfo(gpu).busId).lower(),
+    "subsystem": lambda n, gpu: f"{n.nvmlDeviceGetPciInfo(gpu).pciSubSystemId:08x}",
+    "vbios": lambda n, gpu: decode_text(n.nvmlDeviceGetVbiosVersion(gpu)),
+    "minor": lambda n, gpu: n.nvmlDeviceGetMinorNumber(gpu),
+    "capability": lambda n, gpu: list(n.nvmlDeviceGetCudaComputeCapability(gpu)),
+    "ecc_mode": lambda n, gpu: list(n.nvmlDeviceGetEccMode(gpu)),
+    "ecc_default": lambda n, gpu: n.nvmlDeviceGetDefaultEccMode(gpu)[0],
+    "ecc_cor": lambda n, gpu: _ecc_errors(n, gpu, n.NVML_MEMORY_ERROR_TYPE_CORRECTED, n.NVML_VOLATILE_ECC),
+    "ecc_unc_aggregate": lambda n, gpu: _ecc_errors(n, gpu, n.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, n.NVML_AGGREGATE_ECC),
+    "sram": _sram,
+    "rows": _rows,
+    "retired_pending": lambda n, gpu: n.nvmlDeviceGetRetiredPagesPendingStatus(gpu),
+    "inforom": lambda n, gpu: n.nvmlDeviceValidateInforom(gpu) is None,
+    "repair": lambda n, gpu: list(n.nvmlDeviceGetRepairStatus(gpu)),
+    "temp_slowdown": lambda n, gpu: _threshold(n, gpu, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+    "temp_max": lambda n, gpu: _threshold(n, gpu, n.NVML_TEMPERATURE_THRESHOLD_GPU_MAX),
+    "mem_temp_max": lambda n, gpu: _threshold(n, gpu, n.NVML_TEMPERATURE_THRESHOLD_MEM_MAX),
+    "margin": lambda n, gpu: n.nvmlDeviceGetMarginTemperature(gpu),
+    "power_limit_w": lambda n, gpu: n.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+    "power_default_w": lambda n, gpu: n.nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000,
+    "pstate": lambda n, gpu: n.nvmlDeviceGetPerformanceState(gpu),
+    "sm_clock_max": lambda n, gpu: n.nvmlDeviceGetMaxClockInfo(gpu, n.NVML_CLOCK_SM),
+    "pcie_width": lambda n, gpu: n.nvmlDeviceGetCurrPcieLinkWidth(gpu),
+    "pcie_width_max": lambda n, gpu: n.nvmlDeviceGetMaxPcieLinkWidth(gpu),
+    "pcie_gen": lambda n, gpu: n.nvmlDeviceGetCurrPcieLinkGeneration(gpu),
+    "pcie_gen_max": lambda n, gpu: n.nvmlDeviceGetMaxPcieLinkGeneration(gpu),
+    "fabric": _fabric,
+    "persistence": lambda n, gpu: n.nvmlDeviceGetPersistenceMode(gpu),
+    "mig": lambda n, gpu: list(n.nvmlDeviceGetMigMode(gpu)),
+    "compute_mode": lambda n, gpu: n.nvmlDeviceGetComputeMode(gpu),
+}
+"""The call for each value that is judged before a run."""
+
+
 HW_SLOWDOWN = 0x8 | 0x40 | 0x80
 """Clock event bits of a slowdown by hardware: any, thermal, power brake."""
 
@@ -194,7 +176,7 @@ _BINDINGS_FAILED = 2
 _INVALID_ARGUMENT = 2
 
 
-class NvmlReading:
+class NvmlReading(GpuReading):
     """A reading of one GPU.
 
     Args:
@@ -202,121 +184,88 @@ class NvmlReading:
         index: NVML's index of the GPU.
         handle: Its handle and `None`, or `None` and the error code of asking for it.
         root: Prefix of /proc.
-
-    Attributes:
-        values: The values that were read.
-        codes: NVML's code for each value that could not be read.
-        odd: Codes that a second reading did not repeat.
     """
 
     def __init__(self, nvml: Any, index: int, handle: tuple[Any, int | None], root: str = "/") -> None:
-        self._nvml, self._index, self._root = nvml, index, root
-        self._handle, error = handle
-        self.values: dict[str, Any] = {}
-        self.codes: dict[str, int] = {} if error is None else {"handle": error}
-        self.odd: dict[str, int] = {}
-        self._calls: dict[str, Callable[[], Any]] = {}
+        super().__init__("nvidia", index, NVML_WORDS)
+        self._nvml, self._root = nvml, root
+        self.handle, error = handle
+        if error is not None:
+            self.codes["handle"] = error
 
     def read_all(self) -> NvmlReading:
         """Read all values that are judged before a run."""
-        if self._handle is not None:
-            self._calls = all_values(self._nvml, self._handle)
-            self._read(list(self._calls))
-            self._fields(FIELDS)
-            self._list_throttle()
-            self._retired()
-            self._links()
-            self._processes()
+        if self.handle is not None:
+            self._read(ALL_VALUES)
+            self._read_fields(FIELDS)
+            self._join_retired()
+            states = self.read_links()
+            self.set_value("nvlinks", states, None if states else self._nvml.NVML_ERROR_NOT_SUPPORTED)
+            self.read_processes()
         return self
 
     def read_sample_values(self) -> NvmlReading:
         """Read the few values of a sample."""
-        if self._handle is not None:
-            self._calls = sampled_values(self._nvml, self._handle)
-            self._read(list(self._calls))
-            self._fields(SAMPLED_FIELDS)
+        if self.handle is not None:
+            self._read(SAMPLED_VALUES)
+            self._read_fields(SAMPLED_FIELDS)
         return self
 
-    def is_doubtful(self) -> bool:
+    def is_doubtful(self) -> bool:  # type: ignore[explicit-override]  # the mark would have to be imported
         """Return whether a result may be chance, so that it must be read again."""
         slowed = any(bits & HW_SLOWDOWN for bits in self.values.get("throttle") or [])
         hidden = any(not entry["visible"] for entry in self.values.get("procs") or [])
-        return slowed or hidden or bool(self._odd_calls())
+        return slowed or hidden or super().is_doubtful()
 
-    def retry(self) -> None:
-        """Read the doubtful values once more."""
-        if self._handle is None:
-            self._handle, error = try_call(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex, self._index)
+    def read_again(self, names: list[str]) -> None:  # type: ignore[explicit-override]
+        """Read these values once more, and what may be a moment's state: slowdowns and ending processes."""
+        if self.handle is None:
+            self.handle, error = try_call(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex, self._index)
             if error is None:
                 self.odd["handle"] = self.codes.pop("handle")
                 self.read_all()
             return
-        wrong = {name: self.codes[name] for name in self._odd_calls()}
-        self._read([name for name in wrong if name in self._calls])
-        self._fields({number: name for number, name in FIELDS.items() if name in wrong})
-        self.odd.update({name: code for name, code in wrong.items() if name not in self.codes})
-        self._list_throttle()
-        self._throttle_again()
-        self._processes_again()
+        self._read({name: ALL_VALUES[name] for name in names if name in ALL_VALUES})
+        self._read_fields({number: name for number, name in FIELDS.items() if name in names})
+        slowdowns = self.values.get("throttle")
+        if slowdowns and slowdowns[0] & HW_SLOWDOWN:
+            slowdowns.append(try_call(self._nvml, _reasons, self._nvml, self.handle)[0] or 0)
+        procs = self.values.get("procs") or []
+        if not all(entry["visible"] for entry in procs):
+            listed = self._list_processes()
+            # Invisible processes that are not listed again were ending.
+            self.values["procs"] = [entry for entry in procs if entry["visible"] or entry["pid"] in listed]
 
-    def to_facts(self) -> dict[str, Any]:
-        """Return the reading as facts (`clusterctl.agent.facts` has the format)."""
-        words = {name: gpu_values.nvml_error_word(code) for name, code in self.codes.items()}
-        odd: dict[str, Any] = {"odd": self.odd} if self.odd else {}
-        return {
-            "vendor": "nvidia",
-            "index": self._index,
-            "v": self.values,
-            "err": words,
-            "codes": self.codes,
-            **odd,
-        }
-
-    def p2p(self, other: NvmlReading) -> list[int | None] | None:
-        """Return NVML's status of a pair over NVLink and for reading; `None` if one handle is missing."""
-        if self._handle is None or other._handle is None:
-            return None
-        status = self._nvml.nvmlDeviceGetP2PStatus
-        return [
-            try_call(self._nvml, status, self._handle, other._handle, which)[0] for which in (_P2P_NVLINK, _P2P_READ)
-        ]
-
-    def links(self) -> list[int | None]:
+    def read_links(self) -> list[int | None]:
         """Return the state of each NVLink, up to the last that the card has; `None` for gaps."""
         states: list[int | None] = []
         for link in range(_MOST_LINKS):
-            state, error = try_call(self._nvml, self._nvml.nvmlDeviceGetNvLinkState, self._handle, link)
+            state, error = try_call(self._nvml, self._nvml.nvmlDeviceGetNvLinkState, self.handle, link)
             # An unsupported link may be a gap: others can follow.
-            if error is not None and gpu_values.nvml_error_word(error) != gpu_values.UNSUPPORTED:
+            if error is not None and self.word(error) != gpu_values.UNSUPPORTED:
                 break
             states.append(state)
         while states and states[-1] is None:
             states.pop()
         return states
 
-    def holders(self) -> list[dict[str, Any]]:
+    def read_processes(self) -> list[dict[str, Any]]:
         """Return the processes that use the GPU, as far as the driver lists them."""
-        self._processes()
+        listed = self._list_processes()
+        if "procs" not in self.codes:
+            self.values["procs"] = [
+                {**entry, **gpu_values.describe_process(self._root, pid)} for pid, entry in listed.items()
+            ]
         return self.values.get("procs") or []
 
-    def _odd_calls(self) -> list[str]:
-        return [name for name, code in self.codes.items() if gpu_values.nvml_error_word(code) in gpu_values.ODD]
+    def _read(self, calls: dict[str, Call]) -> None:
+        for name, call in calls.items():
+            self.set_value(name, *try_call(self._nvml, call, self._nvml, self.handle))
 
-    def _read(self, names: list[str]) -> None:
-        for name in names:
-            self._keep(name, *try_call(self._nvml, self._calls[name]))
-
-    def _keep(self, name: str, value: Any, error: int | None) -> None:
-        if error is None:
-            self.values[name] = value
-            self.codes.pop(name, None)
-        else:
-            self.codes[name] = error
-
-    def _fields(self, wanted: dict[int, str]) -> None:
+    def _read_fields(self, wanted: dict[int, str]) -> None:
         if not wanted:
             return
-        fields, error = try_call(self._nvml, self._nvml.nvmlDeviceGetFieldValues, self._handle, list(wanted))
+        fields, error = try_call(self._nvml, self._nvml.nvmlDeviceGetFieldValues, self.handle, list(wanted))
         if error is not None:
             self.codes.update(dict.fromkeys(wanted.values(), error))
             return
@@ -325,54 +274,24 @@ class NvmlReading:
             # An older driver reports an unknown field as an invalid argument.
             newer = code == _INVALID_ARGUMENT
             error = None if code == 0 else self._nvml.NVML_ERROR_NOT_SUPPORTED if newer else code
-            self._keep(wanted[number], read_field(number, answer), error)
+            value = answer.value.siVal if number in _SIGNED else answer.value.uiVal
+            self.set_value(wanted[number], int(value), error)
 
-    def _retired(self) -> None:
+    def _join_retired(self) -> None:
         """Join the two counts of retired pages, if the card has any."""
         counts = [self.values.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
         codes = [self.codes.pop(name, None) for name in ("retired_sbe", "retired_dbe")]
-        error = next((code for code in codes if code is not None), None)
-        self._keep("retired", counts, error)
+        self.set_value("retired", counts, next((code for code in codes if code is not None), None))
 
-    def _links(self) -> None:
-        states = self.links()
-        self._keep("nvlinks", states, None if states else self._nvml.NVML_ERROR_NOT_SUPPORTED)
-
-    def _list_throttle(self) -> None:
-        bits = self.values.get("throttle")
-        if isinstance(bits, int):
-            self.values["throttle"] = [bits]
-
-    def _throttle_again(self) -> None:
-        samples = self.values.get("throttle")
-        if samples and samples[0] & HW_SLOWDOWN:
-            again, error = try_call(self._nvml, self._calls["throttle"])
-            samples.append(0 if error is not None else again)
-
-    def _processes(self) -> None:
-        listed = self._listed()
-        if "procs" not in self.codes:
-            self.values["procs"] = [
-                {**entry, **gpu_values.describe_process(self._root, pid)} for pid, entry in listed.items()
-            ]
-
-    def _processes_again(self) -> None:
-        """Drop invisible processes that are not listed again: they were ending."""
-        procs = self.values.get("procs") or []
-        if not all(entry["visible"] for entry in procs):
-            listed = self._listed()
-            self.values["procs"] = [entry for entry in procs if entry["visible"] or entry["pid"] in listed]
-
-    def _listed(self) -> dict[int, dict[str, Any]]:
+    def _list_processes(self) -> dict[int, dict[str, Any]]:
         n = self._nvml
         found: dict[int, dict[str, Any]] = {}
-        kinds = {
-            "compute": n.nvmlDeviceGetComputeRunningProcesses_v3,
-            "mps": n.nvmlDeviceGetMPSComputeRunningProcesses_v3,
-            "graphics": n.nvmlDeviceGetGraphicsRunningProcesses_v3,
-        }
-        for kind, call in kinds.items():
-            processes, error = try_call(n, call, self._handle)
+        for kind, call in (
+            ("compute", n.nvmlDeviceGetComputeRunningProcesses_v3),
+            ("mps", n.nvmlDeviceGetMPSComputeRunningProcesses_v3),
+            ("graphics", n.nvmlDeviceGetGraphicsRunningProcesses_v3),
+        ):
+            processes, error = try_call(n, call, self.handle)
             if error is not None and kind == "compute":
                 self.codes["procs"] = error
             for process in processes or []:
@@ -437,10 +356,6 @@ def _address(handle: Any) -> int | None:
 
 LIBRARY = "libnvidia-ml.so.1"
 LIBRARY_NOT_FOUND = 12
-MORE_READINGS = 2
-"""How often a value that may be a chance result is read again."""
-_PAUSE = 0.12
-"""Seconds before each further reading: one pause for all GPUs together."""
 
 
 def collect_nvml(root: str, wanted: bool) -> dict[str, Any]:
@@ -532,17 +447,11 @@ class NvmlSession:
         }
 
     def read_gpus(self, root: str = "/") -> list[NvmlReading]:
-        """Read every GPU; read values that may be chance results again, of all GPUs at once."""
+        """Read every GPU."""
         readings = [
             NvmlReading(self._nvml, index, handle, root).read_all() for index, handle in enumerate(self.handles)
         ]
-        for _ in range(MORE_READINGS):
-            doubtful = [reading for reading in readings if reading.is_doubtful()]
-            if not doubtful:
-                break
-            time.sleep(_PAUSE)
-            for reading in doubtful:
-                reading.retry()
+        read_doubtful_again(readings)
         return readings
 
     def sample(self) -> list[dict[str, Any]]:
@@ -554,7 +463,9 @@ class NvmlSession:
     def links(self, index: int) -> int:
         """Return how many NVLinks of a GPU are up."""
         handle = self.handles[index]
-        return 0 if handle[0] is None else sum(state == 1 for state in NvmlReading(self._nvml, index, handle).links())
+        return (
+            0 if handle[0] is None else sum(state == 1 for state in NvmlReading(self._nvml, index, handle).read_links())
+        )
 
     def holders(self, indices: list[int]) -> list[dict[str, Any]]:
         """Return memory and processes of some GPUs; GPUs that do not answer are left out, as nothing can use them."""
@@ -564,17 +475,17 @@ class NvmlSession:
                 continue
             memory = try_call(self._nvml, read_memory, self._nvml, self.handles[index][0])[0]
             if memory is not None:
-                procs = NvmlReading(self._nvml, index, self.handles[index]).holders()
+                procs = NvmlReading(self._nvml, index, self.handles[index]).read_processes()
                 holding.append({"gpu": index, **memory, "procs": procs})
         return holding
 
-    @staticmethod
-    def p2p(readings: list[NvmlReading]) -> list[list[int | None]]:
+    def p2p(self, readings: list[NvmlReading]) -> list[list[int | None]]:
         """Return `[i, j, over NVLink, read]` for every pair: NVML's status, or `None` if it is unknown."""
+        n = self._nvml
         pairs: list[list[int | None]] = []
-        for i, one in enumerate(readings):
-            for j, other in enumerate(readings[i + 1 :], i + 1):
-                status = one.p2p(other)
-                if status is not None:
-                    pairs.append([i, j, *status])
+        for (i, one), (j, other) in itertools.combinations(enumerate(readings), 2):
+            if one.handle is not None and other.handle is not None:
+                both = (one.handle, other.handle)
+                status = [try_call(n, n.nvmlDeviceGetP2PStatus, *both, kind)[0] for kind in (_P2P_NVLINK, _P2P_READ)]
+                pairs.append([i, j, *status])
         return pairs
