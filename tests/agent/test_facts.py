@@ -73,7 +73,7 @@ def test_tasks_run_at_once_and_each_has_its_own_result() -> None:
     }
     assert found["good"]["data"] == {"x": 1}
     assert found["failing"]["reason"] == "ValueError: no good"
-    assert found["dying"]["reason"] == "the look ended with signal 11"
+    assert found["dying"]["reason"] == "the child that collected it ended with signal 11"
 
 
 def test_a_task_that_ignores_signals_is_killed_at_the_deadline_with_its_programs() -> None:

@@ -111,7 +111,7 @@ DEADLINE = 3.0
 _SECOND_SECONDS = 2.0
 """Seconds for the second round if the first one was late."""
 
-_NOW = {"machine": "sample_machine", "gpus": "sample_gpus"}
+_NOW = {"machine": "sample_machine", "gpus": "sample_session"}
 """Samples of the present moment. They are not judged, so a probe collects them only on request."""
 
 _KFD = "/sys/class/kfd/kfd/topology"
@@ -148,21 +148,17 @@ def collect(request: FactsRequest) -> Facts:
 def _second(request: FactsRequest, groups: Mapping[str, FactGroup]) -> dict[str, Task]:
     """Return the groups that are collected only because of the results of the first round."""
     chosen, nvml, driver = request.get("groups"), groups.get("nvml"), groups.get("driver")
-    if "smi" in (chosen or ["smi"]) and _nvml_failed(nvml):
-        return {"smi": _task("driver", "collect_smi")}
+    if nvml is not None and "smi" in (chosen or ["smi"]):
+        # A second source helps if NVML failed; a driver that hangs would hang that too.
+        has_failed = nvml["status"] != "ok" or nvml["data"].get("init_error") is not None
+        if has_failed and nvml["status"] not in ("absent", "timeout"):
+            return {"smi": _task("driver", "collect_smi")}
     if nvml is None or driver is None or nvml["status"] != "ok" or driver["status"] != "ok":
         return {}
     module = importlib.import_module("clusterctl.agent.facts.driver")
     entries = module.find_hidden_gpus(driver["data"], nvml["data"])
     root = str(request.get("root") or "/")
     return {"unshown": _task("driver", "collect_hidden_gpus", root, entries)} if entries else {}
-
-
-def _nvml_failed(result: FactGroup | None) -> bool:
-    """Return whether NVML failed, so that a second source helps; a driver that hangs would hang that too."""
-    if result is None or result["status"] in ("absent", "timeout"):
-        return False
-    return result["status"] != "ok" or result["data"].get("init_error") is not None
 
 
 def _task(module: str, function: str, *arguments: Any) -> Task:
@@ -177,39 +173,30 @@ def _task(module: str, function: str, *arguments: Any) -> Task:
 
 def _tasks(request: FactsRequest, deadline: float) -> dict[str, Task]:
     root = str(request.get("root") or "/")
-    wanted = request.get("expect_gpus") is not False
+    wanted, peers = request.get("expect_gpus") is not False, request.get("peers") or {}
+    workdir, checkpoints = request.get("workdir"), request.get("checkpoints")
+    requester = "-".join(str(request[key]) for key in ("node", "run") if request.get(key))
+    optional: dict[str, Task] = {}
     # Without such a driver no child is started, to save its cost on every other machine.
-    amd = {"amdgpu": _task("amdgpu", "collect_amdgpu", root, wanted)} if os.path.isdir(root.rstrip("/") + _KFD) else {}
+    if os.path.isdir(root.rstrip("/") + _KFD):
+        optional["amdgpu"] = _task("amdgpu", "collect_amdgpu", root, wanted)
+    if workdir and checkpoints:
+        optional["checkpoint"] = _task("storage", "collect_checkpoint", workdir, checkpoints)
     return {
         "nvml": _task("nvml", "collect_nvml", root, wanted),
-        **amd,
+        **optional,
         "driver": _task("driver", "collect_driver", root),
         "kernel_log": _task("hardware_errors", "collect_kernel_log", root),
         "host": _task("host", "collect_host", root, str(request.get("salt") or "")),
         "hardware": _task("hardware_errors", "collect_hardware_errors", root),
-        "disk": _task(
-            "storage", "collect_disks", root, request.get("workdir"), request.get("paths") or [], *_run_of(request)
-        ),
-        **_checkpoint(request),
+        "disk": _task("storage", "collect_disks", root, workdir, request.get("paths") or [], requester, checkpoints),
         "mounts": _task("storage", "collect_mounts", root, request.get("mounts") or [], deadline),
-        "names": _task("network", "collect_names", request.get("peers") or {}),
-        "net": _task("network", "collect_network", root, request.get("peers") or {}),
-        "ports": _task("network", "collect_ports", request["ports"], root)
-        if request.get("ports")
-        else lambda: {"ports": []},
+        "names": _task("network", "collect_names", peers),
+        "net": _task("network", "collect_network", root, peers),
+        "ports": _task("network", "collect_ports", request.get("ports") or [], root),
         "procs": _task("processes", "collect_processes", root),
         "versions": _task("host", "collect_versions", root),
     }
-
-
-def _run_of(request: FactsRequest) -> tuple[str, str | None]:
-    """Return the name of the requester for files, and the glob of the checkpoints."""
-    return "-".join(str(request[key]) for key in ("node", "run") if request.get(key)), request.get("checkpoints")
-
-
-def _checkpoint(request: FactsRequest) -> dict[str, Task]:
-    workdir, pattern = request.get("workdir"), request.get("checkpoints")
-    return {"checkpoint": _task("storage", "collect_checkpoint", workdir, pattern)} if workdir and pattern else {}
 
 
 def main(stdin: TextIO, stdout: TextIO) -> int:

@@ -57,8 +57,7 @@ class _Child:
 
     def next_check_at(self) -> float:
         """Return the monotonic time at which the child must be checked."""
-        deadline = self._deadline()
-        return deadline if deadline <= self._look_at else self._look_at
+        return min(self._deadline(), self._look_at)
 
     def is_stuck(self, now: float) -> bool:
         """Return whether to give the child up: its deadline has passed, or it is stuck.
@@ -90,20 +89,14 @@ class _Child:
 
     def report_ended(self) -> dict[str, FactGroup]:
         """Return an error for each task that the child had not finished when it ended."""
-        status = os.waitpid(self.pid, 0)[1]
-        died = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
-        reason = f"the look ended with {died}"
+        reason = f"the child that collected it ended with {syscalls.describe_exit(os.waitpid(self.pid, 0)[1])}"
         return {name: self._timed({"status": "error", "reason": reason, "data": {}}) for name in self.unfinished}
-
-    def give_up(self) -> dict[str, FactGroup]:
-        """End the child; return an error for each task that it has not finished."""
-        if self.unfinished:
-            return self.abandon()
-        os.waitpid(self.pid, 0)
-        return {}
 
     def abandon(self) -> dict[str, FactGroup]:
         """Kill the child and its programs; report where it hung, and the tasks that it never reached."""
+        if not self.unfinished:
+            os.waitpid(self.pid, 0)
+            return {}
         state, wchan = read_state(self.pid)
         reason = f"no answer within {time.monotonic() - self.began:.1f} s"
         if state == "D":
@@ -112,17 +105,11 @@ class _Child:
             os.killpg(self.pid, _SIGKILL)
         except OSError:
             os.kill(self.pid, _SIGKILL)
-        gone = _reaped(self.pid)
-        result: FactGroup = {
-            "status": "timeout",
-            "data": {},
-            "pid": self.pid,
-            "state": state,
-            "wchan": wchan,
-            "abandoned": not gone,
-        }
+        abandoned = syscalls.wait_for_exit(self.pid, REAP_SECONDS) is None
+        where: FactGroup = {"status": "timeout", "pid": self.pid, "state": state, "wchan": wchan}
+        result: FactGroup = {**where, "data": {}, "abandoned": abandoned}
         first = self.unfinished[0]
-        late = f"not looked at, because `{first}` hung before it"
+        late = f"not collected, because `{first}` hung before it"
         return {n: self._timed({**result, "reason": reason if n == first else late}) for n in self.unfinished}
 
     def _timed(self, result: FactGroup) -> FactGroup:
@@ -169,7 +156,7 @@ def run_tasks(
         for reader in [reader for reader, child in waiting.items() if child.is_stuck(now)]:
             poll.unregister(reader)
             os.close(reader)
-            results.update(waiting.pop(reader).give_up())
+            results.update(waiting.pop(reader).abandon())
     return {name: results[name] for name in tasks}
 
 
@@ -185,42 +172,25 @@ def run_program(argv: list[str], seconds: float | None = None) -> tuple[int, str
     Raises:
         FileNotFoundError: The program is not on PATH.
     """
-    pipes = {1: os.pipe(), 2: os.pipe()}
-    actions = [(os.POSIX_SPAWN_DUP2, ends[1], number) for number, ends in pipes.items()]
+    files = [syscalls.create_memory_file(name) for name in ("stdout", "stderr")]
     try:
+        actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(files, 1)]
         pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions)
-    except OSError:
-        for reader, _ in pipes.values():
-            os.close(reader)
-        raise
+        status = None if seconds is None else syscalls.wait_for_exit(pid, seconds)
+        if status is None:
+            if seconds is not None:
+                os.kill(pid, _SIGKILL)
+            status = os.waitpid(pid, 0)[1]
+        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        output, errors = (os.pread(fd, os.fstat(fd).st_size, 0).decode("utf-8", "replace") for fd in files)
+        return code, output, errors
     finally:
-        for _, writer in pipes.values():
-            os.close(writer)
-    outputs = {ends[0]: bytearray() for ends in pipes.values()}
-    open_readers = set(outputs)
-    until = None if seconds is None else time.monotonic() + seconds
-    while open_readers:
-        ready = select.select(
-            list(open_readers), [], [], None if until is None else max(0.0, until - time.monotonic())
-        )[0]
-        if not ready:
-            os.kill(pid, _SIGKILL)
-            until = None
-        for reader in ready:
-            chunk = os.read(reader, 1 << 16)
-            outputs[reader] += chunk
-            if not chunk:
-                open_readers.discard(reader)
-                os.close(reader)
-    status = os.waitpid(pid, 0)[1]
-    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-    texts = [bytes(outputs[ends[0]]).decode("utf-8", "replace") for ends in pipes.values()]
-    return code, texts[0], texts[1]
+        for fd in files:
+            os.close(fd)
 
 
 def read_state(pid: int) -> tuple[str | None, str | None]:
     """Return the state letter of a process and the kernel function it sleeps in, each `None` if unreadable."""
-    # This imports `signal`, and most probes have no child that hangs.
     stat = proc.read_stat(pid)
     return (None, None) if stat is None else (stat.state, proc.read_wait_channel(pid) or None)
 
@@ -261,20 +231,9 @@ def _child(tasks: list[tuple[str, Task]], writer: int) -> None:
 def _outcome(task: Task) -> FactGroup:
     try:
         return {"status": "ok", "reason": None, "data": task()}
-    except DeniedError as error:
-        return {"status": "denied", "reason": str(error), "data": {}}
-    except PermissionError as error:
+    except (DeniedError, PermissionError) as error:
         return {"status": "denied", "reason": str(error), "data": {}}
     except AbsentError as error:
         return {"status": "absent", "reason": str(error), "data": {}}
     except Exception as error:
         return {"status": "error", "reason": f"{type(error).__name__}: {error}", "data": {}}
-
-
-def _reaped(pid: int) -> bool:
-    until = time.monotonic() + REAP_SECONDS
-    while time.monotonic() < until:
-        if os.waitpid(pid, os.WNOHANG)[0] == pid:
-            return True
-        time.sleep(0.005)
-    return False

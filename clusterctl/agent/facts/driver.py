@@ -14,6 +14,7 @@ import stat
 from clusterctl.agent.facts import child_tasks
 from clusterctl.agent.facts.child_tasks import AbsentError
 from clusterctl.agent.linux import sysfs
+from clusterctl.agent.linux.gpus import read_device_minor
 
 TYPE_CHECKING = False
 
@@ -73,7 +74,6 @@ _BRIDGE_CLASS = "0x0680"
 _BUS = "/sys/bus/pci/devices"
 _BUILT_IN = "0000:00:"
 """The bus address of graphics in an Intel processor; nobody computes on them."""
-_PROC = "/proc/driver/nvidia/gpus"
 _HELPERS = ("/usr/bin/nvidia-modprobe", "/bin/nvidia-modprobe", "/usr/sbin/nvidia-modprobe")
 _IMEX = "/dev/nvidia-caps-imex-channels"
 
@@ -113,23 +113,8 @@ def _pci(root: str) -> tuple[list[dict[str, Any]], int]:
 
 def _device(root: str, address: str) -> dict[str, Any]:
     place = os.path.realpath(sysfs.join_root(root, f"{_BUS}/{address}"))
-    return {"driver": _link_name(f"{place}/driver"), "minor": _minor(root, address), **read_pcie_link(place)}
-
-
-def _minor(root: str, address: str) -> int | None:
-    """Return the number of a GPU's device node, as its driver reports it; `None` if it has no driver."""
-    for line in (sysfs.read_text(root, f"{_PROC}/{address}/information") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "Device Minor" and value.strip().isdecimal():
-            return int(value)
-    return None
-
-
-def _link_name(path: str) -> str | None:
-    try:
-        return os.path.basename(os.readlink(path))
-    except OSError:
-        return None
+    driver = os.path.basename(os.readlink(f"{place}/driver")) if os.path.islink(f"{place}/driver") else None
+    return {"driver": driver, "minor": read_device_minor(root, address), **read_pcie_link(place)}
 
 
 def _can_open(root: str, path: str) -> dict[str, Any]:
@@ -165,14 +150,13 @@ def short_address(address: str) -> str:
 
 def collect_hidden_gpus(root: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the group `unshown`."""
-    return {"gpus": [{**entry, "node": _try_open(root, entry)} for entry in entries]}
-
-
-def _try_open(root: str, entry: dict[str, Any]) -> str | None:
-    """Return the result of opening the GPU's device node; `None` if the driver has none for it."""
-    if entry["driver"] != "nvidia" or entry["minor"] is None:
-        return None
-    return sysfs.check_open(root, f"/dev/nvidia{entry['minor']}")
+    results = [
+        sysfs.check_open(root, f"/dev/nvidia{entry['minor']}")
+        if entry["driver"] == "nvidia" and entry["minor"] is not None
+        else None
+        for entry in entries
+    ]
+    return {"gpus": [{**entry, "node": result} for entry, result in zip(entries, results)]}
 
 
 _QUERY = "index,uuid,name,pci.bus_id,driver_version"

@@ -63,13 +63,17 @@ def wait_until_free(indices: list[int], seconds: float, run: str) -> dict[str, A
     busy_gpus = [gpu for gpu in session.holders(indices) if not _is_free(gpu)]
     sys.stdout.write("\n")
     sys.stdout.flush()
-    while True:
-        if not busy_gpus:
-            return _answer("free", None, [])
-        if time.monotonic() >= deadline or not any(_may_change(gpu, run) for gpu in busy_gpus):
+    while busy_gpus:
+        # Memory may still be freed if no visible process holds it, or one that is ending.
+        may_change = any(
+            not gpu["procs"] or any(not process["visible"] or process["run"] == run for process in gpu["procs"])
+            for gpu in busy_gpus
+        )
+        if time.monotonic() >= deadline or not may_change:
             return _answer("held", None, busy_gpus)
         time.sleep(_RECHECK_S)
         busy_gpus = [gpu for gpu in session.holders(indices) if not _is_free(gpu)]
+    return _answer("free", None, [])
 
 
 def _answer(status: str, reason: str | None, busy_gpus: list[dict[str, Any]]) -> dict[str, Any]:
@@ -79,8 +83,3 @@ def _answer(status: str, reason: str | None, busy_gpus: list[dict[str, Any]]) ->
 def _is_free(gpu: dict[str, Any]) -> bool:
     gpu["procs"] = [entry for entry in gpu["procs"] if not entry["agent"]]
     return not gpu["procs"] and bool(gpu["used"] <= _FREE_BYTES[gpu["version"]])
-
-
-def _may_change(gpu: dict[str, Any], run: str) -> bool:
-    """Return whether memory may still be freed: no visible process holds it, or one that is ending."""
-    return not gpu["procs"] or any(not process["visible"] or process["run"] == run for process in gpu["procs"])

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing import Any, Optional
 
     Event = Optional["tuple[str, str, str, str]"]
+    Key = tuple[str, str, int, str]
 
 
 _DRIVERS = ("nvidia", "amdgpu")
@@ -145,9 +146,6 @@ def parse_amdgpu_line(text: str) -> Event:
     return None
 
 
-if TYPE_CHECKING:
-    Key = tuple[str, str, int, str]
-
 _PCI = r"(?:PCI:)?([0-9a-fA-F:.]+)"
 _XID = re.compile(rf"NVRM: Xid \({_PCI}(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\)[^:]*: (\d+),\s*(.*)")
 """With MIG the instance follows the address: `kernel_rc.c` of NVIDIA's open-gpu-kernel-modules."""
@@ -171,7 +169,7 @@ class KernelEvents:
     """Counts the GPU errors in the lines of a kernel log, oldest first."""
 
     def __init__(self) -> None:
-        self._entries: dict[Key, dict[str, Any]] = {}
+        self.entries: dict[Key, dict[str, Any]] = {}
         self._lines = 0
         self._dying: tuple[str, int] | None = None
 
@@ -181,7 +179,11 @@ class KernelEvents:
         if "NVRM" in text:
             return self._take_xid(text, age)
         if "amdgpu" in text:
-            return self._take_amdgpu(text, age)
+            event = parse_amdgpu_line(text)
+            if event is not None:
+                kind, device, grade, detail = event
+                self._count((kind, device, 0, grade), detail, age, "amd")
+            return event is not None
         match = _SXID.search(text) if "SXid" in text else None
         if match is None:
             return False
@@ -190,30 +192,20 @@ class KernelEvents:
         self._count(("sxid", device.lower(), int(code), grade), detail, age)
         return True
 
-    def list_entries(self) -> list[dict[str, Any]]:
-        """Return the entries in the order of their last lines."""
-        return sorted(self._entries.values(), key=lambda entry: int(entry["order"]))
-
     def _take_xid(self, text: str, age: float | None) -> bool:
         if match := _XID.search(text):
             device, code, detail = match.group(1).lower(), int(match.group(2)), match.group(3)
-            self._count(("xid", device, code, _grade(detail) if code in _GRADED else ""), detail, age)
+            word = _GRADE.search(detail) if code in _GRADED else None
+            grade = "" if word is None else "nonfatal" if word.group(1) else "fatal"
+            self._count(("xid", device, code, grade), detail, age)
             return True
         device = self._off_the_bus(text)
         if device is not None:
-            # The driver writes the event once with a number and once without.
-            counted = _bus(device) in [_bus(key[1]) for key in self._entries if key[2] == _OFF_BUS_CODE]
-            if not counted:
+            # The driver writes the event once with a number and once without. Some lines lack the function.
+            counted = [key[1].split(".")[0] for key in self.entries if key[2] == _OFF_BUS_CODE]
+            if device.split(".")[0] not in counted:
                 self._count(("xid", device, _OFF_BUS_CODE, ""), "GPU has fallen off the bus", age)
         return device is not None
-
-    def _take_amdgpu(self, text: str, age: float | None) -> bool:
-        event = parse_amdgpu_line(text)
-        if event is None:
-            return False
-        kind, device, grade, detail = event
-        self._count((kind, device, 0, grade), detail, age, "amd")
-        return True
 
     def _off_the_bus(self, text: str) -> str | None:
         """Return the address of a GPU that this line reports as lost, perhaps with those before it."""
@@ -229,27 +221,17 @@ class KernelEvents:
 
     def _count(self, key: Key, text: str, age: float | None, vendor: str = "nvidia") -> None:
         kind, device, code, grade = key
-        entry = self._entries.get(key)
+        entry = self.entries.get(key)
         if entry is None:
-            if len(self._entries) >= _MAX_ENTRIES:
+            if len(self.entries) >= _MAX_ENTRIES:
                 return
             entry = {"vendor": vendor, "kind": kind, "device": device, "code": code, "grade": grade, "count": 0}
             entry.update({"first_age_s": age, "ages": []})
-            self._entries[key] = entry
+            self.entries[key] = entry
         entry["count"] += 1
         entry.update({"last_age_s": age, "order": self._lines, "text": text[:_MAX_TEXT]})
         if age is not None:
             entry["ages"] = [*entry["ages"], age][-_AGES:]
-
-
-def _grade(text: str) -> str:
-    match = _GRADE.search(text)
-    return "" if match is None else "nonfatal" if match.group(1) else "fatal"
-
-
-def _bus(address: str) -> str:
-    """Return an address without the function, which some lines lack."""
-    return address.split(".", maxsplit=1)[0]
 
 
 KEEP = 200
@@ -294,8 +276,8 @@ def collect_kernel_log(root: str) -> dict[str, Any]:
             reasons.append(reason)
             continue
         seen: dict[str, Any] = {"source": source, "uptime": uptime, **filter_lines(output, pattern, uptime)}
-        best = seen if best is None or _reach(seen) > _reach(best) else best
-        if _is_whole(best):
+        best = seen if best is None or (seen["since_s"] or 0.0) > (best["since_s"] or 0.0) else best
+        if best["since_s"] is None or uptime - best["since_s"] <= WHOLE_SECONDS:
             break
     if best is not None:
         return best
@@ -322,27 +304,17 @@ def _run_reader(argv: list[str], seconds: float | None) -> tuple[str | None, str
     return None, complaints[-1] if complaints else f"{argv[0]}: nothing to read"
 
 
-def _reach(seen: dict[str, Any]) -> float:
-    return float(seen["since_s"] or 0.0)
-
-
-def _is_whole(seen: dict[str, Any]) -> bool:
-    return seen["since_s"] is None or bool(seen["uptime"] - seen["since_s"] <= WHOLE_SECONDS)
-
-
 def _this_boot(root: str, name: str, uptime: float) -> str | None:
     """Return the lines of this boot at the end of a log file, or `None` if they cannot be told from older ones.
 
     Time stamps since boot only rise; a lower one starts a new boot.
     """
     try:
-        fd = os.open(sysfs.join_root(root, name), os.O_RDONLY | os.O_CLOEXEC)
+        with open(sysfs.join_root(root, name), "rb", buffering=0) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            tail = file.read(_TAIL).decode("utf-8", "replace")
     except OSError:
         return None
-    try:
-        tail = os.pread(fd, _TAIL, max(0, os.fstat(fd).st_size - _TAIL)).decode("utf-8", "replace")
-    finally:
-        os.close(fd)
     kept: list[str] = []
     last = 0.0
     for line in tail.splitlines():
@@ -374,7 +346,7 @@ def filter_lines(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float =
             kept.append({"age_s": age, "text": text[:400]})
     return {
         "since_s": since,
-        "events": events.list_entries(),
+        "events": sorted(events.entries.values(), key=lambda entry: int(entry["order"])),
         "lines": kept[-KEEP:],
         "dropped": max(0, len(kept) - KEEP),
     }

@@ -45,7 +45,7 @@ def collect_limits(root: str) -> dict[str, Any]:
         "cpu_quota": cgroup.read_cpu_limit(groups),
         "cpus": os.cpu_count(),
         "cpus_allowed": len(os.sched_getaffinity(0)),
-        "shm": _shm(root),
+        "shm": _read_shm(root),
     }
 
 
@@ -58,13 +58,11 @@ def _capabilities(root: str) -> int:
     """Return the capabilities that are valid on the machine; those of a user namespace are not."""
     if (sysfs.read_text(root, "/proc/self/uid_map") or "").split() != ["0", "0", "4294967295"]:
         return 0
-    for line in (sysfs.read_text(root, "/proc/self/status") or "").splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
+    words = proc.read_status_field(sysfs.join_root(root, "/proc/self"), "CapEff")
+    return int(words[0], 16) if words else 0
 
 
-def _shm(root: str) -> dict[str, Any] | None:
+def _read_shm(root: str) -> dict[str, Any] | None:
     try:
         statvfs = os.statvfs(sysfs.join_root(root, "/dev/shm"))  # noqa: S108, RUF100
     except OSError:
@@ -157,16 +155,8 @@ _PREFIXES = (
 )
 _LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 _PLAIN_VARIABLES = (
-    *(
-        "_SOCKET_IFNAME",
-        "_VISIBLE_DEVICES",
-        "GPU_DEVICE_ORDINAL",
-        "NCCL_IB_HCA",
-        "NCCL_NET",
-        "NCCL_NET_PLUGIN",
-        "NCCL_ALGO",
-    ),
-    "NCCL_PROTO",
+    *("_SOCKET_IFNAME", "_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN"),
+    *("NCCL_ALGO", "NCCL_PROTO"),
 )
 """Suffixes of variables whose values are reported: each is judged by itself and holds no secret."""
 _HASH_BYTES = 6
@@ -189,7 +179,7 @@ def collect_environment(root: str, salt: str = "") -> dict[str, Any]:
             name: value if name.endswith(_PLAIN_VARIABLES) or value.isdigit() else None
             for name, value in variables.items()
         },
-        "env_hashes": {name: _hash(salt, name, value) for name, value in variables.items()},
+        "env_hashes": {name: _hash_variable(salt, name, value) for name, value in variables.items()},
     }
 
 
@@ -204,12 +194,11 @@ def read_nccl_conf(files: list[str]) -> dict[str, str]:
     return values
 
 
-def _hash(salt: str, name: str, value: str) -> str:
+def _hash_variable(salt: str, name: str, value: str) -> str:
     home = os.path.expanduser("~")
     plain = value.replace(home, "~") if len(home) > 1 else value
-    return str(
-        blake2b(f"{salt}\0{name}\0{plain}".encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).hexdigest()
-    )
+    text = f"{salt}\0{name}\0{plain}".encode("utf-8", "surrogateescape")
+    return str(blake2b(text, digest_size=_HASH_BYTES).hexdigest())
 
 
 def collect_host(root: str, salt: str = "") -> dict[str, Any]:
@@ -262,19 +251,9 @@ def _cached(name: str, root: str) -> str | None:
     return path if os.path.exists(sysfs.join_root(root, path)) else None
 
 
-_TOLD = (
-    "torch",
-    "keras",
-    "tensorflow",
-    "tensorflow-cpu",
-    "jax",
-    "jaxlib",
-    "numpy",
-    "transformers",
-    "triton",
-    "flash-attn",
-    "deepspeed",
-    "lightning",
+_REPORTED_PACKAGES = (
+    *("torch", "keras", "tensorflow", "tensorflow-cpu", "jax", "jaxlib", "numpy", "transformers", "triton"),
+    *("flash-attn", "deepspeed", "lightning"),
 )
 _JAX_CUDA = re.compile(r"jax-cuda\d+-plugin$")
 """Packages that show the CUDA version of a JAX; its own package does not."""
@@ -299,7 +278,7 @@ def collect_versions(root: str = "/") -> dict[str, Any]:
         "verbs": find_library("libibverbs.so.1", root) or find_library("libibverbs.so", root),
         "packages": len(packages),
         "packages_hash": f"{zlib.crc32(listing):08x}{zlib.adler32(listing):08x}",
-        "names": {name: text for name, text in packages.items() if name in _TOLD or _JAX_CUDA.match(name)},
+        "names": {name: text for name, text in packages.items() if name in _REPORTED_PACKAGES or _JAX_CUDA.match(name)},
     }
 
 

@@ -130,8 +130,8 @@ class _Peer:
     """A connected peer.
 
     Attributes:
-        right: It has sent the nonce.
-        owed: The bytes that are still to be sent to it.
+        has_nonce: It has sent the nonce.
+        pending: The bytes that are still to be sent to it.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -231,7 +231,9 @@ def _exchange(sock: socket.socket, payload: int, until: float, outcome: dict[str
             pass
         except ConnectionError:
             return "hung up"
-        outcome["sent"] = payload - len(out) - _unacknowledged_bytes(sock)
+        # The bytes that the peer's kernel has not acknowledged (SIOCOUTQ, tcp(7)).
+        waiting: int = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
+        outcome["sent"] = payload - len(out) - waiting
         if (outcome["sent"], outcome["received"]) != before:
             moved = time.monotonic()
     outcome["sent"] = payload
@@ -243,12 +245,6 @@ def _send(sock: socket.socket, data: bytearray | memoryview) -> int:
         return sock.send(data) if data else 0
     except BlockingIOError:
         return 0
-
-
-def _unacknowledged_bytes(sock: socket.socket) -> int:
-    """Return how many sent bytes the peer's kernel has not acknowledged (SIOCOUTQ, tcp(7))."""
-    count: int = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
-    return count
 
 
 def _line(sock: socket.socket) -> bytes:

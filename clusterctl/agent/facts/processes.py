@@ -64,31 +64,27 @@ def _list_stuck(root: str, sleepers: list[proc.ProcessStat], certain: float) -> 
     began = time.monotonic()
     for _ in range(_LOOKS if sleepers else 0):
         time.sleep(_PAUSE)
-        sleepers = [one for one in sleepers if _still_asleep(root, one)]
-    described = [_described(root, one) for one in sleepers]
+        now = [proc.read_stat(one.pid, root) for one in sleepers]
+        sleepers = [o for o, n in zip(sleepers, now) if n is not None and n.identity == o.identity and n.state == "D"]
+    described: list[dict[str, Any]] = [
+        {
+            "pid": one.pid,
+            "comm": one.comm,
+            "wchan": proc.read_wait_channel(one.pid, root) or None,
+            "gpu": _holds_gpu(root, one.pid),
+            "stuck_s": None,
+        }
+        for one in sleepers
+    ]
     # How often each process that holds a GPU was woken; `None` once it was.
     woken = {entry["pid"]: child_tasks.count_wakeups(root, entry["pid"]) for entry in described if entry["gpu"]}
-    while any(often is not None for often in woken.values()) and _lasted(began) < certain:
+    while any(often is not None for often in woken.values()) and time.monotonic() - began < certain:
         time.sleep(_LONG_PAUSE)
         woken = {pid: often if often == child_tasks.count_wakeups(root, pid) else None for pid, often in woken.items()}
     for entry in described:
         if woken.get(entry["pid"]) is not None:
-            entry["stuck_s"] = round(_lasted(began), 1)
+            entry["stuck_s"] = round(time.monotonic() - began, 1)
     return described
-
-
-def _lasted(began: float) -> float:
-    return time.monotonic() - began
-
-
-def _still_asleep(root: str, process: proc.ProcessStat) -> bool:
-    now = proc.read_stat(process.pid, root)
-    return now is not None and now.identity == process.identity and now.state == "D"
-
-
-def _described(root: str, process: proc.ProcessStat) -> dict[str, Any]:
-    wchan, gpu = proc.read_wait_channel(process.pid, root) or None, _holds_gpu(root, process.pid)
-    return {"pid": process.pid, "comm": process.comm, "wchan": wchan, "gpu": gpu, "stuck_s": None}
 
 
 def has_own_pid_namespace(root: str) -> bool:

@@ -59,11 +59,6 @@ def sample_machine() -> record_types.MachineSample:
     return machine.read()
 
 
-def sample_gpus() -> record_types.GpuSamples:
-    """Return the GPUs' part of a sample. It asks the driver in this process, which may hang: call it in a child."""
-    return sample_session(None)
-
-
 def main(arguments: list[str]) -> int:
     """Print samples until stdout is closed. `arguments`: [seconds between samples]."""
     interval = float(arguments[0]) if arguments else INTERVAL
@@ -211,10 +206,9 @@ class _DriverChild:
         assert self._pid is not None
         os.close(self._requests)
         os.close(self._answers)
-        status = os.waitpid(self._pid, 0)[1]
+        how = syscalls.describe_exit(os.waitpid(self._pid, 0)[1])
         self._pid = None
         self._not_before = time.monotonic() + _RESTART_SECONDS
-        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
         return _without("error", f"the child that asks the driver ended with {how}")
 
 
@@ -224,7 +218,10 @@ def _serve(requests: int, answers: int) -> None:
         syscalls.set_parent_death_signal(signal.SIGKILL)
         spawn.redirect_stdio()
         session = gpu_library.open_gpus()
-        xids, links = _watch_xids(session), LinkCounter(session)
+        xids: Any = None
+        links = LinkCounter(session)
+        if not isinstance(session, str) and session.init_error is None and session.vendor == "nvidia":
+            xids = nvml.XidWatcher([handle for handle, _ in session.handles])
         while os.read(requests, 1):
             sample = sample_session(session)
             # After the values, because a GPU that dies during the reading has reported the reason by then.
@@ -233,12 +230,6 @@ def _serve(requests: int, answers: int) -> None:
             syscalls.write_all(answers, json.dumps(sample).encode() + b"\n")
     finally:
         os._exit(1)
-
-
-def _watch_xids(session: Any) -> Any:
-    if isinstance(session, str) or session.init_error is not None or session.vendor != "nvidia":
-        return None
-    return nvml.XidWatcher([handle for handle, _ in session.handles])
 
 
 class LinkCounter:
@@ -258,8 +249,11 @@ class LinkCounter:
                 gpu["links_lost"] = self._first[gpu["gpu"]] - self._session.links(gpu["gpu"])
 
 
-def sample_session(session: Any) -> record_types.GpuSamples:
-    """Return the GPUs' part of a sample, or why there is none; without a session it opens one."""
+def sample_session(session: Any = None) -> record_types.GpuSamples:
+    """Return the GPUs' part of a sample, or why there is none; without a session it opens one.
+
+    It asks the driver in this process, which may hang: call it in a child.
+    """
     if session is None:
         session = gpu_library.open_gpus()
     if isinstance(session, str):

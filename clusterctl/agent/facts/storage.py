@@ -43,7 +43,7 @@ def collect_disks(
     if workdir:
         places.append(("workdir", os.path.expanduser(workdir)))
     if workdir and pattern:
-        places.append(("checkpoints", _before_wildcards(os.path.expanduser(workdir), os.path.expanduser(pattern))))
+        places.append(("checkpoints", find_checkpoint_folder(os.path.expanduser(workdir), pattern)))
     places += [("path", os.path.expanduser(path)) for path in more]
     return {"paths": [_measure(path, what, owner) for what, path in places]}
 
@@ -68,14 +68,6 @@ def _measure(path: str, what: str, owner: str) -> dict[str, Any]:
         "readonly": bool(statvfs.f_flag & os.ST_RDONLY),
     }
     return {**entry, **_test_write(place, owner)} if what in ("workdir", "checkpoints", "path", "tmp") else entry
-
-
-def _before_wildcards(workdir: str, pattern: str) -> str:
-    """Return the folder above everything that a glob can match."""
-    folder = os.path.dirname(os.path.join(workdir, pattern))
-    while any(sign in folder for sign in "*?["):
-        folder = os.path.dirname(folder)
-    return folder
 
 
 def _test_write(place: str, owner: str) -> dict[str, Any]:
@@ -165,11 +157,10 @@ def list_complete_checkpoints(workdir: str, pattern: str) -> list[Checkpoint]:
     return sorted(checkpoints, key=lambda one: one["mtime"], reverse=True)[:_MAX_CHECKPOINTS]
 
 
-def checkpoint_folder(workdir: str, pattern: str) -> str:
+def find_checkpoint_folder(workdir: str, pattern: str) -> str:
     """Return the folder above all checkpoints: the part of the pattern before its first wildcard."""
     *folders, _ = os.path.join(workdir, os.path.expanduser(pattern)).split("/")
-    fixed = itertools.takewhile(lambda name: not glob.has_magic(name), folders)
-    return os.path.realpath("/".join(fixed) or "/")
+    return "/".join(itertools.takewhile(lambda name: not glob.has_magic(name), folders)) or "/"
 
 
 def list_file_versions(workdir: str, pattern: str) -> list[tuple[float, int]]:
@@ -188,11 +179,6 @@ def list_checkpoint_files(workdir: str, path: str, *, with_hashes: bool) -> list
             digest = _hash_file(file) if with_hashes else ""
             found.append({"name": name, "mtime": info.st_mtime, "size": info.st_size, "sha256": digest})
     return found
-
-
-def total_size_bytes(path: str) -> int:
-    """Return the size of a checkpoint in bytes."""
-    return sum(size for _, size in _files_of(path))
 
 
 def _expand_pattern(workdir: str, pattern: str) -> list[str]:
@@ -242,10 +228,8 @@ def _hash_file(path: str) -> str:
 
 def collect_checkpoint(workdir: str, pattern: str) -> dict[str, Any]:
     """Return the group `checkpoint`: path and size of the newest complete one, each `None` if there is none yet."""
-    # A folder of many large checkpoints may take long, so this has its own child and is imported only there.
-
     checkpoints = list_complete_checkpoints(os.path.expanduser(workdir), pattern)
     if not checkpoints:
         return {"path": None, "bytes": None}
     path = os.path.join(os.path.expanduser(workdir), checkpoints[0]["path"])
-    return {"path": path, "bytes": total_size_bytes(path)}
+    return {"path": path, "bytes": sum(size for _, size in _files_of(path))}

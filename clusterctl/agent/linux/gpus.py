@@ -36,12 +36,12 @@ def _list_device_minors(root: str) -> list[int]:
 def _list_usable_slots(root: str, minors: list[int]) -> list[str]:
     """Return the PCI addresses of devices whose files exist here; a container may see the addresses of all."""
     slots = _list_pci_slots(root)
-    usable = [slot for slot in slots if _read_device_minor(root, slot) in minors]
+    usable = [slot for slot in slots if read_device_minor(root, slot) in minors]
     return usable or slots
 
 
-def _read_device_minor(root: str, slot: str) -> int | None:
-    """Return the number of the device file, as the driver reports it."""
+def read_device_minor(root: str, slot: str) -> int | None:
+    """Return the number of the device file of an NVIDIA GPU; `None` if its driver reports none."""
     text = sysfs.read_text(root, f"{_NVIDIA_DRIVER}/{slot}/information") or ""
     pairs = (line.partition(":") for line in text.splitlines())
     number = next((value.strip() for key, _, value in pairs if key.strip() == "Device Minor"), "")

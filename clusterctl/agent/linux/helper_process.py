@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import sys
-import time
 
 import clusterctl.agent
 from clusterctl.agent.linux import spawn, syscalls
@@ -129,7 +128,8 @@ def run_in_helper(task: Task, seconds: float, keep: Iterable[int] = ()) -> list[
     finally:
         os.close(fd)
         kill_helper(pid)
-        _reap_helper(pid, _EXIT_TIMEOUT_S if is_finished else _KILL_TIMEOUT_S)
+        with contextlib.suppress(ChildProcessError):
+            syscalls.wait_for_exit(pid, _EXIT_TIMEOUT_S if is_finished else _KILL_TIMEOUT_S)
     return messages
 
 
@@ -137,13 +137,6 @@ def kill_helper(pid: int) -> None:
     """Kill a fork and all processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _reap_helper(pid: int, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
-            syscalls.sleep_interval(0.002)
 
 
 _PYTHON_FLAGS = ["-I", "-S", "-X", "utf8"]

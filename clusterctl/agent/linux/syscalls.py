@@ -135,6 +135,21 @@ def fork_with_pipes(count: int = 1) -> tuple[int, ...]:
         raise
 
 
+def wait_for_exit(pid: int, seconds: float) -> int | None:
+    """Reap a child; return its wait status, or `None` if it does not end in time."""
+    until = time.monotonic() + seconds
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended or time.monotonic() >= until:
+            return status if ended else None
+        sleep_interval(0.002)
+
+
+def describe_exit(status: int) -> str:
+    """Return a wait status in words: `signal 9` or `exit status 1`."""
+    return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {os.WEXITSTATUS(status)}"
+
+
 def set_process_name(name: str) -> None:
     """Set what `ps -o comm` shows (15 bytes)."""
     _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)

@@ -366,7 +366,7 @@ class _FileCommands:
             answer: command_types.CheckpointsAnswer = {"found": storage.list_complete_checkpoints(folder, pattern)}
             if arguments.get("versions"):
                 answer["versions"] = storage.list_file_versions(folder, pattern)
-                answer["network"] = run_dir.is_on_network_filesystem(storage.checkpoint_folder(folder, pattern))
+                answer["network"] = run_dir.is_on_network_filesystem(storage.find_checkpoint_folder(folder, pattern))
             return answer
 
         self._session.run_task(request_id, look)
