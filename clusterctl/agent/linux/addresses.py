@@ -89,15 +89,10 @@ def find_route(target: str, known: list[NetworkAddress]) -> Route | None:
                 source = str(sock.getsockname()[0]).partition("%")[0]
         except OSError:
             continue
-        return {"source": source, "interface": _find_interface(source, known)}
+        loopback = "lo" if source.startswith("127.") else None
+        interface = next((str(one["interface"]) for one in known if one["address"] == source), loopback)
+        return {"source": source, "interface": interface}
     return None
-
-
-def _find_interface(source: str, known: list[NetworkAddress]) -> str | None:
-    for one in known:
-        if one["address"] == source:
-            return str(one["interface"])
-    return "lo" if source.startswith("127.") else None
 
 
 def is_ip_address(target: str) -> bool:

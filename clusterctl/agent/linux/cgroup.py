@@ -100,9 +100,8 @@ def _read_limit_and_free(files: Iterable[tuple[str, str, str, str | None]], root
             limit = _read_limit(f"{folder}/{of_limit}")
             if limit is not None:
                 limits.append(limit)
-                available.append(
-                    limit - (_read_limit(f"{folder}/{of_use}") or 0) + (_counter(folder, idle) if idle else 0)
-                )
+                reclaimable = _read_counter(f"{folder}/memory.stat", idle) if idle else None
+                available.append(limit - (_read_limit(f"{folder}/{of_use}") or 0) + (reclaimable or 0))
     return (min(limits), max(0, min(available))) if limits else None
 
 
@@ -110,10 +109,6 @@ def _read_limit(path: str) -> int | None:
     """Return a limit or a use. Unlimited is `max` in version 2, and a number that no machine reaches in version 1."""
     text = read_bytes(path).strip()
     return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
-
-
-def _counter(folder: str, name: str) -> int:
-    return _read_counter(f"{folder}/memory.stat", name) or 0
 
 
 def _read_counter(path: str, name: str) -> int | None:
@@ -169,16 +164,9 @@ def remove_cgroup(folder: str | None) -> None:
 
 def count_oom_kills() -> int | None:
     """Return how many processes the kernel killed for memory in our cgroup; `None` if it does not count them."""
-    for path in _list_oom_files():
-        killed = _read_counter(path, "oom_kill")
-        if killed is not None:
-            return killed
-    return None
-
-
-def _list_oom_files() -> list[str]:
-    files = []
+    files = [f"{folder}/memory.events" for folder in _list_own_folders("")]
     first = _read_own_path("memory")
     if first is not None:
-        files.append(f"/sys/fs/cgroup/memory{first.rstrip('/')}/memory.oom_control")
-    return [*files, *(f"{folder}/memory.events" for folder in _list_own_folders(""))]
+        files.insert(0, f"/sys/fs/cgroup/memory{first.rstrip('/')}/memory.oom_control")
+    counts = (_read_counter(path, "oom_kill") for path in files)
+    return next((count for count in counts if count is not None), None)

@@ -72,38 +72,15 @@ def find_mount(path: str, table: Iterable[Mount]) -> Mount | None:
     return best
 
 
-_KERNEL_NETWORK_FSTYPES = {
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "smbfs",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "glusterfs",
-    "afs",
-    "9p",
-    "panfs",
-}
-_KERNEL_NETWORK_FSTYPES |= {"pvfs2", "orangefs", "wekafs", "vastnfs", "quobyte", "ocfs2", "gfs2", "virtiofs", "vboxsf"}
-_FUSE_NETWORK_NAMES = {
-    "ceph",
-    "glusterfs",
-    "sshfs",
-    "juicefs",
-    "s3fs",
-    "gcsfuse",
-    "mountpoint-s3",
-    "rclone",
-    "goofys",
-    "mfs",
-    "dfuse",
-}
-_FUSE_NETWORK_NAMES |= {"daos", "vmhgfs-fuse"}
-
-NETWORK_FSTYPES = frozenset(_KERNEL_NETWORK_FSTYPES | {f"fuse.{name}" for name in _FUSE_NETWORK_NAMES})
+_KERNEL_NETWORK_FSTYPES = (
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "9p", "panfs"),
+    *("pvfs2", "orangefs", "wekafs", "vastnfs", "quobyte", "ocfs2", "gfs2", "virtiofs", "vboxsf"),
+)
+_FUSE_NETWORK_NAMES = (
+    *("ceph", "glusterfs", "sshfs", "juicefs", "s3fs", "gcsfuse", "mountpoint-s3", "rclone", "goofys", "mfs", "dfuse"),
+    *("daos", "vmhgfs-fuse"),
+)
+NETWORK_FSTYPES = frozenset([*_KERNEL_NETWORK_FSTYPES, *(f"fuse.{name}" for name in _FUSE_NETWORK_NAMES)])
 """File systems that other machines may share."""
 _LOCAL_FUSE_FSTYPES = frozenset({"fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse"})
 

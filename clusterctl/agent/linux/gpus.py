@@ -22,22 +22,10 @@ if TYPE_CHECKING:
 _NVIDIA_DRIVER = "/proc/driver/nvidia/gpus"
 
 
-def _list_pci_slots(root: str) -> list[str]:
-    """Return the PCI addresses of the driver's devices. Their order is that of the device indices."""
-    return sysfs.list_names(root, _NVIDIA_DRIVER)
-
-
 def _list_device_minors(root: str) -> list[int]:
     """Return the numbers of NVIDIA's device files."""
     names = (name[len("nvidia") :] for name in sysfs.list_names(root, "/dev") if name.startswith("nvidia"))
     return [int(number) for number in names if number.isascii() and number.isdecimal()]
-
-
-def _list_usable_slots(root: str, minors: list[int]) -> list[str]:
-    """Return the PCI addresses of devices whose files exist here; a container may see the addresses of all."""
-    slots = _list_pci_slots(root)
-    usable = [slot for slot in slots if read_device_minor(root, slot) in minors]
-    return usable or slots
 
 
 def read_device_minor(root: str, slot: str) -> int | None:
@@ -54,7 +42,7 @@ def count_gpus(root: str = "") -> GpuCount:
     Args:
         root: Prefix of /dev, /proc and /sys.
     """
-    devices, listed = len(_list_device_minors(root)), len(_list_pci_slots(root))
+    devices, listed = len(_list_device_minors(root)), len(sysfs.list_names(root, _NVIDIA_DRIVER))
     # A container sees all devices in /proc but only its own in /dev.
     number = min(listed, devices) if listed and devices else listed or devices
     if number:
@@ -71,7 +59,10 @@ def list_lock_names(root: str = "") -> dict[int, str]:
     The UUID is not usable: NVIDIA's driver reports it only after the device was used.
     """
     minors = sorted(_list_device_minors(root))
-    names = [f"pci-{slot}" for slot in _list_usable_slots(root, minors)] or [f"nvidia{minor}" for minor in minors]
+    # PCI addresses, in the order of the device indices. A container may see those of GPUs whose files it lacks.
+    slots = sysfs.list_names(root, _NVIDIA_DRIVER)
+    usable = [slot for slot in slots if read_device_minor(root, slot) in minors]
+    names = [f"pci-{slot}" for slot in usable or slots] or [f"nvidia{minor}" for minor in minors]
     return dict(enumerate(names)) or {
         gpu["index"]: f"pci-{gpu['pci']}-{gpu['partition']}" for gpu in list_amd_gpus(root or "/")[0]
     }

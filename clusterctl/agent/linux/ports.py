@@ -51,9 +51,11 @@ class ReservedPorts:
         numbers = []
         try:
             for port in ports:
-                number, sockets = (port, []) if port in self._sockets else _reserve_port(port)
+                sockets = [] if port in self._sockets else _bind_reserved(port)
+                number = int(sockets[0].getsockname()[1]) if sockets else port
                 numbers.append(number)
                 if sockets:
+                    sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     new[number] = sockets
         except BaseException:
             _close_sockets(new)
@@ -77,12 +79,6 @@ def _close_sockets(sockets: dict[int, list[socket.socket]]) -> None:
     for group in sockets.values():
         for sock in group:
             sock.close()
-
-
-def _reserve_port(port: int) -> tuple[int, list[socket.socket]]:
-    sockets = _bind_reserved(port)
-    sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return int(sockets[0].getsockname()[1]), sockets
 
 
 def _bind_name(port: int) -> socket.socket:
@@ -123,7 +119,7 @@ def _bind_reserved(port: int) -> list[socket.socket]:
             # If the name is taken, the port is another run's. If not, connections of the last attempt may still be
             # closing, and these do not keep a worker from listening.
             names.append(_bind_name(port))
-            if not _only_time_wait(port):
+            if {state for number, state, _ in list_tcp_sockets() if number == port} != {_TIME_WAIT}:
                 raise
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((address, port))
@@ -141,10 +137,6 @@ def _bind_reserved(port: int) -> list[socket.socket]:
     return [sock, *names]
 
 
-def _only_time_wait(port: int) -> bool:
-    return {state for number, state, _ in list_tcp_sockets() if number == port} == {_TIME_WAIT}
-
-
 def bind_port(port: int) -> socket.socket:
     """Bind a port on every address, including IPv6 if the kernel has it.
 
@@ -153,19 +145,8 @@ def bind_port(port: int) -> socket.socket:
     Raises:
         OSError: The port is taken.
     """
+    sock, address = _open_socket()
     try:
-        return _bind_address(socket.AF_INET6, "::", port)
-    except OSError as error:
-        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-            raise
-    return _bind_address(socket.AF_INET, "", port)
-
-
-def _bind_address(family: int, address: str, port: int) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind((address, port))
     except OSError:
         sock.close()
@@ -204,11 +185,6 @@ def list_tcp_sockets(root: str = "/", *, listening: bool = False) -> Iterator[tu
             continue
 
 
-def list_listeners(root: str = "/") -> Iterator[tuple[int, int]]:
-    """Yield port and uid of each TCP socket that listens."""
-    return ((port, uid) for port, _, uid in list_tcp_sockets(root, listening=True))
-
-
 class IntruderCheck:
     """Looks for other users who listen on the ports of an attempt.
 
@@ -235,15 +211,15 @@ class IntruderCheck:
         Root is never an intruder: it may do everything anyway, and it starts containers for others.
         """
         self._next = now + (now - (now if self._since is None else self._since)) / _PAUSE_DIVISOR
-        listening = [(port, uid) for port, uid in list_listeners(self._root) if port in self._open]
+        listening = [(p, uid) for p, _, uid in list_tcp_sockets(self._root, listening=True) if p in self._open]
         self._open -= {port for port, uid in listening if uid == os.getuid()}
         others = [(port, uid) for port, uid in listening if uid not in (os.getuid(), _ROOT_UID)]
         if not others:
             return None
         list_run_uids = self._list_run_uids()
         self._open -= {port for port, uid in others if uid in list_run_uids}
-        return next((_describe_intruder(port, uid) for port, uid in others if uid not in list_run_uids), None)
-
-
-def _describe_intruder(port: int, uid: int) -> str:
-    return f"uid {uid} listens on port {port}, which is reserved for the workers; no process of the run is of that user"
+        for port, uid in others:
+            if uid not in list_run_uids:
+                where = f"uid {uid} listens on port {port}, which is reserved for the workers"
+                return f"{where}; no process of the run is of that user"
+        return None

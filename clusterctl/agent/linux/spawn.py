@@ -95,35 +95,25 @@ def find_program(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
     return None
 
 
-_ORIGINAL_FILE_LIMITS: list[tuple[int, int]] = []
-"""The file limits that we were started with, if we have changed them."""
+_ORIGINAL_LIMITS: dict[int, tuple[int, int]] = {}
+"""The limits that we were started with and have changed; `exec_program` restores them for programs."""
 
 
 def raise_file_limit() -> None:
-    """Raise the file limit of this process and its forks; `exec_program` restores it for programs."""
-    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if usual[0] != usual[1]:
-        _ORIGINAL_FILE_LIMITS[:] = [usual]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1], usual[1]))
-
-
-_ORIGINAL_CORE_LIMITS: list[tuple[int, int]] = []
-"""The core limits that we were started with, if we have changed them."""
+    """Raise the file limit of this process and its forks."""
+    _set_soft_limit(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def disable_core_dumps() -> None:
-    """Turn off core dumps of this process and its forks, which hold secrets; `exec_program` restores them."""
-    usual = resource.getrlimit(resource.RLIMIT_CORE)
-    if usual[0]:
-        _ORIGINAL_CORE_LIMITS[:] = [usual]
-        resource.setrlimit(resource.RLIMIT_CORE, (0, usual[1]))
+    """Turn off core dumps of this process and its forks, which hold secrets."""
+    _set_soft_limit(resource.RLIMIT_CORE, 0)
 
 
-def _restore_limits() -> None:
-    for usual in _ORIGINAL_FILE_LIMITS:
-        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
-    for usual in _ORIGINAL_CORE_LIMITS:
-        resource.setrlimit(resource.RLIMIT_CORE, usual)
+def _set_soft_limit(limit: int, value: int) -> None:
+    usual = resource.getrlimit(limit)
+    if usual[0] != value:
+        _ORIGINAL_LIMITS[limit] = usual
+        resource.setrlimit(limit, (value, usual[1]))
 
 
 def _raise_worker_file_limit() -> None:
@@ -186,7 +176,8 @@ def exec_program(program: Program) -> NoReturn:
         if program.tag is not None:
             set_tag(program.tag)
         reset_signals()
-        _restore_limits()
+        for limit, usual in _ORIGINAL_LIMITS.items():
+            resource.setrlimit(limit, usual)
         if program.tag is not None:
             # The processes of a user's launcher inherit the limits of the launcher.
             _raise_worker_file_limit()
@@ -211,8 +202,7 @@ def _change_directory(folder: bytes) -> None:
         _exit_with_error(EXIT_NOT_EXECUTABLE, folder, f"cannot work there: {error.strerror}")
 
 
-def _exit_with_error(code: int, what: bytes | str, why: str) -> NoReturn:
-    name = what if isinstance(what, bytes) else encode_peer_text(what)
+def _exit_with_error(code: int, name: bytes, why: str) -> NoReturn:
     try:
         syscalls.write_all(2, b"clusterctl: cannot run `" + name + b"`: " + why.encode() + b"\n")
     finally:

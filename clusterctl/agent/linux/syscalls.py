@@ -179,11 +179,13 @@ def short_socket_path(folder: str, name: str) -> Iterator[str]:
         os.close(fd)
 
 
-def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
-    result = _LIBC.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length))
-    if result != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+def _fallocate(fd: int, mode: int, offset: int, length: int) -> bool:
+    if _LIBC.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(code, os.strerror(code))
 
 
 def reserve_blocks(fd: int, offset: int, length: int) -> bool:
@@ -195,24 +197,12 @@ def reserve_blocks(fd: int, offset: int, length: int) -> bool:
     Raises:
         OSError: The disk is full (ENOSPC, EDQUOT) or the file is not writable.
     """
-    try:
-        _fallocate(fd, _KEEP_SIZE, offset, length)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-            return False
-        raise
-    return True
+    return _fallocate(fd, _KEEP_SIZE, offset, length)
 
 
 def punch_hole(fd: int, offset: int, length: int) -> bool:
     """Return the blocks of a range to the file system; the range then reads as zeros. False if that is impossible."""
-    try:
-        _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-            return False
-        raise
-    return True
+    return _fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length)
 
 
 def is_disk_full(error: OSError) -> bool:

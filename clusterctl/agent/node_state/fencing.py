@@ -38,17 +38,12 @@ def check_epoch(path: str, epoch: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX)
         seen = int(os.pread(fd, 64, 0).strip() or b"0")
         if epoch < seen:
-            raise make_stale_epoch_error(epoch, seen)
+            message = f"another controller has taken over: epoch {seen} is newer than {epoch}"
+            raise RequestError(ErrorKind.STALE_EPOCH, message)
         if epoch > seen:
             os.pwrite(fd, b"%020d\n" % epoch, 0)
     finally:
         os.close(fd)
-
-
-def make_stale_epoch_error(epoch: int, newest: int) -> RequestError:
-    """Return the error for a controller that another one has replaced."""
-    message = f"another controller has taken over: epoch {newest} is newer than {epoch}"
-    return RequestError(ErrorKind.STALE_EPOCH, message)
 
 
 def read_lease_clock() -> float:

@@ -144,15 +144,11 @@ class JournalReader:
 
     def read_events(self) -> Iterator[tuple[events.Stamp, events.Event]]:
         """Yield the events of the new lines; unknown kinds are skipped."""
-        return _decode_lines(self.read_lines())
-
-
-def _decode_lines(lines: Iterator[bytes]) -> Iterator[tuple[events.Stamp, events.Event]]:
-    for line in lines:
-        with contextlib.suppress(frames.FrameError):
-            entry = events.decode_event(line)
-            if entry is not None:
-                yield entry
+        for line in self.read_lines():
+            with contextlib.suppress(frames.FrameError):
+                entry = events.decode_event(line)
+                if entry is not None:
+                    yield entry
 
 
 def read_journal(path: str) -> Iterator[tuple[events.Stamp, events.Event]]:

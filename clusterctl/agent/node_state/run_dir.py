@@ -13,7 +13,7 @@ import fcntl
 import os
 import stat
 
-from clusterctl.agent.linux import filesystems
+from clusterctl.agent.linux import filesystems, sysfs
 from clusterctl.agent.linux.syscalls import read_bytes, read_json
 from clusterctl.agent.protocol import run_files
 from clusterctl.agent.protocol.commands import make_refused_error
@@ -68,20 +68,16 @@ def make_state_root() -> str:
         if info.st_mode & 0o022:
             # A umask of 002 leaves it group-writable, and whoever may write here could replace the folder of a run.
             os.chmod(root, 0o700)
-        _check_writable(root)
+        # `tempfile` would do the same, but its import takes longer than the rest of a hello.
+        path = os.path.join(root, f".try-{os.getpid()}-{os.urandom(6).hex()}")
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.unlink(path)
     except OSError as error:
         reason = error.strerror or str(error)
         raise make_refused_error(
             f"cannot keep state in {root}: {reason}", "set XDG_STATE_HOME to a local folder"
         ) from error
     return root
-
-
-def _check_writable(folder: str) -> None:
-    # `tempfile` would do the same, but its import takes longer than the rest of a hello.
-    path = os.path.join(folder, f".try-{os.getpid()}-{os.urandom(6).hex()}")
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    os.unlink(path)
 
 
 # --- a run on a node
@@ -195,11 +191,8 @@ class RunDir:
     def secrets(self) -> str | None:
         """Return the path of the secrets for a later attempt, or `None` without a private tmpfs folder."""
         place = self.tmpfs_dir()
-        return (
-            os.path.join(place, f"{self.key[:16]}.secrets")
-            if place and find_filesystem_type(place) in _MEMORY_FILESYSTEMS
-            else None
-        )
+        is_in_memory = place is not None and find_filesystem_type(place) in ("tmpfs", "ramfs")
+        return os.path.join(place, f"{self.key[:16]}.secrets") if place is not None and is_in_memory else None
 
     def tmpfs_dir(self) -> str | None:
         """Return the private tmpfs folder of the run, or `None` if the machine has none."""
@@ -221,8 +214,8 @@ class RunDir:
     def remove_tmpfs_dir(self) -> None:
         """Remove the folder on the tmpfs if it is empty."""
         folder = self.tmpfs_dir()
-        if folder is not None:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if folder is not None:
                 os.rmdir(folder)
 
 
@@ -239,7 +232,6 @@ def lock_state_root(root: str, how: int) -> Iterator[None]:
         os.close(fd)
 
 
-_MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
 SECRETS_NOT_KEPT = "who adopts the run cannot restart it if it has secrets"
 """Consequence if secrets cannot be stored in memory."""
 
@@ -258,16 +250,9 @@ def list_run_dirs(root: str) -> Iterator[RunDir]:
     from urllib.parse import unquote
 
     top = os.path.join(root, "nodes")
-    for run in _list_folder(top):
-        for node in _list_folder(os.path.join(top, run)):
+    for run in sysfs.list_names("/", top):
+        for node in sysfs.list_names("/", os.path.join(top, run)):
             yield RunDir(root, unquote(run), unquote(node))
-
-
-def _list_folder(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []
 
 
 def read_spawn_record(path: str) -> SpawnRecord | None:

@@ -38,8 +38,13 @@ def store_or_restore_secrets(run: RunDir, start: Start, tell: Callable[[str], No
         if start.keep_secrets:
             with contextlib.suppress(OSError):
                 syscalls.write_json(run.file(_NAMES_FILE), {"names": sorted(start.secrets)})
-            if folder is not None:
-                _write_secrets(folder, start.secrets, tell)
+            try:
+                if folder is not None:
+                    syscalls.write_json(folder, start.secrets)
+            except OSError as error:
+                tell(f"{os.path.dirname(folder or '')}: {error.strerror}: {run_dir.SECRETS_NOT_KEPT}")
+                # The secrets of an earlier attempt must not replace these.
+                remove_secrets(run)
         return start
     listed = syscalls.read_json(run.file(_NAMES_FILE)) if start.keep_secrets else None
     if listed is None:
@@ -51,16 +56,6 @@ def store_or_restore_secrets(run: RunDir, start: Start, tell: Callable[[str], No
             "only the controller that was given them can restart it: start the run anew",
         )
     return dataclasses.replace(start, secrets={str(k): str(v) for k, v in secrets.items()})
-
-
-def _write_secrets(folder: str, secrets: dict[str, str], tell: Callable[[str], None]) -> None:
-    try:
-        syscalls.write_json(folder, secrets)
-    except OSError as error:
-        tell(f"{os.path.dirname(folder)}: {error.strerror}: {run_dir.SECRETS_NOT_KEPT}")
-        # The secrets of an earlier attempt must not replace these.
-        with contextlib.suppress(OSError):
-            os.unlink(folder)
 
 
 def remove_secrets(run: RunDir) -> None:
@@ -75,10 +70,5 @@ def remove_tmpfs_files(run: RunDir, attempts: int) -> None:
     """Remove everything of a run from the tmpfs, for this number of attempts."""
     remove_secrets(run)
     for number in range(attempts):
-        remove_status_dir(run.status_dir(number))
+        shutil.rmtree(run.status_dir(number), ignore_errors=True)
     run.remove_tmpfs_dir()
-
-
-def remove_status_dir(path: str) -> None:
-    """Remove a folder of workers' status files."""
-    shutil.rmtree(path, ignore_errors=True)

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 from clusterctl.agent.linux import syscalls
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from clusterctl.agent.node_state.run_dir import RunDir
 
 _BACKLOG = 64
@@ -85,7 +83,7 @@ def connect_to_socket(run: RunDir) -> socket.socket:
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
-        with _shorten_socket_path(run) as name:
+        with syscalls.short_socket_path(run.path, os.path.basename(run.socket)) as name:
             sock.connect(name)
     except OSError:
         sock.close()
@@ -132,17 +130,13 @@ def _open_listener(run: RunDir) -> tuple[socket.socket, tuple[int, int] | None]:
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(run.socket)
-        with _shorten_socket_path(run) as name:
+        with syscalls.short_socket_path(run.path, os.path.basename(run.socket)) as name:
             listener.bind(name)
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()
         raise
     return listener, _read_inode(run.socket)
-
-
-def _shorten_socket_path(run: RunDir) -> AbstractContextManager[str]:
-    return syscalls.short_socket_path(run.path, os.path.basename(run.socket))
 
 
 def _get_inode(info: os.stat_result) -> tuple[int, int]:

@@ -307,7 +307,8 @@ def _set(facts: dict[str, Any], place: str, value: Any) -> None:
         entry = (amd or facts["groups"]["nvml"])["data"]["devices"][int(head[3:])]
         entry["v"].pop(rest[0], None)
         entry["codes"][rest[0]] = value
-        entry["err"][rest[0]] = gpu_values.file_error_word(value) if amd else gpu_values.nvml_error_word(value)
+        words = gpu_values.FILE_WORDS if amd else gpu_values.NVML_WORDS
+        entry["err"][rest[0]] = words.get(value, gpu_values.FAILED)
     elif head == "controller":
         facts["controller"][rest[0]] = value
     elif not rest and isinstance(value, dict):
