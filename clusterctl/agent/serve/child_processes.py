@@ -136,24 +136,21 @@ class ChildProcesses:
         if data:
             running.on_data(number, data)
             return
-        self._close(running, number)
-        self._finish_if_ended(running)
+        self._close(running, [number])
 
-    def _close(self, running: RunningProgram, number: int) -> None:
-        fd = running.pipes.pop(number)
-        self._loop.forget(fd)
-        os.close(fd)
+    def _close(self, running: RunningProgram, numbers: Iterable[int] | None = None) -> None:
+        """Close pipes, by default all, and finish the program if it has ended."""
+        for number in list(running.pipes) if numbers is None else numbers:
+            fd = running.pipes.pop(number)
+            self._loop.forget(fd)
+            os.close(fd)
+        self._finish_if_ended(running)
 
     def _finish_if_ended(self, running: RunningProgram) -> None:
         if running.status is not None and not running.pipes and not running.ended:
             running.ended = True
             self._programs.pop(running.pid, None)
             running.on_end(running.status)
-
-    def _close_pipes(self, running: RunningProgram) -> None:
-        for number in list(running.pipes):
-            self._close(running, number)
-        self._finish_if_ended(running)
 
     def terminate(self, running: RunningProgram) -> None:
         """End a program and all processes that it started: SIGTERM first, then SIGKILL."""
@@ -196,16 +193,16 @@ class ChildProcesses:
             elif not self._forward_frames(read, decoder, answer):
                 end()
 
+        def expire() -> None:
+            if self._tasks.get(pid) is end:
+                helper_process.kill_helper(pid)
+                end()
+
         self._tasks[pid] = end
         if seconds is not None:
-            self._loop.after(seconds, lambda: self._expire_task(pid, end))
+            self._loop.after(seconds, expire)
         listen()
         return pid
-
-    def _expire_task(self, pid: int, end: Callable[[], None]) -> None:
-        if self._tasks.get(pid) is end:
-            helper_process.kill_helper(pid)
-            end()
 
     def _forward_frames(self, read: int, decoder: frames.FrameDecoder, answer: list[Message]) -> bool:
         """Send the data frames of a fork on and collect its messages; return whether more may come."""
@@ -239,7 +236,7 @@ class ChildProcesses:
                     running.status = status
                     self._finish_if_ended(running)
                     if not running.ended:
-                        self._loop.after(_OUTPUT_GRACE_S, functools.partial(self._close_pipes, running))
+                        self._loop.after(_OUTPUT_GRACE_S, functools.partial(self._close, running))
 
     def kill_all(self) -> None:
         """Kill all programs and tasks."""
@@ -274,8 +271,3 @@ def _exec_program(
         spawn.exec_program(program if prepare is None else prepare(program))
     finally:
         os._exit(spawn.EXIT_NOT_EXECUTABLE)
-
-
-def generate_tag() -> int:
-    """Return a random limit value that marks the processes of one program."""
-    return int.from_bytes(os.urandom(7), "big") | 1 << 61

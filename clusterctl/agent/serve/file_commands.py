@@ -175,10 +175,6 @@ def _find_live_run(folder: str, root: str, run: str | None) -> str | None:
     return None
 
 
-def _do_nothing(*_: object) -> None:
-    pass
-
-
 def _list_needed(entries: Sequence[Sequence[object]], need: Iterable[str]) -> command_types.ManifestAnswer:
     """Return the numbers that the needed files have in a listing."""
     lacking = set(need)
@@ -202,7 +198,7 @@ class _PendingTransfer:
     """Files that were compared and will arrive: how to make their receiver, and what to do after the last byte."""
 
     make_receiver: Callable[[], file_tree.FileReceiver]
-    finish: Callable[[], None] = _do_nothing
+    finish: Callable[[], None] = lambda: None
 
 
 class _FileCommands:
@@ -211,7 +207,7 @@ class _FileCommands:
         self._transfers: dict[int, _PendingTransfer] = {}
         """The transfers that may follow, by the stream of their listing."""
         self._receivers: dict[int, file_tree.FileReceiver] = {}
-        session.add_end_action(self._abandon_transfers)
+        session.end_actions.append(self._abandon_transfers)
 
     def _abandon_transfers(self) -> None:
         for receiver in self._receivers.values():

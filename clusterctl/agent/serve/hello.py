@@ -7,7 +7,7 @@ import pwd
 import sys
 import time
 
-from clusterctl.agent.linux import addresses, cgroup, gpus, helper_process, proc
+from clusterctl.agent.linux import addresses, cgroup, gpus, helper_process, proc, sysfs
 from clusterctl.agent.linux.logind import read_logind_settings
 from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.node_state import run_dir
@@ -25,6 +25,9 @@ def collect_hello(root: str) -> HelloAnswer:
     """Return the facts of the machine and its user."""
     user, home, shell = read_account()
     network_home = run_dir.is_on_network_filesystem(home)
+    # Of our CPU set, or fewer if a cgroup limits the CPU time.
+    cores, limit = len(os.sched_getaffinity(0)), cgroup.read_cpu_limit()
+    connection = os.environ.get("SSH_CONNECTION", "").split()
     return {
         "protocol": commands.PROTOCOL_VERSION,
         "version": _read_version(),
@@ -41,14 +44,15 @@ def collect_hello(root: str) -> HelloAnswer:
         "state_root": root,
         "mono": time.monotonic(),
         "wall": time.time(),
-        "cores": _count_cores(),
+        "cores": cores if limit is None else max(1, min(cores, int(limit))),
         "memory": proc.read_meminfo().get("MemTotal", 0),
         "machine": os.uname().machine,
         "kernel": os.uname().release,
         "gpus": gpus.count_gpus(),
         "addresses": addresses.list_addresses(),
-        "reached_at": _read_ssh_address(),
-        "rdma": _has_rdma(),
+        # The address of this machine behind any jump host or translation.
+        "reached_at": connection[2] if len(connection) == 4 else None,
+        "rdma": bool(sysfs.list_names("/", "/sys/class/infiniband")),
         "logind": read_logind_settings(user),
         "home_is_network": network_home,
         "login": _read_login_variables(home, network_home),
@@ -65,12 +69,6 @@ def _read_login_variables(home: str, network_home: bool) -> dict[str, str]:
         of_files = host.read_nccl_conf(files)
         found = {**{name: value for name, value in of_files.items() if name in commands.LOGIN_VARIABLES}, **found}
     return {n: v.encode("utf-8", "replace").decode()[: commands.MAX_LOGIN_VALUE_CHARS] for n, v in found.items()}
-
-
-def _read_ssh_address() -> str | None:
-    """Return the address of this machine that the ssh connection reached, behind any jump host or translation."""
-    parts = os.environ.get("SSH_CONNECTION", "").split()
-    return parts[2] if len(parts) == 4 else None
 
 
 def read_account() -> tuple[str, str, str]:
@@ -104,16 +102,3 @@ def _read_version() -> str:
         return str(_version.__version__)
     except ImportError:
         return ""
-
-
-def _count_cores() -> int:
-    """Return the number of usable cores: those of our CPU set, or fewer if a cgroup limits the CPU time."""
-    allowed, limit = len(os.sched_getaffinity(0)), cgroup.read_cpu_limit()
-    return allowed if limit is None else max(1, min(allowed, int(limit)))
-
-
-def _has_rdma() -> bool:
-    try:
-        return bool(os.listdir("/sys/class/infiniband"))
-    except OSError:
-        return False

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 
-from clusterctl.agent.linux import addresses, helper_process, spawn
+from clusterctl.agent.linux import addresses, helper_process, spawn, syscalls
 from clusterctl.agent.linux.spawn import encode_peer_text
 from clusterctl.agent.protocol import commands
 from clusterctl.agent.protocol.commands import Command
@@ -109,12 +109,9 @@ class _NodeCommands:
     def connect(self, request_id: int, arguments: command_types.ConnectArguments, _epoch: int | None) -> None:
         from clusterctl.agent.facts import link_probe
 
-        address, nonce = str(arguments["address"]), str(arguments["nonce"])
-        port, timeout = int(arguments["port"]), float(arguments["timeout"])
-        payload = int(arguments.get("payload", 0))
-        self._session.run_task(
-            request_id, lambda _out: link_probe.probe_connection(address, port, nonce, timeout, payload)
-        )
+        words = (str(arguments["address"]), int(arguments["port"]), str(arguments["nonce"]))
+        timeout, payload = float(arguments["timeout"]), int(arguments.get("payload", 0))
+        self._session.run_task(request_id, lambda _out: link_probe.probe_connection(*words, timeout, payload))
 
     # --- programs
 
@@ -173,21 +170,20 @@ class _NodeCommands:
 
         def end(status: int) -> None:
             self._running.pop(request_id, None)
-            killed = os.WIFSIGNALED(status)
-            code = None if killed else os.WEXITSTATUS(status)
-            number = os.WTERMSIG(status) if killed else None
+            code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+            number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
             self._session.answer(request_id, {"exit_code": code, "signal": number, "timed_out": timed_out[0]})
 
         stdin = str(arguments.get("stdin", "")).encode("utf-8", "surrogateescape")
         running = self._session.children.start_program(program, stdin, take, end, make_python_setup(arguments))
         self._running[request_id] = running
+        timeout = arguments.get("timeout")
 
         def expire() -> None:
             if not running.ended:
                 timed_out[0] = True
                 self._session.children.terminate(running)
 
-        timeout = arguments.get("timeout")
         if timeout is not None:
             self._session.loop.after(float(timeout), expire)
 
@@ -225,7 +221,7 @@ def build_program(
         env=env,
         cwd=encode_peer_text(cwd),
         prologue=None if prologue is None else encode_peer_text(prologue),
-        tag=child_processes.generate_tag(),
+        tag=int.from_bytes(os.urandom(7), "big") | 1 << 61,
     )
 
 
@@ -260,6 +256,6 @@ def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> comm
         if isinstance(value, dict):
             facts: command_types.Facts = value  # type: ignore[assignment]
             return facts
-    ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {os.WEXITSTATUS(status)}"
+    ended = syscalls.describe_exit(status)
     tail = (errors or output)[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
     raise commands.make_failed_error(f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else ""))

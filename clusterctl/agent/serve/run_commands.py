@@ -197,7 +197,13 @@ def _remove_run(run: RunDir, state: NodeState) -> int:
         for name in inside:
             with contextlib.suppress(FileNotFoundError):
                 size += os.lstat(os.path.join(place, name)).st_blocks * 512
-    shutil.rmtree(run.path, onerror=_ignore_missing)
+
+    def ignore_missing(_function: object, _path: str, error: Any) -> None:
+        # A supervisor that exits at this moment removes its socket.
+        if not isinstance(error[1], FileNotFoundError):
+            raise error[1]
+
+    shutil.rmtree(run.path, onerror=ignore_missing)
     # The directory of another node of the same run may remain.
     with contextlib.suppress(OSError), run_dir.lock_state_root(run.root, fcntl.LOCK_EX):
         os.rmdir(os.path.dirname(run.path))
@@ -205,9 +211,3 @@ def _remove_run(run: RunDir, state: NodeState) -> int:
         # This was the last run on the node.
         inject.remove_shims(run.root)
     return size
-
-
-def _ignore_missing(_function: object, _path: str, error: Any) -> None:
-    """Ignore a missing file: a supervisor that exits at this moment removes its socket."""
-    if not isinstance(error[1], FileNotFoundError):
-        raise error[1]

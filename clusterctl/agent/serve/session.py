@@ -53,7 +53,7 @@ class Session:
         self._links: dict[tuple[str, str], SupervisorLink] = {}
         self._journal_states: JournalCache | None = None
         self._epochs: dict[tuple[str, str], int] = {}
-        self._end_actions: list[Callable[[], None]] = []
+        self.end_actions: list[Callable[[], None]] = []
         self._idle_s = idle_s
         self._last_frame_at = self._last_lease_at = time.monotonic()
         self._handlers = self._make_handlers()
@@ -67,15 +67,10 @@ class Session:
         return {
             **{command: self._make_forwarder(command) for command in supervised},
             Command.FOLLOW: self._follow,
-            Command.CREDIT: self._add_credit,
+            Command.CREDIT: lambda _id, arguments, _epoch: self._follow_sender.credit(int(arguments["bytes"])),
             Command.REPLICATED: self._forward_replicated,
             Command.BYE: self._handle_bye,
         }
-
-    def _find_handler(self, command: Command) -> Handler:
-        while command not in self._handlers and self._tables:
-            self._handlers |= self._tables.pop(0)(self)
-        return self._handlers[command]
 
     # --- frames
 
@@ -98,7 +93,9 @@ class Session:
         arguments = frame.get("args") or {}
         try:
             command = Command(frame["cmd"])
-            result = self._find_handler(command)(request_id, arguments, frame.get("epoch"))
+            while command not in self._handlers and self._tables:
+                self._handlers |= self._tables.pop(0)(self)
+            result = self._handlers[command](request_id, arguments, frame.get("epoch"))
         except Exception as error:
             self.answer_error(request_id, error)
             return
@@ -249,8 +246,12 @@ class Session:
             self.check_epoch(run, epoch)
             if command is Command.FINISH:
                 self._release_workdirs(run)
-            if command in (Command.STOP, Command.FINISH) and self._has_nothing_to_end(run):
-                return {}
+            if command in (Command.STOP, Command.FINISH):
+                from clusterctl.agent.processes import supervisor_lookup
+
+                state = self.journal_states.of(run)
+                if state.finished is not None or (state.seq == 0 and supervisor_lookup.find_supervisor(run) is None):
+                    return {}
 
             def pass_on(message: Message) -> None:
                 if command is Command.PREPARE and "result" in message:
@@ -266,12 +267,6 @@ class Session:
     def _release_workdirs(self, run: RunDir) -> None:
         if self._workdir_locks is not None:
             self._workdir_locks.release_run(run.run)
-
-    def _has_nothing_to_end(self, run: RunDir) -> bool:
-        from clusterctl.agent.processes import supervisor_lookup
-
-        state = self.journal_states.of(run)
-        return state.finished is not None or (state.seq == 0 and supervisor_lookup.find_supervisor(run) is None)
 
     def _forward_replicated(
         self, _identity: int, arguments: command_types.ReplicatedArguments, epoch: int | None
@@ -298,15 +293,7 @@ class Session:
             self.get_link(run).ensure_supervisor()
         return {}
 
-    def _add_credit(self, _identity: int, arguments: command_types.CreditArguments, _epoch: int | None) -> Result:
-        self._follow_sender.credit(int(arguments["bytes"]))
-        return None
-
     # --- the end
-
-    def add_end_action(self, action: Callable[[], None]) -> None:
-        """Call `action` when the session ends."""
-        self._end_actions.append(action)
 
     def _close_if_idle(self) -> None:
         if time.monotonic() - self._last_frame_at > self._idle_s:
@@ -321,6 +308,6 @@ class Session:
     def end(self) -> None:
         """End the session and all processes that were started for this controller; runs go on."""
         self.children.kill_all()
-        for action in self._end_actions:
+        for action in self.end_actions:
             action()
         self.loop.stop()

@@ -5,9 +5,7 @@ The script is a file because it may hold secrets, which a command line would sho
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pwd
 import shlex
 import tempfile
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent import inject
 from clusterctl.agent.linux import proc, spawn
 from clusterctl.agent.protocol.commands import ErrorKind, RequestError
+from clusterctl.agent.serve import hello
 from clusterctl.agent.serve.node_commands import build_program, make_python_setup, resolve_folder
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def write_shell_script(
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else session.root
 
     def write() -> command_types.ShellScriptAnswer:
-        argv = [str(word) for word in arguments.get("argv") or [_find_login_shell()]]
+        argv = [str(word) for word in arguments.get("argv") or [hello.read_account()[2] or "/bin/sh"]]
         if program is not None:
             whole = spawn.Program([spawn.encode_peer_text(word) for word in argv], program.env, program.cwd)
         else:
@@ -68,12 +67,6 @@ def format_script(program: spawn.Program) -> bytes:
 
 def _quote(text: bytes) -> bytes:
     return os.fsencode(shlex.quote(os.fsdecode(text)))
-
-
-def _find_login_shell() -> str:
-    with contextlib.suppress(KeyError):
-        return pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
-    return "/bin/sh"
 
 
 def _copy_rank(session: Session, arguments: command_types.RankArguments) -> spawn.Program:

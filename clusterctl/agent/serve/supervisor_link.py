@@ -1,6 +1,6 @@
 """The connection of `serve` to the supervisor of a run: it starts a supervisor, and starts another one if that dies.
 
-A supervisor that hangs in the kernel cannot stop its run. `serve` then ends the processes of the run itself.
+A supervisor that does not answer is killed. If it hangs in the kernel, the answer says so.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
-from clusterctl.agent.linux import helper_process, proc, spawn, syscalls
+from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.event_loop import FrameChannel
-from clusterctl.agent.node_state import journal
-from clusterctl.agent.node_state.journal import fold_journal
-from clusterctl.agent.processes import run_markers, supervisor_lookup, termination
+from clusterctl.agent.processes import supervisor_lookup
 from clusterctl.agent.protocol import commands, frames
-from clusterctl.agent.serve import run_summary
 from clusterctl.agent.supervisor import supervisor
 
 if TYPE_CHECKING:
@@ -25,41 +22,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from clusterctl.agent.linux.event_loop import EventLoop
-    from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.linux.proc import ProcessIdentity
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol.frames import Message
 
-
-def end_run_without_supervisor(run: RunDir, grace: float) -> None:
-    """Start to end all processes of a run on this node except supervisor and waiters; it goes on after this session.
-
-    Raises:
-        OSError: The machine cannot start another process.
-    """
-
-    def leave(_out: HelperOutput) -> dict[str, Any]:
-        if os.fork() == 0:
-            try:
-                os.setsid()
-                spawn.close_descriptors(())
-                state = fold_journal(journal.read_journal(run.journal))
-                termination.terminate_and_wait(
-                    run_markers.make_run_markers(run), run_summary.collect_known_processes(run, state), grace
-                )
-            finally:
-                os._exit(0)
-        return {}
-
-    _, on_answer = helper_process.start_helper(leave)
-    try:
-        # Until it has its own session it would end with this process, and the controller may disconnect at once.
-        os.read(on_answer, 1)
-    finally:
-        os.close(on_answer)
-
-
-if TYPE_CHECKING:
     Answer = Callable[[Message], None]
 
 
@@ -187,15 +153,15 @@ class SupervisorLink:
             self._retry_later()
 
     def _retry_later(self) -> None:
+        def retry() -> None:
+            self._starting = False
+            if self._queue or self._is_needed():
+                self.ensure_supervisor()
+
         if not self._starting:
             self._starting = True
-            self._loop.after(self._delay_s, self._retry)
+            self._loop.after(self._delay_s, retry)
             self._delay_s = min(self._delay_s * 2, _MAX_DELAY_S)
-
-    def _retry(self) -> None:
-        self._starting = False
-        if self._queue or self._is_needed():
-            self.ensure_supervisor()
 
     # --- one that does not answer
 
@@ -207,9 +173,10 @@ class SupervisorLink:
         if supervisor is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(supervisor.pid, signal.SIGKILL)
-        self._loop.after(_KILL_TIMEOUT_S, lambda: self._after_kill(pending, supervisor))
+        self._loop.after(_KILL_TIMEOUT_S, lambda: self._report_stuck(pending, supervisor))
 
-    def _after_kill(self, pending: _Pending, supervisor: ProcessIdentity | None) -> None:
+    def _report_stuck(self, pending: _Pending, supervisor: ProcessIdentity | None) -> None:
+        """Answer a request whose supervisor has survived SIGKILL; give the next supervisor time if there is one."""
         if pending.is_answered or self._closed:
             return
         if supervisor is None or not proc.is_alive(supervisor):
@@ -220,7 +187,6 @@ class SupervisorLink:
             f" in {kernel_function}" if kernel_function else ""
         )
         if pending.command is commands.Command.STOP:
-            end_run_without_supervisor(self._run, float(pending.arguments.get("grace") or 0.0))
             pending.answer_once(commands.make_answer(0, {"why": stuck}))
         else:
             pending.answer_once(

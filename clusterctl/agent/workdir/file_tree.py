@@ -1,4 +1,4 @@
-"""Folders and files of users. They are opened step by step, so no symbolic link leads out of the code folder."""
+"""Folders and files of users. No path with a symbolic link in it is followed below the code folder."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import contextlib
 import errno
 import glob
 import hashlib
-import math
 import os
 import stat
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.linux import syscalls
@@ -122,36 +121,6 @@ def make_write_error(folder: str, path: str, error: OSError, left: int = 0) -> c
     return commands.make_refused_error(f"{text} ({room}{_format_mib(left)} still to come)", _FREE_SPACE_HINT)
 
 
-def remove_file(name: str, parent: int) -> None:
-    """Remove a file in an open folder if it exists."""
-    with contextlib.suppress(OSError):
-        os.unlink(name, dir_fd=parent)
-
-
-def open_folder(name: str, parent: int, *, make: bool) -> int:
-    """Open a folder in an open folder, never through a link.
-
-    Raises:
-        OSError: It is no folder, or it is missing and `make` is false.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(name, flags, dir_fd=parent)
-    except FileNotFoundError:
-        if not make:
-            raise
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(name, dir_fd=parent)
-    return os.open(name, flags, dir_fd=parent)
-
-
-def remove_empty_folder(name: str, parent: int) -> None:
-    """Remove an empty folder that stands in the way of a file. A folder with content stays, and the sync fails."""
-    with contextlib.suppress(OSError):
-        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-            os.rmdir(name, dir_fd=parent)
-
-
 def find_matches(workdir: str, pattern: str, *, links: bool = False) -> Iterator[tuple[str, str]]:
     """Yield `(relative path, absolute path)` of everything inside the workdir that matches.
 
@@ -193,15 +162,13 @@ def filter_changed_since(files: list[tuple[str, str]], moment: float, folder: st
     ahead = 0.0
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
         ahead = os.fstat(probe.fileno()).st_ctime - time.time()
-    return [(name, path) for name, path in files if _read_change_time(path) >= moment + ahead]
-
-
-def _read_change_time(path: str) -> float:
-    """Return the change time of a file, or minus infinity if it is gone."""
-    try:
-        return os.stat(path).st_ctime
-    except OSError:
-        return -math.inf
+    changed = []
+    for name, path in files:
+        # A file that is gone meanwhile is left out.
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_ctime >= moment + ahead:
+                changed.append((name, path))
+    return changed
 
 
 def _is_regular_file(path: str, *, links: bool) -> bool:
@@ -225,24 +192,25 @@ class FileTree:
     """
 
     folder: str
+    _folders: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The real path of each folder that was checked; a tree lives for one request."""
 
-    def open_parent(self, path: str, *, make: bool) -> tuple[int, str]:
-        """Return a descriptor of the folder that holds `path`, and the last name. No link below the tree is followed.
+    def resolve(self, path: str, *, make: bool = False) -> str:
+        """Return the absolute path of a file; with `make`, its folder is made.
 
         Raises:
-            OSError: A folder in the path is missing or is a symbolic link.
+            OSError: A folder in the path is a symbolic link, or cannot be made.
         """
-        *folders, name = path.split("/")
-        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for folder in folders:
-                inner = open_folder(folder, fd, make=make)
-                os.close(fd)
-                fd = inner
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd, name
+        inner, _, name = path.rpartition("/")
+        folder = self._folders.get(inner)
+        if folder is None:
+            folder = os.path.join(os.path.realpath(self.folder), inner).rstrip("/")
+            if os.path.realpath(folder) != folder:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), folder)
+            self._folders[inner] = folder
+        if make:
+            os.makedirs(folder, exist_ok=True)
+        return f"{folder}/{name}"
 
     def read_entry(
         self, path: str, hashes: dict[str, Any], fresh: dict[str, Any], of_size: int | None = None
@@ -256,15 +224,13 @@ class FileTree:
             of_size: A file of another size is not read and gets the hash "".
         """
         try:
-            parent, name = self.open_parent(path, make=False)
+            place = self.resolve(path)
+            if os.path.islink(place):
+                target = os.fsencode(os.readlink(place))
+                return len(target), LINK_MODE, hashlib.sha256(target).hexdigest()
+            fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return None
-        try:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
-        except OSError:
-            return _read_link_entry(name, parent)
-        finally:
-            os.close(parent)
         try:
             info = os.fstat(fd)
             if stat.S_ISDIR(info.st_mode):
@@ -283,11 +249,7 @@ class FileTree:
 
     def chmod(self, path: str, mode: int) -> None:
         """Set the permissions of a file."""
-        parent, name = self.open_parent(path, make=False)
-        try:
-            os.chmod(name, mode & 0o777, dir_fd=parent)
-        finally:
-            os.close(parent)
+        os.chmod(self.resolve(path), mode & 0o777)
 
     def make_folder(self, path: str) -> None:
         """Make a folder; a file or link that stands in its way is removed.
@@ -295,27 +257,18 @@ class FileTree:
         Raises:
             OSError: It cannot be made.
         """
-        parent, name = self.open_parent(path, make=True)
-        try:
-            remove_file(name, parent)
-            os.close(open_folder(name, parent, make=True))
-        finally:
-            os.close(parent)
+        place = self.resolve(path, make=True)
+        with contextlib.suppress(OSError):
+            os.unlink(place)
+        os.makedirs(place, exist_ok=True)
 
-    def create_temporary(self, path: str) -> tuple[int, int, str, str]:
-        """Create a temporary file beside `path`.
-
-        Returns:
-            Its descriptor, the descriptor of its folder, its name, and the final name.
-        """
-        parent, name = self.open_parent(path, make=True)
-        temporary = f".{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}"
+    def create_temporary(self, path: str) -> tuple[int, str, str]:
+        """Create a temporary file beside `path`; return its descriptor, its path, and the path of the file."""
+        place = self.resolve(path, make=True)
+        folder, name = os.path.split(place)
+        temporary = f"{folder}/.{name[:100]}.{os.getpid()}.{os.urandom(4).hex()}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            return os.open(temporary, flags, 0o600, dir_fd=parent), parent, temporary, name
-        except BaseException:
-            os.close(parent)
-            raise
+        return os.open(temporary, flags, 0o600), temporary, place
 
 
 class FileReceiver:
@@ -342,7 +295,7 @@ class FileReceiver:
         self._tree, self._files, self._on_complete, self._check = tree, files, note, check
         self._number = -1
         self._remaining_bytes = 0
-        self._open: tuple[int, int, str, str] | None = None
+        self._open: tuple[int, str, str] | None = None
         self._digest = hashlib.sha256()
         self._total_digest = hashlib.sha256()
         self._hashes: dict[str, Any] = {}
@@ -413,7 +366,7 @@ class FileReceiver:
         if self._digest.hexdigest() != digest:
             self.abandon()
             raise commands.make_failed_error(f"`{path}` arrived with another content than announced")
-        (fd, parent, temporary, name), self._open = self._open, None
+        (fd, temporary, place), self._open = self._open, None
         try:
             try:
                 target = os.pread(fd, int(size), 0) if stat.S_ISLNK(mode) else None
@@ -423,22 +376,23 @@ class FileReceiver:
                 # Close before the rename: a network filesystem may report only now that it has no space.
                 os.close(fd)
             if target is not None:
-                os.unlink(temporary, dir_fd=parent)
-                os.symlink(_check_link_target(path, target), temporary, dir_fd=parent)
+                os.unlink(temporary)
+                os.symlink(_check_link_target(path, target), temporary)
             self._check(path)
-            remove_empty_folder(name, parent)
-            os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+            if os.path.isdir(place) and not os.path.islink(place):
+                # A folder with content stays, and the file is refused.
+                with contextlib.suppress(OSError):
+                    os.rmdir(place)
+            os.replace(temporary, place)
             self._hashes[path] = [info.st_size, info.st_mtime_ns, info.st_ino, digest]
-        except commands.RequestError:
-            remove_file(temporary, parent)
-            raise
-        except OSError as error:
-            remove_file(temporary, parent)
+        except (commands.RequestError, OSError) as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            if isinstance(error, commands.RequestError):
+                raise
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._not_written(error) from error
             raise commands.make_failed_error(f"`{path}` cannot be put in place: {error.strerror}") from error
-        finally:
-            os.close(parent)
         self._count(path, mode, digest)
 
     def _count(self, path: str, mode: int, digest: str) -> None:
@@ -448,18 +402,10 @@ class FileReceiver:
     def abandon(self) -> None:
         """Remove the unfinished file."""
         if self._open is not None:
-            (fd, parent, temporary, _), self._open = self._open, None
+            (fd, temporary, _), self._open = self._open, None
             os.close(fd)
-            remove_file(temporary, parent)
-            os.close(parent)
-
-
-def _read_link_entry(name: str, parent: int) -> tuple[int, int, str] | None:
-    try:
-        target = os.fsencode(os.readlink(name, dir_fd=parent))
-    except OSError:
-        return None
-    return len(target), LINK_MODE, hashlib.sha256(target).hexdigest()
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
 
 
 def _check_link_target(path: str, target: bytes) -> bytes:

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -212,44 +211,23 @@ class SyncedWorkdir(FileTree):
         return entry is not None and entry[2] == known["files"][path][2]
 
     def _remove_with_bytecode(self, path: str) -> None:
-        for made in self._list_bytecode(path):
-            self._remove(made)
-        self._remove(path)
-
-    def _list_bytecode(self, path: str) -> list[str]:
-        """Return the bytecode files that Python made of a source file."""
+        """Remove a file, the bytecode that Python made of it, and the folders that are empty then."""
         folder, _, name = path.rpartition("/")
-        if not name.endswith(".py"):
-            return []
-        place = f"{folder}/__pycache__" if folder else "__pycache__"
-        try:
-            parent, _ = self.open_parent(f"{place}/any", make=False)
-        except OSError:
-            return []
-        try:
-            found = os.listdir(parent)
-        finally:
-            os.close(parent)
-        return [f"{place}/{one}" for one in found if one.startswith(name[:-2]) and one.endswith(".pyc")]
-
-    def _remove(self, path: str) -> None:
-        with contextlib.suppress(OSError):
-            parent, name = self.open_parent(path, make=False)
-            try:
-                if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-                    os.rmdir(name, dir_fd=parent)
-                else:
-                    os.unlink(name, dir_fd=parent)
-            finally:
-                os.close(parent)
-            # Remove the folders that are empty now too, up to the workdir.
-            while "/" in path:
-                path = path.rpartition("/")[0]
-                parent, name = self.open_parent(path, make=False)
-                try:
-                    os.rmdir(name, dir_fd=parent)
-                finally:
-                    os.close(parent)
+        places = [path]
+        if name.endswith(".py"):
+            cache = f"{folder}/__pycache__" if folder else "__pycache__"
+            with contextlib.suppress(OSError):
+                made = os.listdir(os.path.dirname(self.resolve(f"{cache}/any")))
+                places[:0] = [f"{cache}/{one}" for one in made if one.startswith(name[:-2]) and one.endswith(".pyc")]
+        for place in places:
+            with contextlib.suppress(OSError):
+                whole = self.resolve(place)
+                is_folder = os.path.isdir(whole) and not os.path.islink(whole)
+                (os.rmdir if is_folder else os.unlink)(whole)
+                above = os.path.dirname(place)
+                while above:
+                    os.rmdir(self.resolve(above))
+                    above = os.path.dirname(above)
 
     def _save(self, files: dict[str, Any], hashes: dict[str, Any], run: str | None) -> None:
         self.make_state_dir()
