@@ -9,6 +9,7 @@ of the kind is there, the last words are given as what they are: likely at most.
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ _MOST_BARS = 2
 """A bar of progress is drawn once more where a loop is left."""
 
 
+_WHILE = " (while handling "
 _TABLE = re.compile(
     r"ChildFailedError:.*\n\W*\n?(?P<who>\S+) FAILED[\s\S]*?exitcode +: (?P<code>-?\d+)"
     r"(?:[\s\S]*?traceback : (?P<signal>Signal .*))?"
@@ -71,7 +73,7 @@ def find_headline(output: str, *, exit_code: int | None = None, signal: int | No
         exit_code: How it ended; 128+N stands for a signal that ended a child of a shell.
         signal: The number of the signal that ended it.
     """
-    found = add_device_assertion(_read(output, exit_code, signal), output)
+    found = add_detail(_read(output, exit_code, signal), output)
     if signal is not None or not headline_patterns.ASKED.search(found.text):
         return found
     prompts = [
@@ -84,14 +86,15 @@ def find_headline(output: str, *, exit_code: int | None = None, signal: int | No
     return replace(found, text=text, cls=Class.NO_INPUT, confidence=sure)
 
 
-def add_device_assertion(found: Headline, output: str) -> Headline:
-    """Return a headline that tells of an assertion on a GPU with the condition that the output names first."""
-    if not headline_patterns.DEVICE_ASSERTED.search(found.text):
-        return found
-    condition = headline_patterns.DEVICE_ASSERTION.search(output)
-    if condition is None or condition["text"] in found.text:
-        return found
-    return replace(found, text=_shortened(f"{found.text}: {condition['text']} ({condition['place']})"))
+def add_detail(found: Headline, output: str) -> Headline:
+    """Return a headline that only announces a cause with what the output says of it elsewhere."""
+    for announces, detail in headline_patterns.DETAILS:
+        told = detail.search(output) if announces.search(found.text) else None
+        if told is not None and told["text"] not in found.text:
+            place = f" ({told['place']})" if "place" in detail.groupindex else ""
+            text = f"{found.text.removesuffix(':')}: {' '.join(told['text'].split())}{place}"
+            return replace(found, text=_shortened(text), cls=class_of_words(told["text"]) or found.cls)
+    return found
 
 
 def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
@@ -201,24 +204,47 @@ class _Line:
 
 
 def _lines(output: str) -> list[_Line]:
-    texts = re.split(r"\r?\n|\r", headline_patterns.SEQUENCE.sub("", output))[-_MOST_LINES:]
+    printed = re.split(r"\r?\n|\r", headline_patterns.SEQUENCE.sub("", output))[-_MOST_LINES:]
     # A cause stands near the start of its line; a line of many kilobytes would be searched by every pattern.
-    raws = [text[:_MAX_SEARCHED_CHARACTERS].rstrip() for text in texts]
+    texts = [text[:_MAX_SEARCHED_CHARACTERS] for line in printed for text in _from_json(line)]
+    raws = [raw.rstrip() for text in texts for raw in headline_patterns.GLUED.sub(r"\1\n", text).split("\n")]
     sources = sorted({s for s in map(_source_of, raws, [*raws[1:], ""]) if s}, key=len, reverse=True)
+    patterns = [re.compile(source) for source in sources]
     lines = []
     for raw in raws:
-        source = next((s for s in sources if raw.startswith(s) or raw == s.rstrip()), "")
-        if not source and (match := headline_patterns.OF_A_PROCESS.match(raw)):
-            source = match.group()
-        lines.append(_Line(source.rstrip(), raw[len(source) :] if source else raw, raw))
+        found = next((match for pattern in patterns if (match := pattern.match(raw) or pattern.match(f"{raw} "))), None)
+        source = raw[: found.end()] if found is not None else ""
+        if not source and (found := headline_patterns.OF_A_PROCESS.match(raw)):
+            source = found.group()
+        name = source if found is None or found.re is headline_patterns.OF_A_PROCESS else found.re.pattern
+        lines.append(_Line(name.rstrip(), raw[len(source) :] if source else raw, raw))
     return lines
 
 
 def _source_of(raw: str, following: str) -> str:
-    """Return what stands before the head of a traceback, where the next line has it as well; else ""."""
+    """Return the form of what stands before the head of a traceback, if the next line has it as well; else "".
+
+    Numbers may differ, as those of a time do.
+    """
     match = headline_patterns.HEADER.match(raw)
     before = match["before"] if match is not None and match["kind"] is None else ""
-    return before if before.strip() and following.startswith(before) and any(map(str.isalnum, before)) else ""
+    form = re.sub(r"\d+", r"\\d+", re.escape(before))
+    return form if before.strip() and any(map(str.isalnum, before)) and re.match(form, following) else ""
+
+
+def _from_json(line: str) -> list[str]:
+    """Return the lines that a record of a log stands for which is printed as JSON; another line is one line."""
+    if not line.startswith("{") or not line.rstrip().endswith("}"):
+        return [line]
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return [line]
+    fields = {key.lower(): value for key, value in record.items() if isinstance(value, str)}
+    level = next((fields[key] for key in ("level", "levelname", "severity", "log_level", "lvl") if key in fields), "")
+    message = next((fields[key] for key in ("message", "msg", "event", "text", "log") if key in fields), "")
+    traces = [value for value in fields.values() if "Traceback (most recent call last)" in value and value != message]
+    return [*f"{level.upper()} {message}".strip().splitlines(), *"\n".join(traces).splitlines()] or [line]
 
 
 def _is_border(text: str) -> bool:
@@ -431,6 +457,8 @@ class _Tracebacks:
         told = _root_of(chain)
         words = "\n".join(dict.fromkeys((told.words, last.words)))
         again = "" if told is last or _is_same(told, last) else f" (raised again as {last.text})"
+        if told is last and told.link == "during" and not headline_patterns.CONSEQUENCE.match(chain[-2].text):
+            again = f"{_WHILE}{_root_of(chain[:-1]).text[:_LONGEST_PROMPT]})"
         is_child_death = "died with <Signals." in told.text
         is_consequence = headline_patterns.CONSEQUENCE.match(told.text)
         weight = 1 if is_consequence and (is_child_death or not class_of_words(told.text)) else 3
@@ -598,6 +626,8 @@ def _choose(causes: Sequence[_Cause], lines: Sequence[_Line], signal: int | None
     heaviest = max(cause.weight for cause in group)
     heavy = [cause for cause in group if cause.weight == heaviest]
     raised = [cause for cause in heavy if cause.is_raised]
+    # Ranks below one launcher write to one output: who lost a peer is not the first that failed.
+    raised = [cause for cause in raised if not headline_patterns.PEER_LOSS.search(cause.text)] or raised
     if not raised:
         return heavy[0]
     # What C++ says before the last exception is of another process; what it says behind it follows from it.
@@ -652,7 +682,8 @@ def _is_of_this_end(found: _Cause, *, has_shell: bool) -> bool:
 
 
 def _class_of(found: _Cause, exit_code: int | None, name: str | None) -> Class:
-    cls = class_of_words(found.text) or class_of_words(found.words)
+    words = [line for line in found.words.splitlines() if not headline_patterns.CONSEQUENCE.match(line)]
+    cls = class_of_words(found.text.partition(_WHILE)[0]) or class_of_words("\n".join(words))
     if exit_code == 127 and not found.has_header and cls in (None, Class.MISSING_FILE, Class.NO_PERMISSION):
         return Class.COMMAND_NOT_FOUND
     if cls is None and exit_code == 2 and re.match(r"\S+: error: ", found.text):

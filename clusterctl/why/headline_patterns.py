@@ -103,14 +103,20 @@ _CLASSES = (
             r"^mismatched input|Error parsing override",
         ),
     ),
-    (Class.PEER_LOST, (r"DistNetworkError|DistStoreError|ncclRemoteError|ncclSystemError|NCCL error",)),
+    (
+        Class.PEER_LOST,
+        (
+            r"DistNetworkError|DistStoreError|ncclRemoteError|ncclSystemError",
+            r"NCCL error(?!.*(?:invalid (?:usage|argument)|unhandled cuda error))",
+        ),
+    ),
     (
         Class.KILLED,
         (
             r"is killed by signal: (?:Killed|Terminated)|signal 9 \(Killed\)",
             r"\bSignal (?:9|15) \(SIG|exitcode: -(?:9|15)\b|died with <Signals\.SIG(?:KILL|TERM): \d+>",
             r"^(?:.*\d )?Killed\b|^Terminated$|\bCANCELLED AT\b|terminated with signal SIG(?:KILL|TERM)",
-            r"^KeyboardInterrupt\b|^killed by SIG(?:KILL|TERM|HUP)$",
+            r"return code = -(?:9|15)\b|^KeyboardInterrupt\b|^killed by SIG(?:KILL|TERM|HUP)$",
         ),
     ),
 )
@@ -134,6 +140,28 @@ ABORTS = _any(
     r"free\(\): |stack smashing|buffer overflow|invalid pointer|terminate called",
 )
 """Words of a process that a signal of its own has ended."""
+
+PEER_LOSS = re.compile(
+    "|".join(
+        (
+            r"connection (was )?closed by (remote )?peer",
+            r"connection reset",
+            r"broken pipe",
+            r"connection refused",
+            r"timed out waiting \d+ ?ms for (recv|send)",
+            r"socket timeout|read timeout|wait timeout|connection timed out|client socket has timed out",
+            r"collective operation timeout|timed out after \d+ ?(ms|milliseconds) waiting",
+            r"nccl ?remote ?error|ncclRemoteError|remote process exited",
+            r"DistNetworkError|DistStoreError",
+            r"failed to (recv|send), got",
+            r"connection was likely closed|connectFullMesh failed|pair closure|communicator was aborted",
+            r"UNAVAILABLE: .{0,80}socket closed",
+            r"heartbeat|coordination service|another task died|peer .{0,40}(disconnected|unavailable)",
+        )
+    ),
+    re.IGNORECASE,
+)
+"""What a rank says whose peer has left the group: seldom the first failure."""
 
 # --- lines
 
@@ -198,7 +226,7 @@ FATAL = _any(
     r"(?P<what>what\(\): ?)",
     r"(?P<throw>terminate called|libc\+\+abi: terminating)",
     r"Fatal Python error: |Fatal error in |fatal error: |LLVM ERROR: |panic: |thread '.*' panicked at ",
-    r"(?:F\d{4} [\d:.]+ +\d+ [^\]]*\] ?|[\d-]+ [\d:.]+: F [^\]]*\] ?)(?P<logged>.*)",  # glog, TensorFlow
+    r"(?:\[?F\d{3,4} [\d:.]+ +(?:\d+ )?[^\]]*\] ?|[\d-]+ [\d:.]+: F [^\]]*\] ?)(?P<logged>.*)",  # glog, TensorFlow
     r"=+\d+=+ ?ERROR: |.*\bruntime error: ",
     r".*\bCheck failed: |.*\bAssertion [`'].*failed|.*INTERNAL ASSERT FAILED",
     r"(?:\*\*\* )?(?:Error in `.*': )?(?:double free|free\(\): |(?:m|re)alloc\w*\(\): |munmap_chunk\(\)|invalid pointer"
@@ -254,6 +282,7 @@ SAID = _any(
     r"|(?:unrecognized|invalid|unknown) option.*|missing .*operand.*|cannot (?:open|execute|access|create|stat).*"
     r"|failed to (?:run|exec|open).*|No space left on device)$",
     r"Abort\(\d+\) on node |There are not enough slots available",
+    r"× \S.*",
     r"Could not override '|In '[\w/.]+': |Error (?:parsing|merging|locating|in call to|opening) ",  # hydra
 )
 """How programs say on their own what is wrong."""
@@ -262,18 +291,32 @@ LOGGED = _any(
     r"\[?(?:ERROR|CRITICAL|FATAL)\b\]?[ \]:|>-]*(?:\[[\w./:, -]*\] ?|[\w./]+:\d+[\]:)]? ?|\([\w./: -]+\) ?)*"
     r"[:|-]* ?(?:[\w.]+ - )?"
     r"(?P<text>\S.*)",
-    r"\[?E(?:\d{4} | Proc)[^\]]*\] ?(?P<glog>.*)",
+    r"\[?E(?:\d{3,4} | Proc)[^\]]*\] ?(?P<glog>.*)",
     r"[\d-]+ [\d:.]+: E [^\]]*\] ?(?P<tf>.*)",
     r"\S+:\d+:\d+ \[\d+\] (?:[\w/.]+:\d+ )?NCCL (?:WARN|ERROR) (?P<nccl>.*)",
 )
 """A line of a log at the level of an error."""
 SPOKEN = re.compile(r".{0,80}\b(?:error|Error|ERROR)\b ?(?:#?\d+)?: (?![\d.\s%e-]*$)")
 """A line that speaks of an error; a number behind it is that of a model."""
-DEVICE_ASSERTION = re.compile(
-    r"(?:\S*/)?(?P<place>[^\s/]+:\d+): .*block: \[[^\]]*\], thread: \[[^\]]*\] (?P<text>Assertion [`'].*['`] failed)"
+DETAILS = tuple(
+    (re.compile(announces), re.compile(detail, re.MULTILINE))
+    for announces, detail in (
+        (
+            r"(?:CUDA|HIP) error: device-side assert|CUDA_ERROR_ASSERT|hipErrorAssert",
+            r"(?:[^\s:]*/)?(?P<place>[^\s/:]+:\d+): .*block: .* thread: .*\] (?P<text>Assertion [`'].*['`] failed)",
+        ),
+        (r"NCCL error", r"^Last error:\s*\n\s*(?P<text>\S.*)"),
+        (r"Graph execution error", r"^Node: .*\n(?P<text>\S.*)"),
+        (r"\d validation errors? for ", r"\d validation errors? for .*\n(?P<text>\S.*\n +[^\n\[]*[^\s\[])"),
+        (
+            r"Error (?:building|compiling objects for) extension",
+            r"^(?P<text>\S+[:(]\d+.*\berror: .*|\S.*fatal error: .*|nvcc fatal .*|/bin/sh: .*|\S*ld: cannot find .*)",
+        ),
+    )
 )
-"""What a kernel says whose threads found a condition that does not hold, as an index outside of a table."""
-DEVICE_ASSERTED = re.compile(r"(?:CUDA|HIP) error: device-side assert|CUDA_ERROR_ASSERT|hipErrorAssert")
+"""Headlines that only announce a cause, and where an output tells it."""
+GLUED = re.compile(r"((?<!\d)\d{1,3}%\|[^\n\r]{,300}?\[[^\]\n\r]{,200}(?:it/s|s/it)[^\]\n\r]{,200}\])(?=[^\s\x1b])")
+"""A bar of progress behind which another text goes on in the same line."""
 DIED = _any(
     r".*(?:mpirun|prterun|mpiexec)\S* noticed that process rank|MPI_ABORT was invoked|application called MPI_Abort",
     r"=   EXIT CODE|YOUR APPLICATION TERMINATED WITH THE EXIT STRING|srun: error: ",
@@ -296,7 +339,7 @@ C_FRAME = _any(
 NOISE = _any(
     # warnings, logs
     r"\S*?:\d+: \w*Warning\b|\w*Warning: |(?:WARNING|WARN|INFO|DEBUG|NOTICE|warning)\b",
-    r".{0,60}\b(?:INFO|WARN|WARNING|DEBUG)\b(?! ?=)|\[?[IW]\d{4} |\[[IW] \S*\.cpp|[\d-]+ [\d:.]+: [IW] ",
+    r".{0,60}\b(?:INFO|WARN|WARNING|DEBUG)\b(?! ?=)|\[?[IW]\d{3,4} |\[[IW] \S*\.cpp|[\d-]+ [\d:.]+: [IW] ",
     # launchers
     r"Primary job|a non-zero exit code|with errorcode|NOTE: invoking|You may or may not see|exactly when",
     r"Process name: ",
@@ -321,7 +364,7 @@ BAR = re.compile(r"(?!.*\b100%).*(?:\d+%\|.*\||\bit/s\b|\bs/it\b)")
 """A bar of progress that has not come to its end."""
 GOODBYE = _any(
     r"(?:\S+: )?resource_tracker: There appear to be ",
-    r"\S*?:\d+: \w*Warning\b|\w*Warning: |(?:WARNING|WARN|warning)\b|\[?[IW]\d{4} |\[[IW] \S*\.cpp|wandb:(?: |$)",
+    r"\S*?:\d+: \w*Warning\b|\w*Warning: |(?:WARNING|WARN|warning)\b|\[?[IW]\d{3,4} |\[[IW] \S*\.cpp|wandb:(?: |$)",
     r"(?:real|user|sys)\s+\d+m|CUDA kernel errors|For debugging consider|Compile with|Device-side assert",
     r"\W*(?:\w+ ){0,3}(?:failed|aborted|crashed)\b",
     r"\W*(?:[Cc]lean|[Ee]xit|[Ss]hut|[Aa]bort|[Cc]los|[Tt]erminat|[Ss]topp|[Qq]uit|[Rr]eleas|[Dd]estroy|[Dd]isconnect)\w*\b",

@@ -17,30 +17,11 @@ from clusterctl.agent.protocol.record_types import LeftoverProcess, WorkerError
 from clusterctl.formatting import duration_text, signal_name
 from clusterctl.why import headline
 from clusterctl.why.crash import find_user_position
+from clusterctl.why.headline_patterns import PEER_LOSS
 from clusterctl.why.verdict import Class, Confidence
 
-_PEER_LOSS = re.compile(
-    "|".join(
-        (
-            r"connection (was )?closed by (remote )?peer",
-            r"connection reset",
-            r"broken pipe",
-            r"connection refused",
-            r"timed out waiting \d+ ?ms for (recv|send)",
-            r"socket timeout|read timeout|wait timeout|connection timed out|client socket has timed out",
-            r"collective operation timeout|timed out after \d+ ?(ms|milliseconds) waiting",
-            r"nccl ?remote ?error|ncclRemoteError|remote process exited",
-            r"DistNetworkError|DistStoreError",
-            r"failed to (recv|send), got",
-            r"connection was likely closed|connectFullMesh failed|pair closure|communicator was aborted",
-            r"UNAVAILABLE: .{0,80}socket closed",
-            r"heartbeat|coordination service|another task died|peer .{0,40}(disconnected|unavailable)",
-        )
-    ),
-    re.IGNORECASE,
-)
 _ADDRESS = re.compile(r"(?:\[(?P<in>[0-9a-fA-F.:%\w]+)\]|(?P<plain>\d+\.\d+\.\d+\.\d+)):\d+")
-_WARNING = re.compile(r"\[[IW]\d{4} ")
+_WARNING = re.compile(r"\[[IW]\d{3,4} ")
 """What runtimes in C++ print of no consequence, in the form of glog: no reason for an end."""
 _PREFIX = re.compile(r"^\[?rank\d+\]?:? ?")
 """What torch sets before each line of a traceback."""
@@ -265,7 +246,7 @@ def is_secondary(exit_: WorkerExit) -> bool:
 
 def is_peer_loss(text: str) -> bool:
     """Return whether an error tells that a peer was lost."""
-    return bool(_PEER_LOSS.search(text))
+    return bool(PEER_LOSS.search(text))
 
 
 def _is_secondary(exit_: WorkerExit, words: str) -> bool:
@@ -290,7 +271,7 @@ def _find_headline(exit_: WorkerExit) -> headline.Headline:
         return heading if heading.cls is not Class.UNKNOWN else replace(heading, cls=Class.EXCEPTION)
     traced = headline.find_headline(str(record.get("traceback") or ""))
     heading = traced if traced.traceback else headline.find_headline(str(record["message"]))
-    heading = headline.add_device_assertion(heading, exit_.tail)
+    heading = headline.add_detail(heading, exit_.tail)
     if heading.cls is Class.UNKNOWN:
         # `torch.distributed.elastic` writes down nothing but exceptions.
         return replace(heading, cls=Class.EXCEPTION, confidence=Confidence.CERTAIN)
