@@ -61,8 +61,8 @@ def with_pace(run: RunDir, view: RunView, newest: Mapping[str, ActivitySample]) 
     return replace(view, slow=_reasons(view, among, {n: _end(run, n) for n in newest})) if among else view
 
 
-def _end(run: RunDir, node: str) -> bytes:
-    return sample_files.read_last_bytes(run.node(node) / SAMPLES_FILE, _RECENT_BYTES)
+def _end(run: RunDir, node: str) -> list[bytes]:
+    return sample_files.read_last_lines(run.node(node) / SAMPLES_FILE, _RECENT_BYTES)
 
 
 def held_in(run: RunDir, state: RunState) -> dict[int, str]:
@@ -74,14 +74,12 @@ def held_in(run: RunDir, state: RunState) -> dict[int, str]:
     return {rank: standing[rank].activity for rank in slowness.find_blocking_ranks(standing, len(state.workers))}
 
 
-def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, bytes]) -> dict[int, str]:
+def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, Sequence[bytes]]) -> dict[int, str]:
     from clusterctl.run.rules import rank_timing
     from clusterctl.why import slowness
 
     state = view.state
-    known = rank_timing.measure_rank_timings(
-        {node: end.split(b"\n")[:-1] for node, end in ends.items()}, state.attempt, max_lines=_FEW
-    )
+    known = rank_timing.measure_rank_timings(ends, state.attempt, max_lines=_FEW)
     troubles = {node: tuple(t.message for (n, _, _), t in state.troubles.items() if n == node) for node in state.nodes}
     return {
         rank: slowness.describe_reason(known, rank, troubles[state.workers[rank].node]) if {rank} < known.keys() else ""

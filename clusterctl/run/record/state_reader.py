@@ -32,21 +32,32 @@ _QUOTED = 200
 
 
 class LineTail:
-    """The whole lines that a file has gained since the last look; a torn last line waits for its end."""
+    """Reads the lines that are appended to a file. It waits for the end of an incomplete last line."""
 
     def __init__(self, path: Path | str) -> None:
         self._path = path
         self._offset = 0
 
     def end(self) -> int:
-        """Return how long the file is now."""
+        """Return the present size of the file."""
         try:
             return os.stat(self._path).st_size
         except FileNotFoundError:
             return 0
 
+    def skip_backlog(self, max_bytes: int) -> bool:
+        """Begin with the last lines of the file if nothing was read yet; return whether that is so."""
+        if self._offset:
+            return False
+        skipped = self.end() - max_bytes
+        if skipped > 0:
+            with open(self._path, "rb") as file:
+                file.seek(skipped)
+                self._offset = skipped + len(file.readline())
+        return True
+
     def read(self, end: int | None = None) -> Iterator[bytes]:
-        """Yield the new lines that begin before `end`, as they are read piece by piece; default all."""
+        """Yield the new lines that begin before the offset `end`; by default all new lines."""
         limit = self.end() if end is None else end
         if limit <= self._offset:
             return

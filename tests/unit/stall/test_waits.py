@@ -23,13 +23,13 @@ def written(*samples: dict[str, Any]) -> bytes:
 
 
 def waits(*samples: dict[str, Any], attempt: int = 0) -> dict[int, tuple[float, ...] | None]:
-    return measure_wait_shares([(samples[-1], written(*samples))], attempt)
+    return measure_wait_shares([(samples[-1], written(*samples).split(b"\n"))], attempt)
 
 
 @pytest.mark.parametrize("seconds", [60, 290, 2000])
 def test_four_samples_tell_what_all_of_the_last_minutes_tell(seconds: int) -> None:
     samples = [sampled(m) for m in range(100, 100 + seconds, 5)]
-    of_all = measure_rank_timings({"gpu02": written(*samples).splitlines()}, 0, max_lines=10_000)[3].waits
+    of_all = measure_rank_timings({"gpu02": written(*samples).splitlines()}, 0, max_lines=10_000)[3].wait_shares
 
     assert of_all is not None
     assert waits(*samples)[3] == pytest.approx(of_all, abs=0.01)
@@ -65,5 +65,5 @@ def test_what_stands_there_besides_samples_is_passed_over() -> None:
     samples = [sampled(100 + m) for m in range(0, 200, 5)]
     torn = b'no sample\n{"kind": "activity", "attempt": 0}\n' + written(*samples) + b'{"kind": "activity"'
 
-    assert measure_wait_shares([(samples[-1], torn)], 0)[3] == pytest.approx((0.5,) * 3)
-    assert measure_wait_shares([({"kind": "activity"}, torn)], 0) == {}
+    assert measure_wait_shares([(samples[-1], torn.split(b"\n"))], 0)[3] == pytest.approx((0.5,) * 3)
+    assert measure_wait_shares([({"kind": "activity"}, torn.split(b"\n"))], 0) == {}
