@@ -27,7 +27,7 @@ class NotJudgedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class FactGroup:
     """One group of facts. The status is ok, timeout, error, denied or absent."""
 
     status: str
@@ -37,7 +37,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class NodeView:
     """The view of a check on one node."""
 
     node: str
@@ -56,13 +56,13 @@ class View:
         facts = self.facts.get("controller")
         return facts if isinstance(facts, dict) else {}
 
-    def group(self, name: str | None = None) -> Group:
+    def group(self, name: str | None = None) -> FactGroup:
         """Return a group of facts; `absent` if it was not requested."""
         name = name or self.check.group or ""
         raw = (self.facts.get("groups") or {}).get(name)
         if not isinstance(raw, dict):
-            return Group(status="absent", reason=f"`{name}` was not looked at", data={}, ms=None)
-        return Group(
+            return FactGroup(status="absent", reason=f"`{name}` was not looked at", data={}, ms=None)
+        return FactGroup(
             status=str(raw.get("status", "error")),
             reason=raw.get("reason"),
             data=raw.get("data") or {},
@@ -87,9 +87,9 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """The view of a check on all nodes: one `View` per node that gave facts."""
+    """The view of a check on all nodes: one `NodeView` per node that gave facts."""
 
-    views: tuple[View, ...]
+    views: tuple[NodeView, ...]
     context: Context
     check: Check
 
@@ -98,8 +98,8 @@ class ClusterView:
         return float(self.context.thresholds.get(f"{self.check.name}.{name}", self.check.thresholds[name]))
 
 
-AnyView = TypeVar("AnyView", View, ClusterView)
-NodeJudge = Callable[[View], Outcome | Iterable[Outcome]]
+AnyView = TypeVar("AnyView", NodeView, ClusterView)
+NodeJudge = Callable[[NodeView], Outcome | Iterable[Outcome]]
 ClusterJudge = Callable[[ClusterView], Outcome | Iterable[Outcome]]
 
 
@@ -142,7 +142,7 @@ class Check:
     vendors: tuple[str, ...] = (NVIDIA,)
     by_vendor: Mapping[str, NodeJudge] = field(default_factory=dict)
     root: str | None = None
-    witness: Callable[[View], Outcome | None] | None = None
+    witness: Callable[[NodeView], Outcome | None] | None = None
     action: Action = Action.NONE
     thresholds: Mapping[str, float] = field(default_factory=dict)
     node_judge: NodeJudge | None = None

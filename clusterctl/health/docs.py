@@ -15,7 +15,7 @@ from clusterctl.health.model import VENDORS
 from clusterctl.health.registry import CHECKS
 
 
-def page() -> str:
+def render_page() -> str:
     """Return the text of `docs/health.md`."""
     families = groupby(CHECKS.values(), key=lambda check: check.family)
     codes = sorted(CATALOGUE.items())
@@ -37,4 +37,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(render_page())

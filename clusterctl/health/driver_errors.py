@@ -18,7 +18,7 @@ READINGS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class ErrorMeaning:
     """The meaning of one error.
 
     Attributes:
@@ -32,13 +32,13 @@ class Meaning:
     at_once: bool
 
 
-MEANINGS: dict[str, Meaning] = {
-    "lost": Meaning("GPU is lost", Action.REBOOT_NODE, at_once=True),
-    "reset-required": Meaning("GPU requires reset", Action.RESET_GPU, at_once=True),
-    "resetting": Meaning("GPU is being reset", Action.RESET_GPU, at_once=False),
-    "power": Meaning("insufficient power", Action.CHECK_POWER_COOLING, at_once=False),
-    "timeout": Meaning("timed out", Action.REBOOT_NODE, at_once=False),
-    "unknown": Meaning("unknown error", Action.REBOOT_NODE, at_once=False),
+MEANINGS: dict[str, ErrorMeaning] = {
+    "lost": ErrorMeaning("GPU is lost", Action.REBOOT_NODE, at_once=True),
+    "reset-required": ErrorMeaning("GPU requires reset", Action.RESET_GPU, at_once=True),
+    "resetting": ErrorMeaning("GPU is being reset", Action.RESET_GPU, at_once=False),
+    "power": ErrorMeaning("insufficient power", Action.CHECK_POWER_COOLING, at_once=False),
+    "timeout": ErrorMeaning("timed out", Action.REBOOT_NODE, at_once=False),
+    "unknown": ErrorMeaning("unknown error", Action.REBOOT_NODE, at_once=False),
 }
 """Errors that concern the GPU rather than the call, the worst first."""
 
@@ -84,7 +84,7 @@ _FILE_NAMES = {
 _MOST_NAMED = 3
 
 
-def nvml_name(code: int) -> str:
+def nvml_error_name(code: int) -> str:
     """Describe an NVML return code."""
     return NVML_NAMES.get(code, f"NVML error {code}")
 
@@ -92,18 +92,18 @@ def nvml_name(code: int) -> str:
 def describe_missing_value(device: Mapping[str, Any], field: str) -> str:
     """Describe why a value of a GPU is missing."""
     code, word = (device.get("codes") or {}).get(field), (device.get("err") or {}).get(field)
-    return str(word or "not read") if code is None else code_name(device, code)
+    return str(word or "not read") if code is None else error_code_name(device, code)
 
 
-def code_name(device: Mapping[str, Any], code: int) -> str:
+def error_code_name(device: Mapping[str, Any], code: int) -> str:
     """Describe a vendor's error code."""
     vendor = VENDORS.get(str(device.get("vendor")))
     if vendor is None or vendor.codes == "nvml":
-        return nvml_name(code)
+        return nvml_error_name(code)
     return _FILE_NAMES.get(code) or f"error {errno.errorcode.get(code, code)}"
 
 
-def find_worst(errors: Mapping[str, str]) -> tuple[str, list[str]] | None:
+def find_worst_error(errors: Mapping[str, str]) -> tuple[str, list[str]] | None:
     """Return the worst error of some calls and the calls that returned it; `None` if all concern the calls alone."""
     for word in MEANINGS:
         calls = [name for name, answer in errors.items() if answer == word]
@@ -112,7 +112,7 @@ def find_worst(errors: Mapping[str, str]) -> tuple[str, list[str]] | None:
     return None
 
 
-def join_calls(calls: Iterable[str]) -> str:
+def format_calls(calls: Iterable[str]) -> str:
     """List the calls that returned an error; many calls become "all"."""
     names = list(calls)
     left = len(names) - _MOST_NAMED

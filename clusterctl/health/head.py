@@ -104,7 +104,7 @@ def judge_head(facts: HeadFacts, size: Callable[[float], str]) -> list[Finding]:
     return findings + [_finding("head.controller", outcome) for outcome in _controllers(facts.controllers, size)]
 
 
-def verdict(findings: list[Finding]) -> Status:
+def head_verdict(findings: list[Finding]) -> Status:
     """Return the worst status: FAIL, WARN or PASS."""
     statuses = {finding.status for finding in findings}
     return next((status for status in (Status.FAIL, Status.WARN) if status in statuses), Status.PASS)

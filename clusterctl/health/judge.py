@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from clusterctl.health.check import Check, ClusterView, Facts, View, run_judge
+from clusterctl.health.check import Check, ClusterView, Facts, NodeView, run_judge
 from clusterctl.health.checks import gpus
 from clusterctl.health.context import Context
 from clusterctl.health.model import Action, Finding, Outcome, Status, skip, unknown
@@ -44,8 +44,8 @@ def judge_node(node: str, facts: Facts, context: Context, checks: Iterable[str] 
     for check in _chosen(checks):
         if check.node_judge is None or any(check.name not in alone for key, alone in _ALONE.items() if key in facts):
             continue
-        view = View(node=node, facts=facts, context=context, check=check)
-        took = view.group().ms if check.group else gpus.library(view).ms if check.gpu else None
+        view = NodeView(node=node, facts=facts, context=context, check=check)
+        took = view.group().ms if check.group else gpus.read_library(view).ms if check.gpu else None
         findings += [check.finding(outcome, node=node, duration_ms=took) for outcome in _judge(check, view)]
     return [apply_overrides(finding, context) for finding in findings]
 
@@ -79,7 +79,7 @@ def _judge_together(
         if check.cluster_judge is None:
             continue
         views = tuple(
-            View(node=node, facts=facts, context=context, check=check) for node, facts in facts_by_node.items()
+            NodeView(node=node, facts=facts, context=context, check=check) for node, facts in facts_by_node.items()
         )
         findings += [check.finding(outcome, node=None) for outcome in _compare(check, views, context)]
     return findings
@@ -128,11 +128,11 @@ def _chosen(checks: Iterable[str] | None) -> list[Check]:
     return [check for name, check in CHECKS.items() if name in wanted]
 
 
-def _judge(check: Check, view: View) -> Sequence[Outcome]:
+def _judge(check: Check, view: NodeView) -> Sequence[Outcome]:
     """Judge one node; UNKNOWN if the facts of a check are missing."""
     assert check.node_judge is not None
     if check.gpu:
-        blocked = gpus.why_not_judged(view)
+        blocked = gpus.find_skip_reason(view)
         if blocked is not None:
             return [blocked]
     if check.group:
@@ -143,14 +143,14 @@ def _judge(check: Check, view: View) -> Sequence[Outcome]:
             return [covered]
         if group.status != "ok":
             return [unknown(f"could not look: {group.reason or group.status}")]
-    judge = check.by_vendor.get(gpus.vendor(view), check.node_judge) if check.gpu else check.node_judge
+    judge = check.by_vendor.get(gpus.find_vendor(view), check.node_judge) if check.gpu else check.node_judge
     return run_judge(judge, view) or [unknown("the facts say nothing about it")]
 
 
-def _compare(check: Check, views: tuple[View, ...], context: Context) -> Sequence[Outcome]:
+def _compare(check: Check, views: tuple[NodeView, ...], context: Context) -> Sequence[Outcome]:
     assert check.cluster_judge is not None
     if not views:
         return [unknown("no node gave facts")]
-    if check.gpu and all(gpus.why_not_judged(view) is not None for view in views):
+    if check.gpu and all(gpus.find_skip_reason(view) is not None for view in views):
         return [skip("no GPUs declared")]
     return run_judge(check.cluster_judge, ClusterView(views=views, context=context, check=check))

@@ -115,7 +115,7 @@ class NodeMonitor:
     troubles: Mapping[tuple[int | None, str], _Problem] = field(default_factory=dict)
 
 
-def update(watch: NodeMonitor, sample: HealthSample) -> tuple[NodeMonitor, list[Change]]:
+def apply_sample(watch: NodeMonitor, sample: HealthSample) -> tuple[NodeMonitor, list[Change]]:
     """Apply one sample (shape: `clusterctl.agent.facts.sampler`); return the new state and the changes to report."""
     now = float(sample["m"])
     changes: list[Change] = []
@@ -165,7 +165,9 @@ def _lasts(trouble: _Problem, sample: HealthSample) -> bool:
         return True
     if not trouble.symptom.event:
         return False
-    return not (trouble.symptom.mends and any(g["gpu"] == gpu and xid.reads_well(g) for g in sample.get("gpus") or []))
+    return not (
+        trouble.symptom.mends and any(g["gpu"] == gpu and xid.is_sample_healthy(g) for g in sample.get("gpus") or [])
+    )
 
 
 def _over(watch: NodeMonitor, trouble: _Problem) -> str:
@@ -175,7 +177,7 @@ def _over(watch: NodeMonitor, trouble: _Problem) -> str:
     return f"{place} is over after {duration_text(trouble.last_seen - trouble.began)}"
 
 
-def check_silence(watch: NodeMonitor, now: float) -> tuple[NodeMonitor, list[Change]]:
+def report_missing_samples(watch: NodeMonitor, now: float) -> tuple[NodeMonitor, list[Change]]:
     """Report missing samples. Call it regularly with the clock of the samples."""
     if watch.silent or watch.last is None or now - watch.last < watch.limits.silence:
         return watch, []
@@ -254,7 +256,7 @@ def _list_disk_symptoms(watch: NodeMonitor, sample: HealthSample) -> Iterator[Sy
     for disk in sample.get("disk") or []:
         path, free, total = disk["path"], disk["free"], disk["total"]
         crowded = free < min(limits.disk_share * total, limits.disk_enough)
-        if crowded or storage.is_tight(free, total, limits.disk_least):
+        if crowded or storage.is_nearly_full(free, total, limits.disk_least):
             check, words, detail = f"host.disk {path}", f"{path} is nearly full", f"{format_size(free)} free"
             yield Symptom(check, Status.WARN, words, Action.FREE_SPACE, lasting=limits.disk, detail=detail)
 

@@ -70,7 +70,7 @@ def _rules(ignore: Iterable[str], nodes: Mapping[str, str]) -> list[str]:
     return rules
 
 
-def replay(value: Any, checks: Collection[str] | None = None) -> tuple[dict[str, Facts], list[Finding]]:
+def judge_recording(value: Any, checks: Collection[str] | None = None) -> tuple[dict[str, Facts], list[Finding]]:
     """Judge a recording; return its facts and the findings.
 
     Args:

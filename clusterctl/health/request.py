@@ -7,7 +7,7 @@ from typing import Any
 
 from clusterctl.agent.protocol.command_types import FactsRequest
 from clusterctl.config.spec import ClusterSpec, HostSpec
-from clusterctl.health.checks.driver import responsive
+from clusterctl.health.checks.driver import check_response_time
 from clusterctl.health.registry import DEADLINE_KEY
 
 DEADLINE = 3.0
@@ -16,7 +16,7 @@ PROCS_DEADLINE = 9.0
 """Seconds for the process list, which watches a process that holds a GPU and sleeps in the kernel."""
 
 
-def probe_request(
+def build_probe_request(
     spec: ClusterSpec,
     host: HostSpec,
     *,
@@ -42,7 +42,9 @@ def probe_request(
     return {
         "deadline": float(spec.health.thresholds.get(DEADLINE_KEY, DEADLINE)),
         "deadlines": {
-            "nvml": float(spec.health.thresholds.get(f"{responsive.name}.fail", responsive.thresholds["fail"])),
+            "nvml": float(
+                spec.health.thresholds.get(f"{check_response_time.name}.fail", check_response_time.thresholds["fail"])
+            ),
             "procs": PROCS_DEADLINE,
         },
         "groups": None if groups is None else list(groups),

@@ -23,7 +23,7 @@ from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.formatting import format_size
-from clusterctl.health.head import ControllerFacts, HeadFacts, SshAgentFacts, StateFolderFacts, judge_head, verdict
+from clusterctl.health.head import ControllerFacts, HeadFacts, SshAgentFacts, StateFolderFacts, head_verdict, judge_head
 from clusterctl.health.model import Status
 from clusterctl.render.health import render_head
 from clusterctl.run.record import ownership
@@ -48,7 +48,7 @@ def command(common: CommonOptions, as_json: bool) -> int:
     console = common.console()
     facts = read_head_facts()
     findings = judge_head(facts, format_size)
-    worst = verdict(findings)
+    worst = head_verdict(findings)
     if as_json:
         console.json(
             {

@@ -230,7 +230,7 @@ def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) ->
 
 def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthView:
     try:
-        facts, findings = recording.replay(json.loads(read(path)), checks)
+        facts, findings = recording.judge_recording(json.loads(read(path)), checks)
     except ValueError as error:
         raise RefusedError(f"{path}: not JSON: {error}", hint="`clusterctl health --record PATH` writes one") from error
     except RefusedError as error:

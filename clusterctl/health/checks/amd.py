@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.health.check import ClusterView, View, cluster_check, node_check, remedy
+from clusterctl.health.check import ClusterView, NodeView, cluster_check, node_check, remedy
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
 from clusterctl.health.checks.thermal import COOLING
@@ -20,27 +20,27 @@ _HINTS = {
 }
 
 
-def hive_of(view: View, device: gpus.Device) -> list[int]:
+def list_hive_members(view: NodeView, device: gpus.Device) -> list[int]:
     """Return the GPUs of the node that are reset together with one, itself among them, used by the run or not."""
-    own = gpus.value(device, "hive")
-    members = [d["index"] for d in gpus.all_gpus(view) if own and gpus.value(d, "hive") == own]
+    own = gpus.read_value(device, "hive")
+    members = [d["index"] for d in gpus.list_gpus(view) if own and gpus.read_value(d, "hive") == own]
     return members or [device["index"]]
 
 
-def reset_hint(view: View, device: gpus.Device, action: Action) -> str | None:
+def reset_hint(view: NodeView, device: gpus.Device, action: Action) -> str | None:
     """Return the remedy of an action for one GPU."""
     if action is not Action.RESET_GPU:
         return _HINTS.get(action)
-    members = hive_of(view, device)
+    members = list_hive_members(view, device)
     if len(members) == 1:
-        target = gpus.value(device, "pci") or device["index"]
+        target = gpus.read_value(device, "pci") or device["index"]
         return f"Stop all jobs that use it, then `sudo amd-smi reset -G -g {target}`, or reboot"
     return f"{describe_joint_reset(members)}: an XGMI hive is reset as one"
 
 
 def describe_joint_reset(members: Sequence[int]) -> str:
     """Return how some GPUs are reset at once."""
-    named = gpus.gpu_names(members)
+    named = gpus.format_gpu_names(members)
     return f"Stop all jobs on the node, then reset {named} together (`sudo amd-smi reset -G -g all`), or reboot"
 
 
@@ -51,14 +51,14 @@ _ROCR, _HIP, _CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBL
 
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
 @node_check("gpu.slowdown", "GPU temperature, power, clocks", severity="WARN", gpu=True, vendors=(AMD,))
-def slowdown(view: View) -> Outcome | list[Outcome]:
+def check_slowdown(view: NodeView) -> Outcome | list[Outcome]:
     """Neither heat nor the board holds down the clocks of AMD's GPUs.
 
     Source: `gpu_metrics` of AMD: throttle status (MI200), residencies of two looks (MI300 and later, newer drivers)
     Healthy: nothing but the power limit, which is normal under load, holds the clocks down
     """
     gpus.require_library(view)
-    if not any("slowdown" in device.get("v", {}) for device in gpus.used_gpus(view)):
+    if not any("slowdown" in device.get("v", {}) for device in gpus.list_used_gpus(view)):
         return skip("not told by this GPU or driver")
     return gpus.judge_each(view, "slowdown", _judge_slowdown, "clocks of {n} GPUs are not held down")
 
@@ -69,24 +69,24 @@ def _judge_slowdown(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.FIX_CONFIG, "`sudo amd-smi set --compute-partition SPX` (and `--memory-partition NPS1`) on all GPUs")
 @cluster_check("gpu.partition", "GPU modes", severity="WARN", gpu=True, vendors=(AMD,))
-def partition(view: ClusterView) -> Iterable[Outcome]:
+def check_partitions(view: ClusterView) -> Iterable[Outcome]:
     """AMD's GPUs are all divided alike: ranks on a part and ranks on a whole wait for each other.
 
     Source: `current_compute_partition`, `current_memory_partition` of AMD (MI300 and later)
     Healthy: the same on all GPUs of one board
     """
-    return compare.compare_gpus(view, lambda device: gpus.value(device, "modes"), "partition", "/".join)
+    return compare.compare_gpus(view, lambda device: gpus.read_value(device, "modes"), "partition", "/".join)
 
 
 @remedy(Action.FIX_CONFIG, "`sudo sysctl kernel.numa_balancing=0`")
 @node_check("gpu.numa_balancing", "GPU modes", severity="WARN", gpu=True, vendors=(AMD,))
-def numa_balancing(view: View) -> Outcome:
+def check_numa_balancing(view: NodeView) -> Outcome:
     """The kernel does not move memory between processors by itself while AMD's GPUs use it.
 
     Source: /proc/sys/kernel/numa_balancing
     Healthy: 0 (AMD's guides to MI200 and MI300 turn it off: it moves pages that GPUs have mapped)
     """
-    value = gpus.library(view).data.get("numa_balancing")
+    value = gpus.read_library(view).data.get("numa_balancing")
     if value is None:
         return unknown("could not read /proc/sys/kernel/numa_balancing")
     return warn("NUMA balancing is on", value=value, expected=0) if value else ok("NUMA balancing is off")
@@ -94,7 +94,7 @@ def numa_balancing(view: View) -> Outcome:
 
 @remedy(Action.FIX_CONFIG, "Unset it in `env`, the prologue or the shell's start files")
 @node_check("gpu.visible_env", "GPU modes", gpu=True, vendors=(AMD,), group="host")
-def visible_env(view: View) -> Outcome:
+def check_visible_devices(view: NodeView) -> Outcome:
     """No two variables choose AMD's GPUs against each other: HIP counts within what ROCR leaves.
 
     Source: ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES (else CUDA_VISIBLE_DEVICES) in the job's environment
@@ -135,7 +135,7 @@ _LASTING = 30.0
 
 @remedy(Action.RESET_GPU, _REMEDY)
 @node_check("gpu.xgmi", _FAMILY, gpu=True, vendors=(AMD,))
-def links(view: View) -> Outcome | list[Outcome]:
+def check_xgmi_links(view: NodeView) -> Outcome | list[Outcome]:
     """AMD's GPUs that are joined by XGMI have all their links up. A link that is down slows every collective.
 
     Source: hive and links of KFD's topology; state of each link in `gpu_metrics` (MI300 and later, newer drivers)
@@ -143,57 +143,57 @@ def links(view: View) -> Outcome | list[Outcome]:
         all others (SKIP where no GPUs are joined)
     """
     gpus.require_library(view)
-    devices = gpus.used_gpus(view)
+    devices = gpus.list_used_gpus(view)
     bad = [*_outside(devices), *_unlinked(view, devices), *_down(view, devices)]
-    joined = sum(bool(gpus.value(device, "xgmi")) for device in devices)
+    joined = sum(bool(gpus.read_value(device, "xgmi")) for device in devices)
     healthy = ok(f"XGMI links as they should be on {joined} GPUs") if joined else skip("no GPUs are joined by XGMI")
     return bad or healthy
 
 
 def _outside(devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
     """Name the one GPU that is in no hive with the others. Two hives of equal size are how bridged cards are built."""
-    hives = Counter(gpus.value(device, "hive") for device in devices)
+    hives = Counter(gpus.read_value(device, "hive") for device in devices)
     if len(devices) < 3:
         return
     for device in devices:
-        own = gpus.value(device, "hive")
+        own = gpus.read_value(device, "hive")
         others = max((count for hive, count in hives.items() if hive and hive != own), default=0)
         if others == len(devices) - 1:
-            message = f"{gpus.label(device)}: not in the XGMI hive of the other {others} GPUs"
+            message = f"{gpus.describe_gpu(device)}: not in the XGMI hive of the other {others} GPUs"
             hint = _together([d["index"] for d in devices])
             yield fail(message, gpu=device["index"], hint=hint, action=Action.RESET_GPU)
 
 
-def _unlinked(view: View, devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
+def _unlinked(view: NodeView, devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
     pairs = []
     for i, device in enumerate(devices):
         for other in devices[i + 1 :]:
-            same = gpus.value(device, "hive") and gpus.value(device, "hive") == gpus.value(other, "hive")
+            same = gpus.read_value(device, "hive") and gpus.read_value(device, "hive") == gpus.read_value(other, "hive")
             if same and not (_reaches(device, other) and _reaches(other, device)):
                 pairs.append((device, other))
     if pairs:
         names = [f"{one['index']}-{other['index']}" for one, other in pairs]
-        hint = _together(hive_of(view, pairs[0][0]))
+        hint = _together(list_hive_members(view, pairs[0][0]))
         yield fail(f"no XGMI between GPUs {', '.join(names[:8])}, which are in one hive", value=names, hint=hint)
 
 
 def _reaches(one: gpus.Device, other: gpus.Device) -> bool:
     # A partition reaches the others of its own GPU without a link.
-    if gpus.value(one, "pci") == gpus.value(other, "pci"):
+    if gpus.read_value(one, "pci") == gpus.read_value(other, "pci"):
         return True
-    return str(other["index"]) in (gpus.value(one, "xgmi") or {})
+    return str(other["index"]) in (gpus.read_value(one, "xgmi") or {})
 
 
-def _down(view: View, devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
-    told = {device["index"]: gpus.value(device, "xgmi_links") for device in gpus.all_gpus(view)}
+def _down(view: NodeView, devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
+    told = {device["index"]: gpus.read_value(device, "xgmi_links") for device in gpus.list_gpus(view)}
     up = {index: sum(states) for index, states in told.items() if states}
     for device in devices:
         index = device["index"]
-        members = [up[member] for member in hive_of(view, device) if member in up]
+        members = [up[member] for member in list_hive_members(view, device) if member in up]
         usual, times = Counter(members).most_common(1)[0] if members else (0, 0)
         if index in up and up[index] < usual and times * 2 > len(members):
-            message = f"{gpus.label(device)}: {up[index]} of {usual} XGMI links up"
-            hint = _together(hive_of(view, device))
+            message = f"{gpus.describe_gpu(device)}: {up[index]} of {usual} XGMI links up"
+            hint = _together(list_hive_members(view, device))
             yield fail(message, gpu=index, value=up[index], expected=usual, hint=hint)
 
 
@@ -203,33 +203,33 @@ def _together(members: Sequence[int]) -> str:
 
 @remedy(Action.RESET_GPU, _REMEDY)
 @cluster_check("gpu.xgmi_outlier", _FAMILY, gpu=True, vendors=(AMD,))
-def outlier(view: ClusterView) -> Outcome | list[Outcome]:
+def check_xgmi_outliers(view: ClusterView) -> Outcome | list[Outcome]:
     """No pair of AMD's GPUs is slower or farther apart than the same pair of other nodes.
 
     Source: links up, hops and bandwidth of each pair of GPUs at the same addresses of machines that are built alike
     Healthy: as most nodes have it there; of two nodes that differ the lesser WARN
     """
-    fast = compare.by_slot(view, lambda node: _pairs(node, 1))
-    near = compare.by_slot(view, lambda node: {pair: -weight for pair, weight in _pairs(node, 0).items()})
+    fast = compare.group_by_slot(view, lambda node: _pairs(node, 1))
+    near = compare.group_by_slot(view, lambda node: {pair: -weight for pair, weight in _pairs(node, 0).items()})
     if not fast:
         return compare.report_no_outlier(view, 0, "pairs of GPUs")
     odd = _odd(fast, "slower than") or _odd(near, "farther apart than")
     return odd or ok("pairs of GPUs are joined as on other nodes")
 
 
-def _pairs(node: View, which: int) -> dict[str, int]:
+def _pairs(node: NodeView, which: int) -> dict[str, int]:
     """Return the weight (0) or the bandwidth (1) of each pair, by their indices."""
     return {
         f"{device['index']}-{peer}": link[which]
-        for device in gpus.used_gpus(node)
-        for peer, link in (gpus.value(device, "xgmi") or {}).items()
+        for device in gpus.list_used_gpus(node)
+        for peer, link in (gpus.read_value(device, "xgmi") or {}).items()
         if device["index"] < int(peer)
     }
 
 
 def _odd(places: Mapping[str, Mapping[str, int]], how: str) -> list[Outcome]:
     by_state: dict[tuple[str, bool], list[str]] = {}
-    for lesser in compare.find_lesser(places):
+    for lesser in compare.find_lesser_slots(places):
         by_state.setdefault((lesser.node, lesser.is_certain), []).append(lesser.index)
     return [
         (fail if certain else warn)(f"GPUs {', '.join(pairs[:8])} are {how} on other nodes", node=node, value=pairs)
@@ -276,15 +276,15 @@ _MEANINGS: dict[tuple[str, str], _Meaning] = {
 }
 
 
-def was_reset_since(view: View, device: gpus.Device, kind: str) -> bool:
+def was_reset_since(view: NodeView, device: gpus.Device, kind: str) -> bool:
     """Tell whether a GPU was reset after the last event of a kind, as far as the kernel log says."""
-    own = [event for event in _events(view) if event["device"] == gpus.value(device, "pci")]
+    own = [event for event in _events(view) if event["device"] == gpus.read_value(device, "pci")]
     of_kind = [event["order"] for event in own if event["kind"] == kind]
     resets = [event["order"] for event in own if (event["kind"], event["grade"]) == ("reset", "done")]
     return bool(of_kind and resets) and max(resets) > max(of_kind)
 
 
-def _events(view: View) -> list[Event]:
+def _events(view: NodeView) -> list[Event]:
     events = view.group("kernel_log").data.get("events") or []
     return [event for event in events if event.get("vendor") == AMD]
 
@@ -303,7 +303,7 @@ def _events(view: View) -> list[Event]:
     witness=report_closed_gpu_log,
     thresholds={"lookback": 86400.0, "unended": 120.0},
 )
-def driver_log(view: View) -> Outcome | list[Outcome]:
+def check_driver_log(view: NodeView) -> Outcome | list[Outcome]:
     """Errors, hangs and resets that AMD's driver reported since boot.
 
     Source: lines of amdgpu in the kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted
@@ -316,7 +316,7 @@ def driver_log(view: View) -> Outcome | list[Outcome]:
     return outcomes or ok(f"no trouble of amdgpu {describe_reach(view)}")
 
 
-def _weigh(view: View, event: Event, events: list[Event]) -> Outcome | None:
+def _weigh(view: NodeView, event: Event, events: list[Event]) -> Outcome | None:
     device, index, mine = _place(view, event["device"])
     age = event["last_age_s"]
     recent = age is None or age <= view.limit("lookback")
@@ -339,7 +339,7 @@ def _weigh(view: View, event: Event, events: list[Event]) -> Outcome | None:
     )
 
 
-def _meaning(view: View, event: Event, events: list[Event]) -> _Meaning | None:
+def _meaning(view: NodeView, event: Event, events: list[Event]) -> _Meaning | None:
     kind, grade = event["kind"], event["grade"]
     if kind == "ras":
         return _Meaning(f"uncorrected errors in {grade}", True, Action.RESET_GPU, mends=True)
@@ -356,12 +356,12 @@ def _of(event: Event, events: list[Event], kind: str) -> list[Event]:
     return [other for other in events if other["device"] == event["device"] and other["kind"] == kind]
 
 
-def _place(view: View, address: str) -> tuple[gpus.Device | None, int | None, bool]:
+def _place(view: NodeView, address: str) -> tuple[gpus.Device | None, int | None, bool]:
     """Return the GPU at an address, its index, and whether the run uses it; of one without address nobody knows."""
-    device = next((d for d in gpus.all_gpus(view) if gpus.value(d, "pci") == address), None)
+    device = next((d for d in gpus.list_gpus(view) if gpus.read_value(d, "pci") == address), None)
     if device is None:
         return None, None, True
-    return device, device["index"], device in gpus.used_gpus(view)
+    return device, device["index"], device in gpus.list_used_gpus(view)
 
 
 def _label(index: int | None, address: str) -> str:
@@ -370,7 +370,7 @@ def _label(index: int | None, address: str) -> str:
     return f"GPU at {address}" if address else "a GPU"
 
 
-def _hint(view: View, device: gpus.Device | None, action: Action) -> str:
+def _hint(view: NodeView, device: gpus.Device | None, action: Action) -> str:
     if action is Action.RESTART_APP:
         return "A program may have caused it; if it comes again with others, have the hardware looked at"
     if action is Action.NONE:
@@ -386,7 +386,7 @@ _REPAIRED = (
 )
 
 
-def uncorrected(view: View) -> list[Outcome]:
+def judge_uncorrected_errors(view: NodeView) -> list[Outcome]:
     """Judge errors that were left uncorrected since the driver was loaded; the driver counts on over a reset."""
     return gpus.judge_each(view, "ecc_unc", _judge_uncorrected, "no uncorrected errors on {n} GPUs")
 
@@ -411,7 +411,7 @@ def _judge_uncorrected(gpu: gpus.GpuValue) -> Outcome | None:
     vendors=(AMD,),
     thresholds={"warn": 256.0},
 )
-def bad_pages(gpu: gpus.GpuValue) -> Outcome | None:
+def check_bad_pages(gpu: gpus.GpuValue) -> Outcome | None:
     """No bad memory page of an AMD GPU is still in use, and few have been taken out of it.
 
     Source: `ras/gpu_vram_bad_pages` of AMD's driver

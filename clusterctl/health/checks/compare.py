@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from clusterctl.health.check import ClusterView, View
+from clusterctl.health.check import ClusterView, NodeView
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import Outcome, ok, skip, unknown, warn
 
@@ -77,7 +77,7 @@ def find_outliers(
 
 def compare_nodes(
     view: ClusterView,
-    read: Callable[[View], Any],
+    read: Callable[[NodeView], Any],
     what: str,
     *,
     say: Callable[..., Outcome] = warn,
@@ -142,7 +142,7 @@ def compare_gpus(
         at_least_nodes: On how many nodes there have to be such GPUs for anything to be said.
     """
     outcomes, judged = [], 0
-    for board, values in by_board(view, read).items():
+    for board, values in group_by_board(view, read).items():
         if len(values) < 2 or len({key.rsplit("/", 1)[0] for key in values}) < at_least_nodes:
             continue
         judged += len(values)
@@ -163,7 +163,7 @@ def find_gpu_outliers(view: ClusterView, field: str, unit: str) -> list[Outcome]
     """Find GPUs whose number is `warn` above the median of their model, and above `floor`."""
     far, floor = view.limit("warn"), view.limit("floor")
     outcomes, judged = [], 0
-    for members in by_board(view, lambda device: gpus.value(device, field)).values():
+    for members in group_by_board(view, lambda device: gpus.read_value(device, field)).values():
         judged += len(members) if len(members) >= 4 else 0
         odd = find_outliers(members, lambda x, middle: x > middle + far and x > floor)
         for key, value in list(odd.items())[:MOST_OUTLIERS_SHOWN]:
@@ -178,31 +178,31 @@ def report_no_outlier(view: ClusterView, judged: int, what: str) -> Outcome:
     """Say that GPUs are alike, or why nothing can be said."""
     if judged:
         return ok(f"{what}: {judged} GPUs alike")
-    with_gpus = [v for v in view.views if gpus.why_not_judged(v) is None]
-    if with_gpus and all(gpus.why_library_not_judged(v) is not None for v in with_gpus):
+    with_gpus = [v for v in view.views if gpus.find_skip_reason(v) is None]
+    if with_gpus and all(gpus.find_library_problem(v) is not None for v in with_gpus):
         return unknown("no node's GPUs could be asked")
     return skip("too few GPUs to compare")
 
 
-def by_board(view: ClusterView, read: Callable[[gpus.Device], Any]) -> dict[str, dict[str, Any]]:
+def group_by_board(view: ClusterView, read: Callable[[gpus.Device], Any]) -> dict[str, dict[str, Any]]:
     """Return board -> "node/index" -> value, over the GPUs that matter and have one.
 
     A board is a model as one maker sells it, told apart by the PCI subsystem: limits and firmware are the maker's.
     """
     values: dict[str, dict[str, Any]] = {}
     for node in view.views:
-        if gpus.why_not_judged(node) is not None:
+        if gpus.find_skip_reason(node) is not None:
             continue
-        for device in gpus.used_gpus(node):
-            name, value = gpus.value(device, "name"), read(device)
+        for device in gpus.list_used_gpus(node):
+            name, value = gpus.read_value(device, "name"), read(device)
             if name and value is not None:
-                maker = gpus.value(device, "subsystem")
+                maker = gpus.read_value(device, "subsystem")
                 board = f"{name}, subsystem {maker}" if maker else name
                 values.setdefault(board, {})[f"{node.node}/{device['index']}"] = value
     return values
 
 
-def by_slot(view: ClusterView, read: Callable[[View], Mapping[str, int]]) -> dict[str, dict[str, int]]:
+def group_by_slot(view: ClusterView, read: Callable[[NodeView], Mapping[str, int]]) -> dict[str, dict[str, int]]:
     """Return slot -> node -> number: what sits at one place of machines that are built alike.
 
     A place is the PCI address of a GPU, or of a pair of them. Only machines with the same models at the same addresses
@@ -215,16 +215,20 @@ def by_slot(view: ClusterView, read: Callable[[View], Mapping[str, int]]) -> dic
     """
     numbers: dict[str, dict[str, int]] = {}
     for node in view.views:
-        if gpus.why_not_judged(node) is None and all(gpus.value(device, "pci") for device in gpus.used_gpus(node)):
-            build = json.dumps([[gpus.value(d, "name"), gpus.value(d, "pci")] for d in gpus.used_gpus(node)])
+        if gpus.find_skip_reason(node) is None and all(
+            gpus.read_value(device, "pci") for device in gpus.list_used_gpus(node)
+        ):
+            build = json.dumps(
+                [[gpus.read_value(d, "name"), gpus.read_value(d, "pci")] for d in gpus.list_used_gpus(node)]
+            )
             for indices, number in read(node).items():
                 numbers.setdefault(f"{build} {indices}", {})[node.node] = number
     return {place: values for place, values in numbers.items() if len(values) > 1}
 
 
-def by_index(node: View, read: Callable[[gpus.Device], int | None]) -> dict[str, int]:
+def read_by_index(node: NodeView, read: Callable[[gpus.Device], int | None]) -> dict[str, int]:
     """Return a number of each GPU of a node that has one, by index."""
-    numbers = {str(device["index"]): read(device) for device in gpus.used_gpus(node)}
+    numbers = {str(device["index"]): read(device) for device in gpus.list_used_gpus(node)}
     return {index: number for index, number in numbers.items() if number is not None}
 
 
@@ -247,7 +251,7 @@ class LesserSlot:
     is_certain: bool
 
 
-def find_lesser(slots: Mapping[str, Mapping[str, int]]) -> Iterator[LesserSlot]:
+def find_lesser_slots(slots: Mapping[str, Mapping[str, int]]) -> Iterator[LesserSlot]:
     """Yield the slots with less than others: than the majority, else than the greatest. No link comes from nowhere."""
     for slot, numbers in slots.items():
         majority = count_votes(numbers).majority

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.formatting import plural
 from clusterctl.health import driver_errors
-from clusterctl.health.check import View, node_check, remedy
+from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import amd, gpus
 from clusterctl.health.model import AMD, JUDGED, Action, Outcome, Status, Symptom, fail, ok, warn
 
@@ -88,7 +88,7 @@ def parse_changed_action(text: str) -> int | None:
 
 @remedy(Action.RESET_GPU, "Do what the driver recommends: stop all jobs, then `sudo nvidia-smi -r -i N` or reboot")
 @gpus.gpu_check("gpu.recovery_action", "GPU state", "recovery_action", "no recovery action on {n} GPUs")
-def recovery_action(gpu: gpus.GpuValue) -> Outcome | None:
+def check_recovery_action(gpu: gpus.GpuValue) -> Outcome | None:
     """The driver's own verdict: it recommends no reset and no reboot.
 
     Needs no root, unlike the kernel log.
@@ -123,7 +123,7 @@ Streaks = dict[tuple[int, str], int]
 
 @remedy(Action.REBOOT_NODE, "Reboot the node; if it happens again to the same serial number, have the GPU replaced")
 @node_check("gpu.lost", "GPU state", gpu=True, vendors=JUDGED)
-def judge_lost(view: View) -> Outcome | list[Outcome]:
+def check_lost_gpus(view: NodeView) -> Outcome | list[Outcome]:
     """Every GPU answers. A lost GPU has fallen off the bus or needs a reset.
 
     Source: the answers of every NVML call on the GPU, or of every file of amdgpu and the card's configuration space;
@@ -132,25 +132,25 @@ def judge_lost(view: View) -> Outcome | list[Outcome]:
         reset or insufficient power 3 times in a row; once WARN
     """
     gpus.require_library(view)
-    devices = gpus.used_gpus(view)
+    devices = gpus.list_used_gpus(view)
     lost = [outcome for device in devices if (outcome := _judge(view, device)) is not None]
     return lost or ok(f"{plural(len(devices), 'GPU')} {'answers' if len(devices) == 1 else 'answer'}")
 
 
-def _judge(view: View, device: gpus.Device) -> Outcome | None:
-    gravest = driver_errors.find_worst(device.get("err", {}))
+def _judge(view: NodeView, device: gpus.Device) -> Outcome | None:
+    gravest = driver_errors.find_worst_error(device.get("err", {}))
     if gravest is not None:
         word, calls = gravest
         action, text = driver_errors.MEANINGS[word].action, driver_errors.describe_missing_value(device, calls[0])
         looks = "" if driver_errors.MEANINGS[word].at_once else f", {driver_errors.READINGS} looks in a row"
-        message = f"{gpus.label(device)}: {text} ({driver_errors.join_calls(calls)}){looks}"
+        message = f"{gpus.describe_gpu(device)}: {text} ({driver_errors.format_calls(calls)}){looks}"
         code = (device.get("codes") or {}).get(calls[0])
         hint = amd.reset_hint(view, device, action) if device.get("vendor") == AMD else HINTS.get(action)
         return fail(message, gpu=device["index"], value=code, action=action, hint=hint)
     odd = device.get("odd") or {}
     if odd:
-        text = driver_errors.code_name(device, next(iter(odd.values())))
-        message = f"{gpus.label(device)}: {text} ({driver_errors.join_calls(odd)}), then well"
+        text = driver_errors.error_code_name(device, next(iter(odd.values())))
+        message = f"{gpus.describe_gpu(device)}: {text} ({driver_errors.format_calls(odd)}), then well"
         return warn(message, gpu=device["index"], value=odd, action=Action.NONE, hint=_ONCE)
     return None
 
@@ -160,7 +160,7 @@ _ONCE = "Once may be chance; if it comes again, look at the kernel log around it
 
 def is_answering(gpu: Mapping[str, Any]) -> bool:
     """Tell whether a GPU, of facts or of a sample, answered every call as far as the calls speak of it."""
-    return driver_errors.find_worst(gpu.get("err") or {}) is None
+    return driver_errors.find_worst_error(gpu.get("err") or {}) is None
 
 
 def count_streaks(before: Streaks, gpu: Mapping[str, Any]) -> Streaks:
@@ -179,12 +179,12 @@ def find_device_symptom(gpu: Mapping[str, Any], counted: Streaks) -> Symptom | N
         if (meaning := driver_errors.MEANINGS.get(word))
         and (meaning.at_once or counted.get((index, call), 0) >= driver_errors.READINGS)
     }
-    gravest = driver_errors.find_worst(certain)
+    gravest = driver_errors.find_worst_error(certain)
     if gravest is None:
         return None
     word, calls = gravest
     words, meaning = driver_errors.describe_missing_value(gpu, calls[0]), driver_errors.MEANINGS[word]
-    detail = "" if meaning.at_once else driver_errors.join_calls(calls)
+    detail = "" if meaning.at_once else driver_errors.format_calls(calls)
     return Symptom("gpu.lost", Status.FAIL, words, meaning.action, gpu=index, detail=detail)
 
 
@@ -193,13 +193,13 @@ def find_device_symptom(gpu: Mapping[str, Any], counted: Streaks) -> Symptom | N
     "Ask your vendor to flash the infoROM (DCGM's advice); if it is corrupted again, have the GPU replaced",
 )
 @node_check("gpu.inforom", "GPU state", gpu=True)
-def inforom(view: View) -> list[Outcome]:
+def check_inforom(view: NodeView) -> list[Outcome]:
     """The configuration memory of every GPU is intact.
 
     Source: NVML nvmlDeviceValidateInforom, and `corrupted infoROM` from any other call
     Healthy: valid
     """
-    corrupted = [d for d in gpus.used_gpus(view) if driver_errors.CORRUPTED in d.get("err", {}).values()]
+    corrupted = [d for d in gpus.list_used_gpus(view) if driver_errors.CORRUPTED in d.get("err", {}).values()]
     if corrupted:
-        return [fail(f"{gpus.label(d)}: corrupted infoROM", gpu=d["index"], value=14) for d in corrupted]
+        return [fail(f"{gpus.describe_gpu(d)}: corrupted infoROM", gpu=d["index"], value=14) for d in corrupted]
     return gpus.judge_each(view, "inforom", lambda _: None, "infoROM of {n} GPUs is valid")

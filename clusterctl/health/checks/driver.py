@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from clusterctl.formatting import plural
 from clusterctl.health import driver_errors
-from clusterctl.health.check import View, node_check, remedy
+from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import gpus, presence
 from clusterctl.health.model import AMD, JUDGED, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
 
@@ -16,8 +16,8 @@ _SETUP = {4, 9, 12, 17}
 
 
 @remedy(Action.FIX_CONFIG, "Install or load the NVIDIA driver (`nvidia-smi` must work as the same user)")
-@node_check("gpu.driver", "GPU driver", gpu=True, vendors=JUDGED, by_vendor={AMD: presence.driver})
-def driver(view: View) -> Iterator[Outcome]:
+@node_check("gpu.driver", "GPU driver", gpu=True, vendors=JUDGED, by_vendor={AMD: presence.judge_amd_driver})
+def check_driver(view: NodeView) -> Iterator[Outcome]:
     """The vendor's driver is loaded, and its library opens.
 
     Declared GPUs without a driver are a failure, not a gap.
@@ -39,10 +39,12 @@ def driver(view: View) -> Iterator[Outcome]:
     else:
         say = fail if view.expected.count else warn
         action = Action.FIX_CONFIG if code in _SETUP else Action.REBOOT_NODE
-        yield say(f"NVML does not open: {driver_errors.nvml_name(code)}{_second(view)}", value=code, action=action)
+        yield say(
+            f"NVML does not open: {driver_errors.nvml_error_name(code)}{_second(view)}", value=code, action=action
+        )
 
 
-def _second(view: View) -> str:
+def _second(view: NodeView) -> str:
     """Say what the second source says, where it was asked."""
     smi = view.group("smi").data
     errors = smi.get("errors") or []
@@ -55,7 +57,7 @@ def _second(view: View) -> str:
     " upgraded under the running kernel",
 )
 @node_check("gpu.lib_mismatch", "GPU driver", gpu=True, group="nvml")
-def lib_mismatch(view: View) -> Iterator[Outcome]:
+def check_library_version(view: NodeView) -> Iterator[Outcome]:
     """Kernel module and user library are of one version.
 
     An upgrade under a running kernel breaks every new process, while old ones go on.
@@ -68,7 +70,7 @@ def lib_mismatch(view: View) -> Iterator[Outcome]:
     if code == 18:
         yield fail(f"driver/library version mismatch: kernel module {module or 'unknown'}", value=module)
     elif code is not None:
-        yield unknown(f"NVML could not be used: {driver_errors.nvml_name(code)}")
+        yield unknown(f"NVML could not be used: {driver_errors.nvml_error_name(code)}")
     elif not module or not library:
         yield unknown("the version of the kernel module cannot be read")
     elif module != library:
@@ -83,14 +85,14 @@ def lib_mismatch(view: View) -> Iterator[Outcome]:
     "correct `health.expect.gpu_model`",
 )
 @node_check("gpu.model", "GPU driver", gpu=True, vendors=JUDGED)
-def model(view: View) -> Iterator[Outcome]:
+def check_gpu_model(view: NodeView) -> Iterator[Outcome]:
     """All GPUs of the node are of one model, the promised one where the cluster file promises one.
 
     Source: NVML device name, of AMD `product_name`
     Healthy: one model on the node; `health.expect.gpu_model` where given
     """
     gpus.require_library(view)
-    names = sorted({d["v"]["name"] for d in gpus.used_gpus(view) if d.get("v", {}).get("name")})
+    names = sorted({d["v"]["name"] for d in gpus.list_used_gpus(view) if d.get("v", {}).get("name")})
     wanted = view.context.expect.get("gpu_model")
     if not names:
         yield unknown("no GPU tells its name")
@@ -104,7 +106,7 @@ def model(view: View) -> Iterator[Outcome]:
 
 @remedy(Action.REBOOT_NODE, "Reboot the node: a driver that hangs makes every process that touches it unkillable")
 @node_check("gpu.responsive", "GPU driver", gpu=True, vendors=JUDGED, thresholds={"warn": 5.0, "fail": 30.0})
-def responsive(view: View) -> Iterator[Outcome]:
+def check_response_time(view: NodeView) -> Iterator[Outcome]:
     """The driver answers in time. Slow is not hung: without persistence mode every look first starts the GPUs.
 
     Source: time of one pass over NVML, or over the files of amdgpu, in a child of its own, which has until `fail`; the
@@ -112,20 +114,20 @@ def responsive(view: View) -> Iterator[Outcome]:
     Healthy: answers; WARN above `warn` seconds; FAIL where it did not answer within `fail`, or was stuck in the kernel
         for five seconds without being woken once
     """
-    library, source = gpus.library(view), gpus.describe_source(view)
+    library, source = gpus.read_library(view), gpus.describe_source(view)
     if library.status == "timeout":
         yield fail(f"{source} hangs: {library.reason}", value=library.ms)
     elif library.status != "ok" or library.ms is None:
         yield unknown(f"could not ask {source}: {library.reason or library.status}")
     elif library.data.get("init_error") is not None:
-        yield unknown(f"{source} could not be used: {driver_errors.nvml_name(library.data['init_error'])}")
+        yield unknown(f"{source} could not be used: {driver_errors.nvml_error_name(library.data['init_error'])}")
     elif library.ms > view.limit("warn") * 1000:
         yield _slow(view, library.ms, library.data.get("init_ms"))
     else:
         yield ok(f"{source} answers", value=library.ms)
 
 
-def _slow(view: View, took: float, opening: float | None) -> Outcome:
+def _slow(view: NodeView, took: float, opening: float | None) -> Outcome:
     message = f"{gpus.describe_source(view)} took {took / 1000:.1f} s"
     if opening is None:
         return warn(message, value={"ms": took}, action=Action.NONE, hint="Look at the kernel log (`dmesg -T`)")
@@ -140,7 +142,7 @@ def _slow(view: View, took: float, opening: float | None) -> Outcome:
 
 @remedy(Action.FIX_CONFIG, "Blacklist nouveau and reboot: it keeps the NVIDIA driver from taking the card")
 @node_check("gpu.nouveau", "GPU driver", severity="WARN", gpu=True, group="driver")
-def nouveau(view: View) -> Outcome:
+def check_nouveau(view: NodeView) -> Outcome:
     """The nouveau driver is not loaded.
 
     Source: /proc/modules
@@ -151,14 +153,14 @@ def nouveau(view: View) -> Outcome:
 
 @remedy(Action.NONE, "`ignore: [gpu.vendor]` accepts GPUs that nobody looks at")
 @node_check("gpu.vendor", "GPU driver", severity="WARN", gpu=True, group="driver", vendors=tuple(VENDORS))
-def vendor(view: View) -> Iterator[Outcome]:
+def check_vendor(view: NodeView) -> Iterator[Outcome]:
     """The GPUs are of a vendor whose GPUs can be judged. For others this is the one place where it is said.
 
     Source: PCI bus
     Healthy: GPUs of NVIDIA or AMD; all checks of others are SKIP
     """
-    whose = gpus.vendor(view)
-    there = sum(card["vendor"] == whose for card in gpus.compute_cards(view))
+    whose = gpus.find_vendor(view)
+    there = sum(card["vendor"] == whose for card in gpus.list_compute_cards(view))
     if whose in JUDGED:
         yield ok(f"GPUs of {VENDORS[whose].name}") if there else skip("no GPU on the PCI bus")
     else:

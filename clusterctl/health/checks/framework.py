@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.health.check import View, node_check, remedy
+from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import AMD, NVIDIA, VENDORS, Action, Outcome, fail, ok, skip, unknown, warn
 
@@ -24,7 +24,7 @@ _ANY_OF = frozenset({"tensorflow"})
 
 @remedy(Action.FIX_CONFIG, "Install it on the node, or point `python` of the host at the environment that has it")
 @node_check("version.framework", _FAMILY, group="versions")
-def installed(view: View) -> Outcome:
+def check_framework_installed(view: NodeView) -> Outcome:
     """The job's Python has the framework that the cluster file names.
 
     Source: package metadata in the job's Python (nothing is imported)
@@ -46,7 +46,7 @@ def installed(view: View) -> Outcome:
     Action.FIX_CONFIG, "Install a CUDA or ROCm build of torch on the node, or declare `gpus: 0` to train on its CPU"
 )
 @node_check("version.gpu_build", _FAMILY, group="versions")
-def gpu_build(view: View) -> Outcome:
+def check_gpu_build(view: NodeView) -> Outcome:
     """Torch can use the GPUs that the cluster file declares; a build for CPUs would leave them idle, without a word.
 
     Source: torch/version.py in the job's Python (nothing is imported)
@@ -81,9 +81,9 @@ def _built_for(torch: str, versions: dict[str, Any]) -> str | None:
     return NVIDIA if versions.get("torch_cuda") else None
 
 
-def _maker(view: View) -> str | None:
+def _maker(view: NodeView) -> str | None:
     """Return whose GPUs the node shows; `None` where it shows none, so that nothing can be said."""
-    return gpus.vendor(view) if gpus.compute_cards(view) or gpus.all_gpus(view) else None
+    return gpus.find_vendor(view) if gpus.list_compute_cards(view) or gpus.list_gpus(view) else None
 
 
 # --- Whether the framework's CUDA can run here: on this driver, and on these GPUs.
@@ -122,7 +122,7 @@ class _Build:
     "Install a build of the framework for a CUDA that this driver and these GPUs run, or a newer driver",
 )
 @node_check("version.cuda_driver", "Versions", gpu=True, group="versions")
-def cuda_driver(view: View) -> Iterator[Outcome]:
+def check_cuda_driver_support(view: NodeView) -> Iterator[Outcome]:
     """The framework's CUDA starts on this driver and has code for these GPUs; else its first call ends the run.
 
     Source: CUDA that torch or JAX is built for (package metadata), CUDA of the driver and compute capability (NVML)
@@ -148,7 +148,7 @@ def cuda_driver(view: View) -> Iterator[Outcome]:
 _NO_LIBRARY = "Give a container the driver's compute libraries (`NVIDIA_DRIVER_CAPABILITIES=compute,utility`)"
 
 
-def _compared(view: View, build: _Build, most: tuple[int, int]) -> Iterator[Outcome]:
+def _compared(view: NodeView, build: _Build, most: tuple[int, int]) -> Iterator[Outcome]:
     names = view.group("versions").data.get("names") or {}
     unsure = view.context.framework not in ("torch", "keras", "jax") and _OTHERS & set(names)
     say = warn if unsure else fail
@@ -168,10 +168,10 @@ def _newer(needed: int, there: int) -> str:
     return f"Install driver {driver} or later, or a build for CUDA {there} (torch: {wheel})"
 
 
-def _without_code(view: View, build: _Build, say: Callable[..., Outcome]) -> Iterator[Outcome]:
+def _without_code(view: NodeView, build: _Build, say: Callable[..., Outcome]) -> Iterator[Outcome]:
     """Say which GPUs the build has no code for. Code of a major compute capability runs on all its minor ones."""
-    for device in gpus.used_gpus(view):
-        major, minor = gpus.value(device, "capability") or (0, 0)
+    for device in gpus.list_used_gpus(view):
+        major, minor = gpus.read_value(device, "capability") or (0, 0)
         first = _FIRST_CUDA.get(major, (0, 0))
         old = build.minor is not None and (build.major, build.minor) < first
         last = next((cuda for oldest, cuda in _LAST_CUDA if major <= oldest), build.major)
@@ -183,11 +183,11 @@ def _without_code(view: View, build: _Build, say: Callable[..., Outcome]) -> Ite
         else:
             continue
         code = f"sm_{major}{minor}"
-        message = f"{gpus.label(device)}: {build.words}, without code for {code}; {why}"
+        message = f"{gpus.describe_gpu(device)}: {build.words}, without code for {code}; {why}"
         yield say(message, gpu=device["index"], value=code)
 
 
-def _list_built_architectures(view: View) -> _Build | str:
+def _list_built_architectures(view: NodeView) -> _Build | str:
     """Return the framework and its CUDA, or why there is nothing to compare."""
     data, framework = view.group("versions").data, view.context.framework
     if framework in ("tensorflow", "none"):

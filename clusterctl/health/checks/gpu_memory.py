@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.health.check import View, node_check, remedy
+from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import amd, gpus, xid
 from clusterctl.health.checks.device_errors import HINTS
 from clusterctl.health.model import AMD, JUDGED, Action, Outcome, Status, Symptom
@@ -15,7 +15,7 @@ _REPLACE = "Have the GPU replaced; run `nvidia-bug-report.sh` and give its seria
 
 @remedy(Action.FIX_CONFIG, "Turn ECC on (`sudo nvidia-smi -e 1`) and reboot")
 @gpus.gpu_check("gpu.ecc_mode", _FAMILY, "ecc_mode", "ECC as by default on {n} GPUs", severity="WARN")
-def ecc_mode(gpu: gpus.GpuValue) -> Outcome | None:
+def check_ecc_mode(gpu: gpus.GpuValue) -> Outcome | None:
     """Error correction of GPU memory is on, where the board has it on by default.
 
     Source: NVML nvmlDeviceGetEccMode, nvmlDeviceGetDefaultEccMode
@@ -35,10 +35,10 @@ def ecc_mode(gpu: gpus.GpuValue) -> Outcome | None:
     "ecc_unc",
     "no uncorrected memory errors on {n} GPUs",
     vendors=JUDGED,
-    by_vendor={AMD: amd.uncorrected},
+    by_vendor={AMD: amd.judge_uncorrected_errors},
     thresholds={"fail": CONTAINED_AT_MOST},
 )
-def ecc_uncorrected(gpu: gpus.GpuValue) -> Outcome | None:
+def check_uncorrected_errors(gpu: gpus.GpuValue) -> Outcome | None:
     """No memory error was left uncorrected since the driver was loaded.
 
     Source: NVML nvmlDeviceGetTotalEccErrors (uncorrected, since the driver was loaded), recovery action; of AMD the
@@ -50,7 +50,7 @@ def ecc_uncorrected(gpu: gpus.GpuValue) -> Outcome | None:
     if gpu.value <= 0:
         return None
     message = f"{gpu.value} uncorrected memory errors"
-    uncontained = gpu.index in xid.gpus_with(gpu.view, _UNCONTAINED)
+    uncontained = gpu.index in xid.find_gpus_with_xids(gpu.view, _UNCONTAINED)
     if gpu.value > gpu.limit("fail") or gpu.get("recovery_action") or uncontained:
         return gpu.fail(message, expected=0)
     return gpu.warn(f"{message}, contained", expected=0, action=Action.NONE, hint=_CONTAINED)
@@ -70,7 +70,7 @@ _CONTAINED = "The program that met it died, nothing else; a reset at the next oc
     vendors=JUDGED,
     thresholds={"warn": 20_000_000.0},
 )
-def ecc_corrected(gpu: gpus.GpuValue) -> Outcome | None:
+def check_corrected_errors(gpu: gpus.GpuValue) -> Outcome | None:
     """The number of corrected memory errors is in the usual range.
 
     Source: corrected errors since the driver was loaded: NVML nvmlDeviceGetTotalEccErrors, `ras/` of AMD
@@ -89,7 +89,7 @@ def ecc_corrected(gpu: gpus.GpuValue) -> Outcome | None:
     root="the threshold flag stays unread",
     thresholds={"warn": 4.0},
 )
-def sram_ecc(gpu: gpus.GpuValue) -> Outcome | None:
+def check_sram_errors(gpu: gpus.GpuValue) -> Outcome | None:
     """Errors of the on-chip memory stay under NVIDIA's limit for replacement.
 
     Source: NVML nvmlDeviceGetSramEccErrorStatus
@@ -119,7 +119,7 @@ def find_ecc_symptom(gpu: int, more: int, recovery: int | None) -> Symptom | Non
 
 @remedy(Action.RESET_GPU, HINTS[Action.RESET_GPU])
 @gpus.gpu_check("gpu.remap_pending", _FAMILY, "remapped", "no row remapping pending on {n} GPUs")
-def remap_pending(gpu: gpus.GpuValue) -> Outcome | None:
+def check_pending_row_remapping(gpu: gpus.GpuValue) -> Outcome | None:
     """No bad memory row waits for a reset to be replaced.
 
     Source: NVML nvmlDeviceGetRemappedRows, recovery action
@@ -134,7 +134,7 @@ def remap_pending(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.RMA, _REPLACE)
 @gpus.gpu_check("gpu.remap_failure", _FAMILY, "remapped", "no row remapping failed on {n} GPUs")
-def remap_failure(gpu: gpus.GpuValue) -> Outcome | None:
+def check_failed_row_remapping(gpu: gpus.GpuValue) -> Outcome | None:
     """Bad memory rows could be replaced by spare ones.
 
     Source: NVML nvmlDeviceGetRemappedRows
@@ -149,7 +149,7 @@ def remap_failure(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.RMA, "Plan a replacement: the next bad row of such a bank cannot be replaced")
 @gpus.gpu_check("gpu.remap_total", _FAMILY, "rows", "spare rows in all banks of {n} GPUs", severity="WARN")
-def remap_total(gpu: gpus.GpuValue) -> Outcome | None:
+def check_spare_rows(gpu: gpus.GpuValue) -> Outcome | None:
     """Spare memory rows are not running out.
 
     Source: NVML nvmlDeviceGetRowRemapperHistogram: banks of memory by the spare rows that they have left
@@ -163,7 +163,7 @@ def remap_total(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.REBOOT_NODE, "Reboot the node so that the repair takes place")
 @gpus.gpu_check("gpu.repair_pending", _FAMILY, "repair", "no repair pending on {n} GPUs", severity="WARN")
-def repair_pending(gpu: gpus.GpuValue) -> Outcome | None:
+def check_pending_repairs(gpu: gpus.GpuValue) -> Outcome | None:
     """No repair waits for a reboot.
 
     Source: NVML nvmlDeviceGetRepairStatus
@@ -174,7 +174,7 @@ def repair_pending(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.RESET_GPU, HINTS[Action.RESET_GPU])
 @node_check("gpu.retired_pages", _FAMILY, gpu=True, thresholds={"warn": 15.0, "fail": 60.0})
-def retired_pages(view: View) -> Outcome | list[Outcome]:
+def check_retired_pages(view: NodeView) -> Outcome | list[Outcome]:
     """No bad memory page of an older GPU waits for a reset, and there is room to retire more.
 
     Source: NVML fields 29 and 30, nvmlDeviceGetRetiredPagesPendingStatus (before Ampere)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from clusterctl.formatting import plural
-from clusterctl.health.check import View, node_check, remedy
+from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import JUDGED, Action, Outcome, fail, ok, warn
 
@@ -22,7 +22,7 @@ def _process(entry: dict[str, Any]) -> str:
     return f"{entry.get('comm')} {entry['pid']} (uid {entry.get('user')}{size})"
 
 
-def _allowed(view: View, entry: dict[str, Any]) -> bool:
+def _allowed(view: NodeView, entry: dict[str, Any]) -> bool:
     run = entry.get("run")
     mine = run is not None and run == view.controller.get("own_run")
     names = [str(name)[:15] for name in view.context.expect.get("allowed_procs") or ()]
@@ -34,7 +34,7 @@ def _allowed(view: View, entry: dict[str, Any]) -> bool:
     "End the process, or its run (`clusterctl down RUN`); clusterctl does not kill what it did not start",
 )
 @gpus.gpu_check("gpu.foreign_procs", _FAMILY, "procs", "no foreign process on {n} GPUs", vendors=JUDGED)
-def foreign_procs(gpu: gpus.GpuValue) -> Outcome | None:
+def check_foreign_processes(gpu: gpus.GpuValue) -> Outcome | None:
     """Nobody else computes on the GPUs.
 
     The commonest reason why training does not start on a healthy node.
@@ -66,7 +66,7 @@ def foreign_procs(gpu: gpus.GpuValue) -> Outcome | None:
     vendors=JUDGED,
     thresholds={"warn": 0.3 * _GIB, "fail": 1.0 * _GIB, "old": 1.5 * _GIB},
 )
-def mem_used(gpu: gpus.GpuValue) -> Outcome | None:
+def check_used_memory(gpu: gpus.GpuValue) -> Outcome | None:
     """GPU memory is free before a run.
 
     Source: NVML memory info, version 2 (which leaves out what the driver reserves); `mem_info_vram_used` of AMD
@@ -89,7 +89,7 @@ def mem_used(gpu: gpus.GpuValue) -> Outcome | None:
 @gpus.gpu_check(
     "gpu.idle", _FAMILY, "util", "{n} GPUs are idle", severity="WARN", vendors=JUDGED, thresholds={"warn": 20.0}
 )
-def idle(gpu: gpus.GpuValue) -> Outcome | None:
+def check_idle_gpus(gpu: gpus.GpuValue) -> Outcome | None:
     """GPUs do nothing before a run.
 
     Source: NVML utilisation, `gpu_busy_percent` of AMD
@@ -100,7 +100,7 @@ def idle(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.KILL_PROCS, "`clusterctl down RUN` ends what a run left behind")
 @node_check("run.leftover", _FAMILY, group="procs")
-def leftover(view: View) -> Iterator[Outcome]:
+def check_leftover_processes(view: NodeView) -> Iterator[Outcome]:
     """Nothing is left of earlier runs of ours.
 
     Source: run marker in the environment of processes of this user
@@ -133,7 +133,7 @@ def leftover(view: View) -> Iterator[Outcome]:
     "Such a process cannot be killed; find what it waits for (mount, disk, driver), else reboot the node",
 )
 @node_check("host.stuck_procs", _FAMILY, group="procs", thresholds={"warn": 3.0})
-def stuck_procs(view: View) -> Iterator[Outcome]:
+def check_stuck_processes(view: NodeView) -> Iterator[Outcome]:
     """No process is stuck in the kernel with a GPU in its hands.
 
     Source: /proc/*/stat, /proc/*/status, /proc/*/wchan
@@ -162,7 +162,7 @@ _EXCLUSIVE = 3
 
 @remedy(Action.FIX_CONFIG, "`sudo nvidia-smi -mig 0` (or 1) and reset the GPU")
 @gpus.gpu_check("gpu.mig_mode", _MODES_FAMILY, "mig", "MIG as expected on {n} GPUs")
-def mig_mode(gpu: gpus.GpuValue) -> Outcome | None:
+def check_mig_mode(gpu: gpus.GpuValue) -> Outcome | None:
     """GPUs are not split into instances, unless the cluster file says so.
 
     Source: NVML nvmlDeviceGetMigMode
@@ -177,7 +177,7 @@ def mig_mode(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.FIX_CONFIG, "`sudo nvidia-smi -c 0`")
 @gpus.gpu_check("gpu.compute_mode", _MODES_FAMILY, "compute_mode", "compute mode of {n} GPUs is default")
-def compute_mode(gpu: gpus.GpuValue) -> Outcome | None:
+def check_compute_mode(gpu: gpus.GpuValue) -> Outcome | None:
     """GPUs may be computed on.
 
     Source: NVML nvmlDeviceGetComputeMode
@@ -192,7 +192,7 @@ def compute_mode(gpu: gpus.GpuValue) -> Outcome | None:
     Action.FIX_CONFIG, "`sudo nvidia-smi -pm 1` (or nvidia-persistenced): without it every start of CUDA costs seconds"
 )
 @gpus.gpu_check("gpu.persistence", _MODES_FAMILY, "persistence", "persistence mode is on, {n} GPUs", severity="WARN")
-def persistence(gpu: gpus.GpuValue) -> Outcome | None:
+def check_persistence_mode(gpu: gpus.GpuValue) -> Outcome | None:
     """The driver stays loaded while nobody uses a GPU.
 
     Source: NVML nvmlDeviceGetPersistenceMode
@@ -203,7 +203,7 @@ def persistence(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.FIX_CONFIG, "Unset the variable in `env`, the prologue or the shell's start files")
 @node_check("gpu.bad_env", "GPU state", severity="WARN", gpu=True, group="host")
-def bad_env(view: View) -> Outcome:
+def check_debug_variables(view: NodeView) -> Outcome:
     """No variable is set that injects a debugger or profiler into CUDA or makes it wait.
 
     Source: environment of the job

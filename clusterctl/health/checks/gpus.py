@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.health import driver_errors
-from clusterctl.health.check import Check, Group, NotJudgedError, View, read_docstring
+from clusterctl.health.check import Check, FactGroup, NodeView, NotJudgedError, read_docstring
 from clusterctl.health.model import AMD, NVIDIA, VENDORS, Outcome, fail, needs_root, ok, skip, unknown, warn
 
 Device = dict[str, Any]
@@ -20,10 +20,10 @@ _DISPLAY = "0x0300"
 """The PCI class of GPUs with a display."""
 
 
-def vendor(view: View) -> str:
+def find_vendor(view: NodeView) -> str:
     """Return whose GPUs the node has: NVIDIA's where nothing tells."""
     groups = {key: view.group(entry.group) for key, entry in VENDORS.items() if entry.group}
-    of_cards = {card["vendor"] for card in compute_cards(view)}
+    of_cards = {card["vendor"] for card in list_compute_cards(view)}
     signs = [key for key, group in groups.items() if group.data.get("devices")]
     signs += [key for key in VENDORS if key in of_cards]
     # AMD's driver is asked only where there is one.
@@ -33,17 +33,17 @@ def vendor(view: View) -> str:
     return next(iter(signs), NVIDIA)
 
 
-def library(view: View) -> Group:
+def read_library(view: NodeView) -> FactGroup:
     """Return what the library, or the driver, of the node's GPUs told."""
-    return view.group(VENDORS[vendor(view)].group or "")
+    return view.group(VENDORS[find_vendor(view)].group or "")
 
 
-def describe_source(view: View) -> str:
+def describe_source(view: NodeView) -> str:
     """Name what is asked about the node's GPUs."""
-    return VENDORS[vendor(view)].source
+    return VENDORS[find_vendor(view)].source
 
 
-def compute_cards(view: View) -> list[dict[str, Any]]:
+def list_compute_cards(view: NodeView) -> list[dict[str, Any]]:
     """Return the cards on the PCI bus that somebody computes on.
 
     Of a display that is not NVIDIA's one cannot tell: most are part of a processor. Where its driver computes, it is
@@ -53,31 +53,31 @@ def compute_cards(view: View) -> list[dict[str, Any]]:
     return [card for card in entries if card["vendor"] == NVIDIA or card.get("class") != _DISPLAY]
 
 
-def all_gpus(view: View) -> list[Device]:
+def list_gpus(view: NodeView) -> list[Device]:
     """Return all GPUs that the library shows."""
-    return library(view).data.get("devices") or []
+    return read_library(view).data.get("devices") or []
 
 
-def used_gpus(view: View) -> list[Device]:
+def list_used_gpus(view: NodeView) -> list[Device]:
     """Return the GPUs that matter: the declared indices, the first N, or all."""
     declared = view.expected.gpus
     if isinstance(declared, tuple):
-        return [d for d in all_gpus(view) if d["index"] in declared]
-    return all_gpus(view) if declared is None else [d for d in all_gpus(view) if d["index"] < declared]
+        return [d for d in list_gpus(view) if d["index"] in declared]
+    return list_gpus(view) if declared is None else [d for d in list_gpus(view) if d["index"] < declared]
 
 
-def has_gpu_sign(view: View) -> bool:
+def has_gpu_sign(view: NodeView) -> bool:
     """Tell whether there is any sign of a GPU or its driver on the node."""
     module = view.group("driver").data.get("module")
-    return bool(compute_cards(view) or module or used_gpus(view) or library(view).status == "timeout")
+    return bool(list_compute_cards(view) or module or list_used_gpus(view) or read_library(view).status == "timeout")
 
 
-def why_not_judged(view: View) -> Outcome | None:
+def find_skip_reason(view: NodeView) -> Outcome | None:
     """Return why a GPU check has nothing to judge, or `None` when it has."""
     if view.expected.count == 0:
         return skip("no GPUs declared")
-    if vendor(view) not in view.check.vendors:
-        return skip(f"not for {VENDORS[vendor(view)].name}")
+    if find_vendor(view) not in view.check.vendors:
+        return skip(f"not for {VENDORS[find_vendor(view)].name}")
     if view.expected.count is None and not has_gpu_sign(view):
         if view.group("driver").status != "ok":
             return unknown(f"could not look for GPUs: {view.group('driver').reason}")
@@ -85,32 +85,32 @@ def why_not_judged(view: View) -> Outcome | None:
     return None
 
 
-def why_library_not_judged(view: View) -> Outcome | None:
+def find_library_problem(view: NodeView) -> Outcome | None:
     """Return why the library's answers cannot be judged, or `None`; who is to blame is another check's business."""
-    group, name = library(view), describe_source(view)
+    group, name = read_library(view), describe_source(view)
     if group.status != "ok":
         return unknown(f"{name} did not answer: {group.reason or group.status}")
     if group.data.get("init_error") is not None:
-        return unknown(f"{name} could not be used: {driver_errors.nvml_name(group.data['init_error'])}")
-    if not used_gpus(view):
+        return unknown(f"{name} could not be used: {driver_errors.nvml_error_name(group.data['init_error'])}")
+    if not list_used_gpus(view):
         return unknown(f"{name} shows no GPU")
     return None
 
 
-def value(device: Device, field: str) -> Any:
+def read_value(device: Device, field: str) -> Any:
     """Return a value of a GPU, or `None` where it could not be read."""
     return device.get("v", {}).get(field)
 
 
-def label(device: Device) -> str:
+def describe_gpu(device: Device) -> str:
     """Name a GPU for a person: index, and PCI address where known."""
-    pci = value(device, "pci")
+    pci = read_value(device, "pci")
     return f"GPU {device['index']} ({pci})" if pci else f"GPU {device['index']}"
 
 
-def require_library(view: View) -> None:
+def require_library(view: NodeView) -> None:
     """Raise `NotJudgedError` if the library's answers cannot be judged."""
-    blocked = why_library_not_judged(view)
+    blocked = find_library_problem(view)
     if blocked is not None:
         raise NotJudgedError(blocked)
 
@@ -119,7 +119,7 @@ def require_library(view: View) -> None:
 class GpuValue:
     """One value of one GPU."""
 
-    view: View
+    view: NodeView
     device: Device
     value: Any
 
@@ -130,7 +130,7 @@ class GpuValue:
 
     def get(self, field: str) -> Any:
         """Return another value of the same GPU, or `None` if it could not be read."""
-        return value(self.device, field)
+        return read_value(self.device, field)
 
     def limit(self, name: str) -> float:
         """Return a threshold of the check."""
@@ -138,11 +138,11 @@ class GpuValue:
 
     def warn(self, message: str, **more: Any) -> Outcome:
         """Return a WARN about this GPU."""
-        return warn(f"{label(self.device)}: {message}", **{"gpu": self.index, "value": self.value, **more})
+        return warn(f"{describe_gpu(self.device)}: {message}", **{"gpu": self.index, "value": self.value, **more})
 
     def fail(self, message: str, **more: Any) -> Outcome:
         """Return a FAIL about this GPU."""
-        return fail(f"{label(self.device)}: {message}", **{"gpu": self.index, "value": self.value, **more})
+        return fail(f"{describe_gpu(self.device)}: {message}", **{"gpu": self.index, "value": self.value, **more})
 
 
 GpuJudge = Callable[[GpuValue], Outcome | None]
@@ -154,7 +154,7 @@ def gpu_check(
     """Make a check of one value of each GPU from a function that judges the value (see `judge_each`)."""
 
     def make(judge: GpuJudge) -> Check:
-        def judge_node(view: View) -> list[Outcome]:
+        def judge_node(view: NodeView) -> list[Outcome]:
             return judge_each(view, field, judge, healthy, absent=absent)
 
         return Check(name=name, family=family, gpu=True, node_judge=judge_node, **read_docstring(judge), **fields)
@@ -162,7 +162,9 @@ def gpu_check(
     return make
 
 
-def judge_each(view: View, field: str, judge: GpuJudge, healthy: str, *, absent: str | None = None) -> list[Outcome]:
+def judge_each(
+    view: NodeView, field: str, judge: GpuJudge, healthy: str, *, absent: str | None = None
+) -> list[Outcome]:
     """Judge one field of every GPU: adverse outcomes one a GPU, all well folded into one.
 
     Args:
@@ -175,7 +177,7 @@ def judge_each(view: View, field: str, judge: GpuJudge, healthy: str, *, absent:
     require_library(view)
     outcomes: list[Outcome] = []
     judged, blind = 0, dict[tuple[str, bool], list[int]]()
-    for device in used_gpus(view):
+    for device in list_used_gpus(view):
         if field in device.get("v", {}):
             judged += 1
             outcome = judge(GpuValue(view, device, device["v"][field]))
@@ -188,7 +190,7 @@ def judge_each(view: View, field: str, judge: GpuJudge, healthy: str, *, absent:
             blind.setdefault((driver_errors.describe_missing_value(device, field), closed), []).append(device["index"])
     for (why, closed), indices in blind.items():
         say = needs_root if closed else unknown
-        outcomes.append(say(f"{gpu_names(indices)}: {why}", value=indices))
+        outcomes.append(say(f"{format_gpu_names(indices)}: {why}", value=indices))
     if outcomes:
         return outcomes
     if judged == 1:
@@ -196,7 +198,7 @@ def judge_each(view: View, field: str, judge: GpuJudge, healthy: str, *, absent:
     return [ok(healthy.format(n=judged))] if judged else [skip(absent or "not supported by this GPU or driver")]
 
 
-def gpu_names(gpus: Sequence[int]) -> str:
+def format_gpu_names(gpus: Sequence[int]) -> str:
     """Name GPUs: `GPU 3`, `GPUs 0, 2`."""
     return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
 
@@ -204,22 +206,22 @@ def gpu_names(gpus: Sequence[int]) -> str:
 # --- How many ranks a node is to run, which says how much of it they need.
 
 
-def uses_gpus(view: View) -> bool:
+def uses_gpus(view: NodeView) -> bool:
     """Tell whether the node takes part with GPUs."""
     count = view.expected.count
     return has_gpu_sign(view) if count is None else count > 0
 
 
-def count_ranks(view: View) -> int:
+def count_ranks(view: NodeView) -> int:
     """Return how many ranks the node is to run: as declared, else one a GPU, else one."""
     declared = view.expected.workers
     if declared is not None:
         return max(1, declared)
     count = view.expected.count
-    return max(1, len(used_gpus(view)) if count is None else count)
+    return max(1, len(list_used_gpus(view)) if count is None else count)
 
 
-def describe_ranks(view: View) -> str:
+def describe_ranks(view: NodeView) -> str:
     """Name them for a person."""
     number = count_ranks(view)
     return f"{number} rank{'s' if number > 1 else ''}"

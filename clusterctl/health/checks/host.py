@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from clusterctl.health.check import ClusterView, View, cluster_check, node_check, remedy
+from clusterctl.health.check import ClusterView, NodeView, cluster_check, node_check, remedy
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
-YOUNG = 600.0
+RECENT_BOOT_S = 600.0
 """Seconds after a boot in which it is asked whether a run was lost by it."""
 
 
 @remedy(
     Action.NONE, "Find out why the node went down (`last -x`, `journalctl -b -1`) before trusting it with a long run"
 )
-@node_check("host.uptime", "Host", severity="WARN", group="host", thresholds={"warn": YOUNG})
-def uptime(view: View) -> Outcome:
+@node_check("host.uptime", "Host", severity="WARN", group="host", thresholds={"warn": RECENT_BOOT_S})
+def check_uptime(view: NodeView) -> Outcome:
     """The node has not just come back from a crash.
 
     Source: /proc/uptime; boot ids that this head has seen, and runs that lost the node
@@ -46,7 +46,7 @@ _DAY = 86400.0
     "Reseat the card or its riser, and exchange it with another one to see which of both the errors follow",
 )
 @node_check("host.pcie_errors", _FAMILY, severity="WARN", group="hardware", thresholds={"rate": 8.0})
-def pcie_errors(view: View) -> Outcome | list[Outcome]:
+def check_pcie_errors(view: NodeView) -> Outcome | list[Outcome]:
     """The PCIe links of GPUs and network cards carry data without errors.
 
     Source: sysfs aer_dev_correctable, aer_dev_nonfatal, aer_dev_fatal of GPUs and network cards, of the port above each
@@ -74,7 +74,7 @@ def _errors(link: dict[str, Any], uptime: float | None, rate: float) -> str:
 
 @remedy(Action.CONTACT_SUPPORT, "Have the memory module replaced; `ras-mc-ctl --error-count` names it")
 @node_check("host.memory_errors", _FAMILY, severity="WARN", group="hardware", thresholds={"corrected": 1000.0})
-def memory_errors(view: View) -> Outcome | list[Outcome]:
+def check_memory_errors(view: NodeView) -> Outcome | list[Outcome]:
     """Main memory is sound: errors that had to be corrected often come before those that cannot be.
 
     Source: sysfs edac/mc/*/ce_count, ue_count, seconds_since_reset
@@ -103,7 +103,7 @@ _CLOCK_FAMILY = "Clocks"
 
 @remedy(Action.FIX_CONFIG, "Set the clock (`sudo chronyc makestep`) and keep a time daemon running")
 @cluster_check("net.clock_skew", _CLOCK_FAMILY, thresholds={"warn": 1.0, "fail": 30.0})
-def clock_skew(view: ClusterView) -> Outcome | list[Outcome]:
+def check_clock_skew(view: ClusterView) -> Outcome | list[Outcome]:
     """Clocks agree: certificates, caches and file times depend on it.
 
     Logs do not: clusterctl never orders events by them.
@@ -135,7 +135,7 @@ def clock_skew(view: ClusterView) -> Outcome | list[Outcome]:
     Action.FIX_CONFIG, "`sudo systemctl enable --now chronyd`, and see that it reaches its servers (`chronyc tracking`)"
 )
 @node_check("host.time_daemon", _CLOCK_FAMILY, severity="WARN", group="host", thresholds={"error": 16.0, "agree": 0.5})
-def time_daemon(view: View) -> Iterator[Outcome]:
+def check_time_daemon(view: NodeView) -> Iterator[Outcome]:
     """Something keeps the clock right.
 
     Source: adjtimex: the bound that the kernel has for the clock's error (as systemd's timedatectl does; no root, and
@@ -159,7 +159,7 @@ def time_daemon(view: View) -> Iterator[Outcome]:
         yield warn(seen, value=bound)
 
 
-def _from_head(view: View) -> float | None:
+def _from_head(view: NodeView) -> float | None:
     """Return by how many seconds the node's clock differs from the head's at most, or `None` where nobody measured."""
     clock = view.controller.get("clock") or {}
     if clock.get("offset") is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.health.check import ClusterView, NotJudgedError, View, cluster_check, node_check, remedy
+from clusterctl.health.check import ClusterView, NodeView, NotJudgedError, cluster_check, node_check, remedy
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
@@ -31,7 +31,7 @@ class Selection:
     why_none: str = ""
 
 
-def why_not_judged(view: View) -> Outcome | None:
+def find_missing_facts(view: NodeView) -> Outcome | None:
     """Return why nothing can be said of RDMA ports, or `None`."""
     for group in ("net", "host", "versions"):
         if view.group(group).status != "ok":
@@ -39,17 +39,17 @@ def why_not_judged(view: View) -> Outcome | None:
     return None
 
 
-def all_ports(view: View) -> list[Port]:
+def list_ports(view: NodeView) -> list[Port]:
     """Return every RDMA port that the node has."""
     return view.group("net").data.get("ib") or []
 
 
-def select_ports(view: View) -> Selection:
+def select_ports(view: NodeView) -> Selection:
     """Return which ports NCCL would use on a node."""
     env: dict[str, str] = {k: v for k, v in (view.group("host").data.get("env") or {}).items() if v}
     versions = view.group("versions").data
     wanted = env.get("NCCL_NET", "").lower()
-    every = all_ports(view)
+    every = list_ports(view)
     if not every:
         return Selection(why_none="there are no RDMA ports")
     if not gpus.uses_gpus(view):
@@ -81,19 +81,19 @@ def is_active(port: Port) -> bool:
     return port.get("state") == "ACTIVE"
 
 
-def port_name(port: Port) -> str:
+def format_port_name(port: Port) -> str:
     """Name a port for a person."""
     return f"{port['device']}/{port['port']}"
 
 
-def port_names(some: Iterable[Port]) -> str:
+def format_port_names(some: Iterable[Port]) -> str:
     """Name ports for a person."""
-    return ", ".join(map(port_name, some))
+    return ", ".join(map(format_port_name, some))
 
 
 def describe_state(port: Port) -> str:
     """Say how a port is that is not active: `DOWN, Polling` is one without a cable, or whose other end is dead."""
-    return f"{port_name(port)} {port.get('state')}, {port.get('phys')}"
+    return f"{format_port_name(port)} {port.get('state')}, {port.get('phys')}"
 
 
 def _entries(hca: str) -> list[tuple[str, str]]:
@@ -133,7 +133,7 @@ _LIKE = 3
 
 @remedy(Action.CHECK_LINK, "Check cable, switch port and subnet manager (`ibstat` on the node)")
 @node_check("net.ib_port", _FAMILY, group="net")
-def ib_port(view: View) -> Outcome | list[Outcome]:
+def check_ports(view: NodeView) -> Outcome | list[Outcome]:
     """RDMA ports that NCCL would use are up.
 
     Source: /sys/class/infiniband/*/ports/*; NCCL_IB_HCA, NCCL_IB_DISABLE, NCCL_NET and nccl.conf; libibverbs, plugin
@@ -141,7 +141,7 @@ def ib_port(view: View) -> Outcome | list[Outcome]:
         a link and no subnet manager, and for one that is dark where most cards of its kind on the node are up. One that
         NCCL does not use is no fault: storage and spare ports are often without a cable
     """
-    ports, wanted = all_ports(view), view.context.expect.get("ib_ports")
+    ports, wanted = list_ports(view), view.context.expect.get("ib_ports")
     up = [port for port in ports if is_active(port)]
     if wanted is not None and len(up) < wanted:
         down = "; ".join(describe_state(port) for port in ports if not is_active(port))
@@ -152,13 +152,13 @@ def ib_port(view: View) -> Outcome | list[Outcome]:
     if problems or not selection.used:
         return problems or skip(selection.why_none)
     rest = [port for port in ports if port not in selection.used]
-    others = f"; not used: {port_names(rest)}" if rest else ""
+    others = f"; not used: {format_port_names(rest)}" if rest else ""
     return ok(f"{len(selection.used)} RDMA ports active{others}", value=len(selection.used))
 
 
-def _require_selection(view: View) -> Selection:
+def _require_selection(view: NodeView) -> Selection:
     """Return the ports that NCCL would use; raise `NotJudgedError` if that cannot be known."""
-    blocked = why_not_judged(view) if all_ports(view) else None
+    blocked = find_missing_facts(view) if list_ports(view) else None
     if blocked is not None:
         raise NotJudgedError(blocked)
     return select_ports(view)
@@ -166,7 +166,7 @@ def _require_selection(view: View) -> Selection:
 
 def _describe_port_problem(found: list[Port], chosen: Selection) -> list[Outcome]:
     missing = [port for port in chosen.named if not is_active(port)]
-    outcomes = [fail(f"NCCL_IB_HCA names {describe_state(port)}", value=port_name(port)) for port in missing]
+    outcomes = [fail(f"NCCL_IB_HCA names {describe_state(port)}", value=format_port_name(port)) for port in missing]
     if not chosen.used and not chosen.why_none.startswith("no RDMA port"):
         return outcomes
     for port in found:
@@ -174,10 +174,10 @@ def _describe_port_problem(found: list[Port], chosen: Selection) -> list[Outcome
             continue
         if port.get("phys") == _CABLED:
             hint = "No subnet manager has taken it up: start opensm or the one of the switch"
-            outcomes.append(warn(f"{describe_state(port)}", value=port_name(port), hint=hint))
+            outcomes.append(warn(f"{describe_state(port)}", value=format_port_name(port), hint=hint))
         elif _is_odd(port, found):
             message = f"{describe_state(port)}, while most ports of such cards are active"
-            outcomes.append(warn(message, value=port_name(port)))
+            outcomes.append(warn(message, value=format_port_name(port)))
     return outcomes
 
 
@@ -191,7 +191,7 @@ def _is_odd(port: Port, found: list[Port]) -> bool:
 
 @remedy(Action.FIX_CONFIG, "Give the interface an IP address and set RoCE v2 as its mode")
 @node_check("net.roce_gid", _FAMILY, group="net")
-def roce_gid(view: View) -> Outcome | list[Outcome]:
+def check_port_addresses(view: NodeView) -> Outcome | list[Outcome]:
     """Active RDMA ports have an address that peers can use.
 
     Source: /sys/class/infiniband/*/ports/*/gids, gid_attrs/types
@@ -200,7 +200,7 @@ def roce_gid(view: View) -> Outcome | list[Outcome]:
     used = _require_selection(view).used
     needed = {"Ethernet": "roce_v2", "InfiniBand": "gids"}
     bad = [
-        fail(f"{port_name(port)} has no usable address ({port.get('link_layer')})", value=port["device"])
+        fail(f"{format_port_name(port)} has no usable address ({port.get('link_layer')})", value=port["device"])
         for port in used
         if (key := needed.get(port.get("link_layer") or "")) and not port.get(key)
     ]
@@ -209,7 +209,7 @@ def roce_gid(view: View) -> Outcome | list[Outcome]:
 
 @remedy(Action.CHECK_LINK, "Reseat the card; the kernel log of the boot may say `limited by`")
 @node_check("net.ib_width", _FAMILY, severity="WARN", group="net")
-def ib_width(view: View) -> Outcome | list[Outcome]:
+def check_pcie_lanes(view: NodeView) -> Outcome | list[Outcome]:
     """RDMA cards have all the PCIe lanes of their slots.
 
     Source: sysfs current_link_width and max_link_width of the cards that NCCL would use, and of the port above each
@@ -232,7 +232,7 @@ def ib_width(view: View) -> Outcome | list[Outcome]:
 
 def _used_by_node(view: ClusterView) -> dict[str, tuple[Port, ...]]:
     """Return the ports that NCCL would use, by node; raise `NotJudgedError` if there is nothing to compare."""
-    used = {node.node: select_ports(node).used for node in view.views if why_not_judged(node) is None}
+    used = {node.node: select_ports(node).used for node in view.views if find_missing_facts(node) is None}
     if not used:
         raise NotJudgedError(unknown("no node could be asked for RDMA ports"))
     if not any(used.values()):
@@ -245,7 +245,7 @@ def _used_by_node(view: ClusterView) -> dict[str, tuple[Port, ...]]:
     "Bring up RDMA on all nodes, or set NCCL_IB_DISABLE=1 for all: one on RDMA and one on TCP hang (nccl#234)",
 )
 @cluster_check("net.ib_mixed", _FAMILY)
-def ib_mixed(view: ClusterView) -> Outcome | list[Outcome]:
+def check_rdma_on_all_nodes(view: ClusterView) -> Outcome | list[Outcome]:
     """Either all nodes use RDMA or none.
 
     Source: ports that NCCL would use, of all nodes
@@ -268,7 +268,7 @@ def ib_mixed(view: ClusterView) -> Outcome | list[Outcome]:
     "Look at the port that is missing; where one node has a storage card more, name the others in NCCL_IB_HCA",
 )
 @cluster_check("net.ib_count", _FAMILY, severity="WARN")
-def ib_count(view: ClusterView) -> Outcome | list[Outcome]:
+def check_port_count(view: ClusterView) -> Outcome | list[Outcome]:
     """All nodes use equally many RDMA ports: each rail of a collective goes as fast as its slowest node.
 
     Source: ports that NCCL would use, of all nodes that use any
@@ -280,7 +280,7 @@ def ib_count(view: ClusterView) -> Outcome | list[Outcome]:
 
 @remedy(Action.CHECK_LINK, "A port that came up slower than its like wants a new cable")
 @cluster_check("net.ib_rate", _FAMILY, severity="WARN")
-def ib_rate(view: ClusterView) -> Outcome | list[Outcome]:
+def check_port_rates(view: ClusterView) -> Outcome | list[Outcome]:
     """RDMA ports run at the same rate on all nodes.
 
     Source: /sys/class/infiniband/*/ports/*/rate of the ports that NCCL would use
@@ -289,7 +289,7 @@ def ib_rate(view: ClusterView) -> Outcome | list[Outcome]:
     rates: dict[str, dict[str, Any]] = {}
     for node, ports in _used_by_node(view).items():
         for port in ports:
-            rates.setdefault(port_name(port), {})[node] = port.get("rate")
+            rates.setdefault(format_port_name(port), {})[node] = port.get("rate")
     shared = {name: by_node for name, by_node in rates.items() if len(by_node) > 1}
     if not shared:
         return skip("no port of one name on several nodes")

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.formatting import duration_text
 from clusterctl.health import driver_errors
-from clusterctl.health.check import View, node_check, remedy
+from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import AMD, NVIDIA, Action, Outcome, fail, needs_root, ok, warn
 
@@ -22,7 +22,7 @@ _SPEAKING = {
 """By vendor, values that an error of the hardware leaves its mark in, and that anybody may read."""
 
 
-def describe_reach(view: View) -> str:
+def describe_reach(view: NodeView) -> str:
     """Say since when the kernel log tells: a full ring has lost its beginning."""
     log = view.group("kernel_log").data
     since, uptime = log.get("since_s"), log.get("uptime")
@@ -38,7 +38,7 @@ def describe_recurrence(event: dict[str, Any]) -> str:
     return times if age is None else f"{times}, {duration_text(age)} ago"
 
 
-def report_closed_log(view: View, evidence: str = "") -> Outcome | None:
+def report_closed_log(view: NodeView, evidence: str = "") -> Outcome | None:
     """Return the finding that this user cannot read the kernel log.
 
     Args:
@@ -54,26 +54,26 @@ def report_closed_log(view: View, evidence: str = "") -> Outcome | None:
     return needs_root(f"{why}; {evidence}" if evidence else why, hint=hint)
 
 
-def report_closed_gpu_log(view: View) -> Outcome | None:
+def report_closed_gpu_log(view: NodeView) -> Outcome | None:
     """Return the same finding with the GPUs' own values as evidence; `None` if one of them could not be read."""
     evidence = _speaking(view)
     return None if evidence is None else report_closed_log(view, evidence)
 
 
-def _speaking(view: View) -> str | None:
+def _speaking(view: NodeView) -> str | None:
     """Name the values that speak for the GPUs; `None` where one of them could not be read though it is there."""
-    if gpus.why_library_not_judged(view) is not None:
+    if gpus.find_library_problem(view) is not None:
         return None
-    speaking = _SPEAKING[gpus.vendor(view)]
+    speaking = _SPEAKING[gpus.find_vendor(view)]
     read: set[str] = set()
-    for device in gpus.used_gpus(view):
+    for device in gpus.list_used_gpus(view):
         for field in speaking:
-            if gpus.value(device, field) is not None:
+            if gpus.read_value(device, field) is not None:
                 read.add(field)
             elif device.get("err", {}).get(field) not in (driver_errors.UNSUPPORTED, *driver_errors.MEANINGS):
                 return None
     names = [words for field, words in speaking.items() if field in read] + ["that they answer"]
-    return f"{', '.join(names)}: {len(gpus.used_gpus(view))} GPUs speak for themselves"
+    return f"{', '.join(names)}: {len(gpus.list_used_gpus(view))} GPUs speak for themselves"
 
 
 # --- What the kernel complained about, apart from GPUs.
@@ -126,7 +126,7 @@ _SERVER = "not responding"
     witness=report_closed_log,
     thresholds={"lookback": 86400.0},
 )
-def kernel_log(view: View) -> Iterator[Outcome]:
+def check_kernel_log(view: NodeView) -> Iterator[Outcome]:
     """The kernel did not complain about disks, memory, lockups, file servers or power lately.
 
     Source: kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log)
@@ -153,7 +153,7 @@ def kernel_log(view: View) -> Iterator[Outcome]:
         yield ok("a file server that did not respond came back")
 
 
-def _recovered(view: View) -> bool:
+def _recovered(view: NodeView) -> bool:
     """Tell whether every server that was silent answered again afterwards."""
     silent: set[str] = set()
     for line in view.group().data.get("lines") or []:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from clusterctl.health import driver_errors
-from clusterctl.health.check import ClusterView, View, cluster_check, node_check, remedy
+from clusterctl.health.check import ClusterView, NodeView, cluster_check, node_check, remedy
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_log
 from clusterctl.health.model import JUDGED, Action, Outcome, Status, fail, ok, skip, unknown, warn
@@ -16,9 +16,9 @@ _FAMILY = "PCIe, NVLink, fabric"
 _RESEAT = "Reseat or replace the card or riser; the kernel log may say `limited by`"
 
 
-def _slot_width(view: View, device: gpus.Device) -> int | None:
+def _slot_width(view: NodeView, device: gpus.Device) -> int | None:
     """Return the lanes of the port above a card; `None` where the machine does not show it, as most VMs do not."""
-    address = gpus.value(device, "pci")
+    address = gpus.read_value(device, "pci")
     for entry in view.group("driver").data.get("pci") or []:
         if address and (_split(entry["address"]) == _split(address)):
             width = entry.get("slot_width")
@@ -33,7 +33,7 @@ def _split(address: str) -> tuple[int, str]:
 
 @remedy(Action.CHECK_LINK, _RESEAT)
 @node_check("gpu.pcie_width", _FAMILY, gpu=True, vendors=JUDGED)
-def pcie_width(view: View) -> Outcome | list[Outcome]:
+def check_pcie_width(view: NodeView) -> Outcome | list[Outcome]:
     """Every GPU has all the PCIe lanes of its slot. The generation is not judged: it falls at idle on a healthy GPU.
 
     Source: current and maximum PCIe link width (NVML, sysfs of AMD, whose cards have bridges of their own), sysfs
@@ -46,8 +46,8 @@ def pcie_width(view: View) -> Outcome | list[Outcome]:
     if [outcome.status for outcome in outcomes] != [Status.PASS]:
         return outcomes
     by_design = []
-    for device in gpus.used_gpus(view):
-        width, most = gpus.value(device, "pcie_width"), gpus.value(device, "pcie_width_max")
+    for device in gpus.list_used_gpus(view):
+        width, most = gpus.read_value(device, "pcie_width"), gpus.read_value(device, "pcie_width_max")
         if width is not None and most and width < most:
             why = "by its slot's design" if _slot_width(view, device) else "(the slot cannot be seen)"
             by_design.append(f"GPU {device['index']} has {width} of {most} {why}")
@@ -66,17 +66,19 @@ def _judge_width(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.CHECK_LINK, _RESEAT)
 @cluster_check("gpu.pcie_outlier", _FAMILY, gpu=True, vendors=JUDGED)
-def pcie_outlier(view: ClusterView) -> Outcome | list[Outcome]:
+def check_pcie_outliers(view: ClusterView) -> Outcome | list[Outcome]:
     """No GPU has fewer PCIe lanes than those in the same slot of other nodes.
 
     Source: current PCIe link width at the same address of machines that are built alike
     Healthy: as most nodes have there; of two that differ the lesser WARN. Looked at where the slot cannot be seen
     """
-    slots = compare.by_slot(view, lambda node: compare.by_index(node, lambda device: _unseen_width(node, device)))
+    slots = compare.group_by_slot(
+        view, lambda node: compare.read_by_index(node, lambda device: _unseen_width(node, device))
+    )
     if not slots:
-        seen = any(_slot_width(node, device) for node in view.views for device in gpus.used_gpus(node))
+        seen = any(_slot_width(node, device) for node in view.views for device in gpus.list_used_gpus(node))
         return skip("slots can be seen") if seen else compare.report_no_outlier(view, 0, "PCIe lanes")
-    outcomes = [_report_lesser(slot, "PCIe lanes", slot.is_certain) for slot in compare.find_lesser(slots)]
+    outcomes = [_report_lesser(slot, "PCIe lanes", slot.is_certain) for slot in compare.find_lesser_slots(slots)]
     return outcomes or ok(f"PCIe lanes: {len(slots)} slots alike on all nodes")
 
 
@@ -86,9 +88,9 @@ def _report_lesser(slot: compare.LesserSlot, what: str, is_certain: bool) -> Out
     return say(message, node=slot.node, gpu=int(slot.index), value=slot.number, expected=slot.needed)
 
 
-def _unseen_width(node: View, device: gpus.Device) -> int | None:
+def _unseen_width(node: NodeView, device: gpus.Device) -> int | None:
     """Return the lanes of a GPU that is not judged by its slot."""
-    width = gpus.value(device, "pcie_width")
+    width = gpus.read_value(device, "pcie_width")
     return None if width is None or _slot_width(node, device) else int(width)
 
 
@@ -97,29 +99,29 @@ def _unseen_width(node: View, device: gpus.Device) -> int | None:
 _NVLINK_REMEDY = "Reset the GPUs of the node; if the link stays down, reseat the module or bridge, or have it replaced"
 
 
-def count_up(states: Sequence[int | None]) -> int:
+def count_active_links(states: Sequence[int | None]) -> int:
     """Return how many links are up."""
     return sum(state == 1 for state in states)
 
 
-def has_nvswitch(view: View, device: gpus.Device) -> bool:
+def has_nvswitch(view: NodeView, device: gpus.Device) -> bool:
     """Tell whether a GPU sits behind an NVSwitch: its fabric has a state, or the machine shows the switch."""
-    state = (gpus.value(device, "fabric") or {}).get("state")
+    state = (gpus.read_value(device, "fabric") or {}).get("state")
     return bool(state) or bool(view.group("driver").data.get("nvswitches"))
 
 
 @remedy(Action.CHECK_LINK, _NVLINK_REMEDY)
 @node_check("gpu.nvlink", _FAMILY, gpu=True)
-def nvlink(view: View) -> Outcome | list[Outcome]:
+def check_nvlinks(view: NodeView) -> Outcome | list[Outcome]:
     """Every GPU has its NVLinks up. Cards without a bridge show theirs as down, and nothing is wrong with that.
 
     Source: NVML state of every NVLink; fabric state, NVSwitches on the PCI bus
     Healthy: as many up as `health.expect.nvlinks`; behind an NVSwitch as on most GPUs of the node, none up FAIL;
         bridged cards as their like on the node, else WARN; SKIP where no bridge is fitted
     """
-    devices = gpus.used_gpus(view)
-    links = [gpus.value(device, "nvlinks") or [] for device in devices]
-    bridged = any(map(count_up, links)) or any(has_nvswitch(view, device) for device in devices)
+    devices = gpus.list_used_gpus(view)
+    links = [gpus.read_value(device, "nvlinks") or [] for device in devices]
+    bridged = any(map(count_active_links, links)) or any(has_nvswitch(view, device) for device in devices)
     if view.context.expect.get("nvlinks") is None and any(links) and not bridged:
         return skip("no NVLink bridge is fitted")
     return gpus.judge_each(
@@ -128,8 +130,8 @@ def nvlink(view: View) -> Outcome | list[Outcome]:
 
 
 def _judge_nvlinks(gpu: gpus.GpuValue) -> Outcome | None:
-    wanted, devices = gpu.view.context.expect.get("nvlinks"), gpus.used_gpus(gpu.view)
-    up, behind_switch = count_up(gpu.value), has_nvswitch(gpu.view, gpu.device)
+    wanted, devices = gpu.view.context.expect.get("nvlinks"), gpus.list_used_gpus(gpu.view)
+    up, behind_switch = count_active_links(gpu.value), has_nvswitch(gpu.view, gpu.device)
     if wanted is not None:
         needed = int(wanted)
     elif len(devices) < 2 or not (up or behind_switch):
@@ -146,7 +148,9 @@ def _judge_nvlinks(gpu: gpus.GpuValue) -> Outcome | None:
 
 def _usual(devices: Sequence[gpus.Device]) -> int | None:
     """Return how many links most of the GPUs have up that have any; `None` without such a majority."""
-    counts = Counter(there for device in devices if (there := count_up(gpus.value(device, "nvlinks") or [])))
+    counts = Counter(
+        there for device in devices if (there := count_active_links(gpus.read_value(device, "nvlinks") or []))
+    )
     if not counts:
         return None
     number, times = counts.most_common(1)[0]
@@ -155,28 +159,30 @@ def _usual(devices: Sequence[gpus.Device]) -> int | None:
 
 @remedy(Action.CHECK_LINK, _NVLINK_REMEDY)
 @cluster_check("gpu.nvlink_outlier", _FAMILY, gpu=True)
-def nvlink_outlier(view: ClusterView) -> Outcome | list[Outcome]:
+def check_nvlink_outliers(view: ClusterView) -> Outcome | list[Outcome]:
     """No GPU has fewer NVLinks up than those in the same slot of other nodes.
 
     Source: NVML active NVLinks at the same address of machines that are built alike
     Healthy: as most nodes have there, of two nodes as the one that has more; a node without any bridge WARN
     """
-    slots = compare.by_slot(view, lambda node: compare.by_index(node, _links))
+    slots = compare.group_by_slot(view, lambda node: compare.read_by_index(node, _links))
     if not slots:
         return compare.report_no_outlier(view, 0, "active NVLinks")
     bare = {node.node for node in view.views if _has_none(node)}
-    outcomes = [_report_lesser(slot, "NVLinks active", slot.node not in bare) for slot in compare.find_lesser(slots)]
+    outcomes = [
+        _report_lesser(slot, "NVLinks active", slot.node not in bare) for slot in compare.find_lesser_slots(slots)
+    ]
     return outcomes or ok(f"active NVLinks: {len(slots)} slots alike on all nodes")
 
 
 def _links(device: gpus.Device) -> int | None:
-    states = gpus.value(device, "nvlinks")
-    return None if states is None else count_up(states)
+    states = gpus.read_value(device, "nvlinks")
+    return None if states is None else count_active_links(states)
 
 
-def _has_none(node: View) -> bool:
+def _has_none(node: NodeView) -> bool:
     """Tell whether no GPU of a node without NVSwitch has a link up: nobody has fitted a bridge, or it has come off."""
-    devices = gpus.used_gpus(node)
+    devices = gpus.list_used_gpus(node)
     return not any(_links(device) for device in devices) and not any(has_nvswitch(node, device) for device in devices)
 
 
@@ -187,7 +193,7 @@ _UNSUPPORTED = 0
 _UNHEALTHY, _LIMITED = 2, 3
 
 
-def describe_problem(info: dict[str, Any]) -> str | None:
+def describe_fabric_problem(info: dict[str, Any]) -> str | None:
     """Return what is wrong with a GPU's fabric, or `None`.
 
     Values are those of `nvmlGpuFabricInfoV_t` in NVIDIA's `nvml.h`.
@@ -197,7 +203,7 @@ def describe_problem(info: dict[str, Any]) -> str | None:
     if info["state"] != _COMPLETED:
         return "not registered with the fabric"
     if info["status"] != 0:
-        return f"fabric registration failed: {driver_errors.nvml_name(info['status'])}"
+        return f"fabric registration failed: {driver_errors.nvml_error_name(info['status'])}"
     return {_UNHEALTHY: "fabric is unhealthy", _LIMITED: "fabric is of limited capacity"}.get(info["health"])
 
 
@@ -207,13 +213,13 @@ def describe_problem(info: dict[str, Any]) -> str | None:
     "without it CUDA ends with error 802",
 )
 @node_check("gpu.fabric", _FAMILY, gpu=True)
-def fabric(view: View) -> Outcome | list[Outcome]:
+def check_fabric_state(view: NodeView) -> Outcome | list[Outcome]:
     """GPUs behind an NVSwitch have joined its fabric.
 
     Source: NVML nvmlDeviceGetGpuFabricInfoV (driver 550 and later): state, status, health
     Healthy: state completed, status success, health not bad; limited capacity WARN; SKIP where the GPU has no fabric
     """
-    states = [info["state"] for device in gpus.used_gpus(view) if (info := gpus.value(device, "fabric"))]
+    states = [info["state"] for device in gpus.list_used_gpus(view) if (info := gpus.read_value(device, "fabric"))]
     if states and all(state == _UNSUPPORTED for state in states):
         return skip("these GPUs have no fabric")
     return gpus.judge_each(
@@ -222,7 +228,7 @@ def fabric(view: View) -> Outcome | list[Outcome]:
 
 
 def _judge_fabric(gpu: gpus.GpuValue) -> Outcome | None:
-    problem = describe_problem(gpu.value)
+    problem = describe_fabric_problem(gpu.value)
     if problem is None:
         return None
     is_limited = gpu.value["state"] == _COMPLETED and gpu.value["health"] == _LIMITED
@@ -231,7 +237,7 @@ def _judge_fabric(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.RESTART_FABRICMANAGER, "`sudo systemctl start nvidia-fabricmanager`")
 @node_check("gpu.fabric_manager", _FAMILY, severity="WARN", gpu=True, group="procs")
-def fabric_manager(view: View) -> Iterator[Outcome]:
+def check_fabric_manager(view: NodeView) -> Iterator[Outcome]:
     """Something runs the fabric of an NVSwitch: what GPUs say of it counts, the process only explains it.
 
     Source: fabric state of the GPUs; where they have none, NVSwitches on the PCI bus and the process list
@@ -239,8 +245,10 @@ def fabric_manager(view: View) -> Iterator[Outcome]:
         NVSwitch (a container cannot see it)
     """
     driver, running = view.group("driver"), view.group().data.get("fabric_manager")
-    infos = [info for device in gpus.used_gpus(view) if (info := gpus.value(device, "fabric")) and info["state"]]
-    if infos and not any(map(describe_problem, infos)):
+    infos = [
+        info for device in gpus.list_used_gpus(view) if (info := gpus.read_value(device, "fabric")) and info["state"]
+    ]
+    if infos and not any(map(describe_fabric_problem, infos)):
         yield ok("the fabric is complete")
     elif running:
         yield ok("fabric manager is running")
@@ -260,13 +268,15 @@ def fabric_manager(view: View) -> Iterator[Outcome]:
     "(`sudo nvidia-modprobe -c 0`); NCCL else goes over the network (or set `NCCL_MNNVL_ENABLE: 0`)",
 )
 @node_check("gpu.imex", _FAMILY, severity="WARN", gpu=True, group="driver")
-def imex(view: View) -> Outcome:
+def check_imex_channels(view: NodeView) -> Outcome:
     """GPUs whose NVLinks reach other nodes (GB200 NVL72) can share memory with them.
 
     Source: NVML fabric cluster of each GPU, /dev/nvidia-caps-imex-channels
     Healthy: a channel that this user may open, where the NVLinks of GPUs reach other nodes of the run
     """
-    clusters = {info.get("cluster") for device in gpus.used_gpus(view) if (info := gpus.value(device, "fabric"))}
+    clusters = {
+        info.get("cluster") for device in gpus.list_used_gpus(view) if (info := gpus.read_value(device, "fabric"))
+    }
     channels = view.group().data.get("imex") or []
     if not any(clusters):
         return skip("the fabric ends with this machine")
@@ -297,30 +307,30 @@ _BROKEN = frozenset({5, 6})
 Pairs = dict[str, list[int | None]]
 
 
-def _pairs(view: View) -> Pairs:
+def _pairs(view: NodeView) -> Pairs:
     """Return NVML's status over NVLink and for reading, by pair of GPUs that matter, where one was told."""
-    mine = {d["index"] for d in gpus.used_gpus(view)}
-    statuses_of = gpus.library(view).data.get("p2p") or []
+    mine = {d["index"] for d in gpus.list_used_gpus(view)}
+    statuses_of = gpus.read_library(view).data.get("p2p") or []
     pairs = {f"{i}-{j}": [nvlink, read] for i, j, nvlink, read in statuses_of if {i, j} <= mine}
     return {pair: statuses for pair, statuses in pairs.items() if statuses != [None, None]}
 
 
 @remedy(Action.RESET_GPU, _P2P_REMEDY)
 @node_check("gpu.p2p", _FAMILY, gpu=True)
-def p2p(view: View) -> Outcome:
+def check_peer_access(view: NodeView) -> Outcome:
     """GPUs reach each other directly. A dead pair costs a factor of ten and nothing else tells of it.
 
     Source: NVML nvmlDeviceGetP2PStatus for every pair (NVLink, read)
     Healthy: behind an NVSwitch every pair; elsewhere it is product and board that decide (SKIP), and nodes are compared
     """
     gpus.require_library(view)
-    devices, pairs = gpus.used_gpus(view), _pairs(view)
+    devices, pairs = gpus.list_used_gpus(view), _pairs(view)
     if len(devices) < 2:
         return skip("fewer than two GPUs")
     if not pairs:
         return unknown("no pair of GPUs tells whether it is connected")
     # An instance of MIG has no peers.
-    whole = [device for device in devices if not (gpus.value(device, "mig") or [0])[0]]
+    whole = [device for device in devices if not (gpus.read_value(device, "mig") or [0])[0]]
     switched = {str(device["index"]) for device in whole if has_nvswitch(view, device)}
     dead = [pair for pair, statuses in pairs.items() if set(pair.split("-")) <= switched and statuses[0] in _BROKEN]
     if dead:
@@ -336,14 +346,18 @@ def p2p(view: View) -> Outcome:
 
 @remedy(Action.RESET_GPU, _P2P_REMEDY)
 @cluster_check("gpu.p2p_outlier", _FAMILY, gpu=True)
-def p2p_outlier(view: ClusterView) -> Outcome | list[Outcome]:
+def check_p2p_outliers(view: ClusterView) -> Outcome | list[Outcome]:
     """No pair of GPUs has lost an access that the same pair of other nodes has.
 
     Source: NVML nvmlDeviceGetP2PStatus of the pair at the same addresses of machines that are built alike
     Healthy: as most nodes have it; of two nodes that differ the one without WARN
     """
-    connected = compare.by_slot(view, lambda node: {pair: int(_WELL in codes) for pair, codes in _pairs(node).items()})
-    linked = compare.by_slot(view, lambda node: {pair: int(codes[0] == _WELL) for pair, codes in _pairs(node).items()})
+    connected = compare.group_by_slot(
+        view, lambda node: {pair: int(_WELL in codes) for pair, codes in _pairs(node).items()}
+    )
+    linked = compare.group_by_slot(
+        view, lambda node: {pair: int(codes[0] == _WELL) for pair, codes in _pairs(node).items()}
+    )
     if not connected:
         return compare.report_no_outlier(view, 0, "pairs of GPUs")
     # A pair that has lost all access has lost its NVLink too: one finding is enough.
@@ -352,7 +366,7 @@ def p2p_outlier(view: ClusterView) -> Outcome | list[Outcome]:
             (fail if slot.is_certain else warn)(
                 f"no {what} between GPUs {slot.index}, on other nodes there is", node=slot.node, value=[slot.index]
             )
-            for slot in compare.find_lesser(slots)
+            for slot in compare.find_lesser_slots(slots)
         ]
         if outcomes:
             return outcomes
@@ -365,15 +379,15 @@ _SILENT = (12021, 12023)
 """SXids of the ECC rate limit of a switch: data may be corrupted without a word."""
 
 
-def _witness(view: View) -> Outcome | None:
+def _witness(view: NodeView) -> Outcome | None:
     """Say whether the fabric speaks for its switches: GPUs that have joined it, or whose links are up."""
-    if gpus.why_library_not_judged(view) is not None:
+    if gpus.find_library_problem(view) is not None:
         return None
-    devices = gpus.used_gpus(view)
+    devices = gpus.list_used_gpus(view)
     if not any(has_nvswitch(view, device) for device in devices):
         return skip("no NVSwitch")
-    infos = [info for device in devices if (info := gpus.value(device, "fabric"))]
-    if any(map(describe_problem, infos)):
+    infos = [info for device in devices if (info := gpus.read_value(device, "fabric"))]
+    if any(map(describe_fabric_problem, infos)):
         return None
     return report_closed_log(view, "the fabric state of the GPUs speaks for its switches")
 
@@ -388,7 +402,7 @@ def _witness(view: View) -> Outcome | None:
     witness=_witness,
     thresholds={"lookback": 86400.0},
 )
-def sxid(view: View) -> Iterator[Outcome]:
+def check_sxids(view: NodeView) -> Iterator[Outcome]:
     """Errors that an NVSwitch reported since boot.
 
     Source: kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted by switch and code

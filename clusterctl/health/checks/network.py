@@ -11,7 +11,7 @@ from typing import Any
 from clusterctl.agent.protocol.commands import NETWORK_INTERFACE_VARIABLES
 from clusterctl.config.worker_variables import VIRTUAL_INTERFACE_PREFIXES, select_interfaces
 from clusterctl.formatting import format_size, plural
-from clusterctl.health.check import ClusterView, View, cluster_check, node_check, remedy
+from clusterctl.health.check import ClusterView, NodeView, cluster_check, node_check, remedy
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
@@ -20,7 +20,7 @@ _FAMILY = "Network"
 
 @remedy(Action.FIX_CONFIG, "Try `ssh NODE` by hand")
 @node_check("net.ssh", _FAMILY, thresholds={"warn": 5.0})
-def ssh(view: View) -> Iterator[Outcome]:
+def check_connection(view: NodeView) -> Iterator[Outcome]:
     """The node can be reached and answered.
 
     Source: the connection itself
@@ -46,7 +46,7 @@ def _is_loopback(address: str) -> bool:
 
 @remedy(Action.NONE, "Add the name to /etc/hosts of the node: programs that ask for their own address would fail")
 @node_check("net.hostname_loopback", _FAMILY, severity="WARN", group="names")
-def hostname_loopback(view: View) -> Outcome:
+def check_own_hostname(view: NodeView) -> Outcome:
     """The node's own name means something.
 
     Where it means loopback, Gloo would announce that address to its peers if it were not told better.
@@ -66,7 +66,7 @@ def hostname_loopback(view: View) -> Outcome:
 
 @remedy(Action.FIX_CONFIG, "Add the name to DNS or /etc/hosts of the node, or set `internal_ip` of the peer")
 @node_check("net.resolve", _FAMILY, group="names")
-def resolve(view: View) -> Outcome | list[Outcome]:
+def check_peer_names(view: NodeView) -> Outcome | list[Outcome]:
     """Every node knows the addresses of its peers.
 
     Source: getaddrinfo of every peer's address, on the node
@@ -85,7 +85,7 @@ def resolve(view: View) -> Outcome | list[Outcome]:
 
 @remedy(Action.FIX_CONFIG, "Set `network.interface` or `internal_ip` to the network that joins the nodes")
 @node_check("net.interface", _FAMILY, group="net")
-def interface(view: View) -> Outcome | list[Outcome]:
+def check_interfaces(view: NodeView) -> Outcome | list[Outcome]:
     """Peers are reached by a real interface that is up.
 
     Source: route to every peer; /sys/class/net
@@ -124,7 +124,7 @@ def _route_problem(route: dict[str, Any], states: dict[str, dict[str, Any]]) -> 
     Action.FIX_CONFIG, "Set `network.interface`, which all three follow, and leave them out of `env` and the prologue"
 )
 @node_check("net.ifname_env", _FAMILY, group="host")
-def ifname_env(view: View) -> Outcome | list[Outcome]:
+def check_interface_variables(view: NodeView) -> Outcome | list[Outcome]:
     """The interfaces that ranks are told exist, and are of one network.
 
     Source: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME as ranks will have them; /sys/class/net
@@ -162,7 +162,7 @@ def _two_networks(env: dict[str, str], there: list[str]) -> str | None:
     return None
 
 
-def _used(node: View, field: str) -> list[Any] | None:
+def _used(node: NodeView, field: str) -> list[Any] | None:
     """Return a property of the interfaces by which peers are reached."""
     group = node.group("net")
     if group.status != "ok":
@@ -171,7 +171,7 @@ def _used(node: View, field: str) -> list[Any] | None:
     return sorted({e.get(field) for e in group.data.get("interfaces") or [] if e["name"] in names} - {None, -1}) or None
 
 
-def _only_loopback(node: View) -> bool:
+def _only_loopback(node: NodeView) -> bool:
     routes = (node.group("net").data.get("routes") or {}).values()
     return not node.context.multi_node or (bool(routes) and all(route.get("interface") == "lo" for route in routes))
 
@@ -181,7 +181,7 @@ def _only_loopback(node: View) -> bool:
     "Set one MTU on all nodes and switches: with different ones small messages pass and large ones hang",
 )
 @cluster_check("net.mtu", _FAMILY, severity="WARN")
-def mtu(view: ClusterView) -> Outcome | list[Outcome]:
+def check_mtu(view: ClusterView) -> Outcome | list[Outcome]:
     """All nodes use the same packet size.
 
     Source: /sys/class/net/*/mtu of the interfaces that reach the peers
@@ -194,7 +194,7 @@ def mtu(view: ClusterView) -> Outcome | list[Outcome]:
 
 @remedy(Action.CHECK_LINK, "A link that came up slower than its like wants a new cable or a look at the switch")
 @cluster_check("net.link_speed", _FAMILY, severity="WARN")
-def link_speed(view: ClusterView) -> Outcome | list[Outcome]:
+def check_link_speed(view: ClusterView) -> Outcome | list[Outcome]:
     """All nodes have equally fast links.
 
     Source: /sys/class/net/*/speed of the interfaces that reach the peers
@@ -215,7 +215,7 @@ _RENDEZVOUS_FAMILY = "Rendezvous"
     "End what holds the port (`ss -ltnp`), or leave `network.master_port` out so that a free one is taken",
 )
 @node_check("net.port_free", _RENDEZVOUS_FAMILY, group="ports")
-def port_free(view: View) -> Outcome | list[Outcome]:
+def check_free_ports(view: NodeView) -> Outcome | list[Outcome]:
     """Ports that the run asks for by number are free.
 
     Source: bind on the node where the port will be used
@@ -246,7 +246,7 @@ _CONNECT_ERRORS = {
     "`internal_ip` to the network that joins them",
 )
 @node_check("net.rendezvous", _RENDEZVOUS_FAMILY)
-def rendezvous(view: View) -> Outcome:
+def check_rendezvous(view: NodeView) -> Outcome:
     """Every node reaches the rendezvous port of node 0 at the address that workers will be given.
 
     Source: node 0 listens for a moment, every other node connects and exchanges a nonce
@@ -274,7 +274,7 @@ def rendezvous(view: View) -> Outcome:
 
 @remedy(Action.FIX_CONFIG, "Remove one of the entries, or give each its own GPUs (`gpus: [0, 1]`)")
 @cluster_check("cluster.unique", _RENDEZVOUS_FAMILY)
-def unique(view: ClusterView) -> Outcome | list[Outcome]:
+def check_unique_machines(view: ClusterView) -> Outcome | list[Outcome]:
     """No device is claimed by two entries of the cluster file, and no machine is taken for two under its two names.
 
     Source: boot id, namespaces, GPU UUIDs, declared GPUs
@@ -287,8 +287,8 @@ def unique(view: ClusterView) -> Outcome | list[Outcome]:
         # Entries with GPUs by their indices may share a machine.
         if place and all(place) and not isinstance(node.expected.gpus, tuple):
             places[str(place)].append(node.node)
-        for device in gpus.used_gpus(node) if node.expected.count != 0 else []:
-            if uuid := gpus.value(device, "uuid"):
+        for device in gpus.list_used_gpus(node) if node.expected.count != 0 else []:
+            if uuid := gpus.read_value(device, "uuid"):
                 claims[f"GPU {device['index']} ({uuid})"].append(node.node)
     machines.pop("", None)
     if not machines:
@@ -310,7 +310,7 @@ def unique(view: ClusterView) -> Outcome | list[Outcome]:
 
 @remedy(Action.FIX_CONFIG, "Give the machines different names; logs and other tools tell them apart by it")
 @cluster_check("cluster.hostnames", _RENDEZVOUS_FAMILY, severity="WARN")
-def hostnames(view: ClusterView) -> Outcome | list[Outcome]:
+def check_unique_hostnames(view: ClusterView) -> Outcome | list[Outcome]:
     """Different machines have different names.
 
     Source: gethostname of all nodes
@@ -346,7 +346,7 @@ _PACKETS = (
 
 @remedy(Action.FIX_CONFIG, "Open all ports above 1023 between the nodes, in both directions (nccl#388, nccl#1524)")
 @node_check("net.ring", "Rendezvous", thresholds={"still": 1.0})
-def ring(view: View) -> Outcome | list[Outcome]:
+def check_ring_transfer(view: NodeView) -> Outcome | list[Outcome]:
     """Data gets from node to node and back, at any port and in packets of any size.
 
     Source: each worker connects to the next one at a port that the kernel picks, as NCCL and Gloo do, sends 256 KiB and
@@ -367,7 +367,7 @@ def ring(view: View) -> Outcome | list[Outcome]:
     return ok(f"{names}: {size} there and back", value=max(float(route["ms"]) for route in tried))
 
 
-def _judge_route(view: View, route: dict[str, Any]) -> Outcome:
+def _judge_route(view: NodeView, route: dict[str, Any]) -> Outcome:
     if route["ok"] is None:
         return unknown(f"{route['from']} to {route['to']} could not be tried: {route.get('error')}")
     words, error = f"{route['from']} to {route['to']} at {route['address']}:{route['port']}", str(route.get("error"))

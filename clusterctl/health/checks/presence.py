@@ -8,13 +8,13 @@ from enum import Enum
 from typing import Any
 
 from clusterctl.health import driver_errors
-from clusterctl.health.check import View, node_check, remedy
+from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import gpus
 from clusterctl.health.model import AMD, JUDGED, Action, Outcome, fail, ok, skip, unknown, warn
 
 
-class Why(Enum):
-    """Why a GPU that is on the PCI bus is not shown."""
+class HiddenReason(Enum):
+    """HiddenReason a GPU that is on the PCI bus is not shown."""
 
     FAULT = "not shown"
     KEPT = "not given to us"
@@ -27,7 +27,7 @@ class HiddenGpu:
     """A GPU that is not shown, by its PCI address."""
 
     address: str
-    why: Why
+    why: HiddenReason
     words: str
 
 
@@ -36,7 +36,7 @@ ASK = "Ask the scheduler or the container for more GPUs, or declare those that a
 
 
 def judge_count(
-    view: View, visible: int, entries: Sequence[HiddenGpu], remedies: Mapping[Why, tuple[Action, str]]
+    view: NodeView, visible: int, entries: Sequence[HiddenGpu], remedies: Mapping[HiddenReason, tuple[Action, str]]
 ) -> Iterator[Outcome]:
     """Say whether as many GPUs are there as the cluster file declares, or as the node has.
 
@@ -48,10 +48,12 @@ def judge_count(
     """
     declared = view.expected.gpus
     needed = max(declared, default=-1) + 1 if isinstance(declared, tuple) else declared
-    faults = [entry for entry in entries if entry.why is Why.FAULT]
+    faults = [entry for entry in entries if entry.why is HiddenReason.FAULT]
     if needed is not None and visible < needed:
         reasons = {entry.why for entry in entries}
-        action, hint = next((remedy for why, remedy in remedies.items() if why in reasons), remedies[Why.FAULT])
+        action, hint = next(
+            (remedy for why, remedy in remedies.items() if why in reasons), remedies[HiddenReason.FAULT]
+        )
         message = f"{visible} of {needed} GPUs{_describe_hidden(entries)}"
         yield fail(message, value=visible, expected=needed, action=action, hint=hint)
     elif faults:
@@ -76,17 +78,17 @@ def _describe_hidden(entries: Sequence[HiddenGpu]) -> str:
 # --- AMD's driver, which of its GPUs there are, and whether the user may open them.
 
 _INSTALL = "Install or load the amdgpu driver (`rocminfo` must work as the same user)"
-_AMD_REMEDIES: dict[Why, tuple[Action, str]] = {
-    Why.FAULT: (Action.REBOOT_NODE, LOOK),
-    Why.UNBOUND: (
+_AMD_REMEDIES: dict[HiddenReason, tuple[Action, str]] = {
+    HiddenReason.FAULT: (Action.REBOOT_NODE, LOOK),
+    HiddenReason.UNBOUND: (
         Action.FIX_CONFIG,
         "Give the card to the amdgpu driver (`lspci -k` names what has it), or declare the GPUs that are left",
     ),
-    Why.KEPT: (Action.FIX_CONFIG, ASK),
+    HiddenReason.KEPT: (Action.FIX_CONFIG, ASK),
 }
 
 
-def driver(view: View) -> Iterator[Outcome]:
+def judge_amd_driver(view: NodeView) -> Iterator[Outcome]:
     """Judge whether the amdgpu driver is there and computes."""
     group = view.group("amdgpu")
     if group.status == "timeout":
@@ -105,7 +107,7 @@ def driver(view: View) -> Iterator[Outcome]:
         yield say(what, hint=_INSTALL)
 
 
-def count_amd(view: View) -> Iterator[Outcome]:
+def judge_amd_count(view: NodeView) -> Iterator[Outcome]:
     """Judge how many GPUs the compute driver shows."""
     group = view.group("amdgpu")
     if group.status != "ok":
@@ -114,26 +116,28 @@ def count_amd(view: View) -> Iterator[Outcome]:
     yield from judge_count(view, int(group.data.get("count") or 0), _list_hidden_amd(view), _AMD_REMEDIES)
 
 
-def _list_hidden_amd(view: View) -> list[HiddenGpu]:
+def _list_hidden_amd(view: NodeView) -> list[HiddenGpu]:
     """Return the cards that the compute driver does not show. It tells how many of them the device cgroup keeps."""
-    shown = {gpus.value(device, "pci") for device in gpus.all_gpus(view)}
-    absent = [card for card in gpus.compute_cards(view) if card["vendor"] == AMD and card["address"] not in shown]
+    shown = {gpus.read_value(device, "pci") for device in gpus.list_gpus(view)}
+    absent = [card for card in gpus.list_compute_cards(view) if card["vendor"] == AMD and card["address"] not in shown]
     taken = [card["address"] for card in absent if card.get("driver") == "amdgpu"]
     kept = len(taken) <= int(view.group("amdgpu").data.get("hidden") or 0)
-    why, words = (Why.KEPT, "kept away by the device cgroup") if kept else (Why.FAULT, "KFD leaves it out")
+    why, words = (
+        (HiddenReason.KEPT, "kept away by the device cgroup") if kept else (HiddenReason.FAULT, "KFD leaves it out")
+    )
     unshown = [HiddenGpu(address, why, words) for address in taken]
     for card in absent:
         if card.get("driver") is None:
-            unshown.append(HiddenGpu(card["address"], Why.FAULT, "no driver has taken it"))
+            unshown.append(HiddenGpu(card["address"], HiddenReason.FAULT, "no driver has taken it"))
         elif card["address"] not in taken:
-            unshown.append(HiddenGpu(card["address"], Why.UNBOUND, f"bound to {card['driver']}"))
+            unshown.append(HiddenGpu(card["address"], HiddenReason.UNBOUND, f"bound to {card['driver']}"))
     return unshown
 
 
-def amd_device_access(view: View) -> Iterator[Outcome]:
+def judge_amd_device_access(view: NodeView) -> Iterator[Outcome]:
     """Judge whether the user may open what HIP opens: the compute driver and the render node of each GPU of the run."""
     access = {node["path"]: node["access"] for node in view.group("amdgpu").data.get("dev") or []}
-    minors = [minor for device in gpus.used_gpus(view) if (minor := gpus.value(device, "minor")) is not None]
+    minors = [minor for device in gpus.list_used_gpus(view) if (minor := gpus.read_value(device, "minor")) is not None]
     wanted = ["/dev/kfd", *(f"/dev/dri/renderD{minor}" for minor in minors)]
     shut = [path for path in wanted if access.get(path) == "denied"]
     absent = [path for path in wanted if access.get(path) == "absent"]
@@ -155,25 +159,25 @@ def amd_device_access(view: View) -> Iterator[Outcome]:
 _3D_CONTROLLER = "0x0302"
 """The PCI class of GPUs without a display: nobody leaves one without a driver on purpose."""
 
-_REMEDIES: dict[Why, tuple[Action, str]] = {
-    Why.FAULT: (Action.REBOOT_NODE, LOOK),
-    Why.DENIED: (
+_REMEDIES: dict[HiddenReason, tuple[Action, str]] = {
+    HiddenReason.FAULT: (Action.REBOOT_NODE, LOOK),
+    HiddenReason.DENIED: (
         Action.FIX_CONFIG,
         "Let the user open the device nodes (group `video`, or `NVreg_DeviceFileMode` of the driver)",
     ),
-    Why.UNBOUND: (
+    HiddenReason.UNBOUND: (
         Action.FIX_CONFIG,
         "Give the card to the nvidia driver (`lspci -k` names what has it), or declare the GPUs that are left",
     ),
-    Why.KEPT: (Action.FIX_CONFIG, ASK),
+    HiddenReason.KEPT: (Action.FIX_CONFIG, ASK),
 }
 """What to do about each, the gravest first."""
 
 
-def _list_hidden(view: View) -> list[HiddenGpu]:
+def _list_hidden(view: NodeView) -> list[HiddenGpu]:
     group = view.group("unshown")
     if group.status == "timeout":
-        return [HiddenGpu("a GPU", Why.FAULT, "opening its device node hangs")]
+        return [HiddenGpu("a GPU", HiddenReason.FAULT, "opening its device node hangs")]
     return [_described(entry) for entry in group.data.get("gpus") or []]
 
 
@@ -183,23 +187,23 @@ def _described(entry: dict[str, Any]) -> HiddenGpu:
     if driver != "nvidia":
         odd = driver is None and entry.get("class") == _3D_CONTROLLER
         words = f"bound to {driver}" if driver else "no driver has taken it"
-        return HiddenGpu(address, Why.FAULT if odd else Why.UNBOUND, words)
+        return HiddenGpu(address, HiddenReason.FAULT if odd else HiddenReason.UNBOUND, words)
     match node:
         case None | "absent":
-            return HiddenGpu(address, Why.KEPT, "no device node here")
+            return HiddenGpu(address, HiddenReason.KEPT, "no device node here")
         case "EPERM":
-            return HiddenGpu(address, Why.KEPT, "kept away by the device cgroup")
+            return HiddenGpu(address, HiddenReason.KEPT, "kept away by the device cgroup")
         case "EACCES":
-            return HiddenGpu(address, Why.DENIED, "its device node is closed to this user")
+            return HiddenGpu(address, HiddenReason.DENIED, "its device node is closed to this user")
         case "ok":
-            return HiddenGpu(address, Why.FAULT, "NVML leaves it out")
+            return HiddenGpu(address, HiddenReason.FAULT, "NVML leaves it out")
         case _:
-            return HiddenGpu(address, Why.FAULT, f"opening it ends with {node}")
+            return HiddenGpu(address, HiddenReason.FAULT, f"opening it ends with {node}")
 
 
 @remedy(Action.REBOOT_NODE, LOOK)
-@node_check("gpu.count", "GPU driver", gpu=True, vendors=JUDGED, by_vendor={AMD: count_amd})
-def count(view: View) -> Iterator[Outcome]:
+@node_check("gpu.count", "GPU driver", gpu=True, vendors=JUDGED, by_vendor={AMD: judge_amd_count})
+def check_gpu_count(view: NodeView) -> Iterator[Outcome]:
     """Every declared GPU is there. A GPU that the PCI bus has and its driver has not is named by address, and why.
 
     Source: NVML device count, or nodes of KFD's topology; GPUs on the PCI bus, what driver has each, and whether its
@@ -213,10 +217,10 @@ def count(view: View) -> Iterator[Outcome]:
         yield unknown(f"could not look: {group.reason or group.status}")
     elif nvml.get("init_error") is not None:
         visible = len(view.group("smi").data.get("devices") or [])
-        reason = driver_errors.nvml_name(nvml["init_error"])
+        reason = driver_errors.nvml_error_name(nvml["init_error"])
         yield unknown(f"NVML could not be used: {reason}; nvidia-smi shows {visible}")
     elif nvml.get("count") is None:
-        yield unknown(f"NVML did not count: {driver_errors.nvml_name(nvml.get('count_error') or 999)}")
+        yield unknown(f"NVML did not count: {driver_errors.nvml_error_name(nvml.get('count_error') or 999)}")
     else:
         yield from judge_count(view, int(nvml["count"]), _list_hidden(view), _REMEDIES)
 
@@ -228,9 +232,14 @@ _UVM = "/dev/nvidia-uvm"
     Action.FIX_CONFIG, "Let the user open the device nodes (group `video`, or `NVreg_DeviceFileMode` of the driver)"
 )
 @node_check(
-    "gpu.device_access", "GPU driver", gpu=True, vendors=JUDGED, by_vendor={AMD: amd_device_access}, group="driver"
+    "gpu.device_access",
+    "GPU driver",
+    gpu=True,
+    vendors=JUDGED,
+    by_vendor={AMD: judge_amd_device_access},
+    group="driver",
 )
-def device_access(view: View) -> Iterator[Outcome]:
+def check_device_access(view: NodeView) -> Iterator[Outcome]:
     """The user may open the device nodes that CUDA or ROCm need; those of other GPUs are nobody's business.
 
     Source: /dev/nvidiactl, /dev/nvidia-uvm and the device node of each GPU that the run uses, or /dev/kfd and
@@ -265,9 +274,9 @@ def device_access(view: View) -> Iterator[Outcome]:
         yield ok(f"{len(wanted) + 1} device nodes are accessible")
 
 
-def _wanted(view: View, nodes: dict[str, bool]) -> list[str]:
+def _wanted(view: NodeView, nodes: dict[str, bool]) -> list[str]:
     """Return the nodes that the run needs, apart from that of unified memory."""
-    minors = [minor for device in gpus.used_gpus(view) if (minor := gpus.value(device, "minor")) is not None]
+    minors = [minor for device in gpus.list_used_gpus(view) if (minor := gpus.read_value(device, "minor")) is not None]
     if not minors:
         return [path for path in nodes if path != _UVM]
     return ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in minors)]

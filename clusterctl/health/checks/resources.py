@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clusterctl.formatting import format_size
-from clusterctl.health.check import ClusterView, NotJudgedError, View, cluster_check, node_check, remedy
+from clusterctl.health.check import ClusterView, NodeView, NotJudgedError, cluster_check, node_check, remedy
 from clusterctl.health.checks import compare, gpus, infiniband
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
@@ -21,7 +21,7 @@ _GIB = 1024.0**3
 @node_check(
     "host.shm", _FAMILY, group="host", thresholds={"fail": 32.0 * 1024**2, "warn": 1.0 * _GIB, "cpu": 128.0 * 1024**2}
 )
-def shm(view: View) -> Outcome:
+def check_shared_memory(view: NodeView) -> Outcome:
     """Shared memory is large enough for NCCL and data loaders.
 
     A container gives 64 MiB unless told otherwise.
@@ -44,7 +44,7 @@ def shm(view: View) -> Outcome:
     "for a container: RDMA pins memory",
 )
 @node_check("host.memlock", _FAMILY, group="host", thresholds={"need": 16.0 * _GIB, "fail": 1.0 * _GIB})
-def memlock(view: View) -> Outcome:
+def check_memlock_limit(view: NodeView) -> Outcome:
     """Workers may pin memory for RDMA. Measured through the same door that workers come by.
 
     Source: RLIMIT_MEMLOCK and capabilities of a process started as a worker is (the kernel asks no limit of
@@ -55,18 +55,18 @@ def memlock(view: View) -> Outcome:
     limit = _read_limit(view, "memlock")
     if limit is None or limit >= view.limit("need"):
         return ok("unlimited" if limit is None else format_size(limit), value=limit)
-    blocked = infiniband.why_not_judged(view)
+    blocked = infiniband.find_missing_facts(view)
     if blocked is not None:
         return unknown(f"memlock {format_size(limit)}; {blocked.message}", value=limit)
     selection = infiniband.select_ports(view)
     if not selection.used:
         return ok(f"memlock {format_size(limit)}, enough without RDMA: {selection.why_none}", value=limit)
     say = fail if limit < view.limit("fail") else warn
-    message = f"memlock {format_size(limit)}, NCCL would use {infiniband.port_names(selection.used)}"
+    message = f"memlock {format_size(limit)}, NCCL would use {infiniband.format_port_names(selection.used)}"
     return say(message, value=limit, expected=view.limit("need"))
 
 
-def _read_limit(view: View, name: str) -> Any:
+def _read_limit(view: NodeView, name: str) -> Any:
     """Return a limit of the node; `None` for unlimited."""
     data = view.group().data
     if name not in data:
@@ -76,7 +76,7 @@ def _read_limit(view: View, name: str) -> Any:
 
 @remedy(Action.FIX_LIMITS, "Set a hard `nofile` in /etc/security/limits.d and `LimitNOFILE=` for sshd")
 @node_check("host.nofile", _FAMILY, group="host", thresholds={"warn": 4096.0, "fail": 1024.0})
-def nofile(view: View) -> Outcome:
+def check_open_files_limit(view: NodeView) -> Outcome:
     """Workers may open enough files and sockets.
 
     Source: RLIMIT_NOFILE of a process started as a worker is, whose soft limit clusterctl has raised to the hard one
@@ -94,7 +94,7 @@ def nofile(view: View) -> Outcome:
     "Set `nproc` in /etc/security/limits.d, `TasksMax=` of the slice, or `--pids-limit` of the container",
 )
 @node_check("host.nproc", _FAMILY, severity="WARN", group="host", thresholds={"warn": 512.0})
-def nproc(view: View) -> Outcome:
+def check_process_limit(view: NodeView) -> Outcome:
     """Workers may start enough processes and threads.
 
     Source: RLIMIT_NPROC of a process started as a worker is (root is not held to it), pids.max of its control groups in
@@ -123,7 +123,7 @@ _MIB = 1024.0**2
     "Find what uses the memory (`ps aux --sort -rss`), or lift the limit of the login session or container",
 )
 @node_check("host.memory", _FAMILY, severity="WARN", group="host", thresholds={"warn": 0.2, "rank": 2.0 * _GIB})
-def memory(view: View) -> Outcome:
+def check_free_memory(view: NodeView) -> Outcome:
     """Main memory is free for the run.
 
     Source: /proc/meminfo; limit and use of memory of the control groups, version 1 and 2
@@ -153,7 +153,7 @@ def memory(view: View) -> Outcome:
     "Find what needs the memory; `sudo swapoff -a` if in doubt: a rank that swaps holds up all others",
 )
 @node_check("host.swap", _FAMILY, severity="WARN", group="host", thresholds={"warn": 1.0 * _MIB})
-def swap(view: View) -> Outcome:
+def check_swapping(view: NodeView) -> Outcome:
     """Nothing moves between memory and the swap space.
 
     Source: /proc/vmstat, looked at twice where anything is swapped out
@@ -168,7 +168,7 @@ def swap(view: View) -> Outcome:
 
 @remedy(Action.CONTACT_SUPPORT, "A memory module may have failed: compare `dmidecode -t memory`")
 @cluster_check("host.memory_total", _FAMILY, severity="WARN", thresholds={"ratio": 0.05})
-def memory_total(view: ClusterView) -> Outcome | list[Outcome]:
+def check_total_memory(view: ClusterView) -> Outcome | list[Outcome]:
     """All nodes have about the same amount of memory: one with less may have lost a module.
 
     Source: /proc/meminfo of all nodes
@@ -197,7 +197,7 @@ _FIXED_LOW = ("powersave", "userspace")
 
 @remedy(Action.KILL_PROCS, "Something else keeps the CPUs busy; look at `top` on the node")
 @node_check("host.load", _FAMILY, severity="WARN", group="host", thresholds={"warn": 1.5})
-def load(view: View) -> Outcome:
+def check_cpu_load(view: NodeView) -> Outcome:
     """The CPUs are free for the run.
 
     Source: /proc/loadavg
@@ -216,7 +216,7 @@ def load(view: View) -> Outcome:
     "Ask the scheduler or container for more CPUs, or lift the limit of the login session (cpuset, taskset)",
 )
 @node_check("host.cpus", _FAMILY, severity="WARN", group="host", thresholds={"gpu": 2.0, "cpu": 1.0})
-def cpus(view: View) -> Outcome:
+def check_usable_cpus(view: NodeView) -> Outcome:
     """Workers may use enough CPUs.
 
     Source: sched_getaffinity of a process started as a worker is; CPU quota of its control groups, version 1 and 2
@@ -237,7 +237,7 @@ def cpus(view: View) -> Outcome:
 
 @remedy(Action.FIX_CONFIG, "`sudo cpupower frequency-set -g performance`")
 @node_check("host.governor", _FAMILY, severity="WARN", group="host")
-def governor(view: View) -> Outcome:
+def check_cpu_governor(view: NodeView) -> Outcome:
     """CPU clocks are not saved on.
 
     Source: /sys/devices/system/cpu/*/cpufreq: scaling_governor, scaling_driver, energy_performance_preference
@@ -259,7 +259,7 @@ def governor(view: View) -> Outcome:
 
 @remedy(Action.REBOOT_NODE, "The kernel gave up on the TSC (see its log); a reboot or a BIOS update brings it back")
 @node_check("host.clocksource", _FAMILY, severity="WARN", group="host")
-def clocksource(view: View) -> Outcome:
+def check_clock_source(view: NodeView) -> Outcome:
     """Reading the clock is cheap.
 
     Source: /sys/devices/system/clocksource

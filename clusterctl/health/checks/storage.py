@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from clusterctl.formatting import format_size
-from clusterctl.health.check import View, node_check, remedy
+from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.model import Action, Outcome, fail, ok, skip, unknown, warn
 
 _FAMILY = "Disks and mounts"
@@ -16,17 +16,17 @@ ENOUGH = 100.0 * 1024**3
 """Bytes with which none is crowded, whatever its size."""
 
 
-def _places(view: View) -> list[dict[str, Any]]:
+def _places(view: NodeView) -> list[dict[str, Any]]:
     return [entry for entry in view.group().data.get("paths") or [] if entry.get("total") is not None]
 
 
-def _unseen(view: View) -> Iterator[Outcome]:
+def _unseen(view: NodeView) -> Iterator[Outcome]:
     for entry in view.group().data.get("paths") or []:
         if entry.get("total") is None:
             yield unknown(f"{entry['path']} cannot be measured: {entry.get('error')}")
 
 
-def is_tight(free: float, size_of_it: float, least: float) -> bool:
+def is_nearly_full(free: float, size_of_it: float, least: float) -> bool:
     """Tell whether a file system is as good as full. A small one that is nearly empty is small, not full."""
     return free < least and free * 2 < size_of_it
 
@@ -35,7 +35,7 @@ def is_tight(free: float, size_of_it: float, least: float) -> bool:
 @node_check(
     "host.disk", _FAMILY, group="disk", thresholds={"warn": 85.0, "enough": ENOUGH, "least": LEAST, "checkpoints": 2.0}
 )
-def disk(view: View) -> Iterator[Outcome]:
+def check_disk_space(view: NodeView) -> Iterator[Outcome]:
     """There is space where a run writes: a checkpoint that fails after hours costs the hours.
 
     Source: statvfs of working directory, checkpoints, temporary directory, home and /; size of the newest checkpoint
@@ -51,7 +51,7 @@ def disk(view: View) -> Iterator[Outcome]:
         yield ok(f"{format_size(min(entry['free'] for entry in _places(view)))} free at least")
 
 
-def _space(view: View, entry: dict[str, Any]) -> Outcome | None:
+def _space(view: NodeView, entry: dict[str, Any]) -> Outcome | None:
     """Return what is wrong with the space at one place."""
     used, free = entry.get("used", entry["total"] - entry["free"]), entry["free"]
     percent = 100 * used / (used + free) if used + free else 0.0
@@ -59,7 +59,7 @@ def _space(view: View, entry: dict[str, Any]) -> Outcome | None:
     more = {"value": free, "expected": view.limit("least")}
     if _is_image(entry):
         return None
-    if is_tight(free, entry["total"], view.limit("least")):
+    if is_nearly_full(free, entry["total"], view.limit("least")):
         return (warn if entry["what"] == "root" else fail)(words, **more)
     saved = view.group("checkpoint").data.get("bytes") if entry["what"] == "checkpoints" else None
     if saved and free < saved * view.limit("checkpoints"):
@@ -80,7 +80,7 @@ _ORDER = ("checkpoints", "path", "workdir", "tmp", "home", "root")
 """What a place is for, the most telling first, where several lie on one file system."""
 
 
-def _folded(view: View) -> list[dict[str, Any]]:
+def _folded(view: NodeView) -> list[dict[str, Any]]:
     """Return one entry a file system: places that share total and free space are the same one."""
     first_by_size: dict[tuple[Any, ...], dict[str, Any]] = {}
     for entry in sorted(_places(view), key=lambda entry: _ORDER.index(entry["what"])):
@@ -90,7 +90,7 @@ def _folded(view: View) -> list[dict[str, Any]]:
 
 @remedy(Action.FREE_SPACE, "Remove directories of many small files (caches, old environments)")
 @node_check("host.inodes", _FAMILY, group="disk", thresholds={"warn": 85.0, "enough": 1e6, "least": 1e4})
-def inodes(view: View) -> list[Outcome]:
+def check_free_inodes(view: NodeView) -> list[Outcome]:
     """There are inodes left: a disk can be full with space to spare.
 
     Source: statvfs of the same places
@@ -102,7 +102,7 @@ def inodes(view: View) -> list[Outcome]:
         free, total = entry["inodes_free"], entry["inodes"]
         if not total or _is_image(entry):
             continue
-        percent, is_full = 100 * (1 - free / total), is_tight(free, total, view.limit("least"))
+        percent, is_full = 100 * (1 - free / total), is_nearly_full(free, total, view.limit("least"))
         if is_full or (percent >= view.limit("warn") and free < view.limit("enough")):
             say = fail if is_full and entry["what"] != "root" else warn
             bad.append(say(f"{entry['path']}: {percent:.0f} % of inodes used, {free} free", value=free))
@@ -111,7 +111,7 @@ def inodes(view: View) -> list[Outcome]:
 
 @remedy(Action.CHECK_MOUNT, "Remount or repair the file system, or correct owner and mode of the directory")
 @node_check("host.readonly", _FAMILY, group="disk")
-def readonly(view: View) -> Iterator[Outcome]:
+def check_writable_folders(view: NodeView) -> Iterator[Outcome]:
     """A run can write where it has to.
 
     Source: one small file written, synced and removed in working directory, temporary directory and checkpoints
@@ -131,7 +131,7 @@ def readonly(view: View) -> Iterator[Outcome]:
 
 @remedy(Action.CHECK_MOUNT, "Remount it or ask who runs the server; what touches it now hangs and cannot be killed")
 @node_check("host.mounts", _FAMILY, group="mounts")
-def mounts(view: View) -> Outcome | list[Outcome]:
+def check_mounts(view: NodeView) -> Outcome | list[Outcome]:
     """Every mount answers. Mounted is not alive: a dead server hangs whoever asks.
 
     Source: stat and listing of every network or FUSE mount and of `health.expect.mounts`, each in a child of its own

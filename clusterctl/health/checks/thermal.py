@@ -35,7 +35,7 @@ def _samples(value: Any) -> list[int]:
 
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
 @gpus.gpu_check("gpu.throttle_hw", _FAMILY, "throttle", "no hardware slowdown on {n} GPUs", severity="WARN")
-def throttle_hw(gpu: gpus.GpuValue) -> Outcome | None:
+def check_hardware_throttling(gpu: gpus.GpuValue) -> Outcome | None:
     """Hardware does not hold the clocks down. The slowest GPU sets the speed of the run.
 
     Source: NVML clock event reasons, bits 0x8, 0x40, 0x80; up to three looks in a quarter of a second
@@ -54,7 +54,7 @@ def throttle_hw(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
 @gpus.gpu_check("gpu.throttle_sw", _FAMILY, "throttle", "no thermal slowdown on {n} GPUs", severity="WARN")
-def throttle_sw(gpu: gpus.GpuValue) -> Outcome | None:
+def check_driver_throttling(gpu: gpus.GpuValue) -> Outcome | None:
     """The driver does not hold the clocks down for heat.
 
     Source: NVML clock event reasons, bit 0x20
@@ -67,7 +67,7 @@ def throttle_sw(gpu: gpus.GpuValue) -> Outcome | None:
 
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
 @cluster_check("gpu.throttle_outlier", _FAMILY, gpu=True)
-def throttle_outlier(view: ClusterView) -> Iterable[Outcome]:
+def check_throttling_outliers(view: ClusterView) -> Iterable[Outcome]:
     """No GPU is held down for heat or power where its like are not: a constant power brake is a fault of the node.
 
     Source: NVML clock event reasons of all GPUs of one model, bits 0x40 and 0x80, in every look
@@ -78,7 +78,7 @@ def throttle_outlier(view: ClusterView) -> Iterable[Outcome]:
 
 def _constant(device: gpus.Device) -> int | None:
     """Return the causes that were there in every look; a single look says nothing that lasts."""
-    value = gpus.value(device, "throttle")
+    value = gpus.read_value(device, "throttle")
     if value is None:
         return None
     samples = _samples(value)
@@ -109,7 +109,7 @@ def find_throttle_symptom(gpu: int, bits: int, degrees: float | None, lasting: f
 @gpus.gpu_check(
     "gpu.temperature", _FAMILY, "temp", "{n} GPUs below their limits", vendors=JUDGED, thresholds={"margin": 5.0}
 )
-def temperature(gpu: gpus.GpuValue) -> Outcome | None:
+def check_temperatures(gpu: gpus.GpuValue) -> Outcome | None:
     """Core and memory are cooler than the GPU's own limits.
 
     Source: NVML margin to the limit (nvmlDeviceGetMarginTemperature, field 196; Ada and later), else temperature
@@ -120,7 +120,7 @@ def temperature(gpu: gpus.GpuValue) -> Outcome | None:
     left = {"core": _core_left(gpu.device, gpu.value), "memory": _memory_left(gpu.device)}
     margins = {part: degrees for part, degrees in left.items() if degrees is not None}
     if not margins:
-        message = f"{gpus.label(gpu.device)}: {gpu.value} °C, and no limit that could be read"
+        message = f"{gpus.describe_gpu(gpu.device)}: {gpu.value} °C, and no limit that could be read"
         return unknown(message, gpu=gpu.index, value=gpu.value)
     part = min(margins, key=lambda name: margins[name])
     if margins[part] > gpu.limit("margin"):
@@ -133,15 +133,15 @@ def temperature(gpu: gpus.GpuValue) -> Outcome | None:
 
 def _core_left(device: gpus.Device, degrees: float) -> float | None:
     """Return by how many degrees a GPU may still warm up; `None` where it does not tell."""
-    margin = gpus.value(device, "margin")
+    margin = gpus.read_value(device, "margin")
     if margin is not None:
-        return float(margin - (gpus.value(device, "tlimit_gpu_max") or 0))
-    limit = gpus.value(device, "temp_max") or gpus.value(device, "temp_slowdown")
+        return float(margin - (gpus.read_value(device, "tlimit_gpu_max") or 0))
+    limit = gpus.read_value(device, "temp_max") or gpus.read_value(device, "temp_slowdown")
     return float(limit - degrees) if limit else None
 
 
 def _memory_left(device: gpus.Device) -> float | None:
-    degrees, limit = gpus.value(device, "mem_temp"), gpus.value(device, "mem_temp_max")
+    degrees, limit = gpus.read_value(device, "mem_temp"), gpus.read_value(device, "mem_temp_max")
     return float(limit - degrees) if degrees and limit else None
 
 
@@ -151,7 +151,7 @@ def _memory_left(device: gpus.Device) -> float | None:
     "leave it where it is on purpose everywhere",
 )
 @cluster_check("gpu.power_cap", _FAMILY, severity="WARN", gpu=True, vendors=JUDGED)
-def power_cap(view: ClusterView) -> Iterable[Outcome]:
+def check_power_caps(view: ClusterView) -> Iterable[Outcome]:
     """All GPUs of a board may draw the same power. A cap is fine; one GPU capped alone is not.
 
     Source: enforced power limit, as a share of the board's default: NVML, hwmon of AMD (first die of a card)
@@ -161,7 +161,7 @@ def power_cap(view: ClusterView) -> Iterable[Outcome]:
 
 
 def _share(device: gpus.Device) -> int | None:
-    watts, usual = gpus.value(device, "power_limit_w"), gpus.value(device, "power_default_w")
+    watts, usual = gpus.read_value(device, "power_limit_w"), gpus.read_value(device, "power_default_w")
     return round(100 * watts / usual) if watts and usual else None
 
 
@@ -174,7 +174,7 @@ def _share(device: gpus.Device) -> int | None:
     vendors=JUDGED,
     thresholds={"warn": 15.0, "floor": 60.0},
 )
-def temperature_outlier(view: ClusterView) -> Iterable[Outcome]:
+def check_temperature_outliers(view: ClusterView) -> Iterable[Outcome]:
     """No GPU is far hotter than its like; only GPUs above `floor` degrees are looked at.
 
     Source: core temperature of all GPUs of one board: NVML, hwmon of AMD

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from clusterctl.formatting import plural
-from clusterctl.health.check import Check, ClusterView, View, cluster_check, node_check, read_docstring, remedy
+from clusterctl.health.check import Check, ClusterView, NodeView, cluster_check, node_check, read_docstring, remedy
 from clusterctl.health.checks import compare, gpus
 from clusterctl.health.context import NOT_SYNCED
 from clusterctl.health.model import AMD, JUDGED, Action, Outcome, fail, ok, skip, unknown, warn
@@ -16,20 +16,20 @@ from clusterctl.health.model import AMD, JUDGED, Action, Outcome, fail, ok, skip
 _FAMILY = "Versions"
 
 
-def _promised(view: View) -> dict[str, Any]:
+def _promised(view: NodeView) -> dict[str, Any]:
     versions = view.group("versions").data
     return {
         "python": versions.get("python"),
         "torch": versions.get("torch"),
         "cuda": versions.get("torch_cuda"),
         "nccl": versions.get("nccl"),
-        "driver": gpus.library(view).data.get("driver"),
+        "driver": gpus.read_library(view).data.get("driver"),
     }
 
 
 @remedy(Action.FIX_CONFIG, "Install the promised version on the node, or correct `health.expect`")
 @node_check("version.expected", _FAMILY, group="versions")
-def expected(view: View) -> Iterator[Outcome]:
+def check_expected_versions(view: NodeView) -> Iterator[Outcome]:
     """The node has the versions that the cluster file promises.
 
     Source: package metadata in the job's Python; NVML, /sys/module/amdgpu/version
@@ -54,7 +54,7 @@ def expected(view: View) -> Iterator[Outcome]:
 
 def _same_on_all_nodes(
     name: str, what: str, group: str | None = "versions", *, absent: bool = False, **fields: Any
-) -> Callable[[Callable[[View], Any]], Check]:
+) -> Callable[[Callable[[NodeView], Any]], Check]:
     """Make a check of a value that should be the same on all nodes; the function reads the value of one node.
 
     Args:
@@ -65,9 +65,11 @@ def _same_on_all_nodes(
         fields: Fields of the check.
     """
 
-    def make(read: Callable[[View], Any]) -> Check:
+    def make(read: Callable[[NodeView], Any]) -> Check:
         def judge(view: ClusterView) -> list[Outcome]:
-            asked = [node for node in view.views if (node.group(group) if group else gpus.library(node)).status == "ok"]
+            asked = [
+                node for node in view.views if (node.group(group) if group else gpus.read_library(node)).status == "ok"
+            ]
             values = {node.node: value for node in asked if (value := read(node)) is not _UNKNOWN}
             if not values:
                 return [unknown(f"no node could be asked for its {what}")]
@@ -94,12 +96,12 @@ _UNKNOWN = object()
 """The value of a node that has one and does not name it."""
 
 
-def _driver(view: View) -> str | None:
+def _driver(view: NodeView) -> str | None:
     """Return the version of the GPU driver; AMD's has none of its own where it comes with the kernel."""
-    if gpus.why_not_judged(view) is not None:
+    if gpus.find_skip_reason(view) is not None:
         return None
-    version = gpus.library(view).data.get("driver")
-    return version or ("that of the kernel" if gpus.vendor(view) == AMD else None)
+    version = gpus.read_library(view).data.get("driver")
+    return version or ("that of the kernel" if gpus.find_vendor(view) == AMD else None)
 
 
 @remedy(
@@ -108,7 +110,7 @@ def _driver(view: View) -> str | None:
     "or mend `job.prologue` where the file has one",
 )
 @node_check("version.interpreter", _FAMILY)
-def interpreter(view: View) -> Iterator[Outcome]:
+def check_interpreter(view: NodeView) -> Iterator[Outcome]:
     """The interpreter that the cluster file names for the node is there and runs.
 
     Source: the look itself, which the job's Python makes as it would start a worker: folder, prologue, environment
@@ -124,7 +126,7 @@ def interpreter(view: View) -> Iterator[Outcome]:
 
 
 @_same_on_all_nodes("version.python", "Python")
-def python(view: View) -> str:
+def check_python_version(view: NodeView) -> str:
     """All nodes run the job with the same minor version of Python.
 
     Source: package metadata in the job's Python (nothing is imported)
@@ -133,7 +135,7 @@ def python(view: View) -> str:
 
 
 @_same_on_all_nodes("version.torch", "torch", absent=True)
-def torch(view: View) -> Any:
+def check_torch_version(view: NodeView) -> Any:
     """All nodes have the same torch. Different ones hang at the first collective or die minutes later.
 
     Source: package metadata in the job's Python (nothing is imported)
@@ -142,7 +144,7 @@ def torch(view: View) -> Any:
 
 
 @_same_on_all_nodes("version.cuda", "CUDA build of torch", absent=True)
-def cuda(view: View) -> Any:
+def check_torch_cuda_version(view: NodeView) -> Any:
     """All nodes have torch built for the same CUDA.
 
     Source: package metadata in the job's Python (nothing is imported)
@@ -151,7 +153,7 @@ def cuda(view: View) -> Any:
 
 
 @_same_on_all_nodes("version.nccl", "NCCL", absent=True, gpu=True)
-def nccl(view: View) -> Any:
+def check_nccl_version(view: NodeView) -> Any:
     """All nodes have the same NCCL. Mixed versions hang.
 
     Source: what torch would load, without loading it: LD_PRELOAD, package metadata in the job's Python, else the
@@ -165,7 +167,7 @@ def nccl(view: View) -> Any:
 
 @remedy(Action.FIX_CONFIG, "Install the plugin on all nodes, or set NCCL_NET_PLUGIN=none for all")
 @_same_on_all_nodes("version.nccl_plugin", "network plugin of NCCL", absent=True, gpu=True, severity="WARN")
-def nccl_plugin(view: View) -> str | None:
+def check_nccl_plugin(view: NodeView) -> str | None:
     """NCCL reaches other nodes by the same library on all nodes (aws-ofi-nccl, or its own). Mixed ones hang.
 
     Source: NCCL_NET_PLUGIN, libnccl-net.so as the loader would find it
@@ -176,7 +178,7 @@ def nccl_plugin(view: View) -> str | None:
 
 @remedy(Action.FIX_CONFIG, "Compare them: `clusterctl exec --diff -- pip freeze`")
 @_same_on_all_nodes("version.packages", "set of packages", severity="WARN")
-def packages(view: View) -> Any:
+def check_package_set(view: NodeView) -> Any:
     """All nodes have the same packages.
 
     Source: package metadata in the job's Python (nothing is imported)
@@ -189,7 +191,7 @@ def packages(view: View) -> Any:
     "Install the same driver on all nodes; whether each can run the job's CUDA is `version.cuda_driver`",
 )
 @_same_on_all_nodes("version.driver", "GPU driver", None, severity="WARN")
-def driver(view: View) -> str | None:
+def check_driver_major_version(view: NodeView) -> str | None:
     """All nodes have the same major version of the GPU driver. NCCL has to be equal, drivers do not.
 
     Source: NVML driver version, /sys/module/amdgpu/version
@@ -199,7 +201,7 @@ def driver(view: View) -> str | None:
 
 
 @_same_on_all_nodes("version.driver_minor", "GPU driver release", None, severity="WARN")
-def driver_minor(view: View) -> str | None:
+def check_driver_version(view: NodeView) -> str | None:
     """All nodes have exactly the same GPU driver.
 
     Source: NVML driver version, /sys/module/amdgpu/version
@@ -212,16 +214,16 @@ def driver_minor(view: View) -> str | None:
     "A run over mixed models goes at the speed of the slowest; `severity: {version.gpu_model: ignore}` accepts it",
 )
 @_same_on_all_nodes("version.gpu_model", "GPU model", None, severity="WARN")
-def gpu_model(view: View) -> list[str] | None:
+def check_gpu_models(view: NodeView) -> list[str] | None:
     """All nodes have GPUs of one model.
 
     Source: NVML device name, `product_name` of AMD
     """
-    return sorted({d["v"]["name"] for d in gpus.used_gpus(view) if d.get("v", {}).get("name")}) or None
+    return sorted({d["v"]["name"] for d in gpus.list_used_gpus(view) if d.get("v", {}).get("name")}) or None
 
 
 @_same_on_all_nodes("version.kernel", "kernel", "host", severity="WARN")
-def kernel(view: View) -> Any:
+def check_kernel_version(view: NodeView) -> Any:
     """All nodes run the same kernel.
 
     Source: uname
@@ -230,7 +232,7 @@ def kernel(view: View) -> Any:
 
 
 @_same_on_all_nodes("version.arch", "processor architecture", "host", severity="WARN")
-def arch(view: View) -> Any:
+def check_processor_architecture(view: NodeView) -> Any:
     """All nodes have the same processor architecture.
 
     Source: uname
@@ -240,18 +242,18 @@ def arch(view: View) -> Any:
 
 @remedy(Action.CONTACT_SUPPORT, "Ask the vendor for the firmware that the others have")
 @cluster_check("version.vbios", _FAMILY, severity="WARN", gpu=True, vendors=JUDGED)
-def vbios(view: ClusterView) -> Iterable[Outcome]:
+def check_gpu_firmware(view: ClusterView) -> Iterable[Outcome]:
     """GPUs of one board have the same firmware.
 
     Source: VBIOS version (NVML, `vbios_version` of AMD) of all GPUs of one board (model and PCI subsystem)
     Healthy: the same on all: makers of one model have firmware of their own
     """
-    return compare.compare_gpus(view, lambda device: gpus.value(device, "vbios"), "VBIOS")
+    return compare.compare_gpus(view, lambda device: gpus.read_value(device, "vbios"), "VBIOS")
 
 
 @remedy(Action.FIX_CONFIG, "Sync again (`clusterctl sync`), or find who changes files on that node")
 @cluster_check("version.code", _FAMILY)
-def code(view: ClusterView) -> Iterable[Outcome]:
+def check_synced_code(view: ClusterView) -> Iterable[Outcome]:
     """All nodes have the same code.
 
     Source: content hash of the synced code, told by each node
@@ -286,7 +288,7 @@ _MOST = 8
     "Set it in `env` of the cluster file, for all nodes; a login file of one node may say something else",
 )
 @cluster_check("version.environment", "Versions", severity="WARN")
-def environment(view: ClusterView) -> Iterable[Outcome]:
+def check_environment_variables(view: ClusterView) -> Iterable[Outcome]:
     """All nodes tell NCCL, CUDA and the loader the same.
 
     Source: NCCL_*, CUDA_*, FI_*, LD_LIBRARY_PATH and LD_PRELOAD in the environment of a process started as a worker is,
@@ -315,7 +317,7 @@ def environment(view: ClusterView) -> Iterable[Outcome]:
     return odd[:_MOST] or [ok(f"{plural(len(names), 'setting')} alike on {len(told)} nodes")]
 
 
-def _hashes(node: View) -> dict[str, str] | None:
+def _hashes(node: NodeView) -> dict[str, str] | None:
     group = node.group("host")
     if group.status != "ok":
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from clusterctl.health.check import View, node_check, remedy
+from clusterctl.health.check import NodeView, node_check, remedy
 from clusterctl.health.checks import device_errors, gpus
 from clusterctl.health.checks.kernel_log import describe_reach, describe_recurrence, report_closed_gpu_log
 from clusterctl.health.model import Action, Outcome, Status, Symptom, fail, ok, warn
@@ -222,7 +222,7 @@ def judge_event(code: int, text: str = "", grade: str = "") -> Judgement | None:
     witness=report_closed_gpu_log,
     thresholds={"lookback": 86400.0, "fail_contained": 3.0},
 )
-def xid(view: View) -> Outcome | list[Outcome]:
+def check_xids(view: NodeView) -> Outcome | list[Outcome]:
     """Errors that the driver reported since boot, weighed by NVIDIA's catalogue.
 
     An application's fault never fails a node.
@@ -238,18 +238,18 @@ def xid(view: View) -> Outcome | list[Outcome]:
     return outcomes or ok(f"no XID {describe_reach(view)}")
 
 
-def _events(view: View) -> list[dict[str, Any]]:
+def _events(view: NodeView) -> list[dict[str, Any]]:
     events = view.group("kernel_log").data.get("events") or []
     return [event for event in events if event["kind"] == "xid"]
 
 
-def gpus_with(view: View, codes: Collection[int]) -> set[int]:
+def find_gpus_with_xids(view: NodeView, codes: Collection[int]) -> set[int]:
     """Return the indices of the run's GPUs of which the kernel log has one of these XIDs."""
     gpus = {_gpu_of(view, event["device"])[0] for event in _events(view) if event["code"] in codes}
     return {index for index in gpus if index is not None}
 
 
-def _weigh(view: View, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> Outcome | None:
+def _weigh(view: NodeView, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> Outcome | None:
     """Judge all events of one code on one GPU, by the newest of them."""
     index, of_node = _gpu_of(view, event["device"])
     judgement = judge_event(event["code"], event["text"], event["grade"])
@@ -278,7 +278,7 @@ def _weigh(view: View, event: dict[str, Any], events: Sequence[dict[str, Any]]) 
     )
 
 
-def _mended(view: View, index: int | None, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> bool:
+def _mended(view: NodeView, index: int | None, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> bool:
     """Tell whether a GPU was repaired after an XID: the driver took its wish back, or everything reads well."""
     for later in events:
         taken_back = (
@@ -287,13 +287,13 @@ def _mended(view: View, index: int | None, event: dict[str, Any], events: Sequen
         )
         if taken_back and later["order"] > event["order"] and _bus(later["device"]) == _bus(event["device"]):
             return True
-    device = next((d for d in gpus.used_gpus(view) if d["index"] == index), None)
-    return device is not None and is_well(device)
+    device = next((d for d in gpus.list_used_gpus(view) if d["index"] == index), None)
+    return device is not None and is_recovered(device)
 
 
-def is_well(device: gpus.Device) -> bool:
+def is_recovered(device: gpus.Device) -> bool:
     """Tell whether a GPU reads well in all that a fatal XID would leave behind."""
-    recommended, uncorrected = gpus.value(device, "recovery_action"), gpus.value(device, "ecc_unc")
+    recommended, uncorrected = gpus.read_value(device, "recovery_action"), gpus.read_value(device, "ecc_unc")
     return recommended == device_errors.NONE and not uncorrected and device_errors.is_answering(device)
 
 
@@ -313,11 +313,11 @@ def _bus(address: str) -> str:
     return f"{domain:04x}:{':'.join(parts[-2:])}".lower()
 
 
-def _gpu_of(view: View, pci: str) -> tuple[int | None, bool]:
+def _gpu_of(view: NodeView, pci: str) -> tuple[int | None, bool]:
     """Return the index of the declared GPU at an address, and whether any GPU of the node has the address."""
-    mine = {d["index"] for d in gpus.used_gpus(view)}
-    for device in gpus.all_gpus(view):
-        address = gpus.value(device, "pci")
+    mine = {d["index"] for d in gpus.list_used_gpus(view)}
+    for device in gpus.list_gpus(view):
+        address = gpus.read_value(device, "pci")
         if address and _bus(address) == _bus(pci):
             return (device["index"] if device["index"] in mine else None), True
     return None, False
@@ -341,7 +341,7 @@ def find_xid_symptom(gpu: int | None, code: int) -> Symptom | None:
     return Symptom(f"gpu.xid {code}", status, words, action, gpu=gpu, event=True, mends=mends, rule=rule)
 
 
-def reads_well(gpu: Mapping[str, Any]) -> bool:
+def is_sample_healthy(gpu: Mapping[str, Any]) -> bool:
     """Tell whether a GPU of a sample is well after an XID: what the driver asks for, its answers, memory and links."""
     recommended = gpu.get("recovery_action")
     harmed = gpu.get("ecc_unc") or gpu.get("links_lost")

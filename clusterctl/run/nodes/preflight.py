@@ -15,11 +15,11 @@ from clusterctl.agent.protocol.command_types import Facts
 from clusterctl.config.spec import ClusterSpec, TransportKind
 from clusterctl.errors import ClusterctlError, ConnectError, UnhealthyError
 from clusterctl.health import judge
-from clusterctl.health.checks.host import YOUNG
+from clusterctl.health.checks.host import RECENT_BOOT_S
 from clusterctl.health.context import NOT_SYNCED, Context
 from clusterctl.health.model import Finding, Status
 from clusterctl.health.registry import CHECKS
-from clusterctl.health.request import longest_timeout_s, probe_request
+from clusterctl.health.request import build_probe_request, longest_timeout_s
 from clusterctl.plan.layout import demote_to_spares, get_workdir
 from clusterctl.run.nodes.fan_out import Progress, call_all, raise_first
 from clusterctl.run.nodes.network_probe import guess_addresses, guess_interfaces, probe_links, probe_rendezvous_port
@@ -194,7 +194,7 @@ def _find_reboots(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     hosts = {
         node: (facts_of_node["groups"].get("host") or {}).get("data") or {} for node, facts_of_node in facts.items()
     }
-    young = {n: host for n, host in hosts.items() if host.get("uptime") is not None and host["uptime"] < YOUNG}
+    young = {n: host for n, host in hosts.items() if host.get("uptime") is not None and host["uptime"] < RECENT_BOOT_S}
     if not young:
         return {}
     since = time.time() - max(host["uptime"] for host in young.values()) - _DOWN_SECONDS
@@ -218,7 +218,7 @@ def _probe(
         host = hosts[node]
         port = spec.network.master_port if node == first else None
         ports = [port] if port else []
-        request = probe_request(
+        request = build_probe_request(
             spec, host, peers=known, workdir=get_workdir(spec, node), ports=ports, run=run, salt=salt
         )
         asked: command_types.ProbeArguments = {

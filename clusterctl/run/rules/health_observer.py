@@ -61,7 +61,7 @@ class HealthObserver:
             watch = self._watch(node)
             # A replica that is sent again from its begin holds what was seen already.
             if watch.last is None or sample["m"] > watch.last:
-                self._watches[node], changes_of_node = monitor.update(watch, sample)
+                self._watches[node], changes_of_node = monitor.apply_sample(watch, sample)
                 self._heard_at[node] = now
                 changes += changes_of_node
         return [_event(change) for change in changes]
@@ -78,7 +78,9 @@ class HealthObserver:
             if node not in connected or watch.last is None:
                 self._heard_at[node] = now
                 continue
-            self._watches[node], changes_of_node = monitor.check_silence(watch, watch.last + now - self._heard_at[node])
+            self._watches[node], changes_of_node = monitor.report_missing_samples(
+                watch, watch.last + now - self._heard_at[node]
+            )
             changes += changes_of_node
         return [_event(change) for change in changes]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterctl.health.docs import page
+from clusterctl.health.docs import render_page
 from clusterctl.health.registry import CHECKS
 
 PAGE = Path(__file__).parents[3] / "docs" / "health.md"
 
 
 def test_the_page_is_not_stale() -> None:
-    assert PAGE.read_text() == page(), "run `python -m clusterctl.health.docs > docs/health.md`"
+    assert PAGE.read_text() == render_page(), "run `python -m clusterctl.health.docs > docs/health.md`"
 
 
 def test_every_check_documents_its_source_its_threshold_and_its_remedy() -> None:

@@ -15,11 +15,11 @@ from clusterctl.health.model import Action, Finding, Status
 from clusterctl.health.monitor import (
     Change,
     NodeMonitor,
-    check_silence,
+    apply_sample,
     drain_reason,
     fatal_reason,
     list_active_problems,
-    update,
+    report_missing_samples,
 )
 from tests.unit.health.healthy import changed, facts
 
@@ -64,7 +64,7 @@ UNKNOWN = answers(999, "unknown", "temp")
 def watched(*samples: dict[str, Any]) -> NodeMonitor:
     watch = NodeMonitor(node="n")
     for one in samples:
-        watch, _ = update(watch, one)
+        watch, _ = apply_sample(watch, one)
     return watch
 
 
@@ -73,7 +73,7 @@ def fold(node: str, samples: Iterable[dict[str, Any]]) -> list[Change]:
     watch = NodeMonitor(node=node)
     changes: list[Change] = []
     for one in samples:
-        watch, news = update(watch, one)
+        watch, news = apply_sample(watch, one)
         changes += news
     return changes
 
@@ -196,11 +196,11 @@ def test_a_disk_is_full_by_what_is_left_as_it_is_before_a_run(free: float, total
 
 
 def test_samples_that_stop_are_an_alarm_and_their_return_is_told() -> None:
-    watch, _ = update(NodeMonitor(node="n"), sample(0, gpu()))
-    watch, nothing = check_silence(watch, 100)
-    watch, alarm = check_silence(watch, 130)
-    watch, again = check_silence(watch, 500)
-    _, back = update(watch, sample(510, gpu()))
+    watch, _ = apply_sample(NodeMonitor(node="n"), sample(0, gpu()))
+    watch, nothing = report_missing_samples(watch, 100)
+    watch, alarm = report_missing_samples(watch, 130)
+    watch, again = report_missing_samples(watch, 500)
+    _, back = apply_sample(watch, sample(510, gpu()))
     assert (nothing, again) == ([], [])
     assert told(alarm) == [("WARN", "n: no sample of GPUs and host for 2.2 min")]
     assert told(back) == [("PASS", "n: samples again")]

@@ -14,9 +14,9 @@ from clusterctl.health.head import (
     HeadFacts,
     SshAgentFacts,
     StateFolderFacts,
+    head_verdict,
     judge_head,
     max_nodes,
-    verdict,
 )
 from clusterctl.health.model import Finding, Status
 
@@ -44,7 +44,7 @@ def test_a_fit_head_passes_in_everything() -> None:
     found = judged()
 
     assert {finding.status for finding in found.values()} == {Status.PASS}
-    assert verdict(list(found.values())) is Status.PASS
+    assert head_verdict(list(found.values())) is Status.PASS
     assert {finding.hint for finding in found.values()} == {None}
 
 
@@ -108,5 +108,5 @@ def test_how_many_nodes_a_limit_of_open_files_is_enough_for(limit: int, nodes: i
 
 
 def test_the_worst_finding_is_the_verdict() -> None:
-    assert verdict(list(judged(ssh=None).values())) is Status.WARN
-    assert verdict(list(judged(ssh=None, python=(3, 8, 0)).values())) is Status.FAIL
+    assert head_verdict(list(judged(ssh=None).values())) is Status.WARN
+    assert head_verdict(list(judged(ssh=None, python=(3, 8, 0)).values())) is Status.FAIL

@@ -16,7 +16,7 @@ from clusterctl.health.anonymizer import Anonymizer
 from clusterctl.health.context import Context, Expectation
 from clusterctl.health.judge import judge_all
 from clusterctl.health.model import Status
-from clusterctl.health.recording import make_recording, read_recording, replay
+from clusterctl.health.recording import judge_recording, make_recording, read_recording
 from tests.unit.health import healthy
 from tests.unit.health.healthy import changed, log
 from tests.unit.health.machines import amd, shapes
@@ -81,7 +81,7 @@ def test_promises_and_tolerances_are_those_of_the_cluster_file() -> None:
         framework="torch",
     )
     assert is_judged_alike(told, context)
-    assert sum(f.ignored for f in replay(json.loads(sent(told, context)))[1]) > 0
+    assert sum(f.ignored for f in judge_recording(json.loads(sent(told, context)))[1]) > 0
 
 
 def test_ranks_and_settings_of_one_host_are_those_of_the_cluster_file() -> None:
@@ -158,7 +158,7 @@ def test_nothing_tells_whose_machines_they_are() -> None:
 def test_what_a_verdict_rests_on_stays() -> None:
     versions = {"versions__names": {"nvidia-cudnn": "9.1.0.70"}, "net__ib__0__firmware": "28.39.10.2"}
     told = {"gpu00": changed(healthy.facts(), **TELLING, **versions)}
-    facts = replay(json.loads(sent(told, Context(nodes={"gpu00": Expectation()}))))[0]["node1"]
+    facts = judge_recording(json.loads(sent(told, Context(nodes={"gpu00": Expectation()}))))[0]["node1"]
     old, new = told["gpu00"]["groups"], facts["groups"]
     for group in ("driver", "disk", "procs", "ports"):
         assert {**new[group]["data"], "runs": None, "paths": None} == {
@@ -236,7 +236,7 @@ def test_different_nodes_stay_different(nodes: list[str]) -> None:
 )
 def test_what_is_no_recording_is_refused(value: Any, words: str) -> None:
     with pytest.raises(RefusedError, match=words):
-        replay(value)
+        judge_recording(value)
 
 
 @pytest.mark.parametrize("facts", [{"groups": 7}, {"groups": {"nvml": {"status": "ok", "data": 7}}}, 7, "x"])
@@ -244,11 +244,11 @@ def test_damaged_facts_are_refused(facts: Any) -> None:
     value = make_recording({"gpu00": healthy.facts()}, Context(nodes={"gpu00": Expectation()}))
     value["nodes"][0]["facts"] = facts
     with pytest.raises(RefusedError, match="damaged"):
-        replay(value)
+        judge_recording(value)
 
 
 def test_a_recording_of_all_that_is_asked_for_is_small() -> None:
     told = {f"gpu{i:02d}": healthy.facts(i) for i in range(8)}
     text = sent(told, Context(nodes={node: Expectation() for node in told}))
     assert len(text) < 32768 * len(told)
-    assert all(f.status is not Status.FAIL for f in replay(json.loads(text))[1])
+    assert all(f.status is not Status.FAIL for f in judge_recording(json.loads(text))[1])
