@@ -1,27 +1,43 @@
-"""From which checkpoint an attempt goes on: the newest whole one of the run, which is copied to nodes that lack it.
+"""The checkpoint from which an attempt resumes: the newest complete one of the run, copied to nodes that lack it.
 
-What was there when the run began belongs to others. It is known again by its time and size, whatever its path is by
-then; clocks are compared with nothing.
+Files that existed when the run began belong to other runs. They are recognized by modification time and size, whatever
+their path is now. Clocks of different machines are never compared.
 """
 
 from __future__ import annotations
 
+import glob
+import hashlib
 import json
+import os
 import posixpath
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from clusterctl.agent.protocol import command_types
-from clusterctl.agent.protocol.command_types import CheckpointsAnswer
+from clusterctl.agent.protocol import requests
+from clusterctl.agent.protocol.command_types import CheckpointsAnswer, CheckpointsArguments
+from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.config.field_types import ResumePolicy
 from clusterctl.config.spec import CheckpointSpec, ClusterSpec, TransportKind
-from clusterctl.errors import RefusedError
+from clusterctl.errors import ClusterctlError, NodeError, RefusedError
+from clusterctl.formatting import format_size
 from clusterctl.plan.layout import get_workdir
-from clusterctl.run.nodes.checkpoint_copy import CheckpointCopy
-from clusterctl.run.nodes.fan_out import call_all, fold_names, raise_first, select_sessions
+from clusterctl.run.nodes.downloads import FetchOptions, fetch_to_spool
+from clusterctl.run.nodes.fan_out import (
+    CancelledError,
+    Progress,
+    call_all,
+    fold_names,
+    raise_first,
+    select_sessions,
+)
+from clusterctl.run.nodes.uploads import Destination, copy_entries
 from clusterctl.run.record import run_facts
 from clusterctl.run.record.disk_files import write_atomically
 from clusterctl.run.record.rundir import RunDir
@@ -38,41 +54,42 @@ from clusterctl.session.requests import CHECKPOINTS
 from clusterctl.session.session import Session
 
 CheckpointsByNode = dict[str, dict[str, Version]]
-"""By node: the complete checkpoints there, by path; the version is that of the newest file."""
+"""By node: its complete checkpoints by path; the version is that of the newest file."""
 
 _FILE = "checkpoints.json"
-_SHOWN_LATE = 5.0
-_LOOK_AGAIN = 0.5
-_MOST_TRIED = 20
-"""Older checkpoints are not looked at: who has kept so many writes them often."""
-_HASH_SECONDS = 3600.0
+_SHARED_DELAY_S = 5.0
+"""How long a shared file system may take to show a new file on other machines."""
+_POLL_S = 0.5
+_MAX_TRIED = 20
+"""Number of checkpoints to try. A job that keeps more of them writes them often."""
+_HASH_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint; `version` as the node gives it that writes them."""
+    """A checkpoint; `version` as reported by the node that writes it."""
 
     path: str
     version: Version
 
     @property
     def label(self) -> str:
-        """Text that another checkpoint does not have, nor one that had this path before."""
+        """A text that identifies the checkpoint, also among later ones with the same path."""
         return f"{self.path} {self.version[0]!r} {self.version[1]}"
 
 
-# --- deciding
+# --- decisions
 
 
 def exclude_older(
     seen: Mapping[str, Mapping[str, Version]], before: Mapping[str, Collection[Version]]
 ) -> CheckpointsByNode:
-    """Return what has appeared, or was written anew, since the run began.
+    """Return the checkpoints that were written after the run began.
 
     Args:
-        seen: What each node shows now.
-        before: The versions of all files that each node showed then. A node that was not asked, such as a spare that
-            was reached later, counts only where it shows the very file that another node vouches for.
+        seen: The checkpoints of each node now.
+        before: The versions of all files of each node at the start of the run. For a node without an entry, such as a
+            spare that was reached later, only those checkpoints count that a node with an entry has too.
     """
     old = {version for versions in before.values() for version in versions}
     fresh = {node: {p: v for p, v in checkpoints.items() if v not in old} for node, checkpoints in seen.items()}
@@ -86,9 +103,9 @@ def exclude_older(
 def list_newest_first(
     order: Sequence[str], seen: Mapping[str, Mapping[str, Version]], copies: Sequence[CopiedFile]
 ) -> list[Checkpoint]:
-    """Return the checkpoints of the first node that writes them, the newest first: times of nodes are not compared.
+    """Return the checkpoints of the first node that writes any, the newest first. Times of nodes are not compared.
 
-    Where no node has written any, they are those of the first node that has a copy of one.
+    If no node has written one, they are those of the first node that received a copy.
     """
     copied = {(copy.node, copy.version) for copy in copies}
     writers = [node for node in order if any((node, version) not in copied for version in seen[node].values())]
@@ -100,58 +117,187 @@ def list_newest_first(
 
 
 def describe_choice(number: int, checkpoint: CheckpointSpec, path: str | None) -> str:
-    """Return what a person should know of an attempt: which checkpoint it takes, or that there is none."""
+    """Return a sentence about the checkpoint of an attempt; `path` is `None` if there is none."""
     if path is not None:
         return f"attempt {number} goes on from `{path}`"
     whose = "" if checkpoint.resume is ResumePolicy.ANY else " of this run"
     return f"attempt {number} starts from scratch: no checkpoint{whose} matches `{checkpoint.pattern}`"
 
 
-def describe_older_checkpoints(count: int, pattern: str) -> str:
-    """Return what a person should know of checkpoints that were there before a run that does not go on from them."""
-    what, it = ("checkpoint", "it") if count == 1 else ("checkpoints", "them")
-    return (
-        f"{count} {what} of earlier runs match{'es' if count == 1 else ''} `{pattern}`: "
-        f"this run does not go on from {it} (`job.checkpoint.resume: any` would)"
-    )
-
-
-def describe_local_disks(pattern: str, *, shared: bool) -> str:
-    """Return what a person should know where each node keeps checkpoints for itself."""
-    if shared:
-        return (
-            f"`job.checkpoint.shared` says that all nodes see the same files, but `{pattern}` is on disks of their own"
-        )
-    return f"`{pattern}` is on disks of the nodes' own: a restart copies the newest checkpoint to nodes that lack it"
-
-
-def describe_unshared(path: str, lacking: Collection[str], nodes: Sequence[str]) -> str:
-    """Return what a person should know where a folder is not shared that the file calls shared."""
-    there = fold_names(node for node in nodes if node not in lacking)
-    return (
-        f"`job.checkpoint.shared` says that all nodes see the same files, but `{path}` is not on {fold_names(lacking)}"
-        + (f" as it is on {there}" if there else "")
-    )
-
-
 class _UnusableError(Exception):
-    """A checkpoint from which the nodes of an attempt cannot go on."""
+    """The nodes of an attempt cannot resume from this checkpoint."""
 
 
-# --- doing
+# --- copying
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCopy:
+    """Copies a checkpoint from the nodes that have it, through the head, to those that lack it.
+
+    Attributes:
+        path: Path of the checkpoint on the nodes.
+        needed: For each node that lacks files: the path of each file, and the node that has it.
+        sizes: Bytes of these files, by path.
+        workdirs: Workdir of each node.
+        sessions: Session of each node.
+    """
+
+    path: str
+    needed: Mapping[str, Mapping[str, str]]
+    sizes: Mapping[str, int]
+    workdirs: Mapping[str, str]
+    sessions: Mapping[str, Session]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that pass through the head; each file counts once."""
+        return sum(self.sizes[path] for path in {path for files in self.needed.values() for path in files})
+
+    @property
+    def sources(self) -> list[str]:
+        """The nodes that send files."""
+        return sorted({source for files in self.needed.values() for source in files.values()})
+
+    @property
+    def route(self) -> str:
+        """Source and target nodes, in words."""
+        return f"from {fold_names(self.sources)} to {fold_names(self.needed)}"
+
+    def run(
+        self, spool: Path, post: Callable[[controller_events.ControllerEvent], None], cancelled: threading.Event
+    ) -> None:
+        """Copy the files; each appears at once and whole, after its hash was verified.
+
+        Args:
+            spool: Folder on the head for temporary files.
+            post: Takes the progress.
+            cancelled: Set when the user has cancelled the run.
+
+        Raises:
+            RefusedError: There is no space, or the files have changed.
+            CancelledError: The user cancelled the run.
+            NodeError: A node could not send or receive the files, or was lost.
+        """
+        step = Progress("resume", len(self.needed), post)
+        for node in self.needed:
+            step.set_waiting(node, f"waiting for {self.path} from {fold_names(self.sources)}")
+        try:
+            for source in self.sources:
+                self._copy_from(source, spool, step, cancelled)
+        except ClusterctlError as error:
+            step.end(failed=True)
+            text = f"`{self.path}` cannot be copied {self.route}: {error}"
+            if isinstance(error, CancelledError):
+                raise
+            if isinstance(error, NodeError):
+                raise NodeError(error.node, text, hint=error.hint) from error
+            raise RefusedError(text, hint=error.hint) from error
+        for node in self.needed:
+            step.finish_node(node)
+        step.end(format_size(self.size_bytes))
+
+    def _copy_from(self, source: str, spool: Path, step: Progress, cancelled: threading.Event) -> None:
+        """Copy the files of one node to all nodes that lack them."""
+        targets = {
+            node: paths
+            for node, files in self.needed.items()
+            if (paths := [path for path, whence in files.items() if whence == source])
+        }
+        wanted = {path for paths in targets.values() for path in paths}
+        total = sum(self.sizes[path] for path in wanted)
+        free = shutil.disk_usage(spool).free
+        if total > free:
+            raise RefusedError(
+                f"{format_size(total)} pass through {spool} on this machine, which has {format_size(free)}",
+                hint="make room there, or have the job write to a folder that all nodes share",
+            )
+        folder, base = posixpath.split(self.path.rstrip("/"))
+        how = FetchOptions(
+            max_bytes=free,
+            limit_name="room",
+            follow_links=True,
+            on_bytes=lambda count: step.add_bytes(f"from {source}", count, total),
+            cancelled=cancelled,
+        )
+        try:
+            with tempfile.TemporaryFile(dir=spool) as file:
+                workdir = posixpath.join(self.workdirs[source], folder)
+                came = fetch_to_spool(self.sessions[source], workdir, glob.escape(base), file, how)
+                file.flush()
+                entries = {posixpath.join(folder, name): entry for name, entry in _hash_entries(file, came).items()}
+                for path in sorted(wanted):
+                    if path not in entries or entries[path][1][1] != self.sizes[path]:
+                        raise RefusedError(f"`{path}` on {source} has gone or was changed meanwhile")
+                contents = {node: [entries[path] for path in paths] for node, paths in targets.items()}
+                self._send(file, contents, step, cancelled)
+        except OSError as error:
+            raise RefusedError(f"{spool} on this machine cannot be written: {error.strerror or error}") from error
+
+    def _send(
+        self, file: BinaryIO, contents: Mapping[str, list[_SpooledFile]], step: Progress, cancelled: threading.Event
+    ) -> None:
+        """Send each node its files out of the spool file."""
+        way = f"to {fold_names(contents)}"
+        total = sum(entry[1] for files in contents.values() for _, entry in files)
+
+        def send(node: str, session: Session) -> None:
+            step.set_waiting(node, f"receiving {self.path}")
+
+            def read(numbers: Sequence[int]) -> Iterator[bytes]:
+                for number in numbers:
+                    start, entry = contents[node][number]
+                    for chunk in _read_pieces(file, start, entry[1]):
+                        if cancelled.is_set():
+                            raise CancelledError("cancelled while a checkpoint was copied")
+                        step.add_bytes(way, len(chunk), total)
+                        yield chunk
+
+            place = Destination(self.workdirs[node], posixpath.dirname(self.path.rstrip("/")) or ".", is_folder=True)
+            listing = requests.encode_file_list([entry for _, entry in contents[node]])
+            copy_entries(session, place, listing, read)
+
+        raise_first(call_all({node: self.sessions[node] for node in contents}, send)[1])
+
+
+_SpooledFile = tuple[int, tuple[str, int, int, str]]
+"""Offset in the spool file; name, size, permission bits and SHA-256."""
+
+
+def _hash_entries(file: BinaryIO, came: Sequence[tuple[str, int, int]]) -> dict[str, _SpooledFile]:
+    """Return the entry of each spooled file, by name."""
+    entries, start = {}, 0
+    for name, length, mode in came:
+        digest = hashlib.sha256()
+        for chunk in _read_pieces(file, start, length):
+            digest.update(chunk)
+        entries[name] = (start, (name, length, mode & 0o777, digest.hexdigest()))
+        start += length
+    return entries
+
+
+def _read_pieces(file: BinaryIO, start: int, length: int) -> Iterator[bytes]:
+    """Yield a part of a file; several threads may read it."""
+    end = start + length
+    while start < end and (chunk := os.pread(file.fileno(), min(CHUNK_BYTES, end - start), start)):
+        start += len(chunk)
+        yield chunk
+
+
+# --- the choice
 
 
 class CheckpointPicker:
     """Chooses the checkpoint of each attempt of a run.
 
-    Thread: the launch thread, or one that looks for the newest checkpoint after an attempt.
+    Thread: the launch thread, or one that searches for the newest checkpoint after an attempt.
 
     Args:
-        run: Where the run lies; what was there when it began is kept with it, for a controller that adopts it.
-        spec: What to run.
-        sessions: Gives the sessions as they are now, by node name.
+        run: The run directory; it keeps the versions of earlier files, for a controller that adopts the run.
+        spec: The spec of the cluster file.
+        sessions: Returns the current sessions by node.
         post: Takes controller events, in order.
-        cancelled: Set when a person has ended the run.
+        cancelled: Set when the user has cancelled the run.
     """
 
     def __init__(
@@ -174,17 +320,15 @@ class CheckpointPicker:
     def choose(
         self, number: int, nodes: Sequence[str], former: Mapping[str, Sequence[int]]
     ) -> tuple[str | None, Checkpoint | None]:
-        """Return the path from which an attempt goes on, and the newest checkpoint that there is; say which it takes.
-
-        Files that nodes lack are copied to them.
+        """Return the path from which an attempt resumes, and the newest checkpoint; copy it to nodes that lack files.
 
         Args:
             number: The attempt.
-            nodes: Who takes part, in order of node rank.
-            former: Who took part in the attempt before and does not any more, and their ranks.
+            nodes: The nodes of the attempt, in order of node rank.
+            former: The nodes that only the previous attempt used, with their ranks.
 
         Raises:
-            RefusedError: There are checkpoints, but none from which these nodes could go on.
+            RefusedError: There are checkpoints, but these nodes cannot resume from any of them.
             NodeError: A node cannot be asked, or was lost.
         """
         pattern, mode = self._checkpoint.pattern, self._checkpoint.resume
@@ -197,57 +341,70 @@ class CheckpointPicker:
             return None, newest
         if newest is None:
             self._refuse_lost_checkpoints(look)
-            self._post(controller_events.Note(text=describe_choice(number, self._checkpoint, None)))
+            self._note(describe_choice(number, self._checkpoint, None))
             return None, None
         path = self._pick_usable(look)
-        self._post(controller_events.Note(text=describe_choice(number, self._checkpoint, path)))
+        self._note(describe_choice(number, self._checkpoint, path))
         return path, self._take_snapshot(nodes, former).checkpoints[0]
 
-    def _was_requeued(self, nodes: Sequence[str]) -> bool:
-        """Return whether this run goes on where an earlier one of its Slurm job was when Slurm started that again.
+    def find_newest(self, nodes: Sequence[str]) -> Checkpoint | None:
+        """Return the newest checkpoint of the run on these nodes.
 
-        What was there before that one was there before this one, and what it has written belongs to both.
+        Raises:
+            NodeError: A node cannot be asked.
+        """
+        if self._checkpoint.pattern is None:
+            return None
+        return next(iter(self._take_snapshot(nodes, {}).checkpoints), None)
+
+    def _note(self, text: str, level: str = "info") -> None:
+        self._post(controller_events.Note(text=text, level=level))
+
+    def _was_requeued(self, nodes: Sequence[str]) -> bool:
+        """Return whether Slurm has requeued the job of this run, so that it continues an earlier run.
+
+        Files that are older than the first of these runs belong to neither of them.
         """
         if self._checkpoint.resume is not ResumePolicy.THIS_RUN:
             return False
-        memories = [_load_stored_versions(run.path / _FILE) for run in run_facts.list_runs_before_requeue(self._run)]
-        earlier = next((memory for memory in memories if memory.before), None)
+        stored = [_load_stored_versions(run.path / _FILE) for run in run_facts.list_runs_before_requeue(self._run)]
+        earlier = next((one for one in stored if one.before), None)
         if earlier is None:
             return False
-        answers, errors = call_all(select_sessions(self._sessions(), nodes), self._ask)
-        raise_first(errors)
-        # Another node sees the same files on a disk that all share; one of its own has nothing of this job.
+        answers = self._ask(nodes)
+        # On a shared disk another node has the same files; on a disk of its own it has none of this job.
         everything = set().union(*earlier.before.values())
-        shared = self._checkpoint.shared
         for node in (node for node in nodes if node not in earlier.before):
-            if shared or answers[node].get("network", False):
+            if self._checkpoint.shared or answers[node].get("network", False):
                 earlier.before[node] = everything
         self._stored = earlier
         self._stored.save(self._file)
         return True
 
     def _pick_usable(self, look: _Snapshot) -> str:
-        """Return the newest checkpoint from which the nodes can go on, once all of them have it."""
+        """Return the newest checkpoint from which the nodes can resume, once all of them have it."""
         reasons: list[str] = []
-        for checkpoint in look.checkpoints[:_MOST_TRIED]:
+        for checkpoint in look.checkpoints[:_MAX_TRIED]:
             try:
-                needed, sizes = self._find_needed(checkpoint.path, look)
+                needed, files = self._find_needed(checkpoint.path, look)
             except _UnusableError as error:
                 reasons.append(str(error))
                 continue
             if reasons:
-                self._post(controller_events.Note(text=reasons[0], level="warn"))
+                self._note(reasons[0], "warn")
             if needed:
-                self._copy_files(checkpoint.path, needed, sizes, look)
+                self._copy_files(checkpoint.path, needed, files, look)
             return checkpoint.path
         hint = "have the job write to a folder that all nodes share; `clusterctl up` starts from scratch"
         raise RefusedError(f"no checkpoint can be gone on from, and nothing is written over: {reasons[0]}", hint=hint)
 
-    def _find_needed(self, path: str, look: _Snapshot) -> tuple[dict[str, dict[str, str]], dict[str, int]]:
-        """Return which files of a checkpoint each node lacks and who has them, and their sizes.
+    def _find_needed(
+        self, path: str, look: _Snapshot
+    ) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, Version]]]:
+        """Return the files of a checkpoint that each node lacks with a node that has them, and the files of each node.
 
         Raises:
-            _UnusableError: The nodes cannot go on from it.
+            _UnusableError: The nodes cannot resume from it.
         """
         files = self._list_files(path, look)
         own = find_conflicting_paths(files)
@@ -255,7 +412,7 @@ class CheckpointPicker:
             lacking_all = [node for node in look.nodes if path not in look.seen[node]]
             if lacking_all:
                 raise _UnusableError(f"each node has a `{path}` of its own, and {fold_names(lacking_all)} has none")
-            return {}, {}
+            return {}, files
         needed = find_missing_files(files, look.nodes, look.order)
         if needed:
             lost = find_nodes_with_lost_files(files, look.gone)
@@ -263,10 +420,10 @@ class CheckpointPicker:
                 raise _UnusableError(f"what {fold_names(lost)} wrote of `{path}` is lost with it")
             for node in [node for node in needed if not files[node]]:
                 self._refuse_own_checkpoints(path, node, look)
-        return needed, {file: version[1] for there in files.values() for file, version in there.items()}
+        return needed, files
 
     def _refuse_own_checkpoints(self, path: str, node: str, look: _Snapshot) -> None:
-        """Refuse to copy a checkpoint to a node that writes its own: it may be the part of other ranks."""
+        """Refuse to copy a checkpoint to a node that writes its own: it may hold the part of other ranks."""
         copied = {copy.version for copy in self._stored.copies if copy.node == node}
         written = {p: version for p, version in look.seen[node].items() if version not in copied}
         if not written:
@@ -280,187 +437,176 @@ class CheckpointPicker:
             raise _UnusableError(f"`{path}` is not on {node}, and each node writes its own")
 
     def _has_different_content(self, path: str, files: Mapping[str, Mapping[str, Version]], paths: set[str]) -> bool:
-        """Return whether nodes hold different content under these names of files."""
-        sizes = {node: {p: v[1] for p, v in there.items() if p in paths} for node, there in files.items()}
+        """Return whether these files differ between nodes."""
+        sizes = {node: {p: v[1] for p, v in present.items() if p in paths} for node, present in files.items()}
         if find_conflicting_paths(sizes):
             return True
-        holders = {node: session for node, session in self._sessions().items() if sizes.get(node)}
-        answers, errors = call_all(holders, lambda node, session: self._ask_files(node, session, path, hashes=True))
-        raise_first(errors)
+        answers = self._ask([node for node in self._sessions() if sizes.get(node)], path, hashes=True)
         folder = posixpath.dirname(path.rstrip("/"))
         hashes = {
-            node: {posixpath.join(folder, file["name"]): file["sha256"] for file in answer["files"]}
+            node: {p: f["sha256"] for f in answer["files"] if (p := posixpath.join(folder, f["name"])) in paths}
             for node, answer in answers.items()
         }
-        return bool(
-            find_conflicting_paths(
-                {node: {p: h for p, h in there.items() if p in paths} for node, there in hashes.items()}
-            )
-        )
+        return bool(find_conflicting_paths(hashes))
 
     def _list_files(self, path: str, look: _Snapshot) -> dict[str, dict[str, Version]]:
-        """Return the files of a checkpoint on each node, by path, as far as they are of this run."""
-        answers = self._ask_all(look.order, look.nodes, lambda node, session: self._ask_files(node, session, path))
-        folder = posixpath.dirname(path.rstrip("/"))
-        files = {
-            node: {posixpath.join(folder, file["name"]): (file["mtime"], file["size"]) for file in answer["files"]}
-            for node, answer in answers.items()
-        }
+        """Return the files of a checkpoint on each node by path, without older ones."""
+        answers = self._ask(look.order, path, required=look.nodes)
+        files = {node: _parse_files(path, answer) for node, answer in answers.items()}
         old = {version for versions in self._stored.before.values() for version in versions}
-        for node, there in files.items():
-            # In a whole one that is new, a file may be a copy of an older one, with its time.
+        for node, present in files.items():
+            # In a new and complete checkpoint a file may be a copy of an older one, with its time.
             if path not in look.seen[node] and self._checkpoint.resume is not ResumePolicy.ANY:
-                files[node] = {p: version for p, version in there.items() if version not in old}
+                files[node] = {p: version for p, version in present.items() if version not in old}
         return resolve_copies(files, self._stored.copies)
 
-    def _copy_files(self, path: str, needed: dict[str, dict[str, str]], sizes: dict[str, int], look: _Snapshot) -> None:
-        """Bring to each node what it lacks of a checkpoint, and remember that it was a copy."""
+    def _copy_files(
+        self,
+        path: str,
+        needed: Mapping[str, Mapping[str, str]],
+        sources: Mapping[str, Mapping[str, Version]],
+        look: _Snapshot,
+    ) -> None:
+        """Copy the missing files of a checkpoint, and record that they are copies."""
         if self._checkpoint.shared:
-            self._post(controller_events.Note(text=describe_unshared(path, needed, look.nodes), level="warn"))
-        sources = self._list_files(path, look)
+            having = fold_names(node for node in look.nodes if node not in needed)
+            text = f"`{path}` is not on {fold_names(needed)}" + (f" as it is on {having}" if having else "")
+            self._note(f"`job.checkpoint.shared` says that all nodes see the same files, but {text}", "warn")
+        sizes = {file: version[1] for files in sources.values() for file, version in files.items()}
         copy = CheckpointCopy(path, needed, sizes, self._workdirs, select_sessions(self._sessions(), look.order))
         copy.run(self._file.parent, self._post, self._cancelled)
-        answers, errors = call_all(
-            select_sessions(self._sessions(), needed), lambda node, session: self._ask_files(node, session, path)
-        )
-        raise_first(errors)
-        folder = posixpath.dirname(path.rstrip("/"))
-        for node, answer in answers.items():
-            there = {posixpath.join(folder, file["name"]): (file["mtime"], file["size"]) for file in answer["files"]}
+        for node, answer in self._ask(list(needed), path).items():
+            present = _parse_files(path, answer)
             for file, source in needed[node].items():
-                if file not in there or there[file][1] != sizes[file]:
+                if file not in present or present[file][1] != sizes[file]:
                     raise RefusedError(f"`{file}` was copied to {node} and is not there any more")
-                self._stored.copies.append(CopiedFile(node, file, there[file], source, sources[source][file]))
+                self._stored.copies.append(CopiedFile(node, file, present[file], source, sources[source][file]))
         self._stored.save(self._file)
-        self._post(controller_events.Note(text=copy.sentence))
+        self._note(f"{path} copied {copy.route}, {format_size(copy.size_bytes)}")
 
     def _refuse_lost_checkpoints(self, look: _Snapshot) -> None:
-        """Refuse to start from scratch where the only checkpoints may lie on a node that is gone.
+        """Refuse to start from scratch if the only checkpoints may be on a node that is gone.
 
         Raises:
-            RefusedError: Rank 0 was on a node that cannot be asked, and no other machine may see its files.
+            RefusedError: Rank 0 ran on a node that cannot be asked, and no other machine may see its files.
         """
         gone = [node for node, ranks in look.gone.items() if 0 in ranks]
-        if not gone:
-            return
-        answers, errors = call_all(
-            select_sessions(self._sessions(), look.nodes), lambda node, session: self._ask(node, session, versions=True)
-        )
-        raise_first(errors)
-        if _has_only_local_disks(answers, self._here, least=1):
+        if gone and _has_only_local_disks(self._ask(look.nodes), self._here, least=1):
             lost = fold_names(gone)
             text = f"no checkpoint of this run is on {fold_names(look.nodes)}, and {lost} may have some and is gone"
             hint = f"start again with {lost} and `job.checkpoint.resume: any`, or from scratch with `clusterctl up`"
             raise RefusedError(text, hint=hint)
 
     def _record_existing(self, nodes: Sequence[str]) -> None:
-        """Keep with the run what is there before it has written anything, on its spares too."""
+        """Record the files that exist before the run has written any, on its spares too."""
         pattern = self._checkpoint.pattern
         in_slurm = (begun := run_facts.read_origin(self._run)) is not None and begun.slurm_job
         if pattern is None or not (self._restarts or in_slurm):
             return
-        answers, errors = call_all(self._sessions(), lambda node, session: self._ask(node, session, versions=True))
-        raise_first({node: errors[node] for node in nodes if node in errors})
-        self._stored.before = {node: _pairs(answer["versions"]) for node, answer in answers.items()}
+        answers = self._ask(list(self._sessions()), required=nodes)
+        self._stored.before = {node: _parse_versions(answer["versions"]) for node, answer in answers.items()}
         self._stored.save(self._file)
         if self._checkpoint.resume is ResumePolicy.NEVER:
             return
-        # Who has read it once at a start of this job knows it; what each restart takes is told anyway.
-        earlier = list(self._list_earlier_records())
+        # A note that an earlier start of this job has shown is not repeated.
+        earlier = [
+            _load_stored_versions(path)
+            for path in self._file.parent.parent.glob(f"*/{_FILE}")
+            if path != self._file and path.parent.name.rpartition("-")[0] == self._name
+        ]
         older = {entry["path"] for answer in answers.values() for entry in answer["found"]}
-        if older and self._checkpoint.resume is ResumePolicy.THIS_RUN and not any(map(_shows_any, earlier)):
-            self._post(controller_events.Note(text=describe_older_checkpoints(len(older), pattern)))
+        is_new = not any(versions for one in earlier for versions in one.before.values())
+        if older and self._checkpoint.resume is ResumePolicy.THIS_RUN and is_new:
+            what, it = ("checkpoint", "it") if len(older) == 1 else ("checkpoints", "them")
+            self._note(
+                f"{len(older)} {what} of earlier runs match{'es' if len(older) == 1 else ''} `{pattern}`: "
+                f"this run does not go on from {it} (`job.checkpoint.resume: any` would)"
+            )
         if self._restarts and _has_only_local_disks({node: answers[node] for node in nodes}, self._here):
-            shared = self._checkpoint.shared
-            if shared or not earlier:
-                text = describe_local_disks(pattern, shared=shared)
-                self._post(controller_events.Note(text=text, level="warn" if shared else "info"))
-
-    def _list_earlier_records(self) -> Iterator[Path]:
-        """Yield what was noted at earlier starts of the job, as far as their runs are still there."""
-        for path in self._file.parent.parent.glob(f"*/{_FILE}"):
-            if path != self._file and path.parent.name.rpartition("-")[0] == self._name:
-                yield path
-
-    def find_newest(self, nodes: Sequence[str]) -> Checkpoint | None:
-        """Return the newest checkpoint that counts for the run.
-
-        Raises:
-            NodeError: A node cannot be asked.
-        """
-        if self._checkpoint.pattern is None:
-            return None
-        return next(iter(self._take_snapshot(nodes, {}).checkpoints), None)
+            if self._checkpoint.shared:
+                text = f"all nodes see the same files, but `{pattern}` is on disks of their own"
+                self._note(f"`job.checkpoint.shared` says that {text}", "warn")
+            elif not earlier:
+                text = "a restart copies the newest checkpoint to nodes that lack it"
+                self._note(f"`{pattern}` is on disks of the nodes' own: {text}")
 
     def _take_snapshot(self, nodes: Sequence[str], former: Mapping[str, Sequence[int]]) -> _Snapshot:
-        """Return what counts of the checkpoints that are on each node, those of an attempt and those before."""
+        """Return the checkpoints that count, on the nodes of an attempt and on former ones."""
         sessions = self._sessions()
         order = list(dict.fromkeys([nodes[0], *(node for node in former if node in sessions), *nodes[1:]]))
         gone = {node: tuple(ranks) for node, ranks in former.items() if node not in sessions}
-        until = time.monotonic() + (_SHOWN_LATE if self._checkpoint.shared else 0.0)
+        until = time.monotonic() + (_SHARED_DELAY_S if self._checkpoint.shared else 0.0)
         while True:
             seen = self._list_checkpoints(order, nodes)
             checkpoints = list_newest_first(order, seen, self._stored.copies)
-            # A shared file system shows new files on other machines only after a while.
-            late = checkpoints and any(checkpoints[0].path not in seen[node] for node in nodes)
-            if not late or time.monotonic() > until:
+            is_late = checkpoints and any(checkpoints[0].path not in seen[node] for node in nodes)
+            if not is_late or time.monotonic() > until:
                 return _Snapshot(tuple(nodes), order, gone, seen, checkpoints)
-            self._cancelled.wait(_LOOK_AGAIN)
+            self._cancelled.wait(_POLL_S)
 
     def _list_checkpoints(self, order: Sequence[str], nodes: Sequence[str]) -> CheckpointsByNode:
-        mine = self._checkpoint.resume is not ResumePolicy.ANY
-        strangers = [node for node in order if node not in self._stored.before] if mine else []
-        answers = self._ask_all(order, nodes, lambda node, session: self._ask(node, session, versions=bool(strangers)))
-        if strangers:
-            # What only a node has that was not asked at the start was there before the run came to it.
-            known = {v for node in order if node not in strangers for v in _pairs(answers[node]["versions"])}
-            for node in strangers:
-                self._stored.before[node] = _pairs(answers[node]["versions"]) - known
+        excludes_older = self._checkpoint.resume is not ResumePolicy.ANY
+        unknown = [node for node in order if node not in self._stored.before] if excludes_older else []
+        answers = self._ask(order, required=nodes, versions=bool(unknown))
+        if unknown:
+            # A file that only a node has which was not asked at the start is older than the node's part in the run.
+            known = {v for n in order if n not in unknown for v in _parse_versions(answers[n]["versions"])}
+            for node in unknown:
+                self._stored.before[node] = _parse_versions(answers[node]["versions"]) - known
             self._stored.save(self._file)
         seen = {
             node: {entry["path"]: (entry["mtime"], entry["size"]) for entry in answer["found"]}
             for node, answer in answers.items()
         }
-        return exclude_older(seen, self._stored.before) if mine else seen
+        return exclude_older(seen, self._stored.before) if excludes_older else seen
 
-    def _ask_all(
-        self, order: Sequence[str], nodes: Sequence[str], ask: Callable[[str, Session], CheckpointsAnswer]
+    def _ask(
+        self,
+        nodes: Sequence[str],
+        path: str | None = None,
+        *,
+        required: Sequence[str] | None = None,
+        versions: bool = True,
+        hashes: bool = False,
     ) -> dict[str, CheckpointsAnswer]:
-        """Return what these nodes answer; one that takes no part any more may be lost meanwhile, and shows nothing."""
+        """Return the complete checkpoints of nodes, or the files of one checkpoint.
+
+        Args:
+            nodes: The nodes to ask.
+            path: The checkpoint; `None` for all.
+            required: The nodes that have to answer, by default all; another one may be lost and has no files then.
+            versions: Without a path: ask also for the versions of all files.
+            hashes: With a path: ask also for the hashes of its files.
+
+        Raises:
+            NodeError, NodesError: A required node did not answer.
+        """
+        required = nodes if required is None else required
         sessions = self._sessions()
-        select_sessions(sessions, nodes)
-        answers, errors = call_all({node: sessions[node] for node in order if node in sessions}, ask)
-        raise_first({node: errors[node] for node in nodes if node in errors})
+        select_sessions(sessions, required)
+
+        def ask(node: str, session: Session) -> CheckpointsAnswer:
+            question: CheckpointsArguments = {"workdir": self._workdirs[node], "pattern": self._checkpoint.pattern}
+            if path is None:
+                return CHECKPOINTS.call(session, {**question, "versions": versions})
+            timeout = _HASH_TIMEOUT_S if hashes else None
+            return CHECKPOINTS.call(session, {**question, "files": path, "hashes": hashes}, timeout=timeout)
+
+        answers, errors = call_all({node: sessions[node] for node in nodes if node in sessions}, ask)
+        raise_first({node: errors[node] for node in required if node in errors})
         nothing: CheckpointsAnswer = {"found": [], "files": [], "versions": []}
-        return {node: answers.get(node, nothing) for node in order}
-
-    def _ask(self, node: str, session: Session, *, versions: bool = False) -> CheckpointsAnswer:
-        request: command_types.CheckpointsArguments = {
-            "workdir": self._workdirs[node],
-            "pattern": self._checkpoint.pattern,
-            "versions": versions,
-        }
-        return CHECKPOINTS.call(session, request)
-
-    def _ask_files(self, node: str, session: Session, path: str, *, hashes: bool = False) -> CheckpointsAnswer:
-        request: command_types.CheckpointsArguments = {
-            "workdir": self._workdirs[node],
-            "pattern": self._checkpoint.pattern,
-            "files": path,
-            "hashes": hashes,
-        }
-        return CHECKPOINTS.call(session, request, timeout=_HASH_SECONDS if hashes else None)
+        return {node: answers.get(node, nothing) for node in nodes}
 
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """What there is at one moment.
+    """The checkpoints at one moment.
 
     Attributes:
-        nodes: Who is to take part, in order of node rank.
-        order: Those and the former nodes that can be asked; the first that writes checkpoints tells which is newest.
-        gone: Former nodes that cannot be asked, and their ranks.
-        seen: What counts of each node's checkpoints.
+        nodes: The nodes of the attempt, in order of node rank.
+        order: These and the former nodes with a session; the first that writes checkpoints decides which is newest.
+        gone: The former nodes without a session, and their ranks.
+        seen: The checkpoints of each node that count.
         checkpoints: The newest first.
     """
 
@@ -473,11 +619,11 @@ class _Snapshot:
 
 @dataclass(slots=True)
 class _StoredVersions:
-    """What is kept with the run.
+    """What the run directory keeps about checkpoints.
 
     Attributes:
-        before: What each node showed when the run began, or came to it.
-        copies: What was copied to nodes at restarts.
+        before: The versions of all files of each node when the run began, or when the node joined.
+        copies: The files that were copied to nodes at restarts.
     """
 
     before: dict[str, set[Version]]
@@ -490,32 +636,30 @@ class _StoredVersions:
 
 
 def _load_stored_versions(path: Path) -> _StoredVersions:
-    """Return what is kept with the run; nothing where that was never written down."""
+    """Return the stored versions; none if the file does not exist or cannot be read."""
     try:
-        kept = json.loads(path.read_text())
-        copies = [CopiedFile(n, file, _pair(v), whence, _pair(source)) for n, file, v, whence, source in kept["copies"]]
-        return _StoredVersions({node: _pairs(versions) for node, versions in kept["before"].items()}, copies)
-    except (OSError, ValueError, LookupError):
+        stored = json.loads(path.read_text())
+        copies = [
+            CopiedFile(node, file, (float(v[0]), int(v[1])), source, (float(w[0]), int(w[1])))
+            for node, file, v, source, w in stored["copies"]
+        ]
+        before = {node: _parse_versions(versions) for node, versions in stored["before"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return _StoredVersions({}, [])
+    return _StoredVersions(before, copies)
 
 
-def _pair(version: Sequence[float]) -> Version:
-    return float(version[0]), int(version[1])
+def _parse_versions(versions: Iterable[Sequence[float]]) -> set[Version]:
+    return {(float(mtime), int(size)) for mtime, size in versions}
 
 
-def _pairs(versions: Iterable[Sequence[float]]) -> set[Version]:
-    return {_pair(version) for version in versions}
-
-
-def _shows_any(noted: Path) -> bool:
-    """Return whether some node had a file of a checkpoint when this was noted."""
-    try:
-        return any(json.loads(noted.read_text())["before"].values())
-    except (OSError, ValueError, LookupError, AttributeError):
-        return False
+def _parse_files(path: str, answer: CheckpointsAnswer) -> dict[str, Version]:
+    """Return the files of a checkpoint that a node has, by path."""
+    folder = posixpath.dirname(path.rstrip("/"))
+    return {posixpath.join(folder, file["name"]): (file["mtime"], file["size"]) for file in answer["files"]}
 
 
 def _has_only_local_disks(answers: Mapping[str, CheckpointsAnswer], here: Collection[str], least: int = 2) -> bool:
-    """Return whether no machine of at least so many sees what another writes. Local nodes (`here`) are one machine."""
+    """Return whether at least `least` machines have disks of their own. The local nodes (`here`) are one machine."""
     machines = len(answers) - max(0, sum(node in here for node in answers) - 1)
     return machines >= least and not any(answer.get("network", True) for answer in answers.values())

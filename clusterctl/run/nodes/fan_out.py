@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -15,6 +16,7 @@ from clusterctl.agent.protocol.command_types import ReadAnswer
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, NodesError
+from clusterctl.formatting import format_size
 from clusterctl.run.rules import controller_events
 from clusterctl.session.requests import READ
 from clusterctl.session.session import Session
@@ -102,8 +104,8 @@ def fold_names(nodes: Iterable[str]) -> str:
     return fold_hosts(list(nodes))
 
 
-_REPORT_EVERY = 0.1
-_TELL_EVERY = 1.0
+_REPORT_EVERY_S = 0.1
+_REPORT_BYTES_EVERY_S = 1.0
 
 
 class CancelledError(ClusterctlError):
@@ -128,6 +130,7 @@ class Progress:
     detail: str = ""
     nodes: dict[str, float] = field(default_factory=dict)
     parts: dict[str, dict[str, float]] = field(default_factory=dict)
+    _moved: Counter[str] = field(default_factory=Counter)
     _last: float = 0.0
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -138,12 +141,13 @@ class Progress:
             self.waiting[node] = (what, time.monotonic())
             self._report()
 
-    def set_detail(self, detail: str) -> None:
-        """Say how far the step as a whole is; once a second, as it may go on for an hour."""
+    def add_bytes(self, way: str, count: int, total: int) -> None:
+        """Count bytes that moved `way`; report the sum at most once a second, as a copy may take an hour."""
         with self._guard:
-            self.detail = detail
-            if time.monotonic() - self._last >= _TELL_EVERY:
-                self._post(detail=detail)
+            self._moved[way] += count
+            self.detail = f"{way}: {format_size(self._moved[way])} of {format_size(total)}"
+            if time.monotonic() - self._last >= _REPORT_BYTES_EVERY_S:
+                self._post(detail=self.detail)
 
     def finish_node(self, node: str, count: int = 1) -> None:
         """Count a node as done."""
@@ -170,7 +174,7 @@ class Progress:
         return {node: (what, round(seconds, 3)) for node, (what, seconds) in longest.items()}
 
     def _report(self) -> None:
-        if time.monotonic() - self._last >= _REPORT_EVERY:
+        if time.monotonic() - self._last >= _REPORT_EVERY_S:
             self._post(detail=self.detail)
 
     def _post(self, *, detail: str = "", ended: bool = False, failed: bool = False) -> None:

@@ -151,13 +151,8 @@ def sync_files(
     """
 
     def compare(stream: int) -> Future[command_types.ManifestAnswer]:
-        request: command_types.ManifestArguments = {
-            "workdir": workdir,
-            "run": run,
-            "stream": stream,
-            "size": len(code.listing),
-        }
-        return MANIFEST.call_async(session, request)
+        size = len(code.listing)
+        return MANIFEST.call_async(session, {"workdir": workdir, "run": run, "stream": stream, "size": size})
 
     def read(numbers: Sequence[int]) -> Iterator[bytes]:
         say(f"receiving {plural(len(numbers), 'file')}")
@@ -192,14 +187,10 @@ def preview_sync(session: Session, workdir: str, code: Upload) -> SyncPreview:
         NodeError: The node could not tell, or was lost.
     """
     stream = session.new_stream()
-    request: command_types.ManifestArguments = {
-        "workdir": workdir,
-        "run": None,
-        "stream": stream,
-        "size": len(code.listing),
-        "look": True,
-    }
-    compared = MANIFEST.call_async(session, request)
+    size = len(code.listing)
+    compared = MANIFEST.call_async(
+        session, {"workdir": workdir, "run": None, "stream": stream, "size": size, "look": True}
+    )
     session.send_data(stream, 0, code.listing)
     found = _wait_for_answer(session.node, compared)
     needed = tuple((path, size) for path, size, *_ in (code.entries[number] for number in found["need"]))
@@ -318,15 +309,9 @@ def copy_entries(
     session: Session, place: Destination, listing: bytes, read: Callable[[Sequence[int]], Iterator[bytes]]
 ) -> command_types.CopyAnswer:
     """Copy what a listing names to a node; see `send_missing`."""
+    where: dict[str, Any] = {"folder": place.folder, "target": place.target, "inside": place.is_folder}
 
     def compare(stream: int) -> Future[command_types.CopyAnswer]:
-        request: command_types.CopyArguments = {
-            "folder": place.folder,
-            "target": place.target,
-            "inside": place.is_folder,
-            "stream": stream,
-            "size": len(listing),
-        }
-        return COPY.call_async(session, request)
+        return COPY.call_async(session, {**where, "stream": stream, "size": len(listing)})  # type: ignore[typeddict-item]
 
     return send_missing(session, listing, compare, read)

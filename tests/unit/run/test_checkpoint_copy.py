@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clusterctl.errors import RefusedError
-from clusterctl.run.nodes.checkpoint_copy import CheckpointCopy
+from clusterctl.run.nodes.checkpoints import CheckpointCopy
 
 if TYPE_CHECKING:
     from pathlib import Path
