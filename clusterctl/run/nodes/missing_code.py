@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,32 +13,42 @@ from clusterctl.config.spec import SyncSpec
 from clusterctl.errors import ClusterctlError
 from clusterctl.run.nodes.code_selection import EMPTY_SUBMODULE, ExcludedPath, select_files
 
-_MOST_NAMES_OF_A_FOLDER = 10_000
+_MAX_NAMES_OF_A_FOLDER = 10_000
 _MODULE = re.compile(r"No module named '?([A-Za-z_][\w.]*)")
 _FILE = re.compile(r"(?:No such file or directory:|can't open file) '([^']+)'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeFolder:
-    """The code folder of the head, and what of it a run was started with.
+    """The code folder of the head, and the part of it that a run got.
 
     Attributes:
-        sent: What was sent; where nothing is copied, what is there.
-        left_out: What is not sent.
-        has: Whether a path is there.
-        list_names: The names in a folder.
+        source: The folder.
+        sent: The files that were sent; without sync, the files of the folder.
+        left_out: The excluded paths.
         pythonpath: `PYTHONPATH` of the cluster file.
     """
 
+    source: str
     sent: Collection[str]
     left_out: Sequence[ExcludedPath]
-    has: Callable[[str], bool]
-    list_names: Callable[[str], Sequence[str]] = lambda _path: ()
     pythonpath: str = ""
+
+    def has(self, path: str) -> bool:
+        """Return whether the folder has a path now."""
+        return os.path.lexists(os.path.join(self.source, path))
+
+    def list_names(self, path: str) -> list[str]:
+        """Return names in a folder below it, at most 10,000."""
+        try:
+            with os.scandir(os.path.join(self.source, path)) as entries:
+                return [entry.name for entry in itertools.islice(entries, _MAX_NAMES_OF_A_FOLDER)]
+        except OSError:
+            return []
 
 
 def find_on_pythonpath(message: str, pythonpath: str) -> str | None:
-    """Return what tells that a missing module lies on the `PYTHONPATH` of this shell, which remote nodes do not get."""
+    """Return a sentence if a missing module is on the `PYTHONPATH` of this shell, which remote nodes do not get."""
     module = _MODULE.search(message)
     top = module[1].strip(".").partition(".")[0] if module else None
     for entry in filter(None, pythonpath.split(":") if top else ()):
@@ -52,45 +62,30 @@ def find_on_pythonpath(message: str, pythonpath: str) -> str | None:
 
 
 def scan_code_folder(sync: SyncSpec, sent: Collection[str] | None, pythonpath: str = "") -> CodeFolder | None:
-    """Look at the code folder as it is now; `None` where it cannot be looked at.
+    """Return the code folder as it is now; `None` if it cannot be read.
 
     Args:
-        sync: Which.
-        sent: What the run was started with; `None` where nothing was copied.
+        sync: The sync settings of the cluster file.
+        sent: The files that the run got; `None` if nothing was copied.
         pythonpath: `PYTHONPATH` of the cluster file.
     """
     left_out: list[ExcludedPath] = []
     try:
-        there = [found.path for found in select_files(Path(sync.source), sync.exclude, left_out.append)]
+        present = [found.path for found in select_files(Path(sync.source), sync.exclude, left_out.append)]
     except (ClusterctlError, OSError):
         return None
-
-    def has(path: str) -> bool:
-        return os.path.lexists(os.path.join(sync.source, path))
-
-    def list_names(path: str) -> Sequence[str]:
-        try:
-            with os.scandir(os.path.join(sync.source, path)) as entries:
-                return [entry.name for entry in itertools.islice(entries, _MOST_NAMES_OF_A_FOLDER)]
-        except OSError:
-            return ()
-
-    return CodeFolder(
-        sent=there if sent is None else sent,
-        left_out=() if sent is None else left_out,
-        has=has,
-        list_names=list_names,
-        pythonpath=pythonpath,
-    )
+    if sent is None:
+        return CodeFolder(source=sync.source, sent=present, left_out=(), pythonpath=pythonpath)
+    return CodeFolder(source=sync.source, sent=sent, left_out=left_out, pythonpath=pythonpath)
 
 
 def explain_missing_file(message: str, folder: CodeFolder, workdirs: Iterable[str]) -> str | None:
-    """Return where in the code folder that lies which a rank did not find, and why its node has it not.
+    """Return where the code folder has a module or file that a rank did not find, and why its node lacks it.
 
     Args:
-        message: What the rank said.
+        message: The error message of the rank.
         folder: The code folder.
-        workdirs: Where nodes have it; `~` is the home there.
+        workdirs: The workdirs of the nodes; `~` is the home there.
     """
     module, file = _MODULE.search(message), _FILE.search(message)
     if module is not None:
@@ -139,7 +134,7 @@ def _explain_file(path: str, folder: CodeFolder) -> str | None:
 
 
 def _explain_exclusion(paths: Sequence[str], folder: CodeFolder) -> str | None:
-    """Say which rule leaves out a path, or one that ends with it."""
+    """Name the rule that excludes a path, or one that ends with it."""
     for path in paths:
         for one in folder.left_out:
             place = one.path.rstrip("/")
@@ -155,16 +150,13 @@ def _explain_exclusion(paths: Sequence[str], folder: CodeFolder) -> str | None:
 
 
 def _explain_excluded_package(module: str, folder: CodeFolder) -> str | None:
-    """Say which rule leaves out a wheel or an archive of a package that is named like a module."""
+    """Name the rule that excludes a wheel or archive of a package with the name of a module."""
     package = re.compile(rf"{re.escape(module).replace('_', '[-_.]')}(?:-\d.*)?\.(?:whl|egg|zip|tar\.gz)", re.I)
     for one in folder.left_out:
+        names = [one.path]
         if one.path.endswith("/"):
-            names = [
-                f"{one.path}{name}"
-                for name in sorted(folder.list_names(one.path), key=lambda name: not name.endswith(".whl"))
-            ]
-        else:
-            names = [one.path]
+            inner = sorted(folder.list_names(one.path), key=lambda name: not name.endswith(".whl"))
+            names = [f"{one.path}{name}" for name in inner]
         name = next((name for name in names if package.fullmatch(name.rpartition("/")[2])), None)
         if name is not None:
             return _describe_rule(name, one)
@@ -177,7 +169,7 @@ def _describe_rule(name: str, one: ExcludedPath) -> str:
 
 
 def _explain_new_file(paths: Sequence[str], folder: CodeFolder) -> str | None:
-    """Say what has come to the folder since the run began."""
+    """Name the first of these paths that was added after the run began."""
     name = next((path for path in paths if path not in folder.sent and folder.has(path)), None)
     if name is None or any(sent.startswith(f"{name}/") for sent in folder.sent):
         return None

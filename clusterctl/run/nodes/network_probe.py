@@ -1,7 +1,7 @@
-"""The network between the nodes: the address of the rendezvous, and what the nodes can reach before there are workers.
+"""The network between the nodes: the address of the rendezvous, and probes of ports and links before workers start.
 
-NCCL and Gloo join ranks of all nodes at ports that the kernel picks, in both directions, with packets as large as the
-interfaces allow. So each node also sends its neighbour data and gets it back: a few bytes at one port prove nothing.
+NCCL and Gloo connect ranks of all nodes at ports that the kernel picks, in both directions, with packets as large as
+the interfaces allow. So a probe sends data to a neighbour and back: a few bytes at one port would prove nothing.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.agent.protocol import command_types
-from clusterctl.agent.protocol.command_types import ConnectAnswer, HelloAnswer
+from clusterctl.agent.protocol.command_types import ConnectAnswer, ConnectArguments, HelloAnswer, ListenArguments
 from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.errors import ClusterctlError, RefusedError
 from clusterctl.plan import rendezvous
@@ -24,13 +23,17 @@ from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.session.requests import CONNECT, LISTEN, ROUTES, UNLISTEN
 from clusterctl.session.session import Session
 
-CONNECT_SECONDS = 2.0
-"""How long a node may take to reach the port; a firewall that drops packets is known by this time."""
-_MARGIN = 4.0
+_PORT_TIMEOUT_S = 2.0
+"""How long a node may take to reach a port; after this time a firewall must be dropping the packets."""
+_EXCHANGE_TIMEOUT_S = 4.0
+"""How long one exchange may take; two lost packets at its start cost three seconds."""
+_MARGIN_S = 4.0
+_PAYLOAD_BYTES = 256 * 1024
+"""Bytes in each direction: many packets of any size, and still fast."""
 
 
 def build_node_info(host: HostSpec, hello: HelloAnswer) -> rendezvous.NodeInfo:
-    """Return what planning needs of a node's hello."""
+    """Return the parts of a node's hello that planning needs."""
     addresses = tuple(
         (a["interface"], a["address"]) for a in hello.get("addresses", []) if a.get("up") and not a.get("loopback")
     )
@@ -47,32 +50,35 @@ def build_node_info(host: HostSpec, hello: HelloAnswer) -> rendezvous.NodeInfo:
     )
 
 
+def _build_infos(hosts: Iterable[HostSpec], sessions: Mapping[str, Session]) -> dict[str, rendezvous.NodeInfo]:
+    return {host.name: build_node_info(host, sessions[host.name].hello) for host in hosts if host.name in sessions}
+
+
 def resolve_rendezvous(
     spec: ClusterSpec,
     entries: Sequence[NodeLayout],
     answers: Mapping[str, rendezvous.NodeInfo],
     sessions: Mapping[str, Session],
 ) -> rendezvous.Rendezvous:
-    """Return where the workers of each node meet.
+    """Return the address at which the workers of each node meet.
 
-    All nodes are asked for their routes at once: node 0 for those to the others, they for those to where it seems to
-    be. Where its own routes tell another address, the others are asked again, for that one.
+    All nodes report their routes at once: node 0 those to the others, the others that to the guessed address of node 0.
+    If the routes of node 0 give it another address, the others report again, for that one.
 
     Raises:
-        RefusedError: Some could not reach the others, or the interface that the file names is not there.
-        NodeError, NodesError: Some could not be asked.
+        RefusedError: A node could not reach the others, or lacks the interface that the file names.
+        NodeError, NodesError: A node could not be asked.
     """
     if rendezvous.can_use_loopback(list(answers.values())):
         return rendezvous.plan_loopback_rendezvous(entries)
     hosts = [entry.host for entry in entries]
-    own = _own_addresses(spec, hosts, answers)
-    first, others = hosts[0].name, [host.name for host in hosts[1:]]
-    seeming = own[first]
-    routes = ask_routes(
-        sessions, {first: _list_known(own, others), **({n: [seeming] for n in others} if seeming else {})}
-    )
-    master = _choose_master(spec, hosts, own, routes[first])
-    if master != seeming:
+    own = {h.name: rendezvous.guess_address(h, answers[h.name], spec.network.interface) for h in hosts}
+    first, others = hosts[0], [host.name for host in hosts[1:]]
+    guess = own[first.name]
+    targets = {first.name: _list_others(own, first)} | ({node: [guess] for node in others} if guess else {})
+    routes = ask_routes(sessions, targets)
+    master = _choose_master(spec, first, own, routes[first.name])
+    if master != guess:
         routes |= ask_routes(sessions, {node: [master] for node in others})
     to_master = {node: routes[node].get(master) for node in others}
     if spec.network.interface:
@@ -80,34 +86,25 @@ def resolve_rendezvous(
     return rendezvous.plan_rendezvous(entries, answers, master, to_master)
 
 
-def _own_addresses(
-    spec: ClusterSpec, hosts: Sequence[HostSpec], answers: Mapping[str, rendezvous.NodeInfo]
-) -> dict[str, str | None]:
-    return {h.name: rendezvous.guess_address(h, answers[h.name], spec.network.interface) for h in hosts}
-
-
-def _list_known(own: Mapping[str, str | None], nodes: Sequence[str]) -> list[str]:
-    return [address for node in nodes if (address := own[node])]
+def _list_others(own: Mapping[str, str | None], first: HostSpec) -> list[str]:
+    return [address for node, address in own.items() if address and node != first.name]
 
 
 def _choose_master(
     spec: ClusterSpec,
-    hosts: Sequence[HostSpec],
+    first: HostSpec,
     own: Mapping[str, str | None],
     routes: Mapping[str, rendezvous.Route | None],
 ) -> str:
-    """Return the address of the first host on its routes to the others, who share no loopback with it.
+    """Return the address of the first host on its routes to the others, which share no loopback with it.
 
     Raises:
-        RefusedError: It has none that they could reach.
+        RefusedError: It has no address that they could reach.
     """
-    first, others = hosts[0], [host.name for host in hosts[1:]]
-    if spec.network.interface and not first.internal_ip:
-        master = own[first.name]
-    else:
-        master = rendezvous.choose_master_address(
-            first, own[first.name], [routes.get(a) for a in _list_known(own, others)]
-        )
+    master = own[first.name]
+    if first.internal_ip or not spec.network.interface:
+        known = [routes.get(address) for address in _list_others(own, first)]
+        master = rendezvous.choose_master_address(first, master, known)
     if master is None:
         raise RefusedError(
             f"{first.name} has no address that other nodes could reach",
@@ -119,10 +116,10 @@ def _choose_master(
 def ask_routes(
     sessions: Mapping[str, Session], targets: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, rendezvous.Route | None]]:
-    """Return how each node of `targets` reaches the addresses named for it; no packet is sent for it.
+    """Return the route of each node to each of its target addresses; no packet is sent.
 
     Raises:
-        NodeError, NodesError: Some could not be asked.
+        NodeError, NodesError: A node could not be asked.
     """
 
     def ask(node: str, session: Session) -> dict[str, rendezvous.Route | None]:
@@ -137,102 +134,90 @@ def ask_routes(
 
 
 def guess_addresses(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
-    """Return where each node will probably be met by the others; none for a node that tells no address."""
-    hosts = [h for h in spec.hosts if h.name in sessions]
-    answers = {h.name: build_node_info(h, sessions[h.name].hello) for h in hosts}
-    if answers and rendezvous.can_use_loopback(list(answers.values())):
-        return dict.fromkeys(answers, "127.0.0.1")
-    addresses = {h.name: _guess_address(spec, h, answers[h.name]) for h in hosts}
-    return {node: address for node, address in addresses.items() if address}
+    """Return the probable address of each node for the others; nodes that report no address are left out."""
+    infos = _build_infos(spec.hosts, sessions)
+    if infos and rendezvous.can_use_loopback(list(infos.values())):
+        return dict.fromkeys(infos, "127.0.0.1")
+    addresses: dict[str, str] = {}
+    for host in (host for host in spec.hosts if host.name in infos):
+        try:
+            address = rendezvous.guess_address(host, infos[host.name], spec.network.interface)
+        except RefusedError:
+            address = infos[host.name].reached_at
+        if address:
+            addresses[host.name] = address
+    return addresses
 
 
 def guess_interfaces(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, str]]:
-    """Return what ranks of each node will probably be told of interfaces, beside what `env` says."""
-    hosts = [h for h in spec.hosts if h.name in sessions]
-    answers = {h.name: build_node_info(h, sessions[h.name].hello) for h in hosts}
+    """Return the interface variables that the ranks of each node will probably get, besides those in `env`."""
+    infos = _build_infos(spec.hosts, sessions)
     routes = {
-        node: "lo" if address == "127.0.0.1" else rendezvous.find_interface(answers[node], address)
+        node: "lo" if address == "127.0.0.1" else rendezvous.find_interface(infos[node], address)
         for node, address in guess_addresses(spec, sessions).items()
     }
-    return choose_interface_variables(spec, hosts, answers, routes)
+    return choose_interface_variables(spec, [host for host in spec.hosts if host.name in infos], infos, routes)
 
 
-def _guess_address(spec: ClusterSpec, host: HostSpec, answer: rendezvous.NodeInfo) -> str | None:
-    try:
-        return rendezvous.guess_address(host, answer, spec.network.interface)
-    except RefusedError:
-        return answer.reached_at
+def _connect(
+    session: Session, address: str, port: int, nonce: str, *, timeout_s: float, payload: int = 0
+) -> ConnectAnswer:
+    question: ConnectArguments = {"address": address, "port": port, "nonce": nonce, "timeout": timeout_s}
+    if payload:
+        question["payload"] = payload
+    return CONNECT.call(session, question, timeout=timeout_s + _MARGIN_S)
 
 
 def probe_rendezvous_port(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, Any]]:
-    """Return what each node saw of the port, as the key `rendezvous` of `facts["controller"]` has it.
+    """Try the rendezvous port; return the result of each node, the value of `facts["controller"]["rendezvous"]`.
 
-    The first worker of the cluster file that was reached listens, on the port that the file names or on any free one,
-    at the address that workers would be given. Returns nothing where fewer than two nodes were reached.
+    The first connected worker of the cluster file listens at the address that the workers would get, on the port that
+    the file names or on any free one. The result is empty with fewer than two connected nodes.
     """
-    ordered = [h for h in (*spec.workers, *spec.spares) if h.name in sessions]
-    if len(ordered) < 2:
+    hosts = [h for h in (*spec.workers, *spec.spares) if h.name in sessions]
+    if len(hosts) < 2:
         return {}
-    first = ordered[0].name
-    answers = {h.name: build_node_info(h, sessions[h.name].hello) for h in ordered}
-    port = spec.network.master_port or 0
+    first, infos = hosts[0], _build_infos(hosts, sessions)
     nonce = secrets.token_hex(16)
-    tried: dict[str, Any] = {"address": None, "port": port, "role": "listen", "ok": False, "error": None}
+    address: str | None = None
+    port = spec.network.master_port or 0
     try:
-        together = rendezvous.can_use_loopback(list(answers.values()))
-        tried["address"] = "127.0.0.1" if together else _choose_listener_address(spec, ordered, answers, sessions)
-        request: command_types.ListenArguments = {"port": port, "nonce": nonce, "seconds": CONNECT_SECONDS + _MARGIN}
-        tried["port"] = LISTEN.call(sessions[first], request)["port"]
+        if rendezvous.can_use_loopback(list(infos.values())):
+            address = "127.0.0.1"
+        else:
+            own = {h.name: rendezvous.guess_address(h, infos[h.name], spec.network.interface) for h in hosts}
+            routes = ask_routes(sessions, {first.name: _list_others(own, first)})
+            address = _choose_master(spec, first, own, routes[first.name])
+        listen: ListenArguments = {"port": port, "nonce": nonce, "seconds": _PORT_TIMEOUT_S + _MARGIN_S}
+        port = LISTEN.call(sessions[first.name], listen)["port"]
     except ClusterctlError as error:
-        return {first: {**tried, "error": str(error)}}
-    others = _probe_port(first, tried, {h.name: sessions[h.name] for h in ordered[1:]}, nonce)
-    # Whoever binds the port next must find it free.
+        failed = {"address": address, "port": port, "role": "listen", "ok": False, "error": str(error)}
+        return {first.name: failed}
+    others = {host.name: sessions[host.name] for host in hosts[1:]}
+    answers, errors = call_all(
+        others, lambda _node, session: _connect(session, address, port, nonce, timeout_s=_PORT_TIMEOUT_S)
+    )
+    # The next user of the port has to find it free.
     with contextlib.suppress(ClusterctlError):
-        UNLISTEN.call(sessions[first], {"nonce": nonce})
-    reached = sum(seen["ok"] for seen in others.values())
-    return {first: {**tried, "ok": True, "peers": len(others), "reached_by": reached}, **others}
-
-
-def _choose_listener_address(
-    spec: ClusterSpec,
-    hosts: Sequence[HostSpec],
-    answers: Mapping[str, rendezvous.NodeInfo],
-    sessions: Mapping[str, Session],
-) -> str:
-    own, first = _own_addresses(spec, hosts, answers), hosts[0].name
-    routes = ask_routes(sessions, {first: _list_known(own, [host.name for host in hosts[1:]])})
-    return _choose_master(spec, hosts, own, routes[first])
-
-
-def _probe_port(
-    first: str, tried: Mapping[str, Any], sessions: Mapping[str, Session], nonce: str
-) -> dict[str, dict[str, Any]]:
-    request: command_types.ConnectArguments = {
-        "address": tried["address"],
-        "port": tried["port"],
-        "nonce": nonce,
-        "timeout": CONNECT_SECONDS,
+        UNLISTEN.call(sessions[first.name], {"nonce": nonce})
+    shared = {"address": address, "port": port}
+    results: dict[str, dict[str, Any]] = {
+        node: {
+            **shared,
+            "role": "connect",
+            "listener": first.name,
+            **(answers.get(node) or {"ok": False, "ms": None, "error": str(errors[node])}),
+        }
+        for node in others
     }
-
-    def connect(_node: str, session: Session) -> ConnectAnswer:
-        return CONNECT.call(session, request, timeout=CONNECT_SECONDS + _MARGIN)
-
-    answers, errors = call_all(sessions, connect)
-    seen = answers | {node: {"ok": False, "ms": None, "error": str(error)} for node, error in errors.items()}
-    shared = {"address": tried["address"], "port": tried["port"], "role": "connect", "listener": first}
-    return {node: {**shared, **seen[node]} for node in sessions}
-
-
-PAYLOAD_BYTES = 256 * 1024
-"""Bytes each way: many packets of any size, and done in no time."""
-EXCHANGE_SECONDS = 4.0
-"""How long one exchange may take; two lost packets at its begin cost three."""
-_LINK_MARGIN = 4.0
+    reached = sum(result["ok"] for result in results.values())
+    own_result = {"role": "listen", "ok": True, "error": None, "peers": len(others), "reached_by": reached}
+    return {first.name: {**shared, **own_result}, **results}
 
 
 @dataclass(frozen=True, slots=True)
 class LinkProbe:
-    """One connection to try: `origin` opens it to `peer`, and what is wrong with it counts against `reported_on`."""
+    """A connection to try from `origin` to `peer`; a failure counts against `reported_on`."""
 
     origin: str
     peer: str
@@ -240,73 +225,64 @@ class LinkProbe:
 
 
 def plan_link_probes(workers: Sequence[str], spares: Sequence[str]) -> list[LinkProbe]:
-    """Return what to try: each worker and the next one, and each spare with one of them, there and back.
+    """Return the connections to try: each worker to the next one, and each spare to one worker and back.
 
-    A spare is in no worker's way: what is wrong between both is the spare's affair.
+    A failure between a spare and a worker counts against the spare.
     """
     count = len(workers)
-    ring = (
-        [LinkProbe(node, workers[(place + 1) % count], node) for place, node in enumerate(workers)] if count > 1 else []
-    )
-    beside = [(spare, workers[place % count]) for place, spare in enumerate(spares)] if workers else []
-    return [*ring, *(LinkProbe(a, b, spare) for spare, worker in beside for a, b in ((spare, worker), (worker, spare)))]
+    ring = [LinkProbe(node, workers[(at + 1) % count], node) for at, node in enumerate(workers) if count > 1]
+    pairs = [(spare, workers[at % count]) for at, spare in enumerate(spares) if count]
+    return [*ring, *(LinkProbe(a, b, spare) for spare, worker in pairs for a, b in ((spare, worker), (worker, spare)))]
 
 
 def probe_links(
     spec: ClusterSpec, sessions: Mapping[str, Session], rendezvous: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return what was seen of each way, by the node it counts against, as `facts["controller"]["ring"]` has it.
+    """Try the links between nodes; return the results by node, the value of `facts["controller"]["ring"]`.
 
     Args:
-        spec: What is declared.
-        sessions: Node name to session.
-        rendezvous: What `try_port` returned: it tells at which address each node is met by the others. Nodes that did
-            not come through there are left out.
+        spec: The spec of the cluster file.
+        sessions: The sessions by node.
+        rendezvous: The result of `probe_rendezvous_port`, which gives the address of each node. Nodes that failed there
+            are left out.
     """
     at = _list_addresses(spec, rendezvous)
     planned = plan_link_probes(
         [h.name for h in spec.workers if h.name in at], [h.name for h in spec.spares if h.name in at]
     )
     nonce = secrets.token_hex(16)
-    peers = Counter(way.peer for way in planned)
+    peers = Counter(probe.peer for probe in planned)
 
     def listen(node: str, session: Session) -> int:
-        request: command_types.ListenArguments = {
+        question: ListenArguments = {
             "port": 0,
             "nonce": nonce,
-            "seconds": EXCHANGE_SECONDS + _LINK_MARGIN,
-            "payload": PAYLOAD_BYTES,
+            "seconds": _EXCHANGE_TIMEOUT_S + _MARGIN_S,
+            "payload": _PAYLOAD_BYTES,
             "enough": peers[node],
         }
-        return LISTEN.call(session, request)["port"]
+        return LISTEN.call(session, question)["port"]
 
     ports, deaf = call_all({node: sessions[node] for node in peers}, listen)
-    by_key = {f"{way.origin} {way.peer}": way for way in planned}
+    by_key = {f"{probe.origin} {probe.peer}": probe for probe in planned}
 
     def connect(key: str, session: Session) -> ConnectAnswer:
         peer = by_key[key].peer
         if peer in deaf:
-            return {"ok": None, "error": f"{peer} was not heard: {deaf[peer]}"}
-        request: command_types.ConnectArguments = {
-            "address": at[peer],
-            "port": ports[peer],
-            "nonce": nonce,
-            "timeout": EXCHANGE_SECONDS,
-            "payload": PAYLOAD_BYTES,
-        }
-        return CONNECT.call(session, request, timeout=EXCHANGE_SECONDS + _LINK_MARGIN)
+            return {"ok": None, "error": f"{peer} did not listen: {deaf[peer]}"}
+        return _connect(session, at[peer], ports[peer], nonce, timeout_s=_EXCHANGE_TIMEOUT_S, payload=_PAYLOAD_BYTES)
 
-    answers, errors = call_all({key: sessions[way.origin] for key, way in by_key.items()}, connect)
-    seen: dict[str, list[dict[str, Any]]] = {}
-    for key, way in by_key.items():
-        told = answers.get(key) or {"ok": None, "error": str(errors[key])}
-        entry = {"from": way.origin, "to": way.peer, "address": at[way.peer], "port": ports.get(way.peer), **told}
-        seen.setdefault(way.reported_on, []).append(entry)
-    return seen
+    answers, errors = call_all({key: sessions[probe.origin] for key, probe in by_key.items()}, connect)
+    results: dict[str, list[dict[str, Any]]] = {}
+    for key, probe in by_key.items():
+        answer = answers.get(key) or {"ok": None, "error": str(errors[key])}
+        result = {"from": probe.origin, "to": probe.peer, "address": at[probe.peer], "port": ports.get(probe.peer)}
+        results.setdefault(probe.reported_on, []).append({**result, **answer})
+    return results
 
 
 def _list_addresses(spec: ClusterSpec, rendezvous: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return where each node is met: as the plan will have it, by the way that it has just been on."""
+    """Return the address of each node, as the plan will have it."""
     given = {host.name: host.internal_ip for host in spec.hosts}
     own = {n: seen["address"] if seen.get("role") == "listen" else seen.get("source") for n, seen in rendezvous.items()}
     usable = {node: given.get(node) or own[node] for node, seen in rendezvous.items() if seen["ok"]}

@@ -20,74 +20,64 @@ from clusterctl.run.record import state_reader
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 _POINTER_BYTES = range(100, 1024)
-_MOST_NAMES = 3
+_MAX_NAMES = 3
 _MADE_BY_TOOLS = re.compile(
     r"(?:.*_cache|.*\.egg-info|node_modules|htmlcov|\.(?:eggs|hypothesis|ipynb_checkpoints|tox|nox|idea|vscode))/"
     r"|.*\.py[co]|\.coverage.*|\.DS_Store|.*\.swp|.*~|\.git(?:ignore|keep|attributes|modules)|\.keep"
 )
-"""What tools and editors write beside code, which no job misses."""
+"""Files of tools and editors, which no job needs."""
 _PACKAGE = re.compile(r"\.(?:whl|so|egg)$")
 _DATA = re.compile(
     r"\.(?:tar|tgz|gz|xz|bz2|zst|zip|7z|csv|tsv|jsonl?|parquet|arrow|npy|npz|h5|hdf5|tfrecords?|bin|pt|pth|ckpt|safetensors)$"
 )
 
 
-def list_sync_warnings(manifest: Manifest, store: ContentStore) -> list[str]:
-    """Return what to warn of."""
+def list_sync_warnings(manifest: Manifest, store: ContentStore) -> Iterator[str]:
+    """Yield a sentence for each doubt about the files to send: links left out, secrets, pointers of Git LFS."""
 
-    def beginning(path: str) -> bytes:
+    def read_start(path: str) -> bytes:
         with store.path(manifest.files[path][2]).open("rb") as file:
             return file.read(MAX_KEY_BYTES)
 
-    files = [(path, size) for path, (size, mode, _) in manifest.files.items() if mode not in (LINK_MODE, FOLDER_MODE)]
-    secret = describe_secret_files(files, beginning)
-    pointers = [p for p, size in files if size in _POINTER_BYTES and beginning(p).startswith(_LFS)]
-    return [
-        *describe_exclusions(manifest.left_out),
-        *(
-            [f"{_join_paths(pointers)}: pointers of Git LFS, without the content: `git lfs pull` gets it"]
-            if pointers
-            else []
-        ),
-        *([secret] if secret else []),
-    ]
-
-
-def describe_exclusions(left_out: Iterable[ExcludedPath]) -> Iterator[str]:
-    """Yield what to say of what is left out without a rule that a person wrote."""
     alike: dict[tuple[str, str], list[str]] = {}
-    for one in left_out:
+    for one in manifest.left_out:
         if one.remedy:
             alike.setdefault((one.rule, one.remedy), []).append(one.shown)
     for (rule, remedy), paths in alike.items():
         yield f"not sent: {_join_paths(paths)}, {rule}: {remedy}"
+    files = [(path, size) for path, (size, mode, _) in manifest.files.items() if mode not in (LINK_MODE, FOLDER_MODE)]
+    pointers = [p for p, size in files if size in _POINTER_BYTES and read_start(p).startswith(_LFS)]
+    if pointers:
+        yield f"{_join_paths(pointers)}: pointers of Git LFS, without the content: `git lfs pull` gets it"
+    secret = describe_secret_files(files, read_start)
+    if secret:
+        yield secret
 
 
 def describe_user_exclusions(left_out: Iterable[ExcludedPath]) -> str | None:
-    """Return in a line what rules that a person wrote leave out; `None` if that is nothing that a job may miss."""
+    """Return one line about the files that rules of the user exclude; `None` if a job needs none of them."""
     alike: dict[tuple[str, str], list[ExcludedPath]] = {}
     for one in left_out:
         name = f"{PurePosixPath(one.path).name}{'/' if one.path.endswith('/') else ''}"
         if one.written_in and not one.remedy and _MADE_BY_TOOLS.fullmatch(name) is None:
             alike.setdefault((one.written_in, one.rule), []).append(one)
-    rules = sorted(
-        (sorted(of_rule, key=_order_of) for of_rule in alike.values()), key=lambda some: _order_of(some[0])[0]
-    )
+    rules = sorted((sorted(paths, key=_order_of) for paths in alike.values()), key=lambda paths: _order_of(paths[0])[0])
     if not rules:
         return None
-    named = []
-    for first, *others in rules[:_MOST_NAMES]:
-        named.append(f"{first.path}{f' and {len(others)} more' if others else ''} ({first.written_in})")
-    left = sum(map(len, rules[_MOST_NAMES:]))
-    more = f", … {left} more" if left else ""
-    firsts = [some[0] for some in rules[:_MOST_NAMES]]
+    named = [
+        f"{first.path}{f' and {len(others)} more' if others else ''} ({first.written_in})"
+        for first, *others in rules[:_MAX_NAMES]
+    ]
+    rest = sum(map(len, rules[_MAX_NAMES:]))
+    firsts = [paths[0] for paths in rules[:_MAX_NAMES]]
     sendable = next((one for one in firsts if one.way_to_send and not has_secret_name(one.path)), None)
     remedy = f"{sendable.way_to_send} sends {sendable.path}, " if sendable is not None else ""
+    more = f", … {rest} more" if rest else ""
     return f"not sent: {', '.join(named)}{more}; {remedy}`clusterctl sync --dry-run -v` lists all"
 
 
 def _order_of(one: ExcludedPath) -> tuple[int, int]:
-    """Return the place of a path among those that a job may miss: packages, folders, data, others; large ones first."""
+    """Return a sort key, the paths first that a job may need: packages, folders, data, others; large ones first."""
     if _PACKAGE.search(one.path):
         return 0, -one.size_bytes
     if one.path.endswith("/"):
@@ -99,17 +89,17 @@ _FOR_OUTPUT = re.compile(
     r"-*(?:\w+[-_.])*(?:out|log|save|dest|result|dump|work|cache|report|trace|profile|export|write|tensorboard|run|root)",
     re.IGNORECASE,
 )
-"""The name of an option whose value the program writes itself."""
+"""Options that name an output of the program."""
 _WRITES = re.compile(r"(?:[\d&]*>{1,2}|tee|-a|mkdir|-p|rm|-[rf]+|touch|\S*--?(?:out|log)\S*)$")
-"""The word of a shell before the name of a file that need not be there."""
+"""Words of a shell before the name of a file that need not exist."""
 
 
 def list_unsent_arguments(spec: ClusterSpec, left_out: Iterable[ExcludedPath] | None = None) -> list[str]:
-    """Return a sentence for each argument of the job that names something in the code folder which is not sent.
+    """Return a sentence for each argument of the job that names an excluded file of the code folder.
 
     Args:
-        spec: The cluster file.
-        left_out: What is not sent; without it the folder is searched if an argument names something in it.
+        spec: The spec of the cluster file.
+        left_out: The excluded paths; `None` to search the folder if an argument names a file in it.
     """
     if spec.sync is None or spec.job is None or all(host.transport is TransportKind.LOCAL for host in spec.hosts):
         return []
@@ -130,18 +120,15 @@ def list_unsent_arguments(spec: ClusterSpec, left_out: Iterable[ExcludedPath] | 
         one = next((by_path[each] for each in above if each in by_path), None)
         if one is None or not one.written_in:
             continue
-        sentences.append(f"{place} names `{path}`, which is not sent to nodes, left out by {one.rule}{_remedy_of(one)}")
+        remedy = ""
+        if not has_secret_name(one.path):
+            remedy = f": {one.way_to_send} sends {one.path}" if one.way_to_send else ": take that out to send it"
+        sentences.append(f"{place} names `{path}`, which is not sent to nodes, left out by {one.rule}{remedy}")
     return sentences
 
 
-def _remedy_of(one: ExcludedPath) -> str:
-    if has_secret_name(one.path):
-        return ""
-    return f": {one.way_to_send} sends {one.path}" if one.way_to_send else ": take that out to send it"
-
-
 def _list_named_paths(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """Yield place and path of each word of the job that is the name of something in the code folder."""
+    """Yield place and path of each word of the job that names an existing file of the code folder."""
     if spec.sync is None or spec.job is None:
         return
     job, top = spec.job, spec.sync.source
@@ -160,7 +147,7 @@ def _list_named_paths(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
 
 
 def format_exclusions(left_out: Iterable[ExcludedPath], *, whole: bool = False) -> list[str]:
-    """Return what is left out in lines, by rule; of each the first few, or all."""
+    """Return lines about the excluded paths, by rule: the first few of each rule, or all."""
     alike: dict[str, list[str]] = {}
     for one in left_out:
         alike.setdefault(one.rule, []).append(one.shown)
@@ -170,15 +157,15 @@ def format_exclusions(left_out: Iterable[ExcludedPath], *, whole: bool = False) 
 
 
 def _join_paths(paths: list[str], quote: str = "`") -> str:
-    more = f" and {len(paths) - _MOST_NAMES} more" if len(paths) > _MOST_NAMES else ""
-    return ", ".join(f"{quote}{path}{quote}" for path in paths[:_MOST_NAMES]) + more
+    more = f" and {len(paths) - _MAX_NAMES} more" if len(paths) > _MAX_NAMES else ""
+    return ", ".join(f"{quote}{path}{quote}" for path in paths[:_MAX_NAMES]) + more
 
 
 def refuse_missing_script(spec: ClusterSpec, sent: Iterable[str], left_out: Iterable[ExcludedPath]) -> None:
-    """Refuse to send code without the script that is to be run.
+    """Refuse to send code without the script of the job.
 
     Raises:
-        RefusedError: The script is among what is left out.
+        RefusedError: The script is excluded.
     """
     if spec.sync is None or spec.job is None or spec.job.script is None:
         return
@@ -195,109 +182,54 @@ def refuse_missing_script(spec: ClusterSpec, sent: Iterable[str], left_out: Iter
     raise RefusedError(f"job.script: `{spec.job.script}` is not sent to nodes, left out by {rule}", hint=hint)
 
 
-_LIKE_SECRETS = (
-    # keys
-    "*.pem",
-    "*.key",
-    "*.p12",
-    "*.pfx",
-    "*.jks",
-    "*.keystore",
-    "*.kdbx",
-    "*.ppk",
-    "id_*",
-    "key.json",
-    "*[-_]key.json",
-    "*service[-_]account*.json",
-    "client_secret*.json",
-    "kaggle.json",
-    # variables and passwords
-    ".env",
-    ".env.*",
-    "*.env",
-    "*.env.local",
-    ".envrc",
-    ".netrc",
-    "_netrc",
-    ".pgpass",
-    ".my.cnf",
-    ".htpasswd",
-    ".npmrc",
-    ".pypirc",
-    ".s3cfg",
-    ".boto",
-    "rclone.conf",
-    "credentials*",
-    "*_credentials.json",
-    ".git-credentials",
-    "secret",
-    "secrets",
-    "secrets.*",
-    # tokens
-    "token",
-    "token.txt",
-    "token.json",
-    ".token",
-    "*.token",
-    "*[-_]token",
-    "*[-_]token.txt",
-    "stored_tokens",
-    ".*-token",
-    # what a shell or another program was told
-    ".*_history",
-    "*_history",
-    # in the folders of programs
-    ".aws/*",
-    ".azure/*",
-    ".kube/*",
-    "kubeconfig",
-    "*.kubeconfig",
-    ".docker/config.json",
-    ".dockercfg",
-    "gcloud/*",
-    ".gnupg/*",
-    "gh/hosts.yml",
-    "glab-cli/config.yml",
-    "huggingface/token*",
-)
+_SECRETS_TEXT = """
+*.pem *.key *.p12 *.pfx *.jks *.keystore *.kdbx *.ppk id_* key.json *[-_]key.json *service[-_]account*.json
+client_secret*.json kaggle.json
+.env .env.* *.env *.env.local .envrc .netrc _netrc .pgpass .my.cnf .htpasswd .npmrc .pypirc .s3cfg .boto rclone.conf
+credentials* *_credentials.json .git-credentials secret secrets secrets.*
+token token.txt token.json .token *.token *[-_]token *[-_]token.txt stored_tokens .*-token
+.*_history *_history
+.aws/* .azure/* .kube/* kubeconfig *.kubeconfig .docker/config.json .dockercfg gcloud/* .gnupg/* gh/hosts.yml
+glab-cli/config.yml huggingface/token*
+"""
+_LIKE_SECRETS = _SECRETS_TEXT.split()
+"""Names of files with keys, passwords, tokens or a shell's history; with a slash: files in the folder of a program."""
 _PUBLIC = ("*.pub", ".env.example", ".env.sample", ".env.template", "*.py", "*.ipynb", "*.md", "*.rst")
 _KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|PuTTY-User-Key-File")
 MAX_KEY_BYTES = 16 * 1024
 
 
-def describe_secret_files(files: Iterable[tuple[str, int]], beginning: Callable[[str], bytes]) -> str | None:
-    """Return what to say of files that look like secrets, or `None` where there are none.
+def describe_secret_files(files: Iterable[tuple[str, int]], read_start: Callable[[str], bytes]) -> str | None:
+    """Return a warning about files that look like secrets, or `None` if none does.
 
     Args:
-        files: Path and size of each.
-        beginning: Reads the first bytes of one.
+        files: Path and size of each file.
+        read_start: Returns the first bytes of a file.
     """
-    secret = sorted(path for path, size in files if _looks_secret(path, size, beginning))
+
+    def looks_secret(path: str, size: int) -> bool:
+        if any(fnmatch.fnmatchcase(path.lower().rpartition("/")[2], pattern) for pattern in _PUBLIC):
+            return False
+        return has_secret_name(path) or (64 <= size <= MAX_KEY_BYTES and _KEY.search(read_start(path)) is not None)
+
+    secret = sorted(path for path, size in files if looks_secret(path, size))
     if not secret:
         return None
-    more = f" and {len(secret) - 3} more" if len(secret) > 3 else ""
-    named = ", ".join(f"`{path}`" for path in secret[:3])
-    return f"{named}{more} may hold secrets and are sent to the nodes: add them to `sync.exclude` or .gitignore"
-
-
-def _looks_secret(path: str, size: int, beginning: Callable[[str], bytes]) -> bool:
-    if any(fnmatch.fnmatchcase(path.lower().rpartition("/")[2], pattern) for pattern in _PUBLIC):
-        return False
-    return has_secret_name(path) or (64 <= size <= MAX_KEY_BYTES and _KEY.search(beginning(path)) is not None)
+    return f"{_join_paths(secret)} may hold secrets and are sent to the nodes: add them to `sync.exclude` or .gitignore"
 
 
 def has_secret_name(path: str) -> bool:
-    """Return whether files of this name hold keys, tokens or passwords."""
+    """Return whether files of this name usually hold keys, tokens or passwords."""
     parts = path.lower().rstrip("/").split("/")
-    # A pattern of two parts means the folder too, and all that is in it.
+    # A pattern with two parts also matches the folder and everything in it.
     pairs = ["/".join(pair) for pair in itertools.pairwise(parts)]
     return any(fnmatch.fnmatchcase(tried, pattern) for pattern in _LIKE_SECRETS for tried in (parts[-1], *pairs))
 
 
 def find_workdir_conflicts(spec: ClusterSpec, root: Path | None = None) -> Iterator[str]:
-    """Yield a sentence for each run of this head that works where this one is to work.
+    """Yield a sentence for each running run of this head that uses a workdir of this spec.
 
-    A folder of this machine is the person's own: who starts two runs there has chosen to.
+    Folders of this machine do not count: the user chose them.
     """
     mine = _list_workdirs(spec)
     for run in state_reader.list_runs(root):
@@ -314,7 +246,7 @@ def find_workdir_conflicts(spec: ClusterSpec, root: Path | None = None) -> Itera
 
 
 def _list_workdirs(spec: ClusterSpec) -> dict[str, tuple[str, str | None]]:
-    """Return host and folder of every node that is reached from here."""
+    """Return host and folder of each remote node."""
     return {
         host.name: (host.address or host.host, host.workdir)
         for host in spec.hosts

@@ -103,8 +103,8 @@ def test_a_module_on_the_pythonpath_of_this_shell_is_told(tmp_path: Path) -> Non
     assert missing_code.find_on_pythonpath("rank 1 failed", f"{tmp_path}") is None
 
 
-def test_a_module_of_an_empty_submodule_is_told() -> None:
+def test_a_module_of_an_empty_submodule_is_told(tmp_path: Path) -> None:
     left_out = [ExcludedPath("third_party/apex/", EMPTY_SUBMODULE, remedy="`git submodule update --init` fills it")]
-    folder = missing_code.CodeFolder(sent=(), left_out=left_out, has=lambda _path: False)
+    folder = missing_code.CodeFolder(source=str(tmp_path), sent=(), left_out=left_out)
     told = missing_code.explain_missing_file(f"{NO_MODULE}'apex.amp'", folder, [])
     assert told == "`third_party/apex/` is an empty submodule: `git submodule update --init` fills it"

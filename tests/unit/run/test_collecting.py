@@ -423,7 +423,8 @@ def test_pointers_of_git_lfs_are_named_as_what_they_are(source: Path, content: P
     (source / "m.bin").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize 12345\n")
     store = code_manifest.ContentStore(content)
 
-    told = sync_warnings.list_sync_warnings(code_manifest.build_manifest(SyncSpec(source=str(source)), store), store)
+    manifest = code_manifest.build_manifest(SyncSpec(source=str(source)), store)
+    told = list(sync_warnings.list_sync_warnings(manifest, store))
 
     assert told == ["`m.bin`: pointers of Git LFS, without the content: `git lfs pull` gets it"]
 
