@@ -31,7 +31,7 @@ from clusterctl.transport.local import LocalTransport
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
-    from clusterctl.run.controller.attempts import Preflight
+    from clusterctl.run.nodes.preflight import Preflight
     from clusterctl.run.rules.state import RunState
     from clusterctl.session.inbox import ItemQueue
     from clusterctl.session.session import Session

@@ -16,7 +16,7 @@ from clusterctl.run.controller.links import Redialed
 from clusterctl.run.controller.run import ControlledRun
 from clusterctl.run.nodes import launch, run_cleanup
 from clusterctl.run.nodes.fan_out import Progress, call_all, fold_names
-from clusterctl.run.nodes.launch import StartFailed
+from clusterctl.run.nodes.launch import StartFailure
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 from clusterctl.session.requests import STATUS
@@ -77,7 +77,7 @@ class Adoption(ThreadOwnedState):
         step.end(fold_names(opened), failed=bool(errors))
         return errors
 
-    def _undo_start(self, opened: Mapping[str, Session]) -> StartFailed:
+    def _undo_start(self, opened: Mapping[str, Session]) -> StartFailure:
         """Undo on every node what a controller left that died before its first attempt was written down."""
         run = self._run
         # A node that never heard of the run keeps at least the epoch from which on it hears nothing of it.
@@ -87,9 +87,7 @@ class Adoption(ThreadOwnedState):
         if unheard:
             run.post(controller_events.Note(text=CLEANUP_UNCONFIRMED.format(fold_names(unheard)), level="warn"))
         error = RunFailed("its controller ended during the start", exit_code=ExitCode.FAILED)
-        return StartFailed(
-            error=error, prepared=(), remaining=tuple(entry for remaining in left.values() for entry in remaining)
-        )
+        return StartFailure(error=error, remaining=tuple(entry for remaining in left.values() for entry in remaining))
 
     # --- in the loop
 

@@ -15,7 +15,7 @@ from clusterctl.plan.layout import demote_to_spares
 from clusterctl.run.controller.connections import Connections
 from clusterctl.run.controller.run import ControlledRun
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, fold_names, raise_first, select_sessions
-from clusterctl.run.nodes.launch import StartFailed
+from clusterctl.run.nodes.launch import StartFailure
 from clusterctl.run.nodes.network_probe import build_node_info
 from clusterctl.run.nodes.preflight import Preflight
 from clusterctl.run.record.clock import read_head_time
@@ -56,22 +56,27 @@ class StartSequence(ThreadOwnedState):
     def start_first_attempt(self) -> None:
         """Begin the first attempt of a new run."""
         self._run.raise_epoch(0)
-        self._run.launcher.mark_new()
+        self._run.launcher.is_untouched = True
         self.launch(self._first_attempt)
 
-    def launch(self, work: Callable[[], StartFailed | None]) -> None:
+    def launch(self, work: Callable[[], StartFailure | None]) -> None:
         """Let a thread bring an attempt up."""
+        launcher = self._run.launcher
 
-        def attempted() -> StartFailed | None:
+        def attempted() -> StartFailure | None:
             try:
                 return work()
             except ClusterctlError as error:
-                return StartFailed(error=error, prepared=())
+                return StartFailure(error=error, prepared=tuple(launcher.prepared))
             except OSError as error:
                 place = f" ({error.filename})" if error.filename else ""
-                text = f"the head cannot write what a start needs: {error.strerror}{place}"
-                return StartFailed(error=RefusedError(text, hint=rlimits.open_files_hint(error)), prepared=())
+                refused = RefusedError(
+                    f"the head cannot write a file of the start: {error.strerror}{place}",
+                    hint=rlimits.open_files_hint(error),
+                )
+                return StartFailure(error=refused, prepared=tuple(launcher.prepared))
 
+        launcher.prepared = []
         self._run.is_busy = True
         self._run.executor.in_thread(attempted).then_on_loop(self._on_launched, self._on_bug)
 
@@ -83,7 +88,7 @@ class StartSequence(ThreadOwnedState):
             return
         if run.state.attempt < 0:
             if run.launcher.forbid_start():
-                self.fail(StartFailed(error=CancelledError("cancelled during the start"), prepared=()))
+                self.fail(StartFailure(error=CancelledError("cancelled during the start")))
         elif run.state.reason is None:
             run.end_attempt(StopReason.CANCELLED, "")
 
@@ -98,7 +103,7 @@ class StartSequence(ThreadOwnedState):
 
     # --- the first attempt, in the thread
 
-    def _first_attempt(self) -> StartFailed | None:
+    def _first_attempt(self) -> None:
         run = self._run
         sessions = self._connect(run.spec.hosts)
         unfit = self._reject_unsafe_nodes(sessions)
@@ -110,7 +115,7 @@ class StartSequence(ThreadOwnedState):
         run.launcher.sync_code(hosts, first=True)
         if self._preflight is not None:
             self._preflight.check_code(select_sessions(run.links.sessions, [h.name for h in hosts]))
-        return run.launcher.start_attempt(0, hosts, run.subscriptions.subscribe_all)
+        run.launcher.start_attempt(0, hosts, run.subscriptions.subscribe_all)
 
     def _connect(self, hosts: Sequence[HostSpec]) -> dict[str, Session]:
         """Open all sessions at once; return those there are. A spare may be missing.
@@ -168,9 +173,9 @@ class StartSequence(ThreadOwnedState):
         run = self._run
         write_atomically(run.folder.spec, dump_spec(spec).encode(), durable=True)
         run.spec, run.hosts = spec, {host.name: host for host in spec.hosts}
-        run.launcher.use_spec(spec)
+        run.launcher.spec = spec
         if self._preflight is not None:
-            self._preflight.use_spec(spec)
+            self._preflight.spec = spec
 
     def _connected(self, opened: Mapping[str, Session], missing: Mapping[str, ClusterctlError]) -> None:
         run = self._run
@@ -205,9 +210,9 @@ class StartSequence(ThreadOwnedState):
         """End a start that failed by a bug of ours; the traceback is in the log."""
         text = f"this is a bug of clusterctl: {type(error).__name__}: {error}"
         bug = ClusterctlError(text, hint=f"the traceback is in {self._run.folder.log}")
-        self._on_launched(StartFailed(error=bug, prepared=()))
+        self._on_launched(StartFailure(error=bug))
 
-    def _on_launched(self, result: StartFailed | None) -> None:
+    def _on_launched(self, result: StartFailure | None) -> None:
         run = self._run
         run.is_busy = False
         if self._is_failing or result is None:
@@ -217,7 +222,7 @@ class StartSequence(ThreadOwnedState):
         else:
             run.end_start(result.error)
 
-    def fail(self, result: StartFailed) -> None:
+    def fail(self, result: StartFailure) -> None:
         """End a run none of whose workers was started; undo what was prepared."""
         run = self._run
         self._is_failing = True
@@ -335,9 +340,9 @@ class RestartSequence(ThreadOwnedState):
         number, why = state.attempt + 1, state.restart_why
         former = {n.node: n.ranks for n in state.nodes.values() if n.node not in state.next_nodes}
 
-        def begin() -> StartFailed | None:
+        def begin() -> None:
             run.launcher.sync_code(hosts, first=False)
-            return run.launcher.start_attempt(number, hosts, run.subscriptions.subscribe_all, why, former)
+            run.launcher.start_attempt(number, hosts, run.subscriptions.subscribe_all, why, former)
 
         self._start.launch(begin)
 
@@ -349,7 +354,7 @@ class RestartSequence(ThreadOwnedState):
         gone = [n for n in missing if away.get(n, 0.0) >= self._run.limits.node_lost_after]
         if gone:
             error = NodeError(gone[0], f"{fold_names(gone)}: no connection for the next attempt")
-            self._start.fail(StartFailed(error=error, prepared=()))
+            self._start.fail(StartFailure(error=error))
         return not missing
 
     def list_free_spares(self) -> list[HostSpec]:

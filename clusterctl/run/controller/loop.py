@@ -97,7 +97,7 @@ class Controller:
         run = self._run
         if run.spec.secrets:
             # Their values were never written down here. The nodes of the last attempt kept them; a spare has none.
-            run.launcher.forget_secrets()
+            run.launcher.secrets = {}
             run.excluded_spares = dict.fromkeys((h.name for h in run.spec.spares), "no secrets")
         if run.state.attempt >= 0 and not run.cancelled.is_set():
             self._stalls.replay()

@@ -1,4 +1,4 @@
-"""The checks before a start: every node probed at once by what would start its workers, judged, compared."""
+"""The health checks before a start: all nodes are probed at once, by the Python of their workers."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from clusterctl.session.requests import CODE, PROBE, RUNS
 from clusterctl.session.session import Session
 
 AFTER_SYNC = ("version.code",)
-"""Checks that `up` makes once the code is on the nodes."""
+"""Checks of `up` after the sync."""
 _BETWEEN = ("net.rendezvous", "net.ring")
-"""What these saw of the ways between nodes tells nothing of the others once one of the nodes is gone."""
+"""Checks between nodes: their results mean nothing once one of the nodes is lost."""
 _JUDGE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-"""What judges raise over facts that are not of the form that agents give them."""
+"""Errors of checks that read invalid facts."""
 _QUOTED = 200
-_MARGIN = 10.0
-_DOWN_SECONDS = 3600.0
-"""The longest that a machine is down before it has booted."""
+_MARGIN_S = 10.0
+_MAX_DOWN_S = 3600.0
+"""The longest time that a machine takes to boot."""
 
 
 class Preflight:
@@ -51,97 +51,84 @@ class Preflight:
     Thread: the launch thread.
 
     Args:
-        run: Keeps the facts and findings in `health.json`.
-        spec: What is declared and tolerated.
-        strict: WARN and UNKNOWN end the start too.
+        run: The run directory; `health.json` there keeps the facts and findings.
+        spec: The spec of the cluster file.
+        strict: WARN and UNKNOWN forbid the start, too.
     """
 
     def __init__(self, run: RunDir, spec: ClusterSpec, *, strict: bool) -> None:
-        self._run, self._spec, self._strict = run, spec, strict
+        self._run, self.spec, self._strict = run, spec, strict
         self._facts: dict[str, dict[str, Any]] = {}
         self._findings: list[Finding] = []
 
     def __call__(self, sessions: Mapping[str, Session], post: Callable[[ControllerEvent], None]) -> dict[str, str]:
-        """Check everything but the code, which is still to come; return the nodes that are left out, with a word.
+        """Check everything except the code, which is not synced yet; return the excluded nodes with a reason.
 
-        These are spares, and workers where the run may begin without them.
+        Spares with a failed check are excluded, and workers if the run may begin without them.
 
         Args:
-            sessions: The nodes to check; one that is lost meanwhile has failed.
-            post: Takes what is to be told.
+            sessions: The sessions by node; a node whose session is lost meanwhile has failed.
+            post: Takes controller events.
 
         Raises:
-            NodeError, NodesError: All is well but that connections were lost; nothing was started.
+            NodeError, NodesError: Connections were lost, and no other check failed; nothing was started.
             UnhealthyError: A check failed; nothing was started.
         """
         step = Progress("health", len(sessions), post)
-        self._facts = probe_all(self._spec, sessions, step, own_run=self._run.run)
-        findings = judge_all(self._spec, self._facts, [name for name in CHECKS if name not in AFTER_SYNC])
-        spares = {h.name for h in self._spec.spares}
+        self._facts = probe_all(self.spec, sessions, step, own_run=self._run.run)
+        findings = judge_all(self.spec, self._facts, [name for name in CHECKS if name not in AFTER_SYNC])
+        spares = {h.name for h in self.spec.spares}
         gone = {n: ConnectError(n, str(f["unreachable"])) for n, f in self._facts.items() if "unreachable" in f}
         lost = {n: error for n, error in gone.items() if n not in spares and not sessions[n].alive}
         bad = [f for f in self._weigh(findings) if not lost or f.node in lost or f.check not in _BETWEEN]
         failed = [f for f in bad if f.node not in spares]
-        if self._may_begin_without(failed):
-            spares |= {f.node for f in failed if f.node is not None}
+        failed_nodes = [f.node for f in failed if f.node is not None]
+        is_dispensable = failed and len(failed_nodes) == len(failed)
+        if is_dispensable and demote_to_spares(self.spec, failed_nodes) is not None:
+            spares.update(failed_nodes)
             failed = []
-        fresh = self._news(findings)
+        known = KnownFindings.for_run(self._run, self.spec)
+        fresh = known.list_new(findings)
+        known.save(findings, self._facts.keys())
         step.end(_summarize(findings, fresh), failed=bool(failed))
         if all(f.node in lost for f in failed):
             raise_first({node: error for node, error in lost.items() if node not in spares})
-        self._refuse(failed)
+        _refuse(failed)
         for line in describe_new_findings(fresh or ()):
             post(Note(text=line, level="warn"))
-        return self._left_out([f for f in bad if f.node in spares], post)
-
-    def _news(self, found: list[Finding]) -> list[Finding] | None:
-        """Return what deserves a look and was not there at the last look; `None` where this is the first."""
-        earlier = KnownFindings.for_run(self._run, self._spec)
-        fresh = earlier.list_new(found)
-        earlier.save(found, self._facts.keys())
-        return fresh
-
-    def _may_begin_without(self, failed: Sequence[Finding]) -> bool:
-        sick = [f.node for f in failed if f.node is not None]
-        return bool(sick) and len(sick) == len(failed) and demote_to_spares(self._spec, sick) is not None
-
-    def _left_out(self, failed: list[Finding], post: Callable[[ControllerEvent], None]) -> dict[str, str]:
-        """Leave spares that are not fit out of the run instead of ending its start."""
-        waiting = {host.name for host in self._spec.spares}
-        for finding in failed:
-            kind = "spare " if finding.node in waiting else ""
+        excluded = [finding for finding in bad if finding.node in spares]
+        declared_spares = {host.name for host in self.spec.spares}
+        for finding in excluded:
+            kind = "spare " if finding.node in declared_spares else ""
             post(Note(text=f"{kind}{finding.node} is left out: {finding.message}", level="warn"))
-        return {finding.node: "unhealthy" for finding in failed if finding.node is not None}
-
-    def use_spec(self, spec: ClusterSpec) -> None:
-        """Use another spec, with fewer workers than the file names."""
-        self._spec = spec
+        return {finding.node: "unhealthy" for finding in excluded if finding.node is not None}
 
     def check_code(self, sessions: Mapping[str, Session]) -> None:
-        """Check that all nodes have the same code now.
+        """Check that all nodes have the same code.
 
         Raises:
-            UnhealthyError: They have not; nothing was started.
+            UnhealthyError: The code differs; nothing was started.
         """
-        for node, told in read_code_hashes(self._spec, sessions).items():
-            self._facts[node].setdefault("controller", {})["code_hash"] = told
-        self._refuse(self._weigh(judge_all(self._spec, self._facts, AFTER_SYNC)))
+        for node, code_hash in read_code_hashes(self.spec, sessions).items():
+            self._facts[node].setdefault("controller", {})["code_hash"] = code_hash
+        _refuse(self._weigh(judge_all(self.spec, self._facts, AFTER_SYNC)))
 
     def _weigh(self, found: list[Finding]) -> list[Finding]:
-        """Keep findings; return those that forbid the start."""
+        """Save findings; return those that forbid the start."""
         self._findings += found
-        kept = {"facts": self._facts, "findings": [f.to_json() for f in self._findings]}
-        write_atomically(self._run.path / "health.json", json.dumps(kept).encode())
+        document = {"facts": self._facts, "findings": [f.to_json() for f in self._findings]}
+        write_atomically(self._run.path / "health.json", json.dumps(document).encode())
         wanted = (Status.FAIL, Status.WARN, Status.UNKNOWN) if self._strict else (Status.FAIL,)
         return [f for f in found if f.status in wanted]
 
-    def _refuse(self, bad: list[Finding]) -> None:
-        if bad:
-            raise UnhealthyError(
-                f"{len(bad)} {'check' if len(bad) == 1 else 'checks'} failed; nothing was started",
-                bad,
-                hint="`health.ignore` in the cluster file accepts a finding, `--no-health` skips all checks",
-            )
+
+def _refuse(bad: list[Finding]) -> None:
+    if bad:
+        raise UnhealthyError(
+            f"{len(bad)} {'check' if len(bad) == 1 else 'checks'} failed; nothing was started",
+            bad,
+            hint="`health.ignore` in the cluster file accepts a finding, `--no-health` skips all checks",
+        )
 
 
 def probe_all(
@@ -152,52 +139,55 @@ def probe_all(
     own_run: str | None = None,
     code: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Return every node's facts; a node whose probe could not be had says why under `unreachable`.
+    """Return the facts of each node; a node that could not be probed has the key `unreachable` with the reason.
 
-    All nodes at once, and in a bounded time whatever is wrong with one of them.
+    All nodes are probed at once, and the time is bounded.
 
     Args:
-        spec: What is declared.
-        sessions: Node name to session.
-        step: Told which nodes are through.
-        own_run: On whose behalf we look.
-        code: Ask for the code that is on the nodes now, too.
+        spec: The spec of the cluster file.
+        sessions: The sessions by node.
+        step: Takes the progress.
+        own_run: The run that asks.
+        code: Compare the code that is on the nodes now, too.
     """
-    with ThreadPoolExecutor(2) as beside:
-        hashes = beside.submit(read_code_hashes, spec, sessions if code else {})
-        # A port that the file names must be looked at before we take it for a moment ourselves.
-        early = None if spec.network.master_port else beside.submit(_probe_network, spec, sessions)
+    with ThreadPoolExecutor(2) as pool:
+        hashes = pool.submit(read_code_hashes, spec, sessions if code else {})
+        # A port that the file names has to be checked before the probe of the network takes it for a moment.
+        early = None if spec.network.master_port else pool.submit(_probe_network, spec, sessions)
         facts = _probe(spec, sessions, step, own_run)
-        tried = _probe_network(spec, sessions) if early is None else early.result()
-    told = {node: facts_of_node for node, facts_of_node in facts.items() if "groups" in facts_of_node}
-    fallen = _find_reboots(told)
+        network = _probe_network(spec, sessions) if early is None else early.result()
+    complete = {node: node_facts for node, node_facts in facts.items() if "groups" in node_facts}
+    rebooted = _find_reboots(complete)
     by_ssh = {host.name for host in spec.hosts if host.transport is TransportKind.SSH}
-    for node, facts_of_node in told.items():
-        more: dict[str, Any] = {"code_hash": hashes.result().get(node), "rebooted_under": fallen.get(node)}
+    for node, node_facts in complete.items():
+        more: dict[str, Any] = {"code_hash": hashes.result().get(node), "rebooted_under": rebooted.get(node)}
         if node in by_ssh:
             more["place"] = [sessions[node].hello.get(key) for key in ("boot_id", "pid_ns", "net_ns")]
-        seen = {**tried.get(node, {}), **{key: value for key, value in more.items() if value is not None}}
-        facts_of_node["controller"] = {**_controller_facts(sessions[node], facts_of_node, own_run), **seen}
+        node_facts["controller"] = {
+            **_controller_facts(sessions[node], node_facts, own_run),
+            **network.get(node, {}),
+            **{key: value for key, value in more.items() if value is not None},
+        }
     return facts
 
 
 def _probe_network(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, dict[str, Any]]:
-    """Try the port where workers meet, then the ways between the nodes; return what each node saw by key."""
+    """Try the rendezvous port, then the links between the nodes; return the results of each node by key."""
     rendezvous = probe_rendezvous_port(spec, sessions)
     ring = probe_links(spec, sessions, rendezvous)
-    met = {node: {"rendezvous": seen, "ring": ring.get(node, [])} for node, seen in rendezvous.items() if seen["ok"]}
-    return {**{node: {"rendezvous": seen} for node, seen in rendezvous.items()}, **met}
+    return {
+        node: {"rendezvous": result} | ({"ring": ring.get(node, [])} if result["ok"] else {})
+        for node, result in rendezvous.items()
+    }
 
 
 def _find_reboots(facts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the nodes that have just booted because they went down under a run of this head, and which."""
-    hosts = {
-        node: (facts_of_node["groups"].get("host") or {}).get("data") or {} for node, facts_of_node in facts.items()
-    }
+    """Return the nodes that have rebooted during a run of this head, and that run."""
+    hosts = {node: (node_facts["groups"].get("host") or {}).get("data") or {} for node, node_facts in facts.items()}
     young = {n: host for n, host in hosts.items() if host.get("uptime") is not None and host["uptime"] < RECENT_BOOT_S}
     if not young:
         return {}
-    since = time.time() - max(host["uptime"] for host in young.values()) - _DOWN_SECONDS
+    since = time.time() - max(host["uptime"] for host in young.values()) - _MAX_DOWN_S
     return health_history.find_recent_reboots(
         list_runs(), {node: str(host.get("boot_id")) for node, host in young.items()}, since
     )
@@ -213,11 +203,10 @@ def _probe(
 
     def probe(node: str, session: Session) -> Facts:
         step.set_waiting(node, "checking")
-        # Its answer comes before the facts and finds a quiet agent: a clock with a small error.
+        # The answer comes before the facts, from an idle agent, so the error of the clock is small.
         session.beat()
         host = hosts[node]
-        port = spec.network.master_port if node == first else None
-        ports = [port] if port else []
+        ports = [spec.network.master_port] if spec.network.master_port and node == first else []
         request = build_probe_request(
             spec, host, peers=known, workdir=get_workdir(spec, node), ports=ports, run=run, salt=salt
         )
@@ -229,7 +218,7 @@ def _probe(
             "cwd": get_workdir(spec, node),
             "request": request,
         }
-        facts = PROBE.call(session, asked, timeout=longest_timeout_s(request) + _MARGIN)
+        facts = PROBE.call(session, asked, timeout=longest_timeout_s(request) + _MARGIN_S)
         step.finish_node(node)
         return facts
 
@@ -238,7 +227,7 @@ def _probe(
 
 
 def _without_facts(node: str, session: Session, error: BaseException) -> dict[str, Any]:
-    """Return what stands for the facts of a node that gave none: it answered that it cannot, or did not answer."""
+    """Return the facts of a node whose probe failed: it refused, or did not answer."""
     if not session.alive or isinstance(error, (ConnectError, ProtocolError)):
         return {"unreachable": str(error)}
     told = _controller_facts(session, {}, None)
@@ -247,7 +236,7 @@ def _without_facts(node: str, session: Session, error: BaseException) -> dict[st
 
 
 def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
-    """Return what only the head can tell of a node; `health.context.Context` has the keys."""
+    """Return the facts that only the head knows about a node (keys: see `health.context.Context`)."""
     told: dict[str, Any] = _find_runs(session, facts, own_run)
     if own_run:
         told["own_run"] = own_run
@@ -259,15 +248,15 @@ def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str |
 
 
 def _find_runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
-    """Return which of the runs found on a node are meant to live there, and of which nobody knows.
+    """Return which runs with processes on a node are running, and which are unknown.
 
-    Nothing is asked where nothing was found. A node may say that a run lives which this head has ended.
+    A node without such processes is not asked. It may report a run as running that this head has ended.
     """
     try:
         told = (facts["groups"].get("procs") or {}).get("data") or {}
         seen = {str(entry["run"]) for entry in told.get("runs") or []} - {own_run}
     except (KeyError, TypeError, AttributeError):
-        return {}  # not what an agent says: nothing follows from it
+        return {}  # not the facts of an agent
     if not seen:
         return {"live_runs": []}
     try:
@@ -280,9 +269,9 @@ def _find_runs(session: Session, facts: Mapping[str, Any], own_run: str | None) 
 
 
 def read_code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:
-    """Return a hash over the code that syncs brought to each node, as it is there now (see `health.context.Context`).
+    """Return the hash of the synced code on each node now (see `health.context.Context`).
 
-    Nodes that could not tell are left out.
+    A node that could not be asked is left out.
     """
     remote = {h.name for h in spec.hosts if h.transport is not TransportKind.LOCAL and spec.sync is not None}
 
@@ -297,22 +286,22 @@ def read_code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict
 def judge_all(
     spec: ClusterSpec, facts: Mapping[str, dict[str, Any]], checks: Sequence[str] | None = None
 ) -> list[Finding]:
-    """Return all findings: each node by itself, then the nodes against each other."""
+    """Return all findings: of each node alone, then of comparisons between nodes."""
     context = Context.from_spec(spec)
     try:
         return judge.judge_all(facts, context, checks)
     except _JUDGE_ERRORS:
-        fitting = {node: _validate_facts(node, told, context, checks) for node, told in facts.items()}
-        return judge.judge_all(fitting, context, checks)
+        valid = {node: _validate_facts(node, node_facts, context, checks) for node, node_facts in facts.items()}
+        return judge.judge_all(valid, context, checks)
 
 
-def _validate_facts(node: str, told: dict[str, Any], context: Context, checks: Sequence[str] | None) -> dict[str, Any]:
-    """Return what a node told; of one whose facts are of no form that an agent gives them, that it cannot be used."""
+def _validate_facts(node: str, facts: dict[str, Any], context: Context, checks: Sequence[str] | None) -> dict[str, Any]:
+    """Return the facts of a node; if a check cannot read them, `unreachable` with the reason instead."""
     try:
-        judge.judge_all({node: told}, context, checks)
+        judge.judge_all({node: facts}, context, checks)
     except _JUDGE_ERRORS as error:
-        return {"unreachable": f"what it told does not fit: {type(error).__name__}: {str(error)[:_QUOTED]}"}
-    return told
+        return {"unreachable": f"its facts are invalid: {type(error).__name__}: {str(error)[:_QUOTED]}"}
+    return facts
 
 
 def _summarize(findings: list[Finding], fresh: list[Finding] | None) -> str:
