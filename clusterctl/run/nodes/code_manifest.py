@@ -1,7 +1,7 @@
-"""The code that goes to the nodes: the manifest of a folder, and its content kept for later attempts.
+"""The code of a run: the manifest of its folder, and a store of the content.
 
-The content is stored once per hash for all runs of this head, so a run can always be restarted with exactly what it
-started with, however the folder has changed since.
+The head stores each content once, by its hash, for all runs. So every attempt of a run gets the files of the first one,
+although the folder may have changed.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from clusterctl.run.record.rundir import RunDir
 _CHUNK = 1024 * 1024
 _PART = ".part"
 MAX_FILES = 500_000
-"""A listing of so many takes a node seconds and half a gigabyte to go through; no code has as many."""
+"""A node needs seconds and half a gigabyte for a list of so many files; no code has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What of a folder is sent.
+    """The files of a folder to send.
 
     Attributes:
-        files: Path to size, permission bits and SHA-256; a link has the mode `LINK_MODE`, and its content is where it
-            leads; a folder in which nothing is sent has `FOLDER_MODE`, and no content.
-        left_out: What is not sent; it is not kept with the run.
+        files: Path to size, permission bits and SHA-256. A link has the mode `LINK_MODE`; its content is the target. An
+            empty folder has the mode `FOLDER_MODE` and no content.
+        left_out: The excluded paths; not saved with the run.
     """
 
     files: dict[str, tuple[int, int, str]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Manifest:
 
     @property
     def code_hash(self) -> str:
-        """One hash over everything that is synced."""
+        """One hash of all files to sync."""
         listing = json.dumps(sorted((p, m, s) for p, (_, m, s) in self.files.items()))
         return hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -67,13 +67,13 @@ class ContentStore:
         make_private_folder(root)
 
     def path(self, digest: str) -> Path:
-        """Return where the content of a hash lies."""
+        """Return the path of the content with this hash."""
         return self.root / digest[:2] / digest
 
     def add(self, source: BinaryIO) -> tuple[int, str]:
-        """Copy what a file holds in, in one pass that also hashes it; return its size and hash."""
+        """Store a copy of a file, hashed in the same pass; return its size and hash."""
         digest, size = hashlib.sha256(), 0
-        # Heads that share a home may have equal pids: only a name that is made up is nobody else's.
+        # Heads that share a home may have equal pids, so the temporary name is random.
         with tempfile.NamedTemporaryFile(dir=self.root, prefix=".", suffix=_PART, delete=False) as writer:
             try:
                 while chunk := source.read(_CHUNK):
@@ -90,7 +90,7 @@ class ContentStore:
         return size, digest.hexdigest()
 
     def refresh(self, digest: str) -> bool:
-        """Return whether the content is there; then it is young again, and no cleaning takes it away meanwhile."""
+        """Return whether the content exists; if so, renew its time, so that `clean` does not remove it now."""
         try:
             os.utime(self.path(digest))
         except FileNotFoundError:
@@ -98,11 +98,11 @@ class ContentStore:
         return True
 
     def list_unused(self, used: Collection[str], before: float) -> list[tuple[Path, int]]:
-        """Return the files of content that nobody names, those that were never finished too, and their sizes in bytes.
+        """Return the content that no run needs, also incomplete files, with the sizes in bytes.
 
         Args:
-            used: Hashes of what runs need.
-            before: Wall clock in seconds; what was taken or used later may belong to a start that goes on now.
+            used: The hashes that runs need.
+            before: Wall clock in seconds; later content may belong to a run that is starting now.
         """
         unused = []
         for path in (*self.root.glob("??/*"), *self.root.glob(f".*{_PART}")):
@@ -113,7 +113,7 @@ class ContentStore:
 
 
 def find_content_store(runs: Path) -> ContentStore | None:
-    """Return the content store beside a folder of runs, or `None` where nothing was ever synced."""
+    """Return the content store beside a folder of runs; `None` if no run was ever synced."""
     root = runs.parent / "content"
     return ContentStore(root) if root.is_dir() else None
 
@@ -123,22 +123,20 @@ def open_content_store(run: RunDir) -> ContentStore:
     return ContentStore(run.path.parent.parent / "content")
 
 
-def build_manifest(sync: SyncSpec, store: ContentStore, *, most_files: int = MAX_FILES) -> Manifest:
-    """Return the manifest of a folder, its content stored.
+def build_manifest(sync: SyncSpec, store: ContentStore, *, max_files: int = MAX_FILES) -> Manifest:
+    """Return the manifest of a folder, and store its content.
 
-    Files that have not changed (size, mtime, inode) since they were last stored are not read again; what vanishes
-    meanwhile is left out.
+    Files with the size, mtime and inode of the last sync are not read again. Files that vanish meanwhile are left out.
 
     Raises:
-        ConfigError: The folder is not there.
-        RefusedError: It is larger than `sync.max_size`, has more than `most_files` files, or something in it cannot be
-            read.
+        ConfigError: The folder does not exist.
+        RefusedError: It is larger than `sync.max_size`, has more than `max_files` files, or cannot be read.
     """
     source = Path(sync.source)
     hashed = _HashCache(store.root / "known.json", sync.source)
     files: dict[str, tuple[int, int, str]] = {}
     left_out: list[ExcludedPath] = []
-    for found in select_code_files(sync, left_out.append, most_files=most_files):
+    for found in select_code_files(sync, left_out.append, max_files=max_files):
         if found.is_folder:
             entry: tuple[int, int, str] | None = (0, FOLDER_MODE, store.add(io.BytesIO())[1])
         elif found.target is None:
@@ -153,12 +151,12 @@ def build_manifest(sync: SyncSpec, store: ContentStore, *, most_files: int = MAX
 
 
 def select_code_files(
-    sync: SyncSpec, left_out: Callable[[ExcludedPath], None], *, most_files: int = MAX_FILES
+    sync: SyncSpec, left_out: Callable[[ExcludedPath], None], *, max_files: int = MAX_FILES
 ) -> Iterator[SelectedFile]:
-    """Yield what a sync would copy, without reading any of it; `left_out` takes what it would not.
+    """Yield the files to sync, without reading them; `left_out` takes the excluded paths.
 
     Raises:
-        ConfigError, RefusedError: As `collect`.
+        ConfigError, RefusedError: See `build_manifest`.
     """
     source = Path(sync.source)
     if not source.is_dir():
@@ -174,34 +172,26 @@ def select_code_files(
         total += found.size_bytes
         largest = sorted([*largest, (found.size_bytes, found.path)], reverse=True)[:3]
         if total > sync.max_size:
-            raise _too_large(sync, total, largest)
-        if len(files) == most_files:
-            raise _too_many(sync, files)
+            names = ", ".join(f"{name} ({format_size(count)})" for count, name in largest)
+            raise RefusedError(
+                f"{sync.source} holds more than {format_size(sync.max_size)} to sync (at least {format_size(total)})",
+                hint=f"add to `sync.exclude` or raise `sync.max_size`; the largest: {names}",
+            )
+        if len(files) == max_files:
+            folders = Counter(path.partition("/")[0] for path in files if "/" in path).most_common(3)
+            names = ", ".join(f"{name}/ ({count})" for name, count in folders)
+            raise RefusedError(
+                f"{sync.source} holds more than {len(files)} files to sync",
+                hint="add to `sync.exclude` what is no code" + (f"; most of them lie in {names}" if names else ""),
+            )
         files.append(found.path)
         yield found
 
 
-def _too_large(sync: SyncSpec, total: int, largest: list[tuple[int, str]]) -> RefusedError:
-    names = ", ".join(f"{name} ({format_size(count)})" for count, name in largest)
-    return RefusedError(
-        f"{sync.source} holds more than {format_size(sync.max_size)} to sync (at least {format_size(total)})",
-        hint=f"add to `sync.exclude` or raise `sync.max_size`; the largest: {names}",
-    )
-
-
-def _too_many(sync: SyncSpec, files: Collection[str]) -> RefusedError:
-    folders = Counter(path.partition("/")[0] for path in files if "/" in path).most_common(3)
-    names = ", ".join(f"{name}/ ({count})" for name, count in folders)
-    return RefusedError(
-        f"{sync.source} holds more than {len(files)} files to sync",
-        hint="add to `sync.exclude` what is no code" + (f"; most of them lie in {names}" if names else ""),
-    )
-
-
 class _HashCache:
-    """Hashes of the files of each folder that was synced, by device, inode, size and time of change.
+    """Hashes of the files of each synced folder, by device, inode, size and modification time.
 
-    Only files that the last sync of a folder took are remembered, and only as long as the folder is there.
+    It remembers the files of the last sync of each folder that still exists.
     """
 
     def __init__(self, path: Path, source: str) -> None:
@@ -213,7 +203,7 @@ class _HashCache:
         self._used: dict[str, list[Any]] = {}
 
     def entry(self, path: Path, status: os.stat_result, store: ContentStore) -> tuple[int, int, str] | None:
-        """Return size, permission bits and hash of a file whose content is stored now, or `None` where it is gone."""
+        """Store a file; return its size, permission bits and hash, or `None` if it does not exist any more."""
         key = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
         size, digest = self._folders.get(self._source, {}).get(key, (0, ""))
         if not digest or not store.refresh(digest):
@@ -231,12 +221,12 @@ class _HashCache:
 
 
 def save_manifest(run: RunDir, manifest: Manifest) -> None:
-    """Keep the manifest with its run."""
+    """Save the manifest in the run directory."""
     write_atomically(run.manifest, json.dumps({"files": manifest.files}, ensure_ascii=True).encode())
 
 
 def load_manifest(run: RunDir) -> Manifest | None:
-    """Return the manifest that a run was started with, or `None` where nothing was synced."""
+    """Return the saved manifest of a run; `None` if no code was synced."""
     try:
         stored = json.loads(run.manifest.read_text())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Which files of a folder go to the nodes, and by which rule the others are excluded."""
+"""Selects the files of a folder that go to the nodes, and names the rule that excludes each other file."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from clusterctl.errors import RefusedError
 T = TypeVar("T")
 
 NEVER_SENT = frozenset({".git", ".hg", ".svn", ".ssh"})
-# `nohup.out` is what `nohup clusterctl up` writes, which grows while it is sent.
+# `nohup clusterctl up` writes to `nohup.out`, which would grow while it is sent.
 _NO_CODE = frozenset({"__pycache__", "nohup.out"})
 _GIT_SECONDS = 60.0
 
 
 class SelectedFile(NamedTuple):
-    """A file that is sent, a link, or a folder in which nothing is sent.
+    """A file or link to send, or a folder of which no file is sent.
 
     Attributes:
-        path: Relative to the folder.
-        status: Of the file, or of the link itself.
-        target: Where a link leads, as it is written on the nodes; `None` for a file.
+        path: Relative to the source folder.
+        status: Status of the file, or of the link itself.
+        target: Target of a link as the nodes get it; `None` for a file.
     """
 
     path: str
@@ -35,7 +35,7 @@ class SelectedFile(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Return whether this is a folder in which nothing is sent."""
+        """Return whether this is a folder."""
         return stat.S_ISDIR(self.status.st_mode)
 
     @property
@@ -46,15 +46,15 @@ class SelectedFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExcludedPath:
-    """Something that nodes do not get.
+    """A path that the nodes do not get.
 
     Attributes:
-        path: Relative to the folder; that of a folder ends with a slash.
-        rule: What leaves it out.
-        target: Where a link leads.
-        remedy: What a person can do who did not mean to leave it out; empty where a rule of theirs says it.
-        written_in: `sync.exclude`, or the `.gitignore` that has the rule; empty for a rule that nobody wrote.
-        size_bytes: Of a file that such a rule leaves out; 0 for a folder.
+        path: Relative to the source folder; the path of a folder ends with a slash.
+        rule: The rule that excludes it, in words.
+        target: Target of a link.
+        remedy: Advice if the user wants to send it; empty for a rule of the user.
+        written_in: Source of a rule of the user: `sync.exclude`, or the path of a `.gitignore`; else empty.
+        size_bytes: Size of a file that a rule of the user excludes; 0 for a folder.
     """
 
     path: str
@@ -66,17 +66,17 @@ class ExcludedPath:
 
     @property
     def shown(self) -> str:
-        """The path, and where it leads."""
+        """The path, with the target of a link."""
         return f"{self.path} -> {self.target}" if self.target else self.path
 
     @property
     def way_to_send(self) -> str:
-        """What a person writes who wants it sent in spite of a `.gitignore`; empty where none leaves it out."""
+        """The setting that sends it in spite of a `.gitignore`; empty if no `.gitignore` excludes it."""
         return f"`sync: {{exclude: ['!{self.path}']}}`" if self.written_in.endswith(_IGNORE) else ""
 
 
 class Rule(NamedTuple):
-    """What leaves something out: in words, and where it is written (see `LeftOut`)."""
+    """A rule that excludes paths: in words, and its source (see `ExcludedPath.written_in`)."""
 
     words: str
     written_in: str = ""
@@ -92,27 +92,29 @@ _VENV = "a virtual environment"
 def select_files(
     source: Path, exclude: tuple[str, ...], left_out: Callable[[ExcludedPath], None]
 ) -> Iterator[SelectedFile]:
-    """Yield what is sent of a folder, in order.
+    """Yield the files of a folder to send, in order.
 
-    `exclude` has the last word. Apart from that all is sent that git tracks, and what no `.gitignore` names. Links
-    inside the folder stay links; `.git`, `.ssh` and links to elsewhere are never sent. Of a folder that is empty, or in
-    which a `.gitignore` leaves out all, the folder itself is sent.
+    `exclude` decides first. Otherwise all files are sent that git tracks or that no `.gitignore` excludes. Links inside
+    the folder stay links; `.git`, `.ssh` and links out of the folder are never sent. A folder without files to send is
+    sent as an empty folder.
 
     Args:
         source: The folder.
         exclude: Patterns as in .gitignore.
-        left_out: Takes what is not sent.
+        left_out: Takes each excluded path.
 
     Raises:
         RefusedError: A folder, or a `.gitignore`, cannot be read.
     """
-    select_files = _FolderWalk(source, exclude, left_out)
-    yield from select_files.folder("", [], None)
-    select_files.look_at_links()
+    walk = _FolderWalk(source, exclude, left_out)
+    yield from walk.folder("", [], None)
+    for path, written, target in walk.links:
+        if target not in walk.sent:
+            left_out(ExcludedPath(path, _WITHOUT_TARGET, written, "`sync.exclude` with `!` before it sends that"))
 
 
 class _GitIndex:
-    """What git tracks, relative to the folder that is sent."""
+    """The paths that git tracks, relative to the source folder."""
 
     def __init__(self) -> None:
         self._paths: set[str] = set()
@@ -123,7 +125,7 @@ class _GitIndex:
         return path in self._paths
 
     def add(self, folder: Path, relative: str) -> None:
-        """Ask git what it tracks in a folder."""
+        """Add the paths that git tracks in a folder."""
         argv = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "ls-files", "-z", "--stage"]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         try:
@@ -149,24 +151,24 @@ _Rules = list[tuple[str, Any]]
 class _FolderWalk:
     def __init__(self, source: Path, exclude: tuple[str, ...], left_out: Callable[[ExcludedPath], None]) -> None:
         self._source, self._top, self._tell = source, os.path.realpath(source), left_out
-        self._left_out_otherwise = 0
+        self._other_exclusions = 0
         self._exclude: _Rules = [("", _parse_rules(exclude))]
         self._tracked = _GitIndex()
         self._is_git_doubted = False
-        self._sent: set[str] = {"."}
-        self._links: list[tuple[str, str, str]] = []
+        self.sent: set[str] = {"."}
+        self.links: list[tuple[str, str, str]] = []
         if any(
             os.path.lexists(os.path.join(above, ".git")) for above in (self._top, *map(str, Path(self._top).parents))
         ):
             self._tracked.add(source, "")
 
     def folder(self, folder: str, rules: _Rules, ignored: Rule | None) -> Iterator[SelectedFile]:
-        """Yield what is sent of one folder.
+        """Yield the files of one folder to send.
 
         Args:
-            folder: Relative to the source.
-            rules: Of the `.gitignore` files above, with the folder of each.
-            ignored: The rule that leaves the folder out, but for what git tracks in it.
+            folder: Relative to the source folder.
+            rules: The rules of the `.gitignore` files above, with the folder of each.
+            ignored: The rule that excludes the folder, except for the files that git tracks in it.
         """
         base = self._source / folder
         entries = read_if_present(lambda: sorted(os.scandir(base), key=lambda e: e.name), base) or []
@@ -198,39 +200,35 @@ class _FolderWalk:
     def _folder_or_itself(
         self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None
     ) -> Iterator[SelectedFile]:
-        """Yield what is sent of a folder: itself if that is nothing, and only a `.gitignore` leaves things out.
+        """Yield the files of a folder to send, or the folder itself if it has none.
 
-        A folder whose own `.gitignore` leaves out all, as fetched results have one, is not meant for others.
+        The folder itself is not sent if another rule than one of a `.gitignore` above it excludes a file.
         """
-        is_empty, before = True, self._left_out_otherwise
+        is_empty, before = True, self._other_exclusions
         for found in self.folder(path, rules, ignored):
             is_empty = False
             yield found
         if is_empty and os.path.exists(os.path.join(entry.path, _IGNORE)):
-            self._left_out_otherwise += 1
-        if is_empty and ignored is None and self._left_out_otherwise == before:
-            status = read_if_present(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
+            self._other_exclusions += 1
+        if is_empty and ignored is None and self._other_exclusions == before:
+            status = _read_status(entry)
             if status is not None:
                 self._note(path)
                 yield SelectedFile(path, status)
 
     def _leave_out(self, one: ExcludedPath) -> None:
-        self._left_out_otherwise += not one.written_in.endswith(_IGNORE)
+        self._other_exclusions += not one.written_in.endswith(_IGNORE)
         self._tell(one)
 
     def _file(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Iterator[SelectedFile]:
         rule = self._rule(path, entry, rules, ignored)
         if rule is not None:
-            status = (
-                read_if_present(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
-                if rule.written_in
-                else None
-            )
+            status = _read_status(entry) if rule.written_in else None
             self._leave(path, rule, 0 if status is None else status.st_size)
         elif entry.is_symlink():
             yield from self._link(path, entry)
         else:
-            status = read_if_present(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
+            status = _read_status(entry)
             if status is not None and stat.S_ISREG(status.st_mode):
                 self._note(path)
                 yield SelectedFile(path, status)
@@ -240,7 +238,7 @@ class _FolderWalk:
     def _link(self, path: str, entry: os.DirEntry[str]) -> Iterator[SelectedFile]:
         real = os.path.realpath(entry.path)
         written = read_if_present(lambda: os.readlink(entry.path), Path(entry.path))
-        status = read_if_present(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
+        status = _read_status(entry)
         if written is None or status is None:
             return
         if real != self._top and not real.startswith(self._top.rstrip("/") + "/"):
@@ -252,11 +250,11 @@ class _FolderWalk:
             self._leave_out(ExcludedPath(path, _VENV, written))
         else:
             self._note(path)
-            self._links.append((path, written, os.path.relpath(real, self._top)))
+            self.links.append((path, written, os.path.relpath(real, self._top)))
             yield SelectedFile(path, status, self._as_written(path, written, real))
 
     def _leave(self, path: str, rule: Rule, size_bytes: int = 0) -> None:
-        """Tell what a rule leaves out; once also that git was to say whether it does, and could not."""
+        """Report a path that a rule excludes; once also if git could not be asked whether it tracks the path."""
         words, remedy = rule.words, ""
         if self._tracked.failures and not self._is_git_doubted and rule.written_in.endswith(_IGNORE):
             self._is_git_doubted = True
@@ -265,28 +263,20 @@ class _FolderWalk:
         self._leave_out(ExcludedPath(path, words, remedy=remedy, written_in=rule.written_in, size_bytes=size_bytes))
 
     def _note(self, path: str) -> None:
-        """Note that a path is sent, and the folders that it lies in."""
-        while path and path not in self._sent:
-            self._sent.add(path)
+        """Record that a path and its parent folders are sent."""
+        while path and path not in self.sent:
+            self.sent.add(path)
             path = path.rpartition("/")[0]
 
-    def look_at_links(self) -> None:
-        """Tell of links that are sent without what they lead to."""
-        for path, written, target in self._links:
-            if target not in self._sent:
-                self._leave_out(
-                    ExcludedPath(path, _WITHOUT_TARGET, written, "`sync.exclude` with `!` before it sends that")
-                )
-
     def _as_written(self, path: str, written: str, real: str) -> str:
-        """Return where a link leads as nodes can follow it, whose folder lies elsewhere."""
+        """Return the target of a link that is valid in the folder of the nodes."""
         parent = os.path.dirname(path)
         if not os.path.isabs(written) and not f"{os.path.normpath(os.path.join(parent, written))}/".startswith("../"):
             return written
         return os.path.relpath(real, os.path.join(self._top, parent))
 
     def _rule(self, path: str, entry: os.DirEntry[str], rules: _Rules, ignored: Rule | None) -> Rule | None:
-        """Return what leaves an entry out; what git tracks is sent in spite of every rule but those of `exclude`."""
+        """Return the rule that excludes an entry. For a file that git tracks, only `exclude` counts."""
         is_folder = entry.is_dir(follow_symlinks=False)
         name = f"{path}/" if is_folder else path
         found = _find_last_match(name, self._exclude)
@@ -307,6 +297,10 @@ class _FolderWalk:
         return Rule(f"`{found[1].pattern}` of {file}", file)
 
 
+def _read_status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    return read_if_present(lambda: entry.stat(follow_symlinks=False), Path(entry.path))
+
+
 def _below(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
@@ -318,7 +312,7 @@ def _parse_rules(lines: Iterable[str]) -> Any:
 
 
 def _find_last_match(path: str, rules: _Rules) -> tuple[str, Any] | None:
-    """Return the last pattern that means an entry, with the folder of its file; paths of folders end with a slash."""
+    """Return the last pattern that matches a path, with the folder of its file; paths of folders end with a slash."""
     for folder, spec in reversed(rules):
         inner = path[len(folder) + 1 :] if folder else path
         for pattern in reversed(spec.patterns):
@@ -328,24 +322,24 @@ def _find_last_match(path: str, rules: _Rules) -> tuple[str, Any] | None:
 
 
 def _matches(pattern: Any, path: str) -> bool:
-    """Return whether a pattern matches a path itself, not a folder above it, which was judged when we came there.
+    """Return whether a pattern matches the path itself, not only a folder above it, which was decided before.
 
-    `GitIgnoreSpec.check_file` makes no such difference: after `*`, `!*/` lets no folder in.
+    `GitIgnoreSpec.check_file` does not distinguish the two: after `*`, the pattern `!*/` would include no folder.
     """
     decided = pattern.match_file(path) if pattern.include is not None else None
     if decided is None:
         return False
-    # The group in which pathspec (0.12 and later) keeps the slash of a folder that was matched.
+    # pathspec (0.12 and later) stores the slash after a matched folder in this group.
     above = decided.match.groupdict().get("ps_d") is not None and decided.match.end("ps_d") < len(path)
-    # For `a/**/` that folder is `a`, though every folder below it is meant.
+    # For `a/**/` that folder is `a`, although the pattern means every folder below it.
     return not above or (path.endswith("/") and str(pattern.pattern).endswith("**/"))
 
 
 def read_if_present(read: Callable[[], T], path: Path) -> T | None:
-    """Return what `read` gives, or `None` where that is not there, or no longer: the folder goes on changing.
+    """Return the result of `read`, or `None` if the path does not exist (any more): the folder may change meanwhile.
 
     Raises:
-        RefusedError: It is there, and cannot be read.
+        RefusedError: The path exists and cannot be read.
     """
     try:
         return read()

@@ -1,4 +1,4 @@
-"""Files from nodes to the head: what a pattern matches, and the results that the cluster file names."""
+"""Fetches files from nodes: those that match a pattern, and the results of a run that the cluster file names."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _ANY_DEPTH = "**"
 
 
 def matches_pattern(pattern: str, name: str) -> bool:
-    """Return whether a file is one that a pattern means, by the rules of `glob`: it matches, or a folder above it does.
+    """Return whether a pattern matches a file or a folder above it, by the rules of `glob`.
 
-    As for a shell, `*`, `?` and `**` mean no hidden names; in a folder that matches, all files are meant.
+    As in a shell, `*`, `?` and `**` match no hidden names.
 
     Args:
-        pattern: Relative; `**` stands for folders of any depth.
+        pattern: A relative pattern; `**` matches folders of any depth.
         name: A relative path without `.` and `..`.
     """
     wanted = posixpath.normpath(pattern).split("/")
-    # A pattern that means the folder itself, `**`, means what is in it, which its parts decide.
+    # A pattern such as `**` also matches the top folder; the parts of the name decide about the files in it.
     reached = _passing(wanted, {0}) - {len(wanted)}
     for part in name.split("/"):
         reached = _passing(wanted, {at + step for at in reached for step in _steps(wanted[at], part)})
@@ -54,7 +54,7 @@ def matches_pattern(pattern: str, name: str) -> bool:
 
 
 def _steps(wanted: str, part: str) -> tuple[int, ...]:
-    """Return by how many parts a pattern goes on with one part of a name; none where that does not match."""
+    """Return by how many parts the pattern may advance at one part of a name; nothing if it does not match."""
     if part.startswith(".") and not wanted.startswith("."):
         return ()
     if wanted == _ANY_DEPTH:
@@ -63,7 +63,7 @@ def _steps(wanted: str, part: str) -> tuple[int, ...]:
 
 
 def _passing(wanted: list[str], reached: set[int]) -> set[int]:
-    """Add what is reached where `**` stands for no folder at all."""
+    """Add the positions behind each `**` that matches no folder."""
     resolved = set(reached)
     for at, part in enumerate(wanted):
         if at in resolved and part == _ANY_DEPTH:
@@ -71,29 +71,28 @@ def _passing(wanted: list[str], reached: set[int]) -> set[int]:
     return resolved
 
 
-# Only a bound: a node that goes silent ends the session long before.
-_FETCH_SECONDS = 24 * 3600.0
+# An upper bound: the session of a silent node ends long before.
+_FETCH_TIMEOUT_S = 24 * 3600.0
 
-
-_LOOK_SECONDS = 0.5
+_POLL_S = 0.5
 
 
 MAX_BYTES = 10 << 30
-"""Of the files of one node, where nobody says otherwise."""
+"""Default limit for the files of one node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOptions:
-    """How files are fetched.
+    """Options of a fetch.
 
     Attributes:
-        max_bytes: Bytes that all of them may have.
-        limit_name: What allows more.
-        follow_links: Links are followed to wherever they lead.
-        newer_than: A run; files that are older than it are left out.
-        new_name: The new name of what the pattern names, where it has no wildcards.
-        on_bytes: Takes the number of bytes of each piece that has come, on the thread that reads the session.
-        cancelled: Set when a person has ended the run that this is for.
+        max_bytes: Limit for all files together.
+        limit_name: The option that raises the limit.
+        follow_links: Follow links, also out of the folder.
+        newer_than: A run; files that are older than the run are left out.
+        new_name: New name for the first part of each path.
+        on_bytes: Takes the number of bytes of each received piece, on the thread that reads the session.
+        cancelled: Set when the user has cancelled the run.
     """
 
     max_bytes: int = MAX_BYTES
@@ -108,20 +107,20 @@ class FetchOptions:
 def pull(
     session: Session, workdir: str, pattern: str, target: Path, how: FetchOptions = FetchOptions()
 ) -> tuple[list[str], int]:
-    """Fetch the files of a node that match; return their names, relative to `target`, and their bytes in all.
+    """Fetch the files of a node that match a pattern; return their names relative to `target`, and their total bytes.
 
-    Files that are there already are replaced, each at once and whole.
+    Existing files are replaced, each at once and whole.
 
     Args:
-        session: With the node.
-        workdir: On the node; the pattern begins there.
-        pattern: Such as `ckpt/**`.
-        target: Folder on the head; made if there is anything to put into it.
-        how: More of it.
+        session: The session with the node.
+        workdir: Folder on the node to which the pattern is relative.
+        pattern: A pattern such as `ckpt/**`.
+        target: Folder on the head; created if there are files.
+        how: The options.
 
     Raises:
-        RefusedError: The head cannot write them, or there are more.
-        NodeError: The node could not send them, or sent one that was not asked for; nothing was written then.
+        RefusedError: The head cannot write the files, or they exceed the limit.
+        NodeError: The node could not send them, or sent a file that does not match; then nothing was written.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -142,18 +141,18 @@ def pull(
 def fetch_to_spool(
     session: Session, workdir: str, pattern: str, spool: BinaryIO, how: FetchOptions
 ) -> list[tuple[str, int, int]]:
-    """Fetch the files of a node that match into one file, one behind the other; return name, size and mode of each.
+    """Fetch the matching files of a node into one file, one after the other; return name, size and mode of each.
 
     Raises:
         OSError: The head cannot write them.
-        RefusedError: There are more.
-        CancelledError: A person ended the run.
+        RefusedError: They exceed the limit.
+        CancelledError: The user cancelled the run.
         NodeError: The node could not send them.
     """
     failed: list[OSError | ClusterctlError] = []
 
     def take(data: StreamData) -> None:
-        # Runs on the session's reading thread, which an error of ours must not end.
+        # Runs on the reading thread of the session, which an error here must not end.
         if failed:
             return
         if data.offset != spool.tell():
@@ -166,22 +165,18 @@ def fetch_to_spool(
         try:
             spool.write(data.payload)
             how.on_bytes(len(data.payload))
-        except (OSError, ValueError) as error:  # ValueError: nobody waits for it any more, the spool is closed
+        except (OSError, ValueError) as error:  # ValueError: the caller has given up and closed the spool
             failed.append(error if isinstance(error, OSError) else OSError(str(error)))
 
     stream = session.new_stream(take)
-    request: command_types.FetchArguments = {
-        "workdir": workdir,
-        "pattern": pattern,
-        "stream": stream,
-        "links": how.follow_links,
-    }
+    links = how.follow_links
+    request: command_types.FetchArguments = {"workdir": workdir, "pattern": pattern, "stream": stream, "links": links}
     if how.newer_than is not None:
         request["of"] = how.newer_than
     try:
         answer = _wait_for_fetch(session, request, how.cancelled)
     except CancelledError as error:
-        failed.append(error)  # what still comes is thrown away
+        failed.append(error)  # `take` drops the rest
         raise
     except NodeError:
         if failed:
@@ -190,24 +185,24 @@ def fetch_to_spool(
     if failed:
         raise failed[0]
     files = [(str(name), int(size), int(mode)) for name, size, mode in answer["files"]]
-    told = sum(size for _, size, _ in files)
-    if told != spool.tell():
-        raise AgentError(session.node, f"it sent {spool.tell()} bytes and tells of {told}")
+    announced = sum(size for _, size, _ in files)
+    if announced != spool.tell():
+        raise AgentError(session.node, f"it sent {spool.tell()} bytes for files of {announced} bytes")
     return files
 
 
 def _wait_for_fetch(
     session: Session, request: command_types.FetchArguments, cancelled: threading.Event
 ) -> command_types.FetchAnswer:
-    """Wait for the end of a FETCH, or of the run."""
+    """Wait for the answer, or until the run is cancelled."""
     answer = FETCH.call_async(session, request)
-    until = time.monotonic() + _FETCH_SECONDS
+    until = time.monotonic() + _FETCH_TIMEOUT_S
     while time.monotonic() < until:
         with contextlib.suppress(FutureTimeoutError):
-            return answer.result(_LOOK_SECONDS)
+            return answer.result(_POLL_S)
         if cancelled.is_set():
             raise CancelledError("cancelled while files were fetched")
-    raise AgentError(session.node, f"no answer to `{Command.FETCH.value}` within {_FETCH_SECONDS:g}s")
+    raise AgentError(session.node, f"no answer to `{Command.FETCH.value}` within {_FETCH_TIMEOUT_S:g}s")
 
 
 def _refuse_unrequested(node: str, pattern: str, name: str) -> None:
@@ -229,12 +224,12 @@ def _write_file(path: Path, spool: BinaryIO, size: int, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".pull-", delete=False) as file:
         try:
-            left = size
-            while left and (chunk := spool.read(min(left, 1024 * 1024))):
+            missing = size
+            while missing and (chunk := spool.read(min(missing, 1024 * 1024))):
                 file.write(chunk)
-                left -= len(chunk)
+                missing -= len(chunk)
             file.flush()
-            # The node does not decide who may change files of the head.
+            # The node must not decide who may change files of the head.
             os.fchmod(file.fileno(), 0o600 | (mode & 0o755))
             os.replace(file.name, path)
         except OSError as error:
@@ -245,12 +240,12 @@ def _write_file(path: Path, spool: BinaryIO, size: int, mode: int) -> None:
             raise
 
 
-_PATIENCE = 120.0
-"""Seconds in which no node sends anything, after which it is given up: a run must end, its GPUs are held until then."""
+_STUCK_AFTER_S = 120.0
+"""The fetch of results ends after so long without data from any node, because the run holds its GPUs until then."""
 
 
 def choose_results(spec: ClusterSpec, state: RunState, phase: RunPhase) -> ResultsSpec | None:
-    """Return what is to be fetched at this end of a run; nothing where no worker ever began."""
+    """Return the results to fetch at the end of a run; `None` if no worker ever started."""
     results = spec.results
     if results is None or not state.placements:
         return None
@@ -258,14 +253,14 @@ def choose_results(spec: ClusterSpec, state: RunState, phase: RunPhase) -> Resul
 
 
 class ResultsFetch:
-    """Fetches results of nodes in a thread; another one may ask how it goes, and stop waiting.
+    """Fetches the results of a run from its nodes.
 
     Thread: `fetch` works in a thread, with one more for each node; the loop calls `is_stuck` and `result`.
 
     Args:
-        spec: Of the run.
-        results: What to fetch.
-        run: The run, after which the folder on the head is called.
+        spec: The spec of the run.
+        results: The results to fetch.
+        run: The id of the run, which is the name of the folder on the head.
     """
 
     def __init__(self, spec: ClusterSpec, results: ResultsSpec, run: str) -> None:
@@ -274,19 +269,19 @@ class ResultsFetch:
         self._awaited: set[str] = set()
         self._came: dict[str, dict[str, tuple[int, int]]] = {}
         self._failed: dict[str, str] = {}
-        self._moved = time.monotonic()
+        self._last_bytes_at = time.monotonic()
 
     @property
     def is_stuck(self) -> bool:
-        """No node has sent anything for long."""
-        return time.monotonic() - self._moved > _PATIENCE
+        """No node has sent data for a long time."""
+        return time.monotonic() - self._last_bytes_at > _STUCK_AFTER_S
 
     def fetch(self, sessions: Mapping[str, Session], nodes: list[str]) -> controller_events.Results:
-        """Fetch from all of these nodes at once; return what came.
+        """Fetch from all nodes at once; return the event with the results.
 
         Args:
-            sessions: With those that are connected.
-            nodes: All that took part.
+            sessions: The sessions of the connected nodes.
+            nodes: All nodes of the run.
         """
         self._awaited = set(nodes)
         self._failed = dict.fromkeys([node for node in nodes if node not in sessions], "not connected")
@@ -295,7 +290,7 @@ class ResultsFetch:
         return self.result("not fetched")
 
     def result(self, why: str) -> controller_events.Results:
-        """Return what has come so far; `why` is said of nodes that are not through."""
+        """Return the event with the results so far; `why` is the reason for nodes that have not finished."""
         came = [one for of_node in list(self._came.values()) for one in of_node.values()]
         files = sum(number for number, _ in came)
         open_ones = self._awaited - self._came.keys() - self._failed.keys()
@@ -303,22 +298,26 @@ class ResultsFetch:
         alike: dict[str, list[str]] = {}
         for node, text in failed.items():
             alike.setdefault(text, []).append(node)
-        lacking = [f"{fold_names(nodes)}: {text}" for text, nodes in alike.items()]
+        missing = [f"{fold_names(nodes)}: {text}" for text, nodes in alike.items()]
         if not failed:
             nothing = [p for p in self._results.patterns if not any(found[p][0] for found in self._came.values())]
-            lacking += [f"no node has a file of this run that matches `{pattern}`" for pattern in nothing]
+            missing += [f"no node has a file of this run that matches `{pattern}`" for pattern in nothing]
         return controller_events.Results(
-            to=str(self._folder), files=files, bytes=sum(size for _, size in came), missing=lacking
+            to=str(self._folder), files=files, bytes=sum(size for _, size in came), missing=missing
         )
 
     def _fetch(self, node: str, session: Session) -> None:
         sizes: dict[str, tuple[int, int]] = {}
-        # What an earlier run left in the workdir is none of this one's.
-        of: RunArguments = {"run": self._run, "node": node}
+        # Files of an earlier run in the workdir are no results of this one.
+        own_run: RunArguments = {"run": self._run, "node": node}
         try:
             for pattern in self._results.patterns:
-                left = self._results.max_size - sum(size for _, size in sizes.values())
-                how = FetchOptions(max_bytes=left, limit_name="results.max_size", newer_than=of, on_bytes=self._told)
+                how = FetchOptions(
+                    max_bytes=self._results.max_size - sum(size for _, size in sizes.values()),
+                    limit_name="results.max_size",
+                    newer_than=own_run,
+                    on_bytes=self._on_bytes,
+                )
                 files, size = pull(session, get_workdir(self._spec, node), pattern, self._folder / node, how)
                 sizes[pattern] = (len(files), size)
         except ClusterctlError as error:
@@ -326,11 +325,11 @@ class ResultsFetch:
         else:
             self._came[node] = sizes
 
-    def _told(self, _count: int) -> None:
-        self._moved = time.monotonic()
+    def _on_bytes(self, _count: int) -> None:
+        self._last_bytes_at = time.monotonic()
 
     def _keep_from_nodes(self) -> None:
-        """Have no later start send this folder to the nodes; remove it where nothing came."""
+        """Exclude the folder from later syncs; remove it if it is empty."""
         try:
             if any(self._folder.iterdir()):
                 (self._folder / ".gitignore").write_text("*\n")

@@ -1,11 +1,11 @@
-"""Evidence of all ranks, from all nodes at once; that of a stall is kept with the run as plain files."""
+"""Collects evidence of ranks, such as stacks, from all nodes at once; evidence of a stall is saved with the run."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from clusterctl.agent.protocol import command_types, evidence_files
+from clusterctl.agent.protocol import evidence_files
 from clusterctl.agent.protocol import record_types as types
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record.disk_files import write_atomically
@@ -14,16 +14,16 @@ from clusterctl.run.rules import why_evidence
 from clusterctl.session.requests import EVIDENCE
 from clusterctl.session.session import Session
 
-_DEADLINE = 4.0
+_DEADLINE_S = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the nodes answered.
+    """The answers of the nodes.
 
     Attributes:
-        ranks: Rank to its evidence (`ranks` of `clusterctl.agent.watch.evidence.collect`), with the `node` it is of.
-        errors: Node to why it gave nothing.
+        ranks: Rank to its evidence (`ranks` of `clusterctl.agent.watch.evidence.collect`), with its `node`.
+        errors: Node to the reason why it sent no evidence.
     """
 
     ranks: Mapping[str, types.RankEvidence] = field(default_factory=dict)
@@ -36,28 +36,23 @@ def collect_evidence(
     """Ask every node for states and stacks of its ranks.
 
     Args:
-        run: The run's id.
-        name: Folder on the nodes, where they keep it too.
-        sessions: One for every node that can be asked.
-        ranks: Only these; default all.
+        run: The id of the run.
+        name: Folder on the nodes in which they save the evidence, too.
+        sessions: The sessions by node.
+        ranks: The ranks; all by default.
     """
+    wanted = None if ranks is None else sorted(ranks)
 
-    def one(node: str, session: Session) -> types.EvidenceAnswer:
-        wanted = None if ranks is None else sorted(ranks)
-        request: command_types.EvidenceArguments = {
-            "run": run,
-            "node": node,
-            "name": name,
-            "ranks": wanted,
-            "deadline": _DEADLINE,
-        }
-        return EVIDENCE.call(session, request)
+    def ask(node: str, session: Session) -> types.EvidenceAnswer:
+        return EVIDENCE.call(
+            session, {"run": run, "node": node, "name": name, "ranks": wanted, "deadline": _DEADLINE_S}
+        )
 
-    found, errors = call_all(dict(sessions), one)
+    found, errors = call_all(sessions, ask)
     known: dict[str, types.RankEvidence] = {}
     for node, answer in found.items():
         for rank, said in answer["ranks"].items():
-            # A launcher such as torchrun stands under the number of a rank that may be on another node.
+            # A launcher such as torchrun has the number of a rank, which may be on another node.
             if rank not in known or not known[rank].get("inside"):
                 known[rank] = {**said, "node": node}
     return Evidence(
@@ -69,8 +64,8 @@ def collect_evidence(
 def save_evidence(run: RunDir, name: str, found: Evidence) -> None:
     """Write evidence into a folder of the run.
 
-    `rank-R.txt` (for people), `.json`, `.stacks` (as dumped); `stacks.txt` with all ranks, equal stacks folded; and
-    `NODE.error` for a node that gave nothing.
+    It has `rank-R.txt` (to read), `.json` and `.stacks` (as dumped) for each rank, `stacks.txt` with the folded stacks
+    of all ranks, and `NODE.error` for a node that sent nothing.
     """
     folder = run.path / name
     folder.mkdir(exist_ok=True)
@@ -86,16 +81,16 @@ def save_evidence(run: RunDir, name: str, found: Evidence) -> None:
 
 
 def find_last_stall(run: RunDir) -> int:
-    """Return the highest number of a stall whose evidence the run has; 0 if there is none."""
+    """Return the highest number of a stall with saved evidence; 0 if there is none."""
     names = evidence_files.list_stall_folders(str(run.path))
     return max((int(name.partition("-")[2]) for name in names), default=0)
 
 
 def collect_stall_evidence(run: RunDir, number: int, sessions: Mapping[str, Session]) -> bool:
-    """Collect evidence of a stall into `stall-NUMBER`; return whether it was saved.
+    """Save evidence of a stall in the folder `stall-NUMBER`; return whether it was saved.
 
-    The evidence of the first two stalls and of the last eight is kept, here and on the nodes. A full disk on the head
-    costs the files, not the run.
+    Head and nodes keep the evidence of the first two stalls and of the last eight. A full disk on the head does not
+    disturb the run.
     """
     name = f"stall-{number}"
     try:

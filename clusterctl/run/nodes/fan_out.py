@@ -1,4 +1,4 @@
-"""One request to many nodes at once: their answers, their errors as one, and the progress that a person sees."""
+"""Calls on many nodes at once: their answers, their errors as one, and the progress on the screen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ K = TypeVar("K", bound="Hashable")
 def call_all(
     sessions: Mapping[str, P], call: Callable[[str, P], T], parallel: int = 64
 ) -> tuple[dict[str, T], dict[str, ClusterctlError]]:
-    """Return what `call` gave for every node (or run), all at once, and the errors of those where it failed."""
+    """Call a function for every node (or run) in parallel; return the results and the errors by key."""
     results: dict[str, T] = {}
     errors: dict[str, ClusterctlError] = {}
     if not sessions:
@@ -52,7 +52,7 @@ def select_sessions(sessions: Mapping[str, Session], nodes: Iterable[str]) -> di
     """Return the sessions with these nodes.
 
     Raises:
-        NodeError: There is none with some of them.
+        NodeError: A node has no session.
     """
     wanted = list(nodes)
     missing = [node for node in wanted if node not in sessions]
@@ -64,9 +64,9 @@ def select_sessions(sessions: Mapping[str, Session], nodes: Iterable[str]) -> di
 def read_all(
     session: Session, questions: Mapping[K, command_types.ReadArguments], timeout: float | None = None
 ) -> tuple[dict[K, ReadAnswer], dict[K, ClusterctlError]]:
-    """Ask one node for pieces of files, all on their way at once; return those that came, and why others did not.
+    """Read pieces of files of one node, all requests at once; return the answers and the errors by key.
 
-    `timeout` is in seconds, for all of them together; `None` is as long as one of them may take.
+    `timeout` is in seconds for all together; `None` means the timeout of one request.
     """
     timeout = READ.timeout_s if timeout is None else timeout
     deadline = time.monotonic() + timeout
@@ -84,7 +84,7 @@ def read_all(
 
 
 def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
-    """Raise what stands for the errors of several nodes: the one there is, or all connection errors folded.
+    """Raise one error for the errors of several nodes: the only one, or one for all connection errors.
 
     Raises:
         ClusterctlError: There is at least one error.
@@ -100,7 +100,7 @@ def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
 
 
 def fold_names(nodes: Iterable[str]) -> str:
-    """Return node names folded."""
+    """Return node names in short form, such as `gpu[01-04]`."""
     return fold_hosts(list(nodes))
 
 
@@ -109,16 +109,14 @@ _REPORT_BYTES_EVERY_S = 1.0
 
 
 class CancelledError(ClusterctlError):
-    """A person ended the run while it was being started."""
+    """The user cancelled the run during its start."""
 
 
 @dataclass
 class Progress:
-    """Posts how far a step is: at most every 100 ms while it goes on, and once when it is over.
+    """Posts the progress of a step, at most every 100 ms, and once at its end with the times of each node.
 
     Thread: any; a lock guards it.
-
-    At the end it tells how long each node took, and with what most of that: what was waited for last counts until then.
     """
 
     name: str
@@ -135,7 +133,7 @@ class Progress:
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
     def set_waiting(self, node: str, what: str) -> None:
-        """Say what a node is waited for."""
+        """Set the present activity of a node."""
         with self._guard:
             self._leave(node)
             self.waiting[node] = (what, time.monotonic())
@@ -158,7 +156,7 @@ class Progress:
             self._report()
 
     def end(self, detail: str = "", *, failed: bool = False) -> None:
-        """Close the step."""
+        """Post the end of the step."""
         with self._guard:
             self._post(detail=detail, ended=True, failed=failed)
 
@@ -169,7 +167,7 @@ class Progress:
             spent[what] = spent.get(what, 0.0) + time.monotonic() - since
 
     def _longest(self) -> dict[str, tuple[str, float]]:
-        """Return what each node was waited for longest, where that was not one thing all the time."""
+        """Return the longest activity of each node that had several."""
         longest = {n: max(spent.items(), key=lambda part: part[1]) for n, spent in self.parts.items() if len(spent) > 1}
         return {node: (what, round(seconds, 3)) for node, (what, seconds) in longest.items()}
 

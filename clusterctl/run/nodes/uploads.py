@@ -1,4 +1,4 @@
-"""Files from the head to nodes: the code of a run, and files that a person copies. A node gets only what it lacks."""
+"""Sends files to nodes: the code of a run, and the files of `clusterctl cp`. A node gets only the files it lacks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from clusterctl.run.nodes.code_manifest import ContentStore, Manifest
 from clusterctl.session.requests import COPY, MANIFEST, RECEIVE
 from clusterctl.session.session import Session
 
-_SYNC_SECONDS = 1800.0
-_LEAST_BYTES_A_SECOND = 16 * 1024
-"""A node that takes less for long is given up: it could hold a start for ever."""
+_SYNC_TIMEOUT_S = 1800.0
+_MIN_BYTES_PER_S = 16 * 1024
+"""A slower node is given up, because it could delay a start for ever."""
 
 
 T = TypeVar("T")
@@ -33,13 +33,13 @@ Answer = TypeVar("Answer", bound="Mapping[str, Any]")
 
 @dataclass(slots=True)
 class Upload:
-    """Files on their way to any number of nodes; the listing that all get is encoded once.
+    """Files to send to any number of nodes; the listing for them is encoded once.
 
     Attributes:
-        entries: Name on the node, size, permission bits and SHA-256 of each.
-        paths: Where the content of each lies here.
-        excluded: What is not sent: links to folders, links that lead nowhere, and what is no file.
-        listing: All entries, as they travel.
+        entries: Name on the node, size, permission bits and SHA-256 of each file.
+        paths: Path of the content of each file on the head.
+        excluded: Paths that are not sent: links to folders, broken links, and special files.
+        listing: All entries in wire form.
     """
 
     entries: list[tuple[str, int, int, str]]
@@ -52,11 +52,11 @@ class Upload:
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Bytes of all files."""
         return sum(size for _, size, _, _ in self.entries)
 
     def read(self, numbers: Sequence[int]) -> Iterator[bytes]:
-        """Yield the content of the entries with these numbers, in their order.
+        """Yield the content of the entries with these numbers, in this order.
 
         Raises:
             RefusedError: A file cannot be read, or has become shorter.
@@ -80,17 +80,17 @@ def send_missing(
     compare: Callable[[int], Future[Answer]],
     read: Callable[[Sequence[int]], Iterator[bytes]],
 ) -> Answer:
-    """Have a node compare a listing with what it has, and send what it lacks; return its answer.
+    """Send a node the files of a listing that it lacks; return its answer to the listing.
 
     Args:
-        session: With the node.
-        listing: The entries, as they travel.
-        compare: Asks the node to compare what comes on this stream; `need` of its answer has the numbers of entries.
-        read: Yields the content of the entries with these numbers, in their order.
+        session: The session with the node.
+        listing: The entries in wire form.
+        compare: Asks the node to compare the listing on a stream; `need` of its answer has the numbers of entries.
+        read: Yields the content of the entries with these numbers, in this order.
 
     Raises:
-        RefusedError: The node must not take them.
-        NodeError: The node could not, was too slow, or was lost.
+        RefusedError: The node refuses the files.
+        NodeError: The node could not store them, was too slow, or was lost.
     """
     listed = session.new_stream()
     compared = compare(listed)
@@ -100,11 +100,11 @@ def send_missing(
         return found
     stream = session.new_stream()
     answer = RECEIVE.call_async(session, {"manifest": listed, "stream": stream})
-    offset, deadline = 0, time.monotonic() + _SYNC_SECONDS
+    offset, deadline = 0, time.monotonic() + _SYNC_TIMEOUT_S
     for chunk in read(found["need"]):
         if answer.done():
-            break  # with an error: more of it would help nobody
-        if time.monotonic() > deadline + offset / _LEAST_BYTES_A_SECOND:
+            break  # the node has failed
+        if time.monotonic() > deadline + offset / _MIN_BYTES_PER_S:
             raise AgentError(session.node, f"it has taken {offset} bytes and is too slow")
         session.send_data(stream, offset, chunk)
         offset += len(chunk)
@@ -113,22 +113,22 @@ def send_missing(
 
 
 def _wait_for_answer(node: str, answer: Future[T]) -> T:
-    """Wait for an answer about files; the node may have many to look at.
+    """Wait for an answer about files; a node may have to hash many of them.
 
     Raises:
-        ClusterctlError: It refused or failed, or did not answer.
+        ClusterctlError: The node refused, failed or did not answer.
     """
     try:
-        return answer.result(_SYNC_SECONDS)
+        return answer.result(_SYNC_TIMEOUT_S)
     except FutureTimeoutError as error:
-        raise AgentError(node, f"no answer within {_SYNC_SECONDS:g} s") from error
+        raise AgentError(node, f"no answer within {_SYNC_TIMEOUT_S:g} s") from error
 
 
 # --- code
 
 
 def build_code_upload(manifest: Manifest, store: ContentStore) -> Upload:
-    """Return the files of a manifest, whose content the store has."""
+    """Return the upload of the files of a manifest, with the content from the store."""
     entries = [(path, *entry) for path, entry in manifest.files.items()]
     return Upload(entries, [store.path(digest) for *_, digest in entries])
 
@@ -136,18 +136,18 @@ def build_code_upload(manifest: Manifest, store: ContentStore) -> Upload:
 def sync_files(
     session: Session, workdir: str, code: Upload, *, run: str | None, say: Callable[[str], None]
 ) -> tuple[int, int]:
-    """Make a node's workdir hold the code; return how many files and bytes were sent.
+    """Sync the code to the workdir of a node; return how many files and bytes were sent.
 
     Args:
-        session: With the node.
-        workdir: On the node; `~` is its own home.
-        code: What must be there.
-        run: For whom; a workdir that another live run uses is not touched.
-        say: Takes what the node is doing.
+        session: The session with the node.
+        workdir: Folder on the node; `~` is its home.
+        code: The files of the code.
+        run: The run that needs the code; the node refuses if another live run uses the workdir.
+        say: Takes the present activity of the node.
 
     Raises:
         RefusedError: Another run uses the workdir.
-        NodeError: The node could not, or was lost.
+        NodeError: The node could not store the files, or was lost.
     """
 
     def compare(stream: int) -> Future[command_types.ManifestAnswer]:
@@ -165,13 +165,13 @@ def sync_files(
 
 @dataclass(frozen=True, slots=True)
 class SyncPreview:
-    """What a sync would do to a node's workdir.
+    """The changes that a sync would make in the workdir of a node.
 
     Attributes:
-        files_to_send: Files that would be sent: path and size.
-        removal_count: How many files would be removed.
+        files_to_send: Path and size of each file to send.
+        removal_count: Number of files to remove.
         removed_paths: The first of them.
-        active_run: A live run that uses the workdir, so that nothing would be changed; `None` if there is none.
+        active_run: A live run that uses the workdir, so that the sync would be refused; `None` if there is none.
     """
 
     files_to_send: tuple[tuple[str, int], ...]
@@ -181,10 +181,10 @@ class SyncPreview:
 
 
 def preview_sync(session: Session, workdir: str, code: Upload) -> SyncPreview:
-    """Return what `sync_files` would do; nothing is changed.
+    """Return the changes that `sync_files` would make; nothing is changed.
 
     Raises:
-        NodeError: The node could not tell, or was lost.
+        NodeError: The node could not compare the files, or was lost.
     """
     stream = session.new_stream()
     size = len(code.listing)
@@ -197,17 +197,17 @@ def preview_sync(session: Session, workdir: str, code: Upload) -> SyncPreview:
     return SyncPreview(needed, found.get("going", 0), tuple(found.get("gone", ())), found.get("user"))
 
 
-# --- files that a person copies
+# --- files of `clusterctl cp`
 
 _CHUNK = 1 << 20
 
 
 def collect_upload(sources: Sequence[str], max_bytes: int) -> Upload:
-    """Return the files that these paths name, those in folders too; the first part of a name is that of its source.
+    """Return the files at these paths, folders with all files in them; each name begins with the name of its source.
 
     Raises:
-        NotFoundError: There is no such path, or no file in it.
-        RefusedError: They have more than `max_bytes`, or one cannot be read.
+        NotFoundError: A path does not exist, or there is no file.
+        RefusedError: The files have more than `max_bytes`, or one cannot be read.
     """
     files = [(name, path) for source in sources for name, path in _list_source_files(source)]
     total = 0
@@ -242,7 +242,7 @@ def _list_source_files(source: str) -> Iterator[tuple[str, Path]]:
 
 
 def _hash_file(path: Path) -> tuple[int, int, str] | None:
-    """Return size, permission bits and SHA-256 of a file; `None` where it is gone by now."""
+    """Return size, permission bits and SHA-256 of a file; `None` if it does not exist any more."""
     digest, length = hashlib.sha256(), 0
     try:
         with path.open("rb") as file:
@@ -259,12 +259,12 @@ def _hash_file(path: Path) -> tuple[int, int, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where files go on a node.
+    """The place for copied files on a node.
 
     Attributes:
-        folder: To which `target` is relative.
+        folder: Folder to which `target` is relative.
         target: A folder, or the new name of the one source.
-        is_folder: It is, or is to be, a folder.
+        is_folder: `target` is a folder, or becomes one.
     """
 
     folder: str
@@ -274,7 +274,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class UploadResult:
-    """What a node did not have yet, and where all of it is: a folder, or the file with its new name."""
+    """The number of files and bytes sent to a node, and the folder or file that has them."""
 
     files: int
     bytes: int
@@ -282,17 +282,17 @@ class UploadResult:
 
 
 def copy_files(session: Session, place: Destination, files: Upload, on_bytes: Callable[[int], None]) -> UploadResult:
-    """Copy files to a node, each put in place at once and whole; what is there already is not sent.
+    """Copy files to a node; each appears at once and whole. Files that the node has are not sent.
 
     Args:
-        session: With the node.
-        place: Where they go.
+        session: The session with the node.
+        place: The destination.
         files: The files.
-        on_bytes: Takes the number of bytes of each piece that was sent.
+        on_bytes: Takes the number of bytes of each sent piece.
 
     Raises:
-        RefusedError: The node must not put them there, or they have changed meanwhile.
-        NodeError: It could not, or was lost.
+        RefusedError: The node refuses the files, or they have changed meanwhile.
+        NodeError: The node could not store them, or was lost.
     """
 
     def read(numbers: Sequence[int]) -> Iterator[bytes]:
@@ -308,7 +308,7 @@ def copy_files(session: Session, place: Destination, files: Upload, on_bytes: Ca
 def copy_entries(
     session: Session, place: Destination, listing: bytes, read: Callable[[Sequence[int]], Iterator[bytes]]
 ) -> command_types.CopyAnswer:
-    """Copy what a listing names to a node; see `send_missing`."""
+    """Copy the files of a listing to a node (see `send_missing`)."""
     where: dict[str, Any] = {"folder": place.folder, "target": place.target, "inside": place.is_folder}
 
     def compare(stream: int) -> Future[command_types.CopyAnswer]:

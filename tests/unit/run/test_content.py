@@ -156,7 +156,7 @@ def test_a_folder_of_too_many_files_is_refused_with_the_folders_that_hold_most(t
     (source / "train.py").touch()
     content = code_manifest.ContentStore(tmp_path / "content")
     sync = SyncSpec(source=str(source))
-    assert len(code_manifest.build_manifest(sync, content, most_files=10).files) == 10
+    assert len(code_manifest.build_manifest(sync, content, max_files=10).files) == 10
     with pytest.raises(RefusedError, match="holds more than 9 files to sync") as refused:
-        code_manifest.build_manifest(sync, content, most_files=9)
+        code_manifest.build_manifest(sync, content, max_files=9)
     assert refused.value.hint == "add to `sync.exclude` what is no code; most of them lie in data/ (7), pkg/ (2)"

@@ -109,7 +109,7 @@ def test_of_more_than_was_allowed_nothing_is_written_and_the_session_is_ended(tm
 
 
 def test_a_node_that_tells_of_other_sizes_than_it_sent_is_not_believed(tmp_path: Path) -> None:
-    with pytest.raises(AgentError, match="sent 1 bytes and tells of 8"):
+    with pytest.raises(AgentError, match="sent 1 bytes for files of 8 bytes"):
         pull(Node(("ckpt/1.pt", 8, 0o644), sends=1), "work", "ckpt/**", tmp_path / "gpu01")  # type: ignore[arg-type]
 
     assert list(tmp_path.rglob("*")) == []
