@@ -33,5 +33,5 @@ def test_a_node_whose_facts_do_not_fit_is_named_and_the_others_are_judged(data: 
 
     of_odd = [finding for finding in findings if finding.node == "odd"]
     assert [(finding.check, finding.status) for finding in of_odd] == [("net.ssh", Status.FAIL)]
-    assert "does not fit" in of_odd[0].message
+    assert "facts are invalid" in of_odd[0].message
     assert len({finding.check for finding in findings if finding.node == "well"}) > 10
