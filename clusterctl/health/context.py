@@ -111,11 +111,11 @@ EXPECT_KEYS: dict[str, str] = {
     "torch": "torch version of the job, shell wildcards allowed",
     "cuda": "CUDA version that torch was built for, shell wildcards allowed",
     "nccl": "NCCL version, shell wildcards allowed",
-    "mig": "true where MIG is meant to be on",
-    "nvlinks": "active NVLinks of each GPU (0 where no bridge is fitted)",
+    "mig": "true if MIG should be on",
+    "nvlinks": "active NVLinks of each GPU (0 without a bridge)",
     "pcie_width": "PCIe lanes of each GPU",
     "ib_ports": "active InfiniBand or RoCE ports of each node",
     "mounts": "paths that must answer on every node",
-    "allowed_procs": "names of processes that may hold a GPU, beside the monitoring agents known to us",
+    "allowed_procs": "names of processes that may hold a GPU, besides known monitoring agents",
 }
 """Keys of `health.expect`."""

@@ -54,7 +54,7 @@ _ROCR, _HIP, _CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBL
 def check_slowdown(view: NodeView) -> Outcome | list[Outcome]:
     """Neither heat nor the board holds down the clocks of AMD's GPUs.
 
-    Source: `gpu_metrics` of AMD: throttle status (MI200), residencies of two looks (MI300 and later, newer drivers)
+    Source: `gpu_metrics` of AMD: throttle status (MI200), residencies of two readings (MI300 and later, newer drivers)
     Healthy: nothing but the power limit, which is normal under load, holds the clocks down
     """
     gpus.require_library(view)
@@ -70,7 +70,9 @@ def _judge_slowdown(gpu: gpus.GpuValue) -> Outcome | None:
 @remedy(Action.FIX_CONFIG, "`sudo amd-smi set --compute-partition SPX` (and `--memory-partition NPS1`) on all GPUs")
 @cluster_check("gpu.partition", "GPU modes", severity="WARN", gpu=True, vendors=(AMD,))
 def check_partitions(view: ClusterView) -> Iterable[Outcome]:
-    """AMD's GPUs are all divided alike: ranks on a part and ranks on a whole wait for each other.
+    """All of AMD's GPUs have the same partition mode.
+
+    Otherwise ranks with a part of a GPU and ranks with a whole GPU wait for each other.
 
     Source: `current_compute_partition`, `current_memory_partition` of AMD (MI300 and later)
     Healthy: the same on all GPUs of one board
@@ -95,11 +97,11 @@ def check_numa_balancing(view: NodeView) -> Outcome:
 @remedy(Action.FIX_CONFIG, "Unset it in `env`, the prologue or the shell's start files")
 @node_check("gpu.visible_env", "GPU modes", gpu=True, vendors=(AMD,), group="host")
 def check_visible_devices(view: NodeView) -> Outcome:
-    """No two variables choose AMD's GPUs against each other: HIP counts within what ROCR leaves.
+    """The variables that select AMD's GPUs agree: HIP counts only the GPUs that ROCR leaves visible.
 
     Source: ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES (else CUDA_VISIBLE_DEVICES) in the job's environment
-    Healthy: no ROCR_VISIBLE_DEVICES where the cluster file names GPUs by index; not fewer GPUs in it than in
-        HIP_VISIBLE_DEVICES; none has fewer GPUs than the file declares by number
+    Healthy: no ROCR_VISIBLE_DEVICES if the cluster file names GPUs by index; it has at least as many GPUs as
+        HIP_VISIBLE_DEVICES; neither has fewer GPUs than the file declares
     """
     env = view.read("env", "the environment was not reported")
     rocr, hip = env.get(_ROCR), env.get(_HIP)
@@ -136,11 +138,13 @@ _LASTING = 30.0
 @remedy(Action.RESET_GPU, _REMEDY)
 @node_check("gpu.xgmi", _FAMILY, gpu=True, vendors=(AMD,))
 def check_xgmi_links(view: NodeView) -> Outcome | list[Outcome]:
-    """AMD's GPUs that are joined by XGMI have all their links up. A link that is down slows every collective.
+    """AMD's GPUs that are joined by XGMI have all their links up.
+
+    A link that is down slows every collective.
 
     Source: hive and links of KFD's topology; state of each link in `gpu_metrics` (MI300 and later, newer drivers)
-    Healthy: as many links up as on most GPUs of the hive; every pair of a hive linked; no GPU alone outside the hive of
-        all others (SKIP where no GPUs are joined)
+    Healthy: as many active links as on most GPUs of the hive; every pair of a hive is linked; no GPU is outside the
+        hive of all others. SKIP if XGMI joins no GPUs
     """
     gpus.require_library(view)
     devices = gpus.list_used_gpus(view)
@@ -204,10 +208,11 @@ def _together(members: Sequence[int]) -> str:
 @remedy(Action.RESET_GPU, _REMEDY)
 @cluster_check("gpu.xgmi_outlier", _FAMILY, gpu=True, vendors=(AMD,))
 def check_xgmi_outliers(view: ClusterView) -> Outcome | list[Outcome]:
-    """No pair of AMD's GPUs is slower or farther apart than the same pair of other nodes.
+    """No pair of AMD's GPUs is slower, or has more hops, than the same pair on other nodes.
 
-    Source: links up, hops and bandwidth of each pair of GPUs at the same addresses of machines that are built alike
-    Healthy: as most nodes have it there; of two nodes that differ the lesser WARN
+    Source: active links, hops and bandwidth of each pair of GPUs, compared at the same addresses of machines with the
+        same layout
+    Healthy: the same as on most nodes; if only two nodes differ, the lesser one is WARN
     """
     fast = compare.group_by_slot(view, lambda node: _pairs(node, 1))
     near = compare.group_by_slot(view, lambda node: {pair: -weight for pair, weight in _pairs(node, 0).items()})
@@ -307,9 +312,9 @@ def check_driver_log(view: NodeView) -> Outcome | list[Outcome]:
     """Errors, hangs and resets that AMD's driver reported since boot.
 
     Source: lines of amdgpu in the kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted
-    Healthy: no GPU lost, none that the driver could not start, no reset that failed or did not end within `unended`
-        seconds, no more bad pages than the driver accepts; an uncorrected error FAIL within `lookback` seconds, WARN
-        once the GPU was reset; resets and hung queues, which programs cause too, WARN within `lookback`
+    Healthy: no GPU is lost, and the driver could start each. No reset failed or went on for `unended` seconds, and
+        there are no more bad pages than the driver accepts. An uncorrected error is FAIL within `lookback` seconds, and
+        WARN once the GPU was reset; resets and hung queues, which programs cause too, are WARN within `lookback`
     """
     events = _events(view)
     outcomes = [outcome for event in events if (outcome := _weigh(view, event, events)) is not None]
@@ -415,8 +420,8 @@ def check_bad_pages(gpu: gpus.GpuValue) -> Outcome | None:
     """No bad memory page of an AMD GPU is still in use, and few have been taken out of it.
 
     Source: `ras/gpu_vram_bad_pages` of AMD's driver
-    Healthy: none that waits to be taken out of use, none that could not be; WARN above `warn` out of use (the driver
-        itself says when there are too many: `gpu.driver_log`)
+    Healthy: no bad page waits for retirement, and none failed to retire; WARN above `warn` retired pages (the driver
+        itself reports too many: `gpu.driver_log`)
     """
     in_use, retired = gpu.value["pending"] + gpu.value["failed"], gpu.value["retired"]
     if in_use:

@@ -94,8 +94,8 @@ def check_recovery_action(gpu: gpus.GpuValue) -> Outcome | None:
     Needs no root, unlike the kernel log.
 
     Source: NVML field 230 (driver 570 and later)
-    Healthy: none; drain P2P and recover IMEX domain WARN (a GPU that works on with less: NVIDIA lets work go on and be
-        moved away later)
+    Healthy: none; drain P2P and recover IMEX domain are WARN (the GPU works with limits: NVIDIA lets work continue and
+        move away later)
     """
     if gpu.value == NONE:
         return None
@@ -124,12 +124,14 @@ Streaks = dict[tuple[int, str], int]
 @remedy(Action.REBOOT_NODE, "Reboot the node; if it happens again to the same serial number, have the GPU replaced")
 @node_check("gpu.lost", "GPU state", gpu=True, vendors=JUDGED)
 def check_lost_gpus(view: NodeView) -> Outcome | list[Outcome]:
-    """Every GPU answers. A lost GPU has fallen off the bus or needs a reset.
+    """Every GPU answers.
 
-    Source: the answers of every NVML call on the GPU, or of every file of amdgpu and the card's configuration space;
-        what may be chance is asked three times
-    Healthy: no call answers lost or reset required; none answers unknown error, timed out, interrupt problem, being
-        reset or insufficient power 3 times in a row; once WARN
+    A lost GPU has fallen off the bus or needs a reset.
+
+    Source: the results of every NVML call on the GPU, or of every file of amdgpu and the card's configuration space;
+        possibly transient errors are read three times
+    Healthy: no call returns lost or reset required; none returns unknown error, timed out, interrupt problem, being
+        reset or insufficient power 3 times in a row; once is WARN
     """
     gpus.require_library(view)
     devices = gpus.list_used_gpus(view)

@@ -23,7 +23,7 @@ def check_driver(view: NodeView) -> Iterator[Outcome]:
     Declared GPUs without a driver are a failure, not a gap.
 
     Source: NVML nvmlInit, nvidia-smi, /sys/module/nvidia; of AMD /sys/class/kfd, /sys/module/amdgpu
-    Healthy: NVML opens, or KFD is there; FAIL where GPUs are declared, WARN where only the PCI bus shows some
+    Healthy: NVML opens, or KFD exists; FAIL if GPUs are declared, WARN if only the PCI bus shows some
     """
     nvml = view.group("nvml")
     if nvml.status == "timeout":
@@ -86,10 +86,10 @@ def check_library_version(view: NodeView) -> Iterator[Outcome]:
 )
 @node_check("gpu.model", "GPU driver", gpu=True, vendors=JUDGED)
 def check_gpu_model(view: NodeView) -> Iterator[Outcome]:
-    """All GPUs of the node are of one model, the promised one where the cluster file promises one.
+    """All GPUs of the node are of one model, which is the model that the cluster file expects, if it expects one.
 
     Source: NVML device name, of AMD `product_name`
-    Healthy: one model on the node; `health.expect.gpu_model` where given
+    Healthy: one model on the node, the one of `health.expect.gpu_model` if it is set
     """
     gpus.require_library(view)
     names = sorted({d["v"]["name"] for d in gpus.list_used_gpus(view) if d.get("v", {}).get("name")})
@@ -107,12 +107,14 @@ def check_gpu_model(view: NodeView) -> Iterator[Outcome]:
 @remedy(Action.REBOOT_NODE, "Reboot the node: a driver that hangs makes every process that touches it unkillable")
 @node_check("gpu.responsive", "GPU driver", gpu=True, vendors=JUDGED, thresholds={"warn": 5.0, "fail": 30.0})
 def check_response_time(view: NodeView) -> Iterator[Outcome]:
-    """The driver answers in time. Slow is not hung: without persistence mode every look first starts the GPUs.
+    """The driver answers in time.
 
-    Source: time of one pass over NVML, or over the files of amdgpu, in a child of its own, which has until `fail`; the
-        others have the probe's time
-    Healthy: answers; WARN above `warn` seconds; FAIL where it did not answer within `fail`, or was stuck in the kernel
-        for five seconds without being woken once
+    A slow driver does not hang: without persistence mode it first starts the GPUs.
+
+    Source: duration of one pass over NVML, or over the files of amdgpu, in a process of its own, which may take `fail`
+        seconds; other checks have the time of the probe
+    Healthy: answers; WARN above `warn` seconds; FAIL if it did not answer within `fail` seconds, or if the process was
+        stuck in the kernel for five seconds without waking up once
     """
     library, source = gpus.read_library(view), gpus.describe_source(view)
     if library.status == "timeout":
@@ -154,10 +156,12 @@ def check_nouveau(view: NodeView) -> Outcome:
 @remedy(Action.NONE, "`ignore: [gpu.vendor]` accepts GPUs that nobody looks at")
 @node_check("gpu.vendor", "GPU driver", severity="WARN", gpu=True, group="driver", vendors=tuple(VENDORS))
 def check_vendor(view: NodeView) -> Iterator[Outcome]:
-    """The GPUs are of a vendor whose GPUs can be judged. For others this is the one place where it is said.
+    """Clusterctl has checks for GPUs of this vendor.
+
+    For other vendors only this check reports that their GPUs are not checked.
 
     Source: PCI bus
-    Healthy: GPUs of NVIDIA or AMD; all checks of others are SKIP
+    Healthy: GPUs of NVIDIA or AMD; for other vendors all GPU checks are SKIP
     """
     whose = gpus.find_vendor(view)
     there = sum(card["vendor"] == whose for card in gpus.list_compute_cards(view))

@@ -47,10 +47,12 @@ def check_framework_installed(view: NodeView) -> Outcome:
 )
 @node_check("version.gpu_build", _FAMILY, group="versions")
 def check_gpu_build(view: NodeView) -> Outcome:
-    """Torch can use the GPUs that the cluster file declares; a build for CPUs would leave them idle, without a word.
+    """Torch can use the GPUs that the cluster file declares.
+
+    A build for CPUs would ignore them silently.
 
     Source: torch/version.py in the job's Python (nothing is imported)
-    Healthy: torch is built for the GPUs of the node (CUDA for NVIDIA's, ROCm for AMD's) where the cluster file declares
+    Healthy: torch is built for the GPUs of the node (CUDA for NVIDIA's, ROCm for AMD's) if the cluster file declares
         some
     """
     versions, framework, declared = view.group().data, view.context.framework, view.expected.count
@@ -126,10 +128,10 @@ def check_cuda_driver_support(view: NodeView) -> Iterator[Outcome]:
     """The framework's CUDA starts on this driver and has code for these GPUs; else its first call ends the run.
 
     Source: CUDA that torch or JAX is built for (package metadata), CUDA of the driver and compute capability (NVML)
-    Healthy: the driver's CUDA, as its library in the job's environment tells it (a compatibility package counts), is of
-        the same major version or a later one; the build has code for every GPU of the run: CUDA 11.8 for sm_90, 12.8
-        for sm_100 and sm_120, less than 13 for sm_70 and older. WARN where the job may use another framework, or the
-        build is one's own
+    Healthy: the driver supports the CUDA of the build: the same major version or a later one, as the driver's library
+        in the job's environment reports it (a compatibility package counts). The build has code for every GPU of the
+        run: CUDA 11.8 for sm_90, 12.8 for sm_100 and sm_120, less than 13 for sm_70 and older. WARN if the job may use
+        another framework, or if the build is the user's own
     """
     nvml = view.group("nvml")
     build = _list_built_architectures(view)

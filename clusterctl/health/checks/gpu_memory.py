@@ -16,10 +16,10 @@ _REPLACE = "Have the GPU replaced; run `nvidia-bug-report.sh` and give its seria
 @remedy(Action.FIX_CONFIG, "Turn ECC on (`sudo nvidia-smi -e 1`) and reboot")
 @gpus.gpu_check("gpu.ecc_mode", _FAMILY, "ecc_mode", "ECC as by default on {n} GPUs", severity="WARN")
 def check_ecc_mode(gpu: gpus.GpuValue) -> Outcome | None:
-    """Error correction of GPU memory is on, where the board has it on by default.
+    """Error correction of GPU memory is on if it is on by default for this board.
 
     Source: NVML nvmlDeviceGetEccMode, nvmlDeviceGetDefaultEccMode
-    Healthy: on, or off where the board is sold so (GeForce, RTX), and no change waiting for a reboot
+    Healthy: on, or off if the board ships with it off (GeForce, RTX); no change waits for a reboot
     """
     now, pending = gpu.value
     if now != pending:
@@ -39,13 +39,14 @@ def check_ecc_mode(gpu: gpus.GpuValue) -> Outcome | None:
     thresholds={"fail": CONTAINED_AT_MOST},
 )
 def check_uncorrected_errors(gpu: gpus.GpuValue) -> Outcome | None:
-    """No memory error was left uncorrected since the driver was loaded.
+    """There were no uncorrected memory errors since the driver was loaded.
 
     Source: NVML nvmlDeviceGetTotalEccErrors (uncorrected, since the driver was loaded), recovery action; of AMD the
         counts of every block in `ras/`; kernel log
-    Healthy: none; WARN where they were contained; FAIL above `fail`, or where the driver asks for an action, or where
-        the kernel log has XID 48, 95 or 140 of that GPU (NVIDIA's catalogue: 94 is contained, only its program died).
-        Any of an AMD GPU FAIL, and WARN once the GPU was reset: its counts stay until the next boot
+    Healthy: none; WARN if all were contained. FAIL above `fail` errors, if the driver requests an action, or if the
+        kernel log has XID 48, 95 or 140 of that GPU (NVIDIA's catalogue: an error with XID 94 is contained, only its
+        program died). Any error of an AMD GPU is FAIL, and WARN once the GPU was reset: its counts stay until the next
+        boot
     """
     if gpu.value <= 0:
         return None
@@ -123,8 +124,8 @@ def check_pending_row_remapping(gpu: gpus.GpuValue) -> Outcome | None:
     """No bad memory row waits for a reset to be replaced.
 
     Source: NVML nvmlDeviceGetRemappedRows, recovery action
-    Healthy: none pending; FAIL only where the driver asks for an action too: NVIDIA's guide to memory errors lets
-        running and new work go on until a convenient reset (DCGM fails it: `severity: {gpu.remap_pending: fail}`)
+    Healthy: none pending; FAIL only if the driver requests an action too. NVIDIA's guide to memory errors lets running
+        and new work continue until a convenient reset (DCGM fails it: `severity: {gpu.remap_pending: fail}`)
     """
     if not gpu.value[2]:
         return None
@@ -152,8 +153,8 @@ def check_failed_row_remapping(gpu: gpus.GpuValue) -> Outcome | None:
 def check_spare_rows(gpu: gpus.GpuValue) -> Outcome | None:
     """Spare memory rows are not running out.
 
-    Source: NVML nvmlDeviceGetRowRemapperHistogram: banks of memory by the spare rows that they have left
-    Healthy: no bank with few or no spare rows left
+    Source: NVML nvmlDeviceGetRowRemapperHistogram: number of memory banks by remaining spare rows
+    Healthy: no bank with few or no spare rows
     """
     without, few, total = gpu.value["none"], gpu.value["low"], sum(gpu.value.values())
     if not few and not without:

@@ -35,9 +35,9 @@ def _allowed(view: NodeView, entry: dict[str, Any]) -> bool:
 )
 @gpus.gpu_check("gpu.foreign_procs", _FAMILY, "procs", "no foreign process on {n} GPUs", vendors=JUDGED)
 def check_foreign_processes(gpu: gpus.GpuValue) -> Outcome | None:
-    """Nobody else computes on the GPUs.
+    """No foreign process computes on the GPUs.
 
-    The commonest reason why training does not start on a healthy node.
+    This is the most common reason why training does not start on a healthy node.
 
     Source: NVML compute, MPS and graphics processes, or /sys/class/kfd/kfd/proc of AMD; /proc
     Healthy: none but monitoring agents, the MPS server and `health.expect.allowed_procs`; graphics clients WARN
@@ -70,8 +70,8 @@ def check_used_memory(gpu: gpus.GpuValue) -> Outcome | None:
     """GPU memory is free before a run.
 
     Source: NVML memory info, version 2 (which leaves out what the driver reserves); `mem_info_vram_used` of AMD
-    Healthy: less than `warn` bytes, FAIL from `fail` bytes; with the old call and on AMD, which count what the driver
-        reserves, less than `old` bytes; what a desktop holds WARN at most
+    Healthy: less than `warn` bytes, FAIL from `fail` bytes; less than `old` bytes with the old call and on AMD, which
+        include the driver's reserve. Memory of a desktop is WARN at most
     """
     used, processes = gpu.value["used"], gpu.get("procs") or []
     foreign = [entry for entry in processes if not _allowed(gpu.view, entry)]
@@ -101,7 +101,7 @@ def check_idle_gpus(gpu: gpus.GpuValue) -> Outcome | None:
 @remedy(Action.KILL_PROCS, "`clusterctl down RUN` ends what a run left behind")
 @node_check("run.leftover", _FAMILY, group="procs")
 def check_leftover_processes(view: NodeView) -> Iterator[Outcome]:
-    """Nothing is left of earlier runs of ours.
+    """No process of an earlier run is alive.
 
     Source: run marker in the environment of processes of this user
     Healthy: no process of a run that is over
@@ -134,11 +134,11 @@ def check_leftover_processes(view: NodeView) -> Iterator[Outcome]:
 )
 @node_check("host.stuck_procs", _FAMILY, group="procs", thresholds={"warn": 3.0})
 def check_stuck_processes(view: NodeView) -> Iterator[Outcome]:
-    """No process is stuck in the kernel with a GPU in its hands.
+    """No process that holds a GPU is stuck in the kernel.
 
     Source: /proc/*/stat, /proc/*/status, /proc/*/wchan
-    Healthy: no process that holds a GPU in state D for five seconds without being woken once (one that reads files is
-        there for a moment at a time); others WARN from `warn` on
+    Healthy: no process that holds a GPU is in state D for five seconds without waking up once (a process that reads
+        files is in this state only for moments); other processes in state D are WARN from `warn` on
     """
     stuck = view.read("dstate", "states of processes were not reported")
     with_gpu = [entry for entry in stuck if entry.get("gpu") and entry.get("stuck_s")]
@@ -166,7 +166,7 @@ def check_mig_mode(gpu: gpus.GpuValue) -> Outcome | None:
     """GPUs are not split into instances, unless the cluster file says so.
 
     Source: NVML nvmlDeviceGetMigMode
-    Healthy: off, or on where `health.expect.mig` is true; no change pending
+    Healthy: off, or on if `health.expect.mig` is true; no change pending
     """
     wanted = int(bool(gpu.view.context.expect.get("mig", False)))
     now, pending = gpu.value
@@ -193,7 +193,7 @@ def check_compute_mode(gpu: gpus.GpuValue) -> Outcome | None:
 )
 @gpus.gpu_check("gpu.persistence", _MODES_FAMILY, "persistence", "persistence mode is on, {n} GPUs", severity="WARN")
 def check_persistence_mode(gpu: gpus.GpuValue) -> Outcome | None:
-    """The driver stays loaded while nobody uses a GPU.
+    """The driver stays loaded while no program uses a GPU.
 
     Source: NVML nvmlDeviceGetPersistenceMode
     Healthy: on

@@ -20,9 +20,9 @@ RECENT_BOOT_S = 600.0
 def check_uptime(view: NodeView) -> Outcome:
     """The node has not just come back from a crash.
 
-    Source: /proc/uptime; boot ids that this head has seen, and runs that lost the node
-    Healthy: more than `warn` seconds, where the node went down under a run of this head; a reboot between runs is what
-        is advised for many faults
+    Source: /proc/uptime; boot ids that this head knows, and runs that lost the node
+    Healthy: more than `warn` seconds if the node went down during a run of this head. A reboot between runs is fine: it
+        is the remedy of many faults
     """
     seconds, lost = view.read("uptime", "/proc/uptime cannot be read"), view.controller.get("rebooted_under")
     since = f"up for {seconds / 3600:.1f} h"
@@ -51,8 +51,8 @@ def check_pcie_errors(view: NodeView) -> Outcome | list[Outcome]:
 
     Source: sysfs aer_dev_correctable, aer_dev_nonfatal, aer_dev_fatal of GPUs and network cards, of the port above each
         and of its root port
-    Healthy: since the boot fewer than `rate` corrected link errors a minute (DCGM's policy for PCIe replays) and no
-        others, except requests that a card does not support and links that went down for a reset
+    Healthy: since the boot fewer than `rate` corrected link errors a minute (DCGM's policy for PCIe replays), and no
+        other errors, except requests that a card does not support and links that went down for a reset
     """
     links, uptime = view.read("pcie", "errors of PCIe links were not reported"), view.group("host").data.get("uptime")
     if not links:
@@ -75,11 +75,11 @@ def _errors(link: dict[str, Any], uptime: float | None, rate: float) -> str:
 @remedy(Action.CONTACT_SUPPORT, "Have the memory module replaced; `ras-mc-ctl --error-count` names it")
 @node_check("host.memory_errors", _FAMILY, severity="WARN", group="hardware", thresholds={"corrected": 1000.0})
 def check_memory_errors(view: NodeView) -> Outcome | list[Outcome]:
-    """Main memory is sound: errors that had to be corrected often come before those that cannot be.
+    """Main memory works: many corrected errors often precede uncorrected ones.
 
     Source: sysfs edac/mc/*/ce_count, ue_count, seconds_since_reset
-    Healthy: no uncorrected error, and fewer than `corrected` a day that were corrected; one alone is what ECC is for.
-        SKIP where the machine counts none (no ECC, a virtual machine, or firmware that keeps them to itself)
+    Healthy: no uncorrected error, and fewer than `corrected` corrected errors a day; ECC is made for single errors.
+        SKIP if the machine counts no errors (no ECC, a virtual machine, or firmware that hides them)
     """
     controllers, most = view.read("memory", "errors of memory were not reported"), view.limit("corrected")
     bad = []
@@ -109,8 +109,8 @@ def check_clock_skew(view: ClusterView) -> Outcome | list[Outcome]:
     Logs do not: clusterctl never orders events by them.
 
     Source: the node's clock against the controller's, measured over the connection with a bound of its error
-    Healthy: within `warn` seconds of the median of all nodes and the head; FAIL above `fail` seconds; the error is in
-        the node's favour
+    Healthy: within `warn` seconds of the median of all nodes and the head; FAIL above `fail` seconds. The measurement
+        error counts in favour of the node
     """
     clocks = {n.node: n.controller.get("clock") or {} for n in view.views}
     measured = {node: clock for node, clock in clocks.items() if clock.get("offset") is not None}
@@ -136,12 +136,13 @@ def check_clock_skew(view: ClusterView) -> Outcome | list[Outcome]:
 )
 @node_check("host.time_daemon", _CLOCK_FAMILY, severity="WARN", group="host", thresholds={"error": 16.0, "agree": 0.5})
 def check_time_daemon(view: NodeView) -> Iterator[Outcome]:
-    """Something keeps the clock right.
+    """A time daemon, or the host of a virtual machine, sets the clock.
 
     Source: adjtimex: the bound that the kernel has for the clock's error (as systemd's timedatectl does; no root, and
         in containers too); process list; the node's clock against the head's
-    Healthy: the bound is below `error` seconds: at 16 s nobody keeps the clock. Where it is not, but the clock agrees
-        with the head's within `agree` seconds, something else keeps it (the host of a virtual machine), which is said
+    Healthy: the bound is below `error` seconds: it is 16 s if no daemon sets the clock. With a larger bound, a clock
+        within `agree` seconds of the head's passes too (the host of a virtual machine may set it), and the finding says
+        so
     """
     bound, daemon = view.group().data.get("clock_error"), view.group("procs").data.get("time_daemon")
     who = f" by {daemon}" if daemon else ""

@@ -137,9 +137,9 @@ def check_ports(view: NodeView) -> Outcome | list[Outcome]:
     """RDMA ports that NCCL would use are up.
 
     Source: /sys/class/infiniband/*/ports/*; NCCL_IB_HCA, NCCL_IB_DISABLE, NCCL_NET and nccl.conf; libibverbs, plugin
-    Healthy: as many active as `health.expect.ib_ports`; every one that NCCL_IB_HCA names in full; WARN for one that has
-        a link and no subnet manager, and for one that is dark where most cards of its kind on the node are up. One that
-        NCCL does not use is no fault: storage and spare ports are often without a cable
+    Healthy: as many active ports as `health.expect.ib_ports`; every port that NCCL_IB_HCA names in full is active. WARN
+        for a port with a link but no subnet manager, and for an inactive port if most ports of the same kind of card
+        are active. A port that NCCL does not use is no fault: storage and spare ports often have no cable
     """
     ports, wanted = list_ports(view), view.context.expect.get("ib_ports")
     up = [port for port in ports if is_active(port)]
@@ -213,7 +213,7 @@ def check_pcie_lanes(view: NodeView) -> Outcome | list[Outcome]:
     """RDMA cards have all the PCIe lanes of their slots.
 
     Source: sysfs current_link_width and max_link_width of the cards that NCCL would use, and of the port above each
-    Healthy: as many lanes as both the card and its slot have; SKIP where a virtual machine shows none
+    Healthy: as many lanes as both the card and its slot have; SKIP if a virtual machine does not show the slot
     """
     lanes = {
         port["device"]: (port["width"], min(port["max_width"], port["slot_width"]))

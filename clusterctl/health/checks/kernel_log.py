@@ -127,11 +127,11 @@ _SERVER = "not responding"
     thresholds={"lookback": 86400.0},
 )
 def check_kernel_log(view: NodeView) -> Iterator[Outcome]:
-    """The kernel did not complain about disks, memory, lockups, file servers or power lately.
+    """The kernel reported no recent problem with disks, memory, lockups, file servers or power.
 
     Source: kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log)
-    Healthy: no complaint within `lookback` seconds (lack of power is told once, at the boot, and counts as long as that
-        lasts); FAIL for a read-only remount and uncorrected hardware errors
+    Healthy: no problem within `lookback` seconds (the kernel reports a lack of power once, at the boot; it counts until
+        the next boot); FAIL for a read-only remount and uncorrected hardware errors
     """
     complaints: dict[_Complaint, list[str]] = {}
     for line in view.group().data.get("lines") or []:

@@ -34,13 +34,15 @@ def _split(address: str) -> tuple[int, str]:
 @remedy(Action.CHECK_LINK, _RESEAT)
 @node_check("gpu.pcie_width", _FAMILY, gpu=True, vendors=JUDGED)
 def check_pcie_width(view: NodeView) -> Outcome | list[Outcome]:
-    """Every GPU has all the PCIe lanes of its slot. The generation is not judged: it falls at idle on a healthy GPU.
+    """Every GPU has all the PCIe lanes of its slot.
+
+    The generation is not judged: it falls at idle on a healthy GPU.
 
     Source: current and maximum PCIe link width (NVML, sysfs of AMD, whose cards have bridges of their own), sysfs
         `max_link_width` of the port above (width does not drop at idle, generation does)
-    Healthy: as `health.expect.pcie_width`, else as many as both the card and the port above it have; where no port can
-        be seen nodes are compared instead (`gpu.pcie_outlier`): NVIDIA's own captures of healthy T4 and L40S in virtual
-        machines show 8 lanes of 16
+    Healthy: `health.expect.pcie_width` lanes, else as many as both the card and the port above it have. If the port is
+        not visible, nodes are compared instead (`gpu.pcie_outlier`): NVIDIA's own captures of healthy T4 and L40S in
+        virtual machines show 8 lanes of 16
     """
     outcomes = gpus.judge_each(view, "pcie_width", _judge_width, "all PCIe lanes on {n} GPUs")
     if [outcome.status for outcome in outcomes] != [Status.PASS]:
@@ -69,8 +71,9 @@ def _judge_width(gpu: gpus.GpuValue) -> Outcome | None:
 def check_pcie_outliers(view: ClusterView) -> Outcome | list[Outcome]:
     """No GPU has fewer PCIe lanes than those in the same slot of other nodes.
 
-    Source: current PCIe link width at the same address of machines that are built alike
-    Healthy: as most nodes have there; of two that differ the lesser WARN. Looked at where the slot cannot be seen
+    Source: current PCIe link width, compared at the same address of machines with the same layout
+    Healthy: as many lanes as on most nodes; if only two nodes differ, the lesser one is WARN. SKIP if the port above
+        the card is visible (`gpu.pcie_width`)
     """
     slots = compare.group_by_slot(
         view, lambda node: compare.read_by_index(node, lambda device: _unseen_width(node, device))
@@ -113,11 +116,13 @@ def has_nvswitch(view: NodeView, device: gpus.Device) -> bool:
 @remedy(Action.CHECK_LINK, _NVLINK_REMEDY)
 @node_check("gpu.nvlink", _FAMILY, gpu=True)
 def check_nvlinks(view: NodeView) -> Outcome | list[Outcome]:
-    """Every GPU has its NVLinks up. Cards without a bridge show theirs as down, and nothing is wrong with that.
+    """Every GPU has its NVLinks active.
+
+    Cards without a bridge show inactive links, which is no fault.
 
     Source: NVML state of every NVLink; fabric state, NVSwitches on the PCI bus
-    Healthy: as many up as `health.expect.nvlinks`; behind an NVSwitch as on most GPUs of the node, none up FAIL;
-        bridged cards as their like on the node, else WARN; SKIP where no bridge is fitted
+    Healthy: as many active links as `health.expect.nvlinks`. Behind an NVSwitch as many as most GPUs of the node have,
+        and FAIL if none is active. Bridged cards as many as others on the node, else WARN; SKIP without a bridge
     """
     devices = gpus.list_used_gpus(view)
     links = [gpus.read_value(device, "nvlinks") or [] for device in devices]
@@ -162,8 +167,8 @@ def _usual(devices: Sequence[gpus.Device]) -> int | None:
 def check_nvlink_outliers(view: ClusterView) -> Outcome | list[Outcome]:
     """No GPU has fewer NVLinks up than those in the same slot of other nodes.
 
-    Source: NVML active NVLinks at the same address of machines that are built alike
-    Healthy: as most nodes have there, of two nodes as the one that has more; a node without any bridge WARN
+    Source: active NVLinks (NVML), compared at the same address of machines with the same layout
+    Healthy: as many links as on most nodes, or as the better one of two nodes; a node without any bridge is WARN
     """
     slots = compare.group_by_slot(view, lambda node: compare.read_by_index(node, _links))
     if not slots:
@@ -217,7 +222,7 @@ def check_fabric_state(view: NodeView) -> Outcome | list[Outcome]:
     """GPUs behind an NVSwitch have joined its fabric.
 
     Source: NVML nvmlDeviceGetGpuFabricInfoV (driver 550 and later): state, status, health
-    Healthy: state completed, status success, health not bad; limited capacity WARN; SKIP where the GPU has no fabric
+    Healthy: state completed, status success, health not bad; limited capacity WARN; SKIP if the GPU has no fabric
     """
     states = [info["state"] for device in gpus.list_used_gpus(view) if (info := gpus.read_value(device, "fabric"))]
     if states and all(state == _UNSUPPORTED for state in states):
@@ -238,11 +243,13 @@ def _judge_fabric(gpu: gpus.GpuValue) -> Outcome | None:
 @remedy(Action.RESTART_FABRICMANAGER, "`sudo systemctl start nvidia-fabricmanager`")
 @node_check("gpu.fabric_manager", _FAMILY, severity="WARN", gpu=True, group="procs")
 def check_fabric_manager(view: NodeView) -> Iterator[Outcome]:
-    """Something runs the fabric of an NVSwitch: what GPUs say of it counts, the process only explains it.
+    """The fabric of an NVSwitch works.
 
-    Source: fabric state of the GPUs; where they have none, NVSwitches on the PCI bus and the process list
-    Healthy: the fabric is complete, whoever runs it; where no GPU tells its fabric, the fabric manager runs beside an
-        NVSwitch (a container cannot see it)
+    The state that GPUs report decides; the process only explains it.
+
+    Source: fabric state of the GPUs; if they report none, NVSwitches on the PCI bus and the process list
+    Healthy: the fabric is complete. If no GPU reports its fabric state, the fabric manager must run on a machine with
+        an NVSwitch (invisible from a container)
     """
     driver, running = view.group("driver"), view.group().data.get("fabric_manager")
     infos = [
@@ -272,7 +279,7 @@ def check_imex_channels(view: NodeView) -> Outcome:
     """GPUs whose NVLinks reach other nodes (GB200 NVL72) can share memory with them.
 
     Source: NVML fabric cluster of each GPU, /dev/nvidia-caps-imex-channels
-    Healthy: a channel that this user may open, where the NVLinks of GPUs reach other nodes of the run
+    Healthy: a channel that this user may open, if NVLinks of the GPUs reach other nodes of the run
     """
     clusters = {
         info.get("cluster") for device in gpus.list_used_gpus(view) if (info := gpus.read_value(device, "fabric"))
@@ -318,7 +325,9 @@ def _pairs(view: NodeView) -> Pairs:
 @remedy(Action.RESET_GPU, _P2P_REMEDY)
 @node_check("gpu.p2p", _FAMILY, gpu=True)
 def check_peer_access(view: NodeView) -> Outcome:
-    """GPUs reach each other directly. A dead pair costs a factor of ten and nothing else tells of it.
+    """GPUs reach each other directly.
+
+    A broken pair makes transfers ten times slower, and no other check finds it.
 
     Source: NVML nvmlDeviceGetP2PStatus for every pair (NVLink, read)
     Healthy: behind an NVSwitch every pair; elsewhere it is product and board that decide (SKIP), and nodes are compared
@@ -349,8 +358,8 @@ def check_peer_access(view: NodeView) -> Outcome:
 def check_p2p_outliers(view: ClusterView) -> Outcome | list[Outcome]:
     """No pair of GPUs has lost an access that the same pair of other nodes has.
 
-    Source: NVML nvmlDeviceGetP2PStatus of the pair at the same addresses of machines that are built alike
-    Healthy: as most nodes have it; of two nodes that differ the one without WARN
+    Source: NVML nvmlDeviceGetP2PStatus of each pair, compared at the same addresses of machines with the same layout
+    Healthy: the same as on most nodes; if only two nodes differ, the one without access is WARN
     """
     connected = compare.group_by_slot(
         view, lambda node: {pair: int(_WELL in codes) for pair, codes in _pairs(node).items()}

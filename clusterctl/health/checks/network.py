@@ -47,13 +47,14 @@ def _is_loopback(address: str) -> bool:
 @remedy(Action.NONE, "Add the name to /etc/hosts of the node: programs that ask for their own address would fail")
 @node_check("net.hostname_loopback", _FAMILY, severity="WARN", group="names")
 def check_own_hostname(view: NodeView) -> Outcome:
-    """The node's own name means something.
+    """The node can resolve its own name.
 
-    Where it means loopback, Gloo would announce that address to its peers if it were not told better.
+    If the name resolves to loopback, Gloo would announce loopback to its peers; workers get their interface as a
+    variable instead.
 
     Source: getaddrinfo of the node's own name
-    Healthy: resolves; a loopback address is only said: Debian's installer writes `127.0.1.1 NAME` into /etc/hosts, and
-        workers are told their interface
+    Healthy: the name resolves. A loopback address is only mentioned: Debian's installer writes `127.0.1.1 NAME` into
+        /etc/hosts, and workers get their interface as a variable
     """
     data = view.group().data
     name, addresses = data.get("hostname"), data.get("addresses") or []
@@ -125,10 +126,11 @@ def _route_problem(route: dict[str, Any], states: dict[str, dict[str, Any]]) -> 
 )
 @node_check("net.ifname_env", _FAMILY, group="host")
 def check_interface_variables(view: NodeView) -> Outcome | list[Outcome]:
-    """The interfaces that ranks are told exist, and are of one network.
+    """The interfaces in the variables of the ranks exist and belong to one network.
 
     Source: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME as ranks will have them; /sys/class/net
-    Healthy: names an interface that is there (GLOO_SOCKET_IFNAME one plain name); WARN where they name two networks
+    Healthy: each variable names an existing interface (GLOO_SOCKET_IFNAME one plain name); WARN if they name two
+        networks
     """
     env, net = view.group().data.get("env"), view.group("net")
     if env is None or net.status != "ok":
@@ -218,7 +220,7 @@ _RENDEZVOUS_FAMILY = "Rendezvous"
 def check_free_ports(view: NodeView) -> Outcome | list[Outcome]:
     """Ports that the run asks for by number are free.
 
-    Source: bind on the node where the port will be used
+    Source: an attempt to bind each port on the node that will use it
     Healthy: free
     """
     ports = view.group().data.get("ports") or []
@@ -275,7 +277,7 @@ def check_rendezvous(view: NodeView) -> Outcome:
 @remedy(Action.FIX_CONFIG, "Remove one of the entries, or give each its own GPUs (`gpus: [0, 1]`)")
 @cluster_check("cluster.unique", _RENDEZVOUS_FAMILY)
 def check_unique_machines(view: ClusterView) -> Outcome | list[Outcome]:
-    """No device is claimed by two entries of the cluster file, and no machine is taken for two under its two names.
+    """No two entries of the cluster file claim one device, and no machine appears under two names.
 
     Source: boot id, namespaces, GPU UUIDs, declared GPUs
     Healthy: no GPU is declared twice; one machine is listed twice only with GPUs by index, or `transport: local`
@@ -347,11 +349,12 @@ _PACKETS = (
 @remedy(Action.FIX_CONFIG, "Open all ports above 1023 between the nodes, in both directions (nccl#388, nccl#1524)")
 @node_check("net.ring", "Rendezvous", thresholds={"still": 1.0})
 def check_ring_transfer(view: NodeView) -> Outcome | list[Outcome]:
-    """Data gets from node to node and back, at any port and in packets of any size.
+    """Data reaches the next node and returns, on any port and in packets of any size.
 
-    Source: each worker connects to the next one at a port that the kernel picks, as NCCL and Gloo do, sends 256 KiB and
-        gets them back; each spare does so with one worker, and it with the spare; 4 s for all of it
-    Healthy: all of it arrives; where the time was up first: FAIL if nothing had moved for `still` seconds, else WARN
+    Source: each worker connects to the next one on a port that the kernel chooses, as NCCL and Gloo do, sends 256 KiB
+        and receives them back. Each spare does the same with one worker, in both directions. The limit is 4 s for
+        everything
+    Healthy: all data arrives. If the time is over before: FAIL if nothing had arrived for `still` seconds, else WARN
     """
     tried = view.controller.get("ring")
     if tried is None:

@@ -204,12 +204,14 @@ def _described(entry: dict[str, Any]) -> HiddenGpu:
 @remedy(Action.REBOOT_NODE, LOOK)
 @node_check("gpu.count", "GPU driver", gpu=True, vendors=JUDGED, by_vendor={AMD: judge_amd_count})
 def check_gpu_count(view: NodeView) -> Iterator[Outcome]:
-    """Every declared GPU is there. A GPU that the PCI bus has and its driver has not is named by address, and why.
+    """Every declared GPU is available.
+
+    If a GPU is on the PCI bus but its driver does not show it, the finding has its address and the reason.
 
     Source: NVML device count, or nodes of KFD's topology; GPUs on the PCI bus, what driver has each, and whether its
         device node opens
-    Healthy: as many as declared, and no GPU that the driver has taken and NVML or KFD does not show; what a scheduler
-        or a container keeps from us, and what another driver has, is only said
+    Healthy: as many GPUs as declared, and NVML or KFD shows every GPU that the driver has claimed. GPUs that a
+        scheduler, a container or another driver holds are only mentioned
     """
     group = view.group("nvml")
     nvml = group.data
@@ -240,12 +242,14 @@ _UVM = "/dev/nvidia-uvm"
     group="driver",
 )
 def check_device_access(view: NodeView) -> Iterator[Outcome]:
-    """The user may open the device nodes that CUDA or ROCm need; those of other GPUs are nobody's business.
+    """The user may open the device nodes that CUDA or ROCm need.
+
+    Device nodes of GPUs outside the run are ignored.
 
     Source: /dev/nvidiactl, /dev/nvidia-uvm and the device node of each GPU that the run uses, or /dev/kfd and
         /dev/dri/renderD* of AMD's; access for the user
-    Healthy: there, readable and writable; /dev/nvidia-uvm may be missing where nvidia-modprobe makes it at the first
-        use (bare machines after a boot), not in containers, which have no such helper
+    Healthy: the device nodes exist, readable and writable. /dev/nvidia-uvm may be missing if nvidia-modprobe creates it
+        at the first use (bare machines after a boot), but not in containers, which have no such helper
     """
     driver = view.group().data
     nodes = {node["path"]: bool(node["readable"]) for node in driver.get("dev") or []}

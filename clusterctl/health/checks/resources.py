@@ -24,7 +24,7 @@ _GIB = 1024.0**3
 def check_shared_memory(view: NodeView) -> Outcome:
     """Shared memory is large enough for NCCL and data loaders.
 
-    A container gives 64 MiB unless told otherwise.
+    The default of a container is 64 MiB.
 
     Source: statvfs of /dev/shm
     Healthy: a rank with a GPU has `warn` bytes (data loaders) and `fail` bytes (NCCL takes 10 MB for each, nccl#290);
@@ -45,12 +45,14 @@ def check_shared_memory(view: NodeView) -> Outcome:
 )
 @node_check("host.memlock", _FAMILY, group="host", thresholds={"need": 16.0 * _GIB, "fail": 1.0 * _GIB})
 def check_memlock_limit(view: NodeView) -> Outcome:
-    """Workers may pin memory for RDMA. Measured through the same door that workers come by.
+    """Workers may lock memory for RDMA.
+
+    The limit is measured in a process that starts like a worker.
 
     Source: RLIMIT_MEMLOCK and capabilities of a process started as a worker is (the kernel asks no limit of
         CAP_IPC_LOCK)
-    Healthy: where NCCL would use RDMA: unlimited or at least `need` bytes, FAIL below `fail` bytes; elsewhere it does
-        not matter: 64 KiB is the default of many distributions and of Docker
+    Healthy: if NCCL would use RDMA: unlimited or at least `need` bytes, FAIL below `fail` bytes. Without RDMA any limit
+        is fine: 64 KiB is the default of many distributions and of Docker
     """
     limit = _read_limit(view, "memlock")
     if limit is None or limit >= view.limit("need"):
@@ -79,7 +81,8 @@ def _read_limit(view: NodeView, name: str) -> Any:
 def check_open_files_limit(view: NodeView) -> Outcome:
     """Workers may open enough files and sockets.
 
-    Source: RLIMIT_NOFILE of a process started as a worker is, whose soft limit clusterctl has raised to the hard one
+    Source: RLIMIT_NOFILE of a process that starts like a worker, after clusterctl has raised its soft limit to the hard
+        one
     Healthy: at least `warn`; FAIL under `fail`
     """
     limit = _read_limit(view, "nofile")
@@ -97,7 +100,7 @@ def check_open_files_limit(view: NodeView) -> Outcome:
 def check_process_limit(view: NodeView) -> Outcome:
     """Workers may start enough processes and threads.
 
-    Source: RLIMIT_NPROC of a process started as a worker is (root is not held to it), pids.max of its control groups in
+    Source: RLIMIT_NPROC of a process that starts like a worker (not for root), pids.max of its control groups in
         version 1 and 2
     Healthy: `warn` processes and threads a rank: 512 are a torch rank with its data loaders on a large machine
     """
@@ -127,8 +130,8 @@ def check_free_memory(view: NodeView) -> Outcome:
     """Main memory is free for the run.
 
     Source: /proc/meminfo; limit and use of memory of the control groups, version 1 and 2
-    Healthy: at least `warn` available of what we may use, and `rank` bytes for each rank with a GPU; a limit by itself
-        is what a scheduler or a container is for
+    Healthy: at least `warn` of the usable memory is available, and `rank` bytes for each rank with a GPU; a limit of a
+        scheduler or a container is no fault by itself
     """
     data = view.group().data
     total, free, by = data.get("mem_total"), data.get("mem_available"), ""
@@ -156,8 +159,8 @@ def check_free_memory(view: NodeView) -> Outcome:
 def check_swapping(view: NodeView) -> Outcome:
     """Nothing moves between memory and the swap space.
 
-    Source: /proc/vmstat, looked at twice where anything is swapped out
-    Healthy: at most `warn` bytes a second in and out; what has been swapped out and lies there harms nobody
+    Source: /proc/vmstat, read twice if anything is swapped out
+    Healthy: at most `warn` bytes a second in and out; pages that stay swapped out do no harm
     """
     missing = "/proc/meminfo or /proc/vmstat cannot be read"
     used, rate = view.read("swap_used", missing), view.read("swap_rate", missing)
@@ -219,7 +222,7 @@ def check_cpu_load(view: NodeView) -> Outcome:
 def check_usable_cpus(view: NodeView) -> Outcome:
     """Workers may use enough CPUs.
 
-    Source: sched_getaffinity of a process started as a worker is; CPU quota of its control groups, version 1 and 2
+    Source: sched_getaffinity of a process that starts like a worker; CPU quota of its control groups, version 1 and 2
     Healthy: `gpu` CPUs for a rank with a GPU, `cpu` for one without; a share of the machine is no fault by itself
     """
     data = view.group().data
@@ -238,11 +241,11 @@ def check_usable_cpus(view: NodeView) -> Outcome:
 @remedy(Action.FIX_CONFIG, "`sudo cpupower frequency-set -g performance`")
 @node_check("host.governor", _FAMILY, severity="WARN", group="host")
 def check_cpu_governor(view: NodeView) -> Outcome:
-    """CPU clocks are not saved on.
+    """The CPUs run at full clocks.
 
     Source: /sys/devices/system/cpu/*/cpufreq: scaling_governor, scaling_driver, energy_performance_preference
-    Healthy: no governor that keeps clocks down (`powersave`, `userspace`); where processors choose their clocks
-        (intel_pstate, amd-pstate) no preference for saving power; SKIP where the kernel does not set frequencies
+    Healthy: no governor that reduces clocks (`powersave`, `userspace`). If processors choose their clocks
+        (intel_pstate, amd-pstate), no preference for saving power. SKIP if the kernel does not set frequencies
     """
     data, governors = view.group().data, view.read("governors", "governors were not reported")
     if not governors:

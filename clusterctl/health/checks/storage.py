@@ -36,13 +36,14 @@ def is_nearly_full(free: float, size_of_it: float, least: float) -> bool:
     "host.disk", _FAMILY, group="disk", thresholds={"warn": 85.0, "enough": ENOUGH, "least": LEAST, "checkpoints": 2.0}
 )
 def check_disk_space(view: NodeView) -> Iterator[Outcome]:
-    """There is space where a run writes: a checkpoint that fails after hours costs the hours.
+    """There is free space in the folders that a run writes.
+
+    A full disk can destroy the work of hours at the next checkpoint.
 
     Source: statvfs of working directory, checkpoints, temporary directory, home and /; size of the newest checkpoint
-    Healthy: where the run writes: FAIL under `least` bytes free and where the next checkpoint does not fit, WARN where
-        fewer than `checkpoints` of them fit. WARN from `warn` percent used on where less than `enough` bytes are free:
-        96 % of a file server with terabytes left are no trouble. The root file system never FAILs, and one that is
-        mounted read-only is full by design
+    Healthy: FAIL under `least` bytes free, or if the next checkpoint does not fit; WARN if fewer than `checkpoints`
+        checkpoints fit. WARN from `warn` percent used if less than `enough` bytes are free: a file server with
+        terabytes free is healthy at 96 %. The root file system never FAILs, and a read-only one is full by design
     """
     adverse = [outcome for entry in _folded(view) if (outcome := _space(view, entry)) is not None]
     yield from adverse
@@ -91,11 +92,10 @@ def _folded(view: NodeView) -> list[dict[str, Any]]:
 @remedy(Action.FREE_SPACE, "Remove directories of many small files (caches, old environments)")
 @node_check("host.inodes", _FAMILY, group="disk", thresholds={"warn": 85.0, "enough": 1e6, "least": 1e4})
 def check_free_inodes(view: NodeView) -> list[Outcome]:
-    """There are inodes left: a disk can be full with space to spare.
+    """There are free inodes: a disk can run out of inodes before it runs out of space.
 
     Source: statvfs of the same places
-    Healthy: where the run writes: FAIL under `least` inodes free; WARN from `warn` percent used on where fewer than
-        `enough` are free
+    Healthy: FAIL under `least` inodes free; WARN from `warn` percent used if fewer than `enough` are free
     """
     bad = []
     for entry in _folded(view):
@@ -112,7 +112,7 @@ def check_free_inodes(view: NodeView) -> list[Outcome]:
 @remedy(Action.CHECK_MOUNT, "Remount or repair the file system, or correct owner and mode of the directory")
 @node_check("host.readonly", _FAMILY, group="disk")
 def check_writable_folders(view: NodeView) -> Iterator[Outcome]:
-    """A run can write where it has to.
+    """A run can write its files.
 
     Source: one small file written, synced and removed in working directory, temporary directory and checkpoints
     Healthy: can be written
@@ -132,7 +132,9 @@ def check_writable_folders(view: NodeView) -> Iterator[Outcome]:
 @remedy(Action.CHECK_MOUNT, "Remount it or ask who runs the server; what touches it now hangs and cannot be killed")
 @node_check("host.mounts", _FAMILY, group="mounts")
 def check_mounts(view: NodeView) -> Outcome | list[Outcome]:
-    """Every mount answers. Mounted is not alive: a dead server hangs whoever asks.
+    """Every mount answers.
+
+    If a file server is dead, every process that touches its mount hangs.
 
     Source: stat and listing of every network or FUSE mount and of `health.expect.mounts`, each in a child of its own
     Healthy: answers in time

@@ -36,11 +36,13 @@ def _samples(value: Any) -> list[int]:
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
 @gpus.gpu_check("gpu.throttle_hw", _FAMILY, "throttle", "no hardware slowdown on {n} GPUs", severity="WARN")
 def check_hardware_throttling(gpu: gpus.GpuValue) -> Outcome | None:
-    """Hardware does not hold the clocks down. The slowest GPU sets the speed of the run.
+    """Hardware does not hold the clocks down.
 
-    Source: NVML clock event reasons, bits 0x8, 0x40, 0x80; up to three looks in a quarter of a second
-    Healthy: not set. An idle GPU that is held down has yet to prove that it is slow, so this alone never fails a node;
-        0x200 (board limit) and 0x400 (reliability) are how a GPU at its highest clock looks
+    The slowest GPU sets the speed of the run.
+
+    Source: NVML clock event reasons, bits 0x8, 0x40, 0x80; up to three readings in a quarter of a second
+    Healthy: not set. This alone never fails a node, because reduced clocks of an idle GPU prove nothing about its speed
+        under load. 0x200 (board limit) and 0x400 (reliability) are normal for a GPU at its highest clock
     """
     samples = _samples(gpu.value)
     slowed = [bits for bits in samples if name_reasons(bits)]
@@ -68,10 +70,12 @@ def check_driver_throttling(gpu: gpus.GpuValue) -> Outcome | None:
 @remedy(Action.CHECK_POWER_COOLING, COOLING)
 @cluster_check("gpu.throttle_outlier", _FAMILY, gpu=True)
 def check_throttling_outliers(view: ClusterView) -> Iterable[Outcome]:
-    """No GPU is held down for heat or power where its like are not: a constant power brake is a fault of the node.
+    """No GPU has reduced clocks for heat or power while other GPUs of the same board do not.
 
-    Source: NVML clock event reasons of all GPUs of one model, bits 0x40 and 0x80, in every look
-    Healthy: set on no GPU alone: FAIL where most of its like, on at least two nodes, are free of it
+    A constant power brake is a fault of the node.
+
+    Source: NVML clock event reasons of all GPUs of one model, bits 0x40 and 0x80, in every reading
+    Healthy: no GPU alone has them: FAIL if most GPUs of the same board, on at least two nodes, do not
     """
     return compare.compare_gpus(view, _constant, "slowdown", _named, say=fail, at_least_nodes=2)
 
@@ -115,7 +119,7 @@ def check_temperatures(gpu: gpus.GpuValue) -> Outcome | None:
     Source: NVML margin to the limit (nvmlDeviceGetMarginTemperature, field 196; Ada and later), else temperature
         against the thresholds GPU_MAX (else SLOWDOWN) and MEM_MAX; of AMD junction (else edge) and memory against
         hwmon's `crit`
-    Healthy: below the GPU's own limit; WARN within `margin` degrees of it; UNKNOWN where no limit can be read
+    Healthy: below the GPU's own limit; WARN within `margin` degrees of it; UNKNOWN if no limit can be read
     """
     left = {"core": _core_left(gpu.device, gpu.value), "memory": _memory_left(gpu.device)}
     margins = {part: degrees for part, degrees in left.items() if degrees is not None}
@@ -152,10 +156,12 @@ def _memory_left(device: gpus.Device) -> float | None:
 )
 @cluster_check("gpu.power_cap", _FAMILY, severity="WARN", gpu=True, vendors=JUDGED)
 def check_power_caps(view: ClusterView) -> Iterable[Outcome]:
-    """All GPUs of a board may draw the same power. A cap is fine; one GPU capped alone is not.
+    """All GPUs of a board may draw the same power.
+
+    A cap is fine; one GPU capped alone is not.
 
     Source: enforced power limit, as a share of the board's default: NVML, hwmon of AMD (first die of a card)
-    Healthy: the same share on all GPUs of one board; a cap on all of them is nobody's fault
+    Healthy: the same share on all GPUs of one board; a cap on all of them is fine
     """
     return compare.compare_gpus(view, _share, "power limit", lambda share: f"{share} % of its default")
 
@@ -175,7 +181,9 @@ def _share(device: gpus.Device) -> int | None:
     thresholds={"warn": 15.0, "floor": 60.0},
 )
 def check_temperature_outliers(view: ClusterView) -> Iterable[Outcome]:
-    """No GPU is far hotter than its like; only GPUs above `floor` degrees are looked at.
+    """No GPU is far hotter than others of the same board.
+
+    Only GPUs above `floor` degrees count.
 
     Source: core temperature of all GPUs of one board: NVML, hwmon of AMD
     Healthy: less than `warn` degrees above the median, and within three deviations (MAD)

@@ -33,7 +33,7 @@ def check_expected_versions(view: NodeView) -> Iterator[Outcome]:
     """The node has the versions that the cluster file promises.
 
     Source: package metadata in the job's Python; NVML, /sys/module/amdgpu/version
-    Healthy: as `health.expect` says for python, torch, cuda, nccl, driver
+    Healthy: the versions of `health.expect` for python, torch, cuda, nccl, driver
     """
     promised = _promised(view)
     wanted = {key: str(view.context.expect[key]) for key in promised if view.context.expect.get(key) is not None}
@@ -113,7 +113,7 @@ def _driver(view: NodeView) -> str | None:
 def check_interpreter(view: NodeView) -> Iterator[Outcome]:
     """The interpreter that the cluster file names for the node is there and runs.
 
-    Source: the look itself, which the job's Python makes as it would start a worker: folder, prologue, environment
+    Source: the probe itself: the job's Python starts it like a worker, with folder, prologue and environment
     Healthy: is there, and runs
     """
     why = view.facts.get("unprobed")
@@ -256,7 +256,7 @@ def check_gpu_firmware(view: ClusterView) -> Iterable[Outcome]:
 def check_synced_code(view: ClusterView) -> Iterable[Outcome]:
     """All nodes have the same code.
 
-    Source: content hash of the synced code, told by each node
+    Source: content hash of the synced code on each node
     Healthy: the same on all nodes
     """
     hashes = {node.node: node.controller.get("code_hash") for node in view.views}
@@ -289,12 +289,12 @@ _MOST = 8
 )
 @cluster_check("version.environment", "Versions", severity="WARN")
 def check_environment_variables(view: ClusterView) -> Iterable[Outcome]:
-    """All nodes tell NCCL, CUDA and the loader the same.
+    """The settings of NCCL, CUDA and the loader are the same on all nodes.
 
-    Source: NCCL_*, CUDA_*, FI_*, LD_LIBRARY_PATH and LD_PRELOAD in the environment of a process started as a worker is,
-        and nccl.conf; values are compared by salted hashes, the home is left out of them
-    Healthy: the same on all nodes, except what a node has its own of (devices, interfaces, files) and what the cluster
-        file sets for one host alone
+    Source: NCCL_*, CUDA_*, FI_*, LD_LIBRARY_PATH and LD_PRELOAD in the environment of a process that starts like a
+        worker, and nccl.conf; salted hashes of the values are compared, without the path of the home
+    Healthy: the same on all nodes, except devices, interfaces and files, which belong to one node, and variables that
+        the cluster file sets for one host alone
     """
     told = {node.node: hashes for node in view.views if (hashes := _hashes(node)) is not None}
     if not told:

@@ -228,10 +228,10 @@ def check_xids(view: NodeView) -> Outcome | list[Outcome]:
     An application's fault never fails a node.
 
     Source: kernel log of this boot (`dmesg`, else `journalctl -k -b`, else /var/log), counted by GPU and code
-    Healthy: no hardware XID. One that a reset repairs: within `lookback` seconds FAIL, WARN once the GPU is well again
-        (XID 154 to None after it; or recovery action none, every call answered, no uncorrected memory error). One that
-        asks for a reboot: FAIL for the rest of this boot. Application errors WARN; `fail_contained` XIDs 94 on one GPU
-        within `lookback` FAIL
+    Healthy: no hardware XID. One that a reset repairs: FAIL within `lookback` seconds, WARN once the GPU is healthy
+        again (XID 154 to None after it; or recovery action none, every call answered, no uncorrected memory error). One
+        that requires a reboot: FAIL until the next boot. Application errors are WARN; `fail_contained` XIDs 94 on one
+        GPU within `lookback` FAIL
     """
     events = _events(view)
     outcomes = [outcome for event in events if (outcome := _weigh(view, event, events)) is not None]
