@@ -132,14 +132,14 @@ SHARE_OF_GROUP_TIMEOUT = 0.8
 FIRST_STEPS, FIRST_ADVANCES = 3, 10
 """A run has started if one rank has done so many steps, or the run has made progress so often."""
 FIRST_COLLECTIVES, FIRST_INTERVALS, AFTER_COLLECTIVES_S = 16, 2, 120.0
-"""If a run reports no steps, so many collectives over several intervals are more than a set-up. The limit is then longer,
-because a set-up may still follow.
+"""If a run reports no steps, so many collectives over several intervals are more than a set-up. A further set-up may
+follow, so the limit is longer.
 """
 CONFIRM_MIN_S, CONFIRM_MAX_S, CONFIRM_SHARE = 15.0, 60.0, 0.2
 SAME_ADVANCE_S = 1.0
 """Ranks report one step at slightly different times. Progress within this time is one advance."""
 MAX_UNSEEN_S, MAX_UNSEEN_STEADY_S = 5.0, 2.0
-"""The time without a sample that counts at most. While all ranks move, nodes look more often than they write samples."""
+"""The most time without a sample that counts. While all ranks move, nodes look more often than they write samples."""
 
 _NO_STEP_REPORTED = "step seen in any process (printed lines do not count)"
 HINT = (

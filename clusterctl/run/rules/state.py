@@ -1,13 +1,7 @@
-"""The attempts of a run that are over: what each of them came to, as the journal keeps it once another follows. Pure.
+"""The state of a run, which `state_updates` builds from the journals of its controller and nodes. Pure.
 
-The nodes' journals tell of the newest attempt alone: what is known of an earlier one has been written down at its end.
-
-What is known about a run: a fold over the journals of its nodes and of its controller. No I/O, no clock.
-
-Run states: starting running stalled restarting stopping, then succeeded failed cancelled lost.
-Worker states: pending starting running exited lost.
-
-Which ranks were placed where: asked for each piece of output, so it must not cost more with every restart.
+Run phases: starting running stalled restarting stopping, then succeeded failed cancelled lost.
+Worker phases: pending starting running exited lost.
 """
 
 from __future__ import annotations
@@ -38,13 +32,13 @@ _MAX_MESSAGE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastAttempt:
-    """An attempt that another followed. Times are the head's.
+    """An attempt that was followed by another one. Times are the head's.
 
     Attributes:
         why: The word of `restart.on` for its end.
-        cause: The first observed failure, without its traceback; `None` where an older controller wrote the journal.
-        step: What its slowest rank had reached.
-        resume_from: The checkpoint that it was told to go on from.
+        cause: The first observed failure, without its traceback.
+        step: The last step of its slowest rank.
+        resume_from: The checkpoint from which it resumed.
     """
 
     number: int
@@ -57,19 +51,19 @@ class PastAttempt:
 
 
 def cause_to_json(cause: Cause | None) -> dict[str, Any] | None:
-    """Return a cause as the journal keeps it; its traceback lies with the output of the attempt."""
+    """Return a cause for the journal, without the traceback, which stays in the output of the attempt."""
     if cause is None:
         return None
     return {key: getattr(replace(cause, message=cause.message[:_MAX_MESSAGE]), key) for key in _JSON_FIELDS}
 
 
 def cause_from_json(record: dict[str, Any] | None) -> Cause | None:
-    """Return the cause that a journal keeps; what only a newer controller knows of it is left out."""
+    """Return a cause from the journal. Fields of a newer controller are ignored."""
     return None if record is None else Cause(**{key: record[key] for key in _JSON_FIELDS if key in record})
 
 
 class RunPhase(str, Enum):
-    """Where a run is in its life. The last five are final; `UNREADABLE` is what is said of files that say nothing."""
+    """The phase of a run. The last five are final. `UNREADABLE` means that its files cannot be read."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -84,13 +78,13 @@ class RunPhase(str, Enum):
 
     @property
     def final(self) -> bool:
-        """Nothing more will happen to the run, as far as can be read."""
+        """Whether the run is over."""
         final = RunPhase.SUCCEEDED, RunPhase.FAILED, RunPhase.CANCELLED, RunPhase.LOST, RunPhase.UNREADABLE
         return self in final
 
 
 class WorkerPhase(str, Enum):
-    """Where a worker is in its life, in the current attempt."""
+    """The phase of a worker in the current attempt."""
 
     PENDING = "pending"
     STARTING = "starting"
@@ -103,7 +97,7 @@ _PENDING = (WorkerPhase.PENDING, WorkerPhase.STARTING)
 
 
 class NodePhase(str, Enum):
-    """What a node does for the current attempt, or that nobody knows."""
+    """The phase of a node in the current attempt."""
 
     WAITING = "waiting"
     PREPARED = "prepared"
@@ -119,21 +113,21 @@ class WorkerState:
     """One rank in the current attempt.
 
     Attributes:
-        start_time: In clock ticks since the boot of its node.
-        stopped: We asked for its end.
-        tail: The end of its output; where we stopped it, only if it had printed a traceback before that.
-        cause_before_stop: Why it was about to fail when we stopped it, as it had printed it.
-        swallowed: The exception with whose traceback its output ends, and its line, although it ended with 0; else "".
-        outside_signal: Which signal that we had not sent it had handled, and how many seconds before it ended with 0.
-        worked_alone: It ended well, had torch, and was never in a process group with others.
-        failed_child: Pid of the first child process of its Python that failed, and its exception, exit code or signal.
-        shell_error: What a shell below it said of a command that failed, although it ended well; else "".
-        output_failure: What its output says of a training that did not take place or failed, although it ended well.
-        lacks_python: It ended well, and no Python began in it although its command names one.
-        began_s: When it was started, by the monotonic clock of its node.
-        lasted_s: How long its first process lived, once it has ended.
+        start_time: Clock ticks since the boot of its node.
+        stopped: The controller stopped it.
+        tail: The end of its output. After a stop only if it had printed a traceback before.
+        swallowed: If it ended with 0: the exception and line of a traceback at the end of its output; else "".
+        outside_signal: A signal from outside clusterctl that it handled, and how many seconds later it ended with 0.
+        cause_before_stop: The error that it had printed before the controller stopped it.
+        worked_alone: It ended well, used torch, and was never in a process group with other ranks.
+        failed_child: Pid of the first failed child process of its Python, and its exception, exit code or signal.
+        shell_error: If it ended well: the message of a shell below it about a failed command; else "".
+        output_failure: If it ended well: the line of its output that says that the training failed; else "".
+        lacks_python: It ended well and started no Python, although its command names one.
+        began_s: Its start on the monotonic clock of its node.
+        lasted_s: How long its first process ran, once it has ended.
         has_failed_inside: Its Python failed, although its first process ended with 0.
-        verdict: What its end says for itself; `None` before it, and where we asked for it.
+        exit_analysis: The analysis of its exit; `None` before that, and if the controller stopped it.
     """
 
     rank: int
@@ -162,18 +156,18 @@ class WorkerState:
 
     @property
     def failed(self) -> bool:
-        """It ended by itself, and not well. An exit that nobody saw counts."""
+        """Whether it ended by itself with an error. A lost exit status counts as an error."""
         bad = self.exit_code != 0 or self.has_failed_inside
         return self.phase is WorkerPhase.EXITED and not self.stopped and bad
 
     @property
     def ended_well(self) -> bool:
-        """It ended by itself, with 0, and so did its Python as far as it was watched."""
+        """Whether it ended by itself with 0, and its Python did not fail."""
         return self.phase is WorkerPhase.EXITED and not self.stopped and not self.failed
 
     @property
     def is_exit_unknown(self) -> bool:
-        """Nobody saw how it ended."""
+        """Whether its exit status was lost."""
         return self.exit_code is None and self.signal is None
 
 
@@ -183,17 +177,19 @@ class NodeState:
 
     Attributes:
         link: connected, unreachable, lost; empty before the first connection.
-        swept: Nothing of the current attempt is left there, or `remaining` is.
+        swept: The node has ended all processes of the attempt, except those in `remaining`.
         stop_reason: Why the node stops or stopped its workers, or `None`.
-        intruder: Who has taken a port of the workers', or `None`.
-        group: Ranks of the process group in which its workers are, and how many that has.
-        leftovers: What was at work there when all ranks had ended well, and was ended.
-        past_grace: What did not end in the grace of a stop, and was killed.
-        grace_s: That grace.
-        held: Why GPU memory is not free after the attempt, or `None`.
-        clock: Offset and error that put its monotonic clock on the head's line.
-        ahead: Seconds by which its wall clock is ahead of the head's; 0 until that is known.
-        boot: Boot id of its machine when it was prepared; "" where that is not known yet.
+        remaining: Processes that the node could not end.
+        group: The ranks of its workers in one process group, and the size of that group.
+        leftovers: Processes that still worked after all ranks had ended well, and were ended.
+        past_grace: Processes that did not end within the grace of a stop, and were killed.
+        grace_s: The grace of that stop.
+        port_conflict: Which other process uses a port of the workers, or `None`.
+        gpu_memory_held: Why GPU memory is not free after the attempt, or `None`.
+        clock: Offset and error from its monotonic clock to the head's.
+        ahead: Seconds by which its wall clock is ahead of the head's; 0 until it is known.
+        boot: Boot id of its machine at the preparation; "" before that.
+        seq: Sequence number of the last event that was applied.
     """
 
     node: str
@@ -219,7 +215,7 @@ class NodeState:
     seq: int = 0
 
     def describe_silence(self, seconds: float | None = None) -> str:
-        """Return that the node does not answer, for how long, and why where its connection broke for a reason."""
+        """Return "no answer" with its duration, and the reason if the connection broke for one."""
         time = "" if not seconds else f" for {duration_text(seconds)}"
         silent = not self.link_why or self.link_why == "no answer" or "no sign of life" in self.link_why
         return f"no answer{time}" + ("" if silent else f" ({self.link_why.removeprefix(f'{self.node}: ')})")
@@ -251,10 +247,11 @@ class MutableWorkers(dict[int, WorkerState]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallView:
-    """What the stall rule says. `phase` is suspected or confirmed; `evidence` is a folder of the run.
+    """A stall of the run. `phase` is suspected or confirmed; `evidence` is a folder of the run.
 
     Attributes:
-        until: When it was over, of one that is.
+        at: When `since_s` was measured, on the head's wall clock.
+        until: When the stall ended; `None` while it lasts.
     """
 
     phase: str
@@ -266,34 +263,35 @@ class StallView:
     until: float | None = None
 
     def at_time(self, now: float) -> StallView:
-        """Return it as it is at a moment (head's wall clock): its length grows, and its event tells that of then."""
+        """Return the stall at a later moment on the head's wall clock, with its present length."""
         return replace(self, since_s=self.since_s + max(0.0, now - self.at))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Everything that is known about a run, from its journals alone.
+    """The state of a run, from its journals alone.
 
     Attributes:
-        reason: The `StopReason` for which the current attempt is being ended, or `None`.
-        exit_code: Of the run itself, once it is over.
-        no_exit: What is to blame where no exit of a worker is: a node that was lost, a start that failed.
-        remaining: Processes that may still be there: `{node, pid, start_time, command, why}`.
+        reason: The `StopReason` of the current attempt, or `None` while it goes on.
+        exit_code: The exit code of the run, once it is over.
+        external_cause: A cause that is no exit of a worker: a lost node, or a failed start.
+        stall: The present stall, or `None`.
+        last_stall: The last stall of this attempt that is over.
+        remaining: Processes that may still run: `{node, pid, start_time, command, why}`.
         error: Why the start failed (`StartFailed.error`).
-        troubles: What is wrong with nodes and GPUs now, by node, GPU and key.
-        restarts: Head times at which attempts after the first began.
-        retired: Nodes of earlier attempts that take part no more; what they still say moves their cursors.
-        stood: The last standstill of this attempt that is over.
-        placed: Attempt, node and ranks of all that was ever started.
-        traces: Nodes on which something of the run may lie, of all attempts and of starts that failed.
-        newest: Which checkpoint was the newest when the current attempt began, and as it was then.
-        resume_from: The checkpoint that the current attempt was told to go on from.
-        past: The attempts before the current one.
-        unread: The first line of each file of the run that could not be read, and why.
-        endings: How each attempt that was followed by another ended, and what was the newest checkpoint at its begin.
-        next_nodes: Nodes of the attempt that a run in state restarting waits for, in order of node rank.
-        restart_why: The word of `restart.on` for it.
-        results: What was fetched at the end, or `None`.
+        troubles: Present health problems, by node, GPU and key.
+        restarts: When each attempt after the first began, on the head's clock.
+        restart_why: The word of `restart.on` for the next attempt.
+        next_nodes: The nodes of the next attempt in order of node rank, while the run restarts.
+        retired: Nodes of earlier attempts that take part no more.
+        placements: Attempt, node and ranks of all workers that were ever started.
+        touched_nodes: Nodes that may hold files of the run, of all attempts and of failed starts.
+        newest_checkpoint: The newest checkpoint and its version when the current attempt began.
+        endings: The failure signature of each past attempt, and the newest checkpoint at its begin.
+        resume_from: The checkpoint from which the current attempt resumed.
+        past_attempts: The attempts before the current one.
+        unreadable_lines: The first unreadable line of each file of the run, with the reason.
+        results: The files that were fetched at the end, or `None`.
     """
 
     run: str = ""
@@ -334,21 +332,21 @@ class RunState:
 
     @property
     def over(self) -> bool:
-        """The run has ended."""
+        """Whether the run has ended."""
         return self.phase.final
 
     @property
     def may_run(self) -> bool:
-        """It has not ended, or something of it may still be there."""
+        """Whether the run has not ended, or processes of it may remain."""
         return not self.over or bool(self.remaining)
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """What is to blame, the first observed failure on top; worked out whenever it is asked for.
+        """The causes of the end; the first observed failure comes first. Computed at each access.
 
-        Where no rank failed and the others were stopped all the same, a rank that ended well too early is to blame; so
-        it is where all that failed had lost their connection to it. Those that had printed why they fail before they
-        were stopped come before ranks that only lost a peer.
+        If no rank failed and the others were stopped, a rank that ended well too early is to blame. The same holds if
+        all failed ranks had lost their connection to it. Ranks that had printed an error before they were stopped come
+        before ranks that only lost a peer.
         """
         ended = [w for w in self.workers.values() if w.exit_analysis is not None and not self._lost_with_node(w)]
         failed = [w.exit_analysis for w in ended if w.failed and w.exit_analysis is not None]
@@ -372,7 +370,7 @@ class RunState:
 
     @property
     def has_left_work(self) -> bool:
-        """All ranks ended well within seconds and left something at work, which was ended: the job was not done."""
+        """Whether all ranks ended well within seconds and left working processes, which were ended."""
         workers = self.workers.values()
         is_at_work = any(not is_idle_process(one) for node in self.nodes.values() for one in node.leftovers)
         return is_at_work and all(
@@ -390,16 +388,16 @@ class RunState:
         return worker.is_exit_unknown and self.nodes[worker.node].link == "lost"
 
     def list_unfinished_nodes(self) -> list[str]:
-        """Return the nodes on which a rank has not ended."""
+        """Return the nodes with a rank that has not ended."""
         return list({w.node: None for w in self.workers.values() if w.phase is not WorkerPhase.EXITED})
 
     def ahead(self, node: str) -> float:
-        """Return by how many seconds the wall clock of a node is ahead of the head's; 0 where that is not known."""
+        """Return by how many seconds the wall clock of a node is ahead of the head's; 0 if it is not known."""
         state = self.nodes.get(node) or self.retired.get(node)
         return 0.0 if state is None else state.ahead
 
     def node_phase(self, node: str) -> NodePhase:
-        """Return what a node is doing, in one word."""
+        """Return the phase of a node."""
         state = self.nodes[node]
         workers = [self.workers[r] for r in state.ranks if r in self.workers]
         if state.link == "lost":
@@ -419,14 +417,14 @@ Placement = tuple[int, str, tuple[int, ...]]
 
 
 class RankIndex:
-    """An index over `RunState.placed`, which only ever grows."""
+    """An index over `RunState.placements`, which only grows. A look-up does not cost more with every restart."""
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[int, str], frozenset[int]] = {}
         self._taken = 0
 
     def find_ranks(self, placed: Sequence[Placement], attempt: int, node: str) -> frozenset[int]:
-        """Return the ranks that a node has in an attempt; none where it takes no part in it."""
+        """Return the ranks of a node in an attempt; none if it takes no part."""
         for number, name, ranks in placed[self._taken :]:
             self._ranks[number, name] = self._ranks.get((number, name), frozenset()).union(ranks)
         self._taken = len(placed)

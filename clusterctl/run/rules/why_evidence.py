@@ -11,9 +11,9 @@ from typing import Any
 
 from clusterctl.agent.protocol.record_types import FlightRecorderEntry, RankEvidence
 from clusterctl.formatting import fold_ranks
-from clusterctl.run.rules.blame import Cause, find_cause_in_output
+from clusterctl.run.rules.blame import Cause, ExitAnalysis, find_cause_in_output
 from clusterctl.run.rules.outcome import list_end_warnings
-from clusterctl.run.rules.state import NodePhase, NodeState, RunState, WorkerPhase, WorkerState
+from clusterctl.run.rules.state import NodePhase, RunState, WorkerPhase, WorkerState
 from clusterctl.why.evidence import (
     Evidence,
     Node,
@@ -39,16 +39,16 @@ def build_why_evidence(
     outputs: Mapping[int, str] | None = None,
     collective_counts: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
 ) -> Evidence:
-    """Return what is known of the newest attempt of a run.
+    """Return the evidence about the newest attempt of a run.
 
     Args:
-        state: What the journals tell.
-        evidence: What was seen of ranks, by rank (`agent.watch.evidence`), before they ended.
+        state: The state that the journals give.
+        evidence: The evidence of each rank (`agent.watch.evidence`) from before its end.
         evidence_folder: The folder with stored evidence.
-        folder: The run's own.
-        stalled: Take what was seen as that of a stall, whether or not the rule says so now.
-        outputs: The ends of what ranks wrote before they were stopped.
-        collective_counts: What ranks had begun and ended before the first of them ended.
+        folder: The folder of the run.
+        stalled: The evidence is from a stall, even if the rule does not see one now.
+        outputs: The last output of each rank that was stopped.
+        collective_counts: The collective numbers of each rank before the first rank ended.
     """
     collective_counts, outputs = collective_counts or {}, outputs or {}
     snapshots = {stack.rank: _rank_snapshot(stack, evidence[str(stack.rank)]) for stack in parse_rank_stacks(evidence)}
@@ -60,7 +60,15 @@ def build_why_evidence(
             _rank(worker, snapshots.get(rank), outputs.get(rank, ""), collective_counts.get(rank))
             for rank, worker in sorted(state.workers.items())
         ),
-        nodes={name: _node(node) for name, node in state.nodes.items()},
+        nodes={
+            node.node: Node(
+                node=node.node,
+                link=node.link or NodePhase.WAITING.value,
+                why=node.link_why,
+                addresses=(node.address,) if node.address else (),
+            )
+            for node in state.nodes.values()
+        },
         stalled=stalled or (state.stall is not None and state.stall.phase == "confirmed"),
         limit=None if state.stall is None else state.stall.limit_s,
         run_error=_run_error(state),
@@ -77,52 +85,42 @@ def _rank(
     output: str,
     collective_counts: Mapping[str, tuple[int, int]] | None,
 ) -> Rank:
-    started = worker.phase not in (WorkerPhase.PENDING, WorkerPhase.STARTING)
-    end = _rank_exit(worker, output) if worker.phase is WorkerPhase.EXITED else None
     return Rank(
         rank=worker.rank,
         node=worker.node,
-        started=started,
-        end=end,
+        started=worker.phase not in (WorkerPhase.PENDING, WorkerPhase.STARTING),
+        end=_rank_exit(worker, output) if worker.phase is WorkerPhase.EXITED else None,
         snapshot=snapshot,
         collective_counts=collective_counts,
     )
 
 
 def _rank_exit(worker: WorkerState, output: str) -> RankExit:
-    analysis = worker.exit_analysis
-    cause = analysis.cause if analysis is not None else None
+    unknown = Cause(kind="unknown", exit_code=worker.exit_code)
+    analysis = worker.exit_analysis or ExitAnalysis(cause=unknown, earliest=0.0, latest=0.0)
+    cause = analysis.cause
     if worker.stopped and output:
-        cause = find_cause_in_output(worker.rank, worker.node, output)
+        cause = find_cause_in_output(worker.rank, worker.node, output) or unknown
     return RankExit(
-        exit_code=cause.exit_code if cause is not None else worker.exit_code,
-        signal=cause.signal if cause is not None else None,
-        earliest=analysis.earliest if analysis is not None else 0.0,
-        latest=analysis.latest if analysis is not None else 0.0,
-        on_node_clock=analysis.on_node_clock if analysis is not None else None,
+        exit_code=cause.exit_code,
+        signal=cause.signal,
+        earliest=analysis.earliest,
+        latest=analysis.latest,
+        on_node_clock=analysis.on_node_clock,
         oom=worker.oom,
-        message=worker.swallowed or (cause.message if cause is not None else ""),
-        traceback=cause.traceback if cause is not None else None,
+        message=worker.swallowed or cause.message,
+        traceback=cause.traceback,
         tail=worker.tail or output,
-        secondary=cause is not None and cause.secondary,
-        cls=cause.cls if cause is not None else None,
-        is_recognised=cause is not None and cause.is_recognised,
+        secondary=cause.secondary,
+        cls=cause.cls,
+        is_recognised=cause.is_recognised,
         stopped=worker.stopped,
         failed_inside=worker.has_failed_inside,
     )
 
 
-def _node(node: NodeState) -> Node:
-    return Node(
-        node=node.node,
-        link=node.link or NodePhase.WAITING.value,
-        why=node.link_why,
-        addresses=(node.address,) if node.address else (),
-    )
-
-
 def _run_error(state: RunState) -> RunError | None:
-    cause: Cause | None = state.external_cause
+    cause = state.external_cause
     if state.error is not None and not state.workers:
         error = state.error
         return RunError(
@@ -141,7 +139,7 @@ def _run_error(state: RunState) -> RunError | None:
 
 
 def _start_refusals(error: Mapping[str, Any]) -> Iterator[StartRefusal]:
-    """Yield what an error that ended a start names (see `start_failure`)."""
+    """Yield the reasons in the error of a start (see `controller_events.StartFailed`)."""
     for entry in (*(error.get("findings") or ()), *(error.get("nodes") or ())):
         node = entry.get("node")
         message = str(entry.get("message") or "").removeprefix(f"{node}: ")
@@ -177,10 +175,10 @@ def _rank_snapshot(stack: RankStack, evidence: RankEvidence) -> RankSnapshot:
 
 
 def _entries(evidence: RankEvidence, seq: Mapping[str, Any]) -> tuple[FlightRecorderEntry, ...] | None:
-    """Return what the shim wrote of the recorder, where it is of this standstill and not of an earlier one.
+    """Return the entries of the flight recorder, unless they are from an earlier pause.
 
-    It is written after some seconds without a collective: a rank that was stopped sooner still has what it wrote in a
-    pause long before, and its counters have gone on since.
+    The shim writes them after some seconds without a collective. A rank that was stopped sooner still has the entries
+    of an earlier pause, and its counters are ahead of them.
     """
     recorded = evidence.get("recorded")
     if recorded is None:
@@ -200,18 +198,18 @@ _THREAD = re.compile(
 )
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _SHIM_PATH = "/_clusterctl_shim/"
-# A rank in one of these tells another story than one that runs or sleeps, however equal their stacks.
+# A rank in one of these states is shown apart from running or sleeping ranks with the same stack.
 _SPECIAL_STATES = "TtDZX"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Thread:
     """One thread, most recent call first.
 
     Attributes:
         ident: pthread identity (signal) or the kernel's thread id (py-spy).
         main: Whether it is the main thread.
-        holds_gil: `None` where the dump does not tell.
+        holds_gil: `None` if the dump does not show it.
     """
 
     ident: int
@@ -222,7 +220,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStack:
-    """Where one rank is. `threads` is `None` where only `/proc` could be read; its source is then `proc`."""
+    """The stacks of one rank. `threads` is `None` if only `/proc` could be read; the source is then `proc`."""
 
     rank: int
     source: str
@@ -232,27 +230,31 @@ class RankStack:
 
     @property
     def frames(self) -> tuple[StackFrame, ...] | None:
-        """Frames of the main thread, most recent call first; `None` where they are not known."""
+        """Frames of the main thread, most recent call first; `None` if they are not known."""
         return next((thread.frames for thread in self.threads or () if thread.main), None)
 
 
 def parse_faulthandler(text: str, main_thread: int | None = None) -> tuple[Thread, ...]:
-    """Reads what faulthandler dumped; of several dumps the last.
+    """Return the threads in the last dump of faulthandler.
 
     Args:
-        text: The dump. What is not understood is skipped.
-        main_thread: Identity of the main thread where the worker told; else it is the one that took the signal,
-            else the one started first, which faulthandler lists last.
+        text: The dump. Lines of another format are skipped.
+        main_thread: Identity of the main thread, if the worker reported it. Otherwise it is the thread that received
+            the signal, else the thread that started first, which faulthandler lists last.
     """
     blocks: list[tuple[int, bool, list[StackFrame]]] = []
     for line in text.splitlines():
         if head := _THREAD.match(line):
-            if any(current for _, current, _ in blocks) and _has_thread(blocks, int(head["id"], 16)):
+            ident = int(head["id"], 16)
+            if any(current for _, current, _ in blocks) and any(other == ident for other, _, _ in blocks):
                 blocks = []
-            blocks.append((int(head["id"], 16), head["current"].startswith("Current"), []))
+            blocks.append((ident, head["current"].startswith("Current"), []))
         elif blocks and (frame := _parse_frame(line)) is not None:
             blocks[-1][2].append(frame)
-    main = _find_main_thread(blocks, main_thread)
+    idents = [ident for ident, _, _ in blocks]
+    main = main_thread
+    if main not in idents:
+        main = next((ident for ident, is_current, _ in blocks if is_current), idents[-1] if idents else None)
     return tuple(
         Thread(ident=ident, main=ident == main, frames=tuple(frames))
         for ident, _, frames in blocks
@@ -262,81 +264,58 @@ def parse_faulthandler(text: str, main_thread: int | None = None) -> tuple[Threa
 
 @lru_cache(maxsize=4096)
 def _parse_frame(line: str) -> StackFrame | None:
-    """Return the call that a line of a dump is; thousands of ranks stand at the same lines."""
+    """Return the call in a line of a dump. The cache serves thousands of ranks at the same lines."""
     frame = _FRAME.match(line)
     if frame is None:
         return None
     return StackFrame(frame["function"], frame["file"], int(frame["line"]) if frame["line"].isdigit() else 0)
 
 
-def _has_thread(blocks: list[tuple[int, bool, list[StackFrame]]], ident: int) -> bool:
-    return any(other == ident for other, _, _ in blocks)
-
-
-def _find_main_thread(blocks: list[tuple[int, bool, list[StackFrame]]], main: int | None) -> int | None:
-    idents = [ident for ident, _, _ in blocks]
-    if main in idents:
-        return main
-    current = [ident for ident, is_current, _ in blocks if is_current]
-    return next(iter(current), idents[-1] if idents else None)
-
-
 def parse_py_spy(text: str) -> tuple[Thread, ...]:
-    """Reads `py-spy dump --json`; nothing where it is not that."""
+    """Return the threads in the output of `py-spy dump --json`; none if it has another format."""
+    threads: list[Thread] = []
     try:
-        return tuple(_parse_py_spy_thread(thread) for thread in json.loads(text))
+        for thread in json.loads(text):
+            ident = thread.get("os_thread_id") or thread["thread_id"]
+            frames = (StackFrame(one["name"], one["filename"], int(one["line"] or 0)) for one in thread["frames"])
+            main = thread.get("thread_name") == "MainThread" or ident == thread["pid"]
+            threads.append(Thread(int(ident), main, tuple(frames), holds_gil=bool(thread["owns_gil"])))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ()
-
-
-def _parse_py_spy_thread(thread: Mapping[str, Any]) -> Thread:
-    ident = thread.get("os_thread_id") or thread["thread_id"]
-    return Thread(
-        ident=int(ident),
-        main=thread.get("thread_name") == "MainThread" or ident == thread["pid"],
-        frames=tuple(
-            StackFrame(frame["name"], frame["filename"], int(frame["line"] or 0)) for frame in thread["frames"]
-        ),
-        holds_gil=bool(thread["owns_gil"]),
-    )
+    return tuple(threads)
 
 
 def parse_rank_stacks(ranks: Mapping[str, RankEvidence]) -> tuple[RankStack, ...]:
-    """The stacks in what the agents collected, ascending by rank.
+    """Return the stacks in the evidence of the ranks, in the order of the ranks.
 
     Args:
-        ranks: Rank -> its evidence (`ranks` of `agent.watch.evidence.collect`), of one node or of all together.
+        ranks: The evidence of each rank (`ranks` of `agent.watch.evidence.collect`), of one or of all nodes.
     """
-    return tuple(_parse_rank_stack(int(rank), ranks[rank]) for rank in sorted(ranks, key=int))
-
-
-def _parse_rank_stack(rank: int, evidence: RankEvidence) -> RankStack:
-    source, text = str(evidence.get("source", "proc")), str(evidence.get("stacks", ""))
-    threads: tuple[Thread, ...] | None = None
-    if source == "signal":
-        threads = parse_faulthandler(text, evidence.get("main_thread")) or None
-    elif source == "py-spy":
-        threads = parse_py_spy(text) or None
-    return RankStack(
-        rank=rank,
-        source=source if threads else "proc",
-        state=evidence.get("state"),
-        wchan=evidence.get("wchan"),
-        threads=threads,
-    )
+    stacks: list[RankStack] = []
+    for rank in sorted(ranks, key=int):
+        evidence = ranks[rank]
+        source, text = str(evidence.get("source", "proc")), str(evidence.get("stacks", ""))
+        threads: tuple[Thread, ...] = ()
+        if source == "signal":
+            threads = parse_faulthandler(text, evidence.get("main_thread"))
+        elif source == "py-spy":
+            threads = parse_py_spy(text)
+        shown, state, wchan = source if threads else "proc", evidence.get("state"), evidence.get("wchan")
+        stacks.append(RankStack(rank=int(rank), source=shown, state=state, wchan=wchan, threads=threads or None))
+    return tuple(stacks)
 
 
 def fold_stacks(stacks: Iterable[RankStack]) -> list[dict[str, Any]]:
-    """Equal main-thread stacks as one entry with all their ranks, those of the lowest rank first.
+    """Group ranks with equal stacks of the main thread. The group of the lowest rank comes first.
 
     Returns:
-        `[{ranks: "0-4,6", source, state, wchan, frames: [{function, file, line}] or null}]`, frames most recent call
-        first. Where the ranks of an entry differ in state or wait channel, all of them are listed, `R,S`.
+        `[{ranks: "0-4,6", source, state, wchan, frames: [{function, file, line}] or null}]`, the most recent call
+        first. If the ranks of a group differ in state or wait channel, all values are listed: `R,S`.
     """
     groups: dict[object, list[RankStack]] = {}
     for stack in sorted(stacks, key=lambda each: each.rank):
         special = stack.state if stack.state and stack.state in _SPECIAL_STATES else None
-        # Without frames the wait channel is all there is to tell ranks apart.
+        # Without frames only the wait channel distinguishes ranks.
         place: object = (stack.wchan, stack.state) if stack.frames is None else stack.frames
         groups.setdefault((stack.source, special, place), []).append(stack)
     return [_format_entry(members) for members in groups.values()]
@@ -360,7 +339,7 @@ def _join_values(values: Iterable[str | None]) -> str | None:
 
 
 def format_stacks(folded: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What `fold` gives as lines for people, most recent call first."""
+    """Return grouped stacks as lines for people, most recent call first."""
     lines: list[str] = []
     for entry in folded:
         where = f" in {entry['wchan']}" if entry["wchan"] else ""

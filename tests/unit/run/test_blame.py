@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.run.rules.blame import Cause, WorkerExit, analyse_exit, find_early_exit, is_secondary, sort_causes
+from clusterctl.run.rules.blame import Cause, WorkerExit, analyse_exit, find_early_exit, sort_causes
 from clusterctl.why.verdict import Class
 
 PEER = "RuntimeError: [/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:34211"
@@ -164,7 +164,7 @@ def test_ends_of_one_node_are_compared_by_its_clock_however_unsure_the_head_is_o
     ],
 )
 def test_secondary_death_by_last_words(tail: str, secondary: bool) -> None:
-    assert is_secondary(exited(0, 1.0, tail=tail)) is secondary
+    assert analyse_exit(exited(0, 1.0, tail=tail)).cause.secondary is secondary
 
 
 def test_the_traceback_ends_with_its_exception() -> None:
@@ -185,7 +185,7 @@ def test_the_traceback_ends_with_its_exception() -> None:
 def test_what_a_worker_left_as_its_error_goes_before_what_it_printed(
     left: dict[str, str | None], secondary: bool
 ) -> None:
-    assert is_secondary(exited(0, 1.0, tail=PEER, left=left)) is secondary
+    assert analyse_exit(exited(0, 1.0, tail=PEER, left=left)).cause.secondary is secondary
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_what_a_worker_left_as_its_error_goes_before_what_it_printed(
     ],
 )
 def test_a_death_from_outside_is_never_secondary_whatever_was_printed_before_it(ended: WorkerExit) -> None:
-    assert not is_secondary(ended)
+    assert not analyse_exit(ended).cause.secondary
 
 
 @pytest.mark.parametrize(
