@@ -39,7 +39,7 @@ class DiskFiles:
             return file.read(MAX_BYTES + 1)
 
     def read_own(self, path: str) -> bytes:
-        """Read at most 1 MiB and one byte of a file that nobody else could have written."""
+        """Read at most 1 MiB and one byte of a file that no other user could have written."""
         with open(path, "rb") as file:
             path_rules.check_ownership(path, os.fstat(file.fileno()))
             return file.read(MAX_BYTES + 1)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 
 class UnsafePermissionsError(Exception):
-    """Somebody else could have written the file; `hint` names the remedy."""
+    """Another user could have written the file; `hint` is the remedy."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class UnsafePermissionsError(Exception):
 
 
 def check_ownership(path: str, found: os.stat_result) -> None:
-    """Refuse a file that somebody else owns, can write or can replace.
+    """Refuse a file that another user owns, can write or can replace.
 
     A group that only the user belongs to may write it, as with the umask 002 of Debian and Fedora. OpenSSH has the same
     rule for its own files.

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class Role(str, Enum):
-    """What a host is for."""
+    """The role of a host."""
 
     WORKER = "worker"
     SPARE = "spare"
@@ -281,7 +281,7 @@ INTERVAL_KEY = "during.interval"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSpec:
-    """How findings are weighed; checks are listed in docs/health.md.
+    """The severity of findings; docs/health.md lists the checks.
 
     Attributes:
         expect: What nodes must have.
@@ -301,7 +301,7 @@ class HealthSpec:
 
     @property
     def interval(self) -> float:
-        """Seconds between two looks at GPUs and machine during a run; 0 for none."""
+        """Seconds between two samples of GPUs and machine during a run; 0 for none."""
         return float(self.thresholds.get(INTERVAL_KEY, 15.0))
 
 

@@ -1,4 +1,4 @@
-"""Variables that tell workers their place or their network: clusterctl's own, and those of other programs. Pure."""
+"""Variables for the rank and the network of workers: clusterctl's own, and those of other launchers. Pure."""
 
 from __future__ import annotations
 

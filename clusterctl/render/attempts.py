@@ -50,7 +50,7 @@ def describe_cause(cause: Cause | None, why: str = "", *, message: bool = False)
 
 
 def describe_cause_briefly(cause: Cause) -> str:
-    """Return the same for a column that may be cut at its end: what went wrong first, and then where."""
+    """Return the same for a column that may be cut at its end: the failure first, then its place."""
     if cause.rank is None or cause.kind in (*_WORDS, "node_lost"):
         return describe_cause(cause, message=True)
     match cause.kind:
@@ -64,7 +64,7 @@ def describe_cause_briefly(cause: Cause) -> str:
 
 
 def describe_restart(time: float, event: Restarting, terminal: Terminal) -> list[str]:
-    """Return what the live view says when another attempt is announced: why this one ended, and what comes when."""
+    """Return the lines of the live view for a restart: why the attempt ended, and when the next one begins."""
     cause = cause_from_json(event.cause)
     lines = []
     if cause is not None and (cause.rank is not None or cause.kind == "node_lost"):
@@ -112,7 +112,7 @@ def attempt_spans(state: RunState) -> list[tuple[int, float | None, float | None
 
 
 def render_attempts(state: RunState, step: int | None, now: float, terminal: Terminal) -> list[str]:
-    """Return the table of attempts; nothing where there was one alone.
+    """Return the table of attempts; nothing for a single attempt.
 
     Args:
         state: The run.
@@ -158,13 +158,13 @@ def attempts_json(state: RunState, step: int | None) -> list[dict[str, Any]]:
 
 
 def separator_line(text: str, terminal: Terminal) -> str:
-    """Return a line that is none of any worker's."""
+    """Return a separator line, which belongs to no worker."""
     dash = terminal.glyphs.rule * 2
     return terminal.style(f"{dash} {safe(text)} {dash}", DIM)
 
 
 class AttemptSeparators:
-    """Says between lines which attempt they are of, where there were several.
+    """Separators between the output lines of several attempts.
 
     Args:
         terminal: Where the lines are written.
@@ -181,7 +181,7 @@ class AttemptSeparators:
     def before(
         self, lines: Sequence[LogLine | FoldedLine], state: RunState
     ) -> Iterator[str | Sequence[LogLine | FoldedLine]]:
-        """Yield lines in pieces, and between them what begins and what has ended there."""
+        """Yield lines in pieces, with separators between the attempts."""
         start = 0
         for number, line in enumerate(lines):
             if self._last_attempt is None or line.attempt > self._last_attempt:
@@ -193,7 +193,7 @@ class AttemptSeparators:
             yield lines[start:]
 
     def rest(self, state: RunState) -> Iterator[str]:
-        """Yield what is left to say once all lines are shown."""
+        """Yield the separators after the last line."""
         if self._only is None and state.past_attempts:
             yield from self._up_to(state.attempt, state)
         elif self._only is not None and state.past_attempts:

@@ -32,7 +32,7 @@ class Span:
     end: float
 
     def x(self, time: float) -> float:
-        """Return where a time stands, from left to right."""
+        """Return the horizontal position of a time."""
         share = (time - self.begin) / max(self.end - self.begin, 1e-9)
         return LEFT + min(1.0, max(0.0, share)) * (WIDTH - LEFT - RIGHT)
 
@@ -100,7 +100,7 @@ def drawable_points(points: Points) -> Points:
 
 
 def select_curves(series: Mapping[str, Points], span: Span) -> dict[str, Points]:
-    """Return curves that can be told from each other.
+    """Return few curves that a reader can distinguish.
 
     Of curves that lie on each other the middle at each time, beside those that differ from it; of too many the lowest,
     the middle and the highest; else the curves themselves.
@@ -129,7 +129,7 @@ def select_curves(series: Mapping[str, Points], span: Span) -> dict[str, Points]
 
 
 def _unlike(bins: Sequence[Mapping[str, Sequence[float]]], names: Iterable[str]) -> list[str]:
-    """Return whose curve is away from the middle of all, over the time in which it was seen."""
+    """Return the names of the curves that are on average far from the median."""
     top = max((value for values in bins for own in values.values() for value in own), default=0.0)
     away: dict[str, list[float]] = {name: [] for name in names}
     for values in bins:

@@ -38,7 +38,7 @@ class ColorChoice(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glyphs:
-    """Signs with a meaning; a word or a number always stands beside them.
+    """Signs with a meaning; a word or a number always accompanies them.
 
     Attributes:
         parts: What a column of a bar may be filled with, the least first and the whole last.
@@ -99,7 +99,7 @@ def is_colour_wanted(choice: ColorChoice, env: Mapping[str, str], *, isatty: boo
 
 
 def is_ascii_wanted(env: Mapping[str, str]) -> bool:
-    """Return whether the user has asked for the signs of ASCII alone, by the locale that rules out all others.
+    """Return whether the locale asks for ASCII signs only.
 
     Python writes UTF-8 in it nevertheless, unless it was told what to write. That stays so for what others wrote.
     """
@@ -139,7 +139,7 @@ class Terminal:
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """The file, pipe or terminal that is written, as the system numbers it; `None` where it is none."""
+        """The device and inode of the stream, or `None` without a descriptor."""
         try:
             found = os.fstat(self.stream.fileno())
         except (OSError, ValueError):
@@ -155,7 +155,7 @@ class Terminal:
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal now, or `None` where lines must not be cut (a pipe or a file)."""
+        """Columns of the terminal now, or `None` if lines must not be cut (a pipe or a file)."""
         if self._width is not None:
             return self._width or None
         try:
@@ -172,11 +172,11 @@ class Terminal:
             return _DEFAULT_HEIGHT
 
     def style(self, text: str, *codes: str) -> str:
-        """Return `text` in a style, where the stream takes any."""
+        """Return `text` in a style if the stream shows colours."""
         return ansi_style(text, *codes) if self.colour and text and codes else text
 
     def coloured(self, line: str) -> str:
-        """Return a cleaned line of a program with the colours that it gave itself, where the stream takes any."""
+        """Return a sanitized line of a program, with its own colours if the stream shows colours."""
         return keep_ansi_colours(line) if self.colour else strip_colours(line)
 
     def line(self, text: str = "") -> None:
@@ -189,7 +189,7 @@ class Terminal:
             self._put(self._erase() + text)
 
     def prose(self, lines: Iterable[str]) -> None:
-        """Write lines of sentences, each broken between words where the terminal is narrower."""
+        """Write sentences, wrapped between words to the width of the terminal."""
         width = self.width
         self.lines(lines if width is None else [part for line in lines for part in wrap_line(line, width)])
 
@@ -286,7 +286,7 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
 
 
 def fit(text: str, width: int | None, glyphs: Glyphs = UNICODE) -> str:
-    """Return `text`, which holds no colours, cut to `width` columns where there is a limit."""
+    """Return `text`, which has no colours, cut to `width` columns; `None` is no limit."""
     if width is None or count_columns(text) <= width:
         return text
     room = width - count_columns(glyphs.ellipsis)
@@ -303,7 +303,7 @@ PEER_LIMIT = 8192
 
 
 def safe(text: object) -> str:
-    """Return text that came from elsewhere as one line of bearable length, without its colours and control sequences.
+    """Return foreign text as one line of limited length, without colours and control sequences.
 
     It is needed where a text must be one line, or where its width counts; the door makes every text harmless anyway.
     """

@@ -66,7 +66,7 @@ class VisibleOutput:
     lines: tuple[tuple[tuple[int, ...], str], ...] = ()
 
     def traceback_of(self, cause: Cause) -> int | None:
-        """Return a rank by whose output the traceback of a failure stands there, `None` where it does not.
+        """Return a rank whose visible output has the traceback of a failure, or `None`.
 
         It is enough that another rank raised the same in the same line of the same function.
         """
@@ -81,7 +81,7 @@ class VisibleOutput:
         return None
 
     def says(self, rank: int, lines: Sequence[str]) -> bool:
-        """Return whether the last of these lines of a rank stands there as its own, and so what it said before."""
+        """Return whether the last of these lines of a rank is visible, and with it the lines before."""
         own = [strip_colours(text) for ranks, text in self.lines if rank in ranks]
         return rank in self.ranks and bool(lines) and lines[-1] in own
 
@@ -96,7 +96,7 @@ _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportContext:
-    """What the report may take for known.
+    """What the report may assume to be known.
 
     Attributes:
         log_path: Where the output of all ranks lies, if that is to be told.
@@ -193,7 +193,7 @@ def _alike(state: RunState, cause: Cause) -> list[int]:
 
 
 def _evidence(cause: Cause, worker: WorkerState | None, terminal: Terminal, context: ReportContext) -> list[str]:
-    """The worker's own traceback; without one, or where it ends differently, its last lines."""
+    """Return the worker's own traceback, else its last lines."""
     bar = terminal.style(f"  {terminal.glyphs.bar}", RED) + " "
     if cause.traceback:
         trace = clean_block(cause.traceback.encode("utf-8", "replace"))
@@ -213,7 +213,7 @@ def _middle_cut(lines: Sequence[str], terminal: Terminal) -> list[str]:
 
 
 def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) -> list[str]:
-    """Fold the other failures by how they ended and what they said last; ranks that we stopped are only counted."""
+    """Fold the other failures by their end and their last message; stopped ranks are only counted."""
     messages = {cause.rank: cause for cause in state.causes}
     groups: dict[tuple[str, str], tuple[str, list[WorkerState]]] = {}
     for worker in others:
@@ -239,7 +239,7 @@ def _others(others: Sequence[WorkerState], state: RunState, terminal: Terminal) 
 
 
 def _stopped_lines(stopped: Sequence[WorkerState]) -> list[str]:
-    """Tell those that ended as they were told from those that may have ended of the same as the first."""
+    """Return the stopped ranks by exit code: an unexpected code may have the same cause as the first failure."""
     groups: dict[str, list[WorkerState]] = {}
     for worker in stopped:
         code = worker.exit_code

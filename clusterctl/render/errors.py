@@ -34,7 +34,7 @@ def print_error(error: ClusterctlError, console: Console | None = None) -> None:
 
 
 def render_error(error: ClusterctlError, terminal: Terminal) -> list[str]:
-    """Return an error as lines: `error: …`, details where there are any, `hint: …`."""
+    """Return an error as lines: `error: …`, details if any, `hint: …`."""
     match error:
         case ConfigError():
             return render_config_error(error, terminal)

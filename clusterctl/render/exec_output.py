@@ -32,7 +32,7 @@ def make_answer(result: Mapping[str, Any], out: bytes, err: bytes, seconds: floa
 
 
 def exit_code_of(answer: Answer) -> int:
-    """Return the exit code as a shell would give it: 128 + N for a signal, 124 where the time was over."""
+    """Return the exit code as in a shell: 128 + N for a signal, 124 for a timeout."""
     if answer.error is not None and (answer.signal is not None or answer.exit_code is None):
         return int(ExitCode.WAIT_TIMED_OUT)
     return 128 + answer.signal if answer.signal is not None else answer.exit_code or 0
@@ -44,7 +44,7 @@ def clean_lines(block: bytes, terminal: Terminal) -> list[str]:
 
 
 def _groups(outputs: Mapping[str, bytes]) -> list[tuple[list[str], bytes]]:
-    """Return nodes with equal output together, in the order of their first nodes; silent ones are left out."""
+    """Return groups of nodes with equal output, in the order of their first nodes, without silent nodes."""
     groups: dict[bytes, list[str]] = {}
     for node, output in outputs.items():
         if output:
@@ -62,7 +62,7 @@ def _header(nodes: list[str], terminal: Terminal) -> list[str]:
 
 
 def folded_output(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
-    """Return stdout of all nodes, equal ones once under the names of their nodes; single lines stand beside them."""
+    """Return stdout of all nodes: equal output once, below the names of its nodes, or beside them if it is one line."""
     groups = [
         (nodes, clean_lines(output, terminal)) for nodes, output in _groups({n: a.stdout for n, a in answers.items()})
     ]

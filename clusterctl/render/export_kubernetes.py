@@ -55,7 +55,7 @@ def list_losses(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
 
 
 def _unlike_variables(spec: ClusterSpec) -> list[str]:
-    """Return the variables that some worker has of its own, or with another value: pods are alike."""
+    """Return the variables that are not the same for all hosts: all pods have the same variables."""
     return sorted({key for host in spec.workers for key in host.env} - {*_alike_variables(spec)})
 
 
@@ -123,7 +123,7 @@ def _alike(spec: ClusterSpec) -> tuple[int, int]:
 
 
 def _unlike(key: str, counts: Mapping[str, int | None]) -> RefusedError:
-    """Refuse hosts of which a key says different things; most of them may be alike."""
+    """Return the error for hosts with different values of a key."""
     most = Counter(counts.values()).most_common(1)[0][0]
     like = next(name for name, count in counts.items() if count == most)
     others = [name for name, count in counts.items() if count != most]

@@ -24,7 +24,7 @@ _WINDOW = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FooterContent:
-    """What the line tells.
+    """The content of the footer.
 
     Attributes:
         ranks: Whose output is shown; `None` for all.
@@ -40,13 +40,13 @@ class FooterContent:
 
 
 class StepRate:
-    """How far the run is, and how fast it goes."""
+    """The step of a run, and its speed."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, int]] = deque()
 
     def add(self, moment: float, step: int) -> None:
-        """Take note of the step at a moment (seconds, any clock); one that went back begins anew."""
+        """Add the step at a moment (seconds, any clock); a smaller step starts a new series."""
         if self._steps and step < self._steps[-1][1]:
             self._steps.clear()
         if not self._steps or moment > self._steps[-1][0]:
@@ -55,7 +55,7 @@ class StepRate:
             self._steps.popleft()
 
     def texts(self, attempt: int = 0) -> list[str]:
-        """Return `step 412` (of an attempt) and `3.1 it/s`, as far as they are known."""
+        """Return `step 412` (of an attempt) and `3.1 it/s`, if they are known."""
         if not self._steps:
             return []
         (began, first), (last, step) = self._steps[0], self._steps[-1]
@@ -72,7 +72,7 @@ def speed_text(speed: float) -> str:
 def footer_line(
     state: RunState, watched: FooterContent, pace: StepRate, now: float, glyphs: Glyphs, width: int | None = None
 ) -> str:
-    """Return the line; "" where there is nothing to tell. Where it is too long the keys stay.
+    """Return the footer, empty without content; if it is too long, the keys remain.
 
     Args:
         state: The run.
@@ -101,7 +101,7 @@ def footer_line(
 
 
 def _joined(parts: list[str], keys: list[str], glyphs: Glyphs, width: int | None) -> str:
-    """Leave out what tells least, which stands last, as long as there is no room for it before the keys."""
+    """Join the parts that fit before the keys; the last parts are the least important."""
     dot = f" {glyphs.dot} "
     while width is not None and len(parts) > 1 and count_columns(dot.join([*parts, *keys])) > width:
         parts = parts[:-1]

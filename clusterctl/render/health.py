@@ -66,7 +66,7 @@ def finding_from_json(value: Mapping[str, Any]) -> Finding:
 
 
 def render_health(view: HealthView, terminal: Terminal, *, verbose: bool = False) -> list[str]:
-    """Return a line for each node, those that are alike in one, then what is wrong.
+    """Return a line for each group of equal nodes, then the problems.
 
     Args:
         view: What was found.
@@ -112,7 +112,7 @@ def problems_by_check(
 
 
 def _needing_root(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
-    """Return the checks that need root, once for all nodes where they are the same."""
+    """Return the checks that need root, once for all nodes with the same checks."""
     by_node: dict[tuple[str, str | None], list[str]] = {}
     for finding in findings:
         if finding.needs_root and not finding.ignored:
@@ -189,7 +189,7 @@ def _skipped(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
 
 
 def _node_lines(nodes: Sequence[NodeHealth], terminal: Terminal) -> list[str]:
-    """Return a line for all nodes of which the same is told, in the order in which they come first."""
+    """Return a line for each group of nodes with the same result, in the order of their first nodes."""
     alike: dict[tuple[Status, tuple[str, ...]], list[str]] = {}
     for node in nodes:
         alike.setdefault((node.verdict, _told(node)), []).append(node.node)

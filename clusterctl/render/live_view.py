@@ -66,7 +66,7 @@ class PhaseView:
 
 
 def phase_view(event: Phase) -> PhaseView:
-    """Return a phase as the controller told of it last."""
+    """Return a phase from the controller's last event about it."""
     end = PhaseEnd.RUNNING if not event.ended else PhaseEnd.FAIL if event.failed else PhaseEnd.OK
     fields = {key: getattr(event, key) for key in ("name", "done", "total", "detail", "seconds")}
     waiting = tuple((node, reason) for node, reason in event.waiting)
@@ -90,7 +90,7 @@ def phase_line(view: PhaseView, glyphs: Glyphs, *, width: int | None = None, spi
 
 
 def waiting_text(view: PhaseView, most: int | None = SLOWEST) -> str:
-    """Return what a phase waits for in one sentence: `2 of 4 nodes, waiting for gpu03: looking for Python for 4 s`.
+    """Return what a phase waits for: `2 of 4 nodes, waiting for gpu03: looking for Python for 4 s`.
 
     The slowest `most` are named; all, where it is `None`.
     """
@@ -138,7 +138,7 @@ class LiveView:
         return self._view is not None
 
     def update(self, view: PhaseView, now: float) -> None:
-        """Show a phase as it is at `now` (seconds, monotonic); a phase that has ended is written once and stays."""
+        """Show a phase at `now` (seconds, monotonic); an ended phase is written once and stays."""
         if view.name in self._finished and view.end is not PhaseEnd.RUNNING:
             return
         if self._mode is ProgressMode.JSON:
@@ -159,7 +159,7 @@ class LiveView:
                 terminal.line(self._paint(view, phase_line(view, terminal.glyphs, width=terminal.width)))
 
     def tick(self, now: float) -> None:
-        """Redraw the phase on a terminal; elsewhere name from time to time the nodes that are waited for."""
+        """Redraw the phase on a terminal; elsewhere write the awaited nodes from time to time."""
         view = self._view
         if view is None:
             return
@@ -186,7 +186,7 @@ class LiveView:
             self._terminal.prose(map(safe, lines))
 
     def close(self) -> None:
-        """Take away the lines of a phase that has not ended."""
+        """Remove the lines of a phase that has not ended."""
         self._terminal.clear()
         self._view = None
 
@@ -221,7 +221,7 @@ _CONNECTING = "connecting"
 
 
 def waiting_line(stages: Mapping[str, str], waited: float, limit: float) -> str:
-    """Return for whom is waited, at what, for how long and until when.
+    """Return the nodes that a command waits for, their stage, the time so far and the limit.
 
     Args:
         stages: What each node is at that is not there yet.
@@ -235,7 +235,7 @@ def waiting_line(stages: Mapping[str, str], waited: float, limit: float) -> str:
 
 
 class WaitingLine:
-    """Shows for whom is waited, as long as that takes, on the last line.
+    """A last line with the nodes that a command waits for.
 
     Args:
         nodes: Who is to come.
@@ -260,7 +260,7 @@ class WaitingLine:
         self._thread: threading.Thread | None = None
 
     def at(self, node: str, stage: str) -> None:
-        """Take note of what a node is at; `joined` for one that is there."""
+        """Set the stage of a node; `joined` removes it from the line."""
         if stage == "joined":
             self._stages.pop(node, None)
         else:
@@ -276,7 +276,7 @@ class WaitingLine:
         self.stop()
 
     def stop(self) -> None:
-        """Say no more, and take the line away."""
+        """Stop the updates and remove the line."""
         self._over.set()
         if self._thread is not None and self._terminal is not None:
             self._thread.join()

@@ -1,4 +1,4 @@
-"""The log view: lines of workers with a prefix that says whose they are."""
+"""The log view: lines of workers with a prefix for node and rank."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ ESCAPE = "\x1b"
 
 
 def json_line(line: LogLine) -> str:
-    """Return a line for machines; `partial` is there where no line end was seen."""
+    """Return a line as JSON; `partial` marks a line without a line end."""
     value: dict[str, object] = {
         "time": rfc3339(line.time),
         "node": line.node,
@@ -155,7 +155,7 @@ def json_line(line: LogLine) -> str:
 
 
 def raw_bytes(line: LogLine) -> bytes:
-    """Return a line that was read raw as the very bytes that the worker wrote."""
+    """Return the exact bytes of a raw line, as the worker wrote them."""
     return line.text.encode("utf-8", "surrogateescape") + (b"" if line.partial else b"\n")
 
 

@@ -1,4 +1,4 @@
-"""A launch plan for people: a table of what starts where, then the environment, each fact once."""
+"""A launch plan for people: a table of nodes and commands, then the environment."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _start_of(node: Mapping[str, Any]) -> tuple[int, bool, str]:
 
 
 def _environment(envs: Sequence[Mapping[str, str | None]], terminal: Terminal) -> list[str]:
-    """Return the variables that all ranks have alike, then those that differ, with their values in order of rank.
+    """Return the variables that are equal on all ranks, then the others, with their values in order of rank.
 
     The names of those that are counted at the start come last.
     """

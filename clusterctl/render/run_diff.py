@@ -1,4 +1,4 @@
-"""What was different between two runs."""
+"""The differences between two runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ABSENT = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing that two runs differ in, with the nodes on which they do so alike; `None`: it was not there."""
+    """One difference between two runs, with the nodes that share it; `None` is a missing value."""
 
     section: Section
     what: str
@@ -31,7 +31,7 @@ class Difference:
 
 
 def list_differences(left: RunFacts, right: RunFacts) -> list[Difference]:
-    """Return what differs, by section; what is alike on several nodes once."""
+    """Return the differences by section; an equal difference of several nodes once."""
     looked_at = left.has_health and right.has_health
     found: dict[tuple[Section, str, str, str], tuple[list[str], str | None, str | None]] = {}
     for key in dict.fromkeys([*left.facts, *right.facts]):
@@ -57,7 +57,7 @@ def list_differences(left: RunFacts, right: RunFacts) -> list[Difference]:
 
 
 def render_differences(left: RunFacts, right: RunFacts, terminal: Terminal) -> list[str]:
-    """Return a table with a part for each section in which the runs differ.
+    """Return a table with a part for each section with differences.
 
     Two values for which there is no room beside each other stand one below the other: what would be cut may be the
     difference.

@@ -77,7 +77,7 @@ def render_ps(
 
 
 def _fitting(columns: list[Column], rows: Sequence[_Row], width: int) -> list[Column]:
-    """Return the columns for which there is room; the reason needs no more of it than tells what it is."""
+    """Return the columns that fit; the reason may be cut to its beginning."""
     empty = {title for title in _GIVEN_UP if all(row[title] == "-" for row in rows)}
     for title in sorted(_GIVEN_UP, key=lambda title: title not in empty):
         if _needed(columns, rows, most=_ENOUGH) <= width:
@@ -95,13 +95,13 @@ def _needed(columns: Sequence[Column], rows: Sequence[_Row], most: int | None = 
 
 
 def adoption_hints(views: Sequence[RunView]) -> list[str]:
-    """Return what to type for runs without a controller; no table cuts it."""
+    """Return the command for runs without a controller."""
     alone = [view.state.run for view in views if not view.attended and not view.state.over]
     return [f"hint: `clusterctl attach --adopt {alone[0] if len(alone) == 1 else 'RUN'}` takes over"] if alone else []
 
 
 def ps_hints(views: Sequence[RunView]) -> list[str]:
-    """Return what to type for runs without a controller, and for what ended runs may have left alive."""
+    """Return the commands for runs without a controller, and for processes that survived a run."""
     left = [view.state.run for view in views if view.state.over and view.state.remaining]
     ends = f"hint: `clusterctl down {' '.join(left)}` ends what may still run of {'it' if len(left) == 1 else 'them'}"
     return [*adoption_hints(views), *([ends] if left else [])]
@@ -139,7 +139,7 @@ def _why(view: RunView, *, short: bool = False) -> str:
 
 
 def _when(time: float, now: float) -> str:
-    """Return when a run began, no longer than it must be: the time alone where that was today."""
+    """Return the start of a run in short form: only the time if it was today."""
     began, today = datetime.fromtimestamp(time).astimezone(), datetime.fromtimestamp(now).astimezone()
     if began.date() == today.date():
         return f"{began:%H:%M:%S}"

@@ -1,4 +1,4 @@
-"""Sentences about workers, causes, stalls and steps of a run, as every command says them."""
+"""Sentences about workers, causes, stalls and steps of a run, which all commands share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clusterctl.run.rules.state import NodeState, RunPhase, RunState, StallView,
 
 
 def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
-    """Return the first observed failure in one line; says so where another may have come first."""
+    """Return the first observed failure in one line, with a note if another may have come first."""
     is_clear = cause.certain or cause.kind == "stopped"
     word = "first observed failure" if is_clear else "first observed failure (ambiguous: others overlap in time)"
     place = [f"rank {cause.rank}"] if cause.rank is not None else []
@@ -33,7 +33,7 @@ def failure_line(cause: Cause, attempt: int, terminal: Terminal) -> str:
 
 
 def _by_whom(cause: Cause) -> str:
-    """Return what is known of a SIGKILL, which says nothing of itself."""
+    """Return the known facts about an unexplained SIGKILL, or an empty text."""
     unexplained = cause.kind == "signal" and cause.signal == "SIGKILL"
     return " (not by clusterctl, no OOM kill in the kernel log)" if unexplained else ""
 
@@ -41,7 +41,7 @@ def _by_whom(cause: Cause) -> str:
 def shared_failure_line(
     cause: Cause, ranks: Sequence[int], nodes: Sequence[str], attempt: int, terminal: Terminal
 ) -> str:
-    """Return the first observed failure where it is that of several ranks: `ranks 0-1,3 on gpu[01-03] failed alike`."""
+    """Return the first observed failure of several ranks: `ranks 0-1,3 on gpu[01-03] failed alike`."""
     place = f"ranks {fold_ranks(ranks)} on {fold_hosts(nodes)} failed alike"
     which = f", attempt {attempt}" if attempt > 0 else ""
     said = f": {safe(cause.message)}" if cause.message != describe_exit(cause) else ""
@@ -89,30 +89,30 @@ _REMEDIES = {
 
 
 def health_message(event: Health) -> str:
-    """Return what the log view says when trouble of a node begins, and when it is over."""
+    """Return the line of the log view for the start or the end of a node's problem."""
     word = {"FAIL": "unhealthy", "WARN": "warn"}.get(event.status, "ok")
     return f"{word}: {health_line(event)}"
 
 
 def health_line(event: Health) -> str:
-    """Return the trouble of a node in a line, with what to do about it."""
+    """Return the problem of a node in one line, with the remedy."""
     remedy = _REMEDIES.get(event.action)
     return f"{safe(event.message)} ({remedy})" if remedy else safe(event.message)
 
 
 def stall_line(stall: StallView) -> str:
-    """Return what the stall rule says: `no progress for 40 s (limit 60 s)`, after `stalled: ` once it is sure."""
+    """Return the state of a stall: `no progress for 40 s (limit 60 s)`, after `stalled: ` if it is confirmed."""
     return _stall_text(stall.phase, stall.reason, stall.since_s, stall.limit_s)
 
 
 def stall_hints(run: str, phase: str) -> list[str]:
-    """Return what a person can do about a stall."""
+    """Return hints about a stall."""
     end = "; `clusterctl down --stalled` ends it" if phase == "confirmed" else ""
     return [f"hint: `clusterctl stacks {run}` shows where every rank is{end}", f"hint: {HINT}"]
 
 
 def stall_messages(event: StallChanged, run: str) -> list[str]:
-    """Return what the live view says when the stall rule says something new."""
+    """Return the lines of the live view for a change of the stall rule."""
     if event.phase == "none":
         return ["progress again"]
     text = _stall_text(event.phase, event.reason, event.since_s, event.limit_s)
@@ -126,7 +126,7 @@ def _stall_text(phase: str, reason: str, since_s: float, limit_s: float) -> str:
 
 
 def describe_worker(worker: WorkerState) -> str:
-    """Return what a worker does, or how it ended, in a few words."""
+    """Return the state of a worker, or its end, in a few words."""
     if worker.phase.value != "exited":
         return worker.phase.value
     if worker.stopped:
@@ -141,7 +141,7 @@ def describe_worker(worker: WorkerState) -> str:
 
 
 def count_worker_states(workers: Sequence[WorkerState]) -> str:
-    """Return how many workers are in which state: `6 stopped, 2 exit 1`."""
+    """Return the number of workers by state: `6 stopped, 2 exit 1`."""
     counted = Counter(describe_worker(worker) for worker in workers)
     return ", ".join(f"{number} {text}" for text, number in counted.most_common())
 
@@ -161,7 +161,7 @@ _DECISIONS = {
 
 
 def decision_message(event: EndDecided, state: RunState) -> str:
-    """Return what the controller does now, and why; of the attempt that goes on, which worker has failed."""
+    """Return the decision of the controller and its reason, with the failed worker of the current attempt."""
     text = _DECISIONS.get(event.reason, f"{event.reason}: stopping every worker")
     if event.reason == StopReason.PEER_FAILED.value and len(state.workers) == 1:
         text = "the worker failed"
@@ -172,7 +172,7 @@ def decision_message(event: EndDecided, state: RunState) -> str:
 
 
 def unreachable_message(event: Link) -> str:
-    """Return that a node does not answer, when it is given up, and what its workers do meanwhile."""
+    """Return a sentence about a silent node: when it counts as lost, and what its workers do meanwhile."""
     node = NodeState(node=event.node, node_rank=0, link_why=event.why)
     parts = [f"{event.node}: {node.describe_silence(event.seconds)}"]
     if event.lost_in is not None:
@@ -185,7 +185,7 @@ def unreachable_message(event: Link) -> str:
 
 
 def describe_silence(node: NodeState) -> str:
-    """Return that a node does not answer at this moment."""
+    """Return a sentence about a node that is silent now."""
     return f"{node.node}: {node.describe_silence()}"
 
 
@@ -194,7 +194,7 @@ SILENT = (node_events.Prepared, node_events.Started, node_events.Exited, node_ev
 
 
 def node_event_messages(node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState) -> list[str]:
-    """Return what a node's event says to everybody who follows the run; mostly nothing."""
+    """Return the lines for a node's event in the default view; most events have none."""
     match event:
         case node_events.Alarm():
             where = f"{node} GPU {event.gpu}" if event.gpu is not None else node
@@ -208,7 +208,7 @@ def node_event_messages(node: str, stamp: node_events.Stamp, event: node_events.
 
 
 def _adoption(node: str, stamp: node_events.Stamp, state: RunState) -> str:
-    """Return what a new supervisor of a node means: after a reboot nothing of the last one's workers is there."""
+    """Return a sentence about a new supervisor of a node: after a reboot its old workers are gone."""
     last_boot = state.nodes[node].boot if node in state.nodes else ""
     if last_boot and stamp.boot != last_boot:
         return "the machine has booted anew; what ran on it is gone"
@@ -221,7 +221,7 @@ def format_step(step: int, attempt: int) -> str:
 
 
 def node_step_message(event: node_events.Event) -> str:
-    """Return what a step of a node's journal says to somebody who wants to see each of them; mostly nothing."""
+    """Return the sentence for a node's event in the verbose view; some events have none."""
     match event:
         case node_events.Prepared():
             return f"ready for attempt {event.attempt}"
@@ -246,13 +246,13 @@ def node_step_message(event: node_events.Event) -> str:
 
 
 def result_messages(results: Results) -> list[str]:
-    """Return what was fetched at the end of a run and where it is, and what did not come."""
+    """Return the lines about fetched results: their place, and what is missing."""
     came = f"results: {plural(results.files, 'file')}, {format_size(results.bytes)} in {safe(results.to)}"
     return [*([came] if results.files else []), *(f"warn: results: {safe(text)}" for text in results.missing)]
 
 
 class Outlook(Enum):
-    """What becomes of a run without a controller: a sentence, and a few words for a column."""
+    """The future of a run without a controller: a sentence, and a few words for a column."""
 
     GOES_ON = ("the run goes on", "unattended")
     WILL_STOP = ("its nodes stop the workers in {pause} unless it is adopted", "unattended: stops in {pause}")
@@ -298,7 +298,7 @@ class Unattended:
 
 
 def predict_unattended(phase: RunPhase, silent: float, stop_after: float | None, fence: float | None) -> Unattended:
-    """Return what becomes of a run without a controller.
+    """Return the future of a run without a controller.
 
     Args:
         phase: Where it was when its controller wrote last.

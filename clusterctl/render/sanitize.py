@@ -1,4 +1,4 @@
-"""The one way of text to a stream: only our own styles and line ends pass.
+"""The sanitizer of all output: only clusterctl's own styles and line ends pass.
 
 Lines are put together from our words and from texts of nodes, workers, files and users. When a line is written, it can
 no longer be told which of its characters are ours. So our styles carry a number that only this process knows, drawn at

@@ -41,7 +41,7 @@ def _place(frame: Mapping[str, Any]) -> str:
 
 
 def render_remarks(ranks: Mapping[str, Mapping[str, Any]], terminal: Terminal) -> list[str]:
-    """Return what the stacks do not tell: why a rank has none, and children that do not run (data-loading workers).
+    """Return notes to the stacks: why a rank has none, and its child processes that do not run (data loaders).
 
     Args:
         ranks: Rank to its evidence, as the nodes gave it.
@@ -81,7 +81,7 @@ class _Part(NamedTuple):
 
 
 def fold_traceback(lines: Sequence[str], folders: Collection[str] = (), *, ellipsis: str = "…") -> list[str]:
-    """Return the lines of a traceback, without the rank that some frameworks put before each.
+    """Return the lines of a traceback in short form, without the rank that some frameworks put before each line.
 
     Of frames of libraries in a row the last stays, for it is where something was raised, or what went into the code
     that follows; of a row that is followed by frames of the code, none does.
@@ -96,7 +96,7 @@ def fold_traceback(lines: Sequence[str], folders: Collection[str] = (), *, ellip
 
 
 def find_raise(lines: Sequence[str]) -> tuple[str, ...] | None:
-    """Return where the last traceback among lines was raised, and with what; `None` where there is none.
+    """Return the place and the error of the last traceback among lines, or `None` without a traceback.
 
     That is its last frame, and all that follows of the same output as far as it is part of a traceback.
     """

@@ -1,4 +1,4 @@
-"""`stats`: what the machines do, a line for each GPU."""
+"""`stats`: the load of the machines, a line for each GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GPU_KEYS = ("gpu", "util", "mem_used", "mem_total", "temp_c", "power_w")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuStats:
-    """One GPU now. Utilisation in percent, memory in bytes; `None` where the driver does not say."""
+    """The values of one GPU: utilisation in percent, memory in bytes; `None` if the driver does not report it."""
 
     gpu: int
     util: float | None = None
@@ -39,7 +39,7 @@ class GpuStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStats:
-    """One node at some moment.
+    """The values of one node at one moment.
 
     Attributes:
         time: Wall clock, or `None` where nothing is known.
@@ -90,7 +90,7 @@ def render_stats(nodes: Sequence[NodeStats], terminal: Terminal, *, header: bool
 
 
 def describe_gaps(nodes: Sequence[NodeStats], now: float) -> list[str]:
-    """Return what a person must know to read the table rightly: what is missing, and what is old."""
+    """Return notes to the table: missing and old values."""
     reasons: dict[str, list[str]] = {}
     for node in nodes:
         if node.reason and node.status not in ("ok", "absent"):

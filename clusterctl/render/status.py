@@ -51,7 +51,7 @@ _MOST_NODES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerActivity:
-    """What one rank was last seen doing. Ages in seconds, `None` where unknown."""
+    """The last known activity of a rank. Ages in seconds, `None` if unknown."""
 
     step: int | None = None
     last_output_s: float | None = None
@@ -95,7 +95,7 @@ class RunView:
 
 
 def activity_from_sample(sample: Mapping[str, Any], age_s: float) -> dict[int, WorkerActivity]:
-    """Return what the ranks of one node do, from its newest activity sample.
+    """Return the activity of the ranks of one node, from its newest sample.
 
     Args:
         sample: As the agent's sampler wrote it.
@@ -126,7 +126,7 @@ def render_status(view: RunView, now: float, terminal: Terminal, *, every: bool 
 
 
 def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
-    """Return the run in a line, and what is wrong."""
+    """Return a headline of the run, and its problems."""
     state = view.state
     lines = [_headline(view, now, terminal)]
     if not view.attended and not state.over:
@@ -153,7 +153,7 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
 
 
 def slow_lines(state: RunState, slow: Mapping[int, str]) -> list[str]:
-    """Return who is slower than the others (rank to reason), those with one reason on one node in a line."""
+    """Return lines about slow ranks: ranks of one node with the same reason share a line."""
     alike: dict[tuple[str, str], list[int]] = {}
     for rank, reason in slow.items():
         alike.setdefault((state.workers[rank].node, reason), []).append(rank)
@@ -182,7 +182,7 @@ def _headline(view: RunView, now: float, terminal: Terminal) -> str:
 
 
 def _node_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
-    """One row per node; where they are many, one row for those that do the same."""
+    """Return a row for each node; of many nodes, a row for those in the same state."""
     if len(view.state.nodes) > _MOST_NODES and not every:
         return _folded_nodes(view, terminal)
     columns = make_columns("~NODE", ">NODE RANK", "STATE", "RANKS", "~ADDRESS")
@@ -212,7 +212,7 @@ def _folded_nodes(view: RunView, terminal: Terminal) -> list[str]:
 
 
 def lists_ranks(state: RunState, *, every: bool) -> bool:
-    """Return whether each rank has a row, which tells when it wrote something last; many are folded."""
+    """Return whether each rank has a row with the age of its output; many ranks are folded."""
     return every or len(state.workers) <= _MOST_WORKERS
 
 
@@ -251,7 +251,7 @@ def _folded_workers(workers: Sequence[WorkerState], view: RunView, terminal: Ter
 
 
 def worker_cell(worker: WorkerState) -> Cell:
-    """Return what a worker does, in its colour."""
+    """Return the state of a worker in its colour."""
     return Cell(describe_worker(worker), _worker_style(worker))
 
 
@@ -267,13 +267,13 @@ def state_cell(state: str, word: str | None = None) -> Cell:
 
 
 def stall_json(stall: StallView | None, verdict: Any = None) -> dict[str, Any] | None:
-    """Return what the stall rule says."""
+    """Return a stall as JSON."""
     fields = ("since_s", "limit_s", "phase")
     return None if stall is None else {key: getattr(stall, key) for key in fields} | {"verdict": verdict}
 
 
 def run_json(view: RunView) -> dict[str, Any]:
-    """Return what `ps --json` and `status --json` both say of a run."""
+    """Return the fields that `ps --json` and `status --json` share."""
     state = view.state
     return {
         "run": state.run,
@@ -335,7 +335,7 @@ _SHORT = 10
 
 
 def render_origin(state: RunState, origin: Origin | None, now: float, terminal: Terminal) -> list[str]:
-    """Return who began a run, when, what it runs, and from which file and commit; nothing where nobody noted that."""
+    """Return who started a run, when, its command, file and commit; nothing if unknown."""
     if origin is None:
         return []
     dot = f" {terminal.glyphs.dot} "
@@ -359,7 +359,7 @@ def commit_words(commit: Commit) -> str:
 
 
 def origin_json(origin: Origin | None) -> dict[str, Any] | None:
-    """Return where a run comes from, for machines."""
+    """Return the origin of a run as JSON."""
     if origin is None:
         return None
     commit = origin.commit
@@ -394,7 +394,7 @@ def render_timings(times: StartTimes, terminal: Terminal) -> list[str]:
 
 
 def slow_start(times: StartTimes | None) -> list[str]:
-    """Return a line about a start that took long; none about others."""
+    """Return a line about a slow start, else nothing."""
     if times is None or times.seconds < SLOW_SECONDS:
         return []
     longest = max(times.steps, key=lambda step: step.seconds)

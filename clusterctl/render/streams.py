@@ -23,7 +23,7 @@ _LONGEST = 2**31 - 1
 
 
 def has_reader(descriptor: int, seconds: float = 0.0) -> bool:
-    """Return whether what is written to a descriptor can be read: nobody closed the pipe's other end, or the terminal.
+    """Return whether a descriptor has a reader: the other end of the pipe, or the terminal, is open.
 
     Args:
         descriptor: Which.
@@ -36,7 +36,7 @@ def has_reader(descriptor: int, seconds: float = 0.0) -> bool:
 
 
 class _Outliving(io.FileIO):
-    """A descriptor that takes everything once nobody reads it any more."""
+    """A descriptor that discards output once it has no reader."""
 
     @override
     def write(self, data: Buffer) -> int:

@@ -19,7 +19,7 @@ _BEHIND_S = 30.0
 
 
 class Level(Enum):
-    """What a row stands for."""
+    """What a row of the table represents."""
 
     RANKS = "rank"
     NODES = "node"
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopData:
-    """What there is to show.
+    """The content of the screen.
 
     Attributes:
         nodes: As their samples tell; times are of the head's clock.
@@ -155,7 +155,7 @@ def finest_level(entities: Sequence[Entity], room: int) -> Level:
 
 
 class _Baseline:
-    """What most nodes do, against which each is held."""
+    """The usual values of all nodes, with which each node is compared."""
 
     def __init__(self, data: TopData, entities: Sequence[Entity]) -> None:
         busy = [entity.gpu.util for entity in entities if entity.gpu is not None and entity.gpu.util is not None]
@@ -169,7 +169,7 @@ class _Baseline:
         self._links = {} if state is None else {name: node.link for name, node in state.nodes.items()}
 
     def signature(self, entities: Sequence[Entity], now: float) -> Hashable:
-        """Return what tells a node from others; equal for those that are alike."""
+        """Return a key that is equal for nodes in the same state."""
         node = entities[0].node
         busy = [entity.gpu.util for entity in entities if entity.gpu is not None and entity.gpu.util is not None]
         steps = [entity.activity.step for entity in entities if entity.activity.step is not None]
@@ -204,7 +204,7 @@ _LARGEST_FIRST = ("util", "memory", "temp", "power", "cpu", "output")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortState:
-    """How rows are sorted, and which is the first that is shown.
+    """The order of the rows, and the first visible row.
 
     Attributes:
         fold: What a row stands for; `None`: the finest level of which all rows have room.

@@ -65,7 +65,7 @@ def render_top(
 
 
 def current_level(data: TopData, order: SortState, now: float, terminal: Terminal, height: int) -> Level:
-    """Return what a row of the screen stands for."""
+    """Return what a row of the screen represents."""
     head = _head(data, now, terminal, terminal.width or _WIDE)[: max(1, height - 4)]
     return order.fold or finest_level(list_entities(data), max(1, height - len(head) - 3))
 
@@ -82,13 +82,13 @@ def _head(data: TopData, now: float, terminal: Terminal, width: int) -> list[str
 
 
 def _within(line: str, width: int, terminal: Terminal) -> str:
-    """Return a line as it is, and without its colours where it has to be cut."""
+    """Return a line that fits; a line that must be cut loses its colours."""
     bare = strip_colours(line)
     return line if count_columns(bare) <= width else fit(bare, width, terminal.glyphs)
 
 
 def _as_of(data: TopData, entities: Sequence[Entity], level: Level, now: float, terminal: Terminal) -> str:
-    """Return how the whole is doing, how old the numbers are, and how they are folded."""
+    """Return a line with totals, the age of the values, and the folding."""
     parts = [*_whole(data, entities, terminal)]
     if data.view is not None and data.view.state.over:
         ended = data.view.state.ended
@@ -102,7 +102,7 @@ def _as_of(data: TopData, entities: Sequence[Entity], level: Level, now: float, 
 
 
 def _ages(data: TopData, now: float) -> list[str]:
-    """Return how old numbers of ranks and machines are: the oldest of those that still tell how it is."""
+    """Return the age of the values of ranks and machines: that of the oldest current sample."""
     fresh = [now - n.time for n in data.nodes if n.time is not None and now - n.time <= STALE_S]
     machines = f"machines {duration_text(max(0.0, *fresh))} ago" if len(fresh) > 1 else ""
     if len(fresh) == 1:
@@ -142,7 +142,7 @@ _MOST_OF_A_LINE = 8192
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column: the one with the largest need goes first where there is no room; 0 stays."""
+    """A column; if there is no room, the column with the largest `drop_priority` goes first, and 0 stays."""
 
     column: Column
     cell: Callable[[Row], Cell | str]
@@ -150,7 +150,7 @@ class _Column:
 
 
 def table(rows: Sequence[Row], data: TopData, width: int | None, terminal: Terminal) -> list[str]:
-    """Return the table of these rows, with a header; no wider than the terminal.
+    """Return the table of these rows with a header, no wider than the terminal.
 
     Args:
         rows: Those that are shown.
@@ -308,12 +308,12 @@ def _last_line(row: Row, data: TopData) -> str:
 
 
 def utilisation_text(scene_trend: Sequence[float], name: str, glyphs: Glyphs) -> str:
-    """Return how busy something was and is: `GPUs ▆▇█ 96%`."""
+    """Return a trend and the last value of a utilisation: `GPUs ▆▇█ 96%`."""
     return f"{name} {trend(scene_trend, _TREND, glyphs)} {percent(scene_trend[-1])}"
 
 
 def bar(percent: float | None, width: int, glyphs: Glyphs) -> str:
-    """Return a bar of that many columns, filled by a share in percent; blank where it is not known."""
+    """Return a bar of `width` columns, filled by a share in percent; blank if the share is unknown."""
     if percent is None:
         return " " * width
     parts = len(glyphs.parts)

@@ -136,7 +136,7 @@ def check_identity_files(root: Node, machines: Sequence[DeclaredHost], context: 
 
 
 def _is_literal_path(path: str) -> bool:
-    """Whether a path says by itself which file it is: tokens and variables are ssh's to fill in."""
+    """Return whether a path is literal: ssh fills in tokens and variables."""
     return path.lower() != "none" and path.startswith(("/", "~/")) and "%" not in path and "${" not in path
 
 

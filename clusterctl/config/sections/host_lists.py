@@ -95,7 +95,7 @@ def parse_hostfile(text: str) -> list[ListedHost]:
 
 
 def parse_hostfile_line(line: str, number: int) -> list[ListedHost]:
-    """Read one line of a hostfile: `[USER@]HOST[:N] [slots=N] [gpus=N]`; none where nothing but a comment is in it.
+    """Parse one line of a hostfile: `[USER@]HOST[:N] [slots=N] [gpus=N]`; return no host for a comment.
 
     `HOST:N` is a count of slots, as for MPICH; with `slots=` beside it, or where no machine has as many, a port.
 
@@ -184,7 +184,7 @@ def build_srun_command(cpus: int) -> tuple[str, ...]:
 
 
 def is_srun_command(argv: tuple[str, ...]) -> bool:
-    """Tell whether a command is the one that is made here, and not of a file."""
+    """Return whether a command is the one of `build_srun_command`."""
     match = next((re.fullmatch(r"--cpus-per-task=([0-9]{1,6})", word) for word in argv if "cpus" in word), None)
     return match is not None and argv == build_srun_command(int(match[1]))
 

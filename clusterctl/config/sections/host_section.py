@@ -86,7 +86,7 @@ def _parse_list_entry(path: Path, child: Node, report: Report) -> HostEntry | No
 
 
 def _is_short_form(item: Node) -> bool:
-    """Whether a list item looks like `gpu01: 8`: one key that is none of ours, and GPUs."""
+    """Return whether a list item looks like `gpu01: 8`: one unknown key, and GPUs."""
     key, value = next(iter(item.value.items()))
     looks_like_gpus = isinstance(value.value, (int, list)) or value.value == "auto"
     return key not in HOST.keys and looks_like_gpus and any(c.isdigit() for c in key)

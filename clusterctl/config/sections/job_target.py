@@ -115,7 +115,7 @@ def _check_script(script: str, source: str, machines: Sequence[DeclaredHost], ma
 
 
 def _relative_to_source(path: str, source: str, context: BuildContext) -> str | None:
-    """Return a path relative to the synced folder, or `None` where it does not lie in it, by whichever of its names."""
+    """Return a path relative to the synced folder, or `None` if it is outside, with and without links."""
     folder, name = os.path.split(path)
     for below, top in ((folder, source), (context.files.real(folder), context.files.real(source))):
         found = os.path.relpath(os.path.join(below, name), top)
@@ -176,7 +176,7 @@ def _check_python(script: str, path: str, mark: Mark, context: BuildContext) -> 
 
 
 def _read_file(path: str, context: BuildContext) -> bytes | None:
-    """Return the content of a file, or `None` where it cannot be read or is too long to be anything by hand."""
+    """Return the content of a file, or `None` if it cannot be read or is too long."""
     try:
         data = context.files.read(path)
     except OSError:
@@ -190,7 +190,7 @@ def _read_file(path: str, context: BuildContext) -> bytes | None:
 def _list_script_files(
     command: str | tuple[str, ...], source: str, context: BuildContext
 ) -> Iterator[tuple[str, bytes]]:
-    """Give the files of the synced folder that begin like a script of a shell or that a command gives to one."""
+    """Yield the scripts in the synced folder that a command runs: with a shebang, or as an argument of a shell."""
     words = [word for line in split_shell_commands(command) for word in line]
     for before, word in zip(["", *words], words, strict=False):
         path = os.path.normpath(os.path.join(source, word))
@@ -240,7 +240,7 @@ def check_shell_texts(
     machines: Sequence[DeclaredHost],
     context: BuildContext,
 ) -> None:
-    """Warn of variables that a text replaces, or reads although nobody sets them.
+    """Warn of variables that a shell text overwrites, or reads although nothing sets them.
 
     Args:
         root: The cluster file.
@@ -304,7 +304,7 @@ def check_shell_texts(
 
 
 def _list_texts(root: Node, job: JobSpec) -> Iterator[tuple[Mark, str, str]]:
-    """Give each text of a job that bash reads, with its place."""
+    """Yield each text of a job that bash reads, with its position."""
     if job.prologue:
         yield _mark(root, "prologue"), "job.prologue", job.prologue
     if isinstance(job.command, str):
@@ -319,7 +319,7 @@ def _list_texts(root: Node, job: JobSpec) -> Iterator[tuple[Mark, str, str]]:
 
 
 def _list_literals(root: Node) -> Iterator[tuple[Node, Path]]:
-    """Give each text that no shell reads, with its key: arguments, items of a command, values of `env`."""
+    """Yield each text that no shell reads, with its key: arguments, items of a command, values of `env`."""
     job = root.child("job")
     for key in ("args", "command"):
         items = job.child(key) if job is not None else None

@@ -45,7 +45,7 @@ class SectionField:
 
     @property
     def default_text(self) -> str:
-        """What holds without the key, in words; empty for nothing at all."""
+        """The effect of a missing key in words; empty for none."""
         if self.key.unset_text or self.default is MISSING:
             return self.key.unset_text
         written = self.format_value(self.default)
@@ -57,12 +57,12 @@ class SectionField:
 
     @property
     def description(self) -> str:
-        """What is said of it, with its default."""
+        """The summary of the key, with its default."""
         text = self.default_text
         return f"{self.summary} Default: {text}." if text and "(default)" not in self.summary else self.summary
 
     def format_value(self, value: Any) -> Any:
-        """Write a value of the spec as a cluster file has it; `None` for a key that is left out."""
+        """Return a value of the spec in the form of a cluster file; `None` for a missing key."""
         if self.kind.unparse is not None:
             return self.kind.unparse(value)
         if isinstance(self.type, Section) and value is not None:
@@ -87,13 +87,13 @@ class Section:
     spec: Any = dict
 
     def format_value(self, spec: Any) -> dict[str, Any]:
-        """Write a part of the spec as a cluster file has it."""
+        """Return a part of the spec in the form of a cluster file."""
         values = {name: key.format_value(getattr(spec, name)) for name, key in self.keys.items()}
         return {name: value for name, value in values.items() if value is not None}
 
 
 def split_annotation(hint: Any) -> tuple[Any, FieldType]:
-    """Part an annotation into its type, without `None`, and its kind."""
+    """Split an annotation into its type, without `None`, and its `FieldType`."""
     if get_origin(hint) is Annotated:
         annotation, below = split_annotation(hint.__origin__)
         return annotation, next((part for part in hint.__metadata__ if isinstance(part, FieldType)), below)

@@ -1,4 +1,4 @@
-"""Validation of one section with pydantic; its errors become our messages, each with its mark in the file.
+"""Validation of one section with pydantic; each error becomes a message with its position in the file.
 
 The models have no defaults: a missing key keeps the default of the spec. Sections are normalized first, so that one
 mistake gives one message.
@@ -99,7 +99,7 @@ def _convert_to_tuple(items: list[Any]) -> tuple[Any, ...]:
 
 
 def normalize_section(node: Node, shape: Section) -> Node:
-    """Leave out known keys without a value, and take environment and arguments as they were written."""
+    """Drop known keys without a value, and keep environment and arguments as written."""
     if not isinstance(node.value, dict):
         return node
     entries: dict[str, Node] = {}
@@ -114,7 +114,7 @@ def normalize_section(node: Node, shape: Section) -> Node:
 
 
 def keep_scalars_as_text(node: Node) -> Node:
-    """Take the scalars of a mapping or list as written: `1e-3` stays `1e-3`, `yes` stays `yes`."""
+    """Return a mapping or list with its scalars as text: `1e-3` stays `1e-3`, `yes` stays `yes`."""
     if isinstance(node.value, dict):
         return node.with_entries({key: _keep_text(child) for key, child in node.value.items()})
     if isinstance(node.value, list):
@@ -198,7 +198,7 @@ def _report_error(detail: ErrorDetails, root: Node, path: Path, section: Section
 
 
 def _find_node(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, Node, Path]:
-    """Walk as far as the document goes: `loc` may name a part that is missing, or an item of a short form."""
+    """Return parent, node and path of an error; `loc` may name a missing part."""
     parent = node = root
     inner: list[int | str] = []
     for part in loc:

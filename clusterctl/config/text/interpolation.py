@@ -1,4 +1,4 @@
-"""Interpolation of `${env:NAME}`, after parsing, so that the value of a variable cannot become YAML.
+"""Interpolation of `${env:NAME}` after parsing, so that a value cannot become YAML.
 
 Nothing else is interpolated. A text that looks like another expansion is refused, unless a shell reads it.
 """
@@ -52,7 +52,7 @@ _FORMS = (
 
 @dataclass
 class Interpolation:
-    """What values are filled in from.
+    """The variables that interpolation uses.
 
     Attributes:
         environ: The variables of this machine.
@@ -65,7 +65,7 @@ class Interpolation:
     search_paths: list[tuple[Mark, Path, str]] = field(default_factory=list)
 
     def interpolate_tree(self, node: Node, path: Path = ()) -> Node:
-        """Leave out `x-*` keys and fill in variables, everywhere below `node`; keys are never filled in."""
+        """Drop `x-*` keys and interpolate the values below `node`; keys are not interpolated."""
         if isinstance(node.value, dict):
             entries: dict[str, Node] = {}
             for key, child in node.value.items():
@@ -90,7 +90,7 @@ class Interpolation:
         return self.interpolate_value(node, path, is_shell=is_shell) if "$" in node.raw else node
 
     def interpolate_value(self, node: Node, path: Path, *, is_shell: bool = False) -> Node:
-        """Fill in the variables of one value.
+        """Interpolate one value.
 
         Args:
             node: The value.
@@ -152,7 +152,7 @@ class Interpolation:
         return "$("
 
     def _doubt_command(self, token: str, mark: Mark, path: Path) -> None:
-        """Warn of a variable as Kubernetes fills it in, where bash runs a command of that name."""
+        """Warn of a Kubernetes variable that bash would run as a command."""
         name = token[2:-1]
         text = (
             f"{format_path(path)}: bash runs a command `{name}` for `{token}`, which is a variable for Kubernetes alone"
@@ -191,7 +191,7 @@ def is_shell_text(path: Path) -> bool:
 
 
 def list_shell_items(path: Path, items: Collection[object]) -> set[int]:
-    """Return which items of a list are read by a shell: in a command, what follows `-c`."""
+    """Return the items of a list that a shell reads: in a command, those after `-c`."""
     if path[-1:] != ("command",):
         return set()
     texts = [item if isinstance(item, str) else "" for item in items]
@@ -199,7 +199,7 @@ def list_shell_items(path: Path, items: Collection[object]) -> set[int]:
 
 
 def escape_text(text: str, *, is_shell: bool = False) -> str:
-    """Write a text so that filling it in gives the text again."""
+    """Escape a text so that interpolation returns the same text."""
     return re.sub(r"\$(?=\{env:)" if is_shell else r"\$(?=[{A-Za-z_]|\([A-Z][A-Z0-9_]+\))", "$$", text)
 
 
@@ -230,7 +230,7 @@ def _as_bash_writes(name: str, token: str) -> str:
 def _warn_of_blanks(
     written: Sequence[Node], items: Sequence[Node], shell: set[int], path: Path, report: Report
 ) -> None:
-    """Doubt single arguments that hold several."""
+    """Warn of single arguments that look like several."""
     hint = "write each argument as an item, or use a text of `job.command`, which bash splits at blanks"
     for i, (before, item) in enumerate(zip(written, items, strict=True)):
         value = item.value if isinstance(item.value, str) else ""
@@ -257,7 +257,7 @@ def _shortened(text: str) -> str:
 
 
 def _check_tilde(node: Node, path: Path, report: Report) -> bool:
-    """Tell of a `~` that nobody expands; return False where the value cannot be used."""
+    """Report a `~` that nothing expands; return whether the value is usable."""
     raw = node.raw or ""
     if _is_variable_value(path) or path[:2] in (("job", "args"), ("job", "command")):
         if _HOME_PATH.search(raw):
@@ -291,7 +291,7 @@ def _warn_hidden_host(mark: Mark, key: str, path: Path, report: Report) -> None:
 
 
 def _is_literal_key(path: Path) -> bool:
-    """Tell whether the value at `path` is taken as it is written."""
+    """Return whether the value at `path` is literal, without interpolation."""
     if path[:2] == ("ssh", "known_hosts"):
         return True
     if path[:1] == ("defaults",):

@@ -25,7 +25,7 @@ class Overrides:
 
 
 def merge_trees(trees: Sequence[Node]) -> Node:
-    """Lay later trees over earlier ones: mappings merge, everything else is replaced."""
+    """Merge later trees into earlier ones: mappings merge, everything else is replaced."""
     result = trees[0]
     for tree in trees[1:]:
         result = _merge_nodes(result, tree)
@@ -106,7 +106,7 @@ def _set_item(node: Node, part: str, rest: list[str], value: Node, mark: Mark, r
 
 
 def apply_overrides(root: Node, overrides: Overrides) -> Node:
-    """Lay the options of `up` over the file, and append what follows `--` to `job.args`."""
+    """Apply the options of `up` to the file, and append the arguments after `--` to `job.args`."""
     if overrides.name is not None:
         root = _set_child(root, "name", _text_node("--name", overrides.name))
     job = root.child("job")

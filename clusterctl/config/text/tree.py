@@ -47,7 +47,7 @@ class Mark:
         return f"{self.document.path}:{self.line}:{self.column}"
 
     def problem(self, text: str, hint: str | None = None) -> Problem:
-        """Say that something is wrong here."""
+        """Return a problem at this position."""
         if not self.document.places:
             return Problem(self.document.path, 0, 0, text, hint)
         lines = self.document.lines
@@ -55,13 +55,13 @@ class Mark:
         return Problem(self.document.path, self.line, self.column, text, hint, self.length, source)
 
     def shifted(self, offset: int, length: int) -> Mark:
-        """The place `offset` characters further on the same line."""
+        """Return the position `offset` characters further on the same line."""
         return replace(self, column=self.column + offset, length=length)
 
 
 @dataclass(slots=True)
 class Node:
-    """A value with its place; nodes are never changed once made, because aliases share them.
+    """A value with its position; nodes never change, because aliases share them.
 
     Attributes:
         value: A scalar, a list of nodes, or a dict of nodes by key.
@@ -82,7 +82,7 @@ class Node:
     depth: int = 1
 
     def child(self, key: str | int) -> Node | None:
-        """The entry or item, or `None` where there is none."""
+        """Return the entry or item, or `None` if there is none."""
         if isinstance(self.value, dict):
             node = self.value.get(key)
             return node if isinstance(node, Node) else None
@@ -92,16 +92,16 @@ class Node:
         return None
 
     def key_mark(self, key: str | int) -> Mark:
-        """Where the key stands, or the value where keys have no place."""
+        """Return the position of a key, or of the value if keys have no position."""
         mark = self.keys.get(str(key))
         return mark if mark is not None else self.mark
 
     def with_entries(self, entries: dict[str, Node], keys: dict[str, Mark] | None = None) -> Node:
-        """The same mapping with other entries."""
+        """Return the same mapping with other entries."""
         return Node(entries, self.mark, keys={**self.keys, **(keys or {})})
 
     def plain(self) -> Any:
-        """The value alone, as dicts, lists and scalars."""
+        """Return the plain value as dicts, lists and scalars."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -109,7 +109,7 @@ class Node:
         return self.value
 
     def inside(self, offset: int, length: int) -> Mark:
-        """The place of a part of a scalar, as exactly as its quoting allows."""
+        """Return the position of a part of a scalar, as exactly as its quoting allows."""
         line = self.mark.document.lines[self.mark.line - 1] if self.mark.document.places else ""
         start = self.mark.column - 1 + (1 if self.quoted else 0)
         if self.raw is None or not line.startswith(self.raw, start):
@@ -126,11 +126,11 @@ class Report:
     _seen: set[tuple[bool, str, int, int, str]] = field(default_factory=set)
 
     def add(self, mark: Mark, text: str, hint: str | None = None) -> None:
-        """Note a mistake."""
+        """Add an error."""
         self._note(self.problems, mark, text, hint)
 
     def warn(self, mark: Mark, text: str, hint: str | None = None) -> None:
-        """Note something that is allowed and probably not meant."""
+        """Add a warning: something is allowed, but probably a mistake."""
         self._note(self.warnings, mark, text, hint)
 
     def _note(self, where: list[Problem], mark: Mark, text: str, hint: str | None) -> None:
@@ -142,13 +142,13 @@ class Report:
             where.append(problem)
 
     def ordered(self, paths: Iterable[str]) -> list[Problem]:
-        """The problems by file, as the files were given, then by place."""
+        """Return the errors in the order of the files, then by position."""
         order = {path: index for index, path in enumerate(paths)}
         return sorted(self.problems, key=lambda p: (order.get(p.path, len(order)), p.line, p.column))
 
 
 def format_path(path: Path) -> str:
-    """Write a path as people do: `hosts[1].gpus`."""
+    """Return a path as text: `hosts[1].gpus`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)

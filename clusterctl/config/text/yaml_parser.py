@@ -16,7 +16,7 @@ from clusterctl.config.text.tree import Document, Mark, Node, Report
 
 
 def report_syntax_error(document: Document, error: Exception, report: Report) -> None:
-    """Report what libyaml refused, at the place where a person looks for it."""
+    """Report a syntax error of libyaml at the position of the user's mistake."""
     place = getattr(error, "problem_mark", None)
     if place is None:
         report.add(Mark(document, 1, 1), f"not YAML: {str(error).splitlines()[0]}")
@@ -34,7 +34,7 @@ def report_syntax_error(document: Document, error: Exception, report: Report) ->
 
 
 def _move_into_text(mark: Mark) -> Mark:
-    """Libyaml points behind the end of the text when something is not closed; people look at the last line."""
+    """Return a position in the text: libyaml points behind the end of the text if something is not closed."""
     lines = mark.document.lines
     if mark.line <= len(lines) and not (mark.line == len(lines) and not lines[-1] and mark.line > 1):
         return mark
@@ -142,7 +142,7 @@ _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U000100
 
 
 def parse_scalar(text: str) -> Any:
-    """Take a plain scalar for what YAML 1.2 says: null, a truth value, a number, or text."""
+    """Return the value of a plain scalar in YAML 1.2: null, a boolean, a number, or text."""
     if text[:1] not in _NOT_TEXT:
         return text
     if _NULL.fullmatch(text):
@@ -161,7 +161,7 @@ def parse_scalar(text: str) -> Any:
 
 
 def parse_document(path: str, content: bytes | str, report: Report) -> Node | None:
-    """Read one document into a tree; what is wrong goes to `report`. `None`: nothing could be read."""
+    """Parse one document into a tree, or return `None`; errors go to `report`."""
     text = _decode(path, content, report)
     if text is None:
         return None
@@ -169,7 +169,7 @@ def parse_document(path: str, content: bytes | str, report: Report) -> Node | No
 
 
 def parse_yaml(document: Document, report: Report) -> Node | None:
-    """Read one document whose text is known to be text."""
+    """Parse one decoded document."""
     match = _UNPRINTABLE.search(document.text)
     if match is not None:
         report.add(_mark_at(document, match.start()), f"a control character (U+{ord(match[0]):04X})")

@@ -120,7 +120,7 @@ def check_visible_devices(view: NodeView) -> Outcome:
 
 
 def find_setup_symptom(gpu: int, causes: Sequence[str] | None, degrees: float | None, lasting: float) -> Symptom | None:
-    """Return what holds the clocks down in a sample; `lasting` is how many seconds make it worth a word."""
+    """Return the symptom of reduced clocks in a sample; it must last for `lasting` seconds to be reported."""
     if not causes:
         return None
     words, detail = f"held down by {', '.join(causes)}", f"{degrees:.0f} °C" if degrees is not None else ""
@@ -243,7 +243,7 @@ def _odd(places: Mapping[str, Mapping[str, int]], how: str) -> list[Outcome]:
 
 
 def find_xgmi_symptom(gpu: int, lost: int | None) -> Symptom | None:
-    """Return what links that have gone down say of a GPU in a run."""
+    """Return the symptom of a GPU whose links went down during a run."""
     if not lost or lost < 0:
         return None
     words = f"{lost} XGMI links have gone down"
@@ -258,7 +258,7 @@ _ENDED = ("done", "failed")
 
 @dataclass(frozen=True, slots=True)
 class _Meaning:
-    """What a kind of event says.
+    """The meaning of a kind of event.
 
     Attributes:
         hard: It speaks of hardware.
@@ -282,7 +282,7 @@ _MEANINGS: dict[tuple[str, str], _Meaning] = {
 
 
 def was_reset_since(view: NodeView, device: gpus.Device, kind: str) -> bool:
-    """Tell whether a GPU was reset after the last event of a kind, as far as the kernel log says."""
+    """Return whether the kernel log has a reset of a GPU after the last event of a kind."""
     own = [event for event in _events(view) if event["device"] == gpus.read_value(device, "pci")]
     of_kind = [event["order"] for event in own if event["kind"] == kind]
     resets = [event["order"] for event in own if (event["kind"], event["grade"]) == ("reset", "done")]
@@ -362,7 +362,7 @@ def _of(event: Event, events: list[Event], kind: str) -> list[Event]:
 
 
 def _place(view: NodeView, address: str) -> tuple[gpus.Device | None, int | None, bool]:
-    """Return the GPU at an address, its index, and whether the run uses it; of one without address nobody knows."""
+    """Return the GPU at an address, its index, and whether the run uses it, which an unknown address may be."""
     device = next((d for d in gpus.list_gpus(view) if gpus.read_value(d, "pci") == address), None)
     if device is None:
         return None, None, True
@@ -392,7 +392,7 @@ _REPAIRED = (
 
 
 def judge_uncorrected_errors(view: NodeView) -> list[Outcome]:
-    """Judge errors that were left uncorrected since the driver was loaded; the driver counts on over a reset."""
+    """Judge uncorrected errors since the driver was loaded; a reset does not clear the driver's counts."""
     return gpus.judge_each(view, "ecc_unc", _judge_uncorrected, "no uncorrected errors on {n} GPUs")
 
 
@@ -434,7 +434,7 @@ def check_bad_pages(gpu: gpus.GpuValue) -> Outcome | None:
 
 
 def find_ras_symptom(gpu: int, more: int) -> Symptom | None:
-    """Return what uncorrected errors say of a GPU in a run: `more` since its start."""
+    """Return the symptom of a GPU with `more` uncorrected errors since the start of the run."""
     if more <= 0:
         return None
     check, detail = "gpu.ecc_uncorrected", f"{more} since the start"

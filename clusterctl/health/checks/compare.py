@@ -1,4 +1,4 @@
-"""The odd one out: nodes and GPUs are their own yardstick.
+"""Comparison of nodes and GPUs with each other.
 
 Categories: the strict majority is right, the rest is named. With no majority (two nodes, or a tie) nodes disagree and
 nobody is blamed. Numbers: an outlier is far from the median by the check's own measure *and* by more than three
@@ -27,7 +27,7 @@ _MAD_TO_SIGMA = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What the members of a population say.
+    """The values of the members of a group.
 
     Attributes:
         majority: The value of more than half of them, as given, or `None` where there is none.
@@ -41,7 +41,7 @@ class Vote:
 
     @property
     def agreed(self) -> bool:
-        """All say the same."""
+        """All members have the same value."""
         return len(self.values) <= 1
 
 
@@ -61,7 +61,7 @@ def count_votes(answers: Mapping[str, Any]) -> Vote:
 def find_outliers(
     numbers: Mapping[str, float], is_far: Callable[[float, float], bool], *, least: int = 4
 ) -> dict[str, float]:
-    """Return the members whose number is far from the median; none where there are fewer than `least`.
+    """Return the members whose number is far from the median; none if there are fewer than `least` members.
 
     Args:
         numbers: Member to number.
@@ -175,7 +175,7 @@ def find_gpu_outliers(view: ClusterView, field: str, unit: str) -> list[Outcome]
 
 
 def report_no_outlier(view: ClusterView, judged: int, what: str) -> Outcome:
-    """Say that GPUs are alike, or why nothing can be said."""
+    """Return the outcome of a comparison without an outlier: all GPUs are equal, or there was nothing to compare."""
     if judged:
         return ok(f"{what}: {judged} GPUs alike")
     with_gpus = [v for v in view.views if gpus.find_skip_reason(v) is None]
@@ -185,7 +185,7 @@ def report_no_outlier(view: ClusterView, judged: int, what: str) -> Outcome:
 
 
 def group_by_board(view: ClusterView, read: Callable[[gpus.Device], Any]) -> dict[str, dict[str, Any]]:
-    """Return board -> "node/index" -> value, over the GPUs that matter and have one.
+    """Return the value of each used GPU that has one, as board -> "node/index" -> value.
 
     A board is a model as one maker sells it, told apart by the PCI subsystem: limits and firmware are the maker's.
     """
@@ -203,7 +203,7 @@ def group_by_board(view: ClusterView, read: Callable[[gpus.Device], Any]) -> dic
 
 
 def group_by_slot(view: ClusterView, read: Callable[[NodeView], Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Return slot -> node -> number: what sits at one place of machines that are built alike.
+    """Return slot -> node -> number for machines with the same layout.
 
     A place is the PCI address of a GPU, or of a pair of them. Only machines with the same models at the same addresses
     are compared: of others, one cannot tell damage from design.
@@ -227,7 +227,7 @@ def group_by_slot(view: ClusterView, read: Callable[[NodeView], Mapping[str, int
 
 
 def read_by_index(node: NodeView, read: Callable[[gpus.Device], int | None]) -> dict[str, int]:
-    """Return a number of each GPU of a node that has one, by index."""
+    """Return a number of each GPU of a node by index, without the GPUs that have none."""
     numbers = {str(device["index"]): read(device) for device in gpus.list_used_gpus(node)}
     return {index: number for index, number in numbers.items() if number is not None}
 

@@ -69,12 +69,12 @@ _WORDS = {
 
 
 def describe_action(value: int) -> Recovery:
-    """Return what a recovery action means; one that is not known asks for something all the same."""
+    """Return the meaning of a recovery action; an unknown number is an action too."""
     return RECOVERIES.get(value, _NEWER)
 
 
 def parse_changed_action(text: str) -> int | None:
-    """Return what the driver asks for after an XID 154, by the end of its text; `None` where it cannot be read.
+    """Return the action that the end of the text of an XID 154 names; `None` if it names none.
 
     The number counts: it has stayed, while the words behind it change (driver 610 writes `0x2 (OS Reboot)` where others
     write `0x2 (Node Reboot Required)`).
@@ -106,7 +106,7 @@ def check_recovery_action(gpu: gpus.GpuValue) -> Outcome | None:
 
 
 def find_recovery_symptom(gpu: int, value: int | None) -> Symptom | None:
-    """Return what a sample's recovery action says of a GPU in a run."""
+    """Return the symptom of a GPU whose sample has a recovery action."""
     if not value:
         return None
     recommended = describe_action(value)
@@ -161,19 +161,19 @@ _ONCE = "Once may be chance; if it comes again, look at the kernel log around it
 
 
 def is_answering(gpu: Mapping[str, Any]) -> bool:
-    """Tell whether a GPU, of facts or of a sample, answered every call as far as the calls speak of it."""
+    """Return whether no call reported an error of the GPU itself, in facts or in a sample."""
     return driver_errors.find_worst_error(gpu.get("err") or {}) is None
 
 
 def count_streaks(before: Streaks, gpu: Mapping[str, Any]) -> Streaks:
-    """Count on, for one GPU of a sample, how often each call has given an answer that may be chance."""
+    """Return how many samples in a row each call of a GPU has returned a possibly transient error."""
     index = int(gpu["gpu"])
     doubtful = [call for call, word in (gpu.get("err") or {}).items() if word in driver_errors.MEANINGS]
     return {(index, call): before.get((index, call), 0) + 1 for call in doubtful}
 
 
 def find_device_symptom(gpu: Mapping[str, Any], counted: Streaks) -> Symptom | None:
-    """Return what a sample's answers say of a GPU in a run: one odd answer says nothing."""
+    """Return the symptom of a GPU whose calls fail; one failed call alone is no symptom."""
     index = int(gpu["gpu"])
     certain = {
         call: word

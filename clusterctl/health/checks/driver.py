@@ -45,7 +45,7 @@ def check_driver(view: NodeView) -> Iterator[Outcome]:
 
 
 def _second(view: NodeView) -> str:
-    """Say what the second source says, where it was asked."""
+    """Return the error of nvidia-smi for a message, or an empty text."""
     smi = view.group("smi").data
     errors = smi.get("errors") or []
     return f"; nvidia-smi exits {smi['rc']}: {errors[0]}" if smi.get("rc") and errors else ""

@@ -75,7 +75,7 @@ def check_gpu_build(view: NodeView) -> Outcome:
 
 
 def _built_for(torch: str, versions: dict[str, Any]) -> str | None:
-    """Return whose GPUs a torch can use, or `None`. ROCm builds say so in their version; others of AMD's do not."""
+    """Return the vendor whose GPUs a build of torch can use, or `None`."""
     if "+rocm" in torch or versions.get("torch_hip"):
         return AMD
     if "+xpu" in torch:
@@ -84,7 +84,7 @@ def _built_for(torch: str, versions: dict[str, Any]) -> str | None:
 
 
 def _maker(view: NodeView) -> str | None:
-    """Return whose GPUs the node shows; `None` where it shows none, so that nothing can be said."""
+    """Return the vendor of the node's GPUs, or `None` if the node shows no GPU."""
     return gpus.find_vendor(view) if gpus.list_compute_cards(view) or gpus.list_gpus(view) else None
 
 
@@ -171,7 +171,7 @@ def _newer(needed: int, there: int) -> str:
 
 
 def _without_code(view: NodeView, build: _Build, say: Callable[..., Outcome]) -> Iterator[Outcome]:
-    """Say which GPUs the build has no code for. Code of a major compute capability runs on all its minor ones."""
+    """Yield the GPUs for which the build has no code. Code of a major compute capability runs on its minor ones."""
     for device in gpus.list_used_gpus(view):
         major, minor = gpus.read_value(device, "capability") or (0, 0)
         first = _FIRST_CUDA.get(major, (0, 0))

@@ -103,7 +103,7 @@ def check_sram_errors(gpu: gpus.GpuValue) -> Outcome | None:
 
 
 def find_ecc_symptom(gpu: int, more: int, recovery: int | None) -> Symptom | None:
-    """Return what uncorrected errors say of a GPU in a run: so many since its start, and the recovery action.
+    """Return the symptom of a GPU with `more` uncorrected errors since the start of the run.
 
     Those that were not contained are told by their XIDs too.
     """
@@ -203,5 +203,5 @@ def _judge_retired_pages(gpu: gpus.GpuValue) -> Outcome | None:
 
 
 def find_row_remap_symptom(gpu: int, failure: int | None) -> Symptom | None:
-    """Return what a sample's row remapping says of a GPU in a run. One that is pending waits for the end of the run."""
+    """Return the symptom of a GPU whose row remapping failed; a pending one may wait for the end of the run."""
     return Symptom("gpu.remap_failure", Status.FAIL, "row remapping failed", Action.RMA, gpu=gpu) if failure else None

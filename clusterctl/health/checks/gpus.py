@@ -21,7 +21,7 @@ _DISPLAY = "0x0300"
 
 
 def find_vendor(view: NodeView) -> str:
-    """Return whose GPUs the node has: NVIDIA's where nothing tells."""
+    """Return the vendor of the node's GPUs; NVIDIA if nothing shows the vendor."""
     groups = {key: view.group(entry.group) for key, entry in VENDORS.items() if entry.group}
     of_cards = {card["vendor"] for card in list_compute_cards(view)}
     signs = [key for key, group in groups.items() if group.data.get("devices")]
@@ -34,17 +34,17 @@ def find_vendor(view: NodeView) -> str:
 
 
 def read_library(view: NodeView) -> FactGroup:
-    """Return what the library, or the driver, of the node's GPUs told."""
+    """Return the facts from the library, or the driver, of the node's GPUs."""
     return view.group(VENDORS[find_vendor(view)].group or "")
 
 
 def describe_source(view: NodeView) -> str:
-    """Name what is asked about the node's GPUs."""
+    """Return the name of the library or driver of the node's GPUs."""
     return VENDORS[find_vendor(view)].source
 
 
 def list_compute_cards(view: NodeView) -> list[dict[str, Any]]:
-    """Return the cards on the PCI bus that somebody computes on.
+    """Return the cards on the PCI bus that are made for computing.
 
     Of a display that is not NVIDIA's one cannot tell: most are part of a processor. Where its driver computes, it is
     among the devices.
@@ -59,7 +59,7 @@ def list_gpus(view: NodeView) -> list[Device]:
 
 
 def list_used_gpus(view: NodeView) -> list[Device]:
-    """Return the GPUs that matter: the declared indices, the first N, or all."""
+    """Return the GPUs of the run: the declared indices, the first N, or all."""
     declared = view.expected.gpus
     if isinstance(declared, tuple):
         return [d for d in list_gpus(view) if d["index"] in declared]
@@ -67,13 +67,13 @@ def list_used_gpus(view: NodeView) -> list[Device]:
 
 
 def has_gpu_sign(view: NodeView) -> bool:
-    """Tell whether there is any sign of a GPU or its driver on the node."""
+    """Return whether the node shows any sign of a GPU or its driver."""
     module = view.group("driver").data.get("module")
     return bool(list_compute_cards(view) or module or list_used_gpus(view) or read_library(view).status == "timeout")
 
 
 def find_skip_reason(view: NodeView) -> Outcome | None:
-    """Return why a GPU check has nothing to judge, or `None` when it has."""
+    """Return why a GPU check does not apply, or `None` if it applies."""
     if view.expected.count == 0:
         return skip("no GPUs declared")
     if find_vendor(view) not in view.check.vendors:
@@ -86,7 +86,7 @@ def find_skip_reason(view: NodeView) -> Outcome | None:
 
 
 def find_library_problem(view: NodeView) -> Outcome | None:
-    """Return why the library's answers cannot be judged, or `None`; who is to blame is another check's business."""
+    """Return why the facts of the library cannot be judged, or `None`; other checks report the cause."""
     group, name = read_library(view), describe_source(view)
     if group.status != "ok":
         return unknown(f"{name} did not answer: {group.reason or group.status}")
@@ -98,12 +98,12 @@ def find_library_problem(view: NodeView) -> Outcome | None:
 
 
 def read_value(device: Device, field: str) -> Any:
-    """Return a value of a GPU, or `None` where it could not be read."""
+    """Return a value of a GPU, or `None` if it could not be read."""
     return device.get("v", {}).get(field)
 
 
 def describe_gpu(device: Device) -> str:
-    """Name a GPU for a person: index, and PCI address where known."""
+    """Return the name of a GPU for messages: its index, and its PCI address if known."""
     pci = read_value(device, "pci")
     return f"GPU {device['index']} ({pci})" if pci else f"GPU {device['index']}"
 
@@ -165,7 +165,7 @@ def gpu_check(
 def judge_each(
     view: NodeView, field: str, judge: GpuJudge, healthy: str, *, absent: str | None = None
 ) -> list[Outcome]:
-    """Judge one field of every GPU: adverse outcomes one a GPU, all well folded into one.
+    """Judge one value of every GPU; return the adverse outcomes, or one outcome if all GPUs are healthy.
 
     Args:
         view: The node.
@@ -199,7 +199,7 @@ def judge_each(
 
 
 def format_gpu_names(gpus: Sequence[int]) -> str:
-    """Name GPUs: `GPU 3`, `GPUs 0, 2`."""
+    """Return the name of some GPUs: `GPU 3`, `GPUs 0, 2`."""
     return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
 
 
@@ -207,13 +207,13 @@ def format_gpu_names(gpus: Sequence[int]) -> str:
 
 
 def uses_gpus(view: NodeView) -> bool:
-    """Tell whether the node takes part with GPUs."""
+    """Return whether the node uses GPUs."""
     count = view.expected.count
     return has_gpu_sign(view) if count is None else count > 0
 
 
 def count_ranks(view: NodeView) -> int:
-    """Return how many ranks the node is to run: as declared, else one a GPU, else one."""
+    """Return the number of ranks on the node: the declared number, else one per GPU, else one."""
     declared = view.expected.workers
     if declared is not None:
         return max(1, declared)
@@ -222,6 +222,6 @@ def count_ranks(view: NodeView) -> int:
 
 
 def describe_ranks(view: NodeView) -> str:
-    """Name them for a person."""
+    """Return the number of ranks for messages."""
     number = count_ranks(view)
     return f"{number} rank{'s' if number > 1 else ''}"

@@ -161,7 +161,7 @@ def check_time_daemon(view: NodeView) -> Iterator[Outcome]:
 
 
 def _from_head(view: NodeView) -> float | None:
-    """Return by how many seconds the node's clock differs from the head's at most, or `None` where nobody measured."""
+    """Return the largest possible difference of the node's clock from the head's, or `None` if it was not measured."""
     clock = view.controller.get("clock") or {}
     if clock.get("offset") is None:
         return None

@@ -18,7 +18,7 @@ _SOCKETS = "socket"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What NCCL would make of the RDMA ports of a node.
+    """The RDMA ports of a node that NCCL would use.
 
     Attributes:
         used: The active ports that it would use.
@@ -32,7 +32,7 @@ class Selection:
 
 
 def find_missing_facts(view: NodeView) -> Outcome | None:
-    """Return why nothing can be said of RDMA ports, or `None`."""
+    """Return the outcome for missing facts about RDMA ports, or `None` if they are complete."""
     for group in ("net", "host", "versions"):
         if view.group(group).status != "ok":
             return unknown(f"could not look for RDMA: {view.group(group).reason or group}")
@@ -40,12 +40,12 @@ def find_missing_facts(view: NodeView) -> Outcome | None:
 
 
 def list_ports(view: NodeView) -> list[Port]:
-    """Return every RDMA port that the node has."""
+    """Return all RDMA ports of the node."""
     return view.group("net").data.get("ib") or []
 
 
 def select_ports(view: NodeView) -> Selection:
-    """Return which ports NCCL would use on a node."""
+    """Return the ports that NCCL would use on a node."""
     env: dict[str, str] = {k: v for k, v in (view.group("host").data.get("env") or {}).items() if v}
     versions = view.group("versions").data
     wanted = env.get("NCCL_NET", "").lower()
@@ -77,22 +77,22 @@ def _why_none(verbs: list[Port], hca: str) -> str:
 
 
 def is_active(port: Port) -> bool:
-    """Tell whether a port is ready for use."""
+    """Return whether a port is ready for use."""
     return port.get("state") == "ACTIVE"
 
 
 def format_port_name(port: Port) -> str:
-    """Name a port for a person."""
+    """Return the name of a port for messages."""
     return f"{port['device']}/{port['port']}"
 
 
 def format_port_names(some: Iterable[Port]) -> str:
-    """Name ports for a person."""
+    """Return the names of ports for messages."""
     return ", ".join(map(format_port_name, some))
 
 
 def describe_state(port: Port) -> str:
-    """Say how a port is that is not active: `DOWN, Polling` is one without a cable, or whose other end is dead."""
+    """Return the state of a port: `DOWN, Polling` means no cable, or a dead port at the other end."""
     return f"{format_port_name(port)} {port.get('state')}, {port.get('phys')}"
 
 
@@ -103,7 +103,7 @@ def _entries(hca: str) -> list[tuple[str, str]]:
 
 
 def _matches(port: Port, hca: str) -> bool:
-    """Tell whether NCCL_IB_HCA selects a port."""
+    """Return whether NCCL_IB_HCA selects a port."""
     entries = _entries(hca)
     if not entries:
         return True
@@ -117,7 +117,7 @@ def _matches(port: Port, hca: str) -> bool:
 
 
 def _is_named(port: Port, hca: str) -> bool:
-    """Tell whether a port is named in full: a prefix such as `mlx5` names all there are, used or not."""
+    """Return whether a port is named in full; a prefix such as `mlx5` names no port in particular."""
     return not hca.startswith("^") and any(
         port["device"] == device and number in ("", str(port["port"])) for device, number in _entries(hca)
     )
@@ -182,7 +182,7 @@ def _describe_port_problem(found: list[Port], chosen: Selection) -> list[Outcome
 
 
 def _is_odd(port: Port, found: list[Port]) -> bool:
-    """Tell whether most ports of such cards are active. Of a card with one port in use and one spare nobody can say."""
+    """Return whether most ports of the same kind of card are active, which needs more than one card."""
     kind = (port.get("board"), port.get("link_layer"))
     like = [other for other in found if (other.get("board"), other.get("link_layer")) == kind]
     up = sum(map(is_active, like))

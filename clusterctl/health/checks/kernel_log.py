@@ -23,7 +23,7 @@ _SPEAKING = {
 
 
 def describe_reach(view: NodeView) -> str:
-    """Say since when the kernel log tells: a full ring has lost its beginning."""
+    """Return the time that the kernel log covers: a full ring has lost its beginning."""
     log = view.group("kernel_log").data
     since, uptime = log.get("since_s"), log.get("uptime")
     if since is None or uptime is None or uptime - since <= _WHOLE_SECONDS:
@@ -61,7 +61,7 @@ def report_closed_gpu_log(view: NodeView) -> Outcome | None:
 
 
 def _speaking(view: NodeView) -> str | None:
-    """Name the values that speak for the GPUs; `None` where one of them could not be read though it is there."""
+    """Return the names of the healthy values as evidence; `None` if a value exists and could not be read."""
     if gpus.find_library_problem(view) is not None:
         return None
     speaking = _SPEAKING[gpus.find_vendor(view)]
@@ -154,7 +154,7 @@ def check_kernel_log(view: NodeView) -> Iterator[Outcome]:
 
 
 def _recovered(view: NodeView) -> bool:
-    """Tell whether every server that was silent answered again afterwards."""
+    """Return whether every silent server answered again later."""
     silent: set[str] = set()
     for line in view.group().data.get("lines") or []:
         if match := re.search(r"server (\S+) not responding", str(line.get("text"))):

@@ -17,7 +17,7 @@ _RESEAT = "Reseat or replace the card or riser; the kernel log may say `limited 
 
 
 def _slot_width(view: NodeView, device: gpus.Device) -> int | None:
-    """Return the lanes of the port above a card; `None` where the machine does not show it, as most VMs do not."""
+    """Return the lanes of the port above a card; `None` if the machine does not show it, like most virtual ones."""
     address = gpus.read_value(device, "pci")
     for entry in view.group("driver").data.get("pci") or []:
         if address and (_split(entry["address"]) == _split(address)):
@@ -103,12 +103,12 @@ _NVLINK_REMEDY = "Reset the GPUs of the node; if the link stays down, reseat the
 
 
 def count_active_links(states: Sequence[int | None]) -> int:
-    """Return how many links are up."""
+    """Return the number of active links."""
     return sum(state == 1 for state in states)
 
 
 def has_nvswitch(view: NodeView, device: gpus.Device) -> bool:
-    """Tell whether a GPU sits behind an NVSwitch: its fabric has a state, or the machine shows the switch."""
+    """Return whether a GPU is behind an NVSwitch: its fabric has a state, or the machine shows the switch."""
     state = (gpus.read_value(device, "fabric") or {}).get("state")
     return bool(state) or bool(view.group("driver").data.get("nvswitches"))
 
@@ -152,7 +152,7 @@ def _judge_nvlinks(gpu: gpus.GpuValue) -> Outcome | None:
 
 
 def _usual(devices: Sequence[gpus.Device]) -> int | None:
-    """Return how many links most of the GPUs have up that have any; `None` without such a majority."""
+    """Return the number of active links of most GPUs that have any; `None` without such a majority."""
     counts = Counter(
         there for device in devices if (there := count_active_links(gpus.read_value(device, "nvlinks") or []))
     )
@@ -186,7 +186,7 @@ def _links(device: gpus.Device) -> int | None:
 
 
 def _has_none(node: NodeView) -> bool:
-    """Tell whether no GPU of a node without NVSwitch has a link up: nobody has fitted a bridge, or it has come off."""
+    """Return whether a node without an NVSwitch has no active link: a bridge is missing or came off."""
     devices = gpus.list_used_gpus(node)
     return not any(_links(device) for device in devices) and not any(has_nvswitch(node, device) for device in devices)
 
@@ -199,7 +199,7 @@ _UNHEALTHY, _LIMITED = 2, 3
 
 
 def describe_fabric_problem(info: dict[str, Any]) -> str | None:
-    """Return what is wrong with a GPU's fabric, or `None`.
+    """Return the problem of a GPU's fabric, or `None`.
 
     Values are those of `nvmlGpuFabricInfoV_t` in NVIDIA's `nvml.h`.
     """
@@ -315,7 +315,7 @@ Pairs = dict[str, list[int | None]]
 
 
 def _pairs(view: NodeView) -> Pairs:
-    """Return NVML's status over NVLink and for reading, by pair of GPUs that matter, where one was told."""
+    """Return NVML's status of each pair of used GPUs: over NVLink and for reading."""
     mine = {d["index"] for d in gpus.list_used_gpus(view)}
     statuses_of = gpus.read_library(view).data.get("p2p") or []
     pairs = {f"{i}-{j}": [nvlink, read] for i, j, nvlink, read in statuses_of if {i, j} <= mine}
@@ -389,7 +389,7 @@ _SILENT = (12021, 12023)
 
 
 def _witness(view: NodeView) -> Outcome | None:
-    """Say whether the fabric speaks for its switches: GPUs that have joined it, or whose links are up."""
+    """Return the outcome if the fabric state of the GPUs is evidence for the switches, else `None`."""
     if gpus.find_library_problem(view) is not None:
         return None
     devices = gpus.list_used_gpus(view)

@@ -38,7 +38,7 @@ ASK = "Ask the scheduler or the container for more GPUs, or declare those that a
 def judge_count(
     view: NodeView, visible: int, entries: Sequence[HiddenGpu], remedies: Mapping[HiddenReason, tuple[Action, str]]
 ) -> Iterator[Outcome]:
-    """Say whether as many GPUs are there as the cluster file declares, or as the node has.
+    """Judge whether the node shows as many GPUs as the cluster file declares, or as it has.
 
     Args:
         view: The node.
@@ -67,7 +67,7 @@ def judge_count(
 
 
 def _describe_hidden(entries: Sequence[HiddenGpu]) -> str:
-    """Name GPUs by address, those with one reason together."""
+    """Return the addresses of hidden GPUs, grouped by reason."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
         by_reason.setdefault((entry.why.value, entry.words), []).append(entry.address)
@@ -117,7 +117,7 @@ def judge_amd_count(view: NodeView) -> Iterator[Outcome]:
 
 
 def _list_hidden_amd(view: NodeView) -> list[HiddenGpu]:
-    """Return the cards that the compute driver does not show. It tells how many of them the device cgroup keeps."""
+    """Return the cards that the compute driver does not show, with the reason."""
     shown = {gpus.read_value(device, "pci") for device in gpus.list_gpus(view)}
     absent = [card for card in gpus.list_compute_cards(view) if card["vendor"] == AMD and card["address"] not in shown]
     taken = [card["address"] for card in absent if card.get("driver") == "amdgpu"]
@@ -182,7 +182,7 @@ def _list_hidden(view: NodeView) -> list[HiddenGpu]:
 
 
 def _described(entry: dict[str, Any]) -> HiddenGpu:
-    """Tell why a GPU is not shown: by its driver, and by how opening its device node ended."""
+    """Return a hidden GPU with the reason, from its driver and from the result of opening its device node."""
     address, driver, node = entry["address"], entry.get("driver"), entry.get("node")
     if driver != "nvidia":
         odd = driver is None and entry.get("class") == _3D_CONTROLLER
@@ -279,7 +279,7 @@ def check_device_access(view: NodeView) -> Iterator[Outcome]:
 
 
 def _wanted(view: NodeView, nodes: dict[str, bool]) -> list[str]:
-    """Return the nodes that the run needs, apart from that of unified memory."""
+    """Return the device nodes that the run needs, except the one of unified memory."""
     minors = [minor for device in gpus.list_used_gpus(view) if (minor := gpus.read_value(device, "minor")) is not None]
     if not minors:
         return [path for path in nodes if path != _UVM]

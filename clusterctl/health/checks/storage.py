@@ -27,7 +27,7 @@ def _unseen(view: NodeView) -> Iterator[Outcome]:
 
 
 def is_nearly_full(free: float, size_of_it: float, least: float) -> bool:
-    """Tell whether a file system is as good as full. A small one that is nearly empty is small, not full."""
+    """Return whether a file system is nearly full. A small and nearly empty one is not full."""
     return free < least and free * 2 < size_of_it
 
 
@@ -53,7 +53,7 @@ def check_disk_space(view: NodeView) -> Iterator[Outcome]:
 
 
 def _space(view: NodeView, entry: dict[str, Any]) -> Outcome | None:
-    """Return what is wrong with the space at one place."""
+    """Return the problem of the space at one path, or `None`."""
     used, free = entry.get("used", entry["total"] - entry["free"]), entry["free"]
     percent = 100 * used / (used + free) if used + free else 0.0
     words = f"{entry['path']}: {percent:.0f} % full, {format_size(free)} free"
@@ -82,7 +82,7 @@ _ORDER = ("checkpoints", "path", "workdir", "tmp", "home", "root")
 
 
 def _folded(view: NodeView) -> list[dict[str, Any]]:
-    """Return one entry a file system: places that share total and free space are the same one."""
+    """Return one entry per file system: paths with equal total and free space are on one."""
     first_by_size: dict[tuple[Any, ...], dict[str, Any]] = {}
     for entry in sorted(_places(view), key=lambda entry: _ORDER.index(entry["what"])):
         first_by_size.setdefault((entry["total"], entry["free"], entry["inodes"]), entry)

@@ -24,7 +24,7 @@ _CAUSES = HW_THERMAL | HW_POWER_BRAKE
 
 
 def name_reasons(bits: int) -> str:
-    """Name the hardware reasons in a set of clock event bits; the general bit only where no finer one is set."""
+    """Return the hardware reasons in a set of clock event bits; the general reason only without a finer one."""
     fine = [name for bit, name in HW_BITS.items() if bits & bit and bit != HW_SLOWDOWN]
     return ", ".join(fine) or (HW_BITS[HW_SLOWDOWN] if bits & HW_SLOWDOWN else "")
 
@@ -81,7 +81,7 @@ def check_throttling_outliers(view: ClusterView) -> Iterable[Outcome]:
 
 
 def _constant(device: gpus.Device) -> int | None:
-    """Return the causes that were there in every look; a single look says nothing that lasts."""
+    """Return the causes that every reading has; a single reading proves nothing."""
     value = gpus.read_value(device, "throttle")
     if value is None:
         return None
@@ -97,7 +97,7 @@ def _named(bits: int) -> str:
 
 
 def find_throttle_symptom(gpu: int, bits: int, degrees: float | None, lasting: float) -> Symptom | None:
-    """Return what a sample's bits say of a GPU in a run; `lasting` is how many seconds make it worth a word."""
+    """Return the symptom of reduced clocks in a sample; it must last for `lasting` seconds to be reported."""
     hard = name_reasons(bits)
     if not hard and not bits & SW_THERMAL:
         return None
@@ -136,7 +136,7 @@ def check_temperatures(gpu: gpus.GpuValue) -> Outcome | None:
 
 
 def _core_left(device: gpus.Device, degrees: float) -> float | None:
-    """Return by how many degrees a GPU may still warm up; `None` where it does not tell."""
+    """Return how many degrees a GPU is below its limit; `None` if it does not report one."""
     margin = gpus.read_value(device, "margin")
     if margin is not None:
         return float(margin - (gpus.read_value(device, "tlimit_gpu_max") or 0))
@@ -192,7 +192,7 @@ def check_temperature_outliers(view: ClusterView) -> Iterable[Outcome]:
 
 
 def find_thermal_symptom(gpu: Mapping[str, Any], lasting: float) -> Symptom | None:
-    """Return what the temperatures of a sample say of a GPU in a run, where it tells its limits in samples."""
+    """Return the symptom of a GPU at a temperature limit, if its samples have limits."""
     for part, key in (("core", "temp"), ("memory", "mem_temp")):
         degrees, limit = gpu.get(f"{key}_c"), gpu.get(f"{key}_limit_c")
         if degrees is not None and limit and degrees >= limit:

@@ -97,7 +97,7 @@ _UNKNOWN = object()
 
 
 def _driver(view: NodeView) -> str | None:
-    """Return the version of the GPU driver; AMD's has none of its own where it comes with the kernel."""
+    """Return the version of the GPU driver; AMD's driver in the kernel has none of its own."""
     if gpus.find_skip_reason(view) is not None:
         return None
     version = gpus.read_library(view).data.get("driver")

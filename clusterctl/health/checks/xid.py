@@ -14,7 +14,7 @@ from clusterctl.health.model import Action, Outcome, Status, Symptom, fail, ok, 
 
 
 class Weight(Enum):
-    """How much an XID says about the hardware."""
+    """Whether an XID is a fault of the hardware."""
 
     APPLICATION = "application error, not hardware"
     NOTE = "no action needed by itself"
@@ -173,7 +173,7 @@ _RESETTING = (Action.RESET_GPU,)
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What an XID says.
+    """The meaning of an XID.
 
     Attributes:
         hard: It speaks of hardware.
@@ -189,7 +189,7 @@ class Judgement:
 
 
 def judge_event(code: int, text: str = "", grade: str = "") -> Judgement | None:
-    """Return what one XID says, by NVIDIA's catalogue; `None` where it says that all is well again."""
+    """Return the meaning of an XID in NVIDIA's catalogue; `None` if it reports that the GPU is healthy again."""
     if code == RECOVERY_CHANGED:
         value = device_errors.parse_changed_action(text)
         if value == device_errors.NONE:
@@ -244,7 +244,7 @@ def _events(view: NodeView) -> list[dict[str, Any]]:
 
 
 def find_gpus_with_xids(view: NodeView, codes: Collection[int]) -> set[int]:
-    """Return the indices of the run's GPUs of which the kernel log has one of these XIDs."""
+    """Return the indices of the run's GPUs with one of these XIDs in the kernel log."""
     gpus = {_gpu_of(view, event["device"])[0] for event in _events(view) if event["code"] in codes}
     return {index for index in gpus if index is not None}
 
@@ -279,7 +279,7 @@ def _weigh(view: NodeView, event: dict[str, Any], events: Sequence[dict[str, Any
 
 
 def _mended(view: NodeView, index: int | None, event: dict[str, Any], events: Sequence[dict[str, Any]]) -> bool:
-    """Tell whether a GPU was repaired after an XID: the driver took its wish back, or everything reads well."""
+    """Return whether a GPU was repaired after an XID: the driver withdrew its request, or all values are healthy."""
     for later in events:
         taken_back = (
             later["code"] == RECOVERY_CHANGED
@@ -292,7 +292,7 @@ def _mended(view: NodeView, index: int | None, event: dict[str, Any], events: Se
 
 
 def is_recovered(device: gpus.Device) -> bool:
-    """Tell whether a GPU reads well in all that a fatal XID would leave behind."""
+    """Return whether no value of a GPU shows the effect of a fatal XID."""
     recommended, uncorrected = gpus.read_value(device, "recovery_action"), gpus.read_value(device, "ecc_unc")
     return recommended == device_errors.NONE and not uncorrected and device_errors.is_answering(device)
 
@@ -327,7 +327,7 @@ def _gpu_of(view: NodeView, pci: str) -> tuple[int | None, bool]:
 
 
 def find_xid_symptom(gpu: int | None, code: int) -> Symptom | None:
-    """Return what an XID says that the driver reports during a run.
+    """Return the symptom of an XID that the driver reports during a run.
 
     Its text is only in the kernel log; where the text decides, the recovery action is a sign of its own.
     """
@@ -342,7 +342,7 @@ def find_xid_symptom(gpu: int | None, code: int) -> Symptom | None:
 
 
 def is_sample_healthy(gpu: Mapping[str, Any]) -> bool:
-    """Tell whether a GPU of a sample is well after an XID: what the driver asks for, its answers, memory and links."""
+    """Return whether a GPU is healthy in a sample after an XID: recovery action, calls, memory and links."""
     recommended = gpu.get("recovery_action")
     harmed = gpu.get("ecc_unc") or gpu.get("links_lost")
     return recommended == device_errors.NONE and device_errors.is_answering(gpu) and not harmed
