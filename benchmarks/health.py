@@ -21,7 +21,7 @@ from benchmarks.lab import BenchLab, lab
 from benchmarks.measures import Measure, spread, timed
 from clusterctl.agent.facts.sampler import INTERVAL
 from clusterctl.agent.linux.helper_process import START_SCRIPT
-from clusterctl.cli.lookup.reach import reachable
+from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.config.loader import load_cluster_file
 from clusterctl.run.nodes.fan_out import Progress
 from clusterctl.run.nodes.preflight import probe_all
@@ -139,7 +139,7 @@ def _of_process(pid: int) -> float:
 def _wall(bench: BenchLab, rounds: int) -> Measure:
     """Time what the preflight waits for once its connections are there."""
     spec = load_cluster_file([str(bench.head.folder / "cluster.yaml")], environ=os.environ).spec
-    with reachable(spec, spec.hosts) as (sessions, _):
+    with open_reachable_sessions(spec, spec.hosts) as (sessions, _):
         step = Progress("health", 1, lambda _: None)
         walls = [timed(lambda: probe_all(spec, sessions, step)) for _ in range(rounds * 2)]
     detail = f"{spread(walls)} ({GPUS} GPUs played)"

@@ -45,7 +45,7 @@ class CommonOptions:
         return Console.standard(color=ColorChoice(self.color))
 
 
-def offer(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
+def complete_with(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
     """Return what a parameter's `shell_complete` takes; see `clusterctl.cli.completion.items` for the kinds."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
@@ -91,7 +91,7 @@ _FILE_OPTIONS = (
         metavar="FILE",
         multiple=True,
         help="Cluster file; several are merged, later ones win.",
-        shell_complete=offer("files"),
+        shell_complete=complete_with("files"),
     ),
     _CommonOption(
         "--set",
@@ -99,7 +99,7 @@ _FILE_OPTIONS = (
         metavar="KEY=VALUE",
         multiple=True,
         help="Set a key of the cluster file, e.g. job.grace=30s.",
-        shell_complete=offer("keys"),
+        shell_complete=complete_with("keys"),
     ),
 )
 COMMON_OPTIONS = (*_OUTPUT_OPTIONS, *_FILE_OPTIONS)

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
 
 import click
 from click.shell_completion import CompletionItem, split_arg_string
 
-from clusterctl.cli.words import paths_of
+from clusterctl.cli.option_values import list_cluster_files
+from clusterctl.cli.templates import list_templates
+from clusterctl.config.spec import ClusterSpec
 from clusterctl.errors import ClusterctlError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from clusterctl.config.spec import ClusterSpec
-    from clusterctl.run.record.rundir import RunDir
+from clusterctl.plan import layout
+from clusterctl.run.record import state_reader
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.state_reader import load_state
 
 _NEWEST = 50
 """Runs offered; reading the journals of more would make the key feel slow."""
@@ -75,8 +75,6 @@ def _active(context: click.Context, incomplete: str) -> list[CompletionItem[str]
 
 
 def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list[CompletionItem[str]]:
-    from clusterctl.run.record import state_reader
-
     named = context.params.get("references") or ()
     runs = [r for r in reversed(state_reader.list_runs()) if r.run.startswith(incomplete) and r.run not in named]
     items_of_runs = []
@@ -89,8 +87,6 @@ def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list
 
 def _run(context: click.Context) -> RunDir | None:
     """Return the run that the words before this one name."""
-    from clusterctl.run.record import state_reader
-
     if not any(parameter.name in ("reference", "references") for parameter in context.command.params):
         return None
     named = context.params.get("reference") or next(iter(context.params.get("references") or ()), None)
@@ -104,22 +100,17 @@ def _spec(context: click.Context) -> ClusterSpec:
     """Return the cluster file that the words before this one name; else that of the folder."""
     from clusterctl.config.loader import load_cluster_file
 
-    paths = paths_of(context.params.get("path"), context.obj.files)
+    paths = list_cluster_files(context.params.get("path"), context.obj.files)
     return load_cluster_file(paths, environ=os.environ, sets=context.obj.sets).spec
 
 
 def _nodes(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    from clusterctl.run.record.state_reader import load_state
-
     run = _run(context)
     names = list(load_state(run).nodes) if run is not None else [host.name for host in _spec(context).hosts]
     return _of_list(names, incomplete)
 
 
 def _ranks(context: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    from clusterctl.plan import layout
-    from clusterctl.run.record.state_reader import load_state
-
     run = _run(context)
     if run is not None:
         return _of_list(map(str, sorted(load_state(run).workers)), incomplete)
@@ -144,9 +135,7 @@ def _checks(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
 
 
 def _templates(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-    from clusterctl.cli.lookup.templates import templates
-
-    return [CompletionItem(t.name, help=t.summary) for t in templates() if t.name.startswith(incomplete)]
+    return [CompletionItem(t.name, help=t.summary) for t in list_templates() if t.name.startswith(incomplete)]
 
 
 def _keys(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from clusterctl.cli.command import COMMON_OPTIONS
 from clusterctl.cli.command_table import COMMANDS
 from clusterctl.cli.main import cli
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _INTRO = """\
 # Commands

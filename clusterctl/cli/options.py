@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from clusterctl.cli.command import CommonOptions, offer
-from clusterctl.cli.lookup import listings
-from clusterctl.cli.words import paths_of
+from clusterctl.cli import accepted_commands
+from clusterctl.cli.command import CommonOptions, complete_with
+from clusterctl.cli.option_values import list_cluster_files
 from clusterctl.config.host_ranges import HostRangeError, select_hosts
+from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
 from clusterctl.render.errors import render_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from clusterctl.config.loader import LoadedClusterFile
     from clusterctl.config.sections.context import HostCommandRunner
-    from clusterctl.config.spec import ClusterSpec, HealthSpec, HostSpec
     from clusterctl.config.text.overrides import Overrides
     from clusterctl.render.console import Console
 
@@ -27,23 +26,27 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 def cluster_file(command: F) -> F:
     """`[FILE]`; `--file` adds more."""
-    return click.argument("path", metavar="[FILE]", required=False, shell_complete=offer("files"))(command)
+    return click.argument("path", metavar="[FILE]", required=False, shell_complete=complete_with("files"))(command)
 
 
 def target_options(command: F) -> F:
     """`--rank` of `--run` and `-w`, which name one node."""
     command = click.option(
-        "--run", "reference", metavar="RUN", help="The run of `--rank`.", shell_complete=offer("runs")
+        "--run", "reference", metavar="RUN", help="The run of `--rank`.", shell_complete=complete_with("runs")
     )(command)
     command = click.option(
-        "--rank", type=click.IntRange(0), metavar="N", help="The node of this rank.", shell_complete=offer("ranks")
+        "--rank",
+        type=click.IntRange(0),
+        metavar="N",
+        help="The node of this rank.",
+        shell_complete=complete_with("ranks"),
     )(command)
     return click.option("-w", "host", metavar="HOST", help="This host, without a cluster file.")(command)
 
 
 def run_argument(command: F) -> F:
     """`[RUN]`: an id or its beginning, a name, or a cluster file."""
-    return click.argument("reference", metavar="[RUN]", required=False, shell_complete=offer("runs"))(command)
+    return click.argument("reference", metavar="[RUN]", required=False, shell_complete=complete_with("runs"))(command)
 
 
 def refuse_together(*given: tuple[str, object]) -> None:
@@ -57,7 +60,7 @@ def refuse_together(*given: tuple[str, object]) -> None:
         raise click.UsageError(f"{', '.join(names[:-1])} and {names[-1]} cannot be used together")
 
 
-def refuse_beside(option: str, *others: tuple[str, object]) -> None:
+def refuse_with(option: str, *others: tuple[str, object]) -> None:
     """Refuse what would be ignored beside an option that was given; each comes with its value.
 
     Raises:
@@ -68,7 +71,7 @@ def refuse_beside(option: str, *others: tuple[str, object]) -> None:
         raise click.UsageError(f"`{option}` cannot be used together with {' and '.join(names)}")
 
 
-def joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
+def join_sets(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
     """Return the sets of an option as one, or `None` if it was not given."""
     return ",".join(values) or None
 
@@ -80,16 +83,21 @@ def nodes_option(command: F) -> F:
         "nodes",
         metavar="SET",
         multiple=True,
-        callback=joined,
+        callback=join_sets,
         help="Only these nodes, e.g. gpu[01-04].",
-        shell_complete=offer("nodes"),
+        shell_complete=complete_with("nodes"),
     )(command)
 
 
 def exclude_option(description: str) -> Callable[[F], F]:
     """`--exclude SET`; given again, it adds to what was named."""
     return click.option(
-        "--exclude", metavar="SET", multiple=True, callback=joined, help=description, shell_complete=offer("nodes")
+        "--exclude",
+        metavar="SET",
+        multiple=True,
+        callback=join_sets,
+        help=description,
+        shell_complete=complete_with("nodes"),
     )
 
 
@@ -110,9 +118,9 @@ def rank_set_option(command: F) -> F:
         "ranks",
         metavar="SET",
         multiple=True,
-        callback=joined,
+        callback=join_sets,
         help="Only these ranks, e.g. 0-3,7.",
-        shell_complete=offer("ranks"),
+        shell_complete=complete_with("ranks"),
     )(command)
 
 
@@ -144,14 +152,14 @@ def load_file(
     from clusterctl.config.loader import load_cluster_file
 
     loaded = load_cluster_file(
-        paths_of(path, common.files),
+        list_cluster_files(path, common.files),
         environ=os.environ,
         sets=common.sets,
         overrides=overrides,
         require_job=require_job,
         with_secrets=with_secrets,
         health_mistakes=_find_health_mistakes,
-        run_listing=run_listing or listings.run_accepted,
+        run_listing=run_listing or accepted_commands.run_accepted_listing,
     )
     if console is not None and loaded.warnings:
         console.narrate(*render_problems(loaded.warnings, "warning", console.err))
@@ -165,7 +173,7 @@ def _find_health_mistakes(health: HealthSpec) -> list[tuple[str, str, str | None
     return find_unknown_names(health)
 
 
-def chosen_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None = None) -> tuple[HostSpec, ...]:
+def select_spec_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None = None) -> tuple[HostSpec, ...]:
     """Return the hosts that `--nodes` and `--exclude` choose, in the order of the file.
 
     Raises:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from clusterctl._version import __version__
 from clusterctl.cli.command_table import GROUPS
-from clusterctl.cli.lookup.runs import listed_view_of
+from clusterctl.cli.run_views import load_list_view
 from clusterctl.render.console import Console
 from clusterctl.render.run_list import ps_hints, render_ps, sort_runs
 from clusterctl.run.record.state_reader import list_runs, load_summary_or_state
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from clusterctl.render.console import Terminal
 
 
@@ -51,6 +50,6 @@ def page(version: str, active: Sequence[str], terminal: Terminal, *, has_file: b
 
 def _active(terminal: Terminal) -> list[str]:
     """Return the table of the runs of which something may run."""
-    views = [listed_view_of(run) for run in list_runs() if load_summary_or_state(run).may_run]
+    views = [load_list_view(run) for run in list_runs() if load_summary_or_state(run).may_run]
     views = [view for view in views if view.state.may_run]
     return [*render_ps(sort_runs(views), time.time(), terminal), *ps_hints(views)] if views else []

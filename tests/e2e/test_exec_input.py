@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.cli.lookup.piped import MAX_BYTES
+from clusterctl.cli.remote_command import MAX_INPUT_BYTES
 from tests.documented import typed
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ def test_what_is_piped_in_reaches_every_node(head: LocalHead) -> None:
     assert done.stdout.decode().splitlines() == ["localhost.[0-1] (2)  x"]
 
 
-@pytest.mark.parametrize("data", [ODD, bytes(MAX_BYTES), b"\xff" * MAX_BYTES], ids=["every byte", "zeros", "no text"])
+@pytest.mark.parametrize(
+    "data", [ODD, bytes(MAX_INPUT_BYTES), b"\xff" * MAX_INPUT_BYTES], ids=["every byte", "zeros", "no text"]
+)
 def test_input_arrives_byte_by_byte(head: LocalHead, data: bytes) -> None:
     done = given(head, data, "--", "sh", "-c", f"cat > {head.folder}/got-$$")
 
@@ -62,7 +64,7 @@ def test_a_file_is_given_as_what_is_piped_is(head: LocalHead) -> None:
 
 
 def test_input_that_is_too_long_is_refused_and_nothing_runs(head: LocalHead) -> None:
-    done = given(head, bytes(MAX_BYTES + 1), "--", "touch", str(head.folder / "ran"))
+    done = given(head, bytes(MAX_INPUT_BYTES + 1), "--", "touch", str(head.folder / "ran"))
 
     assert done.returncode == 6
     assert b"standard input is longer than 2 MiB" in done.stderr

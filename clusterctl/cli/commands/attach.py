@@ -8,8 +8,8 @@ from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.follow.outcome import report_exit
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
-from clusterctl.cli.lookup.runs import tell_unread
-from clusterctl.cli.words import parse_ranks
+from clusterctl.cli.option_values import parse_rank_set
+from clusterctl.cli.run_views import warn_of_unreadable_lines
 from clusterctl.errors import NotFoundError
 from clusterctl.render.log_output import Timestamps
 from clusterctl.run.controller import process
@@ -47,7 +47,7 @@ def command(
     run = state_reader.find_run(reference)
     console = common.console()
     state, attended = state_reader.load_visible_state(run)
-    tell_unread(state, console)
+    warn_of_unreadable_lines(state, console)
     if adopt and not state.over:
         if attended:
             console.narrate(f"{run.run} has a controller already")
@@ -59,7 +59,7 @@ def command(
             hint=f"`clusterctl status {run.run}` tells how, `clusterctl logs {run.run}` shows its output",
         )
     shown = ViewOptions(
-        ranks=parse_ranks(ranks),
+        ranks=parse_rank_set(ranks),
         all_ranks=all_ranks,
         timestamps=Timestamps.SHORT if timestamps else Timestamps.NONE,
         tail=tail,

@@ -9,27 +9,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli.command import CliCommand, CommonOptions, offer
-from clusterctl.cli.lookup.reach import reachable
-from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
-from clusterctl.cli.words import parse_duration
+from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.node_sessions import open_reachable_sessions
+from clusterctl.cli.option_values import parse_duration_option
+from clusterctl.cli.run_views import load_list_view, warn_of_unreadable_lines
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.config.spec import load_spec
+from clusterctl.config.spec import ClusterSpec, HostSpec, load_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.render.run_list import render_ps, sort_runs
 from clusterctl.run.nodes import code_manifest
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record import health_history, rundir, state_reader
-from clusterctl.run.rules.state import RunPhase
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.session.requests import CLEAN
+from clusterctl.session.session import Session
 
 if TYPE_CHECKING:
-    from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.console import Console
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
-    from clusterctl.session.session import Session
 
 _YOUNG = 3600.0
 """Content that was touched within so many seconds may belong to a run that is being started."""
@@ -38,7 +36,7 @@ _DEFAULT = click.core.ParameterSource.DEFAULT
 
 
 @click.command("clean", cls=CliCommand)
-@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=offer("runs"))
+@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=complete_with("runs"))
 @click.option(
     "--older-than",
     metavar="DURATION",
@@ -67,7 +65,7 @@ def command(
     given = [name for name in ("older_than", "keep") if context.get_parameter_source(name) is not _DEFAULT]
     if given == ["keep"]:
         older_than = "0s"
-    before = time.time() - (parse_duration(older_than, "--older-than") or 0.0)
+    before = time.time() - (parse_duration_option(older_than, "--older-than") or 0.0)
     if references and given:
         raise click.UsageError(
             "runs that are named are removed however old they are: leave out --older-than and --keep"
@@ -121,7 +119,7 @@ def _runs_gone(
         Which are gone, bytes on this head, bytes by node.
     """
     ended = {run.run: (run, state) for run, state in chosen}
-    listed = [listed_view_of(run) for run, _ in chosen]
+    listed = [load_list_view(run) for run, _ in chosen]
     # Files that were tampered with may give a run another name than its folder's, which is what is removed.
     views = sort_runs([replace(v, state=replace(v.state, run=run)) for run, v in zip(ended, listed, strict=True)])
     sizes = {run.run: _size(run) for run, _ in chosen}
@@ -133,7 +131,7 @@ def _runs_gone(
     for group in groups:
         left = _remove_on_nodes(group, freed, console) if remove else {}
         for run, state in group:
-            tell_unread(state, console)
+            warn_of_unreadable_lines(state, console)
             if remove and not _remove(run, state, left[run.run], console, named=named):
                 continue
             console.data(*([] if going else [header]), told[run.run])
@@ -241,7 +239,7 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> 
     }
     left = {run.run: _Left() for run, _ in group}
     concerned = [host for host in spec.hosts if on[host.name]]
-    with reachable(spec, concerned, of_run=True, tell=console.err) as (sessions, unreached):
+    with open_reachable_sessions(spec, concerned, of_run=True, tell=console.err) as (sessions, unreached):
         answers, _ = call_all(sessions, lambda node, session: _remove_from(node, session, on[node]))
     for node, (count, _) in answers.items():
         if count:

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from clusterctl.agent.protocol.command_types import ProgramArguments
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, offer
-from clusterctl.cli.words import write
+from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.node_sessions import open_all_sessions
+from clusterctl.cli.option_values import write_text_file
+from clusterctl.cli.remote_command import RemoteCommand
 from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.config.loader import LoadedClusterFile
 from clusterctl.config.resolved_file import render_yaml, resolve_spec
 from clusterctl.config.schema import render_schema
 from clusterctl.config.secret_redaction import REDACTED, is_secret_name
-from clusterctl.config.spec import TransportKind
+from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ConfigError, NodeError, NotFoundError, Problem, RefusedError
 from clusterctl.formatting import fold_ranks
 from clusterctl.plan import layout
 from clusterctl.plan.launch import explain_environment
+from clusterctl.plan.layout import NodeLayout
 from clusterctl.render.console import pad, safe
+from clusterctl.render.live_view import WaitingLine
 from clusterctl.render.table import Column, render_table
+from clusterctl.run.nodes.fan_out import raise_first
+from clusterctl.run.nodes.network_probe import build_node_info, resolve_rendezvous
 from clusterctl.run.nodes.sync_warnings import list_unsent_arguments
+from clusterctl.transport.ssh.config import CONFIG_VARIABLE, SshOptions, destination_of, names_of_one_host, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from clusterctl.agent.protocol.command_types import ProgramArguments
-    from clusterctl.config.loader import LoadedClusterFile
-    from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.plan.layout import NodeLayout
     from clusterctl.render.console import Console
 
 _ENV_SECONDS = 30.0
@@ -47,7 +51,7 @@ _MOST_PADDED = 60
     type=click.IntRange(0),
     metavar="RANK",
     help="Print what a rank's environment gets, and who sets it.",
-    shell_complete=offer("ranks"),
+    shell_complete=complete_with("ranks"),
 )
 @click.option("--live", is_flag=True, help="With --env: ask the nodes, and print what the login there sets, too.")
 @click.option("--origin", is_flag=True, help="Print where each value came from.")
@@ -78,11 +82,11 @@ def command(
         raise click.UsageError("`--output` needs `--schema`")
     printed = (("--ranks", ranks), ("--env", by_rank), ("--origin", origin))
     if schema:
-        options.refuse_beside("--schema", *printed, ("--json", as_json), ("FILE", path), ("--file", common.files))
+        options.refuse_with("--schema", *printed, ("--json", as_json), ("FILE", path), ("--file", common.files))
         return _print_schema(common, output)
     options.refuse_together(*printed)
     if common.quiet:
-        options.refuse_beside("--quiet", *printed, ("--json", as_json))
+        options.refuse_with("--quiet", *printed, ("--json", as_json))
     console = common.console()
     loaded = options.load_file(common, path, require_job=by_rank, console=console)
     _refuse_two_names(loaded.spec)
@@ -107,7 +111,7 @@ def _print_schema(common: CommonOptions, output: str | None) -> int:
     if output is None:
         console.document(render_schema())
         return 0
-    write(output, render_schema())
+    write_text_file(output, render_schema())
     if not common.quiet:
         console.narrate(
             f"wrote {output}", f"editors find it by the first line `# yaml-language-server: $schema={output}`"
@@ -117,8 +121,6 @@ def _print_schema(common: CommonOptions, output: str | None) -> int:
 
 def _refuse_two_names(spec: ClusterSpec) -> None:
     """Refuse one machine under two names, as far as ssh's own configuration tells; the start asks the machines."""
-    from clusterctl.transport.ssh.config import CONFIG_VARIABLE, SshOptions, destination_of, names_of_one_host, resolve
-
     file = os.environ.get(CONFIG_VARIABLE) or None
 
     def options_of(host: HostSpec) -> SshOptions | None:
@@ -207,20 +209,14 @@ def _there(rank: int, entries: Sequence[NodeLayout]) -> int:
 def _live_env(
     spec: ClusterSpec, rank: int, console: Console
 ) -> tuple[tuple[NodeLayout, ...], dict[str, tuple[str, str]]]:
-    from clusterctl.cli.lookup.reach import sessions_of
-    from clusterctl.cli.lookup.remote import Remote
-    from clusterctl.render.live_view import WaitingLine
-    from clusterctl.run.nodes.fan_out import raise_first
-    from clusterctl.run.nodes.network_probe import build_node_info, resolve_rendezvous
-
-    with sessions_of(spec, spec.workers, tell=console.err) as sessions:
+    with open_all_sessions(spec, spec.workers, tell=console.err) as sessions:
         answers = {host.name: build_node_info(host, sessions[host.name].hello) for host in spec.workers}
         entries = layout.assign_ranks(spec.workers, {node: answer.gpus for node, answer in answers.items()})
         node = next(entry.host.name for entry in entries if _there(rank, entries) in entry.ranks)
         given = explain_environment(spec, entries, rank, answers, resolve_rendezvous(spec, entries, answers, sessions))
         program: ProgramArguments = {"argv": ["env", "-0"]}
         with (
-            Remote(program, _ENV_SECONDS, 1, None) as remote,
+            RemoteCommand(program, _ENV_SECONDS, 1, None) as remote,
             WaitingLine([node], _ENV_SECONDS, None, stage="running") as waiting,
         ):
             remote.begin(sessions[node])

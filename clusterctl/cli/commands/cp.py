@@ -7,24 +7,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, offer
-from clusterctl.cli.copying import moving
-from clusterctl.cli.copying.words import There, asked_of, parse
-from clusterctl.cli.lookup.named import spec_of
-from clusterctl.cli.words import DEFAULT_FILE, parse_size
+from clusterctl.cli import file_transfer, options
+from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.file_transfer import RemotePath, parse_path, split_pattern
+from clusterctl.cli.node_sessions import build_host_spec
+from clusterctl.cli.option_values import DEFAULT_FILE, parse_size_option
+from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.errors import NotFoundError
 from clusterctl.run.nodes.downloads import MAX_BYTES
 
 if TYPE_CHECKING:
-    from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.console import Console
 
 _ALL = "all"
 
 
 @click.command("cp", cls=CliCommand, reads_file=True)
-@click.argument("words", metavar="SRC... DST", nargs=-1, required=True, shell_complete=offer("files"))
+@click.argument("words", metavar="SRC... DST", nargs=-1, required=True, shell_complete=complete_with("files"))
 @options.exclude_option("Not these nodes.")
 @click.option("--max-size", metavar="SIZE", help="What is copied of or to a node at most; 10GiB by default.")
 @click.pass_obj
@@ -39,38 +38,42 @@ def command(common: CommonOptions, *, words: tuple[str, ...], exclude: str | Non
     *sources, target = _parsed(words)
     if not sources:
         raise click.UsageError("name what is to be copied, and where to, as in `clusterctl cp data.bin all:data/`")
-    there = [source for source in sources if isinstance(source, There)]
+    there = [source for source in sources if isinstance(source, RemotePath)]
     if there and len(there) < len(sources):
         raise click.UsageError("either all that is copied is on nodes, or all of it on this machine")
-    if there and isinstance(target, There):
+    if there and isinstance(target, RemotePath):
         raise click.UsageError("from nodes to nodes takes two steps: copy to this machine first")
-    if not there and not isinstance(target, There):
+    if not there and not isinstance(target, RemotePath):
         raise click.UsageError(f"no node is named; write NODES:PATH, as in `all:{target}`")
     console = common.console()
-    named = [word for word in (*sources, target) if isinstance(word, There)]
-    most = parse_size(max_size, "--max-size", MAX_BYTES)
+    named = [word for word in (*sources, target) if isinstance(word, RemotePath)]
+    most = parse_size_option(max_size, "--max-size", MAX_BYTES)
     of_file = _load_spec(common, named, console, exclude)
-    spec = of_file or spec_of(",".join(one.nodes for one in named))
-    way = moving.Way(spec, console, common.quiet, most, at_home=of_file is None)
-    if isinstance(target, There):
-        moving.to_nodes(way, [str(source) for source in sources], _hosts(spec, target, exclude), target.path)
+    spec = of_file or build_host_spec(",".join(one.nodes for one in named))
+    way = file_transfer.Transfer(spec, console, common.quiet, most, at_home=of_file is None)
+    if isinstance(target, RemotePath):
+        file_transfer.copy_to_nodes(
+            way, [str(source) for source in sources], _hosts(spec, target, exclude), target.path
+        )
     else:
-        moving.to_head(way, [(_hosts(spec, one, exclude), one.path) for one in there], str(target))
+        file_transfer.copy_from_nodes(way, [(_hosts(spec, one, exclude), one.path) for one in there], str(target))
     return 0
 
 
-def _parsed(words: tuple[str, ...]) -> list[There | str]:
+def _parsed(words: tuple[str, ...]) -> list[RemotePath | str]:
     try:
-        parsed = [parse(word) for word in words]
+        parsed = [parse_path(word) for word in words]
         for source in parsed[:-1]:
-            if isinstance(source, There):
-                asked_of(source.path)
+            if isinstance(source, RemotePath):
+                split_pattern(source.path)
         return parsed
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
 
-def _load_spec(common: CommonOptions, named: list[There], console: Console, exclude: str | None) -> ClusterSpec | None:
+def _load_spec(
+    common: CommonOptions, named: list[RemotePath], console: Console, exclude: str | None
+) -> ClusterSpec | None:
     """Return what the cluster file says, or `None` where there is none: then hosts are those that ssh knows."""
     if common.files or common.sets or os.path.isfile(DEFAULT_FILE):
         return options.load_file(common, None, console=console).spec
@@ -82,6 +85,6 @@ def _load_spec(common: CommonOptions, named: list[There], console: Console, excl
     return None
 
 
-def _hosts(spec: ClusterSpec, one: There, exclude: str | None) -> tuple[HostSpec, ...]:
+def _hosts(spec: ClusterSpec, one: RemotePath, exclude: str | None) -> tuple[HostSpec, ...]:
     every = one.nodes == _ALL and all(host.name != _ALL for host in spec.hosts)
-    return options.chosen_hosts(spec, None if every else one.nodes, exclude)
+    return options.select_spec_hosts(spec, None if every else one.nodes, exclude)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, offer
-from clusterctl.cli.lookup.runs import brief_view_of, tell_unread
+from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.run_views import load_brief_view, warn_of_unreadable_lines
 from clusterctl.formatting import format_duration
 from clusterctl.render.attempts import describe_cause
 from clusterctl.render.run_diff import differences_json, list_differences, render_differences
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @click.command("diff", cls=CliCommand)
-@click.argument("first", metavar="RUN1", shell_complete=offer("runs"))
-@click.argument("second", metavar="RUN2", shell_complete=offer("runs"))
+@click.argument("first", metavar="RUN1", shell_complete=complete_with("runs"))
+@click.argument("second", metavar="RUN2", shell_complete=complete_with("runs"))
 @options.json_option
 @click.pass_obj
 def command(common: CommonOptions, first: str, second: str, as_json: bool) -> int:
@@ -45,8 +45,8 @@ def command(common: CommonOptions, first: str, second: str, as_json: bool) -> in
 
 def _portrait(reference: str, console: Console) -> RunFacts:
     run = find_run(reference)
-    view = brief_view_of(run)
-    tell_unread(view.state, console)
+    view = load_brief_view(run)
+    warn_of_unreadable_lines(view.state, console)
     return read_run_facts(run, _outcome(view))
 
 

@@ -4,38 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from clusterctl.agent.protocol.command_types import RunSummary
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, offer
+from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
 from clusterctl.cli.follow.backlog import JournalPosition, current_position
 from clusterctl.cli.follow.outcome import ExitReason
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
-from clusterctl.cli.lookup.controllers import ask_or_adopt
-from clusterctl.cli.lookup.reach import reachable
-from clusterctl.cli.lookup.runs import tell_unread
+from clusterctl.cli.node_sessions import open_reachable_sessions
+from clusterctl.cli.run_views import warn_of_unreadable_lines
 from clusterctl.config.spec import load_spec
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodesError, RefusedError, TeardownError
 from clusterctl.formatting import plural
 from clusterctl.render.errors import print_error, remaining_lines
+from clusterctl.run.controller import control_socket, process
 from clusterctl.run.controller.main import adopt_run
 from clusterctl.run.controller.process import ControllerEndedError
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.nodes.run_cleanup import end_on_node, end_without_controller
 from clusterctl.run.record import state_reader
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 from clusterctl.run.rules import outcome
+from clusterctl.run.rules.state import RunState
 from clusterctl.session.requests import RUNS
+from clusterctl.session.session import Session
 
 if TYPE_CHECKING:
-    from clusterctl.agent.protocol.command_types import RunSummary
     from clusterctl.render.console import Console, Terminal
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
-    from clusterctl.session.session import Session
+
+
 _GRACE = 10.0
 # A controller that has just taken over looks twice before it calls a run stalled: at most a minute apart.
 _SURE_SECONDS = 100.0
@@ -43,7 +46,7 @@ _LOOK_SECONDS = 1.0
 
 
 @click.command("down", cls=CliCommand)
-@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=offer("active"))
+@click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=complete_with("active"))
 @click.option("--all", "everything", is_flag=True, help="End every active run, and what may still run of ended ones.")
 @click.option("--stalled", is_flag=True, help="End the runs that are stalled, and nothing else.")
 @click.option("--kill", is_flag=True, help="No grace: SIGKILL at once.")
@@ -75,10 +78,10 @@ def command(
     """
     console = common.console()
     if everything:
-        options.refuse_beside("--all", ("--stalled", stalled), ("RUN", references))
+        options.refuse_with("--all", ("--stalled", stalled), ("RUN", references))
     if orphans:
         others = (("--all", everything), ("--stalled", stalled), ("--kill", kill))
-        options.refuse_beside("--orphans", *others, ("--verbose", verbose))
+        options.refuse_with("--orphans", *others, ("--verbose", verbose))
         if len(references) > 1:
             raise click.UsageError("--orphans takes one cluster file")
         return end_orphans(next(iter(references), "cluster.yaml"), common, console, as_json=as_json)
@@ -237,12 +240,12 @@ def _end_on_nodes(run: RunDir, state: RunState, tell: Terminal | None, *, kill: 
     concerned = {entry["node"] for entry in state.remaining} if state.over else {*state.touched_nodes}
     hosts = [host for host in spec.hosts if host.name in concerned or not (state.over or concerned)]
     grace = 0.0 if kill or spec.job is None else spec.job.grace
-    with reachable(spec, hosts, of_run=True, tell=tell) as (sessions, errors):
+    with open_reachable_sessions(spec, hosts, of_run=True, tell=tell) as (sessions, errors):
         return end_without_controller(run, state, sessions, errors, grace)
 
 
 def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
-    tell_unread(state, console)
+    warn_of_unreadable_lines(state, console)
     if any(left.get("why") == outcome.NODE_LOST for left in state.remaining):
         console.narrate(f"{run.run}: {state.phase.value}; what ran on lost nodes could not be ended")
     elif state.remaining:
@@ -258,7 +261,7 @@ def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: 
     """End on the nodes of a cluster file every run that no run directory of this head stands for, or that has ended."""
     spec = options.load_file(common, path, console=console).spec
     own = {run.run: run for run in state_reader.list_runs()}
-    with reachable(spec, spec.hosts, tell=console.err) as (sessions, errors):
+    with open_reachable_sessions(spec, spec.hosts, tell=console.err) as (sessions, errors):
         listed, _ = call_all(sessions, lambda _, s: RUNS.call(s, {})["runs"])
         orphans = {n: [r for r in runs if _left(r) and r["run"] not in own] for n, runs in listed.items()}
         concerned = {node: sessions[node] for node, runs in orphans.items() if runs}
@@ -342,3 +345,57 @@ def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
             return bool(answer.get("stalled"))
         time.sleep(_LOOK_SECONDS)
     return False
+
+
+_ANSWER_SECONDS = 15.0
+_PATIENCE = 5.0
+"""Seconds in which a controller that has just begun, or is about to end, is heard or gone."""
+_PAUSE = 0.1
+
+
+def ask_or_adopt(
+    run: RunDir, command: str, arguments: dict[str, Any], adopt: Callable[[], int]
+) -> dict[str, Any] | None:
+    """Return the controller's answer; `None` where there was none and a new process does `adopt`.
+
+    Raises:
+        RefusedError: A controller holds the run that cannot be asked from here.
+        ControllerEndedError: The new controller ended at its start.
+    """
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return control_socket.send_request(run, command, arguments, timeout=_ANSWER_SECONDS)
+        except control_socket.NoControllerError as error:
+            reason = error
+        if not run.is_attended and _adopted(run, adopt):
+            return None
+        if time.monotonic() > until:
+            raise _out_of_reach(run, reason) from reason
+        time.sleep(_PAUSE)
+
+
+def _adopted(run: RunDir, adopt: Callable[[], int]) -> bool:
+    """Return whether a new controller is at work; False where another command was faster."""
+    try:
+        process.detach(run, adopt)
+    except ClusterctlError:
+        if not run.is_attended:
+            raise
+        return False
+    return True
+
+
+def _out_of_reach(run: RunDir, error: control_socket.NoControllerError) -> RefusedError:
+    controller = run.controller
+    where = "an unknown machine" if controller is None else f"{controller.host} (pid {controller.pid})"
+    if isinstance(error, control_socket.SilentControllerError):
+        ends = "ending it" if controller is None else f"`kill -9 {controller.pid}` there"
+        return RefusedError(
+            f"the controller of {run.run} does not answer; it runs on {where}",
+            hint=f"{ends} ends the controller and not the run; then ask again",
+        )
+    return RefusedError(
+        f"the controller of {run.run} cannot be asked from here; it runs on {where}",
+        hint="run this command there",
+    )

@@ -5,29 +5,25 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from clusterctl.agent.protocol.command_types import ProgramArguments
 from clusterctl.cli import options
 from clusterctl.cli.command import CommonOptions, JobCommand
-from clusterctl.cli.lookup.named import spec_of
-from clusterctl.cli.lookup.piped import piped
-from clusterctl.cli.lookup.reach import reachable
-from clusterctl.cli.lookup.remote import Remote, UnreadError
-from clusterctl.cli.words import parse_duration
-from clusterctl.errors import ExitCode, NodesError
+from clusterctl.cli.node_sessions import build_host_spec, open_reachable_sessions
+from clusterctl.cli.option_values import parse_duration_option
+from clusterctl.cli.remote_command import OutputClosedError, RemoteCommand, read_piped_input
+from clusterctl.config.spec import ClusterSpec
+from clusterctl.errors import ExitCode, NodeError, NodesError
 from clusterctl.plan.launch import build_program_arguments
 from clusterctl.render.errors import render_error
 from clusterctl.render.exec_output import diff_lines, end_lines, exit_code_of, folded_errors, folded_output
 from clusterctl.render.live_view import WaitingLine
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.agent.protocol.command_types import ProgramArguments
-    from clusterctl.config.spec import ClusterSpec
-    from clusterctl.errors import NodeError
     from clusterctl.render.console import Console
     from clusterctl.render.exec_output import Answer
 
@@ -46,7 +42,7 @@ _QUIET_SECONDS = 1.0
     "where",
     metavar="NODES",
     multiple=True,
-    callback=options.joined,
+    callback=options.join_sets,
     help="On these hosts, without a cluster file.",
 )
 @options.nodes_option
@@ -90,15 +86,15 @@ def command(
     if diff + stream + as_json > 1:
         raise click.UsageError("only one of `--diff`, `--stream` and `--json` can be used")
     options.refuse_together(("--json", as_json), ("--verbose", verbose))
-    seconds = parse_duration(timeout, "--timeout")
+    seconds = parse_duration_option(timeout, "--timeout")
     console = common.console()
     spec = _load_spec(common, console, path, where, in_job=in_job)
-    hosts = options.chosen_hosts(spec, nodes, exclude)
+    hosts = options.select_spec_hosts(spec, nodes, exclude)
     program: ProgramArguments = {"command": " ".join(words)} if shell else {"argv": list(words)}
-    if given := piped(0, console.narrate):
+    if given := read_piped_input(0, console.narrate):
         program["stdin"] = given.decode("utf-8", "surrogateescape")
     around = {host.name: build_program_arguments(spec, host.name) for host in hosts} if in_job else {}
-    remote = Remote(program, seconds, parallel or len(hosts), console if stream else None, around)
+    remote = RemoteCommand(program, seconds, parallel or len(hosts), console if stream else None, around)
     # Lines of nodes that are there come in between where they are shown as they come.
     tell = None if common.quiet or stream else console.err
     early = _Early([host.name for host in hosts], remote, console, folds=not (diff or as_json))
@@ -117,7 +113,10 @@ def command(
     try:
         with (
             remote,
-            reachable(spec, hosts, remote.begin, tell=tell, meanwhile=early.look) as (sessions, unreached),
+            open_reachable_sessions(spec, hosts, remote.begin, tell=tell, meanwhile=early.look) as (
+                sessions,
+                unreached,
+            ),
             WaitingLine(sessions, 0.0, tell, stage="running", meanwhile=early.look) as waiting,
         ):
             try:
@@ -127,7 +126,7 @@ def command(
                     waiting.stop()
                     show(remote.answered(), {})
                 raise
-    except UnreadError:
+    except OutputClosedError:
         return int(ExitCode.OK)
     errors = unreached | lost
     if as_json:
@@ -144,8 +143,8 @@ def _load_spec(
 ) -> ClusterSpec:
     if where is None:
         return options.load_file(common, path, with_secrets=in_job, console=console).spec
-    options.refuse_beside("-w", ("--in-job", in_job), ("FILE", path), ("--file", common.files), ("--set", common.sets))
-    return spec_of(where)
+    options.refuse_with("-w", ("--in-job", in_job), ("FILE", path), ("--file", common.files), ("--set", common.sets))
+    return build_host_spec(where)
 
 
 def is_for_shell(words: Sequence[str]) -> bool:
@@ -185,7 +184,7 @@ class _Early:
         shown: Nodes whose answers were shown.
     """
 
-    def __init__(self, nodes: list[str], remote: Remote, console: Console, *, folds: bool) -> None:
+    def __init__(self, nodes: list[str], remote: RemoteCommand, console: Console, *, folds: bool) -> None:
         self.shown: set[str] = set()
         self._nodes, self._remote, self._console = nodes, remote, console
         self._wanted = folds and console.out.live and console.err.live

@@ -10,7 +10,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.words import paths_of
+from clusterctl.cli.option_values import list_cluster_files
 from clusterctl.render import export_kubernetes, export_slurm
 
 
@@ -34,7 +34,7 @@ def command(
         raise click.UsageError("`--image` needs `k8s`")
     console = common.console()
     loaded = options.load_file(common, path, require_job=True, console=console)
-    spec = replace(loaded.spec, hosts=options.chosen_hosts(loaded.spec, nodes, exclude))
+    spec = replace(loaded.spec, hosts=options.select_spec_hosts(loaded.spec, nodes, exclude))
     if not spec.workers:
         raise click.UsageError("no host is left that would be a worker")
     losses = (export_kubernetes if kind == "k8s" else export_slurm).list_losses(spec, loaded.written_keys)
@@ -42,7 +42,7 @@ def command(
         assert spec.job is not None, "it was required"
         text = export_kubernetes.manifest(spec, spec.job, image=image or "IMAGE", losses=losses)
     else:
-        paths = [os.path.abspath(path) for path in paths_of(path, common.files)]
+        paths = [os.path.abspath(path) for path in list_cluster_files(path, common.files)]
         folder = os.path.dirname(paths[0])
         text = export_slurm.script(
             spec, program=_program(), folder=folder, files=paths, sets=common.sets, losses=losses

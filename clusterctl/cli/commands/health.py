@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, offer
-from clusterctl.cli.lookup.reach import reachable
-from clusterctl.cli.words import parse_pause, read, write
-from clusterctl.config.spec import TransportKind
+from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.node_sessions import open_reachable_sessions
+from clusterctl.cli.option_values import parse_pause_option, read_text_file, write_text_file
+from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import plural
 from clusterctl.health import recording
+from clusterctl.health.check import Check
 from clusterctl.health.context import Context
 from clusterctl.health.judge import verdict
+from clusterctl.health.model import Finding
 from clusterctl.health.registry import CHECKS
 from clusterctl.render import health as render
 from clusterctl.render.health import HealthView, NodeHealth
@@ -32,11 +35,6 @@ from clusterctl.run.record.rundir import find_runs_root
 from clusterctl.suggestion import similar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.health.check import Check
-    from clusterctl.health.model import Finding
     from clusterctl.render.console import Console, Terminal
 
 
@@ -50,9 +48,9 @@ _CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WH
     "--only",
     metavar="CHECKS",
     help="Only these checks, e.g. gpu.count,host.disk.",
-    shell_complete=offer("checks"),
+    shell_complete=complete_with("checks"),
 )
-@click.option("--skip", metavar="CHECKS", help="Not these checks.", shell_complete=offer("checks"))
+@click.option("--skip", metavar="CHECKS", help="Not these checks.", shell_complete=complete_with("checks"))
 @click.option("--strict", is_flag=True, help="WARN and UNKNOWN fail too.")
 @click.option("--watch", metavar="DURATION", help="Repeat with this pause until Ctrl-C.")
 @click.option(
@@ -99,12 +97,12 @@ def command(
     looks = (*file, ("--watch", watch), ("--record", record))
     if listed:
         others = (("--replay", replay), ("--strict", strict), ("--format", form), ("--verbose", verbose))
-        options.refuse_beside("--list", *looks, *others)
+        options.refuse_with("--list", *looks, *others)
     if replay is not None:
-        options.refuse_beside("--replay", *looks)
+        options.refuse_with("--replay", *looks)
     printed = "json" if as_json else form or "table"
     if printed != "table":
-        options.refuse_beside("--json" if as_json else f"--format {form}", ("--verbose", verbose))
+        options.refuse_with("--json" if as_json else f"--format {form}", ("--verbose", verbose))
     checks = _checks(only, skip)
     if listed:
         return _list(checks, console, as_json=as_json)
@@ -112,10 +110,10 @@ def command(
     if replay is not None:
         return show(_replayed(replay, checks, strict=strict))
     spec = options.load_file(common, path, console=console).spec
-    hosts = options.chosen_hosts(spec, nodes)
+    hosts = options.select_spec_hosts(spec, nodes)
     # A node is compared with the chosen ones alone: one by itself has no ways to others that could be judged.
     spec = replace(spec, hosts=hosts)
-    pause = parse_pause(watch, "--watch")
+    pause = parse_pause_option(watch, "--watch")
     _say_what_is_run(spec, hosts, console)
     while True:
         view = _look(spec, hosts, checks, None if common.quiet else console.err, strict=strict)
@@ -204,7 +202,7 @@ def _named(text: str, option: str) -> set[str]:
 def _look(
     spec: ClusterSpec, hosts: tuple[HostSpec, ...], checks: list[str] | None, tell: Terminal | None, *, strict: bool
 ) -> HealthView:
-    with reachable(spec, hosts, tell=tell) as (sessions, errors):
+    with open_reachable_sessions(spec, hosts, tell=tell) as (sessions, errors):
         step = Progress("health", len(hosts), lambda _: None)
         facts: dict[str, dict[str, Any]] = probe_all(spec, sessions, step, code=True)
     facts |= {node: {"unreachable": str(error)} for node, error in errors.items()}
@@ -222,7 +220,7 @@ def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) ->
         if name
     ]
     recorded = recording.make_recording(facts, Context.from_spec(spec), reached_as)
-    write(path, json.dumps(recorded, indent=1) + "\n")
+    write_text_file(path, json.dumps(recorded, indent=1) + "\n")
     console.narrate(
         f"what {plural(len(facts), 'node')} told is in {path}; read it before you send it (docs/recordings.md)"
     )
@@ -230,7 +228,7 @@ def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) ->
 
 def _replayed(path: str, checks: list[str] | None, *, strict: bool) -> HealthView:
     try:
-        facts, findings = recording.judge_recording(json.loads(read(path)), checks)
+        facts, findings = recording.judge_recording(json.loads(read_text_file(path)), checks)
     except ValueError as error:
         raise RefusedError(f"{path}: not JSON: {error}", hint="`clusterctl health --record PATH` writes one") from error
     except RefusedError as error:

@@ -5,30 +5,30 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from clusterctl.cli import asking, options
-from clusterctl.cli.command import CliCommand, CommonOptions, offer
-from clusterctl.cli.lookup.templates import Template, find, templates
-from clusterctl.cli.words import DEFAULT_FILE, read, write
+from clusterctl.cli import options
+from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.option_values import DEFAULT_FILE, read_text_file, write_text_file
+from clusterctl.cli.templates import Template, find_template, list_templates
 from clusterctl.config import starter_file
 from clusterctl.config.host_ranges import HostRangeError
 from clusterctl.config.sections import host_lists
-from clusterctl.config.sections.host_lists import HostListError
+from clusterctl.config.sections.host_lists import HostListError, ListedHost, parse_host_words
 from clusterctl.config.sections.inventories import is_ssh_config, parse_host_list
 from clusterctl.errors import ConfigError, Problem, RefusedError
 from clusterctl.formatting import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from clusterctl.config.sections.host_lists import ListedHost
     from clusterctl.render.console import Console
+
 
 _SCHEMA = "cluster.schema.json"
 
@@ -64,7 +64,7 @@ class _Options:
     "--template",
     metavar="NAME",
     help="Copy this ready-to-run job; with HOSTS it runs on them.",
-    shell_complete=offer("templates"),
+    shell_complete=complete_with("templates"),
 )
 @click.option("--list", "is_listing", is_flag=True, help="List the ready-to-run jobs for --template.")
 @options.json_option
@@ -83,7 +83,7 @@ def command(common: CommonOptions, /, *, words: tuple[str, ...], is_listing: boo
     """
     if is_listing:
         others = ((f"--{name.replace('source', 'from')}", value) for name, value in chosen.items())
-        options.refuse_beside("--list", ("HOSTS", words), *others)
+        options.refuse_with("--list", ("HOSTS", words), *others)
         options.refuse_together(("--json", as_json), ("--quiet", common.quiet))
         _list_templates(common.console(), as_json=as_json, quiet=common.quiet)
         return 0
@@ -101,7 +101,7 @@ def command(common: CommonOptions, /, *, words: tuple[str, ...], is_listing: boo
 
 
 def _list_templates(console: Console, *, as_json: bool, quiet: bool) -> None:
-    jobs = templates()
+    jobs = list_templates()
     if as_json:
         console.json([{"name": t.name, "summary": t.summary, "path": str(t.path)} for t in jobs])
     elif quiet:
@@ -151,7 +151,7 @@ def _split_arguments(words: tuple[str, ...], template: str | None, source: str |
 def _list_hosts(given: _Options) -> list[ListedHost]:
     """Return the hosts of the arguments or of `--from`; none if neither is given."""
     try:
-        gpus = None if given.gpus is None else asking.gpus_of(given.gpus)
+        gpus = None if given.gpus is None else parse_gpus(given.gpus)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--gpus") from error
     if given.hosts is None and given.source is None and given.gpus is not None:
@@ -173,33 +173,33 @@ def _read_host_list(source: str | None) -> list[ListedHost]:
         return []
     if source == "slurm":
         return [replace(host, transport=None) for host in host_lists.list_allocated_hosts(os.environ)]
-    listed = parse_host_list(read(source), _read_include)
+    listed = parse_host_list(read_text_file(source), _read_include)
     return [replace(host, gpus=host.workers, workers=None) if host.gpus is None else host for host in listed]
 
 
 def _read_include(pattern: str) -> Iterator[str]:
     """Yield the files that an `Include` names; as for ssh, relative names begin in `~/.ssh`."""
     for path in sorted(glob.glob(os.path.join(os.path.expanduser("~/.ssh"), os.path.expanduser(pattern)))):
-        yield read(path)
+        yield read_text_file(path)
 
 
 def _write_starter(given: _Options) -> None:
     path = Path(given.path or DEFAULT_FILE)
     schema = path.with_name(_SCHEMA)
     _refuse_overwriting([path, *([schema] if given.schema else [])], force=given.force)
-    hosts, script, python = _list_hosts(given), given.script or asking.script_here(path.parent), None
+    hosts, script, python = _list_hosts(given), given.script or find_script(path.parent), None
     arguments = (given.hosts, given.path, given.script, given.source, given.gpus, given.schema, given.quiet)
-    if not any(arguments) and asking.possible():
-        answers = asking.ask(script, given.console.narrate)
+    if not any(arguments) and can_ask():
+        answers = ask_answers(script, given.console.narrate)
         hosts, script, python = answers.machines, answers.script, answers.python
     text = starter_file.render_starter_file(
         hosts, script=script or "train.py", python=python, schema=_SCHEMA if given.schema else None
     )
-    write(path, text)
+    write_text_file(path, text)
     if given.schema:
         from clusterctl.config.schema import render_schema
 
-        write(schema, render_schema())
+        write_text_file(schema, render_schema())
     suffix = f" with {plural(len(hosts), 'host')}" if hosts else ": put your hosts into it"
     message = f"wrote {path}{f' and {schema}' if given.schema else ''}{suffix}"
     _report_check(message, path, given, has_hosts=bool(hosts))
@@ -233,7 +233,7 @@ def _refuse_overwriting(paths: list[Path], *, force: bool) -> None:
 
 
 def _copy_template(name: str, folder: Path, hosts: list[ListedHost], given: _Options) -> None:
-    template = find(name)
+    template = find_template(name)
     files = list(template.files())
     _refuse_overwriting([folder / file for file in files], force=given.force)
     text = (template.path / DEFAULT_FILE).read_text(encoding="utf-8")
@@ -248,7 +248,7 @@ def _copy_template(name: str, folder: Path, hosts: list[ListedHost], given: _Opt
     except OSError as error:
         raise RefusedError(f"{folder} cannot be written: {error.strerror or error}") from error
     path = folder / DEFAULT_FILE
-    write(path, text)
+    write_text_file(path, text)
     suffix = f"; {path} has {plural(len(hosts), 'host')}" if hosts else ""
     _report_check(f"wrote {', '.join(str(folder / file) for file in files)}{suffix}", path, given, has_hosts=True)
     if hosts and "\n#" in text and not given.quiet:
@@ -257,7 +257,70 @@ def _copy_template(name: str, folder: Path, hosts: list[ListedHost], given: _Opt
 
 def _is_foreign_ssh_config(source: str | None) -> bool:
     """Return whether the hosts come from an ssh_config that ssh does not read by itself."""
-    if source is None or not os.path.isfile(source) or not is_ssh_config(read(source)):
+    if source is None or not os.path.isfile(source) or not is_ssh_config(read_text_file(source)):
         return False
     own = os.path.expanduser("~/.ssh/config")
     return not (os.path.exists(own) and os.path.samefile(source, own))
+
+
+T = TypeVar("T")
+
+_NO_JOBS = ("setup.py", "conftest.py", "__init__.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a person said."""
+
+    machines: list[ListedHost]
+    script: str
+    python: str | None
+
+
+def can_ask() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask_answers(script: str | None, tell: Callable[[str], None]) -> Answers:
+    """Ask.
+
+    Args:
+        script: What to offer, or `None` where nothing in the folder looks like one.
+        tell: Says what is wrong with an answer.
+    """
+    hosts = _until_right("Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, parse_host_words, tell)
+    gpus = _until_right("GPUs each (a number, or auto)", "auto", parse_gpus, tell)
+    chosen = _until_right("Script of the job", script or "train.py", str, tell)
+    python = _until_right("Python on the hosts that has what the script imports (a path, or auto)", "auto", str, tell)
+    machines = [starter_file.set_gpus(machine, gpus) for machine in hosts]
+    return Answers(machines, chosen, None if python == "auto" else python)
+
+
+def parse_gpus(text: str) -> int | None:
+    """Return how many GPUs a word means; `None` for all that there turn out to be.
+
+    Raises:
+        ValueError: It means none of that.
+    """
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) > 1024:
+        raise ValueError(f"`{text}` is no number of GPUs; write e.g. 8, or auto")
+    return int(text)
+
+
+def find_script(folder: Path) -> str | None:
+    """Return the one Python file of a folder that may be a job; `train.py` where it is one of several."""
+    found = [path.name for path in sorted(folder.glob("*.py")) if path.name not in _NO_JOBS]
+    return "train.py" if "train.py" in found else found[0] if len(found) == 1 else None
+
+
+def _until_right(question: str, offered: str | None, read: Callable[[str], T], tell: Callable[[str], None]) -> T:
+    """Ask until the answer can be read. Ctrl-C and the end of input leave without an answer."""
+    while True:
+        said = click.prompt(question, default=offered, err=True, prompt_suffix=": ").strip()
+        try:
+            return read(said)
+        except ValueError as error:
+            tell(f"  {error}")

@@ -5,36 +5,35 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from clusterctl.agent.protocol.events import Exited
+from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.follow.logs import follow as follow_run
-from clusterctl.cli.lookup.logged import attempt_asked, ranks_asked, why_nothing
-from clusterctl.cli.lookup.runs import tell_unread
-from clusterctl.cli.words import parse_moment
+from clusterctl.cli.option_values import parse_rank_set, parse_time_option
+from clusterctl.cli.run_views import warn_of_unreadable_lines
 from clusterctl.config.host_ranges import select_hosts
+from clusterctl.errors import NotFoundError
+from clusterctl.formatting import fold_ranks, plural
 from clusterctl.logs.failure_tails import FailureTails, fold_last_lines, read_failure_tails
-from clusterctl.logs.fold import LineFolder, fold_history
-from clusterctl.logs.line import LogQuery
+from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
+from clusterctl.logs.line import LogLine, LogQuery
 from clusterctl.logs.merge import read_lines
 from clusterctl.logs.sanitize import clean_block
 from clusterctl.render.attempts import AttemptSeparators
 from clusterctl.render.log_output import LogWriter, Timestamps, json_line, raw_bytes
-from clusterctl.run.record.state_reader import StateReader, find_run, list_runs
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.state_reader import NodeNews, StateReader, find_run, list_runs
+from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from clusterctl.logs.fold import FoldedLine
-    from clusterctl.logs.line import LogLine
     from clusterctl.render.console import Console
-    from clusterctl.run.record.state_reader import NodeNews
-    from clusterctl.run.rules.state import RunState
 
 
 @click.command("logs", cls=CliCommand)
@@ -88,7 +87,7 @@ def command(
     """
     if output_format != "text":
         whole = (("--timestamps", timestamps), ("--no-prefix", no_prefix))
-        options.refuse_beside(f"--format {output_format}", *whole)
+        options.refuse_with(f"--format {output_format}", *whole)
     options.refuse_together(("--all-ranks", all_ranks), ("--rank", ranks))
     run = find_run(reference)
     reader, exited = StateReader(run), _Exits()
@@ -96,9 +95,9 @@ def command(
     state = reader.state
     default = ranks is None and nodes is None and not all_ranks and output_format == "text"
     query = LogQuery(
-        ranks=frozenset({0}) if default else ranks_asked(state, ranks),
+        ranks=frozenset({0}) if default else parse_run_ranks(state, ranks),
         nodes=None if nodes is None else frozenset(select_hosts(list(state.nodes), nodes)),
-        attempt=attempt_asked(state, attempt),
+        attempt=check_attempt(state, attempt),
         since=_moment(since, "--since", state),
         until=_moment(until, "--until", state),
         grep=_pattern(grep),
@@ -108,7 +107,7 @@ def command(
     console = common.console()
     if reference is None and console.err.live and len(list_runs()) > 1:
         console.narrate(f"{run.run}, {state.phase.value}:")
-    tell_unread(state, console)
+    warn_of_unreadable_lines(state, console)
     shown = _Output(console, state, query, form=output_format, timestamps=timestamps, prefix=not no_prefix)
     if follow and not state.over:
         return follow_run(run, query, shown, console, default=default)
@@ -120,7 +119,7 @@ def command(
         shown.past(read_lines(run.path, query, skew=state.ahead))
     shown.end()
     if not shown.lines and output_format == "text":
-        console.narrate(why_nothing(run, state, query))
+        console.narrate(explain_missing_output(run, state, query))
     return 0
 
 
@@ -137,7 +136,7 @@ def _moment(text: str | None, option: str, state: RunState) -> float | None:
     """Return a wall clock time: a duration is that long ago; a time of day is that of the run's last day."""
     now = time.time()
     of_day = text is not None and ":" in text and state.ended is not None
-    return parse_moment(text, option, now=state.ended if of_day and state.ended else now, began=state.created)
+    return parse_time_option(text, option, now=state.ended if of_day and state.ended else now, began=state.created)
 
 
 class _Output:
@@ -220,3 +219,55 @@ class _Exits:
     def on_clock_of_head(self, state: RunState) -> list[tuple[str, float, Exited]]:
         """Return them with the head's wall clock."""
         return [(node, wall - state.ahead(node), event) for node, wall, event in self._told]
+
+
+def parse_run_ranks(state: RunState, text: str | None) -> frozenset[int] | None:
+    """Return the ranks that a person named, or `None` for no choice.
+
+    Raises:
+        NotFoundError: The run has none of that number.
+        click.BadParameter: It is no set of ranks.
+    """
+    asked = parse_rank_set(text)
+    there = {rank for _, _, ranks in state.placements for rank in ranks}
+    if asked is None or not there or asked <= there:
+        return asked
+    strange = sorted(asked - there)
+    raise NotFoundError(
+        f"no rank {fold_ranks(strange)} in {state.run}", hint=f"its ranks are {fold_ranks(sorted(there))}"
+    )
+
+
+def check_attempt(state: RunState, attempt: int | None) -> int | None:
+    """Return the attempt that a person named, or `None` for all.
+
+    Raises:
+        NotFoundError: The run has had none of that number.
+    """
+    if attempt is not None and 0 <= state.attempt < attempt:
+        there = f"its attempts are 0-{state.attempt}" if state.attempt else "its only attempt is 0"
+        raise NotFoundError(f"no attempt {attempt} in {state.run}", hint=there)
+    return attempt
+
+
+def explain_missing_output(run: RunDir, state: RunState, query: LogQuery) -> str:
+    """Return why none of the lines of a run that a person asked for can be shown."""
+    if state.attempt < 0:
+        return f"{run.run} has started no worker, so there is no output of it"
+    wrote = sorted({rank for rank, size in _sizes(run, state) if size})
+    if not wrote:
+        return f"no rank of {run.run} has written anything"
+    told = f"{plural(len(wrote), 'rank')} of {run.run} wrote something ({fold_ranks(wrote)})"
+    if query.ranks is not None and not query.ranks & set(wrote):
+        return f"rank {fold_ranks(sorted(query.ranks))} wrote nothing; {told}: `clusterctl logs {run.run} --all-ranks`"
+    return f"no line fits what was asked for; {told}"
+
+
+def _sizes(run: RunDir, state: RunState) -> list[tuple[int, int]]:
+    """Return how long the replicated output of each rank of each attempt is."""
+    found = []
+    for attempt, node, ranks in state.placements:
+        for rank in ranks:
+            path = run.node(node) / format_output_path(attempt, rank)
+            found.append((rank, path.stat().st_size if path.exists() else 0))
+    return found

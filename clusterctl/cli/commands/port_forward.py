@@ -11,10 +11,11 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.commands.shell import become_program
-from clusterctl.cli.target import find_target
+from clusterctl.cli.commands.shell import become_program, find_target
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import RefusedError
+from clusterctl.transport.openssh import OpenSshTransport
+from clusterctl.transport.ssh.predial import PreDialer
 
 _LOOPBACK = "127.0.0.1"
 
@@ -71,9 +72,6 @@ def command(
     if not common.quiet:
         console.narrate("Ctrl-C ends it")
     sys.stdout.flush()
-    from clusterctl.transport.openssh import OpenSshTransport
-    from clusterctl.transport.ssh.predial import PreDialer
-
     pairs = zip(addresses, forwards, strict=True)
     words = [f"{_join(*address)}:{_join(forward.remote_host, forward.remote_port)}" for address, forward in pairs]
     become_program(OpenSshTransport(target.spec.ssh, PreDialer()).forward_argv(target.host, words))

@@ -8,8 +8,8 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.lookup.runs import listed_view_of, tell_unread
-from clusterctl.render.run_list import ps_hints, render_ps, sort_runs
+from clusterctl.cli.run_views import load_list_view, warn_of_unreadable_lines
+from clusterctl.render.run_list import ps_hints, ps_json, render_ps, sort_runs
 from clusterctl.run.record.state_reader import list_runs
 from clusterctl.run.rules.state import RunPhase
 
@@ -26,13 +26,11 @@ def command(common: CommonOptions, everything: bool, as_json: bool) -> int:
     """
     options.refuse_together(("--json", as_json), ("--quiet", common.quiet))
     console = common.console()
-    views = [listed_view_of(run) for run in list_runs()]
+    views = [load_list_view(run) for run in list_runs()]
     shown = sort_runs([v for v in views if everything or v.state.may_run or v.state.phase is RunPhase.UNREADABLE])
     for view in views:
-        tell_unread(view.state, console)
+        warn_of_unreadable_lines(view.state, console)
     if as_json:
-        from clusterctl.render.run_list import ps_json
-
         console.json(ps_json(shown))
     elif common.quiet:
         console.data(*[v.state.run for v in shown])

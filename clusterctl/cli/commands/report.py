@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
@@ -14,9 +15,9 @@ from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.follow.event_messages import EventFormatter
 from clusterctl.cli.follow.outcome import code_folders
-from clusterctl.cli.lookup.runs import tell_unread, told_view_of
-from clusterctl.cli.lookup.why import verdict_of
-from clusterctl.cli.words import write
+from clusterctl.cli.option_values import write_text_file
+from clusterctl.cli.run_views import build_report_view, warn_of_unreadable_lines
+from clusterctl.cli.verdicts import load_verdict
 from clusterctl.formatting import format_size, plural
 from clusterctl.logs.sanitize import clean_block
 from clusterctl.render import run_messages
@@ -24,19 +25,12 @@ from clusterctl.render.charts import TimelineEvent
 from clusterctl.render.console import Terminal
 from clusterctl.render.end_report import ReportContext, render_report, render_why
 from clusterctl.render.report_page import FindingRow, ReportData, render_report_page
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_memory_before_kill, read_curves
-from clusterctl.run.record.state_reader import StateReader, find_run, load_visible_state
+from clusterctl.run.record.state_reader import ControllerNews, NodeNews, StateReader, find_run, load_visible_state
 from clusterctl.run.rules import controller_events
-from clusterctl.run.rules.state import RunPhase
+from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.why.verdict import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.record.state_reader import ControllerNews, NodeNews
-    from clusterctl.run.rules.state import RunState
 
 _BAD = (controller_events.StartFailed, controller_events.StallChanged, controller_events.EndDecided)
 _WARNING_STARTS = ("warn:", "warning:", "unhealthy:", "lost")
@@ -57,11 +51,11 @@ def command(common: CommonOptions, reference: str | None, output: str | None) ->
     run = find_run(reference)
     terminal = Terminal(io.StringIO(), colour=False, live=False, unicode=True)
     state, attended, events = _state_and_events(run, terminal)
-    tell_unread(state, console)
+    warn_of_unreadable_lines(state, console)
     drawn = read_curves(
         run, {node: state.ahead(node) for node in dict.fromkeys(node for _, node, _ in state.placements)}
     )
-    view = told_view_of(run, state, attended=attended, step=drawn.find_slowest_step(state.running_since))
+    view = build_report_view(run, state, attended=attended, step=drawn.find_slowest_step(state.running_since))
     state = view.state
     text = render_report_page(
         ReportData(
@@ -78,7 +72,7 @@ def command(common: CommonOptions, reference: str | None, output: str | None) ->
         console.document(text)
         return 0
     target = output or f"{run.run}.html"
-    write(target, text)
+    write_text_file(target, text)
     if not common.quiet:
         console.narrate(f"{target}: {format_size(len(text.encode()))}")
     return 0
@@ -144,7 +138,7 @@ def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
     if well:
         return []
     beside = ReportContext(folders=code_folders(run, state), memory=find_memory_before_kill(run, state))
-    verdict = verdict_of(run, state, live=False)
+    verdict = load_verdict(run, state, live=False)
     if state.phase is RunPhase.CANCELLED and verdict.kind is Kind.NONE and not state.remaining:
         return []  # a person ended it, and nothing was wrong until then
     ended = render_report(state, terminal, beside) if state.over else []

@@ -6,30 +6,32 @@ import os
 import shlex
 import shutil
 import signal
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
 
 import click
 
 from clusterctl import rlimits
+from clusterctl.agent.protocol.command_types import RankArguments, ShellScriptArguments
 from clusterctl.cli import options
-from clusterctl.cli.command import CommonOptions, JobCommand, offer
-from clusterctl.cli.lookup.reach import reachable
-from clusterctl.cli.target import find_target
-from clusterctl.config.spec import TransportKind
-from clusterctl.errors import RefusedError
+from clusterctl.cli.command import CommonOptions, JobCommand, complete_with
+from clusterctl.cli.node_sessions import build_host_spec, open_reachable_sessions
+from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.config.spec import ClusterSpec, HostSpec, SshSpec, TransportKind, load_spec
+from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.plan.launch import build_program_arguments
 from clusterctl.run.nodes.fan_out import raise_first
+from clusterctl.run.record import state_reader
 from clusterctl.session.requests import SHELL_SCRIPT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from clusterctl.agent.protocol.command_types import ShellScriptArguments
-    from clusterctl.config.spec import HostSpec, SshSpec
+from clusterctl.suggestion import similar
+from clusterctl.transport.local import terminal_argv
+from clusterctl.transport.openssh import OpenSshTransport
+from clusterctl.transport.ssh.predial import PreDialer
 
 
 @click.command("shell", cls=JobCommand, reads_file=True)
-@click.argument("node", metavar="[NODE]", required=False, shell_complete=offer("nodes"))
+@click.argument("node", metavar="[NODE]", required=False, shell_complete=complete_with("nodes"))
 @options.target_options
 @click.pass_obj
 def command(
@@ -52,7 +54,7 @@ def command(
         program = {"rank": None, **build_program_arguments(target.spec, target.host.name)}
     if common.job_arguments:
         program["argv"] = list(common.job_arguments)
-    with reachable(target.spec, [target.host], of_run=target.rank is not None) as (sessions, errors):
+    with open_reachable_sessions(target.spec, [target.host], of_run=target.rank is not None) as (sessions, errors):
         raise_first(errors)
         script = SHELL_SCRIPT.call(sessions[target.host.name], program)["path"]
     become_program(_terminal_argv(target.spec.ssh, target.host, script))
@@ -60,14 +62,9 @@ def command(
 
 def _terminal_argv(ssh: SshSpec, host: HostSpec, script: str) -> list[str]:
     if isinstance(host.transport, tuple):
-        from clusterctl.transport.local import terminal_argv
-
         return terminal_argv(host, script)
     if host.transport is TransportKind.LOCAL:
         return ["/bin/sh", script]
-    from clusterctl.transport.openssh import OpenSshTransport
-    from clusterctl.transport.ssh.predial import PreDialer
-
     return OpenSshTransport(ssh, PreDialer()).terminal_argv(host, f"sh {shlex.quote(script)}")
 
 
@@ -84,3 +81,74 @@ def become_program(argv: Sequence[str]) -> NoReturn:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.execvp(argv[0], list(argv))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A node.
+
+    Attributes:
+        spec: The cluster of the node, and its job.
+        host: The node.
+        rank: The requested rank of a live run, or `None`.
+    """
+
+    spec: ClusterSpec
+    host: HostSpec
+    rank: RankArguments | None = None
+
+
+def find_target(
+    common: CommonOptions, *, node: str | None, host: str | None, rank: int | None, reference: str | None
+) -> Target:
+    """Return the node that the options name, or the first node of the file if they name none.
+
+    Args:
+        common: Names the cluster file.
+        node: A node of the file.
+        host: A host that needs no cluster file.
+        rank: A rank of a live run.
+        reference: The run of the rank.
+
+    Raises:
+        click.UsageError: The options contradict each other.
+        NotFoundError: There is no such node or rank.
+    """
+    chosen = [name for name, value in (("`NODE`", node), ("`-w`", host), ("`--rank`", rank)) if value is not None]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{' and '.join(chosen)} name two things; only one can be used")
+    if rank is not None or host is not None:
+        options.refuse_with("--rank" if host is None else "-w", ("--file", common.files), ("--set", common.sets))
+    if rank is not None:
+        return _find_rank(reference, rank)
+    if reference is not None:
+        raise click.UsageError("`--run` needs `--rank`")
+    if host is not None:
+        spec = build_host_spec(host)
+    else:
+        spec = options.load_file(common, None, with_secrets=True, console=common.console()).spec
+    return Target(spec, _find_host(spec, node))
+
+
+def _find_host(spec: ClusterSpec, node: str | None) -> HostSpec:
+    if node is None:
+        return spec.hosts[0]
+    for host in spec.hosts:
+        if host.name == node:
+            return host
+    names = [host.name for host in spec.hosts]
+    close = similar(node, names)
+    raise NotFoundError(
+        f"no node `{node}`", hint=f"did you mean `{close}`?" if close else f"there are: {fold_hosts(names)}"
+    )
+
+
+def _find_rank(reference: str | None, rank: int) -> Target:
+    run = state_reader.find_run(reference)
+    state, _ = state_reader.load_visible_state(run)
+    if state.over or rank not in state.workers:
+        what = "is over" if state.over else f"has no rank {rank}" if state.workers else "has not started"
+        raise NotFoundError(f"{run.run} {what}", hint="`clusterctl ps` lists the runs that go on")
+    spec = load_spec(run.spec.read_text())
+    node = state.workers[rank].node
+    return Target(spec, _find_host(spec, node), {"run": run.run, "node": node, "rank": rank})

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 import click
 
 from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.lookup.evidence import look
-from clusterctl.cli.words import parse_ranks
+from clusterctl.cli.option_values import parse_rank_set
+from clusterctl.cli.verdicts import collect_rank_evidence
 from clusterctl.errors import ExitCode, NotFoundError
 from clusterctl.render.errors import error_line
 from clusterctl.render.stacks import render_remarks, render_stacks
 from clusterctl.run.record import state_reader
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import why_evidence
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
+from clusterctl.run.rules.state import RunState
 
 
 @click.command("stacks", cls=CliCommand)
@@ -37,11 +33,11 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
     a controller.
     """
     console = common.console()
-    chosen = parse_ranks(ranks)
+    chosen = parse_rank_set(ranks)
     run = state_reader.find_run(reference)
     state, attended = state_reader.load_visible_state(run)
     _check(run, state, chosen)
-    evidence = look(run, state, chosen)
+    evidence = collect_rank_evidence(run, state, chosen)
     if not evidence.ranks and not evidence.errors:
         # Without a controller nobody has taken in how they ended.
         hint = None if attended else f"`clusterctl attach --adopt {run.run}` takes in how they ended"

@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, offer
-from clusterctl.cli.lookup import machines
-from clusterctl.cli.words import parse_pause
+from clusterctl.cli import node_stats, options
+from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
+from clusterctl.cli.node_sessions import open_reachable_sessions
+from clusterctl.cli.node_stats import StatsSource
+from clusterctl.cli.option_values import parse_pause_option
 from clusterctl.config.host_ranges import select_hosts
 from clusterctl.errors import ExitCode
 from clusterctl.formatting import duration_text
 from clusterctl.render.stats import describe_gaps, render_stats, stats_json
+from clusterctl.render.top_rows import Level, TopData, list_entities, make_rows
+from clusterctl.render.top_screen import table
 from clusterctl.run.record import state_reader
 from clusterctl.run.record.clock import read_head_time
 
 if TYPE_CHECKING:
-    from clusterctl.cli.lookup.machines import Subject
     from clusterctl.render.console import Console
     from clusterctl.render.stats import NodeStats
 
@@ -28,7 +30,7 @@ _MOST_ROWS = 64
 
 
 @click.command("stats", cls=CliCommand)
-@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=offer("runs"))
+@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=complete_with("runs"))
 @options.nodes_option
 @click.option("--watch", metavar="DURATION", help="Repeat with this pause until Ctrl-C.")
 @options.json_option
@@ -44,8 +46,8 @@ def command(
     """
     console = common.console()
     options.refuse_together(("--json", as_json), ("--verbose", verbose))
-    pause = parse_pause(watch, "--watch")
-    subject = machines.subject_of(reference)
+    pause = parse_pause_option(watch, "--watch")
+    subject = node_stats.find_stats_source(reference)
     while True:
         stats = _stats(common, subject, nodes, console)
         _show(stats, console, as_json=as_json, every=verbose, quiet=common.quiet)
@@ -56,15 +58,15 @@ def command(
             return int(ExitCode.OK)
 
 
-def _stats(common: CommonOptions, subject: Subject, chosen: str | None, console: Console) -> list[NodeStats]:
+def _stats(common: CommonOptions, subject: StatsSource, chosen: str | None, console: Console) -> list[NodeStats]:
     if subject.run is None:
-        from clusterctl.cli.lookup.reach import reachable
-
         spec = options.load_file(common, subject.path, console=console).spec
-        hosts = options.chosen_hosts(spec, chosen)
-        with reachable(spec, hosts, tell=console.err) as (sessions, errors):
+        hosts = options.select_spec_hosts(spec, chosen)
+        with open_reachable_sessions(spec, hosts, tell=console.err) as (sessions, errors):
             joined = [host for host in hosts if host.name in sessions]
-            seen = {n.node: n for n in [*machines.look_at(joined, sessions), *machines.unreachable(errors)]}
+            seen = {
+                n.node: n for n in [*node_stats.probe_nodes(joined, sessions), *node_stats.make_unknown_stats(errors)]
+            }
         return [seen[host.name] for host in hosts]
     state, attended = state_reader.load_visible_state(subject.run)
     if not attended and not state.over:
@@ -74,7 +76,7 @@ def _stats(common: CommonOptions, subject: Subject, chosen: str | None, console:
     if state.over:
         when = "" if state.ended is None else f" {duration_text(read_head_time() - state.ended)} ago"
         console.narrate(f"{subject.run.run} has ended{when}: this is what its nodes told last")
-    stats = machines.stats_of_run(subject.run, state)
+    stats = node_stats.load_run_stats(subject.run, state)
     if chosen is None:
         return stats
     names = set(select_hosts([n.node for n in stats], chosen, None))
@@ -92,9 +94,6 @@ def _show(stats: list[NodeStats], console: Console, *, as_json: bool, every: boo
 
 
 def _folded(stats: list[NodeStats], console: Console) -> list[str]:
-    from clusterctl.render.top_rows import Level, TopData, list_entities, make_rows
-    from clusterctl.render.top_screen import table
-
     scene = TopData(nodes=stats)
     rows = make_rows(scene, list_entities(scene), Level.ALIKE, time.time())
     return table(rows, scene, console.out.width, console.out)

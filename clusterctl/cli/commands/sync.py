@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -9,11 +10,10 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.copying.differs import differs_lines
-from clusterctl.cli.lookup.reach import sessions_of
-from clusterctl.cli.words import parse_size
+from clusterctl.cli.node_sessions import open_all_sessions
+from clusterctl.cli.option_values import parse_size_option
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.config.spec import TransportKind
+from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import get_workdir
@@ -21,15 +21,12 @@ from clusterctl.render.console import safe
 from clusterctl.run.nodes import code_manifest, sync_warnings
 from clusterctl.run.nodes.downloads import MAX_BYTES, FetchOptions, pull
 from clusterctl.run.nodes.fan_out import call_all, raise_first
-from clusterctl.run.nodes.uploads import build_code_upload, preview_sync, sync_files
+from clusterctl.run.nodes.uploads import SyncPreview, build_code_upload, preview_sync, sync_files
 from clusterctl.run.record.rundir import find_runs_root
+from clusterctl.session.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.console import Console
-    from clusterctl.session.session import Session
 
 T = TypeVar("T")
 
@@ -73,7 +70,7 @@ def command(
         raise click.UsageError("`--dry-run` shows what would be pushed: leave out `--pull`")
     console = common.console()
     spec = options.load_file(common, path, console=console).spec
-    hosts = options.chosen_hosts(spec, nodes, exclude)
+    hosts = options.select_spec_hosts(spec, nodes, exclude)
     if pull:
         _pull(
             spec,
@@ -81,7 +78,7 @@ def command(
             console,
             pull,
             Path(to or "pulled"),
-            parse_size(max_size, "--max-size", MAX_BYTES),
+            parse_size_option(max_size, "--max-size", MAX_BYTES),
             quiet=common.quiet,
         )
     else:
@@ -108,13 +105,17 @@ def _push(
     elif not quiet and (not_sent := sync_warnings.describe_user_exclusions(manifest.left_out)) is not None:
         console.narrate(safe(not_sent))
     files = build_code_upload(manifest, store)
-    with sessions_of(spec, remote, tell=None if quiet else console.err) as sessions:
+    with open_all_sessions(spec, remote, tell=None if quiet else console.err) as sessions:
         if dry_run:
             seen, errors = call_all(
                 sessions, lambda node, session: preview_sync(session, get_workdir(spec, node), files)
             )
             console.data(
-                *(line for found, nodes in _alike(seen) for line in differs_lines(nodes, found, len(manifest.files)))
+                *(
+                    line
+                    for found, nodes in _alike(seen)
+                    for line in render_sync_preview(nodes, found, len(manifest.files))
+                )
             )
             raise_first(errors)
             return
@@ -148,7 +149,7 @@ def _pull(
     quiet: bool,
 ) -> None:
     ours = not to.exists()
-    with sessions_of(spec, hosts, tell=None if quiet else console.err) as sessions:
+    with open_all_sessions(spec, hosts, tell=None if quiet else console.err) as sessions:
         pulled, errors = call_all(
             sessions, lambda node, session: _pull_all(session, get_workdir(spec, node), patterns, to / node, max_bytes)
         )
@@ -180,3 +181,34 @@ def _pull_all(
         left = max_bytes - sum(total for _, total in found.values())
         found[pattern] = pull(session, workdir, pattern, target, FetchOptions(max_bytes=left))
     return found
+
+
+_MOST = 20
+
+
+def render_sync_preview(nodes: Sequence[str], found: SyncPreview, of_all: int) -> list[str]:
+    """Return what nodes that differ alike would be sent, and what they would lose.
+
+    Args:
+        nodes: Which.
+        found: How they differ from the code folder.
+        of_all: How many files that has.
+    """
+    total = sum(length for _, length in found.files_to_send)
+    parts = [f"{len(found.files_to_send)} of {plural(of_all, 'file')} would be sent, {format_size(total)}"]
+    if found.removal_count:
+        parts.append(f"{found.removal_count} would be removed")
+    if found.active_run is not None:
+        parts.append(f"refused while run {found.active_run} uses the folder")
+    sent = sorted(found.files_to_send, key=lambda file: (-file[1], file[0]))
+    return [
+        f"{fold_hosts(nodes)}: {'; '.join(parts)}",
+        *(f"  send    {format_size(length):>9}  {safe(path)}" for path, length in sent[:_MOST]),
+        *_more(len(sent)),
+        *(f"  remove  {'':9}  {safe(path)}" for path in found.removed_paths[:_MOST]),
+        *_more(found.removal_count),
+    ]
+
+
+def _more(number: int) -> list[str]:
+    return [f"  and {number - _MOST} more"] if number > _MOST else []

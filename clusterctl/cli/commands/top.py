@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from clusterctl.cli import options
-from clusterctl.cli.command import CliCommand, CommonOptions, offer
+from clusterctl.agent.protocol.run_files import format_output_path
+from clusterctl.cli import node_stats, options
+from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
 from clusterctl.cli.follow.screen import Screen
-from clusterctl.cli.follow.top_data import TopDataSource
-from clusterctl.cli.lookup import machines
-from clusterctl.cli.words import parse_pause
+from clusterctl.cli.node_sessions import open_reachable_sessions
+from clusterctl.cli.node_stats import StatsSource
+from clusterctl.cli.option_values import parse_pause_option
+from clusterctl.cli.run_views import build_run_view
+from clusterctl.logs.sanitize import clean_block, strip_colours
 from clusterctl.render.top_rows import SORTS, Level, SortState, TopData
 from clusterctl.render.top_screen import current_level, render_top
+from clusterctl.run.record import sample_files
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.state_reader import StateReader
+from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from clusterctl.cli.lookup.machines import Subject
     from clusterctl.render.console import Console, Terminal
     from clusterctl.render.stats import NodeStats
 
@@ -34,7 +40,7 @@ _IN_A_PIPE = 46
 
 
 @click.command("top", cls=CliCommand)
-@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=offer("runs"))
+@click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=complete_with("runs"))
 @click.option("--interval", metavar="DURATION", default="1s", show_default=True, help="Time between two pictures.")
 @click.option(
     "--fold",
@@ -50,52 +56,52 @@ def command(common: CommonOptions, reference: str | None, interval: str, fold: s
     Without an active run the nodes of the cluster file are shown. In a pipe it prints one picture.
     """
     console = common.console()
-    pause = parse_pause(interval, "--interval") or 1.0
+    pause = parse_pause_option(interval, "--interval") or 1.0
     order = SortState(fold=None if fold is None else Level(fold))
-    with _source(common, machines.subject_of(reference), console) as source:
+    with _open_source(common, node_stats.find_stats_source(reference), console) as source:
         if not (sys.stdin.isatty() and console.out.live):
-            console.data(*_once(source, order, console))
+            console.data(*_render_once(source, order, console))
             return 0
-        _keep(source, order, console.out, pause)
+        _run_screen(source, order, console.out, pause)
     return 0
 
 
-class Source(Protocol):
+class TopSource(Protocol):
     """Where pictures come from."""
 
-    def scene(self) -> TopData:
+    def load_data(self) -> TopData:
         """Return what there is to show now."""
 
 
-def _once(source: Source, order: SortState, console: Console) -> list[str]:
+def _render_once(source: TopSource, order: SortState, console: Console) -> list[str]:
     height = _IN_A_PIPE if order.fold is None else _TALLEST
-    scene, now = source.scene(), time.time()
-    level = current_level(scene, order, now, console.out, height)
-    lines, _ = render_top(scene, replace(order, fold=level), now, console.out, _TALLEST)
+    data, now = source.load_data(), time.time()
+    level = current_level(data, order, now, console.out, height)
+    lines, _ = render_top(data, replace(order, fold=level), now, console.out, _TALLEST)
     return [line for line in lines[:-1] if line]
 
 
-def _keep(source: Source, order: SortState, terminal: Terminal, pause: float) -> None:
+def _run_screen(source: TopSource, order: SortState, terminal: Terminal, pause: float) -> None:
     with Screen(terminal) as screen:
-        scene = source.scene()
+        data = source.load_data()
         while True:
             height, now = terminal.height, time.time()
-            lines, order = render_top(scene, order, now, terminal, height)
+            lines, order = render_top(data, order, now, terminal, height)
             terminal.draw_screen(lines)
             key = screen.key(pause)
             if key in ("", "q", "Q", "\x03", "\x04"):
                 return
             if key is None:
-                scene = source.scene()
+                data = source.load_data()
             elif key == "f":
                 levels = [*Level]
-                place = levels.index(current_level(scene, order, now, terminal, height))
+                place = levels.index(current_level(data, order, now, terminal, height))
                 order = replace(order, fold=levels[(place + 1) % len(levels)], first=0)
             else:
-                order = _pressed(key, order, page=max(1, height - 6))
+                order = _apply_key(key, order, page=max(1, height - 6))
 
 
-def _pressed(key: str, order: SortState, page: int) -> SortState:
+def _apply_key(key: str, order: SortState, page: int) -> SortState:
     """Return the order after a key; a first row that does not exist is put right when it is shown."""
     steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page, " ": page, "g": -(1 << 20)}
     if key in steps:
@@ -107,43 +113,94 @@ def _pressed(key: str, order: SortState, page: int) -> SortState:
 
 
 @contextlib.contextmanager
-def _source(common: CommonOptions, subject: Subject, console: Console) -> Iterator[Source]:
+def _open_source(common: CommonOptions, subject: StatsSource, console: Console) -> Iterator[TopSource]:
     if subject.run is not None:
-        yield TopDataSource(subject.run)
+        yield _RunSource(subject.run)
         return
-    from clusterctl.cli.lookup.reach import reachable
-
     spec = options.load_file(common, subject.path, console=console).spec
-    with reachable(spec, spec.hosts) as (sessions, errors):
+    with open_reachable_sessions(spec, spec.hosts) as (sessions, errors):
         joined = [host for host in spec.hosts if host.name in sessions]
-        dead = {n.node: n for n in machines.unreachable(errors)}
+        dead = {n.node: n for n in node_stats.make_unknown_stats(errors)}
 
         def look() -> list[NodeStats]:
-            seen = {n.node: n for n in machines.look_at(joined, sessions)} | dead
+            seen = {n.node: n for n in node_stats.probe_nodes(joined, sessions)} | dead
             return [seen[host.name] for host in spec.hosts]
 
-        yield _OfFile(f"{subject.path}: no active run", look)
+        yield _FileSource(f"{subject.path}: no active run", look)
 
 
-class _OfFile:
+class _FileSource:
     """Nodes that are asked again and again, beside the keys: one that is slow must not hold them up."""
 
-    def __init__(self, title: str, look: LookAgain) -> None:
-        self._title, self._look = title, look
-        self._seen = look()
+    def __init__(self, title: str, probe: Callable[[], list[NodeStats]]) -> None:
+        self._title, self._probe = title, probe
+        self._stats = probe()
         threading.Thread(target=self._repeat, name="look", daemon=True).start()
 
     def _repeat(self) -> None:
         while True:
             time.sleep(_LOOK_AGAIN)
-            self._seen = self._look()
+            self._stats = self._probe()
 
-    def scene(self) -> TopData:
-        return TopData(nodes=self._seen, title=self._title)
+    def load_data(self) -> TopData:
+        return TopData(nodes=self._stats, title=self._title)
 
 
-class LookAgain(Protocol):
-    """Asks all nodes once."""
+_SAMPLES_AT_FIRST = 400
+"""Of all nodes together, of each kind."""
+_END = 4096
 
-    def __call__(self) -> list[NodeStats]:
-        """Return what they said."""
+
+class _RunSource:
+    """Gives pictures of a run.
+
+    Args:
+        run: Which.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self._run, self._reader = run, StateReader(run)
+        self._gpus = node_stats.read_run_gpus(run)
+        self._recent: dict[str, sample_files.NodeStats] = {}
+
+    def load_data(self) -> TopData:
+        """Return what there is to show now."""
+        self._reader.apply_new_events()
+        state = self._reader.state
+        nodes = sorted(state.nodes.values(), key=lambda node: node.node_rank)
+        recent = {node.node: self._refreshed(node.node, len(nodes)) for node in nodes}
+        newest = {name: r.activity for name, r in recent.items() if r.activity is not None}
+        of_attempt = [s for s in newest.values() if s.get("attempt") == state.attempt]
+        times = [newest[name]["t"] - state.ahead(name) for name in newest if newest[name] in of_attempt]
+        paces = {w.rank: p for w in state.workers.values() if (p := recent[w.node].steps_per_s(w.rank)) is not None}
+        stats = [node_stats.make_node_stats(state, name, r.health) for name, r in recent.items()]
+        return TopData(
+            nodes=stats,
+            view=build_run_view(self._run, state, attended=self._run.is_attended, newest=newest),
+            gpus_of=self._gpus,
+            paces=paces,
+            trends={
+                (node.node, which): recent[node.node].list_utilisation(which)
+                for node in stats
+                for which in (None, *(gpu.gpu for gpu in node.gpus))
+            },
+            ranks_at=min(times, default=None),
+            last_line=lambda rank: self._last_line(state, rank),
+        )
+
+    def _refreshed(self, node: str, node_count: int) -> sample_files.NodeStats:
+        recent = self._recent.setdefault(
+            node, sample_files.NodeStats(self._run, node, max_first=_SAMPLES_AT_FIRST // node_count)
+        )
+        recent.refresh()
+        return recent
+
+    def _last_line(self, state: RunState, rank: int) -> str:
+        path = self._run.node(state.workers[rank].node) / format_output_path(state.attempt, rank)
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _END))
+                lines = clean_block(file.read())
+        except OSError:
+            return ""
+        return next((text for line in reversed(lines) if (text := strip_colours(line).strip())), "")

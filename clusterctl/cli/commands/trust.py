@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import options
+from clusterctl.cli import accepted_commands, options
 from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.lookup import commands, listings
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.config.spec import TransportKind
+from clusterctl.config.sections.context import HostCommandRunner
+from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import AuthError, ExitCode, NodeError, NodesError, RefusedError
 from clusterctl.formatting import plural
+from clusterctl.transport.openssh import OpenSshTransport
+from clusterctl.transport.ssh.host_keys import explain_untrusted_key
+from clusterctl.transport.ssh.predial import PreDialer
+from clusterctl.transport.ssh.ssh import SshTransport
+from clusterctl.transport.ssh.trust import add_to_known_hosts, fetch_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Sized
-
-    from clusterctl.config.sections.context import HostCommandRunner
-    from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.console import Console
-    from clusterctl.transport.openssh import OpenSshTransport
     from clusterctl.transport.ssh.host_keys import PresentedKey
 
 
@@ -42,8 +43,8 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
     """
     console = common.console()
     spec = options.load_file(common, path, console=console, run_listing=_listing(console, yes=yes)).spec
-    hosts = options.chosen_hosts(spec, nodes)
-    _trust_commands(commands.unknown(hosts), "to reach the hosts", console, yes=yes)
+    hosts = options.select_spec_hosts(spec, nodes)
+    _trust_commands(accepted_commands.list_unaccepted_commands(hosts), "to reach the hosts", console, yes=yes)
     failed = _report(_trust_keys(spec, hosts, console, yes=yes), console)
     if failed:
         return int(ExitCode.NODE)
@@ -60,9 +61,6 @@ def _trust_keys(spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console, 
     Raises:
         NodesError: Nodes that show none.
     """
-    from clusterctl.transport.ssh.ssh import SshTransport
-    from clusterctl.transport.ssh.trust import add_to_known_hosts, fetch_keys
-
     transport = SshTransport(spec.ssh)
     for _ in range(len(hosts) + 1):
         candidates, errors = fetch_keys(transport, hosts, parallel=spec.ssh.parallel)
@@ -89,19 +87,21 @@ def _all_trusted(hosts: Sequence[HostSpec]) -> str:
 
 
 def _listing(console: Console, *, yes: bool) -> HostCommandRunner:
-    def run(argv: commands.Argv) -> str:
-        _trust_commands([] if commands.is_accepted(argv) else [argv], "to list the hosts", console, yes=yes)
-        return listings.run(argv)
+    def run(argv: accepted_commands.Argv) -> str:
+        _trust_commands(
+            [] if accepted_commands.is_accepted_command(argv) else [argv], "to list the hosts", console, yes=yes
+        )
+        return accepted_commands.run_listing(argv)
 
     return run
 
 
-def _trust_commands(new: list[commands.Argv], purpose: str, console: Console, *, yes: bool) -> None:
+def _trust_commands(new: list[accepted_commands.Argv], purpose: str, console: Console, *, yes: bool) -> None:
     if new:
         console.narrate(f"run on this machine, {purpose} of the file:")
         console.data(*[f"  {shlex.join(argv)}" for argv in new])
         _ask(new, "command", "read it", yes=yes)
-        commands.accept(new)
+        accepted_commands.accept_commands(new)
         console.narrate(f"accepted {plural(len(new), 'command')}")
 
 
@@ -115,8 +115,6 @@ def _ask(new: Sized, what: str, before: str, *, yes: bool) -> None:
 
 
 def _report(refused: list[PresentedKey], console: Console) -> bool:
-    from clusterctl.transport.ssh.host_keys import explain_untrusted_key
-
     for candidate in refused:
         console.narrate(
             f"error: {', '.join(candidate.nodes)}: host key {candidate.verdict.value}: {candidate.key.fingerprint}",
@@ -131,9 +129,6 @@ def _log_in(spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console) -> N
     Raises:
         NodesError: Some could not be logged in to, or nobody is there to answer.
     """
-    from clusterctl.transport.openssh import OpenSshTransport
-    from clusterctl.transport.ssh.predial import PreDialer
-
     transport = OpenSshTransport(spec.ssh, PreDialer())
     errors: list[NodeError] = []
     for host in (host for host in hosts if host.transport is TransportKind.SSH):

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clusterctl.cli import options
+from clusterctl.cli import accepted_commands, options
 from clusterctl.cli.command import CommonOptions, JobCommand
-from clusterctl.cli.lookup import listings
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.path_rules import rename_workdir
-from clusterctl.config.spec import TransportKind, dump_spec
+from clusterctl.config.spec import ClusterSpec, TransportKind, dump_spec
 from clusterctl.config.text.overrides import Overrides
 from clusterctl.errors import ClusterctlError, ExitCode, RefusedError
 from clusterctl.formatting import format_size, plural
@@ -25,13 +24,12 @@ from clusterctl.render.plan import render_plan
 from clusterctl.run.controller import process
 from clusterctl.run.controller.main import start_run
 from clusterctl.run.nodes import code_manifest, sync_warnings
+from clusterctl.run.nodes.code_selection import ExcludedPath
 from clusterctl.run.record import disk_files, run_facts, rundir
+from clusterctl.run.record.rundir import RunDir
 
 if TYPE_CHECKING:
-    from clusterctl.config.spec import ClusterSpec
     from clusterctl.render.console import Console
-    from clusterctl.run.nodes.code_selection import ExcludedPath
-    from clusterctl.run.record.rundir import RunDir
 
 
 @click.command("up", cls=JobCommand, reads_file=True)
@@ -103,9 +101,9 @@ def command(
     if dry_run:
         start = (("--timings", timings), other_progress, ("--verbose", verbose))
         checks = (("--no-health", no_health), ("--strict", strict))
-        options.refuse_beside("--dry-run", ("--detach", detach), *shown_output, *start, *checks)
+        options.refuse_with("--dry-run", ("--detach", detach), *shown_output, *start, *checks)
     elif detach:
-        options.refuse_beside("--detach", *shown_output)
+        options.refuse_with("--detach", *shown_output)
     options.refuse_together(("--no-health", no_health), ("--strict", strict))
     options.refuse_together(("--quiet", common.quiet), other_progress)
     console = common.console()
@@ -119,7 +117,7 @@ def command(
         with_secrets=True,
         console=console,
         # A file that is started is a program; one that is only looked at runs what was accepted.
-        run_listing=listings.run_accepted if dry_run else listings.run,
+        run_listing=accepted_commands.run_accepted_listing if dry_run else accepted_commands.run_listing,
     )
     spec = _select_hosts(loaded.spec, nodes, exclude, min_nodes)
     if name is not None and not common.quiet:
@@ -166,7 +164,7 @@ def _select_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None, min
         NotFoundError: A name that is no host of the file.
         click.UsageError: Too few are left.
     """
-    chosen = replace(spec, hosts=options.chosen_hosts(spec, nodes, exclude), min_nodes=min_nodes)
+    chosen = replace(spec, hosts=options.select_spec_hosts(spec, nodes, exclude), min_nodes=min_nodes)
     workers = len(chosen.workers)
     if not workers:
         raise click.UsageError("only spares are left: no node would have workers")

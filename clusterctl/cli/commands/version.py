@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
 from clusterctl._version import __version__
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.lookup.reach import sessions_of
+from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.config.host_ranges import fold_hosts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from clusterctl.config.spec import ClusterSpec, HostSpec
+from clusterctl.config.spec import ClusterSpec, HostSpec
 
 
 @click.command("version", cls=CliCommand, reads_file=True)
@@ -33,7 +30,7 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, as_json:
     shown: dict[str, Any] = {"clusterctl": __version__, "python": platform.python_version()}
     if path or nodes or common.files or common.sets:
         spec = options.load_file(common, path, console=console).spec
-        shown["nodes"] = _ask_nodes(spec, options.chosen_hosts(spec, nodes))
+        shown["nodes"] = _ask_nodes(spec, options.select_spec_hosts(spec, nodes))
     if as_json:
         console.json(shown)
     else:
@@ -42,7 +39,7 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, as_json:
 
 
 def _ask_nodes(spec: ClusterSpec, hosts: tuple[HostSpec, ...]) -> list[dict[str, str]]:
-    with sessions_of(spec, hosts) as sessions:
+    with open_all_sessions(spec, hosts) as sessions:
         return [
             {
                 "node": node,

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import time
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,15 +13,13 @@ from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.follow.outcome import exit_code_of
 from clusterctl.cli.follow.poller import RunPoller, RunStatus
-from clusterctl.cli.lookup.runs import unattended_of
-from clusterctl.cli.words import parse_duration
+from clusterctl.cli.option_values import parse_duration_option
+from clusterctl.cli.run_views import predict_fate
 from clusterctl.errors import ExitCode
 from clusterctl.render.run_messages import Outlook
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import find_run
-
-if TYPE_CHECKING:
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
+from clusterctl.run.rules.state import RunState
 
 
 @click.command("wait", cls=CliCommand)
@@ -34,7 +31,7 @@ def command(common: CommonOptions, reference: str | None, timeout: str | None, a
     """Wait until a run ends; exit with its code."""
     console = common.console()
     run = find_run(reference)
-    limit = parse_duration(timeout, "--timeout")
+    limit = parse_duration_option(timeout, "--timeout")
     if console.err.live and not common.quiet:
         console.err.draw([f"waiting for {run.run} to end, Ctrl-C leaves it running"])
     state, code = _wait(run, math.inf if limit is None else time.monotonic() + limit)
@@ -53,7 +50,7 @@ def _why(run: RunDir, state: RunState, code: int) -> str:
         return "; gave up waiting"
     if code != ExitCode.UNATTENDED:
         return ""
-    alone = unattended_of(run, state)
+    alone = predict_fate(run, state)
     told = "" if alone.outlook is Outlook.GOES_ON else f"; {alone.message}"
     return f" without a controller{told}; `clusterctl attach --adopt` takes over"
 

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from clusterctl.agent.protocol.record_types import RankEvidence
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.lookup.why import opened, verdict_and_look, verdict_of
+from clusterctl.cli.verdicts import load_verdict, load_verdict_with_evidence, open_bundle
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import format_size
 from clusterctl.render.end_report import render_why
 from clusterctl.render.status import slow_start
-from clusterctl.run.record import state_reader
+from clusterctl.run.record import run_bundle, state_reader
 from clusterctl.run.record.run_facts import read_start_times
-from clusterctl.why.verdict import Confidence
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.why.verdict import Confidence, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from clusterctl.agent.protocol.record_types import RankEvidence
     from clusterctl.render.console import Console
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.why.verdict import Verdict
 
 
 @click.command("why", cls=CliCommand)
@@ -47,11 +45,11 @@ def command(
     if redact and save is None:
         raise click.UsageError("`--redact` needs `--save`")
     if bundle is not None:
-        options.refuse_beside("--bundle", ("RUN", reference), ("--save", save))
-        with opened(bundle) as run:
-            return _tell(console, verdict_of(run, live=False), as_json=as_json)
+        options.refuse_with("--bundle", ("RUN", reference), ("--save", save))
+        with open_bundle(bundle) as run:
+            return _tell(console, load_verdict(run, live=False), as_json=as_json)
     run = state_reader.find_run(reference)
-    told, look = verdict_and_look(run)
+    told, look = load_verdict_with_evidence(run)
     if save is not None:
         _save(console, run, save, look, redact=redact, quiet=common.quiet)
     code = _tell(console, told, as_json=as_json)
@@ -76,8 +74,6 @@ def exit_code_of(verdict: Verdict) -> int:
 def _save(
     console: Console, run: RunDir, target: Path, look: Mapping[str, RankEvidence], *, redact: bool, quiet: bool
 ) -> None:
-    from clusterctl.run.record import run_bundle
-
     try:
         written = run_bundle.save_bundle(run, target, look, redact=redact)
     except OSError as error:

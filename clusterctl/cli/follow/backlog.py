@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
 
+from clusterctl.logs.line import LogLine
 from clusterctl.render import run_messages
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import StateReader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from clusterctl.logs.line import LogLine
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
+from clusterctl.run.rules.state import RunState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol import events as node_events
-from clusterctl.cli.lookup.stalled import where_ranks_are
+from clusterctl.cli.run_views import describe_stalled_ranks, find_blocking_ranks
 from clusterctl.render import run_messages
 from clusterctl.render.attempts import describe_restart
 from clusterctl.render.status import slow_lines
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import read_latest_activity
-from clusterctl.run.rules import controller_events
-from clusterctl.run.rules.state import RunPhase
+from clusterctl.run.rules import controller_events, rank_timing
+from clusterctl.run.rules.state import RunPhase, RunState
+from clusterctl.why.slowness import LONG_WAIT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from clusterctl.render.console import Terminal
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
 
 
 class EventFormatter:
@@ -55,7 +54,7 @@ class EventFormatter:
                 return run_messages.result_messages(event)
             case controller_events.StallChanged():
                 first, *hints = run_messages.stall_messages(event, self._run.run)
-                where = where_ranks_are(self._run, state) if event.phase == "confirmed" else []
+                where = describe_stalled_ranks(self._run, state) if event.phase == "confirmed" else []
                 return [first, *(f"  {line}" for line in where), *hints]
             case _:
                 return []
@@ -133,10 +132,6 @@ class StragglerNotice:
         sample = None if first is None else read_latest_activity(self._run, first.node)
         if sample is None:
             return {}
-        from clusterctl.cli.lookup.runs import held_in
-        from clusterctl.run.rules import rank_timing
-        from clusterctl.why.slowness import LONG_WAIT_S
-
         counted = any(rank_timing.get_collective_numbers(rank) for rank in (sample.get("ranks") or {}).values())
         still = counted and not rank_timing.has_recent_progress([sample], state.attempt, LONG_WAIT_S)
-        return held_in(self._run, state) if still else {}
+        return find_blocking_ranks(self._run, state) if still else {}

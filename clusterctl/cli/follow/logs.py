@@ -6,23 +6,22 @@ import contextlib
 import math
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.cli.follow.poller import RunPoller, RunStatus
-from clusterctl.cli.lookup.runs import unattended_of
+from clusterctl.cli.run_views import predict_fate
 from clusterctl.errors import ExitCode
 from clusterctl.logs.failure_tails import FailureTails, merge_lines, read_failure_tails
 from clusterctl.logs.follow import Follower
+from clusterctl.logs.line import LogLine, LogQuery
 from clusterctl.logs.merge import filter_lines
 from clusterctl.render.errors import error_line, hint_lines
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from clusterctl.logs.line import LogLine, LogQuery
     from clusterctl.render.console import Console
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
 
 
 class Output(Protocol):
@@ -75,7 +74,7 @@ def _follow(poller: RunPoller, query: LogQuery, shown: Output, console: Console,
         if over or not console.out.has_reader():
             return int(ExitCode.OK)
     console.narrate(
-        error_line(unattended_of(poller.run, poller.state).error(poller.run.run), console.err),
+        error_line(predict_fate(poller.run, poller.state).error(poller.run.run), console.err),
         *hint_lines(f"`clusterctl attach --adopt {poller.run.run}` takes over", console.err),
     )
     return int(ExitCode.UNATTENDED)

@@ -6,7 +6,8 @@ import json
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.lookup.runs import unattended_of
+from clusterctl.cli.run_views import predict_fate
+from clusterctl.cli.verdicts import add_file_hints
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ExitCode
 from clusterctl.logs.sanitize import strip_colours
@@ -14,13 +15,15 @@ from clusterctl.render.console import safe
 from clusterctl.render.end_report import ReportContext, VisibleOutput, render_report
 from clusterctl.render.errors import error_line, hint_lines
 from clusterctl.render.sanitize import json_line
+from clusterctl.run.record import saved_verdict
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import find_memory_before_kill
 from clusterctl.run.rules import outcome
+from clusterctl.run.rules.state import RunState
+from clusterctl.why.verdict import Kind, brief_lines
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console, Terminal
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
 
 
 _NOTHING = VisibleOutput()
@@ -86,7 +89,7 @@ def _ending(
             return [], int(ExitCode.OK)
         case ExitReason.UNATTENDED:
             hint = f"`clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it"
-            error = error_line(unattended_of(run, state).error(run.run), terminal)
+            error = error_line(predict_fate(run, state).error(run.run), terminal)
             return [error, *hint_lines(hint, terminal)], int(ExitCode.UNATTENDED)
 
 
@@ -94,13 +97,9 @@ def _why(run: RunDir, state: RunState) -> list[str]:
     """Return what went wrong, in short; nothing where the report of the end tells all that there is."""
     if state.phase.value != "failed" or state.error is not None:
         return []
-    from clusterctl.cli.lookup.why import with_files_of_run
-    from clusterctl.run.record import saved_verdict
-    from clusterctl.why.verdict import Kind, brief_lines
-
     # Whatever goes wrong with it: the run has ended, and with this code.
     try:
-        told = with_files_of_run(run, saved_verdict.judge_saved_run(run, state))
+        told = add_file_hints(run, saved_verdict.judge_saved_run(run, state))
     except Exception as error:
         return [f"why: it cannot be told: {type(error).__name__}: {error}"]
     if told.kind not in (Kind.CRASH, Kind.HANG, Kind.START):

@@ -6,20 +6,15 @@ import math
 import select
 import socket
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from clusterctl.agent.protocol.events import Exited
 from clusterctl.run.controller.control_socket import ChangeSubscription
-from clusterctl.run.record.state_reader import StateReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.record.state_reader import ControllerNews, NodeNews
-    from clusterctl.run.rules.state import RunState
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.record.state_reader import ControllerNews, NodeNews, StateReader
+from clusterctl.run.rules.state import RunState
 
 _POLL_S = 1.0
 """Longest pause between polls: no bell rings without a controller, or with one on another machine."""

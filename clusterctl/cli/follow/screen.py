@@ -7,16 +7,15 @@ import os
 import select
 import signal
 import sys
+import termios
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.signals import heeded
+from typing_extensions import Self
+
 from clusterctl.run.controller import process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from typing_extensions import Self
-
     from clusterctl.render.console import Terminal
 
 LEAVE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -36,8 +35,6 @@ def keys(*, enabled: bool) -> Iterator[int | None]:
     if not enabled or not _in_foreground(fd := sys.stdin.fileno()):
         yield None
         return
-    import termios
-
     before = termios.tcgetattr(fd)
     mode = termios.tcgetattr(fd)
     mode[3] &= ~(termios.ICANON | termios.ECHO)
@@ -75,7 +72,7 @@ def signals(*others: int) -> Iterator[int]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     old_fd = signal.set_wakeup_fd(writer)
-    old = {n: signal.signal(n, lambda *_: None) for n in (*heeded(*LEAVE_SIGNALS), *others)}
+    old = {n: signal.signal(n, lambda *_: None) for n in (*without_ignored(*LEAVE_SIGNALS), *others)}
     # A signal that was held back until the view could answer it comes now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, process.DEFERRED_SIGNALS)
     try:
@@ -146,3 +143,11 @@ class Screen:
         with contextlib.suppress(OSError):
             self._terminal.switch_screen(alternate=False)
         self._keys.close()
+
+
+def without_ignored(*numbers: signal.Signals) -> list[signal.Signals]:
+    """Return those that are not ignored from the start.
+
+    `nohup` asks that SIGHUP be ignored; a shell without job control asks it of SIGINT, for what it starts with `&`.
+    """
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]

@@ -8,39 +8,35 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.follow.backlog import Backlog, current_problems
+from clusterctl.cli.follow.backlog import Backlog, JournalPosition, current_problems
 from clusterctl.cli.follow.event_messages import EventFormatter, StragglerNotice
 from clusterctl.cli.follow.outcome import ExitReason, next_commands
-from clusterctl.cli.follow.poller import RunPoller, RunStatus
+from clusterctl.cli.follow.poller import RunPoller, RunStatus, Snapshot
 from clusterctl.cli.follow.screen import keys, signals, typed
 from clusterctl.formatting import plural
 from clusterctl.logs.failure_tails import FailureTails, default_ranks
-from clusterctl.logs.fold import LineFolder, fold_history
+from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
 from clusterctl.logs.follow import Follower
-from clusterctl.logs.line import LogQuery
+from clusterctl.logs.line import LogLine, LogQuery
 from clusterctl.render import run_messages
 from clusterctl.render.attempts import separator_line
 from clusterctl.render.end_report import OutputTail, VisibleOutput
 from clusterctl.render.footer import Footer
 from clusterctl.render.live_view import LiveView, ProgressMode, phase_view
 from clusterctl.render.log_output import LogWriter, Timestamps
+from clusterctl.render.status import render_timings
 from clusterctl.run.controller import control_socket
+from clusterctl.run.record.run_facts import read_start_times
+from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events
-from clusterctl.run.rules.state import RunPhase
+from clusterctl.run.rules.state import RunPhase, RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from clusterctl.cli.follow.backlog import JournalPosition
-    from clusterctl.cli.follow.poller import Snapshot
-    from clusterctl.logs.fold import FoldedLine
-    from clusterctl.logs.line import LogLine
     from clusterctl.render.console import Console
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
 
 _REDRAW = 0.1
 _SILENT = 5.0
@@ -231,9 +227,6 @@ class RunScreen:
 
     def _show_timings(self, event: controller_events.Phase) -> None:
         if not self._timed and event.ended and (event.name == "start" or event.failed):
-            from clusterctl.render.status import render_timings
-            from clusterctl.run.record.run_facts import read_start_times
-
             self._timed = True
             times = read_start_times(self._run)
             self._narrate(*(() if times is None else render_timings(times, self._console.err)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.cli.lookup.why import opened
+from clusterctl.cli.verdicts import open_bundle
 from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.rules.why_evidence import build_why_evidence
 from tests.lab.why import dumps, rivals
@@ -69,7 +69,7 @@ def main() -> int:
 def row_of(path: Path) -> Row:
     """Judge one bundle by all of them."""
     kind, _, culprit = path.name.removesuffix(".tar.gz").rpartition("-")
-    with opened(path) as run:
+    with open_bundle(path) as run:
         state, _ = state_reader.load_visible_state(run)
         name, evidence = saved_verdict.read_stall_evidence(run, state)
         case = build_why_evidence(state, evidence, evidence_folder=name, stalled=bool(evidence))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.cli.lookup.blank_arguments import explain_blank_argument
+from clusterctl.cli.verdicts import explain_blank_argument
 from clusterctl.config.spec import JobSpec
 
 SAID = "ranks 0-3 failed alike: train.py: error: unrecognized arguments: "

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.protocol.run_files import format_output_path
-from clusterctl.cli.lookup.logged import attempt_asked, ranks_asked, why_nothing
+from clusterctl.cli.commands.logs import check_attempt, explain_missing_output, parse_run_ranks
 from clusterctl.errors import NotFoundError
 from clusterctl.logs.line import LogQuery
 from clusterctl.run.record.rundir import RunDir
@@ -34,22 +34,22 @@ def run(tmp_path: Path) -> RunDir:
     ],
 )
 def test_ranks_that_were_ever_there_can_be_asked_for(text: str | None, asked: frozenset[int] | None) -> None:
-    assert ranks_asked(STATE, text) == asked
+    assert parse_run_ranks(STATE, text) == asked
 
 
 def test_a_rank_that_never_was_is_not_met_with_silence() -> None:
     with pytest.raises(NotFoundError, match="no rank 4,9 in r-1") as caught:
-        ranks_asked(STATE, "3-4,9")
+        parse_run_ranks(STATE, "3-4,9")
     assert caught.value.hint == "its ranks are 0-3"
 
 
 def test_an_attempt_that_never_was_is_not_met_with_silence() -> None:
-    assert attempt_asked(STATE, 1) == 1
+    assert check_attempt(STATE, 1) == 1
     with pytest.raises(NotFoundError, match="no attempt 2 in r-1") as caught:
-        attempt_asked(STATE, 2)
+        check_attempt(STATE, 2)
     assert caught.value.hint == "its attempts are 0-1"
     with pytest.raises(NotFoundError) as caught:
-        attempt_asked(replace(STATE, attempt=0), 2)
+        check_attempt(replace(STATE, attempt=0), 2)
     assert caught.value.hint == "its only attempt is 0"
 
 
@@ -62,8 +62,8 @@ def test_an_attempt_that_never_was_is_not_met_with_silence() -> None:
     ],
 )
 def test_it_is_said_why_there_is_nothing_to_show(run: RunDir, state: RunState, query: LogQuery, said: str) -> None:
-    assert said in why_nothing(run, state, query)
+    assert said in explain_missing_output(run, state, query)
 
 
 def test_of_a_run_without_any_output_just_that_is_said(tmp_path: Path) -> None:
-    assert why_nothing(RunDir(tmp_path / "r-1"), STATE, LogQuery()) == "no rank of r-1 has written anything"
+    assert explain_missing_output(RunDir(tmp_path / "r-1"), STATE, LogQuery()) == "no rank of r-1 has written anything"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusterctl.cli.lookup.piped import MAX_BYTES, piped
+from clusterctl.cli.remote_command import MAX_INPUT_BYTES, read_piped_input
 from clusterctl.errors import RefusedError
 
 
@@ -24,7 +24,7 @@ def test_all_that_is_piped_in_is_taken(pipe: tuple[int, int]) -> None:
     os.close(writer)
     said: list[str] = []
 
-    assert piped(reader, said.append) == b"one\ntwo"
+    assert read_piped_input(reader, said.append) == b"one\ntwo"
     assert said == []
 
 
@@ -33,7 +33,7 @@ def test_a_pipe_that_nobody_ends_is_given_up_after_a_word(pipe: tuple[int, int])
     said: list[str] = []
 
     with pytest.raises(RefusedError, match="standard input does not end"):
-        piped(reader, said.append, patience=0.0, longest=0.0)
+        read_piped_input(reader, said.append, patience=0.0, longest=0.0)
 
     os.close(writer)
     assert said == ["waiting for the end of standard input; `< /dev/null` gives none"]
@@ -41,21 +41,21 @@ def test_a_pipe_that_nobody_ends_is_given_up_after_a_word(pipe: tuple[int, int])
 
 def test_a_device_gives_nothing() -> None:
     with open("/dev/zero", "rb") as device:
-        assert piped(device.fileno(), print) == b""
+        assert read_piped_input(device.fileno(), print) == b""
 
 
 def test_a_descriptor_that_is_closed_gives_nothing(pipe: tuple[int, int]) -> None:
     _, writer = pipe
     os.close(writer)
 
-    assert piped(writer, print) == b""
+    assert read_piped_input(writer, print) == b""
 
 
 def test_what_is_too_long_is_refused() -> None:
     fd = os.memfd_create("input")
-    os.ftruncate(fd, MAX_BYTES + 1)
+    os.ftruncate(fd, MAX_INPUT_BYTES + 1)
     try:
         with pytest.raises(RefusedError, match="longer than 2 MiB"):
-            piped(fd, print)
+            read_piped_input(fd, print)
     finally:
         os.close(fd)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from clusterctl.cli.lookup.remote import Remote
+from clusterctl.cli.remote_command import RemoteCommand
 from tests.lab.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def test_no_thread_waits_for_the_garbage_collector_once_a_command_has_ended() ->
     before = set(threading.enumerate())
     gc.disable()
     try:
-        with Remote({"argv": ["true"]}, None, 1, None) as remote:
+        with RemoteCommand({"argv": ["true"]}, None, 1, None) as remote:
             remote.begin(cast("Session", session))
             end.set_result({"exit_code": 0, "signal": None})
             wait_for(remote.answered, what="the end of the command")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.cli.lookup.stalled import where_ranks_are
+from clusterctl.cli.run_views import describe_stalled_ranks
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunState, WorkerState
 
@@ -46,4 +46,4 @@ def test_what_is_kept_of_a_stall_is_told(tmp_path: Path, files: dict[str, str], 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
 
-    assert where_ranks_are(RunDir(tmp_path), STATE) == expected
+    assert describe_stalled_ranks(RunDir(tmp_path), STATE) == expected

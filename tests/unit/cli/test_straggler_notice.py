@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clusterctl.cli.follow.event_messages import StragglerNotice
-from clusterctl.cli.lookup.why import opened
+from clusterctl.cli.verdicts import open_bundle
 from clusterctl.run.record.state_reader import load_visible_state
 from clusterctl.run.rules.state import RunPhase
 
@@ -15,7 +15,7 @@ WAITS = KINDS / "rank_0_saves_for_ever-0.tar.gz"
 
 
 def test_whom_the_others_wait_for_is_said_once() -> None:
-    with opened(WAITS) as run:
+    with open_bundle(WAITS) as run:
         state, _ = load_visible_state(run)
         waited = StragglerNotice(run)
         first, *others = waited.lines(state, 100.0)
@@ -27,7 +27,7 @@ def test_whom_the_others_wait_for_is_said_once() -> None:
 
 
 def test_it_is_looked_for_every_ten_seconds_at_most_and_only_while_the_run_is_said_to_be_well() -> None:
-    with opened(WAITS) as run:
+    with open_bundle(WAITS) as run:
         state, _ = load_visible_state(run)
         waited = StragglerNotice(run)
 
@@ -38,7 +38,7 @@ def test_it_is_looked_for_every_ten_seconds_at_most_and_only_while_the_run_is_sa
 
 
 def test_where_the_first_node_has_told_nothing_there_is_nothing_to_say(tmp_path: Path) -> None:
-    with opened(WAITS) as run:
+    with open_bundle(WAITS) as run:
         state, _ = load_visible_state(run)
         elsewhere = replace(run, path=tmp_path)
 

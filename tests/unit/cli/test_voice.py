@@ -11,8 +11,8 @@ import pytest
 from clusterctl.cli.command_table import COMMANDS
 from clusterctl.cli.commands.init import render_templates
 from clusterctl.cli.follow.outcome import ExitReason, report_exit
-from clusterctl.cli.lookup.templates import Template
 from clusterctl.cli.main import run
+from clusterctl.cli.templates import Template
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import Console, Terminal
 from clusterctl.render.exec_output import Answer, diff_lines, folded_output

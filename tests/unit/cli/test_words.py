@@ -7,7 +7,7 @@ from datetime import datetime
 import click
 import pytest
 
-from clusterctl.cli.words import parse_moment
+from clusterctl.cli.option_values import parse_time_option
 
 
 def at(text: str) -> float:
@@ -29,16 +29,16 @@ EVENING = at("2026-03-10T22:50")
     ],
 )
 def test_a_time_is_so_long_ago_or_of_the_clock(text: str, meant: float) -> None:
-    assert parse_moment(text, "--since", now=EVENING) == meant
+    assert parse_time_option(text, "--since", now=EVENING) == meant
 
 
 def test_a_time_of_day_before_the_run_began_is_meant_for_its_last_day() -> None:
     began = at("2026-03-10T22:40")
 
-    assert parse_moment("23:30", "--until", now=EVENING, began=began) == (at("2026-03-10T23:30"))
+    assert parse_time_option("23:30", "--until", now=EVENING, began=began) == (at("2026-03-10T23:30"))
 
 
 @pytest.mark.parametrize("text", ["soon", "25:00", "22:4", "1:2:3:4", ""])
 def test_what_is_no_time_is_refused_with_the_forms_there_are(text: str) -> None:
     with pytest.raises(click.BadParameter, match="22:43:12"):
-        parse_moment(text, "--since", now=EVENING)
+        parse_time_option(text, "--since", now=EVENING)

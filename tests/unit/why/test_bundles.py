@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.lookup.why import opened, verdict_of
+from clusterctl.cli.verdicts import load_verdict, open_bundle
 from clusterctl.errors import NotFoundError
 from clusterctl.run.record import run_bundle, state_reader
 from clusterctl.run.record import saved_verdict as kept
@@ -33,8 +33,8 @@ JUDGED = {
 
 @pytest.mark.parametrize(("name", "expected"), JUDGED.items(), ids=JUDGED)
 def test_the_culprit_of_a_kept_run_is_named(name: str, expected: tuple[str, int, str | None]) -> None:
-    with opened(BUNDLES / f"{name}.tar.gz") as run:
-        verdict = verdict_of(run, live=False)
+    with open_bundle(BUNDLES / f"{name}.tar.gz") as run:
+        verdict = load_verdict(run, live=False)
 
     (culprit,) = verdict.culprits
     assert (verdict.cls.value, culprit.rank, culprit.where) == expected
@@ -43,7 +43,7 @@ def test_the_culprit_of_a_kept_run_is_named(name: str, expected: tuple[str, int,
 
 def test_what_a_rank_recorded_in_an_earlier_pause_does_not_count() -> None:
     paused = {"group": "0", "number": 100, "op": "broadcast", "sizes": "", "dtypes": "", "done": False, "p2p": False}
-    with opened(BUNDLES / "gil-3.tar.gz") as run:
+    with open_bundle(BUNDLES / "gil-3.tar.gz") as run:
         for path in run.path.glob("stall-*/rank-3.json"):
             path.write_text(json.dumps({**json.loads(path.read_text()), "recorded": [paused]}))
         state, _ = state_reader.load_visible_state(run)
@@ -62,19 +62,19 @@ def test_what_is_no_bundle_is_refused_in_words(tmp_path: Path, content: bytes) -
     path = tmp_path / "bundle"
     path.write_bytes(content)
 
-    with pytest.raises(NotFoundError, match="is no bundle|holds no run"), opened(path):
+    with pytest.raises(NotFoundError, match="is no bundle|holds no run"), open_bundle(path):
         pass
 
 
 def test_what_was_seen_of_a_run_that_nobody_calls_stalled_is_in_its_bundle(tmp_path: Path) -> None:
     kinds = BUNDLES.with_name("kinds")
-    with opened(kinds / "sleeps-0.tar.gz") as other:
+    with open_bundle(kinds / "sleeps-0.tar.gz") as other:
         _, seen = kept.read_newest_evidence(other)
-    with opened(kinds / "rank_0_saves_for_ever-0.tar.gz") as run:
-        before = verdict_of(run, live=False)
+    with open_bundle(kinds / "rank_0_saves_for_ever-0.tar.gz") as run:
+        before = load_verdict(run, live=False)
         run_bundle.save_bundle(run, tmp_path / "bundle.tar.gz", seen, redact=True)
-    with opened(tmp_path / "bundle.tar.gz") as run:
-        after = verdict_of(run, live=False)
+    with open_bundle(tmp_path / "bundle.tar.gz") as run:
+        after = load_verdict(run, live=False)
 
     assert [culprit.where for culprit in before.culprits] == [None]
     assert [culprit.where for culprit in after.culprits] == ["job.py:69"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli.lookup.runs import view_from, with_pace
-from clusterctl.cli.lookup.why import opened
+from clusterctl.cli.run_views import add_stragglers, build_run_view
+from clusterctl.cli.verdicts import open_bundle
 from clusterctl.run.record.sample_files import read_newest_activity
 from clusterctl.run.record.state_reader import load_visible_state
 from clusterctl.run.rules.rank_timing import find_idle_ranks, read_counts_before
@@ -124,9 +124,9 @@ def test_the_counters_are_those_of_the_newest_look_before_the_moment_and_not_of_
 
 
 def test_status_marks_it_with_what_it_does() -> None:
-    with opened(KINDS / "rank_0_saves_for_ever-0.tar.gz") as run:
+    with open_bundle(KINDS / "rank_0_saves_for_ever-0.tar.gz") as run:
         state, attended = load_visible_state(run)
-        view = with_pace(run, view_from(run, state, attended=attended), read_newest_activity(run, state))
+        view = add_stragglers(run, build_run_view(run, state, attended=attended), read_newest_activity(run, state))
 
     assert list(view.slow) == [0]
     assert view.slow[0].startswith("it writes ")

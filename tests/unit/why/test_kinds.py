@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.lookup.why import opened, verdict_of
+from clusterctl.cli.verdicts import load_verdict, open_bundle
 from clusterctl.run.record import state_reader
 from clusterctl.why.verdict import Class, Confidence
 from tests.lab.why.kinds import KINDS, Expected
@@ -22,8 +22,8 @@ def expected_of(path: Path) -> tuple[Expected, int]:
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.name.removesuffix(".tar.gz"))
 def test_what_went_wrong_and_who_did_it_is_told(path: Path) -> None:
     expected, culprit = expected_of(path)
-    with opened(path) as run:
-        verdict = verdict_of(run, live=False)
+    with open_bundle(path) as run:
+        verdict = load_verdict(run, live=False)
         state, _ = state_reader.load_visible_state(run)
     stopped = frozenset(rank for rank, worker in state.workers.items() if worker.stopped)
     world = len(state.workers) or 4  # none where nothing was started
@@ -38,8 +38,8 @@ HANGS_UNTOLD = [path for path in KEPT if "uninjected" in path.name and expected_
 
 @pytest.mark.parametrize("path", HANGS_UNTOLD, ids=lambda path: path.name.removesuffix(".tar.gz"))
 def test_a_rank_that_is_missing_is_at_most_likely_where_no_rank_tells_of_itself_and_that_is_said(path: Path) -> None:
-    with opened(path) as run:
-        verdict = verdict_of(run, live=False)
+    with open_bundle(path) as run:
+        verdict = load_verdict(run, live=False)
 
     assert any("`job.inject: false`" in text for text in verdict.missing)
     assert verdict.confidence is not Confidence.CERTAIN or verdict.cls is Class.STOPPED

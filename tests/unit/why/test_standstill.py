@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.cli.lookup.why import opened
+from clusterctl.cli.verdicts import open_bundle
 from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.rules import blame, controller_events
 from clusterctl.run.rules.state import RunState, WorkerState
@@ -25,7 +25,7 @@ OVER = 5000.0
 @pytest.fixture
 def hung() -> Iterator[tuple[RunDir, RunState]]:
     """A run that hangs in its second look."""
-    with opened(BUNDLES / "sleep-2.tar.gz") as run:
+    with open_bundle(BUNDLES / "sleep-2.tar.gz") as run:
         yield run, state_reader.load_visible_state(run)[0]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.cli.lookup.why import opened, verdict_of
+from clusterctl.cli.verdicts import load_verdict, open_bundle
 from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.rules.blame import find_cause_in_output
 from clusterctl.why.evidence import Evidence, Rank
@@ -149,7 +149,7 @@ def test_an_output_that_does_not_end_with_one_says_nothing(output: str) -> None:
 
 
 def test_what_a_rank_that_caught_the_signal_wrote_afterwards_says_nothing() -> None:
-    with opened(KINDS / "loses_its_links_then_raises-1.tar.gz") as run:
+    with open_bundle(KINDS / "loses_its_links_then_raises-1.tar.gz") as run:
         state, _ = state_reader.load_visible_state(run)
         caught = replace(state.workers[1], signal=None, exit_code=1)
         (index,) = run.path.glob("nodes/*/attempt-0/rank-1.idx")
@@ -165,7 +165,7 @@ def test_what_a_rank_that_caught_the_signal_wrote_afterwards_says_nothing() -> N
 
 
 def test_outputs_are_not_read_where_a_failure_tells_for_itself() -> None:
-    with opened(KINDS / "raises-3.tar.gz") as run:
+    with open_bundle(KINDS / "raises-3.tar.gz") as run:
         state, _ = state_reader.load_visible_state(run)
 
         assert saved_verdict.read_final_outputs(run, state) == {}
@@ -173,9 +173,9 @@ def test_outputs_are_not_read_where_a_failure_tells_for_itself() -> None:
 
 
 def test_of_peers_that_give_up_the_first_alone_is_enough() -> None:
-    with opened(KINDS / "peers_give_up-2.tar.gz") as run:
+    with open_bundle(KINDS / "peers_give_up-2.tar.gz") as run:
         as_if_stopped(run, 0, 3)
-        verdict = verdict_of(run, live=False)
+        verdict = load_verdict(run, live=False)
 
     assert (verdict.cls, verdict.confidence, named(verdict)) == (Class.NOT_JOINED, Confidence.LIKELY, [2])
 
@@ -192,10 +192,10 @@ def as_if_stopped(run: RunDir, *ranks: int) -> None:
 
 
 def test_a_run_whose_ranks_are_stopped_says_no_more_than_before_without_their_outputs() -> None:
-    with opened(KINDS / "loses_its_links_then_raises-1.tar.gz") as run:
+    with open_bundle(KINDS / "loses_its_links_then_raises-1.tar.gz") as run:
         for log in run.path.glob("nodes/*/attempt-0/rank-*.log"):
             log.unlink()
-        verdict = verdict_of(run, live=False)
+        verdict = load_verdict(run, live=False)
 
     assert (verdict.cls, verdict.confidence) == (Class.PEER_LOST, Confidence.AMBIGUOUS)
 

@@ -1,27 +1,31 @@
-"""Sessions for commands that talk to nodes without a controller: all at once, closed at the end."""
+"""Sessions with nodes for commands that need no controller; all are closed at the end."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.cli.lookup import commands
+import click
+
+from clusterctl.cli import accepted_commands
+from clusterctl.config.spec import ClusterSpec, HostSpec
+from clusterctl.errors import ConfigError, NodeError
 from clusterctl.render.live_view import WaitingLine
 from clusterctl.run.nodes.fan_out import raise_first
+from clusterctl.session.connect import Transports, open_sessions
+from clusterctl.session.session import Session
+from clusterctl.transport.openssh import has_askpass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from clusterctl.config.spec import ClusterSpec, HostSpec
-    from clusterctl.errors import NodeError
     from clusterctl.render.console import Terminal
-    from clusterctl.session.session import Session
 
 
 @contextlib.contextmanager
-def sessions_of(
+def open_all_sessions(
     spec: ClusterSpec, hosts: Sequence[HostSpec], *, tell: Terminal | None = None
 ) -> Iterator[dict[str, Session]]:
     """Give a session with every host; `tell` is where it is said for whom is waited.
@@ -29,13 +33,13 @@ def sessions_of(
     Raises:
         NodeError, NodesError: Some cannot be had.
     """
-    with reachable(spec, hosts, tell=tell) as (sessions, errors):
+    with open_reachable_sessions(spec, hosts, tell=tell) as (sessions, errors):
         raise_first(errors)
         yield sessions
 
 
 @contextlib.contextmanager
-def reachable(
+def open_reachable_sessions(
     spec: ClusterSpec,
     hosts: Sequence[HostSpec],
     joined: Callable[[Session], None] = lambda _: None,
@@ -54,10 +58,7 @@ def reachable(
         RefusedError: A command of the file was not.
     """
     if not of_run:
-        commands.refuse_unknown(hosts)
-    from clusterctl.session.connect import Transports, open_sessions
-    from clusterctl.transport.openssh import has_askpass
-
+        accepted_commands.refuse_unaccepted_commands(hosts)
     # A program that answers for `ssh` may ask on this very terminal, and takes as long as a person does.
     tell = None if has_askpass(os.environ) else tell
 
@@ -74,3 +75,22 @@ def reachable(
         for session in sessions.values():
             session.close()
         transports.close()
+
+
+def build_host_spec(names: str) -> ClusterSpec:
+    """Return the spec of a cluster of these hosts, which are reached as ssh knows them.
+
+    The names are checked as those of a cluster file are: they reach ssh, and through its configuration a shell.
+
+    Raises:
+        click.BadParameter: One is no name of a host.
+    """
+    from clusterctl.config.loader import ClusterFileText, DiskFiles, parse_cluster_file
+
+    text = json.dumps({"version": 1, "name": "hosts", "hosts": names})
+    source = ClusterFileText(path="-w", absolute=os.path.abspath("cluster.yaml"), text=text)
+    try:
+        return parse_cluster_file([source], environ=os.environ, files=DiskFiles()).spec
+    except ConfigError as error:
+        first = error.problems[0]
+        raise click.BadParameter(first.text.removeprefix("hosts: "), param_hint="-w") from error

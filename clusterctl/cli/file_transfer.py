@@ -1,38 +1,36 @@
-"""The two ways of `cp`: from the head to nodes, and from nodes to the head."""
+"""The file transfers of `cp`: from the head to nodes, and from nodes to the head."""
 
 from __future__ import annotations
 
+import posixpath
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from clusterctl.cli.copying.words import asked_of, folder_of
-from clusterctl.cli.lookup.reach import sessions_of
+from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.errors import NodeRefusedError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import get_workdir
 from clusterctl.run.nodes import uploads
 from clusterctl.run.nodes.downloads import FetchOptions, pull
 from clusterctl.run.nodes.fan_out import call_all, raise_first
+from clusterctl.session.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from clusterctl.config.spec import ClusterSpec, HostSpec
     from clusterctl.render.console import Console
-    from clusterctl.session.session import Session
-
 
 T = TypeVar("T")
 
-Found = dict[str, tuple[list[str], int]]
+FetchedFiles = dict[str, tuple[list[str], int]]
 """Paths, with the files that each names and their bytes in all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Transfer:
     """What both ways need.
 
     Attributes:
@@ -57,7 +55,7 @@ class Way:
 class _Counter:
     """Says on a terminal how many bytes have moved so far, on all nodes together."""
 
-    def __init__(self, way: Way, total: int | None) -> None:
+    def __init__(self, way: Transfer, total: int | None) -> None:
         self._way, self._total, self._done, self._shown = way, total, 0, 0
         self._lock = threading.Lock()
 
@@ -71,7 +69,7 @@ class _Counter:
             self._way.console.err.draw([f"{format_size(self._done)}{of}"])
 
 
-def to_nodes(way: Way, sources: Sequence[str], hosts: Sequence[HostSpec], target: str) -> None:
+def copy_to_nodes(way: Transfer, sources: Sequence[str], hosts: Sequence[HostSpec], target: str) -> None:
     """Copy files of this machine to all of these nodes at once.
 
     Raises:
@@ -81,7 +79,7 @@ def to_nodes(way: Way, sources: Sequence[str], hosts: Sequence[HostSpec], target
     for path in [] if way.quiet else load.excluded:
         way.console.narrate(f"left out: {path} is no file, and no link to one")
     inside = len(sources) > 1 or target.endswith("/") or target in ("", ".", "~")
-    with sessions_of(way.spec, hosts, tell=None if way.quiet else way.console.err) as sessions:
+    with open_all_sessions(way.spec, hosts, tell=None if way.quiet else way.console.err) as sessions:
         told = _Counter(way, load.size * len(sessions))
 
         def one(node: str, session: Session) -> uploads.UploadResult:
@@ -94,7 +92,7 @@ def to_nodes(way: Way, sources: Sequence[str], hosts: Sequence[HostSpec], target
     raise_first(errors)
 
 
-def to_head(way: Way, sources: Sequence[tuple[Sequence[HostSpec], str]], target: str) -> None:
+def copy_from_nodes(way: Transfer, sources: Sequence[tuple[Sequence[HostSpec], str]], target: str) -> None:
     """Copy files of nodes here, into a folder a node where there are several.
 
     Args:
@@ -115,13 +113,13 @@ def to_head(way: Way, sources: Sequence[tuple[Sequence[HostSpec], str]], target:
     ours = several and not here.exists()
     told = _Counter(way, None)
 
-    def one(node: str, session: Session) -> Found:
+    def one(node: str, session: Session) -> FetchedFiles:
         into = _Into(here / node, None) if several else None
         return _fetch(
             way, session, wanted[node], lambda path: into or _into(target, path, alone=len(sources) == 1), told
         )
 
-    with sessions_of(way.spec, list(hosts.values()), tell=None if way.quiet else way.console.err) as sessions:
+    with open_all_sessions(way.spec, list(hosts.values()), tell=None if way.quiet else way.console.err) as sessions:
         got, errors = call_all(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
     some = {node: found for node, found in got.items() if any(names for names, _ in found.values())}
     if ours and here.is_dir():
@@ -132,15 +130,17 @@ def to_head(way: Way, sources: Sequence[tuple[Sequence[HostSpec], str]], target:
 
 
 def _fetch(
-    way: Way, session: Session, paths: Sequence[str], into: Callable[[str], _Into], told: Callable[[int], None]
-) -> Found:
+    way: Transfer, session: Session, paths: Sequence[str], into: Callable[[str], _Into], told: Callable[[int], None]
+) -> FetchedFiles:
     """Fetch each of these paths of a node; return the files of each, and their bytes."""
-    found: Found = {}
+    found: FetchedFiles = {}
     for path in paths:
-        asked, to = asked_of(path), into(path)
+        asked, to = split_pattern(path), into(path)
         left = way.most - sum(total for _, total in found.values())
         how = FetchOptions(max_bytes=left, follow_links=True, new_name=to.named, on_bytes=told)
-        found[path] = pull(session, folder_of(way.base(session.node), asked.folder), asked.pattern, to.folder, how)
+        found[path] = pull(
+            session, resolve_node_folder(way.base(session.node), asked.folder), asked.pattern, to.folder, how
+        )
     return found
 
 
@@ -161,17 +161,17 @@ class _Into:
 def _into(target: str, path: str, *, alone: bool) -> _Into:
     """Return where files of one node go: into a folder, or under the name that the target is."""
     here = Path(target)
-    if here.is_dir() or target.endswith("/") or not asked_of(path).one or not alone:
+    if here.is_dir() or target.endswith("/") or not split_pattern(path).one or not alone:
         return _Into(here, None)
     return _Into(here.parent, here.name)
 
 
-def _told(found: Found, here: Path) -> str:
+def _told(found: FetchedFiles, here: Path) -> str:
     number = len({name for names, _ in found.values() for name in names})
     return f"{plural(number, 'file')}, {format_size(sum(total for _, total in found.values()))} {{to}} {here}"
 
 
-def _say(way: Way, texts: Mapping[str, str]) -> None:
+def _say(way: Transfer, texts: Mapping[str, str]) -> None:
     """Say what moved, once for nodes of which the same is true."""
     if way.quiet:
         return
@@ -192,7 +192,7 @@ def _by_node(node: str, call: Callable[[], T]) -> T:
         raise NodeRefusedError(node, str(error).removeprefix(f"{node}: "), hint=error.hint) from error
 
 
-def _refuse_missing(got: Mapping[str, Found]) -> None:
+def _refuse_missing(got: Mapping[str, FetchedFiles]) -> None:
     missing: dict[str, list[str]] = {}
     for node, found in got.items():
         for path, (names, _) in found.items():
@@ -201,3 +201,78 @@ def _refuse_missing(got: Mapping[str, Found]) -> None:
     if missing:
         said = "; ".join(f"{fold_hosts(nodes)}: no file is at `{path}`" for path, nodes in missing.items())
         raise NotFoundError(said, hint="a relative path begins in the code folder, an absolute one with `/`")
+
+
+_WILD = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePath:
+    """Files of nodes.
+
+    Attributes:
+        nodes: A set of their names, or `all`.
+        path: On each of them; relative to the code folder.
+    """
+
+    nodes: str
+    path: str
+
+
+def parse_path(word: str) -> RemotePath | str:
+    """Return what a word names: `NODES:PATH`, or a path of this machine.
+
+    As for `scp`, a colon behind a slash belongs to a path: `./a:b` is a file here. One in brackets is part of a set.
+
+    Raises:
+        ValueError: Nodes are to be named, and none are.
+    """
+    depth = 0
+    for at, sign in enumerate(word):
+        depth += (sign == "[") - (sign == "]")
+        if sign == "/" and not depth:
+            return word
+        if sign == ":" and not depth:
+            if not at:
+                raise ValueError(f"`{word}` names no node before its colon")
+            return RemotePath(word[:at], word[at + 1 :])
+    return word
+
+
+@dataclass(frozen=True, slots=True)
+class FilePattern:
+    """Files of a node, as it is asked for them.
+
+    Attributes:
+        folder: Where the pattern begins; relative to the code folder, unless it begins with `/` or `~`.
+        pattern: What is meant there.
+        one: It names one file or folder, which may be given another name.
+    """
+
+    folder: str
+    pattern: str
+    one: bool
+
+
+def split_pattern(path: str) -> FilePattern:
+    """Return how a node is asked for a path, which may hold wildcards: `*`, `?`, `[...]`, and `**` for any folders.
+
+    Raises:
+        ValueError: It names no files.
+    """
+    absolute = path.startswith("/")
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not parts or parts == ["~"]:
+        return FilePattern("/" if absolute else "~" if parts else "", "*", one=False)
+    if parts[-1] == "..":
+        raise ValueError(f"`{path}` has no name of its own; name what is in it, as in `{path}/*`")
+    wild = next((at for at, part in enumerate(parts) if _WILD & set(part)), None)
+    at = len(parts) - 1 if wild is None else wild
+    if ".." in parts[at:]:
+        raise ValueError(f"`{path}`: no `..` can stand behind a wildcard")
+    return FilePattern(("/" if absolute else "") + "/".join(parts[:at]), "/".join(parts[at:]), one=wild is None)
+
+
+def resolve_node_folder(workdir: str, folder: str) -> str:
+    """Return a folder that may be relative to the code folder as a node finds it."""
+    return folder if folder.startswith(("/", "~")) else posixpath.join(workdir, folder)

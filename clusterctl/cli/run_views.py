@@ -1,4 +1,4 @@
-"""A run as the reading commands show it: state, activity and whether it is attended, from files alone."""
+"""Views of a run for the commands that read runs: state, activity and controller, from files alone."""
 
 from __future__ import annotations
 
@@ -6,36 +6,40 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from clusterctl.agent.protocol.evidence_files import list_stall_folders
+from clusterctl.agent.protocol.record_types import ActivitySample
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_index_path, format_output_path
 from clusterctl.render.run_messages import Unattended, predict_unattended
+from clusterctl.render.stacks import summarize_stacks
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
 from clusterctl.run.record import run_facts, sample_files, state_reader
-from clusterctl.run.rules.state import RunPhase
+from clusterctl.run.record.rundir import RunDir, read_saved_verdict
+from clusterctl.run.record.saved_verdict import read_evidence
+from clusterctl.run.rules import rank_timing, why_evidence
+from clusterctl.run.rules.policy import Limits
+from clusterctl.run.rules.state import RunPhase, RunState
+from clusterctl.why import slowness
+from clusterctl.why.slowness import LONG_WAIT_S, find_stragglers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.agent.protocol.record_types import ActivitySample
     from clusterctl.render.console import Console
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
-
 
 _RECENT_BYTES, _FEW = 256 << 10, 8
 """Of each node's samples: `status` is asked often, and a run may have many nodes."""
 _NOTHING_SEEN = WorkerActivity()
 
 
-def tell_unread(state: RunState, console: Console) -> None:
+def warn_of_unreadable_lines(state: RunState, console: Console) -> None:
     """Name the first line of each file of a run that could not be read; what else there is was read."""
     for line in state.unreadable_lines:
         console.narrate(f"warning: {state.run}: {line}; what cannot be read is left out")
 
 
-def with_pace(run: RunDir, view: RunView, newest: Mapping[str, ActivitySample]) -> RunView:
+def add_stragglers(run: RunDir, view: RunView, newest: Mapping[str, ActivitySample]) -> RunView:
     """Return a view that names the ranks for which the others wait again and again, with the likely reason.
 
     Args:
@@ -43,14 +47,11 @@ def with_pace(run: RunDir, view: RunView, newest: Mapping[str, ActivitySample]) 
         view: What else is known of it.
         newest: The newest samples of ranks, by node.
     """
-    from clusterctl.run.rules import rank_timing
-    from clusterctl.why.slowness import LONG_WAIT_S, find_stragglers
-
     state = view.state
     if state.phase is not RunPhase.RUNNING:
         return view
     if not rank_timing.has_recent_progress(newest.values(), state.attempt, LONG_WAIT_S) and (
-        slow := held_in(run, state)
+        slow := find_blocking_ranks(run, state)
     ):
         return replace(view, slow=slow)
     if not rank_timing.are_all_counted(newest.values()):
@@ -65,19 +66,13 @@ def _end(run: RunDir, node: str) -> list[bytes]:
     return sample_files.read_last_lines(run.node(node) / SAMPLES_FILE, _RECENT_BYTES)
 
 
-def held_in(run: RunDir, state: RunState) -> dict[int, str]:
+def find_blocking_ranks(run: RunDir, state: RunState) -> dict[int, str]:
     """Return for whom all others have waited since long, and what it does."""
-    from clusterctl.run.rules import rank_timing
-    from clusterctl.why import slowness
-
     standing = rank_timing.find_idle_ranks(sample_files.read_newest_lines(run, state, _RECENT_BYTES), state.attempt)
     return {rank: standing[rank].activity for rank in slowness.find_blocking_ranks(standing, len(state.workers))}
 
 
 def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, Sequence[bytes]]) -> dict[int, str]:
-    from clusterctl.run.rules import rank_timing
-    from clusterctl.why import slowness
-
     state = view.state
     known = rank_timing.measure_rank_timings(ends, state.attempt, max_lines=_FEW)
     troubles = {node: tuple(t.message for (n, _, _), t in state.troubles.items() if n == node) for node in state.nodes}
@@ -87,7 +82,7 @@ def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, Sequence[byt
     }
 
 
-def brief_view_of(run: RunDir) -> RunView:
+def load_brief_view(run: RunDir) -> RunView:
     """Return what `view_from` does, but not where a run comes from, what its ranks write, and where they stand."""
     state, attended = state_reader.load_visible_state(run)
     seen = _sampled(state, sample_files.read_newest_activity(run, state), time.time())
@@ -96,19 +91,19 @@ def brief_view_of(run: RunDir) -> RunView:
         attended=attended,
         activity=seen,
         verdict=_verdict(run, state),
-        unattended=unattended_of(run, state, attended=attended),
+        unattended=predict_fate(run, state, attended=attended),
     )
 
 
-def listed_view_of(run: RunDir) -> RunView:
+def load_list_view(run: RunDir) -> RunView:
     """Return what lists show of a run now; of one that has ended only its summary is read, where there is one."""
     end = state_reader.read_summary(run.summary, run.events)
     if end is None:
-        return brief_view_of(run)
+        return load_brief_view(run)
     return RunView(state=end.state, attended=run.is_attended, activity={0: WorkerActivity(step=end.step)})
 
 
-def view_from(
+def build_run_view(
     run: RunDir,
     state: RunState,
     *,
@@ -127,9 +122,7 @@ def view_from(
     """
     where: list[str] = []
     if state.stall is not None and state.stall.phase == "confirmed":
-        from clusterctl.cli.lookup.stalled import where_ranks_are
-
-        where = where_ranks_are(run, state)
+        where = describe_stalled_ranks(run, state)
     return RunView(
         state=_with_stall_age(state),
         attended=attended,
@@ -137,11 +130,11 @@ def view_from(
         verdict=_verdict(run, state),
         origin=run_facts.read_origin(run),
         where=where,
-        unattended=unattended_of(run, state, attended=attended),
+        unattended=predict_fate(run, state, attended=attended),
     )
 
 
-def told_view_of(run: RunDir, state: RunState, *, attended: bool, step: int | None) -> RunView:
+def build_report_view(run: RunDir, state: RunState, *, attended: bool, step: int | None) -> RunView:
     """Return what a page tells of a run: nothing of what its ranks do now but the step that the slowest has reached."""
     return RunView(
         state=_with_stall_age(state),
@@ -151,12 +144,10 @@ def told_view_of(run: RunDir, state: RunState, *, attended: bool, step: int | No
     )
 
 
-def unattended_of(run: RunDir, state: RunState, *, attended: bool = False) -> Unattended:
+def predict_fate(run: RunDir, state: RunState, *, attended: bool = False) -> Unattended:
     """Return what becomes of a run that no controller follows, from its file and the last sign of one."""
     if attended or state.over:
         return Unattended()
-    from clusterctl.run.rules.policy import Limits
-
     # Without a readable spec the fate is unknown. Two numbers are enough: to validate all of it would import pydantic.
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stored = json.loads(run.spec.read_text())
@@ -169,8 +160,6 @@ def _verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
     """Return what the evidence of a stall that goes on told."""
     if state.stall is None or state.stall.phase != "confirmed":
         return None
-    from clusterctl.run.record.rundir import read_saved_verdict
-
     return read_saved_verdict(run)
 
 
@@ -219,3 +208,13 @@ def _written(path: str) -> float:
         return os.stat(path).st_mtime
     except OSError:
         return 0.0
+
+
+def describe_stalled_ranks(run: RunDir, state: RunState) -> list[str]:
+    """Return a few lines that say where which ranks are; nothing while no evidence is there."""
+    nodes = {rank: worker.node for rank, worker in state.workers.items()}
+    for name in reversed(list_stall_folders(str(run.path))):
+        if found := read_evidence(run.path / name):
+            with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
+                return summarize_stacks(why_evidence.fold_stacks(why_evidence.parse_rank_stacks(found)), nodes)
+    return []

@@ -1,16 +1,13 @@
-"""Where the ready-to-run jobs lie: in the installed package, or beside it in a source checkout."""
+"""Ready-to-run jobs (templates) in the installed package or in the source checkout."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.errors import NotFoundError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _NEVER = frozenset({"__pycache__", ".ruff_cache", ".mypy_cache", ".pytest_cache"})
 
@@ -31,27 +28,27 @@ class Template:
                 yield relative
 
 
-def root() -> Path | None:
+def find_templates_folder() -> Path | None:
     """Return the folder of all templates, or `None` where this installation has none."""
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[1]
     candidates = (package / "_templates", package.parent / "templates")
     return next((path for path in candidates if path.is_dir()), None)
 
 
-def templates() -> list[Template]:
+def list_templates() -> list[Template]:
     """Return every template that has a README and a cluster file, by name."""
-    base = root()
+    base = find_templates_folder()
     folders = sorted(base.iterdir()) if base is not None else []
     return [_template(path) for path in folders if (path / "README.md").is_file() and (path / "cluster.yaml").is_file()]
 
 
-def find(name: str) -> Template:
+def find_template(name: str) -> Template:
     """Return the template of that name.
 
     Raises:
         NotFoundError: There is none.
     """
-    by_name = {template.name: template for template in templates()}
+    by_name = {template.name: template for template in list_templates()}
     if name not in by_name:
         close = difflib.get_close_matches(name, by_name, 1)
         hint = f"did you mean `{close[0]}`?" if close else "`clusterctl init --list` lists them"

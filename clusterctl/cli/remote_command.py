@@ -1,38 +1,39 @@
-"""A command on many nodes: its output is collected, or shown as it comes."""
+"""One command on many nodes: its standard input, its output, and how it ended on each node."""
 
 from __future__ import annotations
 
+import os
+import select
+import stat
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError
+from clusterctl.agent.protocol import command_types
+from clusterctl.agent.protocol.command_types import ExecAnswer
+from clusterctl.agent.protocol.frames import StreamData
+from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError, RefusedError
 from clusterctl.render.exec_output import Answer, clean_lines, make_answer
 from clusterctl.session.requests import EXEC
+from clusterctl.session.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from concurrent.futures import Future
-
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol.command_types import ExecAnswer
-    from clusterctl.agent.protocol.frames import StreamData
     from clusterctl.render.console import Console
     from clusterctl.render.live_view import WaitingLine
-    from clusterctl.session.session import Session
 
 _SLACK_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
 
 
-class UnreadError(Exception):
+class OutputClosedError(Exception):
     """The reader of the output has gone, so that the command serves no purpose any more."""
 
 
-class Collector:
+class OutputCollector:
     """Takes what a command writes on one node; with a console it is shown line by line and not kept."""
 
     def __init__(self, node: str, console: Console | None, guard: threading.Lock) -> None:
@@ -68,7 +69,7 @@ class Collector:
             (self._console.narrate if which else self._console.data)(*lines)
 
 
-class Remote:
+class RemoteCommand:
     """One command, run on nodes as they join, on so many at a time.
 
     Args:
@@ -94,11 +95,11 @@ class Remote:
         self._around = around or {}
         self._guard = threading.Lock()
         self._pool = ThreadPoolExecutor(max(1, parallel), thread_name_prefix="exec")
-        self._collectors: dict[str, Collector] = {}
+        self._collectors: dict[str, OutputCollector] = {}
         self._running: dict[str, Future[ExecAnswer]] = {}
         self.last = time.monotonic()
 
-    def __enter__(self) -> Remote:
+    def __enter__(self) -> RemoteCommand:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,14 +108,14 @@ class Remote:
 
     def begin(self, session: Session) -> None:
         """Run it on a node, as soon as another node is through where only so many may run it at once."""
-        collector = self._collectors[session.node] = Collector(session.node, self._console, self._guard)
+        collector = self._collectors[session.node] = OutputCollector(session.node, self._console, self._guard)
         running = self._running[session.node] = self._pool.submit(self._run, session, collector)
         running.add_done_callback(self._is_through)
 
     def _is_through(self, _running: Future[ExecAnswer]) -> None:
         self.last = time.monotonic()
 
-    def _run(self, session: Session, collector: Collector) -> ExecAnswer:
+    def _run(self, session: Session, collector: OutputCollector) -> ExecAnswer:
         collector.first_stream = session.new_stream(collector.take, count=2)
         around = self._around.get(session.node, {})
         asked: command_types.ExecArguments = {
@@ -165,10 +166,58 @@ class Remote:
     def _result(self, running: Future[ExecAnswer]) -> ExecAnswer:
         while self._console is not None and not running.done():
             if not self._console.out.has_reader():
-                raise UnreadError
+                raise OutputClosedError
             futures.wait([running], _LOOK_SECONDS)
         return running.result()
 
 
 def _is_there(waiting: WaitingLine, node: str, _running: Future[ExecAnswer]) -> None:
     waiting.at(node, "joined")
+
+
+MAX_INPUT_BYTES = 2 << 20
+"""The longest input: however its bytes are written down, it fits into one message to a node."""
+_PATIENCE, _LONGEST = 2.0, 60.0
+"""Seconds of silence after which a word is said, and after which nothing more is waited for."""
+_WAITING = "waiting for the end of standard input; `< /dev/null` gives none"
+
+
+def read_piped_input(
+    fd: int, tell: Callable[[str], None], *, patience: float = _PATIENCE, longest: float = _LONGEST
+) -> bytes:
+    """Return all that is piped into this process, or the file that is its input; nothing of a terminal or a device.
+
+    Args:
+        fd: The standard input.
+        tell: Takes a word where its end is waited for.
+        patience: Seconds of silence after which that is said.
+        longest: Seconds of silence more after which it is given up: whoever started us left a pipe open.
+
+    Raises:
+        RefusedError: It is too long, or does not end.
+    """
+    try:
+        kind = os.fstat(fd).st_mode
+    except OSError:
+        return b""  # closed
+    if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)):
+        return b""
+    told, given = False, bytearray()
+    while True:
+        if not _readable(fd, patience):
+            if not told:
+                told = True
+                tell(_WAITING)
+            if not _readable(fd, longest):
+                raise RefusedError("standard input does not end", hint="`< /dev/null` gives the command none")
+        piece = os.read(fd, 1 << 16)
+        if not piece:
+            return bytes(given)
+        given += piece
+        if len(given) > MAX_INPUT_BYTES:
+            hint = "`clusterctl sync` brings files to the nodes"
+            raise RefusedError(f"standard input is longer than {MAX_INPUT_BYTES >> 20} MiB", hint=hint)
+
+
+def _readable(fd: int, seconds: float) -> bool:
+    return bool(select.select([fd], [], [], seconds)[0])

@@ -1,42 +1,40 @@
-"""What machines and GPUs do: from the newest samples of a run, or from a live look at the nodes of a cluster file."""
+"""Statistics of nodes and GPUs: the newest samples of a run, or a probe of the nodes of a cluster file."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from clusterctl.cli import words
+from clusterctl.agent.protocol import command_types
+from clusterctl.agent.protocol.command_types import FactsRequest
+from clusterctl.agent.protocol.record_types import HealthSample
+from clusterctl.cli import option_values
+from clusterctl.config.spec import HostSpec
 from clusterctl.errors import NotFoundError
 from clusterctl.render.stats import NodeStats, stats_from_sample
+from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record import sample_files, state_reader
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.rules.state import RunState
 from clusterctl.session.requests import PROBE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from clusterctl.agent.protocol import command_types
-    from clusterctl.agent.protocol.command_types import FactsRequest
-    from clusterctl.agent.protocol.record_types import HealthSample
-    from clusterctl.config.spec import HostSpec
-    from clusterctl.run.record.rundir import RunDir
-    from clusterctl.run.rules.state import RunState
-    from clusterctl.session.session import Session
+from clusterctl.session.session import Session
 
 _DEADLINE = 4.0
 _MARGIN = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class StatsSource:
     """What to look at: a run, or the hosts of a file."""
 
     run: RunDir | None = None
     path: str | None = None
 
 
-def subject_of(reference: str | None) -> Subject:
+def find_stats_source(reference: str | None) -> StatsSource:
     """Return what a person means: the run, if one is active; else the nodes of the cluster file.
 
     Args:
@@ -46,33 +44,33 @@ def subject_of(reference: str | None) -> Subject:
         NotFoundError: There is neither; a run that has ended is meant only by its name.
         RefusedError: Several runs could be meant.
     """
-    path = words.DEFAULT_FILE if reference is None else reference
+    path = option_values.DEFAULT_FILE if reference is None else reference
     is_file = os.path.isfile(path)
     try:
         run = state_reader.find_run(reference)
     except NotFoundError:
         if not is_file:
             raise
-        return Subject(path=path)
+        return StatsSource(path=path)
     over = state_reader.is_over(run)
     if over and reference is None and not is_file:
         raise NotFoundError(
-            f"no run is active, and there is no {words.DEFAULT_FILE} here",
+            f"no run is active, and there is no {option_values.DEFAULT_FILE} here",
             hint=f"name a cluster file, or a run: {run.run} is the newest (`clusterctl ps -a`)",
         )
-    return Subject(path=path) if over and is_file else Subject(run=run)
+    return StatsSource(path=path) if over and is_file else StatsSource(run=run)
 
 
 # --- a run
 
 
-def stats_of_run(run: RunDir, state: RunState) -> list[NodeStats]:
+def load_run_stats(run: RunDir, state: RunState) -> list[NodeStats]:
     """Return the newest samples of all nodes of a run, in order of node rank."""
     nodes = sorted(state.nodes.values(), key=lambda n: n.node_rank)
-    return [stats_of_sample(state, node.node, sample_files.read_latest_health(run, node.node)) for node in nodes]
+    return [make_node_stats(state, node.node, sample_files.read_latest_health(run, node.node)) for node in nodes]
 
 
-def stats_of_sample(state: RunState, node: str, sample: HealthSample | None) -> NodeStats:
+def make_node_stats(state: RunState, node: str, sample: HealthSample | None) -> NodeStats:
     """Return a sample of a node as values, with its time by the clock of this head."""
     if sample is None:
         return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
@@ -80,7 +78,7 @@ def stats_of_sample(state: RunState, node: str, sample: HealthSample | None) -> 
     return replace(told, time=sample["t"] - state.ahead(node))
 
 
-def gpus_of_run(run: RunDir) -> dict[str, tuple[int, ...]]:
+def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:
     """Return the GPUs that a run uses on each node, in order of local rank; nodes that use all are left out."""
     try:
         hosts = json.loads(run.spec.read_text())["hosts"]
@@ -93,12 +91,11 @@ def gpus_of_run(run: RunDir) -> dict[str, tuple[int, ...]]:
 # --- a live look
 
 
-def look_at(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[NodeStats]:
+def probe_nodes(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[NodeStats]:
     """Ask nodes what they do right now, all at once; one that does not answer says why.
 
     Nothing of the cluster file is run: a person who looks at machines need not have read it.
     """
-    from clusterctl.run.nodes.fan_out import call_all
 
     def ask(node: str, session: Session) -> NodeStats:
         request: FactsRequest = {"groups": ["machine", "gpus"], "deadline": _DEADLINE}
@@ -121,7 +118,7 @@ def look_at(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[
     return [{**seen, **unknown}[host.name] for host in hosts]
 
 
-def unreachable(nodes: Mapping[str, object]) -> list[NodeStats]:
+def make_unknown_stats(nodes: Mapping[str, object]) -> list[NodeStats]:
     """Return what is known of nodes to which there is no way, and why."""
     return [_unknown(node, error) for node, error in nodes.items()]
 

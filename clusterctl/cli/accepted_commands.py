@@ -1,0 +1,103 @@
+"""Commands of cluster files that this machine may run: the list that `clusterctl trust` keeps, and host listings."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from clusterctl.config.sections import host_lists
+from clusterctl.config.sections.host_lists import HostListError
+from clusterctl.config.spec import HostSpec
+from clusterctl.errors import RefusedError
+from clusterctl.run.record import ownership
+from clusterctl.run.record.disk_files import make_private_folder, write_atomically
+from clusterctl.run.record.rundir import find_runs_root
+
+Argv = tuple[str, ...]
+
+_LISTING_LIMIT_S = 30.0
+_LISTING_LIMIT_BYTES = 1 << 20
+_QUOTED_CHARS = 200
+
+
+def _path() -> Path:
+    return find_runs_root().parent / "commands.json"
+
+
+def list_unaccepted_commands(hosts: Iterable[HostSpec]) -> list[Argv]:
+    """Return the commands that lead to these hosts and were not accepted, each once."""
+    wanted = dict.fromkeys(host.transport for host in hosts if isinstance(host.transport, tuple))
+    known = _accepted() if wanted else set()
+    return [argv for argv in wanted if argv not in known and not host_lists.is_srun_command(argv)]
+
+
+def refuse_unaccepted_commands(hosts: Iterable[HostSpec]) -> None:
+    """See that nothing of a file is run here that its user has not seen.
+
+    Raises:
+        RefusedError: A command was not accepted.
+    """
+    new = list_unaccepted_commands(hosts)
+    if new:
+        text = f"the cluster file reaches hosts by a command that would be run on this machine: `{shlex.join(new[0])}`"
+        raise RefusedError(text, hint="read it, then accept it with `clusterctl trust`")
+
+
+def is_accepted_command(argv: Argv) -> bool:
+    """Tell whether a command was accepted."""
+    return argv in _accepted()
+
+
+def accept_commands(accepted_commands: Iterable[Argv]) -> None:
+    """Accept commands, word for word."""
+    make_private_folder(_path().parent)
+    with ownership.lock_folder(_path().parent):
+        write_atomically(_path(), json.dumps(sorted(map(list, _accepted() | set(accepted_commands)))).encode())
+
+
+def _accepted() -> set[Argv]:
+    try:
+        listed = json.loads(_path().read_bytes())
+    except (OSError, ValueError):
+        return set()
+    return {tuple(map(str, argv)) for argv in listed if isinstance(argv, list)} if isinstance(listed, list) else set()
+
+
+def run_accepted_listing(argv: tuple[str, ...]) -> str:
+    """Run a command that `clusterctl trust` has accepted, and return what it says.
+
+    Raises:
+        RefusedError: It was not accepted.
+        ListingError: It fails.
+    """
+    if not is_accepted_command(argv):
+        text = f"the cluster file lists its hosts by a command that would be run on this machine: `{shlex.join(argv)}`"
+        raise RefusedError(text, hint="read it, then accept it with `clusterctl trust`")
+    return run_listing(argv)
+
+
+def run_listing(argv: tuple[str, ...]) -> str:
+    """Run a command, without a shell, and return what it says.
+
+    Raises:
+        ListingError: It cannot be run, fails, does not end, or says too much.
+    """
+    shown = f"`{shlex.join(argv)}`"
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LISTING_LIMIT_S, cwd="/", check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HostListError(f"{shown} does not end within {_LISTING_LIMIT_S:g}s") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise HostListError(f"{shown} cannot be run: {reason}") from error
+    if done.returncode:
+        said = " ".join(done.stderr.decode("utf-8", "replace").split())[-_QUOTED_CHARS:] or "nothing"
+        raise HostListError(f"{shown} ended with status {done.returncode}; it said: {said}")
+    if len(done.stdout) > _LISTING_LIMIT_BYTES:
+        raise HostListError(f"{shown} says more than {_LISTING_LIMIT_BYTES >> 20} MiB")
+    return done.stdout.decode("utf-8", "replace")

@@ -1,0 +1,237 @@
+"""The verdict of `why` about a run or a bundle, with hints from its nodes, its code folder and its cluster file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tarfile
+import tempfile
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from clusterctl.agent.protocol.record_types import RankEvidence
+from clusterctl.cli.node_sessions import open_reachable_sessions
+from clusterctl.cli.remote_command import RemoteCommand
+from clusterctl.config.spec import JobSpec, TransportKind, load_spec
+from clusterctl.errors import ClusterctlError, NotFoundError
+from clusterctl.render.live_view import WaitingLine
+from clusterctl.run.controller import control_socket
+from clusterctl.run.nodes import code_manifest, missing_code
+from clusterctl.run.nodes.evidence import Evidence, collect_evidence
+from clusterctl.run.record import saved_verdict, state_reader
+from clusterctl.run.record.rundir import RunDir
+from clusterctl.run.rules.state import RunState
+from clusterctl.suggestion import file_hint
+from clusterctl.why.headline import parse_missing_command
+from clusterctl.why.verdict import Class, Confidence, Verdict
+
+_LONGEST_MEMBER = 64 << 20
+
+
+def load_verdict(run: RunDir, state: RunState | None = None, *, live: bool = True) -> Verdict:
+    """Return what went wrong with a run.
+
+    Args:
+        run: Which.
+        state: Its own, where that was read already.
+        live: Look at ranks that may be alive, where nothing is kept of a stall that goes on.
+    """
+    return load_verdict_with_evidence(run, state, live=live)[0]
+
+
+def load_verdict_with_evidence(
+    run: RunDir, state: RunState | None = None, *, live: bool = True
+) -> tuple[Verdict, dict[str, RankEvidence]]:
+    """Return what went wrong with a run, and what was seen of its ranks to tell that; nothing where nobody looked.
+
+    Args:
+        run: Which.
+        state: Its own, where that was read already.
+        live: Look at ranks that may be alive, where nothing is kept of a stall that goes on; ask the node for a command
+            that was not found.
+    """
+    if state is None:
+        state, _ = state_reader.load_visible_state(run)
+    if not live:
+        return saved_verdict.judge_saved_run(run, state), {}
+    if state.over:
+        return add_file_hints(run, add_login_path_hint(run, saved_verdict.judge_saved_run(run, state))), {}
+    if saved_verdict.find_evidence_folder(state) is not None:
+        told = saved_verdict.judge_saved_run(run, state)
+        # Where nobody could look then, somebody may now: a node may have been too busy.
+        if told.confidence is not Confidence.UNKNOWN:
+            return told, {}
+    elif state.stall is None:
+        told = saved_verdict.judge_saved_run(run, state)
+        if not saved_verdict.should_collect_stacks(run, state, told):
+            return told, {}
+    seen = _now(run, state)
+    if not seen:
+        # The controller looks as well, and may be through by now.
+        state, _ = state_reader.load_visible_state(run)
+    return saved_verdict.judge_saved_run(run, state, seen), seen
+
+
+def add_file_hints(run: RunDir, told: Verdict) -> Verdict:
+    """Return a verdict with what the code folder and the cluster file of its run tell; no node is asked."""
+    return add_missing_code_hint(run, add_blank_argument_hint(run, told))
+
+
+def _now(run: RunDir, state: RunState) -> dict[str, RankEvidence]:
+
+    with contextlib.suppress(ClusterctlError):
+        return dict(collect_rank_evidence(run, state).ranks)
+    return {}
+
+
+@contextlib.contextmanager
+def open_bundle(bundle: Path) -> Iterator[RunDir]:
+    """Give the run in a bundle: a folder, or the file that `why --save` made.
+
+    Raises:
+        NotFoundError: It is none.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = bundle
+        if bundle.is_file():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clusterctl-why-")))
+            _unpack(bundle, folder)
+        found = [path.parent for path in (folder / "events.jsonl", *folder.glob("*/events.jsonl")) if path.is_file()]
+        if not bundle.exists():
+            raise NotFoundError(f"there is no file {bundle}", hint=file_hint(str(bundle)))
+        if not found:
+            raise NotFoundError(f"{bundle} holds no run", hint="`clusterctl why RUN --save FILE` makes a bundle")
+        yield RunDir(found[0])
+
+
+def _unpack(bundle: Path, folder: Path) -> None:
+    """Write the plain files of a bundle below a folder; whatever else it holds is left out."""
+    try:
+        with tarfile.open(bundle) as archive:
+            for member in archive:
+                parts = Path(member.name).parts
+                if member.isfile() and member.size <= _LONGEST_MEMBER and ".." not in parts and parts[0] != "/":
+                    target = folder.joinpath(*parts)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    content = archive.extractfile(member)
+                    target.write_bytes(b"" if content is None else content.read())
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise NotFoundError(f"{bundle} is no bundle: {error}") from error
+
+
+def collect_rank_evidence(run: RunDir, state: RunState, ranks: Collection[int] | None = None) -> Evidence:
+    """Ask for states and stacks of the ranks, or of these alone."""
+    try:
+        answer = control_socket.send_request(run, "evidence", {"ranks": None if ranks is None else sorted(ranks)})
+    except control_socket.NoControllerError:
+        return _without_controller(run, state, ranks)
+    return Evidence(ranks=answer["ranks"], errors=answer["errors"])
+
+
+def _without_controller(run: RunDir, state: RunState, ranks: Collection[int] | None) -> Evidence:
+    spec = load_spec(run.spec.read_text())
+    hosts = [host for host in spec.hosts if host.name in state.nodes]
+    with open_reachable_sessions(spec, hosts, of_run=True) as (sessions, errors):
+        evidence = collect_evidence(run.run, "stacks", sessions, ranks)
+    unseen = {node: str(error) for node, error in errors.items()}
+    return Evidence(ranks=evidence.ranks, errors={**unseen, **evidence.errors})
+
+
+_COMPARED = 80
+"""Characters of an argument; a verdict shows no more of a long one."""
+
+
+def add_blank_argument_hint(run: RunDir, verdict: Verdict) -> Verdict:
+    """Return a verdict with the place of the argument; as it is where no argument is wrong, or this is not why."""
+    if verdict.cls is not Class.WRONG_ARGUMENT:
+        return verdict
+    try:
+        job = load_spec(run.spec.read_text()).job
+    except (OSError, ValueError):
+        return verdict
+    said = " ".join([verdict.summary, *(culprit.evidence for culprit in verdict.culprits)])
+    reason = None if job is None else explain_blank_argument(job, said)
+    return verdict if reason is None else replace(verdict, summary=f"{verdict.summary}; {reason}")
+
+
+def explain_blank_argument(job: JobSpec, said: str) -> str | None:
+    """Return which argument of a job with blanks a program speaks of, and what to write instead; `None` for none."""
+    items = [(f"job.args[{i}]", item) for i, item in enumerate(job.args)]
+    if isinstance(job.command, tuple):
+        items += [(f"job.command[{i}]", item) for i, item in enumerate(job.command)]
+    for place, item in items:
+        if len(item.split()) > 1 and item[:_COMPARED] in said:
+            remedy = "write each argument as an item, or use a text of `job.command`"
+            return f"`{place}` is one argument with blanks: {remedy}"
+    return None
+
+
+def add_missing_code_hint(run: RunDir, verdict: Verdict) -> Verdict:
+    """Return a verdict with what the folder tells; as it is where nothing is missing, or nothing is told."""
+    if verdict.cls not in (Class.MISSING_MODULE, Class.MISSING_FILE):
+        return verdict
+    try:
+        spec, manifest = load_spec(run.spec.read_text()), code_manifest.load_manifest(run)
+    except (OSError, ValueError):
+        return verdict
+    said = " ".join([verdict.summary, *(culprit.evidence for culprit in verdict.culprits)])
+    nodes = {culprit.node for culprit in verdict.culprits}
+    hosts = [host for host in spec.hosts if host.name in nodes]
+    own = [host.env["PYTHONPATH"] for host in hosts if "PYTHONPATH" in host.env]
+    pythonpath = own[0] if own else spec.env.get("PYTHONPATH")
+    reason, following = None, verdict.next
+    if spec.sync is not None:
+        sent = None if manifest is None else manifest.files
+        folder = missing_code.scan_code_folder(spec.sync, sent, pythonpath or "")
+        workdirs = [host.workdir for host in spec.hosts if host.workdir]
+        reason = None if folder is None else missing_code.explain_missing_file(said, folder, workdirs)
+        following = ("clusterctl sync --dry-run -v", *verdict.next[1:])
+    is_remote = any(host.transport is not TransportKind.LOCAL for host in hosts)
+    if reason is None and pythonpath is None and is_remote:
+        reason = missing_code.find_on_pythonpath(said, os.environ.get("PYTHONPATH", ""))
+        following = verdict.next
+    if reason is None:
+        return verdict
+    return replace(verdict, summary=f"{verdict.summary}; {reason}", next=following)
+
+
+_LIMIT_S = 10.0
+
+
+def add_login_path_hint(run: RunDir, verdict: Verdict) -> Verdict:
+    """Return a verdict with what a login shell finds; as it is where no command is missing, or nobody can look."""
+    culprit = next((one for one in verdict.culprits if one.node is not None), None)
+    name = parse_missing_command(culprit.evidence) if culprit is not None else None
+    if verdict.cls is not Class.COMMAND_NOT_FOUND or culprit is None or culprit.node is None or name is None:
+        return verdict
+    with contextlib.suppress(ClusterctlError, OSError):
+        path = _path_of(run, culprit.node, name)
+        if path is None:
+            return replace(verdict, missing=(*verdict.missing, f"{culprit.node} could not be asked for `{name}`"))
+        if not path:
+            return replace(
+                verdict, summary=f"{verdict.summary}; a login shell of {culprit.node} has no `{name}` either"
+            )
+        folder = path.rpartition("/")[0]
+        remedy = f"put `export PATH={folder}:$PATH` into `job.prologue`"
+        found = f"; a login shell of {culprit.node} finds {path}, which ranks do not have on PATH"
+        return replace(verdict, summary=f"{verdict.summary}{found}", next=(remedy, *verdict.next))
+    return verdict
+
+
+def _path_of(run: RunDir, node: str, name: str) -> str | None:
+    """Return where a login shell finds a program, "" where it does not; `None` where the node does not answer."""
+    spec = load_spec(run.spec.read_text())
+    hosts = [host for host in spec.hosts if host.name == node]
+    remote = RemoteCommand({"argv": ["bash", "-lc", 'type -P -- "$0"', name]}, _LIMIT_S, 1, None)
+    with (
+        open_reachable_sessions(spec, hosts, remote.begin, of_run=True) as (sessions, _),
+        WaitingLine(sessions, 0.0, None, stage="running") as waiting,
+    ):
+        answers, _ = remote.ends(sessions, waiting)
+    answer = answers.get(node)
+    if answer is None or answer.exit_code not in (0, 1):
+        return None
+    lines = answer.stdout.decode("utf-8", "replace").split()
+    return lines[-1] if lines and answer.exit_code == 0 else ""
