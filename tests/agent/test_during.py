@@ -79,7 +79,7 @@ def test_a_driver_that_hangs_does_not_keep_an_attempt_open(node: Node, talk: Tal
     scene.gpu(GPU, hang=["*"])
     launch(node, talk, "exit 0", health_seconds=0.5)
     talk.wait_for("swept", seconds=SECONDS)
-    words = "the GPU driver does not answer: nobody knows whether GPU memory is free"
+    words = "cannot check whether GPU memory is free: the GPU driver does not answer"
     assert alarms(talk) == [("gpu_memory", None, words)]
 
 

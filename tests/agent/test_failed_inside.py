@@ -49,12 +49,12 @@ def end_of(node: Node, shell: str, **files: str) -> dict[str, Any]:
         pytest.param("python train.py; true", "quit('no data')\n", "SystemExit: no data", id="quit_of_site"),
         pytest.param("python train.py; true", "import os\nos._exit(4)\n", "os._exit(4)", id="quick_exit"),
         pytest.param(
-            "python train.py; true", "import os\nos.kill(os.getpid(), 9)\n", "ended without a word", id="killed"
+            "python train.py; true", "import os\nos.kill(os.getpid(), 9)\n", "ended without a report", id="killed"
         ),
         pytest.param(
             "python train.py; python good.py",
             "import os\nos.abort()\n",
-            "ended without a word",
+            "ended without a report",
             id="killed_before_another",
         ),
     ],

@@ -296,8 +296,8 @@ def open_to_all(locks: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        pytest.param(foreign, "belongs to uid 65534, who could take claims away: as root", id="another user's"),
-        pytest.param(open_to_all, "everybody could take claims away", id="without the sticky bit"),
+        pytest.param(foreign, "belongs to uid 65534, who could remove claims: as root", id="another user's"),
+        pytest.param(open_to_all, "every user could remove claims", id="without the sticky bit"),
     ],
 )
 def test_a_folder_whose_files_others_could_remove_takes_no_claims(

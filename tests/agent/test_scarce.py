@@ -54,7 +54,7 @@ def test_a_look_at_gpu_memory_that_cannot_be_made_is_told_and_the_attempt_ends()
             loop, [0], "run", lambda text, gpu: said.append((text, gpu)), lambda: said.append("done")
         )
     )
-    assert said == [("nobody knows whether GPU memory is free: Too many open files", None), "done"]
+    assert said == [("cannot check whether GPU memory is free: Too many open files", None), "done"]
 
 
 def test_who_has_no_descriptor_to_look_with_does_not_take_a_process_for_gone() -> None:

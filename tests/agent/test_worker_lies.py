@@ -25,6 +25,8 @@ GOOD: dict[str, Any] = {
     "step": 3,
     "source": "user",
     "beats": 3,
+    "looks": 0,
+    "held": 0,
     "progress_time": 1.0,
     "seq": {},
     "backend": None,

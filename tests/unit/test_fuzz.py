@@ -104,6 +104,8 @@ INSIDE = {
     "step": 3,
     "source": "user",
     "beats": 3,
+    "looks": 4,
+    "held": 1,
     "seq": {"g": [1, 2]},
     "backend": "nccl",
     "timeout_s": 600.0,
@@ -116,7 +118,10 @@ INSIDE = {
     "phase": {"name": "p", "age_s": 1.0, "limit_s": 60.0},
 }
 STATUS = {
-    **{name: INSIDE[name] for name in ("pid", "step", "source", "beats", "seq", "backend", "timeout_s", "facts")},
+    **{
+        name: INSIDE[name]
+        for name in ("pid", "step", "source", "beats", "seq", "backend", "timeout_s", "looks", "held", "facts")
+    },
     "start_time": 8,
     "tid": 7,
     "time": 1.0,

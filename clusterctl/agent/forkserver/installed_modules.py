@@ -6,18 +6,14 @@ import _imp
 import importlib.machinery
 import os
 import site
-import stat
 import sys
 import sysconfig
-import time
 
 from . import STARTED, CannotForkError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Stamp = tuple[int, ...] | None
+    from collections.abc import Callable
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -82,11 +78,10 @@ class Imports:
             names: Modules to import; `None` for torch if that is installed, else numpy.
             path: The value of `sys.path` in a rank.
         """
-        self._began_ns = time.time_ns()
         self._path, self._misses = path, _MissRecorder()
         self._installed = [folder for folder in path if is_installed(folder)]
         sys.path[:] = self._installed
-        self._stamps: dict[str, Stamp] = {path: _read_stamp(path) for path in self._list_places()}
+        self._stamps: dict[str, object] = {}
         if names is None:
             names = [name for name in ("torch", "numpy") if self._find(name, self._installed)][:1]
         self.names = names
@@ -109,13 +104,10 @@ class Imports:
         finally:
             if self._misses in sys.meta_path:
                 sys.meta_path.remove(self._misses)
-        for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if not isinstance(file, str) or not os.path.isabs(file) or name in ("__main__", "__mp_main__"):
-                continue
-            if not is_installed(file) and not file.startswith(_OURS):
+        for name, file in _list_module_files():
+            if not is_installed(file):
                 raise CannotForkError(f"what was imported took in `{name}`, which is not installed: {file}")
-            self._stamps[file] = _read_stamp(file, self._began_ns)
+        self._stamps = self._read_stamps()
 
     def _check_is_installed(self, name: str) -> None:
         if name in sys.builtin_module_names or self._find(name, self._installed):
@@ -149,18 +141,21 @@ class Imports:
             self.check_names()
         except CannotForkError as error:
             return str(error)
-        stamps = self._stamps.items()
-        return next((path for path, stamp in stamps if stamp == (-1,) or _read_stamp(path) != stamp), None)
+        now = self._read_stamps()
+        return next(
+            (path for path in now.keys() | self._stamps.keys() if now.get(path) != self._stamps.get(path)), None
+        )
 
-    def _list_places(self) -> Iterator[str]:
-        """Yield the files and folders that tell Python at its start where modules are."""
-        yield os.path.join(sys.prefix, "pyvenv.cfg")
-        yield sys.executable
+    def _read_stamps(self) -> dict[str, object]:
+        """Return what an installation changes, by path: the names in folders of packages, and the times of files."""
         user = site.getusersitepackages() if site.ENABLE_USER_SITE is not False else None
-        for folder in {*self._installed, *([user] if user else [])}:
-            yield folder
-            if os.path.isdir(folder):
-                yield from (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth"))
+        folders = filter(os.path.isdir, {*self._installed, *([user] if user else [])})
+        # The first import makes `__pycache__`, which is no change of what Python finds there.
+        names = {folder: frozenset(os.listdir(folder)) - {"__pycache__"} for folder in folders}
+        starts = [os.path.join(folder, name) for folder in names for name in names[folder] if name.endswith(".pth")]
+        starts += [os.path.join(sys.prefix, "pyvenv.cfg"), sys.executable]
+        files = {*starts, *(file for _, file in _list_module_files())}
+        return {**names, **{path: os.stat(path).st_mtime_ns for path in files if os.path.exists(path)}}
 
     @staticmethod
     def _find(name: str, path: list[str]) -> str | None:
@@ -179,24 +174,12 @@ class Imports:
         return spec.origin or namespace
 
 
-def _read_stamp(path: str, since_ns: int | None = None) -> Stamp:
-    """Return the time of the last change and the size of a file; of a folder, a number for the names in it.
-
-    The first import makes `__pycache__` in a folder, which is no change of what Python finds there. `(-1,)` stands for
-    a change after `since_ns`: nobody knows which content was imported. `None` means no file.
-    """
-    if path.startswith(_OURS):
-        # Each start touches it.
-        return ()
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    if stat.S_ISDIR(status.st_mode):
-        try:
-            return (hash(frozenset(os.listdir(path)) - {"__pycache__"}),)
-        except OSError:
-            return None
-    if since_ns is not None and max(status.st_mtime_ns, status.st_ctime_ns) >= since_ns:
-        return (-1,)
-    return status.st_mtime_ns, status.st_size
+def _list_module_files() -> list[tuple[str, str]]:
+    """Return name and file of each imported module, without our own, which each start touches."""
+    files = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
+    return [
+        (name, file)
+        for name, file in files
+        if isinstance(file, str) and os.path.isabs(file) and not file.startswith(_OURS)
+        if name not in ("__main__", "__mp_main__")
+    ]

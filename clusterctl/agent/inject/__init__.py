@@ -1,10 +1,10 @@
-"""Puts a small shim into the workers, through the environment alone and without a change of user code.
+"""Installs a small shim, which workers load through the environment alone, without a change of user code.
 
 TARGET is STATE_ROOT/inject/CONTENT: runs with the same shim have the same folder, and so the same PYTHONPATH.
 
     TARGET/sitecustomize.py         first on PYTHONPATH; starts the shim in the process that is the rank
-    TARGET/_clusterctl_shim/        the shim: counters, status file, stack dumps by signal
-    TARGET/_clusterctl_forkserver/  the forkserver
+    TARGET/_clusterctl_shim/        the shim (agent/shim): counters, status file, stack dumps by signal
+    TARGET/_clusterctl_forkserver/  the forkserver (agent/forkserver)
     TARGET/lib/clusterctl/          `import clusterctl` for workers that have not installed it; last on `sys.path`
 
 Files in the status directory (a 0700 directory on tmpfs, one per run, node and attempt), R being the global rank:
@@ -21,7 +21,7 @@ Files in the status directory (a 0700 directory on tmpfs, one per run, node and 
     rank-R.python       exists once any Python has started in the rank
     wants-python        exists if the command of the workers names a Python
     rank-R.met          exists once one of its processes has met a peer
-    rank-R.alone        exists if its Python has ended, had torch and has met no peer
+    rank-R.alone        exists if its Python has loaded torch, has met no peer and has ended
     rank-R.refused      why the shim could not start
 """
 

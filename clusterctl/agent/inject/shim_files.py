@@ -1,4 +1,4 @@
-"""Reads the files that the shim inside a worker writes. A worker may write anything there, so all of it is checked."""
+"""Reads the files that the shim in a worker writes. The worker may write there too, so everything is validated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import math
 import os
 import signal
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.syscalls import read_bytes
@@ -53,6 +53,10 @@ _DISPLAY_FIELDS = {
     "facts": mapping_of(string(200), validators.any_json(3, 256, 200), 256),
     "degraded": mapping_of(string(200), string(1024), 64),
 }
+_REPORT_FIELDS = (
+    *("pid", "step", "source", "beats", "seq", "backend", "timeout_s", "looks", "held"),
+    *_DISPLAY_FIELDS,
+)
 validate_status = object_of(
     {
         "pid": PID,
@@ -68,8 +72,9 @@ validate_status = object_of(
         "progress_time": _TIME,
         "main_time": _TIME,
         "phase": optional(object_of({"name": string(200), "since": number(), "limit_s": number(0.0)})),
+        "looks": COUNT,
+        "held": COUNT,
     },
-    {"looks": COUNT, "held": COUNT},
 )
 """Validate the status file that the shim in a worker writes. By hand, since the head alone can read the bounds of
 `record_types.WorkerStatus`.
@@ -97,10 +102,8 @@ def _sanitize_field(name: str, value: Any) -> Any:
 def read_status(status_dir: str, rank: int, now: float) -> WorkerStatusSample | None:
     """Return the status of a worker, with ages in seconds for times; `None` if there is none or its process has ended.
 
-    Keys: pid, step, source, beats, seq, backend, timeout_s, frameworks, facts, degraded as the shim wrote them, and
-    age_s (of the file), progress_age_s, main_age_s, phase {name, age_s, limit_s}. `unseen` is true if the file is old
-    because the thread that writes it has ended, so the file says nothing about now. If the thread still exists, an old
-    file means that the process is stopped, or keeps the thread from running.
+    `unseen` is true if the file is old because the thread that writes it has ended: then the file does not describe the
+    present. If the thread still exists, an old file means that the process is stopped, or does not let the thread run.
     """
     data = read_bytes(os.path.join(status_dir, f"rank-{rank}.status.json"))
     try:
@@ -121,24 +124,15 @@ def _convert_times(status: WorkerStatus, now: float) -> WorkerStatusSample:
         return round(max(0.0, now - moment), 3)
 
     progress, main, phase = status["progress_time"], status["main_time"], status["phase"]
-    return {
-        "pid": status["pid"],
-        "step": status["step"],
-        "source": status["source"],
-        "beats": status["beats"],
-        "seq": status["seq"],
-        "backend": status["backend"],
-        "timeout_s": status["timeout_s"],
-        "frameworks": status["frameworks"],
-        "facts": status["facts"],
-        "degraded": status["degraded"],
-        "looks": status.get("looks", 0),
-        "held": status.get("held", 0),
+    report = {name: status[name] for name in _REPORT_FIELDS}  # type: ignore[literal-required]
+    sample = {
+        **report,
         "age_s": age(status["time"]),
         "progress_age_s": None if progress is None else age(progress),
         "main_age_s": None if main is None else age(main),
         "phase": phase and {"name": phase["name"], "age_s": age(phase["since"]), "limit_s": phase["limit_s"]},
     }
+    return cast("WorkerStatusSample", sample)
 
 
 def list_foreign_ranks(status_dir: str, known: Iterable[int]) -> list[int]:
@@ -172,18 +166,11 @@ def _parse_identity(value: Any) -> proc.ProcessIdentity:
 
 
 def read_stack_dump_offer(status_dir: str, rank: int) -> StackDumpOffer | None:
-    """Return what the shim of a rank has announced for stack dumps; `None` if nothing, or if its process has ended."""
+    """Return the offer of a rank's shim to dump stacks; `None` if there is none, or if its process has ended."""
 
     def parse(value: Any) -> StackDumpOffer:
-        return {
-            "pid": int(value["pid"]),
-            "start_time": int(value["start_time"]),
-            "signal": int(value["signal"]),
-            "fd": int(value["fd"]),
-            "dev": int(value["dev"]),
-            "ino": int(value["ino"]),
-            "main_thread": int(value["main_thread"]),
-        }
+        names = ("pid", "start_time", "signal", "fd", "dev", "ino", "main_thread")
+        return cast("StackDumpOffer", {name: int(value[name]) for name in names})
 
     offer = _read_rank_record(status_dir, rank, "ready", parse)
     is_valid = offer is not None and proc.is_alive(proc.ProcessIdentity(offer["pid"], offer["start_time"]))
@@ -213,7 +200,7 @@ def read_group_ranks(status_dir: str) -> dict[int, int]:
 def read_swallowed_failure(status_dir: str, rank: int, leader: int) -> WorkerError | None:
     """Return how the Python of a rank failed although its first process (the pid `leader`) ended with 0.
 
-    `None` means that it ended well, still runs, or has written nothing.
+    `None` means that it ended well, still runs, or has written no record.
     """
 
     def parse(value: Any) -> WorkerError | None:
@@ -223,7 +210,7 @@ def read_swallowed_failure(status_dir: str, rank: int, leader: int) -> WorkerErr
         if who.pid == leader or (end == "running" and proc.is_alive(who)):
             return None
         if end == "running":
-            return {"message": f"`{program}` (pid {who.pid}) ended without a word, as by a signal", "traceback": None}
+            return {"message": f"`{program}` (pid {who.pid}) ended without a report, as by a signal", "traceback": None}
         return {"message": message, "traceback": trace} if end == "failed" else None
 
     return _read_rank_record(status_dir, rank, "python", parse)
@@ -240,7 +227,7 @@ def read_handled_signal(status_dir: str, rank: int) -> tuple[int, float] | None:
 
 
 def has_worked_alone(status_dir: str, rank: int) -> bool:
-    """Return whether the Python of a rank that had torch has ended, and no process of the rank has met a peer."""
+    """Return whether the Python of a rank has loaded torch and ended, and no process of the rank has met a peer."""
     base = os.path.join(status_dir, f"rank-{rank}")
     return os.path.exists(f"{base}.alone") and not os.path.exists(f"{base}.met")
 
@@ -273,7 +260,7 @@ def read_failed_child(status_dir: str, rank: int) -> ChildFailure | None:
 
 
 def read_flight_record(status_dir: str, rank: int) -> list[FlightRecorderEntry] | None:
-    """Return the newest entries of the flight recorder from when the collectives of a rank stood still, or `None`."""
+    """Return the entries that the shim has copied from torch's flight recorder when the collectives stopped."""
 
     def parse(value: Any) -> list[FlightRecorderEntry] | None:
         is_alive = proc.is_alive(_parse_identity(value))

@@ -1,7 +1,7 @@
-"""Put first on a worker's PYTHONPATH: arms the shim in the process that is the rank, then hands on to the next one.
+"""First on a worker's PYTHONPATH: starts the shim in the process that is the rank, then runs the next `sitecustomize`.
 
-Every Python below the worker runs this, of any version, so it uses old syntax only and imports nothing but `os`,
-which the interpreter has loaded by then.
+Every Python below the worker runs this, whatever its version. So it uses old syntax only, and imports nothing but
+`os`, which the interpreter has already loaded.
 """
 
 # mypy: ignore-errors
@@ -25,7 +25,7 @@ def _arm():
 
         _clusterctl_shim.arm(status, int(rank))
     except BaseException as error:
-        # Nothing of ours may reach user code, not even a KeyboardInterrupt that hit us here: the reason is left behind.
+        # No exception of ours may reach user code, so a file gets the reason.
         try:
             with open(os.path.join(status, "rank-%s.refused" % rank), "w") as file:  # noqa: UP031, PTH
                 file.write("%s: %s\n" % (type(error).__name__, error))  # noqa: UP031
@@ -36,8 +36,8 @@ def _arm():
 
 
 def _chain(here):
-    """Runs the next sitecustomize on the path; its errors are its own and are reported by Python as ever."""
-    # One that looks for the next by its path alone finds us again: each copy of ours hands on once.
+    """Runs the next `sitecustomize` on the path. Python reports its errors as usual."""
+    # A `sitecustomize` that runs the next one too may find us again, so each copy of ours does this once.
     chain = sys.modules.setdefault("_clusterctl_chain", type(sys)("_clusterctl_chain"))
     copies = vars(chain).setdefault("copies", set())
     if here in copies:
@@ -52,30 +52,30 @@ def _chain(here):
         from importlib import util
 
         module = util.module_from_spec(spec)
-        # Python ends the import with whatever stands under the name, so user code sees its own module.
+        # `import sitecustomize` ends with the entry of `sys.modules`, so user code sees its own module.
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
         return
 
 
 def _behind(here):
-    """The path after our own place: what stands before it has run already, and may have handed on to us."""
+    """Returns the path behind our own entry. A `sitecustomize` before it has run already."""
     places = [os.path.realpath(path or os.curdir) for path in sys.path]
     start = places.index(here) + 1 if here in places else 0
     return [path for path, place in zip(sys.path[start:], places[start:]) if place != here]
 
 
 def _serve():
-    """Returns whether our shim is wanted in this Python. A forkserver returns in each of its ranks alone."""
+    """Returns whether this Python gets our shim. In a forkserver, this returns in the forked ranks alone."""
     if "CLUSTERCTL_FORKSERVER" not in os.environ:
         return True
     if sys.argv[0] == "-c":
-        # It was seen that this Python runs us, so the script of the user will not be run by mistake.
+        # This Python runs our `sitecustomize`, so it will not run the user's script by mistake.
         with open("/proc/self/environ", "rb") as file:
             env = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if entry)
         os.execvpe(sys.argv[1], sys.argv[1:], env)
     path = list(sys.path)
-    # Nothing of the user's may be run here.
+    # The forkserver must import no module of the user.
     own = [os.path.abspath(place) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = [_here, *(place for place in path if place not in own)]
     try:
@@ -83,7 +83,7 @@ def _serve():
 
         wanted = server.main(path)
     except BaseException as error:
-        # Python would go on and run the script, as if this were a rank.
+        # Otherwise Python would run the script, as if this were a rank.
         os.write(2, ("%s: %s" % (type(error).__name__, error)).encode(errors="replace"))  # noqa: UP031
         os._exit(1)
     sys.path[:] = [place for place in path if wanted or os.path.realpath(place or os.curdir) != _here]
@@ -92,7 +92,7 @@ def _serve():
 
 _here = os.path.dirname(os.path.realpath(__file__))
 if _serve():
-    # Last on the path: an installed clusterctl wins, and without one `import clusterctl` works all the same.
+    # Last on the path, so that an installed clusterctl comes first. Without one, `import clusterctl` finds ours.
     sys.path.append(os.path.join(_here, "lib"))
     _arm()
 _chain(_here)

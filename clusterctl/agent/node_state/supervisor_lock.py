@@ -74,20 +74,21 @@ class SupervisorLock:
         os.close(self._lock)
 
 
-def connect_to_socket(run: RunDir) -> socket.socket:
-    """Return a connection to the supervisor of a run.
+def connect_to_supervisor(run: RunDir) -> socket.socket | None:
+    """Return a connection to the supervisor of a run, or `None` if it has none.
 
     Raises:
         BlockingIOError: The supervisor is there, but its backlog is full.
-        OSError: There is no supervisor.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         with syscalls.short_socket_path(run.path, os.path.basename(run.socket)) as name:
             sock.connect(name)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        if isinstance(error, BlockingIOError):
+            raise
+        return None
     return sock
 
 

@@ -45,11 +45,7 @@ class RunMarkers:
         Call this in a child: the read hangs if the process is stuck with its memory locked.
         """
         environ = proc.read_environment(pid)
-        return (
-            None
-            if not environ
-            else environ.get(b"CLUSTERCTL_RUN_ID") == self.run_id and environ.get(b"CLUSTERCTL_NODE") == self.node_name
-        )
+        return self.environment().items() <= environ.items() if environ else None
 
 
 def make_run_markers(run: RunDir) -> RunMarkers:

@@ -78,24 +78,17 @@ def find_run_processes(markers: RunMarkers, known_processes: KnownProcesses) -> 
     known_processes.unreadable |= stuck
     known_processes.is_scan_incomplete = len(answers) + len(stuck) < len(pids)
     result = [ProcessStat(**answer["member"]) for answer in answers.values() if "member" in answer]
-    known_processes.unrelated.update(
+    known_processes.unrelated |= {
         ProcessIdentity(pid, answer["unrelated"]) for pid, answer in answers.items() if "unrelated" in answer
-    )
+    }
     known_processes.processes.update(process.identity for process in result)
     return result
 
 
 def list_known_processes(known_processes: KnownProcesses) -> list[ProcessStat]:
     """Return the living processes that are already known, without a scan of all others."""
-    stats = (
-        proc.read_stat(who.pid)
-        for who in (*known_processes.workers, *(known_processes.processes - known_processes.workers.keys()))
-    )
-    return [
-        process
-        for process in stats
-        if process is not None and not process.is_gone and _is_known(process, known_processes)
-    ]
+    stats = (proc.read_stat(who.pid) for who in known_processes.workers.keys() | known_processes.processes)
+    return [stat for stat in stats if stat is not None and not stat.is_gone and _is_known(stat, known_processes)]
 
 
 def classify_process(
@@ -134,8 +127,7 @@ def _in_session(process: ProcessStat, known_processes: KnownProcesses) -> bool:
     """Return whether a process is in the POSIX session of a worker.
 
     The pid of an ended worker may become the id of a new session. So only processes that started before the worker's
-    end
-    count for this session; later ones carry other markers.
+    end count for this session; later ones carry other markers.
     """
     for worker, ended in known_processes.workers.items():
         # A worker of another boot has the pid 0, and 0 is also the session of processes that have none.
@@ -149,26 +141,26 @@ def _query_processes(pids: list[int], question: Callable[[int], T]) -> tuple[dic
 
     A pid may be in neither if the time is over.
     """
-    looks: dict[int, T] = {}
+    answers: dict[int, T] = {}
     stuck: set[int] = set()
     deadline = time.monotonic() + _ALL_QUERIES_TIMEOUT_S
+
+    def query(out: HelperOutput) -> dict[str, Any]:
+        for pid in pids:
+            out.message({"answer": question(pid)})
+        return {}
+
     while pids and time.monotonic() < deadline:
         try:
-            answers = helper_process.run_in_helper(functools.partial(_query_each, pids, question), _QUERY_TIMEOUT_S)
+            messages = helper_process.run_in_helper(query, _QUERY_TIMEOUT_S)
         except OSError:
             # No process is available for the fork, so query them here.
-            return {**looks, **{pid: question(pid) for pid in pids}}, stuck
-        seen = [answer["seen"] for answer in answers if "seen" in answer]
-        looks.update(zip(pids, seen))
-        stuck.update(pids[len(seen) : len(seen) + 1])
-        pids = pids[len(seen) + 1 :]
-    return looks, stuck
-
-
-def _query_each(pids: list[int], question: Callable[[int], Any], out: HelperOutput) -> dict[str, Any]:
-    for pid in pids:
-        out.message({"seen": question(pid)})
-    return {}
+            return {**answers, **{pid: question(pid) for pid in pids}}, stuck
+        new = [message["answer"] for message in messages if "answer" in message]
+        answers.update(zip(pids, new))
+        stuck.update(pids[len(new) : len(new) + 1])
+        pids = pids[len(new) + 1 :]
+    return answers, stuck
 
 
 # --- ending
@@ -199,17 +191,9 @@ def kill_processes(processes: list[ProcessStat], known_processes: KnownProcesses
 
 def _list_protected_groups(known_processes: KnownProcesses) -> set[int]:
     """Return the process groups of protected processes, and 0 and 1, which are no group: ours, and all processes."""
-    guardians = (proc.read_stat(who.pid) for who in known_processes.protected)
-    return {
-        0,
-        1,
-        os.getpgrp(),
-        *(
-            guardian.pgid
-            for guardian in guardians
-            if guardian is not None and guardian.identity in known_processes.protected
-        ),
-    }
+    stats = (proc.read_stat(who.pid) for who in known_processes.protected)
+    groups = {stat.pgid for stat in stats if stat is not None and stat.identity in known_processes.protected}
+    return {0, 1, os.getpgrp(), *groups}
 
 
 def _send_signal(target: int, number: int) -> None:

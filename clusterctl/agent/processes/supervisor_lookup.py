@@ -12,29 +12,13 @@ from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.node_state import run_dir, supervisor_lock
 
 if TYPE_CHECKING:
-    import socket
-
     from clusterctl.agent.node_state.run_dir import RunDir
-
-
-def connect_to_supervisor(run: RunDir) -> socket.socket | None:
-    """Return a connection to the supervisor of a run, or `None` if it has none.
-
-    Raises:
-        BlockingIOError: The supervisor is there, but its backlog is full.
-    """
-    try:
-        return supervisor_lock.connect_to_socket(run)
-    except BlockingIOError:
-        raise
-    except OSError:
-        return None
 
 
 def find_supervisor(run: RunDir) -> ProcessIdentity | None:
     """Return the supervisor of a run, or `None`."""
     try:
-        sock = connect_to_supervisor(run)
+        sock = supervisor_lock.connect_to_supervisor(run)
     except BlockingIOError:
         pid = supervisor_lock.find_lock_owner(run)
         return None if pid is None else proc.read_identity(pid)

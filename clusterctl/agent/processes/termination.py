@@ -54,21 +54,15 @@ class Terminator:
             markers: Markers of the run.
             known_processes: Processes of the run, and processes that must not be touched.
             kill_at: Monotonic time of the first SIGKILL. If it is in the future, the stop signal comes first, and the
-                grace
-                starts with this signal: the first scan may take longer than the grace.
+                grace starts with this signal: the first scan may take longer than the grace.
             on_done: Called with the survivors, again and again until it returns true.
             on_slow: Called once with the processes that the kernel is still tearing down after the normal time.
             hold_s: Seconds in which processes may end without any signal.
             on_late: Called with the processes that outlived `hold_s`, and with true for those that outlived the grace.
         """
-        self._loop, self._markers, self._known_processes, self._on_done, self._on_slow = (
-            loop,
-            markers,
-            known_processes,
-            on_done,
-            on_slow,
-        )
-        self._kill_at, self._on_late = kill_at, on_late
+        self._loop, self._markers, self._known_processes = loop, markers, known_processes
+        self._on_done, self._on_slow, self._on_late = on_done, on_slow, on_late
+        self._kill_at = kill_at
         now = time.monotonic()
         self._hold_until: float | None = now + hold_s if hold_s else None
         self._has_whole_grace = kill_at > now
@@ -84,7 +78,7 @@ class Terminator:
         self._is_over = False
         self._timer: Timer = loop.after(0.0, self._step)
 
-    def shorten(self, kill_at: float) -> None:
+    def shorten_grace(self, kill_at: float) -> None:
         """Move the SIGKILL to an earlier time."""
         if kill_at < self._kill_at:
             self._kill_at, self._grace_pending_since, self._hold_until = kill_at, None, None
@@ -129,15 +123,12 @@ class Terminator:
         if remaining and now >= self._kill_at:
             if self._killed_at is None and self._has_whole_grace:
                 self._on_late(remaining, True)
-            self._killed_at = now if self._killed_at is None else self._killed_at
+            self._killed_at = self._killed_at or now
             run_processes.kill_processes(remaining, self._known_processes)
         elif remaining:
             run_processes.terminate_groups(remaining, self._signalled, self._known_processes)
-        self._pause = (
-            min(self._pause * 1.5, _MAX_PAUSE_S)
-            if remaining or self._known_processes.is_scan_incomplete
-            else _MIN_PAUSE_S
-        )
+        must_wait = bool(remaining) or self._known_processes.is_scan_incomplete
+        self._pause = min(self._pause * 1.5, _MAX_PAUSE_S) if must_wait else _MIN_PAUSE_S
         return self._pause if self._killed_at is not None else min(self._pause, max(self._kill_at - now, 0.0))
 
     def _list_remaining(self) -> list[ProcessStat]:

@@ -32,9 +32,9 @@ def has_supervisor(run: RunDir) -> bool:
 
 def list_workers(run: RunDir, state: NodeState) -> list[WorkerState]:
     """Return the workers of the newest attempt, including those that the journal does not name."""
-    started = workers.read_start_record(run, state)
+    ranks, _ = workers.read_start_record(run, state) or ([], None)
     states: list[WorkerState] = []
-    for rank, local_rank in started.ranks if started is not None else []:
+    for rank, local_rank in ranks:
         worker = workers.read_worker(run, state, rank, local_rank)
         if worker is not None:
             who = worker.identity
@@ -59,8 +59,7 @@ def find_remaining_processes(run: RunDir, state: NodeState) -> list[proc.Process
 
 def collect_known_processes(run: RunDir, state: NodeState) -> run_processes.KnownProcesses:
     """Return the known processes of the newest attempt, and the processes that supervise it."""
-    started = workers.read_start_record(run, state)
-    group = None if started is None else started.cgroup
+    _, group = workers.read_start_record(run, state) or ([], None)
     known_processes = run_processes.KnownProcesses(
         protected=supervisor_lookup.list_supervisor_and_waiters(run),
         cgroup=group if cgroup.list_members(group) else None,

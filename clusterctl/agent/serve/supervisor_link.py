@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.event_loop import FrameChannel
+from clusterctl.agent.node_state import supervisor_lock
 from clusterctl.agent.processes import supervisor_lookup
 from clusterctl.agent.protocol import commands, frames
 from clusterctl.agent.supervisor import supervisor
@@ -104,7 +105,7 @@ class SupervisorLink:
     def _connect(self) -> bool:
         """Return whether a supervisor exists; a busy one is tried again later."""
         try:
-            sock = supervisor_lookup.connect_to_supervisor(self._run)
+            sock = supervisor_lock.connect_to_supervisor(self._run)
         except BlockingIOError:
             self._retry_later()
             return True

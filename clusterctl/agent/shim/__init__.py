@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .status_writer import StatusWriter
 
 
-class Armed:
+class ActiveShim:
     """The active parts in this process: `state` for the worker API, and `writer`, which writes the status file."""
 
     def __init__(self, state: ProgressCounters, writer: StatusWriter) -> None:
@@ -24,11 +24,11 @@ class Armed:
         self.writer = writer
 
 
-armed: Armed | None = None
+armed: ActiveShim | None = None
 
 
 def arm(status_dir: str, rank: int) -> None:
-    """Start all parts if this process gets the rank; otherwise only watch for peers and failed children.
+    """Start all parts if this process claims the rank; otherwise only watch for peers and failed children.
 
     Args:
         status_dir: The directory for the status files of this run, node and attempt.
@@ -38,9 +38,9 @@ def arm(status_dir: str, rank: int) -> None:
     if rank_claim.is_launcher():
         from .event_records import ExitRecord
 
-        ExitRecord(status_dir, rank, rank_claim.start_ticks("self") or 0).begin()
+        ExitRecord(status_dir, rank, rank_claim.read_start_ticks("self") or 0).begin()
         return
-    start_time = rank_claim.claim(status_dir, rank)
+    start_time = rank_claim.claim_rank(status_dir, rank)
     from . import import_hooks
     from .child_failure import ChildFailureRecord
     from .event_records import ExitRecord, ExitWatch, GroupRecord, SignalRecord
@@ -51,7 +51,7 @@ def arm(status_dir: str, rank: int) -> None:
         import_hooks.watch(ProgressCounters(), watched)
         children.begin_script(lambda write: ExitWatch(write).begin())
         return
-    # Inner imports: the many Pythons that are not the rank need nothing of this.
+    # These imports are not at the top, because many Pythons of a worker are not the rank and need none of them.
     import atexit
 
     from .stack_dump import StackDumper
@@ -59,7 +59,7 @@ def arm(status_dir: str, rank: int) -> None:
 
     state = ProgressCounters()
     writer = StatusWriter(state, StackDumper(status_dir, rank, start_time), status_dir, rank, start_time)
-    armed = Armed(state, writer)
+    armed = ActiveShim(state, writer)
     signals = SignalRecord(status_dir, rank, start_time)
     import_hooks.watch_imports(state, {**watched, "signal": signals.watch})
     os.register_at_fork(before=writer.pause, after_in_parent=writer.resume, after_in_child=_disarm)
@@ -69,12 +69,12 @@ def arm(status_dir: str, rank: int) -> None:
     atexit.register(groups.finish, state)
     ExitRecord(status_dir, rank, start_time).begin()
     signals.begin()
-    writer.begin()
+    writer.start()
 
 
 def _disarm() -> None:
     """Stop all parts in a forked child: the rank is the parent."""
     global armed  # noqa: PLW0603
     if armed is not None:
-        armed.writer.forget()
+        armed.writer.abandon_thread()
         armed = None

@@ -1,4 +1,4 @@
-"""Records that a child process of Python code has failed: its parent may never check.
+"""Records the first failed child process of a rank's Python code, because the code may ignore the failure.
 
 A process of `multiprocessing`, and a script that `subprocess` has started, write the exception that ends them. Their
 parent writes the exit code or the signal, unless it ended them itself.
@@ -23,14 +23,14 @@ _KILL = 9
 # By number: `signal` would import `enum`. HUP, INT, QUIT, ABRT, KILL and TERM end a process.
 _ENDING_SIGNALS = (1, 2, 3, 6, 9, 15)
 _ORDERLY_SIGNALS = (1, 2, 13, 15)
-"""HUP, INT, PIPE, TERM: somebody wanted the end, or read no further."""
+"""HUP, INT, PIPE, TERM: another process requested the end, or has closed the pipe."""
 _RUNS_A_SCRIPT = r"(?:\S*/)?(?:python[\d.]*(?: -[a-zA-Z]+)* \S+\.py|torchrun|accelerate|deepspeed)(?=\s|$)"
 
 
 class ChildFailureRecord:
-    """The file about the first such process of a rank, or of one below it.
+    """The file about the first failed child of a rank, or of a process below it.
 
-    What a worker of a pool or of a data loader raises goes to whoever asked for it, and does not end the worker.
+    An exception in a worker of a pool or of a data loader goes to the caller, and does not end that worker.
     """
 
     def __init__(self, status_dir: str, rank: int) -> None:
@@ -64,7 +64,7 @@ class ChildFailureRecord:
         atexit.register(lambda: self._write_error(getattr(sys, "last_value", None)) if os.getpid() == pid else None)
 
     def _watch_children(self, module: Any) -> None:
-        """See each exit code that the parent of a process learns, without a frame of ours in its stack meanwhile."""
+        """Watch the exit codes that `Popen` objects receive. No frame of ours shows in a stack while they wait."""
         module.Popen.returncode = _ReturnCode(self.note_exit)
         self.listen()
 
@@ -84,7 +84,7 @@ class ChildFailureRecord:
                 self._sent_signals.setdefault(pid, set()).add(int(signal))
 
     def note_exit(self, popen: Any, code: int) -> None:
-        """Write down that a child has ended with an exit code other than 0, or by a signal (below 0)."""
+        """Record that a child has ended with an exit code other than 0, or by a signal (a negative code)."""
         command = getattr(popen, "args", None)
         if command is not None and not _runs_script(command):
             return
@@ -104,20 +104,20 @@ class ChildFailureRecord:
         self._write_failure(popen.pid, message)
 
     def _watch(self, module: Any) -> None:
-        """Be called at the begin of each process that this one starts, or of this one where it is such a process."""
+        """Watch this process if `multiprocessing` has started it, and each process that it starts."""
 
         def begin(util: Any) -> None:
             util.Finalize(None, self._finish, exitpriority=_FIRST)
 
-        # A process that was spawned is no fork; in any that is, what was registered before the fork is gone.
+        # A spawned process is no fork. In a fork, the registrations from before the fork are gone.
         begin(module)
         module.register_after_fork(module, begin)
 
     def _finish(self) -> None:
-        """At the end of the process, while what nobody has caught is on its way out."""
+        """Record the exception that ends the process; called while it propagates."""
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit):
-            # `torch.multiprocessing` ends so behind an exception.
+            # `torch.multiprocessing` raises SystemExit after an exception.
             error = error.__context__ if error.code else None
         if not isinstance(error, Exception) or (_is_daemon() and isinstance(error, (OSError, EOFError))):
             # A daemon loses its pipes when its parent ends.
@@ -138,7 +138,7 @@ class ChildFailureRecord:
         record = json.dumps({"pid": pid, "message": message[:_MOST_MESSAGE]}).encode()
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except OSError:  # another one was first
+        except OSError:  # another process has written it first
             return
         try:
             os.write(file, record)
@@ -149,7 +149,7 @@ class ChildFailureRecord:
 
 
 class _ReturnCode:
-    """The attribute `returncode` of a `Popen`, which tells of a failure when it is set."""
+    """The attribute `returncode` of a `Popen`: it reports a failure when it is set."""
 
     def __init__(self, note: Callable[[Any, int], None]) -> None:
         self._note = note
@@ -191,7 +191,7 @@ def _is_daemon_at_exit(popen: Any) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
-    """Return whether a child has not ended yet: whoever cleans up behind a failure signals all."""
+    """Return whether a child has not ended yet: a clean-up after a failure signals all children, also ended ones."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except (OSError, AttributeError):

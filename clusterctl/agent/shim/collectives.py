@@ -1,6 +1,6 @@
-"""Sequence numbers of collectives, from torch's flight recorder, and the time limit of its process groups.
+"""Sequence numbers of collectives from torch's flight recorder, and the time limit of its process groups.
 
-The names are torch's private ones (seen in 2.13). What is missing is reported as degraded.
+The names are torch's private ones (seen in 2.13). If one is missing, the status file says so under `degraded`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CollectiveCounters:
         seq: Process group id -> (last enqueued, last completed) collective.
         backend: Backends of the default group, such as `gloo` or `cpu:gloo,cuda:nccl`.
         timeout_s: Its time limit in seconds.
-        place: The rank of this process in the default group, and how many that has.
+        group_rank: The rank of this process in the default group, and how many that has.
         looks, held: Number of readings of the default group, and of those in which its newest collective was running.
     """
 
@@ -36,7 +36,7 @@ class CollectiveCounters:
         self.seq: dict[str, tuple[int, int]] = {}
         self.backend: str | None = None
         self.timeout_s: float | None = None
-        self.place: tuple[int, int] | None = None
+        self.group_rank: tuple[int, int] | None = None
         self.looks = self.held = 0
         self._group: Any = None
         self._still = 0
@@ -45,7 +45,7 @@ class CollectiveCounters:
         """Read all counters; return whether any has moved.
 
         Raises:
-            RuntimeError: With what this torch lacks.
+            RuntimeError: This torch has no flight recorder.
         """
         group = _default_group()
         if group is None:  # the recorder reads its settings at first use, so let the user be first
@@ -53,7 +53,7 @@ class CollectiveCounters:
         if group is not self._group:
             self._group = group
             self.backend, self.timeout_s = _describe(group)
-            self.place = (int(group.rank()), int(group.size()))
+            self.group_rank = (int(group.rank()), int(group.size()))
         seq = _sequence_numbers()
         moved = seq != self.seq
         self.seq = seq
@@ -63,7 +63,7 @@ class CollectiveCounters:
         self.held += begun > ended
         return moved
 
-    def recorded(self) -> list[dict[str, Any]] | None:
+    def read_flight_record(self) -> list[dict[str, Any]] | None:
         """Return the newest entries of the flight recorder, once for each time that the counters stop; else `None`.
 
         To write out all entries takes some 30 ms if the ring is full.

@@ -1,6 +1,6 @@
 """Records of single events in a worker: its end, a signal that it handles, and peers that it meets.
 
-The program sees nothing of it, and no failure of ours reaches the program.
+The program does not notice them, and no failure of ours reaches the program.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from time import monotonic
 
 from .child_failure import is_child_of_python
-from .rank_claim import start_ticks
+from .rank_claim import read_start_ticks
 from .status_files import create_file, encode, remove_file, replace_file
 
 # Not from `typing`: importing that would cost more than all the rest at start.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _RUNNING, _WELL, _FAILED = "running", "well", "failed"
 _PROMPT_S = 1.0
-"""If Python ends in this time after a `sys.exit`, that is the reason: nobody has caught it."""
+"""If Python ends within this time after a `sys.exit`, the call was the reason: no code has caught it."""
 _MAX_MESSAGE_LENGTH, _MAX_TRACEBACK_LENGTH = 8192, 32768
 
 
@@ -41,13 +41,13 @@ class ExitWatch:
         """Watch the ways in which this process can end by itself."""
         atexit.register(self._finish)
         sys.exit = self._wrap(sys.exit, self._note_exit)
-        # `exit` and `quit` of `site` raise SystemExit themselves; a `raise` elsewhere cannot be noticed.
+        # `exit` and `quit` of `site` raise SystemExit themselves. Other `raise` statements cannot be watched.
         quitter: Any = getattr(sys.modules.get("_sitebuiltins"), "Quitter", None)
         if quitter is not None:
             quitter.__call__ = self._wrap(quitter.__call__, lambda _, *status: self._note_exit(*status))
         os._exit = self._wrap(os._exit, self._note_quick_exit)
         for name in ("execv", "execve"):
-            # The next program ends in its own way.
+            # The exit of the next program is not that of this Python.
             setattr(os, name, self._wrap(getattr(os, name), lambda *_: self._write(_WELL)))
 
     def _wrap(self, original: Any, note: Callable[..., None]) -> Any:
@@ -67,7 +67,7 @@ class ExitWatch:
         self._write(_FAILED if status else _WELL, f"os._exit({status})" if status else "")
 
     def _finish(self) -> None:
-        """Write the end at exit: Python has put an exception that nobody caught into `sys.last_value`."""
+        """Write the end at exit. `sys.last_value` is the exception that ended the program."""
         if os.getpid() != self._pid:
             return
         error = getattr(sys, "last_value", None)
@@ -113,7 +113,7 @@ class ExitRecord:
             with open(self._path, encoding="ascii") as file:
                 found = json.load(file)
             own = (found["pid"], found["start_time"]) == (self._pid, self._start_time)
-            ended_silently = found["end"] == _RUNNING and start_ticks(found["pid"]) != found["start_time"]
+            ended_silently = found["end"] == _RUNNING and read_start_ticks(found["pid"]) != found["start_time"]
             return not own and (found["end"] == _FAILED or ended_silently)
         except (OSError, ValueError, KeyError, TypeError):
             return False
@@ -130,7 +130,7 @@ class ExitRecord:
         try:
             replace_file(self._path, _encode_long(record) if message else encode(record))
         except (OSError, ValueError):
-            # No record is better than an old one.
+            # An old record would be wrong.
             remove_file(self._path)
 
 
@@ -146,10 +146,10 @@ _WATCHED = (int(_signal.SIGINT), int(_signal.SIGTERM))
 
 
 class SignalRecord:
-    """The file about the last SIGTERM or SIGINT that reached a handler of one Python: it may end with 0 for that.
+    """The file about the last SIGTERM or SIGINT that a handler of this Python got: the program may then end with 0.
 
-    The program sees its own handlers: `signal.signal` and `signal.getsignal` take and return them, and no frame of ours
-    stands in a traceback. Handlers of C code, and those that `_signal` itself sets, are not watched.
+    `signal.signal` and `signal.getsignal` still take and return the program's own handlers, and no frame of ours is in
+    a traceback. Handlers of C code, and those set through `_signal` itself, are not watched.
     """
 
     def __init__(self, status_dir: str, rank: int, start_time: int) -> None:
@@ -157,7 +157,7 @@ class SignalRecord:
         self._pid, self._start_time = os.getpid(), start_time
 
     def begin(self) -> None:
-        """Watch the handler that Python has set itself, which raises KeyboardInterrupt."""
+        """Watch Python's default handler of SIGINT, which raises KeyboardInterrupt."""
         if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
             _signal.signal(_signal.SIGINT, _WatchedHandler(_signal.default_int_handler, _signal.SIGINT, self))
 
@@ -215,13 +215,13 @@ def _unwrap(handler: Any) -> Any:
 
 _C10D, _RPC = "torch.distributed.distributed_c10d", "torch.distributed.rpc"
 _OTHERS = ("distributed", "horovod", "jax", "mindspore", "mpi4py.MPI", "paddle", "ray", "tensorflow", "torch_xla")
-"""Modules that connect processes themselves: a Python that has one of them is never reported as alone."""
+"""Modules that connect processes by themselves: a Python that has imported one is never reported as alone."""
 
 
 class GroupRecord:
-    """Two files of a rank: `rank-R.met` once one of its processes has met a peer; `rank-R.alone` if none ever did.
+    """Two files of a rank: `rank-R.met` if one of its processes has met a peer, `rank-R.alone` if none has.
 
-    A peer is met in a process group or by RPC of torch. A rank that has torch and met nobody has trained by itself.
+    Processes meet in a process group or by RPC of torch. A rank with torch that has met no peer has trained alone.
     """
 
     def __init__(self, status_dir: str, rank: int) -> None:
@@ -234,14 +234,15 @@ class GroupRecord:
         remove_file(self._alone)
 
     def finish(self, state: ProgressCounters) -> None:
-        """At exit of the rank, write whether it has torch and met nobody."""
+        """At exit of the rank, make `rank-R.alone` if it has loaded torch and met no peer."""
         if os.getpid() != self._pid or "torch" not in state.frameworks or os.path.exists(self._met):
             return
         if not any(name in sys.modules for name in _OTHERS):
             create_file(self._alone)
 
     def _watch_groups(self, module: Any) -> None:
-        # Private (seen from 1.8 to 2.13): every default group goes through it. Without it nothing is known.
+        # A private function (seen in torch 1.8 to 2.13) that sets every default group. If it is missing, a meeting
+        # cannot be ruled out.
         set_group = getattr(module, "_update_default_pg", None)
         if set_group is None:
             create_file(self._met)

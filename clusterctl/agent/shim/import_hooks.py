@@ -1,6 +1,7 @@
-"""Counts steps of torch and Keras, and hooks other modules, from the moment they are imported, in that thread.
+"""Hooks into modules when they are imported: torch and Keras, to count steps, and others.
 
-Registering later, from a thread of ours, could change torch's table of hooks while a step walks through it.
+The hooks run in the thread that imports. A later registration from our thread could change torch's table of hooks while
+a step iterates over it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def watch(state: ProgressCounters, actions: dict[str, Callable[[Any], None]]) ->
 
 
 class _Finder:
-    """Finds no module itself: the other finders do, and the action runs after the module was executed."""
+    """Delegates to the other finders, and has the action run after the module was executed."""
 
     def __init__(self, state: ProgressCounters, actions: dict[str, Callable[[Any], None]]) -> None:
         self._state = state
@@ -78,13 +79,13 @@ class _Finder:
 def _apply(state: ProgressCounters, action: Callable[[Any], None], module: Any) -> None:
     try:
         action(module)
-    except Exception as error:  # the framework has changed: report it, harm nothing
+    except Exception as error:  # the framework has changed: report that, and let the worker run
         state.degraded["steps"] = f"{module.__name__}: {type(error).__name__}: {error}"
 
 
 def _torch(state: ProgressCounters, module: Any) -> None:
     # In torch since 2.1; its hooks run after every `step` of every optimizer.
-    module.register_optimizer_step_post_hook(state.optimizer_step)
+    module.register_optimizer_step_post_hook(state.count_optimizer_step)
     state.frameworks.append("torch")
 
 
@@ -92,9 +93,9 @@ def _keras(state: ProgressCounters, module: Any) -> None:
     callbacks = getattr(module, "CallbackList", None)
     if callbacks is None or "keras" in state.frameworks:
         return
-    _wrap(callbacks, "on_train_batch_end", lambda: state.count("keras"))
-    _wrap(callbacks, "on_test_batch_end", state.moved)
-    _wrap(callbacks, "on_predict_batch_end", state.moved)
+    _wrap(callbacks, "on_train_batch_end", lambda: state.count_step("keras"))
+    _wrap(callbacks, "on_test_batch_end", state.count_progress)
+    _wrap(callbacks, "on_predict_batch_end", state.count_progress)
     state.frameworks.append("keras")
 
 

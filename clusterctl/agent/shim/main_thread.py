@@ -1,4 +1,4 @@
-"""Measures for how long the main thread has run no Python: in a blocking call, stopped, or in C code with the GIL."""
+"""Measures how long the main thread has run no Python code: in a blocking call, stopped, or in C code with the GIL."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from time import monotonic
 class MainThreadProbe:
     """Asks the main thread to post a semaphore as soon as it runs bytecode, and checks whether it has.
 
-    The pending call is C's `sem_post`. So no Python of ours runs in the main thread, enters a signal handler of the
-    user or swallows an exception.
+    The pending call is C's `sem_post`. So no Python code of ours runs in the main thread, where it could run a signal
+    handler of the user or swallow an exception.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class MainThreadProbe:
         self.time = monotonic()
 
     def update(self) -> None:
-        """Take the answer to the last request, if there is one, and request again."""
+        """Check whether the main thread has posted the semaphore; if so, request the next post."""
         if self._pending and self._libc.sem_trywait(self._semaphore) == 0:
             self.time = monotonic()
             self._pending = False

@@ -1,4 +1,4 @@
-"""Counters of a worker's progress: cheap enough for every step, and without exceptions."""
+"""Counters of a worker's progress. A call is cheap enough for every step, and never raises."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing import Any
 DEFAULT_LIMIT_S = 900.0
 LONGEST_LIMIT_S = 1e9
-"""More than any run lasts: JSON has no number for a limit without an end."""
+"""Longer than any run: JSON has no number for infinity."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -42,18 +42,18 @@ class ProgressCounters:
                 return self._steps[source]
         return None
 
-    def moved(self) -> None:
+    def count_progress(self) -> None:
         """Count a sign of progress that is no step, such as a validation batch."""
         self.beats += 1
         self.progress_time = monotonic()
 
-    def count(self, source: str) -> None:
+    def count_step(self, source: str) -> None:
         """Count one step of `source`."""
         self._steps[source] = self._steps.get(source, 0) + 1
         self.source = self.source or source
-        self.moved()
+        self.count_progress()
 
-    def optimizer_step(self, optimizer: object, _args: object, _kwargs: object) -> None:
+    def count_optimizer_step(self, optimizer: object, _args: object, _kwargs: object) -> None:
         """Count a step of an optimizer, as its post-step hook. Of several optimizers the busiest one counts."""
         counts = self._optimizers
         if len(counts) > 256:  # optimizers made anew all the time; the shown step then starts over
@@ -63,9 +63,9 @@ class ProgressCounters:
         if steps > self._steps.get("torch", 0):
             self._steps["torch"] = steps
         self.source = self.source or "torch"
-        self.moved()
+        self.count_progress()
 
-    def report(self, step: int | None, facts: dict[str, Any]) -> None:
+    def store_report(self, step: int | None, facts: dict[str, Any]) -> None:
         """Store a report of `clusterctl.progress`."""
         if step is not None:
             try:
@@ -75,10 +75,10 @@ class ProgressCounters:
                 self.degraded["progress"] = "step is not a number"
         if facts:
             self.facts = facts
-        self.moved()
+        self.count_progress()
 
-    def enter(self, name: str, limit: float | str) -> tuple[str, float, float]:
-        """Begin a declared phase; return the entry for `leave`."""
+    def begin_phase(self, name: str, limit: float | str) -> tuple[str, float, float]:
+        """Begin a declared phase; return the entry for `end_phase`."""
         seconds = parse_limit(limit)
         if seconds is None:
             self.degraded["phase"] = "cannot read its limit, taking 15m"
@@ -87,12 +87,12 @@ class ProgressCounters:
         self._phases.append(entry)
         return entry
 
-    def leave(self, entry: tuple[str, float, float]) -> None:
+    def end_phase(self, entry: tuple[str, float, float]) -> None:
         """End a declared phase."""
         if entry in self._phases:
             self._phases.remove(entry)
 
-    def phase(self) -> tuple[str, float, float] | None:
+    def get_longest_phase(self) -> tuple[str, float, float] | None:
         """Return name, begin and limit of the open phase that may last longest, or `None`."""
         return max(list(self._phases), key=lambda entry: entry[1] + entry[2], default=None)
 

@@ -1,4 +1,4 @@
-"""Decides which process is the rank: the first Python that claims it, until that one has ended."""
+"""Decides which process is the rank: the first Python that claims it, until that process has ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_launcher() -> bool:
     return os.path.basename(script) in _LAUNCHERS or (b"-m" in words and script in _MODULES)
 
 
-def claim(status_dir: str, rank: int) -> int | None:
+def claim_rank(status_dir: str, rank: int) -> int | None:
     """Claim the rank for this process.
 
     A child finds its living parent's claim and gets nothing. The training script after a helper of the prologue finds
@@ -39,7 +39,7 @@ def claim(status_dir: str, rank: int) -> int | None:
     lock = os.open(f"{base}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        start_time = start_ticks("self")
+        start_time = read_start_ticks("self")
         if start_time is None or _is_taken(f"{base}.claim", (os.getpid(), start_time)):
             return None
         return start_time
@@ -56,7 +56,7 @@ def _is_taken(path: str, ours: tuple[int, int]) -> bool:
         with open(path, encoding="ascii") as existing:
             words = existing.read().split()
         holder = (int(words[0]), int(words[1])) if len(words) == 2 else (0, 0)
-        if holder != ours and holder[0] > 0 and start_ticks(holder[0]) == holder[1]:
+        if holder != ours and holder[0] > 0 and read_start_ticks(holder[0]) == holder[1]:
             return True
         file = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
     try:
@@ -66,7 +66,7 @@ def _is_taken(path: str, ours: tuple[int, int]) -> bool:
     return False
 
 
-def start_ticks(pid: object) -> int | None:
+def read_start_ticks(pid: object) -> int | None:
     """Return the start of a process in clock ticks since boot (proc(5), stat field 22); `None` if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

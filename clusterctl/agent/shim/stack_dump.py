@@ -1,8 +1,8 @@
 """Lets the supervisor dump the stacks of all threads by a signal, even while C code holds the GIL.
 
-A signal that nobody catches kills, and a descriptor that was closed may be a user's file by now. So the ready file
-names process, signal and descriptor exactly, and is removed when one of them is not ours any more. The sender checks
-all of it again, and takes the stacks in another way if there is no ready file.
+A signal without a handler kills the process, and a closed descriptor may be a user's file now. So the ready file names
+process, signal and descriptor exactly, and is removed if one of them is not ours any more. The sender checks all of
+them again, and takes the stacks in another way if there is no ready file.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class StackDumper:
 
 
 def _find_free_signal() -> int:
-    """Return a real-time signal that nobody in this process catches, ignores or blocks."""
+    """Return a real-time signal that this process neither catches nor ignores nor blocks."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         masks = dict(line.split(":\t", 1) for line in file if line.startswith("Sig") and ":\t" in line)
     used = 0

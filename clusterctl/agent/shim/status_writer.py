@@ -49,7 +49,7 @@ class StatusWriter:
         self._stamp: MainThreadProbe | None = None
         self._collectives: CollectiveCounters | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Arm the stack dump and start the thread."""
         self._try("stacks", self._dumper.arm)
         self._start()
@@ -72,7 +72,7 @@ class StatusWriter:
             self._try("collectives", self._check_collectives)
             self._try("status", self._write)
 
-    def forget(self) -> None:
+    def abandon_thread(self) -> None:
         """In a forked child, stop: the thread belongs to the parent."""
         self._pid = -1
         self._running = False
@@ -82,7 +82,7 @@ class StatusWriter:
             return
         with self._turn:
             self._stopping = False
-            if self._running:  # another thread held the GIL for longer than our patience, so it has not ended
+            if self._running:  # `_stop` did not wait long enough for the thread, so it has not ended
                 return
             self._running = True
         self._done.acquire(False)
@@ -97,7 +97,7 @@ class StatusWriter:
         self._stopping = True
         if self._wake.locked():
             self._wake.release()
-        # If it is stuck, as in an import that waits for the calling thread, leave it.
+        # If it is blocked, as in an import that waits for the calling thread, do not wait any longer.
         if not self._done.acquire(True, PATIENCE_S):
             return
         task = f"/proc/self/task/{self._tid}"
@@ -121,7 +121,7 @@ class StatusWriter:
             return self._stopping
 
     def _tick(self) -> None:
-        # The first second belongs to the script, so parts that import modules wait.
+        # Parts that import modules start after a second, so that they do not slow down the start of the script.
         if self._ticks > 0:
             self._try("main_thread", self._check_main_thread)
             self._try("collectives", self._check_collectives)
@@ -154,12 +154,12 @@ class StatusWriter:
             from .collectives import CollectiveCounters
 
             self._collectives = CollectiveCounters()
-        before = self._collectives.place
+        before = self._collectives.group_rank
         if self._collectives.update():
             self._state.progress_time = monotonic()
-        if self._collectives.place not in (None, before):
-            replace_file(self._path.replace(".status.", ".group."), encode(self._collectives.place))
-        entries = self._collectives.recorded()
+        if self._collectives.group_rank not in (None, before):
+            replace_file(self._path.replace(".status.", ".group."), encode(self._collectives.group_rank))
+        entries = self._collectives.read_flight_record()
         if entries is not None:
             record = {"pid": self._pid, "start_time": self._start_time, "time": monotonic(), "entries": entries}
             replace_file(self._path.replace(".status.", ".recorded."), encode(record))
@@ -184,7 +184,7 @@ class StatusWriter:
         was under way; main_time (when the main thread last ran Python);
         phase {name, since, limit_s}; facts; frameworks; degraded {part: reason}.
         """
-        state, collectives, phase = self._state, self._collectives, self._state.phase()
+        state, collectives, phase = self._state, self._collectives, self._state.get_longest_phase()
         return {
             "pid": self._pid,
             "start_time": self._start_time,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import time
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
         LeftoverProcess,
         OutsideSignal,
         SurvivingProcess,
-        WorkerError,
     )
     from clusterctl.agent.supervisor.workers import Worker
 
@@ -48,9 +48,9 @@ _MAX_EXIT_WAITS = 1000
 
 
 class Attempt:
-    """The workers of one attempt, and what is claimed for them.
+    """The workers of one attempt, their GPUs, ports and output files.
 
-    Every change is an event first, which `record` writes to the journal.
+    `record` writes each change to the journal before it takes effect.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class Attempt:
         markers: RunMarkers,
         prepare: requests.Prepare,
         record: Record,
-        claimed: gpu_claims.GpuClaims,
-        held: ports.ReservedPorts,
+        claims: gpu_claims.GpuClaims,
+        reserved_ports: ports.ReservedPorts,
         dropped: Mapping[tuple[int, int], tuple[int, int]],
     ) -> None:
-        """Start without workers. Claims and ports belong to the run and outlive this attempt."""
+        """Begin without workers. The GPU claims and the ports belong to the run and outlive this attempt."""
         self._loop, self._run, self._markers, self.record = loop, run, markers, record
         self.prepare = prepare
         self.number = prepare.attempt
         self.workers: dict[int, Worker] = {}
         self.python = ""
-        self.claims, self.ports = claimed, held
+        self.claims, self.ports = claims, reserved_ports
         self.known_processes = run_processes.KnownProcesses(stop_signal=signal.Signals[prepare.stop_signal])
         self.started = False
         self.start_workers: workers.StartWorkers = workers.start_workers
@@ -86,10 +86,10 @@ class Attempt:
     # --- prepare
 
     def prepare_node(self) -> None:
-        """Claim and make everything that the workers will need.
+        """Claim the GPUs, reserve the ports and make the files of the attempt.
 
         Raises:
-            RequestError: Something is not available; nothing new is claimed then.
+            RequestError: One of them is not available. Then nothing new stays claimed.
         """
         self.python = workers.prepare_workdir(self._run, self.prepare)
         with contextlib.ExitStack() as undo:
@@ -97,8 +97,11 @@ class Attempt:
                 undo.callback(self.claims.release, self.claims.take(self.prepare.gpus))
                 undo.callback(self.ports.release, self.ports.reserve(self.prepare.ports))
                 undo.callback(self.outputs.close)
-                self._make_folders()
-                workers.write_prepare(self._run, self.prepare, self.python)
+                os.makedirs(self._run.attempt(self.number), mode=0o700, exist_ok=True)
+                os.makedirs(self._run.status_dir(self.number), mode=0o700, exist_ok=True)
+                self.outputs.make(self.prepare.ranks)
+                record = {**dataclasses.asdict(self.prepare), "interpreter": self.python}
+                syscalls.write_json(self._run.prepare, record)
             except (gpu_claims.GpuClaimError, ports.PortError) as error:
                 raise commands.make_refused_error(str(error)) from error
             except OSError as error:
@@ -109,18 +112,13 @@ class Attempt:
             undo.pop_all()
         self.ports.release_unused()
 
-    def _make_folders(self) -> None:
-        os.makedirs(self._run.attempt(self.number), mode=0o700, exist_ok=True)
-        os.makedirs(self._run.status_dir(self.number), mode=0o700, exist_ok=True)
-        self.outputs.make(self.prepare.ranks)
-
     def reopen_outputs(self) -> None:
         """Open the output files again after a restart of the supervisor."""
         for rank in self.prepare.ranks:
             try:
                 self.outputs.make([rank])
             except OSError as error:
-                self._alarm("output", f"rank {rank}: cannot watch its output: {error.strerror}")
+                self.alarm("output", f"rank {rank}: cannot watch its output: {error.strerror}")
 
     # --- start
 
@@ -148,10 +146,10 @@ class Attempt:
         ranks = [[one.rank, one.local_rank] for one in planned]
         syscalls.write_json(self._run.start(self.number), {"workers": ranks, "cgroup": self.known_processes.cgroup})
         wanted = [one for one in planned if one.rank not in self.workers]
-        if start.inject and wanted and workers.wants_python(wanted[0].argv, self.prepare.workdir):
+        if start.inject and wanted and workers.names_python(wanted[0].argv, self.prepare.workdir):
             shim_files.note_wanted_python(self._run.status_dir(self.number))
         for worker in self.start_workers([(one, self._make_waiter_config(start, one)) for one in wanted]):
-            self.track(worker)
+            self.watch_worker(worker)
             self._record_started(worker)
 
     def _make_waiter_config(self, start: requests.Start, one: requests.WorkerStart) -> waiter.WaiterConfig:
@@ -182,29 +180,29 @@ class Attempt:
         who = worker.identity
         self.record(events.Started(self.number, worker.rank, worker.local_rank, who.pid, who.start_time))
 
-    def track(self, worker: Worker) -> None:
+    def watch_worker(self, worker: Worker) -> None:
         """Watch a worker from now on."""
         self.workers[worker.rank] = worker
         self.known_processes.workers[worker.identity] = None
         self.known_processes.protected.add(worker.waiter)
         worker.last_alive_at = time.monotonic()
-        self._watch(worker)
+        self._open_watch(worker)
 
-    def adopt(self, worker: Worker, state: NodeState) -> None:
-        """Watch a worker that an earlier supervisor started, and journal what that supervisor did not."""
-        self.track(worker)
+    def adopt_worker(self, worker: Worker, state: NodeState) -> None:
+        """Watch a worker of an earlier supervisor, and journal its start if that supervisor did not."""
+        self.watch_worker(worker)
         if worker.rank not in state.started:
             self._record_started(worker)
         if worker.rank in state.exited:
             worker.exited = True
             self.known_processes.workers[worker.identity] = proc.convert_to_ticks(state.exited[worker.rank].latest)
 
-    def _watch(self, worker: Worker) -> None:
-        if worker.watch_fd is not None:
-            self._loop.forget(worker.watch_fd)
-        workers.open_watch(worker)
-        if worker.watch_fd is not None:
-            self._loop.on_readable(worker.watch_fd, self.poll_exits)
+    def _open_watch(self, worker: Worker) -> None:
+        if worker.pidfd is not None:
+            self._loop.forget(worker.pidfd)
+        workers.open_pidfd(worker)
+        if worker.pidfd is not None:
+            self._loop.on_readable(worker.pidfd, self.poll_exits)
 
     # --- ports
 
@@ -219,7 +217,7 @@ class Attempt:
             return
         intruder = self._watched_ports.find_intruder(now)
         if intruder is not None:
-            self._alarm(events.PORT_TAKEN, intruder)
+            self.alarm(events.PORT_TAKEN, intruder)
             self.shutdown.stop(self.prepare.grace, requests.StopReason.PORT_TAKEN.value)
 
     def record_process_groups(self) -> None:
@@ -267,9 +265,9 @@ class Attempt:
     def _collect_exit(self, worker: Worker) -> ExitRecord | None:
         """Return the exit record of a worker, or `None` while it lives."""
         path = self._run.of_rank(self.number, worker.rank, "exit")
-        end = exit_status.collect_exit(worker, path, lambda: self.outputs.release_reserve(worker.rank))
+        end = exit_status.read_exit(worker, path, lambda: self.outputs.release_reserve(worker.rank))
         if end is None and worker.watched_process is not None and not proc.is_alive(worker.watched_process):
-            self._watch(worker)
+            self._open_watch(worker)
         return end
 
     def _record_exit(self, worker: Worker, exit_record: ExitRecord) -> None:
@@ -281,7 +279,7 @@ class Attempt:
         failed = event.exit_code != 0 or event.error is not None
         self._has_failures |= failed or event.stopped
         if failed:
-            # Check the ports first: a worker that fails with EADDRINUSE cannot say who took the port.
+            # Check the ports first: a worker that fails with EADDRINUSE cannot say which process has the port.
             self.check_ports()
         if failed and not event.stopped and self.living_workers and self.shutdown.stopped_at is None:
             self.shutdown.stop(self.prepare.grace, requests.StopReason.PEER_FAILED.value)
@@ -289,25 +287,32 @@ class Attempt:
     def _untrack(self, worker: Worker) -> None:
         """Stop watching a worker that has ended."""
         worker.exited = True
-        if worker.watch_fd is not None:
-            self._loop.forget(worker.watch_fd)
-        workers.close_watch(worker)
+        if worker.pidfd is not None:
+            self._loop.forget(worker.pidfd)
+        workers.close_pidfd(worker)
         self.known_processes.workers[worker.identity] = proc.convert_to_ticks(time.monotonic())
 
     def _make_exit_event(self, worker: Worker, exit_record: ExitRecord) -> events.Exited:
         latest = float(exit_record["mono"])
-        stopped = self.shutdown.was_requested(worker.rank, latest)
+        stopped = self.shutdown.has_stopped_worker(worker.rank, latest)
         code, number = exit_record["exit_code"], exit_record["signal"]
-        bad = code != 0
-        error = self._read_error(worker, bad=bad)
-        has_ended_well = not (bad or stopped or error)
+        output = self._run.of_rank(self.number, worker.rank, "log")
         status_dir = self._run.status_dir(self.number)
+        bad = code != 0
+        if bad:
+            error = exit_status.read_error_file(self._run.of_rank(self.number, worker.rank, "error.json"))
+        else:
+            error = shim_files.read_swallowed_failure(status_dir, worker.rank, worker.identity.pid)
+        has_ended_well = not (bad or stopped or error)
         shell_error = output_failure = ""
         if has_ended_well:
+            has_watched_python = shim_files.has_watched_python(status_dir, worker.rank)
             shell_error, output_failure = shell_errors.find_hidden_failures(
-                self._run.of_rank(self.number, worker.rank, "log"),
-                has_watched_python=shim_files.has_watched_python(status_dir, worker.rank),
+                output, has_watched_python=has_watched_python
             )
+        oom = None
+        if number == signal.SIGKILL and not stopped:
+            oom, self._oom = exit_status.find_oom_evidence(self._oom, worker.identity.pid)
         return events.Exited(
             attempt=self.number,
             rank=worker.rank,
@@ -316,9 +321,11 @@ class Attempt:
             stopped=stopped,
             earliest=float(exit_record["earliest"]),
             latest=latest,
-            oom=self._find_oom_evidence(worker) if number == signal.SIGKILL and not stopped else None,
+            oom=oom,
             error=error,
-            tail=self._read_tail(worker.rank, bad=bad, stopped=stopped),
+            tail=exit_status.read_last_words(
+                output, has_failed=bad, stopped_size=self._sizes_at_stop.get(worker.rank, 0) if stopped else None
+            ),
             outside_signal=None if bad or stopped else self._outside_signal(worker.rank, latest),
             worked_alone=has_ended_well and shim_files.has_worked_alone(status_dir, worker.rank),
             failed_child=shim_files.read_failed_child(status_dir, worker.rank) if has_ended_well else None,
@@ -327,23 +334,12 @@ class Attempt:
             lacks_python=has_ended_well and shim_files.lacks_python(status_dir, worker.rank),
         )
 
-    def _read_tail(self, rank: int, *, bad: bool, stopped: bool) -> str:
-        path = self._run.of_rank(self.number, rank, "log")
-        if stopped:
-            return exit_status.words_before_stop(path, self._sizes_at_stop.get(rank, 0))
-        return exit_status.last_words(path, has_failed=bad)
-
     def note_output_sizes(self) -> None:
         """Store how much each worker has written before the stop signal: later output may follow from the signal."""
         for worker in self.living_workers:
             with contextlib.suppress(OSError):
                 path = self._run.of_rank(self.number, worker.rank, "log")
                 self._sizes_at_stop[worker.rank] = os.stat(path).st_size
-
-    def _read_error(self, worker: Worker, *, bad: bool) -> WorkerError | None:
-        if bad:
-            return exit_status.read_error_file(self._run.of_rank(self.number, worker.rank, "error.json"))
-        return shim_files.read_swallowed_failure(self._run.status_dir(self.number), worker.rank, worker.identity.pid)
 
     def _outside_signal(self, rank: int, latest: float) -> OutsideSignal | None:
         handled = shim_files.read_handled_signal(self._run.status_dir(self.number), rank)
@@ -352,19 +348,9 @@ class Attempt:
             return None
         return {"signal": handled[0], "before_s": max(0.0, latest - handled[1])}
 
-    def _find_oom_evidence(self, worker: Worker) -> str | None:
-        evidence, self._oom = exit_status.find_oom_evidence(self._oom, worker.identity.pid)
-        return evidence
-
-    # --- the end
-
-    def close_unstarted(self) -> None:
-        """Close an attempt if no worker was requested yet; otherwise it goes on."""
-        if not self.started and not self.shutdown.has_begun and not self.shutdown.is_swept:
-            self.shutdown.close([])
-
-    def _alarm(self, code: str, message: str) -> None:
-        self.record(events.Alarm(self.number, code, message))
+    def alarm(self, code: str, message: str, gpu: int | None = None) -> None:
+        """Journal an alarm of this attempt."""
+        self.record(events.Alarm(self.number, code, message, gpu=gpu))
 
 
 class AttemptShutdown:
@@ -372,7 +358,7 @@ class AttemptShutdown:
 
     Attributes:
         stopped_at: Monotonic time of the stop signal, `None` before; 0 if a fence ended it at an unknown time.
-        is_swept: Nothing of the attempt is left except `remaining`.
+        is_swept: All processes of the attempt have ended, except `remaining`.
         remaining: Processes that could not be ended: `[{pid, start_time, command, why}]`.
     """
 
@@ -393,8 +379,8 @@ class AttemptShutdown:
         """Whether the termination has begun."""
         return self._terminator is not None
 
-    def was_requested(self, rank: int, latest: float) -> bool:
-        """Return whether the stop signal ended a worker that was gone at `latest` (monotonic seconds)."""
+    def has_stopped_worker(self, rank: int, latest: float) -> bool:
+        """Return whether the stop signal has ended a worker that has ended before `latest` (monotonic seconds)."""
         return self.stopped_at is not None and latest >= self.stopped_at and rank not in self._exiting_ranks
 
     def stop(self, grace: float, reason: str) -> None:
@@ -440,7 +426,7 @@ class AttemptShutdown:
                 on_late=self._report_late,
             )
         else:
-            self._terminator.shorten(kill_at)
+            self._terminator.shorten_grace(kill_at)
 
     def check_now(self) -> None:
         """Run the next step of the termination now, because a process has ended."""
@@ -466,12 +452,16 @@ class AttemptShutdown:
             self._past_grace = named
 
     def check_remaining(self) -> None:
-        """Record a clean end once the remaining processes are gone, because the kernel or a mount has released them."""
+        """Record a clean end if the remaining processes are gone: the kernel or a mount has released them."""
         if not any(proc.is_alive(ProcessIdentity(entry["pid"], entry["start_time"])) for entry in self.remaining):
             self.close([])
 
     def _finish_termination(self, remaining: list[SurvivingProcess]) -> bool:
-        """Close the attempt when every exit is recorded and nothing is left that can be ended."""
+        """Close the attempt once every exit is recorded; return whether that is so.
+
+        Args:
+            remaining: Processes that could not be ended.
+        """
         self._attempt.poll_exits()
         left = {entry["pid"] for entry in remaining}
         if self._exit_waits < _MAX_EXIT_WAITS and any(
@@ -485,15 +475,11 @@ class AttemptShutdown:
             self.close(remaining)
         else:
             # The next attempt or run needs the GPU memory.
-            gpu_claims.GpuMemoryWait(self._loop, gpus, self._run, self._report_gpu_memory, lambda: self.close([]))
+            report = functools.partial(self._attempt.alarm, events.GPU_MEMORY)
+            gpu_claims.GpuMemoryWait(self._loop, gpus, self._run, report, lambda: self.close([]))
         return True
-
-    def _report_gpu_memory(self, message: str, gpu: int | None) -> None:
-        self._attempt.record(events.Alarm(self._attempt.number, events.GPU_MEMORY, message, gpu=gpu))
 
     def _report_slow_end(self, found: list[proc.ProcessStat]) -> None:
         names = ", ".join(f"{process.pid} ({process.comm})" for process in found[:4])
-        self._alarm("slow_end", f"the kernel is still taking apart what was killed, and is waited for: pid {names}")
-
-    def _alarm(self, code: str, message: str) -> None:
-        self._attempt.record(events.Alarm(self._attempt.number, code, message))
+        text = f"the kernel has not finished ending killed processes, and the run waits for it: pid {names}"
+        self._attempt.alarm("slow_end", text)

@@ -1,6 +1,7 @@
-"""How a worker ended, with its last output, and whether the kernel killed it for want of memory.
+"""How a worker ended: its exit status, its last output, and whether the kernel's OOM killer has killed it.
 
-The waiter's exit file tells it, or else the wait status if the worker has become a child of the supervisor.
+The exit status is in the waiter's exit file. Without that, the wait status counts if the worker has become a child of
+the supervisor.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from clusterctl.agent.linux.syscalls import read_bytes, read_json
 from clusterctl.agent.node_state import run_dir
 
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.proc import ProcessIdentity
     from clusterctl.agent.protocol.record_types import ExitRecord, WorkerError
     from clusterctl.agent.supervisor.workers import Worker
 
@@ -29,20 +29,22 @@ _CLOCK_DIFFERENCE_S = 5.0
 """Maximum difference in seconds between the clock of the kernel log and the monotonic clock."""
 
 
-def collect_exit(worker: Worker, path: str, make_way: Callable[[], None]) -> ExitRecord | None:
+def read_exit(worker: Worker, path: str, release_space: Callable[[], None]) -> ExitRecord | None:
     """Return the exit record from exit file or wait status; `None` while worker or waiter is alive.
 
     Args:
         worker: The worker; its `last_alive_at` is updated.
         path: Its exit file.
-        make_way: Called while the waiter has yet to write the file, because the disk may be full.
+        release_space: Called if the waiter still has to write the file, because the disk may be full.
     """
     if proc.is_alive(worker.waiter):
         # Between the exit file and the end of the waiter nothing can fail.
         end = run_dir.read_exit_record(path)
         if end is None and not proc.is_alive(worker.identity):
-            _continue_waiter(worker.waiter)
-            make_way()
+            with contextlib.suppress(ProcessLookupError):
+                # It may be stopped, and has to write the exit file.
+                os.kill(worker.waiter.pid, signal.SIGCONT)
+            release_space()
         return end
     if worker.wait_status is None and proc.is_alive(worker.identity):
         worker.last_alive_at = time.monotonic()
@@ -52,12 +54,6 @@ def collect_exit(worker: Worker, path: str, make_way: Callable[[], None]) -> Exi
         return None
     _reap_status(worker)
     return end or _make_exit_from_status(worker)
-
-
-def _continue_waiter(who: ProcessIdentity) -> None:
-    """Send SIGCONT to a stopped waiter that still has to write an exit file."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(who.pid, signal.SIGCONT)
 
 
 def _reap_status(worker: Worker) -> None:
@@ -80,11 +76,6 @@ def _make_exit_from_status(worker: Worker) -> ExitRecord:
     return end
 
 
-def _read_host_oom_kills() -> int | None:
-    match = re.search(rb"^oom_kill (\d+)$", read_bytes("/proc/vmstat"), re.MULTILINE)
-    return int(match[1]) if match else None
-
-
 @dataclass(frozen=True)
 class OomKillCounts:
     """The kernel's counts of OOM kills at one moment (monotonic seconds)."""
@@ -96,7 +87,8 @@ class OomKillCounts:
 
 def read_oom_kill_counts() -> OomKillCounts:
     """Return the present counts."""
-    return OomKillCounts(cgroup.count_oom_kills(), _read_host_oom_kills(), time.monotonic())
+    match = re.search(rb"^oom_kill (\d+)$", read_bytes("/proc/vmstat"), re.MULTILINE)
+    return OomKillCounts(cgroup.count_oom_kills(), int(match[1]) if match else None, time.monotonic())
 
 
 def find_oom_evidence(before: OomKillCounts, pid: int) -> tuple[str | None, OomKillCounts]:
@@ -128,19 +120,15 @@ def _is_in_kernel_log(pid: int, since: float) -> bool | None:
             # EPIPE: the kernel overwrote the record during the read.
             with contextlib.suppress(BrokenPipeError):
                 record = os.read(fd, 8192)
-            if wanted.search(record) and _parse_log_time(record) >= since - _CLOCK_DIFFERENCE_S:
+            # A record is `priority,sequence,microseconds,flags;text`.
+            fields = record.split(b",", 3)
+            if wanted.search(record) and int(fields[2]) / 1e6 >= since - _CLOCK_DIFFERENCE_S:
                 return True
-    except OSError:
+    except (OSError, ValueError, IndexError):
         return False
     finally:
         os.close(fd)
     return False
-
-
-def _parse_log_time(record: bytes) -> float:
-    """Return the time of a record of `/dev/kmsg`, which is `priority,sequence,microseconds,flags;text`."""
-    fields = record.split(b",", 3)
-    return int(fields[2]) / 1e6 if len(fields) == 4 and fields[2].isdigit() else 0.0
 
 
 # --- its error and its last output
@@ -152,7 +140,7 @@ _FRAMES = 8
 
 
 def read_error_file(path: str) -> WorkerError | None:
-    """Return `{message, traceback}` from the error file that `torch.distributed.elastic` wrote, or `None`.
+    """Return `{message, traceback}` from the error file of `torch.distributed.elastic`, or `None`.
 
     The file holds `{"message": text}` or `{"message": {"message": text, "extraInfo": {"py_callstack": text}}}`.
     """
@@ -167,32 +155,30 @@ def read_error_file(path: str) -> WorkerError | None:
     return {"message": str(message.get("message"))[:8192], "traceback": None if stack is None else str(stack)[-32768:]}
 
 
-def last_words(path: str, *, has_failed: bool) -> str:
-    """Return the end of the output of a worker that ended by itself; of one that ended with 0 without a traceback less.
+def read_last_words(path: str, *, has_failed: bool, stopped_size: int | None = None) -> str:
+    """Return the end of the output of a worker that has ended: it may tell why.
 
-    It may have ended too early, and then its last line tells why.
+    Args:
+        path: The output file.
+        has_failed: Whether the worker ended with an exit code other than 0; otherwise less is read, unless it holds a
+            traceback.
+        stopped_size: The size of the output when the worker was stopped; only a traceback before that counts.
     """
-    end = read_output_tail(path)
-    return end if has_failed or _holds_traceback(end) else end[-_MAX_LAST_WORDS:]
-
-
-def words_before_stop(path: str, size: int) -> str:
-    """Return the end of what a worker had written before it was stopped, `size` bytes, if that holds a traceback."""
-    end = read_output_tail(path, size=size)
-    return end if _holds_traceback(end) else ""
-
-
-def _holds_traceback(output: str) -> bool:
-    return any(word in output for word in _OF_A_TRACEBACK)
+    end = read_output_tail(path, size=stopped_size)
+    if any(word in end for word in _OF_A_TRACEBACK):
+        return end
+    if stopped_size is not None:
+        return ""
+    return end if has_failed else end[-_MAX_LAST_WORDS:]
 
 
 def read_output_tail(path: str, limit: int = 8192, size: int | None = None) -> str:
-    """Return the end of an output file for a person to read; of a long one without frames of C++ and of threads.
+    """Return the end of an output file for a person to read, if it is long without frames of C++ and of other threads.
 
     Args:
         path: The file.
-        limit: Return so many bytes at most.
-        size: Take so much of the file for the whole.
+        limit: Maximum number of bytes to return.
+        size: Ignore all bytes after this offset.
     """
     try:
         with open(path, "rb") as file:

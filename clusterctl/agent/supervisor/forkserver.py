@@ -131,14 +131,18 @@ class ForkServer:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.setblocking(False)
         with theirs:
-            parent, control = os.getpid(), theirs.fileno()
-            pid = os.fork()
-            if pid == 0:
-                env = build_forkserver_environment(program.env, control, shim)
-                # These arguments make Python execute our `sitecustomize`, which then executes the rest.
-                argv = [program.argv[0], b"-c", _PROBE.encode(), *program.argv]
-                become = spawn.Program(argv, env, program.cwd, tag=program.tag)
-                _exec_forkserver(become, parent, self._output, control)
+            control = theirs.fileno()
+            env = build_forkserver_environment(program.env, control, shim)
+            # These arguments make Python execute our `sitecustomize`, which then executes the rest.
+            argv = [program.argv[0], b"-c", _PROBE.encode(), *program.argv]
+
+            def become(_out: helper_process.HelperOutput) -> NoReturn:
+                spawn.redirect_stdio(stdout=self._output, stderr=self._output)
+                os.set_inheritable(control, True)
+                spawn.exec_program(spawn.Program(argv, env, program.cwd, tag=program.tag))
+
+            pid, pipe = helper_process.start_helper(become, (control, self._output))
+            os.close(pipe)
         self.identity = proc.read_identity(pid) or proc.ProcessIdentity(pid, 0)
         loop.on_readable(self._sock.fileno(), self._read)
         names = [*RANK_NAMES, *request.secrets]
@@ -264,20 +268,6 @@ class ForkServer:
         self._set_stage(Stage.OVER)
 
 
-def _exec_forkserver(program: spawn.Program, parent: int, output: int, control: int) -> NoReturn:
-    try:
-        os.setsid()
-        syscalls.set_parent_death_signal(signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(0)
-        spawn.redirect_stdio(stdout=output, stderr=output)
-        spawn.close_descriptors({control})
-        os.set_inheritable(control, True)
-        spawn.exec_program(program)
-    finally:
-        os._exit(spawn.EXIT_NOT_EXECUTABLE)
-
-
 def _select_stable_variables(program: spawn.Program) -> tuple[dict[bytes, bytes], list[bytes], bytes]:
     return select_common_variables(program.env), program.argv, program.cwd
 
@@ -291,62 +281,6 @@ def _make_memory_file(value: Any) -> int:
 def _decode_environment(env: dict[bytes, bytes]) -> dict[str, str]:
     how = ("utf-8", "surrogateescape")
     return {name.decode(*how): value.decode(*how) for name, value in env.items()}
-
-
-def start_workers(
-    server: ForkServer, wanted: Sequence[WorkerToStart], on_refused: Callable[[str], None]
-) -> Iterator[Worker]:
-    """Fork all workers at once; yield each one when it is running. One that is not forked starts as a new process.
-
-    Args:
-        server: The forkserver.
-        wanted: The request and the waiter's configuration of each worker.
-        on_refused: Called with the reason if a worker is not forked.
-
-    Raises:
-        RequestError: A worker could not be started.
-    """
-    forks = [_try_fork(server, config, on_refused) for _, config in wanted]
-    reports = [
-        fork if fork is not None else workers.fork_waiter_for(one.rank, config)
-        for fork, (one, config) in zip(forks, wanted)
-    ]
-    for (one, config), report, fork in zip(wanted, reports, forks):
-        worker = None if fork is None else _read_forked_worker(server, one, report, on_refused)
-        if worker is None:
-            again = report if fork is None else workers.fork_waiter_for(one.rank, config)
-            worker = workers.read_started_worker(one.rank, one.local_rank, again)
-        yield worker
-
-
-def _try_fork(server: ForkServer, config: WaiterConfig, on_refused: Callable[[str], None]) -> int | None:
-    why = server.find_obstacle(config.program.env)
-    if why is None:
-        try:
-            return server.fork_worker(config)
-        except OSError as error:
-            why = f"what a fork needs is not to be had: {error.strerror}"
-    on_refused(why)
-    return None
-
-
-def _read_forked_worker(
-    server: ForkServer, one: requests.WorkerStart, report: int, on_refused: Callable[[str], None]
-) -> Worker | None:
-    """Return the forked worker, or `None` if there is none and nothing was started."""
-    try:
-        answer = workers.read_waiter_report(report)
-    finally:
-        os.close(report)
-    if answer is None:
-        on_refused(server.explain_end() or f"rank {one.rank} was killed while it was forked, or its waiter was")
-        return None
-    if "refused" in answer:
-        on_refused(f"rank {one.rank} could not be forked: {answer['refused']}")
-        return None
-    if "error" in answer:
-        raise commands.make_failed_error(f"cannot start rank {one.rank}: {answer['error']}")
-    return workers.make_worker(one.rank, one.local_rank, cast("SpawnRecord", answer))
 
 
 class ForkServerManager:
@@ -423,7 +357,7 @@ class ForkServerManager:
 
     # --- starts
 
-    def when_ready(self, start: Action, started: Action) -> dict[str, Any] | DeferredReply:
+    def run_when_ready(self, start: Action, started: Action) -> dict[str, Any] | DeferredReply:
         """Run a start now or when the forkserver is ready; `started` is called after it in any case."""
         if self._server is None or self._server.stage is not Stage.BUSY:
             return self._run_start(start, started)
@@ -447,14 +381,56 @@ class ForkServerManager:
         return {}
 
     def _start_workers(self, wanted: Sequence[WorkerToStart]) -> Iterator[Worker]:
+        """Fork all workers at once; yield each one when it is running. One that is not forked starts as a new process.
+
+        Raises:
+            RequestError: A worker could not be started.
+        """
         server, warned = self._server, len(self._warned_reasons)
         if server is None:
             yield from workers.start_workers(wanted)
             return
-        yield from start_workers(server, wanted, self._warn_not_forked)
+        forks = [self._try_fork(server, config) for _, config in wanted]
+        reports = [
+            fork if fork is not None else workers.fork_waiter_of_rank(one.rank, config)
+            for fork, (one, config) in zip(forks, wanted)
+        ]
+        for (one, config), report, fork in zip(wanted, reports, forks):
+            worker = None if fork is None else self._read_forked_worker(server, one, report)
+            if worker is None:
+                again = report if fork is None else workers.fork_waiter_of_rank(one.rank, config)
+                worker = workers.read_started_worker(one.rank, one.local_rank, again)
+            yield worker
         if len(self._warned_reasons) == warned and wanted and self._attempt is not None:
             text = _describe_gain(server.report, len(wanted))
             self._record(events.Alarm(self._attempt.number, events.FORKED, text, "info"))
+
+    def _try_fork(self, server: ForkServer, config: WaiterConfig) -> int | None:
+        reason = server.find_obstacle(config.program.env)
+        if reason is None:
+            try:
+                return server.fork_worker(config)
+            except OSError as error:
+                reason = f"what a fork needs is not to be had: {error.strerror}"
+        self._warn_not_forked(reason)
+        return None
+
+    def _read_forked_worker(self, server: ForkServer, one: requests.WorkerStart, report: int) -> Worker | None:
+        """Return the forked worker, or `None` if there is none and nothing was started."""
+        try:
+            answer = workers.read_waiter_report(report)
+        finally:
+            os.close(report)
+        if answer is None:
+            reason = server.explain_end() or f"rank {one.rank} was killed while it was forked, or its waiter was"
+        elif "refused" in answer:
+            reason = f"rank {one.rank} could not be forked: {answer['refused']}"
+        elif "error" in answer:
+            raise commands.make_failed_error(f"cannot start rank {one.rank}: {answer['error']}")
+        else:
+            return workers.make_worker(one.rank, one.local_rank, cast("SpawnRecord", answer))
+        self._warn_not_forked(reason)
+        return None
 
     def _warn_not_forked(self, why: str) -> None:
         """Record, once per attempt and reason, why ranks are not forked."""

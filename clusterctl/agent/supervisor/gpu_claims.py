@@ -1,10 +1,10 @@
-"""Claims on the GPUs of a machine, and the wait for their memory.
+"""Claims on the GPUs of a machine, and the wait until their memory is free.
 
 Each run has a folder in /var/tmp with one locked file per claimed GPU.
 
-/var/tmp belongs to root and is sticky on every machine, so nobody else can create it, and only the owner of a file (or
-root) can remove it or lock it for writing. A file of another user claims a GPU only while a process of that user holds
-the lock. Containers and namespaces that share /var/tmp share the claims, whatever they see of /proc and /sys.
+/var/tmp belongs to root and is sticky on every machine. So only the owner of a file (or root) can remove it or lock it
+for writing, and a file claims a GPU only while a process of its owner holds the lock. Containers and namespaces that
+share /var/tmp share the claims, whatever they see of /proc and /sys.
 
 The lock belongs to the open file. It lasts while a supervisor or a waiter of the run has the descriptor open.
 """
@@ -50,7 +50,7 @@ class GpuClaims:
         run: Name of the run in messages to others.
         node: Name of its node.
         shared: Parent folder of all claims.
-        guards: Returns the pids of the run's waiters, which keep claims after a supervisor's death.
+        guards: Returns the pids of the run's waiters, which hold the claims if the supervisor has died.
         root: Prefix of /dev, /proc and /sys.
     """
 
@@ -77,7 +77,7 @@ class GpuClaims:
         """Claim GPUs by index; return the new claims, for `release`. Existing claims of this object stay.
 
         Raises:
-            GpuClaimError: Another run, or another node of this run, holds one of them. No new claim is left then.
+            GpuClaimError: Another run, or another node of this run, holds one of them. Then no new claim stays.
         """
         before = set(self._held)
         names = gpus.list_lock_names(self._root)
@@ -137,7 +137,7 @@ class GpuClaims:
         return fd
 
     def _holder(self, name: str, index: int) -> str | None:
-        """Return a description of who else has locked a GPU; remove leftovers of this user's earlier runs."""
+        """Describe the other run that has locked a GPU, or return `None`; remove folders of this user's ended runs."""
         for entry in sorted(os.listdir(self._shared)):
             folder = os.path.join(self._shared, entry)
             if not entry.startswith(PREFIX) or folder == self._folder or _remove_own(folder):
@@ -219,7 +219,7 @@ def _has_file_open(pid: int, fd: int) -> bool:
 
 
 def _describe_holder(index: int, fd: int, path: str) -> str:
-    """Describe who holds a GPU: the owner of the locked file, and the run that the file names."""
+    """Describe the holder of a GPU: the owner of the locked file, and the run that the file names."""
     user, record = os.fstat(fd).st_uid, _read_claim(fd)
     if not record.get("run"):
         owner = proc.find_user_name(user)
@@ -234,15 +234,19 @@ def _format_name(value: object) -> str:
 
 
 def _check_folder(folder: str) -> None:
-    """Check that nobody else can remove a claim."""
+    """Check that no other user can remove a claim.
+
+    Raises:
+        GpuClaimError: Another user can.
+    """
     info = os.lstat(folder)
-    remedy = f"as root, `chown root {folder}; chmod 1777 {folder}` mends it"
+    remedy = f"as root, `chown root {folder}; chmod 1777 {folder}` repairs it"
     if not stat.S_ISDIR(info.st_mode):
         raise GpuClaimError(f"{folder} is not a directory")
     if info.st_uid not in (_ROOT, os.getuid()):
-        raise GpuClaimError(f"{folder} belongs to uid {info.st_uid}, who could take claims away: {remedy}")
+        raise GpuClaimError(f"{folder} belongs to uid {info.st_uid}, who could remove claims: {remedy}")
     if info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX:
-        raise GpuClaimError(f"everybody could take claims away in {folder}: {remedy}")
+        raise GpuClaimError(f"every user could remove claims in {folder}: {remedy}")
 
 
 def _read_claim(fd: int) -> dict[str, Any]:
@@ -264,9 +268,9 @@ _GIB = 1024**3
 
 
 class GpuMemoryWait:
-    """One wait, in a child process: a broken driver must not block the end of an attempt.
+    """Waits in a child process until GPUs are free: a broken driver must not block the end of an attempt.
 
-    It calls `on_message` for each GPU that is not free, then `on_done`, exactly once and in time.
+    It calls `on_message` for each GPU that is not free in time, then `on_done`.
     """
 
     def __init__(
@@ -284,7 +288,7 @@ class GpuMemoryWait:
                 "gpu-memory-wait", ",".join(map(str, gpus)), str(_GPU_WAIT_S), run
             )
         except OSError as error:
-            on_message(f"nobody knows whether GPU memory is free: {error.strerror}", None)
+            on_message(f"cannot check whether GPU memory is free: {error.strerror}", None)
             on_done()
             return
         self._timer: Timer = loop.after(_FIRST_ANSWER_S, self._time_out)
@@ -305,7 +309,7 @@ class GpuMemoryWait:
     def _time_out(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
-        self._end([("the GPU driver does not answer: nobody knows whether GPU memory is free", None)])
+        self._end([("cannot check whether GPU memory is free: the GPU driver does not answer", None)])
 
     def _end(self, messages: list[tuple[str, int | None]]) -> None:
         self._loop.forget(self._fd)
@@ -319,21 +323,21 @@ def _parse_gpu_messages(output: bytes) -> list[tuple[str, int | None]]:
     try:
         answer = json.loads(output.splitlines()[-1])
     except (ValueError, IndexError):
-        return [("the look at GPU memory died: nobody knows whether it is free", None)]
+        return [("cannot check whether GPU memory is free: the process that checks it has died", None)]
     if answer["status"] == "error":
-        return [(f"nobody knows whether GPU memory is free: {answer['reason']}", None)]
+        return [(f"cannot check whether GPU memory is free: {answer['reason']}", None)]
     return [(_format_gpu_message(gpu), int(gpu["gpu"])) for gpu in answer["gpus"]]
 
 
 def _format_gpu_message(gpu: dict[str, Any]) -> str:
     sizes = f"{gpu['used'] / _GIB:.1f} of {gpu['total'] / _GIB:.0f} GiB still in use"
     if not gpu["procs"]:
-        return f"{sizes}, by no process that the driver names"
+        return f"{sizes}; the driver names no process that uses it"
     return f"{sizes}, held by {', '.join(map(_format_gpu_process, gpu['procs'][:4]))}"
 
 
 def _format_gpu_process(process: dict[str, Any]) -> str:
     if not process["visible"]:
-        return f"pid {process['pid']}, which cannot be seen from here (a container, or another user's)"
+        return f"pid {process['pid']}, which is not visible here (in a container, or of another user)"
     run = f", run {process['run']}" if process["run"] else ""
     return f"pid {process['pid']} ({process['comm']}, {proc.find_user_name(process['user'])}{run})"

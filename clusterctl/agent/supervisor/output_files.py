@@ -65,23 +65,23 @@ class OutputFile:
                 self.offsets.size = max(self.offsets.size, self.offsets.file_start + os.stat(self.path).st_size)
 
     @property
-    def kept_bytes(self) -> int:
+    def remaining_bytes(self) -> int:
         """Bytes that are still in the file."""
         return self.offsets.size - self.offsets.first_valid
 
-    def put(self) -> None:
+    def write_offsets(self) -> None:
         """Write the offsets to the table."""
         self._offset_table.put(self.rank, self.offsets)
         if not self._shared:
             self._offset_table.close()
 
-    def replicated(self, offset: int) -> None:
+    def record_replicated(self, offset: int) -> None:
         """Record how much of the output the head has."""
         size = self.offsets.size if self.fd < 0 else self.offsets.file_start + os.fstat(self.fd).st_size
         self.offsets.replicated = max(self.offsets.replicated, min(offset, size))
-        self.put()
+        self.write_offsets()
 
-    def index_replicated(self, offset: int) -> None:
+    def record_replicated_index(self, offset: int) -> None:
         """Record how much of the time index the head has, and punch out records that describe no remaining byte."""
         safe = _round_down(offset - TAIL_BYTES)
         if safe <= self._index_safe or not self.offsets.first_valid:
@@ -105,7 +105,7 @@ class OutputFile:
         offsets.lost += max(0, offsets.file_start + after - max(offsets.first_valid, offsets.replicated))
         offsets.first_valid, self.why = offsets.file_start + after, why
         # Write the offsets first: readers check them again after each read.
-        self.put()
+        self.write_offsets()
         with contextlib.suppress(OSError), self._writable() as fd:
             if syscalls.punch_hole(fd, _round_down(before), after - _round_down(before)):
                 return after - before
@@ -154,7 +154,7 @@ class OpenOutputFile(OutputFile):
             self._start_part()
         offsets.size = offsets.file_start + file_size
         if offsets.size != before or emptied:
-            self.put()
+            self.write_offsets()
         return offsets.size - before, emptied
 
     def _start_part(self) -> None:
@@ -177,7 +177,7 @@ class OpenOutputFile(OutputFile):
         last = os.pread(self._index, record.size, max(0, self._index_size - record.size))
         self._indexed, self._indexed_at = int(record.unpack(last)[0]) if last else 0, float("-inf")
 
-    def index(self, *, last: bool = False) -> None:
+    def append_index_record(self, *, last: bool = False) -> None:
         """Append an index record if there is enough new output, or at the end."""
         new, now = self.offsets.size - self._indexed, time.monotonic()
         if not new or not (last or new >= _INDEX_BYTES or now - self._indexed_at >= _INDEX_SECONDS):
@@ -323,7 +323,7 @@ class OutputFiles:
             grown = self._update_output(one)
             fast = fast or grown * _FAST_GROWTH_DIVISOR > self._reserve > 0
             self._keep_reserve(one)
-            one.index()
+            one.append_index_record()
             if self._max_size is not None:
                 self._hold_limit(one, self._max_size)
             self._journal_drop(one)
@@ -355,7 +355,7 @@ class OutputFiles:
         for one in self._files.values():
             with contextlib.suppress(OSError):
                 self._update_output(one)
-            one.index(last=True)
+            one.append_index_record(last=True)
             self._journal_drop(one, last=True)
             one.close()
         self._files.clear()
@@ -378,18 +378,12 @@ class OutputFiles:
         """Free at least that many bytes if possible."""
         self._alarm("disk_full", "the disk is full: the oldest output gives way, what is already on the head first")
         past = self._list_past_outputs()
-        for one in (*past, *self._files.values()):
+        replicated = [(one, one.offsets.replicated) for one in (*past, *self._files.values())]
+        for one, end in (*replicated, *((one, one.offsets.size) for one in past)):
             if wanted > 0:
-                wanted -= self._discard_front(
-                    one, min(one.offsets.replicated - TAIL_BYTES, one.offsets.first_valid + wanted), _FULL
-                )
-        for one in past:
-            if wanted > 0:
-                wanted -= self._discard_front(
-                    one, min(one.offsets.size - TAIL_BYTES, one.offsets.first_valid + wanted), _FULL
-                )
+                wanted -= self._discard_front(one, min(end - TAIL_BYTES, one.offsets.first_valid + wanted), _FULL)
         while wanted > 0:
-            largest = max(self._files.values(), key=lambda each: each.kept_bytes)
+            largest = max(self._files.values(), key=lambda each: each.remaining_bytes)
             target = largest.offsets.first_valid + max(wanted, _STEP_BYTES)
             freed = self._discard_front(largest, min(largest.offsets.size - TAIL_BYTES, target), _FULL)
             if freed <= 0:
@@ -408,30 +402,30 @@ class OutputFiles:
 
     # --- replicated output, and earlier attempts
 
-    def replicated_file(self, name: str, offset: int) -> None:
+    def record_replicated_file(self, name: str, offset: int) -> None:
         """Record how much of a file the head has; any file name is accepted."""
         output = run_files.parse_attempt_and_rank(name)
         index = run_files.parse_attempt_and_rank(name, run_files.format_index_path)
         if output is not None:
-            self.replicated(*output, offset)
+            self.record_replicated(*output, offset)
         elif index is not None:
-            self.index_replicated(*index, offset)
+            self.record_replicated_index(*index, offset)
 
-    def replicated(self, attempt: int, rank: int, offset: int) -> None:
+    def record_replicated(self, attempt: int, rank: int, offset: int) -> None:
         """Record how much of an output the head has; with a limit, discard it if its attempt is over."""
-        open_one = self._files.get(rank) if attempt == self._attempt else None
-        one = open_one or self._get_past_output(attempt, rank)
-        one.replicated(offset)
-        if open_one is None and self._max_size is not None:
+        one = self._get_output(attempt, rank)
+        one.record_replicated(offset)
+        if one.fd < 0 and self._max_size is not None:
             self._hold_limit(one, 0)
             self._journal_drop(one, last=one.offsets.replicated >= one.offsets.size)
 
-    def index_replicated(self, attempt: int, rank: int, offset: int) -> None:
+    def record_replicated_index(self, attempt: int, rank: int, offset: int) -> None:
         """Record how much of a time index the head has."""
-        open_one = self._files.get(rank) if attempt == self._attempt else None
-        (open_one or self._get_past_output(attempt, rank)).index_replicated(offset)
+        self._get_output(attempt, rank).record_replicated_index(offset)
 
-    def _get_past_output(self, attempt: int, rank: int) -> OutputFile:
+    def _get_output(self, attempt: int, rank: int) -> OutputFile:
+        if attempt == self._attempt and rank in self._files:
+            return self._files[rank]
         past = self._past.get((attempt, rank))
         if past is None:
             past = self._past[attempt, rank] = OutputFile(self._run, attempt, rank)
@@ -442,10 +436,14 @@ class OutputFiles:
         if not self._all_past:
             with contextlib.suppress(OSError):
                 for attempt in range(self._attempt):
-                    for rank in _list_ranks(self._run.attempt(attempt)):
-                        self._get_past_output(attempt, rank)
+                    folder = self._run.attempt(attempt)
+                    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+                        if match := _LOG.fullmatch(name):
+                            self._get_output(attempt, int(match[1]))
                 self._all_past = True
-        return sorted((o for o in self._past.values() if o.kept_bytes > TAIL_BYTES), key=lambda o: (o.attempt, o.rank))
+        return sorted(
+            (o for o in self._past.values() if o.remaining_bytes > TAIL_BYTES), key=lambda o: (o.attempt, o.rank)
+        )
 
     # --- events
 
@@ -467,11 +465,3 @@ class OutputFiles:
         if code not in self._alarmed:
             self._alarmed.add(code)
             self._record(events.Alarm(self._attempt, code, message, rank=rank))
-
-
-def _list_ranks(folder: str) -> list[int]:
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    return sorted(int(match[1]) for match in map(_LOG.fullmatch, names) if match)

@@ -5,28 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import time
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 from clusterctl.agent.linux import helper_process, syscalls
-from clusterctl.agent.protocol import frames, run_files
+from clusterctl.agent.protocol import run_files
 from clusterctl.agent.watch import activity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from clusterctl.agent.linux.event_loop import EventLoop
+    from clusterctl.agent.linux.event_loop import EventLoop, Timer
     from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol import record_types
     from clusterctl.agent.supervisor.attempt import Attempt
 
-_FIRST_SECONDS = 5.0
-_RESTART_SECONDS = 30.0
-_RETRY_SECONDS = 900.0
-_MIN_LIFETIME_S = 600.0
-_MAX_LINE = 1 << 20
+_RESTART_DELAY_S = 30.0
+_MAX_LINE_BYTES = 1 << 20
 _STEADY_AGE_S = 4.0
 _STEADY_FOR_S = 60.0
 _STEADY_EVERY_S = 10.0
@@ -65,9 +59,9 @@ class SampleFile:
 class SampleThinning:
     """Skips samples while every rank of a node makes steady progress.
 
-    The stall rule waits much longer than the interval of the remaining samples. Every sample counts again when a rank
-    falls
-    behind, declares a phase, ends or disappears. A sample is marked `steady` if samples before it were skipped.
+    The stall rule waits much longer than the interval of the remaining samples. Every sample is written again if a rank
+    makes no progress, declares a phase, ends or disappears. A sample is marked `steady` if samples before it were
+    skipped.
     """
 
     def __init__(self) -> None:
@@ -96,157 +90,112 @@ def _is_making_progress(rank: record_types.RankActivity) -> bool:
     return bool(max(inside["age_s"], inside["progress_age_s"]) <= _STEADY_AGE_S)
 
 
+class SamplingChild:
+    """A child process that writes samples, one JSON object a line. It is started again some time after its end.
+
+    Args:
+        loop: The event loop.
+        start_process: Starts the child; returns its pid and a descriptor with its output.
+        on_sample: Called with each sample.
+        on_failure: Called with the error if the child cannot be started, and with `None` if it has ended.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        start_process: Callable[[], tuple[int, int]],
+        on_sample: Callable[[Any], None],
+        on_failure: Callable[[OSError | None], None] = lambda _error: None,
+    ) -> None:
+        self._loop, self._start_process = loop, start_process
+        self._on_sample, self._on_failure = on_sample, on_failure
+        self._process: tuple[int, int] | None = None
+        self._buffer = b""
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        """Start the child."""
+        try:
+            self._process = self._start_process()
+        except OSError as error:
+            self._restart_later(error)
+        else:
+            self._buffer = b""
+            self._loop.on_readable(self._process[1], self._read)
+
+    def _read(self) -> None:
+        data = b"" if self._process is None else os.read(self._process[1], 65536)
+        *lines, rest = (self._buffer + data).split(b"\n")
+        self._buffer = rest[-_MAX_LINE_BYTES:]
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                sample = json.loads(line)
+                if isinstance(sample, dict):
+                    self._on_sample(sample)
+        if not data:
+            self.stop()
+            self._restart_later(None)
+
+    def _restart_later(self, error: OSError | None) -> None:
+        self._on_failure(error)
+        self._timer = self._loop.after(_RESTART_DELAY_S, self.start)
+
+    def stop(self) -> None:
+        """End the child."""
+        if self._timer is not None:
+            self._timer.cancel()
+        process, self._process = self._process, None
+        if process is not None:
+            helper_process.kill_helper(process[0])
+            self._loop.forget(process[1])
+            os.close(process[1])
+
+
 class ActivitySampler:
     """Samples the workers of one attempt in a child, which reads files of the user that may hang."""
 
     def __init__(self, loop: EventLoop, run: RunDir, attempt: Attempt, samples: SampleFile) -> None:
         self._loop, self._run, self._attempt, self._samples = loop, run, attempt, samples
-        self._steadiness = SampleThinning()
+        self._thinning = SampleThinning()
         self._ranks: frozenset[int] = frozenset()
-        self._child: tuple[int, int] | None = None
-        self._decoder = frames.FrameDecoder()
-        self._not_before = 0.0
+        self._child: SamplingChild | None = None
 
     def update(self) -> None:
-        """Sample the present workers while one of them lives. Call this now and then."""
+        """Start the child again if the workers have changed; end it if none lives. Call this at every tick."""
         attempt = self._attempt
         ranks = frozenset(attempt.workers) if attempt.living_workers and not attempt.shutdown.is_swept else frozenset()
         if ranks != self._ranks:
             self.stop()
-            self._ranks, self._not_before = ranks, 0.0
-        if self._child is None and ranks and time.monotonic() >= self._not_before:
-            self._start()
+            self._ranks = ranks
+            if ranks:
+                self._child = SamplingChild(
+                    self._loop, lambda: helper_process.start_helper(self._sample_repeatedly), self._write_sample
+                )
+                self._child.start()
 
-    def _start(self) -> None:
-        self._not_before = time.monotonic() + _RESTART_SECONDS
-        with contextlib.suppress(OSError):
-            self._child = helper_process.start_helper(self._make_task())
-            self._decoder = frames.FrameDecoder()
-            os.set_blocking(self._child[1], False)
-            self._loop.on_readable(self._child[1], self._read)
-
-    def _make_task(self) -> helper_process.Task:
+    def _sample_repeatedly(self, out: HelperOutput) -> NoReturn:
         attempt, run = self._attempt, self._run
         prepare, status_dir = attempt.prepare, run.status_dir(attempt.number)
-        ids = [
-            activity.WatchedWorker(
-                w.rank, w.identity.pid, w.identity.start_time, run.of_rank(attempt.number, w.rank, "log")
-            )
-            for w in attempt.workers.values()
+        workers = [
+            activity.WatchedWorker(rank, worker.identity, run.of_rank(attempt.number, rank, "log"))
+            for rank, worker in attempt.workers.items()
         ]
-        sampler = activity.ActivitySampler(ids, status_dir, bool(prepare.gpus))
+        sampler = activity.ActivitySampler(workers, status_dir, bool(prepare.gpus))
         watch = activity.FileWatch(prepare.watch, prepare.workdir, prepare.sample_seconds)
-
-        def sample(out: HelperOutput) -> Mapping[str, object]:
-            watch.start()
-            while True:
-                with contextlib.suppress(OSError):
-                    # logind may empty a tmpfs when the user's last session ends.
-                    os.makedirs(status_dir, mode=0o700, exist_ok=True)
-                out.message({"sample": {**sampler.sample(), "watched": watch.files}})
-                syscalls.sleep_interval(prepare.sample_seconds)
-
-        return sample
-
-    def _read(self) -> None:
-        child = self._child
-        data = b"" if child is None else os.read(child[1], 65536)
-        for frame in self._decoder.feed(data):
-            if isinstance(frame, dict) and "sample" in frame:
-                self._write_sample(frame["sample"])
-        if not data:
-            self.stop()
+        watch.start()
+        while True:
+            with contextlib.suppress(OSError):
+                # logind may empty a tmpfs when the user's last session ends.
+                os.makedirs(status_dir, mode=0o700, exist_ok=True)
+            sample = {**sampler.sample(), "watched": watch.files}
+            syscalls.write_all(out.descriptor, json.dumps(sample).encode() + b"\n")
+            syscalls.sleep_interval(prepare.sample_seconds)
 
     def _write_sample(self, sample: record_types.ActivitySample) -> None:
-        """Write a sample unless it can be skipped."""
-        if not self._steadiness.should_skip(sample):
+        if not self._thinning.should_skip(sample):
             self._samples.write(self._attempt.number, "activity", sample)
 
     def stop(self) -> None:
         """End the child."""
-        child, self._child = self._child, None
-        if child is not None:
-            helper_process.kill_helper(child[0])
-            self._loop.forget(child[1])
-            os.close(child[1])
-
-
-def get_retry_delay_s(refused: int) -> float:
-    """Return the seconds until the next try after `refused` failed starts."""
-    return float(min(_RESTART_SECONDS * 2 ** min(refused, 16), _RETRY_SECONDS))
-
-
-class HealthSampler:
-    """The child that samples GPUs and machine: driver calls may hang, so the supervisor makes none."""
-
-    def __init__(
-        self,
-        loop: EventLoop,
-        seconds: float,
-        on_sample: Callable[[record_types.HealthSample], None],
-        died: Callable[[str], None],
-    ) -> None:
-        self._loop, self._seconds = loop, seconds
-        self._on_sample, self._on_death = on_sample, died
-        self._pid: int | None = None
-        self._fd = -1
-        self._buffer, self._began = b"", 0.0
-        self._may_restart, self._failed_starts = True, 0
-        # Delayed: the sampler would compete with starting workers for the processor.
-        loop.after(min(_FIRST_SECONDS, seconds), self._start)
-
-    def _start(self) -> None:
-        try:
-            self._pid, self._fd = helper_process.start_agent_command("sampler", str(self._seconds))
-        except OSError as error:
-            # A machine may lack processes for days: report this once, and retry ever less often.
-            if not self._failed_starts:
-                self._on_death(f"GPUs and machine are not watched: {error.strerror}; this is tried again")
-            self._loop.after(get_retry_delay_s(self._failed_starts), self._start)
-            self._failed_starts += 1
-            return
-        self._failed_starts = 0
-        self._buffer, self._began = b"", time.monotonic()
-        self._loop.on_readable(self._fd, self._read)
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._fd, 65536)
-        except BlockingIOError:
-            return
-        if not data:
-            self._ended()
-            return
-        lines = (self._buffer + data).split(b"\n")
-        self._buffer = lines.pop()[-_MAX_LINE:]
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                value = json.loads(line)
-                if isinstance(value, dict):
-                    sample: record_types.HealthSample = value  # type: ignore[assignment]
-                    self._on_sample(sample)
-
-    def _close(self) -> None:
-        self._loop.forget(self._fd)
-        os.close(self._fd)
-        self._fd = -1
-
-    def _ended(self) -> None:
-        self._close()
-        self._pid = None
-        # Do not restart a child that died soon after its last restart.
-        again, self._may_restart = self._may_restart, time.monotonic() - self._began > _MIN_LIFETIME_S
-        again = again or self._may_restart
-        what = "it is started again" if again else "GPUs and machine are not watched any more"
-        self._on_death(f"the sampler of GPUs and machine has ended; {what}")
-        if again:
-            self._loop.after(_RESTART_SECONDS, self._start)
-
-    def stop(self) -> None:
-        """End the child."""
-        self._may_restart = False
-        if self._pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-            self._pid = None
-            self._close()
+        if self._child is not None:
+            self._child.stop()

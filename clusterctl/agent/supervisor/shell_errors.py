@@ -1,4 +1,4 @@
-"""What a shell said of commands that it could not run or that died, and whether a job wants a Python at all."""
+"""Finds failures in the output of a job that ended with 0, and whether the command of a job runs a Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPTIONAL = re.compile(
     r"|sysctl|nproc|tree|figlet|tmux|screen|top|htop|vmstat|iostat|sar|sleep|tail|watch|tensorboard|curl|wget|notify-send"
     r"|mail|rm|unalias|deactivate|/(?:proc|sys|dev|run|etc)/\S*)(?:\s|$|:)"
 )
-"""Programs that a script asks, cleans up or watches with, without which its training goes on."""
+"""Programs that a training does not depend on: scripts query, clean up or watch with them."""
 _OF_A_LOGIN = re.compile(r"(?:.*/)?(?:\.?bash\w*|\.profile|\.zsh\w*|profile|\S*\.d/\S+|activate\S*)$")
 _QUIET_SHELL = re.compile(r"(?:/\S*/)?(?:da|z|k)?sh$")
 _WORK = re.compile(r"(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)(?:\s|$)|\S*\.(?:py|sh)(?:\s|$)|\./\S")
@@ -38,7 +38,7 @@ _ELSEWHERE = re.compile(
     r"\b(?:docker|podman|nerdctl|singularity|apptainer|enroot|kubectl|srun|sbatch|mpirun|mpiexec|ssh|sudo|tmux|screen"
     r"|systemd-run|chroot|bwrap|nix)\b|\benv -[iu]\b|\bunset\b|\bpython[\d.]* -[A-Za-z]*[IES]|PYTHONPATH=|--cleanenv"
 )
-"""A Python behind these is not one that we see."""
+"""Our shim cannot see a Python that one of these starts."""
 _SCRIPT = re.compile(r"[\w./~+@-]+")
 
 _UNTRAINED = re.compile(
@@ -83,8 +83,12 @@ def find_hidden_failures(path: str, *, has_watched_python: bool) -> tuple[str, s
     shim could not see, or an error with which the output ends.
 
     Args:
-        path: The output of a worker that ended with 0.
-        has_watched_python: A Python with our shim has begun in it; one without it may have failed unseen.
+        path: The output.
+        has_watched_python: A Python with our shim has started in the worker, so exceptions in the output are known.
+
+    Returns:
+        The line in which a shell reports the failure of a command that matters to the job, or "". Then the line in
+        which a framework says that it trained nothing, or else an exception that our shim could not see, or "".
     """
     text = _read_output(path)
     lines = _list_lines(text)
@@ -128,25 +132,25 @@ def _find_exception(text: str, *, has_watched_python: bool) -> str:
 
 
 def is_shell_error(line: str) -> bool:
-    """Return whether a shell tells in a line that it could not run something, or that something died."""
+    """Return whether a shell reports in a line that it could not run a command, or that a command died."""
     found = _SHELL_LINE.match(line)
     if found is None:
         return bool(_PYTHON_LINE.match(line) or _BARE_DEATH.match(line))
     what = (found["what"] or found["died"] or "").replace("(core dumped)", "").strip()
     if _OPTIONAL.match(what) or _OF_A_LOGIN.match(found["file"]):
         return False
-    # Libraries ask many things by the shell of `os.system`; the shell of a job is bash.
+    # Libraries run many queries with the shell of `os.system`. The shell of a job is bash.
     return not _QUIET_SHELL.match(found["file"]) or bool(_WORK.match(what))
 
 
-def wants_python(argv: Sequence[str], workdir: str) -> bool:
-    """Return whether a command, or a shell script that it runs, names a Python or a launcher that we would see.
+def names_python(argv: Sequence[str], workdir: str) -> bool:
+    """Return whether a command, or a shell script that it runs, starts a Python or a launcher that our shim can see.
 
     Call this in a child: the folder may lie on a mount that hangs.
 
     Args:
         argv: The command of a worker.
-        workdir: Where it begins.
+        workdir: Its working directory.
     """
     text = " ".join(argv)
     texts = [text]

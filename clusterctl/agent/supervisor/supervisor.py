@@ -1,7 +1,7 @@
-"""The supervisor of one run on one node: it starts, watches, journals and ends the workers. The head decides.
+"""The supervisor of one run on one node: it starts, watches and ends the workers, and writes the journal.
 
-It may be killed at any moment. Everything important is on disk or in a waiter, and the next supervisor continues.
-`fork_supervisor` makes it independent of the process that starts it.
+The head decides what happens. The supervisor may be killed at any moment: all of its state is on disk or in a waiter,
+and the next supervisor continues. `fork_supervisor` makes it independent of the process that starts it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import signal
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent import inject
 from clusterctl.agent.linux import helper_process, ports, proc, spawn, syscalls
@@ -26,13 +26,13 @@ from clusterctl.agent.supervisor.attempt import Attempt
 
 if TYPE_CHECKING:
     from clusterctl.agent.node_state.run_dir import RunDir
-    from clusterctl.agent.protocol.record_types import HealthSample
 
 
 TICK_S = 0.25
 _UNATTENDED_TIMEOUT_S = 600.0
 """Seconds without a controller after which a supervisor without workers ends; the next command starts another one."""
 _SLOW_TICK_S = 1.0
+_HEALTH_DELAY_S = 5.0
 _LAST_FSYNC_S = 2.0
 _TOUCH_INTERVAL_S = 86400.0
 _REPEAT_LOG_AFTER_S = 60.0
@@ -43,11 +43,11 @@ _STEPS = 10
 class Supervisor:
     """One run on this node."""
 
-    def __init__(self, run: RunDir, place: supervisor_lock.SupervisorLock) -> None:
+    def __init__(self, run: RunDir, lock: supervisor_lock.SupervisorLock) -> None:
         """Continue from the files of the run directory."""
-        self._run, self._supervisor_lock = run, place
+        self._run, self._supervisor_lock = run, lock
         self._loop = EventLoop(self._log_failure)
-        self._said = ("", 0.0)
+        self._last_failure = ("", 0.0)
         self._fsync_queue = fsync_queue.FsyncQueue(self._loop)
         # Lock the folder of the archive too: lazy imports still read it.
         self._cleanup_locks = [
@@ -62,15 +62,17 @@ class Supervisor:
         self._samples = sampling.SampleFile(run.samples)
         self._attempt: Attempt | None = None
         self._activity: sampling.ActivitySampler | None = None
-        self._health: sampling.HealthSampler | None = None
+        self._health_sampler: sampling.SamplingChild | None = None
         self._control_server = control_server.ControlServer(self._loop, self._handle_request, self._log)
         self._forking = forkserver.ForkServerManager(self._loop, run, self._markers, self._record)
+        self._has_reported_sampler = False
         self._is_ending, self._last_lease_at = False, fencing.read_lease_clock()
-        self._commands = {
-            commands.Command.PREPARE: self._prepare,
-            commands.Command.START: self._start,
-            commands.Command.STOP: self._stop,
-            commands.Command.FINISH: self._finish,
+        self._commands: dict[str, Callable[[dict[str, Any]], control_server.Reply]] = {
+            commands.Command.PREPARE.value: self._prepare,
+            commands.Command.START.value: self._start,
+            commands.Command.STOP.value: self._stop,
+            commands.Command.FINISH.value: self._finish,
+            commands.Command.REPLICATED.value: self._record_replicated,
         }
         self._adopt_attempt()
 
@@ -88,7 +90,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, lambda _number, _frame: self._schedule_end())
         self._reap()
         self._loop.run()
-        for sampler in (self._health, self._activity):
+        for sampler in (self._health_sampler, self._activity):
             if sampler is not None:
                 sampler.stop()
         self._fsync_queue.flush_and_close(_LAST_FSYNC_S)
@@ -96,7 +98,7 @@ class Supervisor:
             self._journal.close()
 
     def _schedule_end(self) -> None:
-        """End when no worker is left to watch: the machine shuts down, or somebody has asked for it."""
+        """End after the last worker, because SIGTERM has come."""
         self._is_ending = True
 
     # --- the journal
@@ -104,11 +106,11 @@ class Supervisor:
     def _record(self, event: events.Event) -> events.Stamp:
         stamp = self._journal.append(event)
         if isinstance(event, events.Stopping) and event.reason == requests.StopReason.FENCE.value:
-            # No controller may ever come back for the secrets.
+            # Perhaps no controller ever comes back, so the secrets must not wait for one.
             secrets.remove_secrets(self._run)
             self._forking.close()
         apply_event(self._state, stamp, event)
-        # Followers have the event already.
+        # Readers of the journal see the event before it is on the disk.
         self._fsync_queue.add(self._run.journal)
         return stamp
 
@@ -123,8 +125,8 @@ class Supervisor:
     def _log_failure(self) -> None:
         """Log the failure of an action; a repeated failure is logged once a minute."""
         text, now = traceback.format_exc(), time.monotonic()
-        if text != self._said[0] or now - self._said[1] > _REPEAT_LOG_AFTER_S:
-            self._said = text, now
+        if text != self._last_failure[0] or now - self._last_failure[1] > _REPEAT_LOG_AFTER_S:
+            self._last_failure = text, now
             self._log(text)
 
     # --- adoption
@@ -154,20 +156,20 @@ class Supervisor:
         attempt.poll_exits()
 
     def _adopt_workers(self, attempt: Attempt) -> None:
-        begun = workers.read_start_record(self._run, self._state)
-        if begun is None:
+        started = workers.read_start_record(self._run, self._state)
+        if started is None:
             return
         attempt.started = True
         attempt.watch_ports(self._state.ports)
-        attempt.known_processes.cgroup = begun.cgroup
-        for rank, local_rank in begun.ranks:
+        ranks, attempt.known_processes.cgroup = started
+        for rank, local_rank in ranks:
             worker = workers.read_worker(self._run, self._state, rank, local_rank)
             if worker is not None:
-                attempt.adopt(worker, self._state)
+                attempt.adopt_worker(worker, self._state)
 
     def _new_attempt(self, prepare: requests.Prepare) -> Attempt:
-        kept = (self._claims, self._ports)
-        return Attempt(self._loop, self._run, self._markers, prepare, self._record, *kept, self._state.dropped)
+        resources = (self._claims, self._ports)
+        return Attempt(self._loop, self._run, self._markers, prepare, self._record, *resources, self._state.dropped)
 
     def _set_attempt(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -175,16 +177,27 @@ class Supervisor:
             self._activity.stop()
         self._activity = sampling.ActivitySampler(self._loop, self._run, attempt, self._samples)
         seconds = attempt.prepare.health_seconds
-        if seconds > 0 and self._health is None:
-            self._health = sampling.HealthSampler(self._loop, seconds, self._health_sample, self._sampler_died)
+        if seconds > 0 and self._health_sampler is None:
+            # Driver calls may hang, so a child makes them.
+            self._health_sampler = sampling.SamplingChild(
+                self._loop,
+                lambda: helper_process.start_agent_command("sampler", str(seconds)),
+                lambda sample: self._samples.write(max(self._state.attempt, 0), "health", sample),
+                self._report_sampler_failure,
+            )
+            # Delayed: the sampler would compete with starting workers for the processor.
+            self._loop.after(min(_HEALTH_DELAY_S, seconds), self._health_sampler.start)
 
     # --- samples and timers
 
-    def _health_sample(self, values: HealthSample) -> None:
-        self._samples.write(max(self._state.attempt, 0), "health", values)
-
-    def _sampler_died(self, message: str) -> None:
-        self._alarm("sampler_died", message)
+    def _report_sampler_failure(self, error: OSError | None) -> None:
+        """Record, once, that the GPUs and the machine are not watched."""
+        if not self._has_reported_sampler:
+            self._has_reported_sampler = True
+            text = "the sampler of GPUs and machine has ended; it is started again"
+            if error is not None:
+                text = f"GPUs and machine are not watched: {error.strerror}; this is tried again"
+            self._alarm("sampler_died", text)
 
     def _tick(self) -> None:
         attempt = self._attempt
@@ -201,20 +214,21 @@ class Supervisor:
     def _slow_tick(self) -> None:
         self._journal.flush()
         attempt = self._attempt
-        if attempt is not None and not attempt.shutdown.is_swept:
+        active = None if attempt is None or attempt.shutdown.is_swept else attempt
+        if active is not None:
             self._keep_lock_and_socket()
-            attempt.record_process_groups()
+            active.record_process_groups()
         if attempt is not None and attempt.shutdown.remaining:
             attempt.shutdown.check_remaining()
         # If somebody has removed the lease file, its last known time counts.
         self._last_lease_at = fencing.read_lease(self._run.lease) or self._last_lease_at
         age = fencing.read_lease_clock() - self._last_lease_at
-        if attempt is not None and not attempt.shutdown.is_swept:
-            limit = attempt.prepare.stop_after
-            if limit is not None and age > limit and attempt.shutdown.stopped_at is None:
-                attempt.shutdown.stop(attempt.prepare.grace, requests.StopReason.FENCE.value)
-        busy = attempt is not None and attempt.started and not attempt.shutdown.is_swept
-        # Without an attempt nothing is lost: the client that asked for one has gone or was refused.
+        if active is not None and active.shutdown.stopped_at is None:
+            limit = active.prepare.stop_after
+            if limit is not None and age > limit:
+                active.shutdown.stop(active.prepare.grace, requests.StopReason.FENCE.value)
+        busy = active is not None and active.started
+        # Without an attempt nothing is lost: the client that requested one has gone, or its request was refused.
         if (
             not busy
             and self._control_server.connection_count == 0
@@ -223,11 +237,11 @@ class Supervisor:
             self._loop.stop()
 
     def _keep_lock_and_socket(self) -> None:
-        """Restore the lock and the socket if somebody has removed files of the run."""
+        """Make the lock file and the socket again if they were removed."""
         try:
             replaced = self._supervisor_lock.restore()
         except BlockingIOError:
-            # Another supervisor found the lock free and has adopted the workers: two must not act.
+            # Another supervisor has found the lock free and adopted the workers. Only one of the two may act.
             self._log("another supervisor has taken over")
             self._replaced = True
             self._loop.stop()
@@ -240,7 +254,7 @@ class Supervisor:
                 self._control_server.listen(self._supervisor_lock.listener)
 
     def _touch_files(self) -> None:
-        """Touch all files that the run will need, so that a clean-up does not remove them."""
+        """Touch all files that the run will need, so that systemd-tmpfiles does not remove them."""
         agent = helper_process.find_import_root()
         paths = [self._run.path, inject.get_shim_folder(self._run.root), *self._claims.paths]
         is_unpacked = os.path.isfile(f"{agent}.pyz")
@@ -261,12 +275,8 @@ class Supervisor:
     def _handle_request(self, frame: dict[str, Any]) -> control_server.Reply:
         command, arguments = frame.get("cmd"), frame.get("args", {})
         fencing.check_epoch(self._run.epoch, int(frame.get("epoch") or 0))
-        if command == commands.Command.REPLICATED.value:
-            self._replicated(arguments.get("offsets", {}))
-            return {}
-        for name, action in self._commands.items():
-            if command == name.value:
-                return action(arguments)
+        if command in self._commands:
+            return self._commands[command](arguments)
         raise commands.RequestError(commands.ErrorKind.BAD_REQUEST, f"the supervisor knows no command {command!r}")
 
     # --- commands
@@ -305,7 +315,7 @@ class Supervisor:
             )
         start = secrets.store_or_restore_secrets(self._run, start, functools.partial(self._alarm, "memory"))
         started = functools.partial(self._fsync_queue.add, self._run.start(attempt.number))
-        return self._forking.when_ready(functools.partial(attempt.start, start), started)
+        return self._forking.run_when_ready(functools.partial(attempt.start, start), started)
 
     def _stop(self, arguments: dict[str, Any]) -> dict[str, Any]:
         stop = requests.parse_dataclass(requests.Stop, arguments)
@@ -315,12 +325,13 @@ class Supervisor:
         return {}
 
     def _finish(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        if self._attempt is not None:
-            # If nothing was started, the attempt is closed at once: this undoes a start that failed on another node.
-            self._attempt.close_unstarted()
-            if not self._attempt.shutdown.is_swept:
-                number = self._attempt.number
+        attempt = self._attempt
+        if attempt is not None and not attempt.shutdown.is_swept:
+            if attempt.started or attempt.shutdown.has_begun:
+                number = attempt.number
                 raise commands.make_refused_error(f"attempt {number} of run {self._run.run} has not ended on this node")
+            # Nothing was started. This undoes a start that failed on another node.
+            attempt.shutdown.close([])
         if self._state.finished is None:
             self._record(events.Finished(str(arguments.get("state", "")), int(arguments.get("exit_code") or 0)))
         self._forking.close()
@@ -332,11 +343,11 @@ class Supervisor:
         self._loop.after(0.05, self._loop.stop)
         return {}
 
-    def _replicated(self, offsets: dict[str, int]) -> None:
-        if self._attempt is None:
-            return
-        for name, offset in offsets.items():
-            self._attempt.outputs.replicated_file(name, int(offset))
+    def _record_replicated(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        for name, offset in arguments.get("offsets", {}).items():
+            if self._attempt is not None:
+                self._attempt.outputs.record_replicated_file(name, int(offset))
+        return {}
 
 
 READY = b"ready\n"
@@ -348,8 +359,7 @@ def fork_supervisor(run: RunDir) -> tuple[int, int]:
     """Fork a supervisor that outlives this process. The calling process must have one thread.
 
     A double fork and a new session make it independent. It executes no other program: all modules are loaded already,
-    and
-    a start waits for it.
+    and a start waits for it.
 
     Returns:
         The pid of a short-lived child, and a descriptor from which READY or TAKEN (or nothing) can be read.
@@ -359,35 +369,30 @@ def fork_supervisor(run: RunDir) -> tuple[int, int]:
         try:
             os.setsid()
             if os.fork() == 0:
-                _run_or_log(run, write)
+                _run_supervisor(run, write)
         finally:
             os._exit(0)
     os.close(write)
     return pid, read
 
 
-def _run_or_log(run: RunDir, report: int) -> None:
+def _run_supervisor(run: RunDir, report: int) -> None:
     try:
         _detach_from_parent(run, {report})
-        _run_supervisor(run, report)
+        try:
+            lock = supervisor_lock.SupervisorLock(run)
+        except BlockingIOError:
+            os.write(report, TAKEN)
+            return
+        supervisor = Supervisor(run, lock)
+        with contextlib.suppress(OSError):
+            os.write(report, READY)
+        os.close(report)
+        supervisor.serve()
+        lock.release()
     except BaseException:
         traceback.print_exc()
         raise
-
-
-def _run_supervisor(run: RunDir, report: int) -> None:
-    """Run the supervisor of a run."""
-    try:
-        place = supervisor_lock.SupervisorLock(run)
-    except BlockingIOError:
-        os.write(report, TAKEN)
-        return
-    supervisor = Supervisor(run, place)
-    with contextlib.suppress(OSError):
-        os.write(report, READY)
-    os.close(report)
-    supervisor.serve()
-    place.release()
 
 
 def _detach_from_parent(run: RunDir, keep: set[int]) -> None:

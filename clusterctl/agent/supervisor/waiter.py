@@ -49,12 +49,12 @@ class WaiterConfig:
     Attributes:
         program: The worker's program.
         output: Descriptor that becomes the worker's stdout and stderr.
-        spawn_file: Receives the identities of waiter and worker before the worker may run.
-        exit_file: Receives how the worker ended.
-        kept_descriptors: Descriptors to keep open (claims).
+        spawn_file: File for the identities of waiter and worker; it is written before the worker may run.
+        exit_file: File for the worker's exit record.
+        kept_descriptors: Descriptors to keep open (GPU claims).
         stop_after: Seconds without a controller after which the worker is ended; `None` for never.
         lease: File with the time of the controller's last frame.
-        fence: The values that are needed to end everything of the run when the fence has expired, or `None`.
+        fence: The values that are needed to end all processes of the run when the fence has expired, or `None`.
         cgroup: `cgroup.procs` to join, or `None`.
         title: Distinguishes this waiter from others in process lists.
     """
@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> NoReturn:
         spawn.disable_core_dumps()
         poll = select.poll()
         poll.register(ready, select.POLLIN)
-        # A rank that fails before it is ready has reported this itself and closed the pipe.
+        # A rank that fails before it is ready reports this itself and closes the pipe.
         if not poll.poll(_READY_TIMEOUT_S * 1000) or os.read(ready, 1):
             config = WaiterConfig(spawn.Program([], {}), -1, kept_descriptors=keep, **value["config"])
             _set_up_waiter(config)
@@ -147,11 +147,11 @@ def _release_and_wait(
 ) -> NoReturn:
     report, go = ends
     fence = _Fence(config)
-    # Supervisor and forkserver end together. Without them a waiter must not start a worker that nobody knows.
+    # Supervisor and forkserver end together. Without a supervisor nothing would watch a new worker.
     is_orphan = os.getppid() != parent
     why = "its supervisor has ended" if is_orphan else _write_spawn_record(config.spawn_file, worker, report)
     if why is not None:
-        # The worker exits because its gate is closed. Do not record this exit: another waiter owns the rank.
+        # The worker exits because its gate closes. This exit must not be recorded: another waiter owns the rank.
         end.discard()
         with contextlib.suppress(OSError):
             os.write(report, json.dumps({"refused": why}).encode() + b"\n")
@@ -174,18 +174,14 @@ def _become_worker(config: WaiterConfig, gate: int, go: int) -> NoReturn:
         os.close(go)
         if config.program.tag is not None:
             spawn.set_tag(config.program.tag)
-        _join_cgroup(config.cgroup)
+        if config.cgroup is not None:
+            with contextlib.suppress(OSError), open(config.cgroup, "w") as file:
+                file.write("0")
         if os.read(gate, 1):
             os.close(gate)
             spawn.exec_program(config.program)
     finally:
         os._exit(spawn.EXIT_NOT_EXECUTABLE)
-
-
-def _join_cgroup(procs: str | None) -> None:
-    if procs is not None:
-        with contextlib.suppress(OSError), open(procs, "w") as file:
-            file.write("0")
 
 
 class _ExitFile:
@@ -205,24 +201,19 @@ class _ExitFile:
         line = json.dumps(record).encode() + b"\n"
         while True:
             try:
-                self._put(line)
+                os.lseek(self.fd, 0, os.SEEK_SET)
+                syscalls.write_all(self.fd, line)
+                os.rename(self._temporary, self._path)
                 return
             except FileNotFoundError:
                 if not os.path.isdir(os.path.dirname(self._path)):
-                    # The run was cleaned away, so nobody needs the exit file.
+                    # `clean` has removed the run with its exit files.
                     return
+                with contextlib.suppress(OSError):
+                    self.fd = self._open()
             except OSError:
                 pass
             syscalls.sleep_interval(_WRITE_RETRY_S)
-
-    def _put(self, line: bytes) -> None:
-        if not os.fstat(self.fd).st_nlink:
-            # A clean-up has removed the file.
-            os.close(self.fd)
-            self.fd = self._open()
-        os.lseek(self.fd, 0, os.SEEK_SET)
-        syscalls.write_all(self.fd, line)
-        os.rename(self._temporary, self._path)
 
     def discard(self) -> None:
         """Remove the file."""
@@ -234,7 +225,7 @@ def _write_spawn_record(path: str, worker: int, report: int) -> str | None:
     """Write the identities of waiter and worker; return why the rank belongs to another waiter, or `None`."""
     who, us = proc.read_identity(worker), proc.read_identity(os.getpid())
     if who is None or us is None:
-        return "its process is not to be seen"
+        return "its process is not visible in /proc"
     record = {
         "pid": who.pid,
         "start_time": who.start_time,
@@ -266,7 +257,7 @@ def _write_spawn_record(path: str, worker: int, report: int) -> str | None:
 
 def _make_fence_task(fence: Mapping[str, Any]) -> Task:
     """Return the task that ends everything of the run on this node, for a fork of the waiter."""
-    # Most runs have no fence, and a start need not wait for these imports.
+    # These imports take time, and most runs have no fence.
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes import run_markers, run_processes, termination
 
@@ -298,14 +289,14 @@ class _Fence:
         return self._last + self._config.stop_after + _FENCE_SLACK_S - fencing.read_lease_clock()
 
     def enforce(self) -> None:
-        """End everything of the run on this node; from then on wait for the worker without a limit."""
+        """End all processes of the run on this node; from then on wait for the worker without a limit."""
         self.expired = True
         if self._enforce is None:
             return
         try:
             self._sweeper, _ = helper_process.start_helper(self._enforce)
         except OSError:
-            # No process is available for the fork: do it here, and notice the worker's end later.
+            # No process is available for the fork. Done here, it delays the record of the worker's end.
             with open(os.devnull, "wb") as null:
                 self._enforce(helper_process.HelperOutput(null.fileno()))
 
@@ -324,7 +315,7 @@ def _wait_for_exit(worker: int, fence: _Fence) -> dict[str, Any]:
         if end is not None:
             break
     after = proc.read_run_delay()
-    # Between the end of the worker and the clock reading lies only this process's wait for a processor.
+    # Between the worker's end and the reading of the clock, this process has only waited for a processor.
     delay = after - before if before is not None and after is not None else _UNMEASURED_DELAY_S
     killed = end.si_code != os.CLD_EXITED
     return {

@@ -1,4 +1,4 @@
-"""The workers of an attempt: interpreter, program and environment, and their state while they run."""
+"""The workers of an attempt: their interpreter, program, environment, start and state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import select
 import shutil
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Callable, cast
 
 from clusterctl.agent import inject
@@ -48,8 +48,8 @@ class Worker:
         identity: The process of the worker.
         waiter: The process of its waiter.
         last_alive_at: Monotonic time at which it was last seen alive.
-        watch_fd: A pidfd that becomes readable when `watched_process` ends; `None` if only polling is possible.
-        wait_status: Its wait status, if it became our child because its waiter is gone.
+        pidfd: A pidfd that becomes readable when `watched_process` ends; `None` if only polling is possible.
+        wait_status: Its wait status, if it has become our child because its waiter is gone.
     """
 
     rank: int
@@ -57,14 +57,14 @@ class Worker:
     identity: ProcessIdentity
     waiter: ProcessIdentity
     last_alive_at: float = 0.0
-    watch_fd: int | None = None
+    pidfd: int | None = None
     watched_process: ProcessIdentity | None = None
     wait_status: int | None = None
     exited: bool = False
 
 
 def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
-    """Return the interpreter on this node: the one that the user named, else `hint`, else `python3` or `python`.
+    """Return the path of the interpreter: the one that the user names, else `hint`, else `python3` or `python`.
 
     Raises:
         RequestError: There is no interpreter of that name.
@@ -84,7 +84,7 @@ def resolve_python(workdir: str, python: str | None, hint: str | None) -> str:
 
 
 def get_python_argv0(python: str, named: str | None, prologue: str | None) -> str:
-    """Return the word that starts the interpreter: a prologue may choose it by PATH unless the user named a path.
+    """Return the word that starts the interpreter: a name, if a prologue may choose the interpreter by PATH.
 
     Args:
         python: The result of `resolve_python`; the programs beside it come first on PATH before a prologue runs.
@@ -116,51 +116,46 @@ def probe_before_sync(workdir: str, python: str | None, hint: str | None, out: H
 
 
 def prepare_workdir(run: RunDir, prepare: requests.Prepare) -> str:
-    """Make the code folder; return the interpreter. A child does it, because a mount may hang.
+    """Make the code folder; return the interpreter. Children do it, because a mount may hang.
 
     Raises:
         RequestError: There is no such interpreter or script, or the folder does not hold the synced code.
     """
     find = functools.partial(resolve_workdir_and_python, prepare.workdir, prepare.python, prepare.python_hint)
-    python = _run_in_child(find, _FILES_TIMEOUT_S)["python"]
-    if prepare.code_hash is not None:
-        _run_in_child(functools.partial(_check_code, run, prepare), _CODE_TIMEOUT_S)
-    if prepare.script is not None:
-        _run_in_child(functools.partial(_check_script, os.path.join(prepare.workdir, prepare.script)), _FILES_TIMEOUT_S)
-    return str(python)
+    python = str(_run_in_child(find, _FILES_TIMEOUT_S)["python"])
+
+    def check(out: HelperOutput) -> dict[str, Any]:
+        out.message({"at": prepare.workdir})
+        if prepare.code_hash is not None:
+            difference = synced_code.SyncedWorkdir(prepare.workdir, run.root).find_change(prepare.code_hash)
+            if difference is not None:
+                text = f"{prepare.workdir} does not hold the code that was synced for run {run.run}: {difference}"
+                raise commands.make_refused_error(text, "start it again, or set another `workdir`")
+        if prepare.script is not None:
+            path = os.path.join(prepare.workdir, prepare.script)
+            if not os.path.exists(path):
+                text = f"there is no file `{path}` on this node"
+                raise commands.make_refused_error(text, "set `job.script` to one that is there")
+        return {}
+
+    if prepare.code_hash is not None or prepare.script is not None:
+        _run_in_child(check, _FILES_TIMEOUT_S if prepare.code_hash is None else _CODE_TIMEOUT_S)
+    return python
 
 
-def wants_python(argv: list[str], workdir: str) -> bool:
-    """Return whether the command of a worker, or a script that it runs, names a Python; false if nobody can say."""
+def names_python(argv: list[str], workdir: str) -> bool:
+    """Return whether the command of a worker, or a script that it runs, starts a Python; false if this is unknown."""
+
+    def check(out: HelperOutput) -> dict[str, Any]:
+        out.message({"at": workdir})
+        return {"names_python": shell_errors.names_python(argv, workdir)}
+
     if argv[:1] == [spawn.PYTHON_PLACEHOLDER]:
         return False
     try:
-        return bool(_run_in_child(functools.partial(_look_for_python, argv, workdir), _FILES_TIMEOUT_S)["wants_python"])
+        return bool(_run_in_child(check, _FILES_TIMEOUT_S)["names_python"])
     except commands.RequestError:
         return False
-
-
-def _look_for_python(argv: list[str], workdir: str, out: HelperOutput) -> dict[str, Any]:
-    out.message({"at": workdir})
-    return {"wants_python": shell_errors.wants_python(argv, workdir)}
-
-
-def _check_script(path: str, out: HelperOutput) -> dict[str, Any]:
-    out.message({"at": path})
-    if not os.path.exists(path):
-        raise commands.make_refused_error(
-            f"there is no file `{path}` on this node", "set `job.script` to one that is there"
-        )
-    return {}
-
-
-def _check_code(run: RunDir, prepare: requests.Prepare, out: HelperOutput) -> dict[str, Any]:
-    out.message({"at": prepare.workdir})
-    difference = synced_code.SyncedWorkdir(prepare.workdir, run.root).find_change(prepare.code_hash or "")
-    if difference is not None:
-        text = f"{prepare.workdir} does not hold the code that was synced for run {run.run}: {difference}"
-        raise commands.make_refused_error(text, "start it again, or set another `workdir`")
-    return {}
 
 
 def _run_in_child(task: helper_process.Task, seconds: float) -> dict[str, Any]:
@@ -215,13 +210,15 @@ def _build_environment(
     status_dir = run.status_dir(start.attempt)
     env[b"CLUSTERCTL_STATUS_DIR"] = encode_peer_text(status_dir)
     if start.inject:
-        env.update(_build_injected_environment(run, status_dir, env.get(b"PYTHONPATH")))
+        pythonpath = env.get(b"PYTHONPATH", b"").decode("utf-8", "surrogateescape")
+        added = inject.build_shim_environment(inject.get_shim_folder(run.root), status_dir, pythonpath)
+        env.update((encode_peer_text(name), encode_peer_text(value)) for name, value in added.items())
     env.update(markers.environment())
     return env
 
 
 def install_shim(run: RunDir) -> bool:
-    """Write the files of the shim. Workers train without it too, but report less."""
+    """Write the files of the shim; return whether that was possible. Without the shim, workers report less."""
     if os.pathsep in run.root:
         # PYTHONPATH would split the path at the colon.
         return False
@@ -232,13 +229,7 @@ def install_shim(run: RunDir) -> bool:
     return True
 
 
-def _build_injected_environment(run: RunDir, status_dir: str, pythonpath: bytes | None) -> dict[bytes, bytes]:
-    existing = None if pythonpath is None else pythonpath.decode("utf-8", "surrogateescape")
-    added = inject.build_shim_environment(inject.get_shim_folder(run.root), status_dir, existing)
-    return {encode_peer_text(name): encode_peer_text(value) for name, value in added.items()}
-
-
-def fork_waiter_for(rank: int, config: waiter.WaiterConfig) -> int:
+def fork_waiter_of_rank(rank: int, config: waiter.WaiterConfig) -> int:
     """Fork a waiter for one worker; return a descriptor for `read_started_worker`.
 
     Raises:
@@ -256,7 +247,7 @@ def start_workers(wanted: Sequence[WorkerToStart]) -> Iterator[Worker]:
     Raises:
         RequestError: A worker could not be started.
     """
-    reports = [fork_waiter_for(one.rank, config) for one, config in wanted]
+    reports = [fork_waiter_of_rank(one.rank, config) for one, config in wanted]
     for (one, _), report in zip(wanted, reports):
         yield read_started_worker(one.rank, one.local_rank, report)
 
@@ -272,7 +263,7 @@ def read_started_worker(rank: int, local_rank: int, descriptor: int) -> Worker:
     finally:
         os.close(descriptor)
     if answer is None:
-        raise commands.make_failed_error(f"cannot start rank {rank}: its waiter ended without a word")
+        raise commands.make_failed_error(f"cannot start rank {rank}: its waiter ended without a report")
     why = answer.get("error") or answer.get("refused")
     if why is not None:
         raise commands.make_failed_error(f"cannot start rank {rank}: {why}")
@@ -296,7 +287,7 @@ def read_waiter_report(fd: int) -> dict[str, Any] | None:
         if not data:
             last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
             return {"refused": last} if last else None
-    return {"refused": f"nothing was heard of it for {_REPORT_TIMEOUT_S:.0f} s"}
+    return {"refused": f"its waiter has not reported for {_REPORT_TIMEOUT_S:.0f} s"}
 
 
 def _parse_report(line: bytes) -> dict[str, Any] | None:
@@ -319,47 +310,37 @@ def make_worker(rank: int, local_rank: int, spawn_record: SpawnRecord) -> Worker
     return Worker(rank, local_rank, who, guard)
 
 
-def open_watch(worker: Worker) -> None:
+def open_pidfd(worker: Worker) -> None:
     """Open a pidfd of the waiter, or of the worker if the waiter is gone."""
-    close_watch(worker)
+    close_pidfd(worker)
     for who in (worker.waiter, worker.identity):
         if proc.is_alive(who):
             worker.watched_process = who
             try:
-                worker.watch_fd = syscalls.pidfd_open(who.pid)
+                worker.pidfd = syscalls.pidfd_open(who.pid)
             except OSError:
                 # Kernels before 5.3 have no pidfd: every tick polls the worker instead.
-                worker.watch_fd = None
+                worker.pidfd = None
             return
 
 
-def close_watch(worker: Worker) -> None:
+def close_pidfd(worker: Worker) -> None:
     """Close the pidfd."""
-    if worker.watch_fd is not None:
-        os.close(worker.watch_fd)
-        worker.watch_fd = None
+    if worker.pidfd is not None:
+        os.close(worker.pidfd)
+        worker.pidfd = None
 
 
-# --- what an earlier supervisor wrote about its attempt
+# --- records of an earlier supervisor
 
-# The journal alone is enough to end an attempt. A power loss or a clean-up may have removed the other files.
-
-
-@dataclass(frozen=True)
-class StartRecord:
-    """What an attempt started on this node.
-
-    Attributes:
-        ranks: Rank and local rank of each worker.
-        cgroup: The folder of the run's own cgroup, or `None`.
-    """
-
-    ranks: list[list[int]]
-    cgroup: str | None = None
+# A power loss or a clean-up may have removed these files. The journal alone is enough to end an attempt.
 
 
 def read_prepare(run: RunDir, state: NodeState) -> tuple[requests.Prepare, str]:
-    """Return the `Prepare` of the newest attempt and its interpreter, which is "" if no worker can start any more."""
+    """Return the `Prepare` of the newest attempt and its interpreter.
+
+    The interpreter is "" if the record of this attempt is lost; then no worker can start.
+    """
     stored = syscalls.read_json(run.prepare) or {}
     try:
         prepare = requests.parse_dataclass(requests.Prepare, stored)
@@ -370,13 +351,16 @@ def read_prepare(run: RunDir, state: NodeState) -> tuple[requests.Prepare, str]:
     return replace(prepare, attempt=state.attempt, ranks=sorted(state.started)), ""
 
 
-def read_start_record(run: RunDir, state: NodeState) -> StartRecord | None:
-    """Return what the newest attempt started, or `None` if it did not get so far."""
+def read_start_record(run: RunDir, state: NodeState) -> tuple[list[list[int]], str | None] | None:
+    """Return what the newest attempt started: rank and local rank of each worker, and the folder of its cgroup.
+
+    `None` means that it did not get so far.
+    """
     stored = syscalls.read_json(run.start(state.attempt))
     if stored is not None:
-        return StartRecord(stored["workers"], stored.get("cgroup"))
-    places = [[event.rank, event.local_rank] for event in state.started.values()]
-    return StartRecord(places) if places else None
+        return stored["workers"], stored.get("cgroup")
+    ranks = [[event.rank, event.local_rank] for event in state.started.values()]
+    return (ranks, None) if ranks else None
 
 
 def read_worker(run: RunDir, state: NodeState, rank: int, local_rank: int) -> Worker | None:
@@ -386,13 +370,3 @@ def read_worker(run: RunDir, state: NodeState, rank: int, local_rank: int) -> Wo
     if spawned is None and event is not None:
         spawned = {"pid": event.pid, "start_time": event.start_time, "boot": state.start_boots[rank]}
     return None if spawned is None else make_worker(rank, local_rank, spawned)
-
-
-def write_prepare(run: RunDir, prepare: requests.Prepare, interpreter: str) -> None:
-    """Write the `Prepare` of an attempt and its interpreter.
-
-    Raises:
-        OSError: No space, or not writable.
-    """
-    value: dict[str, Any] = {**asdict(prepare), "interpreter": interpreter}
-    syscalls.write_json(run.prepare, value)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.inject.shim_files import list_foreign_ranks, read_status
 from clusterctl.agent.linux import proc
-from clusterctl.agent.linux.proc import list_process_tree, read_all_processes
+from clusterctl.agent.linux.proc import ProcessIdentity, list_process_tree, read_all_processes
 from clusterctl.agent.linux.syscalls import read_bytes, sleep_interval
 
 if TYPE_CHECKING:
@@ -35,14 +35,12 @@ class WatchedWorker:
 
     Attributes:
         rank: The global rank.
-        pid: The process that the supervisor started; the rank may be a descendant of it.
-        start_time: Its start in clock ticks since boot.
+        identity: The process that the supervisor started; the rank may be a descendant of it.
         output: The path of its output file.
     """
 
     rank: int
-    pid: int
-    start_time: int
+    identity: ProcessIdentity
     output: str
 
 
@@ -64,7 +62,7 @@ class ActivitySampler:
         self._workers = tuple(workers)
         self._status_dir = status_dir
         self._gpus = gpus
-        self._trees: dict[int, list[tuple[int, int]]] = {}
+        self._trees: dict[int, list[ProcessIdentity]] = {}
         self._scanned: float | None = None
 
     def sample(self, now: float | None = None) -> record_types.ActivitySample:
@@ -75,76 +73,57 @@ class ActivitySampler:
 
         Returns:
             `{m, gpus, ranks: {"R": {...}}}`. For each rank: alive, pid (of the process that is the rank), state, wchan,
-            procs,
-            cpu_s, read, written, output (bytes of the whole process tree; `None` if unreadable), starved_s, faults and
-            `inside` (`WorkerStatusSample`).
+            procs, cpu_s, read, written, output (bytes of the whole process tree; `None` if unreadable), starved_s,
+            faults and `inside` (`WorkerStatusSample`).
         """
         now = time.monotonic() if now is None else now
         if self._scanned is None or now - self._scanned >= _SCAN_INTERVAL_S:
             self._scan()
             self._scanned = now
-        ranks = {str(worker.rank): self._sample_rank(worker, now) for worker in self._workers}
+        ranks = {str(worker.rank): self._sample_rank(worker.rank, now, worker) for worker in self._workers}
         for rank in list_foreign_ranks(self._status_dir, (worker.rank for worker in self._workers)):
-            ranks[str(rank)] = self._sample_launcher_rank(rank, now)
+            ranks[str(rank)] = self._sample_rank(rank, now)
         return {"m": round(now, 3), "gpus": self._gpus, "ranks": ranks}
 
     def _scan(self) -> None:
         """Find the process tree of each worker again; between two scans only the known members are read."""
         processes = read_all_processes()
         for worker in self._workers:
-            members = list_process_tree(worker.pid, processes)
-            self._trees[worker.rank] = [(process.pid, process.start_time) for process in members]
+            members = list_process_tree(worker.identity.pid, processes)
+            self._trees[worker.rank] = [process.identity for process in members]
 
-    def _sample_rank(self, worker: WatchedWorker, now: float) -> record_types.RankActivity:
-        members = self._read_members(worker)
-        root = next((process for process in members if process.pid == worker.pid), None)
-        alive = root is not None and root.start_time == worker.start_time and root.state not in "ZX"
-        status = read_status(self._status_dir, worker.rank, now)
-        subject = proc.read_stat(status["pid"]) if status else root
-        transfers = [_read_transfers(process.pid) for process in members]
+    def _sample_rank(self, rank: int, now: float, worker: WatchedWorker | None = None) -> record_types.RankActivity:
+        """Sample a rank; `worker` is `None` if a launcher such as torchrun has started the rank."""
+        status = read_status(self._status_dir, rank, now)
+        subject = proc.read_stat(status["pid"]) if status else None
+        if worker is None:
+            root, members = subject, [subject] if subject else []
+        else:
+            members = self._read_members(worker)
+            root = next((each for each in members if each.identity == worker.identity), None)
+            subject = subject if status else root
+        transfers = [transfer for each in members if (transfer := _read_transfers(each.pid)) is not None]
+        # The agent has caused the bytes of stack dumps.
+        dumped = _read_size(os.path.join(self._status_dir, f"rank-{rank}.stacks")) or 0
         return {
-            "alive": alive,
-            "pid": subject.pid if subject else worker.pid,
+            "alive": root is not None and root.state not in "ZX",
+            "pid": subject.pid if subject else worker.identity.pid if worker else None,
             "state": subject.state if subject else None,
             "wchan": (proc.read_wait_channel(subject.pid) or None) if subject else None,
             "procs": len(members),
-            "cpu_s": round(sum(process.ticks for process in members) / proc.TICKS_PER_SECOND, 2),
-            "read": _sum_known(transfer and transfer[0] for transfer in transfers),
-            "written": self._without_dumps(worker.rank, _sum_known(transfer and transfer[1] for transfer in transfers)),
-            "output": _read_size(worker.output),
+            "cpu_s": round(sum(each.ticks for each in members) / proc.TICKS_PER_SECOND, 2),
+            "read": sum(read for read, _ in transfers) if transfers else None,
+            "written": sum(written for _, written in transfers) - dumped if transfers else None,
+            "output": _read_size(worker.output) if worker else None,
             "starved_s": _read_starved_seconds(subject.pid) if subject else None,
             "faults": subject.faults if subject else None,
             "inside": status,
         }
 
-    def _without_dumps(self, rank: int, written: int | None) -> int | None:
-        """Subtract the bytes of stack dumps, which the agent caused."""
-        dumped = _read_size(os.path.join(self._status_dir, f"rank-{rank}.stacks")) or 0
-        return None if written is None else written - dumped
-
     def _read_members(self, worker: WatchedWorker) -> list[proc.ProcessStat]:
-        identities = self._trees.get(worker.rank) or [(worker.pid, worker.start_time)]
-        processes = [(proc.read_stat(pid), start_time) for pid, start_time in identities]
-        return [process for process, start_time in processes if process and process.start_time == start_time]
-
-    def _sample_launcher_rank(self, rank: int, now: float) -> record_types.RankActivity:
-        status = read_status(self._status_dir, rank, now)
-        process = proc.read_stat(status["pid"]) if status else None
-        transfer = _read_transfers(process.pid) if process else None
-        return {
-            "alive": process is not None and process.state not in "ZX",
-            "pid": process.pid if process else None,
-            "state": process.state if process else None,
-            "wchan": (proc.read_wait_channel(process.pid) or None) if process else None,
-            "procs": 1 if process else 0,
-            "cpu_s": round(process.ticks / proc.TICKS_PER_SECOND, 2) if process else 0.0,
-            "read": transfer and transfer[0],
-            "written": self._without_dumps(rank, transfer and transfer[1]),
-            "output": None,
-            "starved_s": _read_starved_seconds(process.pid) if process else None,
-            "faults": process.faults if process else None,
-            "inside": status,
-        }
+        identities = self._trees.get(worker.rank) or [worker.identity]
+        processes = ((proc.read_stat(identity.pid), identity) for identity in identities)
+        return [process for process, identity in processes if process and process.identity == identity]
 
 
 class FileWatch:
@@ -186,11 +165,6 @@ class FileWatch:
                 with contextlib.suppress(OSError):
                     status = os.stat(path)
                     yield path, [status.st_mtime_ns, status.st_size]
-
-
-def _sum_known(values: Iterable[int | None]) -> int | None:
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) if numbers else None
 
 
 def _read_transfers(pid: int) -> tuple[int, int] | None:

@@ -71,13 +71,13 @@ def _collect_in_threads(workers: list[RankProcess], status_dir: str, deadline: f
     processes = read_all_processes()
     evidence: dict[str, RankEvidence] = {}
 
-    def look(worker: RankProcess) -> None:
+    def examine(worker: RankProcess) -> None:
         try:
             evidence[str(worker["rank"])] = _collect_rank(worker, processes, status_dir, deadline)
         except Exception as error:
             evidence[str(worker["rank"])] = _make_empty_evidence(worker, f"collecting it failed: {error!r}")
 
-    threads = [threading.Thread(target=look, args=(worker,), daemon=True) for worker in workers]
+    threads = [threading.Thread(target=examine, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -114,14 +114,12 @@ def _count_json_bytes(value: object) -> int:
 
 
 def _list_launcher_ranks(workers: list[RankProcess], status_dir: str) -> list[RankProcess]:
-    subjects: list[RankProcess] = []
-    for rank in list_foreign_ranks(status_dir, (worker["rank"] for worker in workers)):
-        announced = shim_files.read_stack_dump_offer(status_dir, rank)
-        if announced is not None:
-            subjects.append(
-                {"rank": rank, "pid": announced["pid"], "start_time": announced["start_time"], "output": None}
-            )
-    return subjects
+    ranks = list_foreign_ranks(status_dir, (worker["rank"] for worker in workers))
+    return [
+        {"rank": rank, "pid": offer["pid"], "start_time": offer["start_time"], "output": None}
+        for rank in ranks
+        if (offer := shim_files.read_stack_dump_offer(status_dir, rank)) is not None
+    ]
 
 
 def _make_empty_evidence(worker: RankProcess, why: str) -> RankEvidence:

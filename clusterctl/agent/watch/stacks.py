@@ -48,6 +48,10 @@ class StackDump:
     why: tuple[str, ...] = ()
 
 
+class _NoStacksError(Exception):
+    """A way to get stacks gives none; the text says why."""
+
+
 def take_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
     """Take the stacks of the process that is a rank.
 
@@ -57,11 +61,14 @@ def take_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> StackD
         rank: Its global rank.
         deadline: The `time.monotonic()` until which it waits.
     """
-    by_signal = _dump_by_signal(pid, status_dir, rank, deadline)
-    if by_signal.source == "signal":
-        return by_signal
-    by_py_spy = _dump_by_py_spy(pid, deadline)
-    return StackDump(by_py_spy.source, by_py_spy.text, why=by_signal.why + by_py_spy.why)
+    try:
+        return _dump_by_signal(pid, status_dir, rank, deadline)
+    except (_NoStacksError, OSError) as error:
+        why = f"signal: {getattr(error, 'strerror', None) or error}"
+    try:
+        return StackDump("py-spy", _dump_by_py_spy(pid, deadline), why=(why,))
+    except (_NoStacksError, OSError) as error:
+        return StackDump("proc", why=(why, f"py-spy: {getattr(error, 'strerror', None) or error}"))
 
 
 def find_signal_obstacle(announced: StackDumpOffer, stacks_path: str) -> str | None:
@@ -91,27 +98,22 @@ def find_signal_obstacle(announced: StackDumpOffer, stacks_path: str) -> str | N
 def _dump_by_signal(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
     announced = read_stack_dump_offer(status_dir, rank)
     if announced is None or announced["pid"] != pid:
-        return StackDump("proc", why=("signal: the process has not armed it",))
+        raise _NoStacksError("the process has not armed it")
     path = os.path.join(status_dir, f"rank-{rank}.stacks")
-    try:
-        handle = syscalls.pidfd_open(pid)
-    except OSError as error:
-        return StackDump("proc", why=(f"signal: {error.strerror}",))
+    handle = syscalls.pidfd_open(pid)
     try:
         # The descriptor of the process is open, so from here on the pid cannot become that of another process.
         is_same = read_stack_dump_offer(status_dir, rank) == announced
         reason = find_signal_obstacle(announced, path) if is_same else "process is gone"
         if reason is not None:
-            return StackDump("proc", why=(f"signal: {reason}",))
+            raise _NoStacksError(reason)
         before = os.stat(path).st_size
         _send_signal(handle, announced, find_shim_thread(announced, status_dir, rank))
         text = _wait_for_dump(path, before, min(deadline, time.monotonic() + _DUMP_S))
-    except OSError as error:
-        return StackDump("proc", why=(f"signal: {error.strerror}",))
     finally:
         os.close(handle)
     if not text:
-        return StackDump("proc", why=("signal: no answer",))
+        raise _NoStacksError("no answer")
     return StackDump("signal", text, main_thread=announced["main_thread"])
 
 
@@ -148,34 +150,23 @@ def _catches_signal(pid: int, number: int) -> bool:
     return bool(caught) and bool(int(caught[0], 16) >> (number - 1) & 1)
 
 
-def _dump_by_py_spy(pid: int, deadline: float) -> StackDump:
-    program = _find_py_spy(pid)
+def _dump_by_py_spy(pid: int, deadline: float) -> str:
+    """Return what the py-spy of the node says, or the one beside the interpreter of the process."""
+    interpreter = read_bytes(f"/proc/{pid}/cmdline", 4096).partition(b"\0")[0].decode("utf-8", "replace")
+    beside = os.path.join(os.path.dirname(interpreter), "py-spy") if os.path.isabs(interpreter) else ""
+    program = shutil.which("py-spy") or shutil.which(beside)
     if program is None:
-        return StackDump("proc", why=("py-spy: not on this node",))
-    patience = min(_PY_SPY_S, deadline - time.monotonic())
-    if patience <= 0:
-        return StackDump("proc", why=("py-spy: no time left",))
+        raise _NoStacksError("not on this node")
+    timeout_s = min(_PY_SPY_S, deadline - time.monotonic())
+    if timeout_s <= 0:
+        raise _NoStacksError("no time left")
+    # `--nonblocking`: py-spy must not stop the process, nor fail if it is stopped.
+    command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     try:
-        # `--nonblocking`: py-spy must not stop the process, nor fail if it is stopped.
-        done = subprocess.run(
-            [program, "dump", "--nonblocking", "--json", "--pid", str(pid)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=patience,
-            check=False,
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        return StackDump("proc", why=("py-spy: no answer in time",))
-    except OSError as error:
-        return StackDump("proc", why=(f"py-spy: {error.strerror}",))
+        raise _NoStacksError("no answer in time") from None
     if done.returncode != 0 or not done.stdout:
         complaint = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        return StackDump("proc", why=(f"py-spy: {complaint[-1] if complaint else f'exit code {done.returncode}'}",))
-    return StackDump("py-spy", done.stdout[:_MAX_BYTES].decode("utf-8", "replace"))
-
-
-def _find_py_spy(pid: int) -> str | None:
-    """Return the py-spy of the node, or the one beside the interpreter of the process."""
-    interpreter = read_bytes(f"/proc/{pid}/cmdline", 4096).partition(b"\0")[0].decode("utf-8", "replace")
-    beside = os.path.join(os.path.dirname(interpreter), "py-spy") if os.path.isabs(interpreter) else None
-    return shutil.which("py-spy") or (beside if beside and os.access(beside, os.X_OK) else None)
+        raise _NoStacksError(complaint[-1] if complaint else f"exit code {done.returncode}")
+    return done.stdout[:_MAX_BYTES].decode("utf-8", "replace")

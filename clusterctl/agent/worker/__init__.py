@@ -34,7 +34,7 @@ def progress(step: int | None = None, **facts: float | str) -> None:
     """
     shim = _shim()
     if shim is not None:
-        shim.state.report(step, facts)
+        shim.state.store_report(step, facts)
 
 
 class phase:  # noqa: N801  (reads as a statement: `with clusterctl.phase("checkpoint"):`)
@@ -42,9 +42,8 @@ class phase:  # noqa: N801  (reads as a statement: `with clusterctl.phase("check
 
     Args:
         name: What is done; shown while it lasts.
-        limit: How long it may take before the run counts as stalled: seconds, or `90s`, `15m`, `1h30m`. A limit that
-            cannot
-            be read counts as 15 minutes, and a note says so.
+        limit: How long it may take before the run counts as stalled: seconds, or `90s`, `15m`, `1h30m`. An invalid
+            limit counts as 15 minutes, and `status` shows a note about it.
     """
 
     def __init__(self, name: str, limit: float | str = "15m") -> None:
@@ -55,7 +54,7 @@ class phase:  # noqa: N801  (reads as a statement: `with clusterctl.phase("check
     def __enter__(self) -> phase:
         shim = _shim()
         if shim is not None:
-            self._entered.append((shim, shim.state.enter(self.name, self.limit)))
+            self._entered.append((shim, shim.state.begin_phase(self.name, self.limit)))
         return self
 
     def __exit__(
@@ -63,7 +62,7 @@ class phase:  # noqa: N801  (reads as a statement: `with clusterctl.phase("check
     ) -> None:
         if self._entered:
             shim, entry = self._entered.pop()
-            shim.state.leave(entry)
+            shim.state.end_phase(entry)
 
 
 def __getattr__(name: str) -> object:

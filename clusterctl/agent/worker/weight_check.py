@@ -34,10 +34,8 @@ def verify_sync(model: torch.nn.Module, buffers: bool = False, step: int | None 
     """Raise unless all ranks have the same weights, bit for bit. A collective: call it on all ranks of the group.
 
     It compares the parameters that require gradients. DistributedDataParallel keeps only these equal after a step: it
-    copies
-    buffers (such as BatchNorm's running statistics) *before* a forward pass, so they may differ after the last one.
-    Tensors
-    sharded over ranks (DTensor) are left out, because ranks hold different parts of them.
+    copies buffers (such as BatchNorm's running statistics) *before* a forward pass, so they may differ after the last
+    one. Tensors that are sharded over ranks (DTensor) are not compared, because ranks hold different parts of them.
 
     Args:
         model: a `torch.nn.Module`; a Keras model on the torch backend is one.

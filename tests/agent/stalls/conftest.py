@@ -20,6 +20,7 @@ import pytest
 
 from clusterctl.agent import inject
 from clusterctl.agent.linux import proc
+from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.watch.activity import WatchedWorker
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Worker:
 
     @property
     def id(self) -> WatchedWorker:
-        return WatchedWorker(self.rank, self.pid, self.start_time, str(self.output))
+        return WatchedWorker(self.rank, ProcessIdentity(self.pid, self.start_time), str(self.output))
 
     @property
     def facts(self) -> RankProcess:

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.watch import evidence
 from clusterctl.agent.watch.activity import ActivitySampler, FileWatch, WatchedWorker
 
@@ -67,7 +68,7 @@ def test_a_worker_that_ended_is_not_alive_even_if_its_pid_is_used_again(bench):
     worker = bench.start("pass")
     worker.wait()
     assert not sampler(bench, worker).sample()["ranks"]["0"]["alive"]
-    other = WatchedWorker(0, os.getpid(), 1, "/dev/null")
+    other = WatchedWorker(0, ProcessIdentity(os.getpid(), 1), "/dev/null")
     assert not ActivitySampler([other], str(bench.status_dir)).sample()["ranks"]["0"]["alive"]
 
 
@@ -120,6 +121,8 @@ def test_a_status_file_that_nobody_renews_says_so_unless_its_writer_is_only_held
         "pid": worker.pid,
         "start_time": worker.start_time,
         "beats": 7,
+        "looks": 0,
+        "held": 0,
         "frameworks": [],
         "progress_time": 90.0,
     }

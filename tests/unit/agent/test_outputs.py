@@ -112,7 +112,7 @@ def test_on_a_disk_with_space_nothing_is_said_and_nothing_given_up(run: Run) -> 
         write(outputs, MEGABYTE // 2)
         outputs.update()
         outputs.extend_reserves()
-        outputs.replicated(0, 0, 10 * MEGABYTE)
+        outputs.record_replicated(0, 0, 10 * MEGABYTE)
     outputs.close()
     assert run.events == []
 
@@ -150,7 +150,7 @@ def test_a_limit_is_held_and_the_journal_hears_of_it_once(run: Run) -> None:
     outputs = run.attempt(max_size=MEGABYTE)
     for number in range(1, 41):
         write(outputs, MEGABYTE)
-        outputs.replicated(0, 0, number * MEGABYTE)
+        outputs.record_replicated(0, 0, number * MEGABYTE)
         outputs.update()
         assert run.allocated() <= 3 * MEGABYTE
     outputs.close()
@@ -164,7 +164,7 @@ def test_a_limit_is_held_in_pieces_of_a_mebibyte_and_not_at_each_look(run: Run) 
     first = []
     for number in range(1, 41):
         write(outputs, MEGABYTE // 4)
-        outputs.replicated(0, 0, number * MEGABYTE // 4)
+        outputs.record_replicated(0, 0, number * MEGABYTE // 4)
         outputs.update()
         first.append(OffsetTable(run.dir.attempt(0)).of(0).first_valid)
     assert len(set(first)) == 1 + 6
@@ -175,7 +175,7 @@ def test_under_a_flood_the_journal_hears_of_each_64_mib(run: Run) -> None:
     outputs = run.attempt(max_size=MEGABYTE)
     for number in range(1, 140):
         write(outputs, MEGABYTE)
-        outputs.replicated(0, 0, number * MEGABYTE)
+        outputs.record_replicated(0, 0, number * MEGABYTE)
         outputs.update()
     assert [event.first_valid // (64 * MEGABYTE) for event in run.dropped()] == [1, 2]
 
@@ -194,9 +194,9 @@ def test_where_there_is_a_limit_what_is_on_the_head_is_given_up_after_the_end(ru
     outputs = run.attempt(max_size=max_size)
     write(outputs, 3 * MEGABYTE)
     outputs.close()
-    outputs.replicated(0, 0, MEGABYTE)
+    outputs.record_replicated(0, 0, MEGABYTE)
     assert run.dropped() == []
-    outputs.replicated(0, 0, 3 * MEGABYTE)
+    outputs.record_replicated(0, 0, 3 * MEGABYTE)
     if max_size is None:
         assert run.dropped() == []
         assert run.allocated() >= 3 * MEGABYTE
@@ -209,7 +209,7 @@ def test_the_same_holds_for_an_attempt_before_this_one_and_for_another_superviso
     first = run.attempt(0)
     write(first, 3 * MEGABYTE)
     first.close()
-    run.attempt(1, max_size=MEGABYTE).replicated(0, 0, 3 * MEGABYTE)
+    run.attempt(1, max_size=MEGABYTE).record_replicated(0, 0, 3 * MEGABYTE)
     assert [(event.attempt, event.lost) for event in run.dropped()] == [(0, 0)]
     assert run.allocated(0) <= 128 << 10
 
@@ -217,7 +217,7 @@ def test_the_same_holds_for_an_attempt_before_this_one_and_for_another_superviso
 def test_what_was_given_up_and_not_told_is_told_by_the_next_supervisor(run: Run) -> None:
     outputs = run.attempt(max_size=MEGABYTE)
     write(outputs, 5 * MEGABYTE)
-    outputs.replicated(0, 0, 5 * MEGABYTE)
+    outputs.record_replicated(0, 0, 5 * MEGABYTE)
     outputs.update()
     assert run.dropped() == []
     run.attempt(max_size=MEGABYTE).close()
@@ -353,9 +353,9 @@ def test_what_is_replicated_of_an_index_is_that_of_the_attempt_it_was_said_of(ru
     write(first, 10)
     first.close()
     second = run.attempt(1)
-    second.index_replicated(0, 0, 16)
-    second.index_replicated(1, 0, 16)
-    second.replicated(0, 0, 10)
+    second.record_replicated_index(0, 0, 16)
+    second.record_replicated_index(1, 0, 16)
+    second.record_replicated(0, 0, 10)
     assert OffsetTable(run.dir.attempt(0)).of(0).replicated == 10
     assert OffsetTable(run.dir.attempt(1)).of(0).replicated == 0
     second.close()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.agent.protocol.run_files import find_first_kept_byte
-from clusterctl.agent.supervisor.sampling import SampleFile, SampleThinning, get_retry_delay_s
+from clusterctl.agent.supervisor.sampling import SampleFile, SampleThinning
 
 
 def inside(age: float = 0.3, *, of_file: float = 0.5, phase: Any = None) -> dict[str, Any]:
@@ -82,7 +82,3 @@ def test_the_space_of_samples_that_are_cut_off_is_given_back(tmp_path: Path) -> 
     assert first > 8 * most
     lines = path.read_bytes()[first:].splitlines()[1:]
     assert [json.loads(line)["number"] for line in lines] == list(range(4000 - len(lines), 4000))
-
-
-def test_what_cannot_be_started_is_tried_ever_less_often_and_never_given_up() -> None:
-    assert [get_retry_delay_s(refused) for refused in (0, 1, 2, 5, 1000)] == [30, 60, 120, 900, 900]

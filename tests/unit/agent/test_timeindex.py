@@ -35,7 +35,7 @@ class Long:
         self.outputs.update()
 
     def give_up(self, replicated: int = RECORDS * BLOCK) -> None:
-        self.outputs.replicated(0, 0, replicated)
+        self.outputs.record_replicated(0, 0, replicated)
         self.outputs.update()
 
     @property
@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Long:
 def test_the_index_of_output_that_is_given_up_is_given_up_too(run: Long) -> None:
     reserved = run.allocated - SIZE
     run.give_up()
-    run.outputs.index_replicated(0, 0, SIZE)
+    run.outputs.record_replicated_index(0, 0, SIZE)
     assert run.allocated - reserved <= TAIL + 2 * BLOCK
     piece = run.read(0)
     assert piece.offset == piece.first_valid == SIZE - TAIL - SIZE % BLOCK
@@ -71,7 +71,7 @@ def test_the_index_of_output_that_is_given_up_is_given_up_too(run: Long) -> None
 )
 def test_nothing_is_given_up_of_an_index(run: Long, output: int, index: int) -> None:
     run.give_up(output)
-    run.outputs.index_replicated(0, 0, index)
+    run.outputs.record_replicated_index(0, 0, index)
     assert run.read(0).offset == 0
     assert run.read(0).data == run.index.read_bytes()
 
@@ -79,6 +79,6 @@ def test_nothing_is_given_up_of_an_index(run: Long, output: int, index: int) -> 
 def test_the_record_before_the_first_byte_that_is_there_stays(run: Long) -> None:
     half = RECORDS * BLOCK // 2
     run.give_up(half)
-    run.outputs.index_replicated(0, 0, SIZE)
+    run.outputs.record_replicated_index(0, 0, SIZE)
     told, _ = INDEX_RECORD.unpack(run.read(0).data[: INDEX_RECORD.size])
     assert 0 < told < half - TAIL

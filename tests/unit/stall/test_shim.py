@@ -41,29 +41,29 @@ def test_the_limit_of_a_phase(limit, seconds):
 def test_with_several_optimizers_the_step_is_that_of_the_busiest():
     state, one, other = ProgressCounters(), object(), object()
     for optimizer in (one, other, one, other, one):
-        state.optimizer_step(optimizer, (), {})
+        state.count_optimizer_step(optimizer, (), {})
     assert (state.step, state.beats) == (3, 5)
 
 
 def test_what_the_user_says_wins_over_what_is_counted():
     state = ProgressCounters()
-    state.count("keras")
-    state.report(500, {})
-    state.count("keras")
+    state.count_step("keras")
+    state.store_report(500, {})
+    state.count_step("keras")
     assert (state.step, state.source) == (500, "user")
 
 
 def test_a_step_that_is_no_number_is_said_and_not_raised():
     state = ProgressCounters()
-    state.report("many", {})  # type: ignore[arg-type]
+    state.store_report("many", {})  # type: ignore[arg-type]
     assert state.beats == 1
     assert "progress" in state.degraded
 
 
 def test_of_nested_phases_the_one_that_may_last_longest_counts():
     state = ProgressCounters()
-    outer, inner = state.enter("validation", "30m"), state.enter("save", "1m")
-    assert state.phase() == outer
-    state.leave(inner)
-    state.leave(outer)
-    assert state.phase() is None
+    outer, inner = state.begin_phase("validation", "30m"), state.begin_phase("save", "1m")
+    assert state.get_longest_phase() == outer
+    state.end_phase(inner)
+    state.end_phase(outer)
+    assert state.get_longest_phase() is None
