@@ -43,7 +43,7 @@ def reasons(node: Node, special: str, ranks: int = 1) -> list[str]:
     assert [(ran.code(n), ran.said(n)) for n in range(ranks)] == [(0, "ran\n")] * ranks
     alarms = talk.of("alarm")
     assert {(alarm["code"], alarm["severity"]) for alarm in alarms} == {("not_forked", "warn")}
-    return [alarm["message"].removeprefix("not forked, but started anew: ") for alarm in alarms]
+    return [alarm["message"].removeprefix("not forked, but started as new processes: ") for alarm in alarms]
 
 
 FAILS_AT = """
@@ -80,7 +80,7 @@ def test_a_forkserver_that_fails_while_it_forks(node: Node) -> None:
 
 def test_a_forkserver_that_says_why_it_ends(node: Node) -> None:
     (why,) = reasons(node, "import os\nos.write(2, b'OMP: Error #15: two of them\\n')\nos.abort()\n")
-    assert why == "the process that was to fork the ranks has ended, last saying: OMP: Error #15: two of them"
+    assert why == "the process that was to fork the ranks has ended; its last line: OMP: Error #15: two of them"
 
 
 def test_a_rank_that_cannot_become_what_it_shall_be(node: Node) -> None:

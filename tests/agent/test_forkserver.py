@@ -65,7 +65,7 @@ REASONS = {
     "import socket\nkept = socket.socket()\n": "has opened a connection",
     "import mmap\nshared = mmap.mmap(-1, 4096)\n": "shares memory",
     "import os\nwho = os.environ.get('RANK', '0')\n": "has read RANK",
-    "import sys\nsys.settrace(lambda *_: None)\n": "a tracer is at work",
+    "import sys\nsys.settrace(lambda *_: None)\n": "a tracer or a profiler is active",
     "raise RuntimeError('no licence')\n": "`import special` failed: RuntimeError: no licence",
     "import sys\nsys.exit(3)\n": "`import special` failed: SystemExit: 3",
     "import friend\n": "`import special` failed: ModuleNotFoundError: No module named 'friend'",
@@ -101,7 +101,7 @@ def test_a_script_that_is_not_there_fails_as_ever(node: Node) -> None:
 
 def test_a_rank_whose_environment_differs_is_started_anew(node: Node) -> None:
     job = job_of(node, "import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])\n")
-    assert "CUDA_VISIBLE_DEVICES of the rank differs" in refused(job, late={"CUDA_VISIBLE_DEVICES": "0"})
+    assert "CUDA_VISIBLE_DEVICES of the rank had another value" in refused(job, late={"CUDA_VISIBLE_DEVICES": "0"})
 
 
 def test_what_measures_coverage_starts_anew(node: Node) -> None:

@@ -33,14 +33,14 @@ class Package(NamedTuple):
 
 
 SHARE = "which ranks would share"
-CHANCE = "`package` has drawn by chance"
+CHANCE = "`package` has drawn a random value"
 PACKAGES = {
     "an open file": Package("FILE = open('/etc/services', 'rb')", "print(package.FILE.read(64))", SHARE),
     "an archive": Package(
         "import os, zipfile\nwith zipfile.ZipFile(str(os.getppid()) + '.zip', 'w') as file:\n    file.writestr('a', 'x' * 9)\n"
         "FILE = zipfile.ZipFile(file.filename)",
         "print(package.FILE.read('a'))",
-        "has taken the number of its process",
+        "has read the id of its process",
     ),
     "a database": Package(
         "import sqlite3\nBASE = sqlite3.connect('/tmp/package.sqlite')\nBASE.execute('create table if not exists t (x)')",

@@ -7,8 +7,8 @@ before Python reads the script. A forked rank continues from there: Python itsel
 import sys
 
 STARTED = frozenset(sys.modules)
-"""The modules that Python loads by itself before the folder of the script is on the path: they are not the user's."""
+"""Modules that Python loads before the folder of the script is on the path, so they cannot be the user's."""
 
 
 class CannotForkError(Exception):
-    """A rank cannot be forked, and starts as a new process; the text says why."""
+    """A rank cannot be forked, and starts as a new process; the text is the reason."""

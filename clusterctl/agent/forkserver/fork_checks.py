@@ -1,7 +1,7 @@
-"""The check after the imports: whatever a fork would share, lose or have otherwise than a fresh start forbids forks.
+"""The check after the imports: no fork if it would share, lose or change something that a fresh start would not.
 
-Most of it can be read from the process afterwards. Calls that leave no trace (a drawn number, a pid, a variable that is
-read) are noted while the imports run.
+Most of that can be read from the process afterwards. Calls that leave no trace (a random number, a pid, a variable that
+is read) are recorded while the imports run.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SAFE = ("joblib", "keras", "numpy", "psutil", "rich", "scipy", "sklearn", "sympy", "torch")
-"""Packages whose use of pids and random numbers at import was reviewed: it means the same in a fork."""
+"""Packages whose use of pids and random numbers at import was reviewed: it does no harm in a fork."""
 _NEVER = ("jax", "tensorflow")
 """Packages that are not known to work in a fork."""
 OLD_TORCH_SEED = 67280421310721
-"""Every process of a torch before 2.13 begins with this seed; since then each draws one."""
+"""Seed of every process of torch before 2.13; since then each process draws a random one."""
 _MIN_DRAWN_SEED = 1 << 48
-"""torch draws 64 bits; a person sets less."""
+"""torch draws 64 bits; seeds that people set are smaller."""
 _FRESH_NUMPY_POSITION = 623
-"""Position of numpy's own generator before anybody seeds it or draws from it."""
-_PID = "has taken the number of its process"
-_DRAWN = "has drawn by chance what each rank would draw for itself"
+"""Position of numpy's global generator until it is seeded or used."""
+_PID = "has read the id of its process"
+_DRAWN = "has drawn a random value that each rank would draw for itself"
 _PID_FUNCTIONS = ("getpid", "getppid", "getpgrp", "getpgid", "getsid")
 
 
 class _Environment(dict):  # type: ignore[type-arg]
-    """The values behind `os.environ`; notes which of some names are read."""
+    """The values behind `os.environ`; records which of some names are read."""
 
     def __init__(self, values: dict[bytes, bytes], names: set[bytes]) -> None:
         super().__init__(values)
@@ -53,11 +53,11 @@ class ImportWatch:
     """Watches the process while modules are imported.
 
     Attributes:
-        unseeded: Generators that a fresh start would have seeded by chance.
+        unseeded: Generators that a fresh start would have seeded randomly.
     """
 
     def __init__(self, rank_names: Iterable[str]) -> None:
-        """Prepare; `rank_names` are the variables whose value only a rank has."""
+        """Prepare; `rank_names` are the variables that differ between ranks."""
         self.unseeded: list[weakref.ref[random.Random]] = []
         self._rank_names = set(map(os.fsencode, rank_names))
         self._reasons: list[str] = []
@@ -105,7 +105,7 @@ class ImportWatch:
         @functools.wraps(original)
         def seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
             if a is None and self._is_watching:
-                self._note("has made a generator of random numbers")
+                self._note("has made a random number generator")
                 self.unseeded.append(weakref.ref(generator))
             original(generator, a, version)
 
@@ -118,7 +118,7 @@ class ImportWatch:
             self._reasons.append(f"`{package}` {what} when it was imported")
 
     def _read_state(self) -> dict[str, object]:
-        """Return what differs between a fork and a fresh start if imports change it."""
+        """Return the state of the process that a fork would inherit if imports change it."""
         kinds = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
         values = os.environb
         return {
@@ -151,7 +151,7 @@ class ImportWatch:
             if now[what] != before:
                 raise CannotForkError(f"what was imported has changed {what}")
         if sys.gettrace() is not None or sys.getprofile() is not None:
-            raise CannotForkError("a tracer is at work")
+            raise CannotForkError("a tracer or a profiler is active")
         _check_descriptors(control)
         _check_generators()
         _check_threads_and_children()
@@ -206,7 +206,7 @@ def _check_generators() -> None:
 def _check_threads_and_children() -> None:
     threads = len(os.listdir("/proc/self/task")) - 1
     if threads:
-        # Libraries end their threads before a fork, and start them again when they need them.
+        # Some libraries end their threads before a fork, and start them again later.
         pid = os.fork()
         if pid == 0:
             os._exit(0)

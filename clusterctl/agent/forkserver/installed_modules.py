@@ -45,7 +45,7 @@ def _is_in_packages(path: str) -> bool:
 
 
 def _list_script_folders() -> list[str]:
-    """Return what Python puts first on `sys.path` when it runs the command line of this process."""
+    """Return the first entry of `sys.path` for the command line of this process, or nothing."""
     if getattr(sys.flags, "safe_path", False):
         return []
     script = sys.argv[0]
@@ -55,7 +55,7 @@ def _list_script_folders() -> list[str]:
 
 
 class _MissRecorder:
-    """The last finder: Python asks it for the modules that no other finder has."""
+    """The last finder: records the modules that no other finder has found."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -65,7 +65,7 @@ class _MissRecorder:
 
 
 class Imports:
-    """Installed modules that are imported, and whether a fresh start would still import the same.
+    """Imports of installed modules, and the check whether a fresh start would import the same.
 
     Attributes:
         names: The modules that were requested.
@@ -106,7 +106,7 @@ class Imports:
                 sys.meta_path.remove(self._misses)
         for name, file in _list_module_files():
             if not is_installed(file):
-                raise CannotForkError(f"what was imported took in `{name}`, which is not installed: {file}")
+                raise CannotForkError(f"an import has loaded `{name}`, which is not installed: {file}")
         self._stamps = self._read_stamps()
 
     def _check_is_installed(self, name: str) -> None:
@@ -165,7 +165,7 @@ class Imports:
             places = getattr(sys.modules[above], "__path__", None) if above else path
             spec = None if places is None else importlib.machinery.PathFinder.find_spec(name, list(places))
         except Exception:
-            # Libraries put objects of any kind among the modules.
+            # Libraries put objects of any type into `sys.modules`.
             return None
         if spec is None:
             return None

@@ -1,4 +1,4 @@
-"""The forkserver's own work: it imports, then forks a rank at each request until the supervisor ends.
+"""The forkserver's main loop: it imports, then forks a rank at each request until the supervisor ends.
 
 A request is one byte with descriptors: `f` requests a fork, and `?` asks whether a fresh start would still import the
 same. A fork comes with a file that holds the request as JSON, the pipe for the report, the worker's output, and the
@@ -70,7 +70,7 @@ def _send(sock: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    """Return what went wrong, and where if this is no refusal of ours."""
+    """Return the reason of a refusal, or another error with the place where it was raised."""
     if isinstance(error, CannotForkError):
         return str(error)
     import traceback
@@ -184,7 +184,7 @@ class _Server:
             del request
         except BaseException as error:
             if not _refuse(descriptors, error) and os.read(gate, 1):
-                # The waiter did not wait so long, so this rank has started.
+                # The waiter has started this rank after its timeout.
                 import traceback
 
                 traceback.print_exc()
@@ -194,16 +194,17 @@ class _Server:
         for fd in (*descriptors, ready_end):
             os.close(fd)
         if not os.read(gate, 1):
-            # The waiter has said why, or was killed.
+            # The waiter has reported the reason, or was killed.
             os._exit(1)
         os.close(gate)
-        # A fresh start would print what imports print.
+        # In a fresh start, this output of the imports would be the rank's own.
         os.write(1, printed)
 
     def _set_environment(self, env: dict[bytes, bytes]) -> None:
-        """Set the variables of a rank; what imports have changed stays changed.
+        """Set the variables of a rank; changes by the imports stay.
 
-        The kernel shows them too: what the forkserver was not started with goes where it has room.
+        Write them into the memory that the kernel shows in `/proc/PID/environ`, too. The forkserver was started with
+        room for them.
         """
         for name in self._started.keys() | env.keys():
             if self._started.get(name) != env.get(name):
@@ -226,7 +227,7 @@ class _Server:
 
 def _import_all(names: list[str]) -> None:
     usual, rare = gc.get_threshold(), (1 << 20, 1 << 10, 1 << 10)
-    # Almost nothing that imports make is garbage: searching for it takes an eighth of their time.
+    # Imports make almost no garbage, and the collector would take an eighth of their time.
     gc.set_threshold(*rare)
     try:
         for name in names:
@@ -243,7 +244,7 @@ def _import_all(names: list[str]) -> None:
 
 
 def _refuse(descriptors: list[int], error: BaseException) -> bool:
-    """Report why there is no such rank; return false if nobody reads the report any more."""
+    """Report why the rank cannot be forked; return false if the report has no reader any more."""
     try:
         os.write(descriptors[1], json.dumps({"refused": _describe(error)}).encode() + b"\n")
     except OSError:
@@ -287,7 +288,7 @@ def _encode_environment(values: dict[str, str]) -> dict[bytes, bytes]:
 
 
 def _renew_state(unseeded: Iterable[weakref.ref[random.Random]]) -> None:
-    """Renew what a fresh start draws by chance, or takes from its clock, thread or output; `random` does so itself."""
+    """Renew random values, and values of the clock, the thread and the output; `random` reseeds itself in a fork."""
     importlib.invalidate_caches()
     set_native_id = getattr(threading.main_thread(), "_set_native_id", None)
     if set_native_id is not None:

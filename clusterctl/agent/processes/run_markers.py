@@ -1,4 +1,4 @@
-"""Markers that every process of a run carries: environment variables and a resource limit."""
+"""Markers of the processes of a run: environment variables, and a tag in a resource limit."""
 
 from __future__ import annotations
 

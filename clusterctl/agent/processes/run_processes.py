@@ -1,6 +1,6 @@
 """Finds every process of a run by its markers, and ends it.
 
-A name or a parent never identifies a process, and processes of other runs are never touched.
+A process is never identified by its name or its parent, and processes of other runs are never touched.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _ROOT = 0
 _QUERY_TIMEOUT_S, _ALL_QUERIES_TIMEOUT_S = 1.0, 5.0
-"""Timeout for the query of one process, and of all. A process that is stuck in a driver or in an exec keeps its memory
-locked, and a reader of certain `/proc` files of this process hangs too.
+"""Timeout for the query of one process, and of all. If a process is stuck in a driver or in an exec, its memory stays
+locked, and a reader of some of its `/proc` files hangs too.
 """
 
 _MAX_COMMANDS = 256
@@ -69,7 +69,7 @@ class KnownProcesses:
 def find_run_processes(markers: RunMarkers, known_processes: KnownProcesses) -> list[ProcessStat]:
     """Return every living process of the run on this node, and add them to `known_processes`.
 
-    A process that changed its user may be beyond our signals. It still belongs to the run and is named.
+    A process that has changed its user still belongs to the run, although we may not be allowed to signal it.
     """
     pids = [pid for pid in proc.list_pids() if pid not in known_processes.unreadable and pid != os.getpid()]
     answers, stuck = _query_processes(
@@ -169,7 +169,7 @@ def _query_processes(pids: list[int], question: Callable[[int], T]) -> tuple[dic
 def terminate_groups(processes: list[ProcessStat], signalled: set[int], known_processes: KnownProcesses) -> None:
     """Send the stop signal and SIGCONT to the processes and their groups, once per group.
 
-    A stopped process handles the signal only after SIGCONT. A group without its leader gets the signals too.
+    A stopped process handles the signal only after SIGCONT. Groups whose leader has ended get the signals too.
     """
     ours = _list_protected_groups(known_processes)
     targets = {process.pgid if process.pgid not in ours else -process.pid for process in processes} - signalled

@@ -1,6 +1,6 @@
-"""Termination of all processes of a run: stop signal and SIGCONT to every group, grace, SIGKILL.
+"""Termination of all processes of a run: stop signal and SIGCONT to every group, then a grace, then SIGKILL.
 
-It ends when two scans in a row find nothing, or with the survivors when they do not react any more.
+It ends when two scans in a row find no process, or when the survivors do not react any more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.protocol.record_types import SurvivingProcess
 
 _GIVE_UP_AFTER_S = 10.0
-"""Seconds after the first SIGKILL until survivors are given up and named, unless the kernel still tears them down."""
+"""Seconds after the first SIGKILL until survivors are reported, unless the kernel is still ending them."""
 _MAX_KERNEL_TIME_S = 600.0
 """Maximum seconds for the kernel: it takes minutes to free hundreds of GB of pinned memory."""
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 0.25
@@ -56,7 +56,7 @@ class Terminator:
             kill_at: Monotonic time of the first SIGKILL. If it is in the future, the stop signal comes first, and the
                 grace starts with this signal: the first scan may take longer than the grace.
             on_done: Called with the survivors, again and again until it returns true.
-            on_slow: Called once with the processes that the kernel is still tearing down after the normal time.
+            on_slow: Called once with the processes that the kernel is still ending after the normal time.
             hold_s: Seconds in which processes may end without any signal.
             on_late: Called with the processes that outlived `hold_s`, and with true for those that outlived the grace.
         """
@@ -146,7 +146,7 @@ class Terminator:
         return members
 
     def _is_given_up(self, found: list[ProcessStat], now: float) -> bool:
-        """Return whether the remaining processes will not end: nothing has changed for long."""
+        """Return whether the remaining processes will not end: they have not changed for a long time."""
         if self._killed_at is None:
             return False
         if all(proc.is_exiting_unblocked(one) for one in found):
@@ -163,7 +163,7 @@ class Terminator:
 def terminate_for_fence(
     run: RunDir, markers: RunMarkers, attempt: int, known_processes: run_processes.KnownProcesses, grace: float
 ) -> dict[str, Any]:
-    """End everything of a run on this node; a waiter runs this in a child when its fence has expired."""
+    """End all processes of a run on this node; a waiter runs this in a child when its fence has expired."""
     fencing.write_fence(run.fence(attempt))
     known_processes.protected |= supervisor_lookup.list_supervisor_and_waiters(run)
     secrets.remove_secrets(run)

@@ -1,4 +1,4 @@
-"""The supervisor's server on its socket; its clients are the `serve` processes of the node."""
+"""The server on the supervisor's socket. Its clients are the `serve` processes of the node."""
 
 from __future__ import annotations
 

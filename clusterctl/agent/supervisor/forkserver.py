@@ -1,7 +1,7 @@
-"""The supervisor's end of a forkserver: a process of the workers' own Python that imports once and forks ranks.
+"""The supervisor's part of a forkserver, a process of the workers' own Python that imports once and forks ranks.
 
-A forkserver ends with its supervisor: it reads the end of their connection, and the kernel kills it otherwise. Workers
-that it cannot fork start as new processes.
+A forkserver ends with its supervisor, because their connection closes and because the kernel kills it. A worker that it
+cannot fork starts as a new process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _ROOM_BYTES = 16384
 """Room for the variables of a rank in the memory in which the kernel shows the environment."""
 _PROBE = "import sys; sys.exit(f'{sys.executable} does not look at PYTHONPATH')"
-"""This code never runs: our `sitecustomize` takes over before it. Without our `sitecustomize` it ends at once."""
+"""This code runs only without our `sitecustomize`, which otherwise executes the rest of the arguments before."""
 _IMPORT_TIMEOUT_S = 120.0
 """Seconds in which imports may finish; then the ranks start without the forkserver."""
 _EXIT_READ_TIMEOUT_MS = 1000
@@ -102,8 +102,8 @@ class ForkServer:
 
     Attributes:
         end_reason: Why it is unusable, if it is over.
-        is_stale: It ended while it was checked for another attempt: a new one may replace it.
-        report: What it reported when it was ready.
+        is_stale: It is being checked for another attempt; if it ends meanwhile, a new one replaces it.
+        report: Its report when it was ready: modules, seconds, kilobytes.
         identity: Its process; it belongs to no attempt.
     """
 
@@ -114,7 +114,7 @@ class ForkServer:
 
         Args:
             loop: The supervisor's event loop.
-            request: What the head wants of it.
+            request: The request of the head.
             program: The program of a worker of this node.
             shim: Folder of the shim's modules.
             on_change: Called when it is ready or over.
@@ -152,7 +152,7 @@ class ForkServer:
         os.close(file)
 
     def matches(self, request: requests.Forked, program: spawn.Program) -> bool:
-        """Return whether a new forkserver for this request would start in the same way."""
+        """Return whether a new forkserver for this request would have the same program, environment and imports."""
         same = dataclasses.replace(request, keep=self.request.keep, demanded=self.request.demanded)
         return same == self.request and _select_stable_variables(program) == _select_stable_variables(self._program)
 
@@ -165,7 +165,7 @@ class ForkServer:
             self._send(b"?", [])
 
     def _time_out(self) -> None:
-        # A new one would take as long.
+        # A replacement would take as long.
         self.is_stale = False
         self.close(f"the imports took longer than {_IMPORT_TIMEOUT_S:.0f} s")
 
@@ -175,7 +175,7 @@ class ForkServer:
         except ConnectionError:
             self._close_ended()
         except OSError as error:
-            self.close(f"the process that was to fork the ranks cannot be asked: {error.strerror}")
+            self.close(f"cannot send a request to the process that was to fork the ranks: {error.strerror}")
 
     def _read(self) -> None:
         try:
@@ -197,19 +197,19 @@ class ForkServer:
             self._set_stage(Stage.READY)
 
     def _close_ended(self) -> None:
-        """Close it with the last line of its output, in which a library may explain the end of the process."""
+        """Close it; the reason includes the last line of its output, in which a library may explain the end."""
         last = b""
         with contextlib.suppress(OSError):
             size = os.fstat(self._output).st_size
             data = os.pread(self._output, _MAX_LINE_BYTES, max(0, size - _MAX_LINE_BYTES))
             last = data.strip().rpartition(b"\n")[2]
-        explanation = f", last saying: {last.decode('utf-8', 'replace')}" if last else ""
+        explanation = f"; its last line: {last.decode('utf-8', 'replace')}" if last else ""
         self.close(f"the process that was to fork the ranks has ended{explanation}")
 
     def explain_end(self) -> str:
-        """Return why it is over, or "" if it is not, even before its end was noticed.
+        """Return why it is over, or "" if it is not.
 
-        If a fork ended without a report, the forkserver's own report may be on its way: wait for it once.
+        If a fork has ended without a report, the end of the forkserver may be the reason: wait for it once.
         """
         if self.stage is not Stage.OVER:
             poll = select.poll()
@@ -229,7 +229,7 @@ class ForkServer:
         if self.stage is not Stage.READY:
             return self.end_reason
         names = find_differing_variables(self._program.env, env, self.request.secrets)
-        return f"{', '.join(names[:4])} of the rank differs from what the imports have seen" if names else None
+        return f"{', '.join(names[:4])} of the rank had another value during the imports" if names else None
 
     def fork_worker(self, config: WaiterConfig) -> int:
         """Fork a rank and its waiter; return a descriptor for `workers.read_waiter_report`.
@@ -321,19 +321,19 @@ class ForkServerManager:
 
     def _build_program(self, attempt: Attempt, request: requests.Forked) -> spawn.Program:
         one = requests.WorkerStart(rank=0, local_rank=0, argv=request.argv, env=request.env)
-        # Attempt 0 stands for every attempt: the variables of a single attempt are left out anyway.
+        # The number of the attempt does not matter: variables that depend on it are left out later.
         start = requests.Start(self._run.run, self._run.node, 0, [], inject=request.inject)
         return workers.build_worker_program(self._run, self._markers, attempt.prepare, start, one, attempt.python)
 
     def _start(self, attempt: Attempt, request: requests.Forked, program: spawn.Program) -> None:
         try:
             if not workers.install_shim(self._run):
-                raise OSError(0, "its modules cannot be written")
+                raise OSError(0, "cannot write the modules of the forkserver")
             server = ForkServer(
                 self._loop, request, program, inject.get_shim_folder(self._run.root), self._on_state_change
             )
         except OSError as error:
-            self._warn_not_forked(f"no process can be had to fork them: {error.strerror}")
+            self._warn_not_forked(f"cannot start the process that forks them: {error.strerror}")
             return
         attempt.known_processes.protected.add(server.identity)
         self._server = server
@@ -411,7 +411,7 @@ class ForkServerManager:
             try:
                 return server.fork_worker(config)
             except OSError as error:
-                reason = f"what a fork needs is not to be had: {error.strerror}"
+                reason = f"no resources for a fork: {error.strerror}"
         self._warn_not_forked(reason)
         return None
 
@@ -438,7 +438,7 @@ class ForkServerManager:
             return
         self._warned_reasons.add(why)
         severity = "warn" if self._request.demanded else "info"
-        text = f"not forked, but started anew: {why}"
+        text = f"not forked, but started as new processes: {why}"
         self._record(events.Alarm(self._attempt.number, events.NOT_FORKED, text, severity))
 
 

@@ -1,8 +1,8 @@
 """The workers' output files on this node: reserved space, time index, and what is discarded when space is short.
 
-A `print` on a full disk would end a rank, so our own bytes are discarded first: those that the head has, then the
-oldest. The offsets are written before bytes are discarded, so no reader takes a hole for output. The journal gets an
-event now and then, and at the end of the attempt.
+A `print` on a full disk would end a rank, so the supervisor discards stored output first: bytes that the head has, then
+the oldest. It writes the offsets before it discards bytes, so no reader takes a hole for output. The journal gets an
+event about discarded bytes at intervals, and at the end of the attempt.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OutputFile:
     Attributes:
         offsets: The offsets of this output, as in the table.
         fd: Descriptor for the worker, or -1.
-        why: Why its front was discarded last.
+        why: The reason for which bytes were discarded last.
         journalled_at: Monotonic time of the last journal event about it.
     """
 

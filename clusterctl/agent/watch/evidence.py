@@ -43,13 +43,12 @@ def collect_evidence(
         status_dir: The folder with the status files of the attempt's shims.
         out_dir: Gets `rank-R.json` (everything), `rank-R.txt` (for people) and `rank-R.stacks` (the raw dump); made if
             missing.
-        deadline: The `time.monotonic()` at which nothing is waited for any more.
+        deadline: The `time.monotonic()` until which this function waits.
         chosen: Only the given ranks; otherwise also the ranks that a user's launcher (torchrun) started below them.
 
     Returns:
-        `{took_s, ranks: {"R": RankEvidence}}`. A rank that gave nothing in time has `source: "proc"` and `error`.
-        Evidence
-        that is too large for the answer is cut, and `why` says so; the files are complete.
+        `{took_s, ranks: {"R": RankEvidence}}`. A rank without evidence in time has `source: "proc"` and `error`.
+        Evidence that is too large for the answer is cut, and `why` says so; the files are complete.
 
     Raises:
         OSError: `out_dir` cannot be written.

@@ -39,7 +39,7 @@ class StackDump:
         source: `signal` (text of faulthandler), `py-spy` (its JSON) or `proc` (no stacks).
         text: The raw dump.
         main_thread: The identity of the main thread in a `signal` dump.
-        why: Why the better ways gave nothing, in order.
+        why: The reasons for which the better ways have failed, in order.
     """
 
     source: str
@@ -49,7 +49,7 @@ class StackDump:
 
 
 class _NoStacksError(Exception):
-    """A way to get stacks gives none; the text says why."""
+    """One way to get stacks has failed; the text is the reason."""
 
 
 def take_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> StackDump:
@@ -72,7 +72,7 @@ def take_stacks(pid: int, status_dir: str, rank: int, deadline: float) -> StackD
 
 
 def find_signal_obstacle(announced: StackDumpOffer, stacks_path: str) -> str | None:
-    """Return why the signal must not be sent, or `None` if it may be.
+    """Return why the signal must not be sent, or `None` if it may be sent.
 
     Args:
         announced: The offer in the ready file.
@@ -131,7 +131,7 @@ def _send_signal(handle: int, announced: StackDumpOffer, tid: int) -> None:
 
 
 def _wait_for_dump(path: str, before: int, deadline: float) -> str:
-    """Return what was dumped after the first `before` bytes, once it ends a line and no longer grows."""
+    """Return the dump behind the first `before` bytes of the file, once it no longer grows."""
     size, changed = before, time.monotonic()
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -151,7 +151,7 @@ def _catches_signal(pid: int, number: int) -> bool:
 
 
 def _dump_by_py_spy(pid: int, deadline: float) -> str:
-    """Return what the py-spy of the node says, or the one beside the interpreter of the process."""
+    """Return the dump of the node's py-spy, or of the py-spy beside the interpreter of the process."""
     interpreter = read_bytes(f"/proc/{pid}/cmdline", 4096).partition(b"\0")[0].decode("utf-8", "replace")
     beside = os.path.join(os.path.dirname(interpreter), "py-spy") if os.path.isabs(interpreter) else ""
     program = shutil.which("py-spy") or shutil.which(beside)
