@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.node_state.run_dir import RunDir
-from clusterctl.agent.processes import supervisor_lookup
+from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol.commands import Command
 from tests.agent.talk import Refused, Talk
 
@@ -79,7 +79,7 @@ class Node:
         talk.ask(Command.STOP, **self.where, grace=grace, reason=reason)
 
     def _guardian(self) -> proc.ProcessIdentity | None:
-        return supervisor_lookup.find_supervisor(RunDir(str(self.home / "state/clusterctl"), self.run, self.node))
+        return run_processes.find_supervisor(RunDir(str(self.home / "state/clusterctl"), self.run, self.node))
 
     def supervised(self) -> bool:
         return self._guardian() is not None

@@ -15,7 +15,7 @@ import pytest
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.processes import run_processes
-from clusterctl.agent.processes.run_markers import RunMarkers
+from clusterctl.agent.processes.run_processes import RunMarkers
 from tests.agent.conftest import BIN, Node, gone
 from tests.agent.hung import Hung, mounted
 from tests.agent.talk import REPOSITORY
@@ -262,7 +262,7 @@ def test_a_stray_in_a_group_of_ours_is_signalled_alone(how: str) -> None:
 WATCHED_LADDER = """
     import os, subprocess, sys, time
     from clusterctl.agent.linux import event_loop, proc
-    from clusterctl.agent.processes import run_markers, run_processes
+    from clusterctl.agent.processes import run_processes
     from clusterctl.agent.processes import termination
     stubborn = ["sh", "-c", "trap '' TERM; echo; while :; do sleep 0.1; done"]
     worker = subprocess.Popen(stubborn, stdout=subprocess.PIPE, start_new_session=True)
@@ -272,7 +272,7 @@ WATCHED_LADDER = """
     events, began = event_loop.EventLoop(), time.monotonic()
     known = run_processes.KnownProcesses(workers={proc.read_identity(worker.pid): None}, protected={proc.read_identity(os.getpid())})
     steps = termination.Terminator(
-        events, run_markers.RunMarkers(b"run", b"node", 1 << 60, os.getuid()), known, began + 2.0,
+        events, run_processes.RunMarkers(b"run", b"node", 1 << 60, os.getuid()), known, began + 2.0,
         lambda left: events.stop() or True, lambda left: None,
     )
     events.every(0.25, steps.check_now)
@@ -285,7 +285,7 @@ def test_who_has_a_grace_is_asked_first_however_late_the_first_look_is_over() ->
     said = script("""
     import os, subprocess, time
     from clusterctl.agent.linux import event_loop, proc
-    from clusterctl.agent.processes import run_markers, run_processes
+    from clusterctl.agent.processes import run_processes
     from clusterctl.agent.processes import termination
     polite = ["sh", "-c", "trap 'echo asked; exit' TERM; echo; while :; do sleep 0.1; done"]
     worker = subprocess.Popen(polite, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -293,7 +293,7 @@ def test_who_has_a_grace_is_asked_first_however_late_the_first_look_is_over() ->
     events, began = event_loop.EventLoop(), time.monotonic()
     known = run_processes.KnownProcesses(workers={proc.read_identity(worker.pid): None}, protected={proc.read_identity(os.getpid())})
     termination.Terminator(
-        events, run_markers.RunMarkers(b"run", b"node", 1 << 60, os.getuid()), known, began + 0.5,
+        events, run_processes.RunMarkers(b"run", b"node", 1 << 60, os.getuid()), known, began + 0.5,
         lambda left: events.stop() or True, lambda left: None,
     )
     events.on_children(worker.poll)
@@ -321,8 +321,8 @@ def test_who_climbs_the_ladder_reads_nothing_that_another_process_could_keep_loc
 LOOKS = """
     import os, sys, time
     from clusterctl.agent.linux import proc
-    from clusterctl.agent.processes import run_markers, run_processes
-    who = run_markers.RunMarkers(b"run", b"node", 1 << 60, os.getuid())
+    from clusterctl.agent.processes import run_processes
+    who = run_processes.RunMarkers(b"run", b"node", 1 << 60, os.getuid())
     seen = []
     sys.addaudithook(lambda event, values: seen.append(str(values[0])) if event in ("open", "os.listdir") else None)
 """

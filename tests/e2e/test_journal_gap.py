@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.node_state.run_dir import RunDir
-from clusterctl.agent.processes import supervisor_lookup
+from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol.events import Alarm, Stamp, encode_event
 from tests.lab.waiting import wait_for
 
@@ -28,7 +28,7 @@ def test_a_run_says_that_events_are_missing_and_takes_every_event_behind_them(he
         for seq in (last + 2, last + 3, last + 5):
             stamp = Stamp(seq, time.time(), time.monotonic(), proc.read_boot_id())
             journal.write(encode_event(stamp, Alarm(0, "test", f"event {seq}")).encode() + b"\n")
-    supervisor = supervisor_lookup.find_supervisor(node)
+    supervisor = run_processes.find_supervisor(node)
     assert supervisor is not None
     os.kill(supervisor.pid, signal.SIGKILL)  # the next one goes on with the numbers of the file
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
+import hashlib
 import os
 import re
 import signal
@@ -14,14 +16,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
-from clusterctl.agent.linux import cgroup, helper_process, proc
+from clusterctl.agent.linux import cgroup, helper_process, proc, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity, ProcessStat
+from clusterctl.agent.linux.spawn import encode_peer_text
+from clusterctl.agent.node_state import run_dir, supervisor_lock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clusterctl.agent.linux.helper_process import HelperOutput
-    from clusterctl.agent.processes.run_markers import RunMarkers
+    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol.record_types import LeftoverProcess, SurvivingProcess
 
 _ROOT = 0
@@ -34,6 +38,48 @@ _MAX_COMMANDS = 256
 """Only this many survivors are described with their command line: thousands of them must fit into one event."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunMarkers:
+    """Markers that tell the processes of one run on one node from all others.
+
+    Attributes:
+        run_id: Value of CLUSTERCTL_RUN_ID.
+        node_name: Value of CLUSTERCTL_NODE.
+        tag: Value of a resource limit that Linux does not enforce. It survives setsid, double fork and a cleared
+            environment.
+        uid: The user of the processes.
+    """
+
+    run_id: bytes
+    node_name: bytes
+    tag: int
+    uid: int
+
+    def environment(self) -> dict[bytes, bytes]:
+        """Return the markers that are environment variables."""
+        return {b"CLUSTERCTL_RUN_ID": self.run_id, b"CLUSTERCTL_NODE": self.node_name}
+
+    def has_tag(self, pid: int) -> bool:
+        """Return whether a process carries the tag."""
+        return proc.has_limit(pid, self.tag)
+
+    def has_run_environment(self, pid: int) -> bool | None:
+        """Return whether the environment of a process names the run and the node; `None` if it cannot be read.
+
+        Call this in a child: the read hangs if the process is stuck with its memory locked.
+        """
+        environ = proc.read_environment(pid)
+        return self.environment().items() <= environ.items() if environ else None
+
+
+def make_run_markers(run: RunDir) -> RunMarkers:
+    """Return the markers of a run on this node."""
+    digest = hashlib.sha256(b"tag" + run.key.encode()).digest()
+    # Bit 60 makes the tag larger than any limit that a person would set, and keeps it below RLIM_INFINITY.
+    tag = int.from_bytes(digest[:7], "big") | 1 << 60
+    return RunMarkers(encode_peer_text(run.run), encode_peer_text(run.node), tag, os.getuid())
 
 
 @dataclass
@@ -161,6 +207,40 @@ def _query_processes(pids: list[int], question: Callable[[int], T]) -> tuple[dic
         stuck.update(pids[len(new) : len(new) + 1])
         pids = pids[len(new) + 1 :]
     return answers, stuck
+
+
+# --- supervisor and waiters
+
+
+def find_supervisor(run: RunDir) -> ProcessIdentity | None:
+    """Return the supervisor of a run, or `None`."""
+    try:
+        sock = supervisor_lock.connect_to_supervisor(run)
+    except BlockingIOError:
+        pid = supervisor_lock.find_lock_owner(run)
+        return None if pid is None else proc.read_identity(pid)
+    if sock is None:
+        return None
+    with sock:
+        pid, uid = syscalls.read_peer_credentials(sock)
+    return proc.read_identity(pid) if uid == os.getuid() else None
+
+
+def list_waiters(run: RunDir) -> set[ProcessIdentity]:
+    """Return the waiters of all attempts of a run."""
+    identities = set()
+    for path in glob.glob(os.path.join(glob.escape(run.path), "attempt-*", "rank-*.spawn")):
+        spawned = run_dir.read_spawn_record(path)
+        if spawned is not None:
+            with contextlib.suppress(KeyError):
+                identities.add(ProcessIdentity(spawned["waiter_pid"], spawned["waiter_start_time"]))
+    return identities
+
+
+def list_supervisor_and_waiters(run: RunDir) -> set[ProcessIdentity]:
+    """Return the supervisor of a run and the waiters of all its attempts."""
+    who = find_supervisor(run)
+    return list_waiters(run) | ({who} if who is not None else set())
 
 
 # --- ending

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Callable
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.node_state import fencing, secrets
-from clusterctl.agent.processes import run_processes, supervisor_lookup
+from clusterctl.agent.processes import run_processes
 
 if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import Timer
     from clusterctl.agent.linux.proc import ProcessStat
     from clusterctl.agent.node_state.run_dir import RunDir
-    from clusterctl.agent.processes.run_markers import RunMarkers
+    from clusterctl.agent.processes.run_processes import RunMarkers
     from clusterctl.agent.protocol.record_types import SurvivingProcess
 
 _GIVE_UP_AFTER_S = 10.0
@@ -165,7 +165,7 @@ def terminate_for_fence(
 ) -> dict[str, Any]:
     """End all processes of a run on this node; a waiter runs this in a child when its fence has expired."""
     fencing.write_fence(run.fence(attempt))
-    known_processes.protected |= supervisor_lookup.list_supervisor_and_waiters(run)
+    known_processes.protected |= run_processes.list_supervisor_and_waiters(run)
     secrets.remove_secrets(run)
     return {"left": terminate_and_wait(markers, known_processes, grace)}
 

@@ -9,7 +9,7 @@ from clusterctl.agent.linux import cgroup, proc, syscalls
 from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.node_state import fencing, journal
 from clusterctl.agent.node_state.journal import NodeState, fold_journal
-from clusterctl.agent.processes import run_markers, run_processes, supervisor_lookup
+from clusterctl.agent.processes import run_processes
 from clusterctl.agent.supervisor import workers
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def list_survivors(state: NodeState) -> list[SurvivingProcess]:
 
 def has_supervisor(run: RunDir) -> bool:
     """Return whether a supervisor of the run is alive."""
-    return supervisor_lookup.find_supervisor(run) is not None
+    return run_processes.find_supervisor(run) is not None
 
 
 def list_workers(run: RunDir, state: NodeState) -> list[WorkerState]:
@@ -54,14 +54,14 @@ def find_remaining_processes(run: RunDir, state: NodeState) -> list[proc.Process
     """Return every process of the run on this node except its waiters."""
     if state.seq and state.boot != proc.read_boot_id():
         return []
-    return run_processes.find_run_processes(run_markers.make_run_markers(run), collect_known_processes(run, state))
+    return run_processes.find_run_processes(run_processes.make_run_markers(run), collect_known_processes(run, state))
 
 
 def collect_known_processes(run: RunDir, state: NodeState) -> run_processes.KnownProcesses:
     """Return the known processes of the newest attempt, and the processes that supervise it."""
     _, group = workers.read_start_record(run, state) or ([], None)
     known_processes = run_processes.KnownProcesses(
-        protected=supervisor_lookup.list_supervisor_and_waiters(run),
+        protected=run_processes.list_supervisor_and_waiters(run),
         cgroup=group if cgroup.list_members(group) else None,
     )
     known_processes.stop_signal = signal.Signals[(syscalls.read_json(run.prepare) or {}).get("stop_signal", "SIGTERM")]

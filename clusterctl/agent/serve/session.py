@@ -247,10 +247,10 @@ class Session:
             if command is Command.FINISH:
                 self._release_workdirs(run)
             if command in (Command.STOP, Command.FINISH):
-                from clusterctl.agent.processes import supervisor_lookup
+                from clusterctl.agent.processes import run_processes
 
                 state = self.journal_states.of(run)
-                if state.finished is not None or (state.seq == 0 and supervisor_lookup.find_supervisor(run) is None):
+                if state.finished is not None or (state.seq == 0 and run_processes.find_supervisor(run) is None):
                     return {}
 
             def pass_on(message: Message) -> None:

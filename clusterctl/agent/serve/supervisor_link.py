@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from clusterctl.agent.linux import proc, syscalls
 from clusterctl.agent.linux.event_loop import FrameChannel
 from clusterctl.agent.node_state import supervisor_lock
-from clusterctl.agent.processes import supervisor_lookup
+from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol import commands, frames
 from clusterctl.agent.supervisor import supervisor
 
@@ -170,7 +170,7 @@ class SupervisorLink:
         """Kill a supervisor that does not answer in time: the next one continues its work."""
         if pending.is_answered or self._closed:
             return
-        supervisor = supervisor_lookup.find_supervisor(self._run)
+        supervisor = run_processes.find_supervisor(self._run)
         if supervisor is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(supervisor.pid, signal.SIGKILL)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import EventLoop
     from clusterctl.agent.node_state.journal import NodeState
     from clusterctl.agent.node_state.run_dir import RunDir
-    from clusterctl.agent.processes.run_markers import RunMarkers
+    from clusterctl.agent.processes.run_processes import RunMarkers
     from clusterctl.agent.protocol.record_types import (
         ExitRecord,
         LeftoverProcess,

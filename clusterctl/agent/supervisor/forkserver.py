@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.linux.event_loop import EventLoop, Timer
     from clusterctl.agent.node_state.run_dir import RunDir
-    from clusterctl.agent.processes.run_markers import RunMarkers
+    from clusterctl.agent.processes.run_processes import RunMarkers
     from clusterctl.agent.protocol.record_types import SpawnRecord
     from clusterctl.agent.supervisor.attempt import Attempt
     from clusterctl.agent.supervisor.waiter import WaiterConfig

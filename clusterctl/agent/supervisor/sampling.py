@@ -151,7 +151,7 @@ class SamplingChild:
             os.close(process[1])
 
 
-class ActivitySampler:
+class ActivityMonitor:
     """Samples the workers of one attempt in a child, which reads files of the user that may hang."""
 
     def __init__(self, loop: EventLoop, run: RunDir, attempt: Attempt, samples: SampleFile) -> None:

@@ -19,7 +19,7 @@ from clusterctl.agent.linux import helper_process, ports, proc, spawn, syscalls
 from clusterctl.agent.linux.event_loop import EventLoop
 from clusterctl.agent.node_state import fencing, fsync_queue, journal, secrets, supervisor_lock, tmpfiles
 from clusterctl.agent.node_state.journal import apply_event, fold_journal
-from clusterctl.agent.processes import run_markers, supervisor_lookup
+from clusterctl.agent.processes import run_processes
 from clusterctl.agent.protocol import commands, events, requests
 from clusterctl.agent.supervisor import control_server, forkserver, gpu_claims, sampling, workers
 from clusterctl.agent.supervisor.attempt import Attempt
@@ -54,14 +54,14 @@ class Supervisor:
             *tmpfiles.lock_against_cleanup(run.path),
             *tmpfiles.lock_against_cleanup(os.path.dirname(helper_process.find_import_root())),
         ]
-        self._markers = run_markers.make_run_markers(run)
+        self._markers = run_processes.make_run_markers(run)
         self._journal, self._replaced = journal.JournalWriter(run.journal), False
         self._state = fold_journal(journal.read_journal(run.journal))
         self._claims = gpu_claims.GpuClaims(run.run, run.node, guards=self._list_waiter_pids)
         self._ports = ports.ReservedPorts()
         self._samples = sampling.SampleFile(run.samples)
         self._attempt: Attempt | None = None
-        self._activity: sampling.ActivitySampler | None = None
+        self._activity: sampling.ActivityMonitor | None = None
         self._health_sampler: sampling.SamplingChild | None = None
         self._control_server = control_server.ControlServer(self._loop, self._handle_request, self._log)
         self._forking = forkserver.ForkServerManager(self._loop, run, self._markers, self._record)
@@ -77,7 +77,7 @@ class Supervisor:
         self._adopt_attempt()
 
     def _list_waiter_pids(self) -> list[int]:
-        return [who.pid for who in supervisor_lookup.list_waiters(self._run) if proc.is_alive(who)]
+        return [who.pid for who in run_processes.list_waiters(self._run) if proc.is_alive(who)]
 
     def serve(self) -> None:
         """Run until the run is finished."""
@@ -175,7 +175,7 @@ class Supervisor:
         self._attempt = attempt
         if self._activity is not None:
             self._activity.stop()
-        self._activity = sampling.ActivitySampler(self._loop, self._run, attempt, self._samples)
+        self._activity = sampling.ActivityMonitor(self._loop, self._run, attempt, self._samples)
         seconds = attempt.prepare.health_seconds
         if seconds > 0 and self._health_sampler is None:
             # Driver calls may hang, so a child makes them.

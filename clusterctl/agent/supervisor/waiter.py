@@ -259,12 +259,12 @@ def _make_fence_task(fence: Mapping[str, Any]) -> Task:
     """Return the task that ends everything of the run on this node, for a fork of the waiter."""
     # These imports take time, and most runs have no fence.
     from clusterctl.agent.node_state.run_dir import RunDir
-    from clusterctl.agent.processes import run_markers, run_processes, termination
+    from clusterctl.agent.processes import run_processes, termination
 
     def enforce(_out: HelperOutput) -> dict[str, Any]:
         run = RunDir(fence["root"], fence["run"], fence["node"])
         known_processes = run_processes.KnownProcesses(cgroup=fence["cgroup"], stop_signal=fence["stop_signal"])
-        markers = run_markers.make_run_markers(run)
+        markers = run_processes.make_run_markers(run)
         return termination.terminate_for_fence(run, markers, fence["attempt"], known_processes, fence["grace"])
 
     return enforce

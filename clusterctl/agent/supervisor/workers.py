@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.node_state.journal import NodeState
     from clusterctl.agent.node_state.run_dir import RunDir
-    from clusterctl.agent.processes.run_markers import RunMarkers
+    from clusterctl.agent.processes.run_processes import RunMarkers
     from clusterctl.agent.protocol.record_types import SpawnRecord
 
     WorkerToStart = tuple[requests.WorkerStart, waiter.WaiterConfig]
