@@ -263,19 +263,19 @@ def read_flight_record(status_dir: str, rank: int) -> list[FlightRecorderEntry] 
     """Return the entries that the shim has copied from torch's flight recorder when the collectives stopped."""
 
     def parse(value: Any) -> list[FlightRecorderEntry] | None:
-        is_alive = proc.is_alive(_parse_identity(value))
-        return [_parse_entry(entry) for entry in value["entries"][:_MAX_FLIGHT_RECORD_ENTRIES]] if is_alive else None
+        if not proc.is_alive(_parse_identity(value)):
+            return None
+        return [
+            {
+                "group": str(entry["group"])[:_MAX_NAME_LENGTH],
+                "number": int(entry["number"]) % (1 << 62),
+                "op": str(entry["op"])[:_MAX_NAME_LENGTH],
+                "sizes": str(entry["sizes"])[:_MAX_NAME_LENGTH],
+                "dtypes": str(entry["dtypes"])[:_MAX_NAME_LENGTH],
+                "done": bool(entry["done"]),
+                "p2p": bool(entry["p2p"]),
+            }
+            for entry in value["entries"][:_MAX_FLIGHT_RECORD_ENTRIES]
+        ]
 
     return _read_rank_record(status_dir, rank, "recorded", parse)
-
-
-def _parse_entry(entry: dict[str, Any]) -> FlightRecorderEntry:
-    return {
-        "group": str(entry["group"])[:_MAX_NAME_LENGTH],
-        "number": int(entry["number"]) % (1 << 62),
-        "op": str(entry["op"])[:_MAX_NAME_LENGTH],
-        "sizes": str(entry["sizes"])[:_MAX_NAME_LENGTH],
-        "dtypes": str(entry["dtypes"])[:_MAX_NAME_LENGTH],
-        "done": bool(entry["done"]),
-        "p2p": bool(entry["p2p"]),
-    }

@@ -133,7 +133,8 @@ def find_run_processes(markers: RunMarkers, known_processes: KnownProcesses) -> 
 
 def list_known_processes(known_processes: KnownProcesses) -> list[ProcessStat]:
     """Return the living processes that are already known, without a scan of all others."""
-    stats = (proc.read_stat(who.pid) for who in known_processes.workers.keys() | known_processes.processes)
+    identities = dict.fromkeys((*known_processes.workers, *known_processes.processes))
+    stats = (proc.read_stat(who.pid) for who in identities)
     return [stat for stat in stats if stat is not None and not stat.is_gone and _is_known(stat, known_processes)]
 
 

@@ -47,7 +47,7 @@ class CollectiveCounters:
         Raises:
             RuntimeError: This torch has no flight recorder.
         """
-        group = _default_group()
+        group = getattr(getattr(sys.modules.get(_C10D), "_world", None), "default_pg", None)
         if group is None:  # the recorder reads its settings at first use, so let the user be first
             return False
         if group is not self._group:
@@ -69,11 +69,6 @@ class CollectiveCounters:
         To write out all entries takes some 30 ms if the ring is full.
         """
         return _newest_entries() if self.seq and self._still == STILL_LOOKS else None
-
-
-def _default_group() -> Any:
-    module = sys.modules.get(_C10D)
-    return getattr(getattr(module, "_world", None), "default_pg", None)
 
 
 def _recorders() -> list[Any]:

@@ -56,7 +56,10 @@ def collect_evidence(
     began = time.monotonic()
     os.makedirs(out_dir, mode=0o700, exist_ok=True)
     workers = list(ranks)
-    workers += [] if chosen else _list_launcher_ranks(workers, status_dir)
+    for foreign in [] if chosen else list_foreign_ranks(status_dir, [worker["rank"] for worker in workers]):
+        offer = shim_files.read_stack_dump_offer(status_dir, foreign)
+        if offer is not None:
+            workers.append({"rank": foreign, "pid": offer["pid"], "start_time": offer["start_time"], "output": None})
     complete = dict(sorted(_collect_in_threads(workers, status_dir, deadline).items(), key=lambda item: int(item[0])))
     for rank, evidence in complete.items():
         _write_files(out_dir, rank, evidence)
@@ -110,15 +113,6 @@ def _keep_end(value: Any, limit: int) -> Any:
 
 def _count_json_bytes(value: object) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape"))
-
-
-def _list_launcher_ranks(workers: list[RankProcess], status_dir: str) -> list[RankProcess]:
-    ranks = list_foreign_ranks(status_dir, (worker["rank"] for worker in workers))
-    return [
-        {"rank": rank, "pid": offer["pid"], "start_time": offer["start_time"], "output": None}
-        for rank in ranks
-        if (offer := shim_files.read_stack_dump_offer(status_dir, rank)) is not None
-    ]
 
 
 def _make_empty_evidence(worker: RankProcess, why: str) -> RankEvidence:

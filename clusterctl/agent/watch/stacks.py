@@ -79,7 +79,8 @@ def find_signal_obstacle(announced: StackDumpOffer, stacks_path: str) -> str | N
         stacks_path: Our file for the dump.
     """
     pid, number = announced["pid"], announced["signal"]
-    if not _catches_signal(pid, number):
+    caught = proc.read_status_field(f"/proc/{pid}", "SigCgt")
+    if not caught or not int(caught[0], 16) >> (number - 1) & 1:
         return f"signal {number} is not caught"
     try:
         ours, theirs = os.stat(stacks_path), os.stat(f"/proc/{pid}/fd/{announced['fd']}")
@@ -143,11 +144,6 @@ def _wait_for_dump(path: str, before: int, deadline: float) -> str:
     with open(path, "rb") as file:
         file.seek(before)
         return file.read(_MAX_BYTES).decode("utf-8", "replace")
-
-
-def _catches_signal(pid: int, number: int) -> bool:
-    caught = proc.read_status_field(f"/proc/{pid}", "SigCgt")
-    return bool(caught) and bool(int(caught[0], 16) >> (number - 1) & 1)
 
 
 def _dump_by_py_spy(pid: int, deadline: float) -> str:
