@@ -183,14 +183,14 @@ def test_gpus_stay_claimed_while_a_worker_lives_and_its_supervisor_does_not(node
 
 def test_after_a_refused_claim_nothing_new_is_held_and_nothing_old_is_given_up(tmp_path: Path) -> None:
     first, second, third = (GpuClaims(run, "n1", str(tmp_path)) for run in ("first", "second", "third"))
-    first.take([991])
-    second.take([990])
+    first.claim([991])
+    second.claim([990])
     with pytest.raises(GpuClaimError, match="GPU 991 is held by run first"):
-        second.take([992, 991])
+        second.claim([992, 991])
     assert len(second.paths) == 1
-    third.take([992])
+    third.claim([992])
     with pytest.raises(GpuClaimError, match="GPU 990 is held by run second"):
-        third.take([990])
+        third.claim([990])
     for claims in (first, second, third):
         claims.release()
 
@@ -203,10 +203,10 @@ def test_two_nodes_of_one_run_on_one_machine_do_not_share_a_gpu(tmp_path: Path) 
     one, again, other = (
         GpuClaims("run", node, str(tmp_path), guards) for node, guards in (("n1", tuple), ("n1", us), ("n2", tuple))
     )
-    one.take([990])
-    again.take([990])
+    one.claim([990])
+    again.claim([990])
     with pytest.raises(GpuClaimError, match=r"GPU 990 is held by run run \(node n1\)"):
-        other.take([990])
+        other.claim([990])
     for claims in (one, again):
         claims.release()
 
@@ -272,11 +272,11 @@ def test_what_others_put_into_the_folder_of_claims_takes_no_gpu_and_costs_no_fil
     locks = tmp_path / "locks"
     make(planted(locks))
     first, second = (GpuClaims(run, "n1", str(locks)) for run in ("first", "second"))
-    first.take([990])
+    first.claim([990])
     with pytest.raises(GpuClaimError, match="GPU 990 is held by run first"):
-        second.take([990])
+        second.claim([990])
     first.release()
-    second.take([990])
+    second.claim([990])
     second.release()
     if (tmp_path / "precious").exists():
         assert (tmp_path / "precious").read_text() == "precious"
@@ -305,7 +305,7 @@ def test_a_folder_whose_files_others_could_remove_takes_no_claims(
 ) -> None:
     make(tmp_path / "locks")
     with pytest.raises(GpuClaimError, match=why):
-        GpuClaims("run", "n1", str(tmp_path / "locks")).take([990])
+        GpuClaims("run", "n1", str(tmp_path / "locks")).claim([990])
 
 
 AS_NOBODY = """
@@ -316,7 +316,7 @@ os.setgid(65534)
 os.setuid(65534)
 held = gpu_claims.GpuClaims("theirs", "n1", sys.argv[1])
 try:
-    held.take([990])
+    held.claim([990])
 except gpu_claims.GpuClaimError as error:
     print(error)
 else:
@@ -341,15 +341,15 @@ def test_two_users_keep_each_other_off_a_gpu_and_see_whose_it_is() -> None:
         locks = Path(name)
         locks.chmod(0o1777)
         ours = GpuClaims("ours", "n1", name)
-        ours.take([990])
+        ours.claim([990])
         with nobody(locks) as word:
             assert word == "GPU 990 is held by run ours of root (node n1)"
         ours.release()
         with nobody(locks) as word:
             assert word == "held"
             with pytest.raises(GpuClaimError, match=r"^GPU 990 is held by run theirs of nobody \(node n1\)$"):
-                ours.take([990])
-        ours.take([990])
+                ours.claim([990])
+        ours.claim([990])
         ours.release()
 
 
@@ -378,14 +378,14 @@ def test_locks_that_others_put_on_a_file_of_ours_are_no_claim() -> None:
             assert other.stdout is not None
             assert other.stdout.readline() == "locked\n"
             claims = GpuClaims("ours", "n1", name)
-            claims.take([990])
+            claims.claim([990])
             claims.release()
             other.communicate(timeout=60)
 
 
 def test_what_a_claim_says_of_itself_cannot_steer_a_terminal(tmp_path: Path) -> None:
     first = GpuClaims("fir\x1b]52;c;eA==\x07st", "n1", str(tmp_path))
-    first.take([990])
+    first.claim([990])
     with pytest.raises(GpuClaimError, match=r"held by run fir\?\]52;c;eA==\?st"):
-        GpuClaims("second", "n1", str(tmp_path)).take([990])
+        GpuClaims("second", "n1", str(tmp_path)).claim([990])
     first.release()

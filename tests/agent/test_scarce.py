@@ -50,7 +50,7 @@ def without_descriptors(work: Callable[[], object]) -> None:
 def test_a_look_at_gpu_memory_that_cannot_be_made_is_told_and_the_attempt_ends() -> None:
     loop, said = EventLoop(), []
     without_descriptors(
-        lambda: gpu_claims.GpuMemoryWait(
+        lambda: gpu_claims.wait_for_gpu_memory(
             loop, [0], "run", lambda text, gpu: said.append((text, gpu)), lambda: said.append("done")
         )
     )

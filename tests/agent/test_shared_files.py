@@ -89,7 +89,7 @@ def test_two_heads_that_share_a_home_never_mix_the_code_they_keep(tmp_path: Path
 CLAIM = """
 from clusterctl.agent.supervisor import gpu_claims
 held = gpu_claims.GpuClaims("run-" + sys.argv[1], "n" + sys.argv[1], sys.argv[2])
-held.take([990])
+held.claim([990])
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -125,7 +125,7 @@ def test_machines_that_share_a_folder_of_locks_do_not_refuse_each_other_a_gpu_of
 IN_A_CONTAINER = """
 from clusterctl.agent.supervisor import gpu_claims
 held = gpu_claims.GpuClaims("run-" + sys.argv[1], "n1", sys.argv[2], root=sys.argv[3])
-held.take([int(sys.argv[4])])
+held.claim([int(sys.argv[4])])
 print("held", flush=True)
 sys.stdin.read()
 """

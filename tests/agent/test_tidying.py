@@ -80,10 +80,10 @@ def test_a_gpu_is_not_claimed_twice_after_a_tidying(tmp_path: Path) -> None:
     locks.mkdir()
     (locks / "forgotten").touch()
     first, second = (GpuClaims(run, "node", str(locks)) for run in ("first", "second"))
-    first.take([990])
+    first.claim([990])
     tidy(locks)
     with pytest.raises(GpuClaimError, match="GPU 990 is held by run first"):
-        second.take([990])
+        second.claim([990])
     assert not (locks / "forgotten").exists()
     first.release()
 

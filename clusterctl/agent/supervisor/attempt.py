@@ -94,7 +94,7 @@ class Attempt:
         self.python = workers.prepare_workdir(self._run, self.prepare)
         with contextlib.ExitStack() as undo:
             try:
-                undo.callback(self.claims.release, self.claims.take(self.prepare.gpus))
+                undo.callback(self.claims.release, self.claims.claim(self.prepare.gpus))
                 undo.callback(self.ports.release, self.ports.reserve(self.prepare.ports))
                 undo.callback(self.outputs.close)
                 os.makedirs(self._run.attempt(self.number), mode=0o700, exist_ok=True)
@@ -133,7 +133,7 @@ class Attempt:
         if not self.python:
             raise commands.make_refused_error(f"what attempt {self.number} was prepared with is lost on this node")
         try:
-            self.claims.take(self.prepare.gpus)
+            self.claims.claim(self.prepare.gpus)
         except gpu_claims.GpuClaimError as error:
             raise commands.make_refused_error(str(error)) from error
         if start.inject and not workers.install_shim(self._run):
@@ -476,7 +476,7 @@ class AttemptShutdown:
         else:
             # The next attempt or run needs the GPU memory.
             report = functools.partial(self._attempt.alarm, events.GPU_MEMORY)
-            gpu_claims.GpuMemoryWait(self._loop, gpus, self._run, report, lambda: self.close([]))
+            gpu_claims.wait_for_gpu_memory(self._loop, gpus, self._run, report, lambda: self.close([]))
         return True
 
     def _report_slow_end(self, found: list[proc.ProcessStat]) -> None:

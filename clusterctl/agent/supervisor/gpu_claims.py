@@ -17,7 +17,6 @@ import json
 import os
 import random
 import secrets
-import signal
 import stat
 import struct
 import time
@@ -28,7 +27,7 @@ from clusterctl.agent.linux import gpus, helper_process, proc
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from clusterctl.agent.linux.event_loop import EventLoop, Timer
+    from clusterctl.agent.linux.event_loop import EventLoop
 
 SHARED = "/var/tmp"
 PREFIX = "clusterctl-gpus-"
@@ -59,51 +58,50 @@ class GpuClaims:
     ) -> None:
         self._run, self._node, self._shared = run, node, shared
         self._guards, self._root = guards, root
-        self._held: dict[str, int] = {}
+        self._locks: dict[str, int] = {}
         self._folder = ""
         self._folder_locks: list[int] = []
 
     @property
     def descriptors(self) -> list[int]:
         """Descriptors that hold the locks; waiters inherit them."""
-        return [*self._held.values(), *self._folder_locks]
+        return [*self._locks.values(), *self._folder_locks]
 
     @property
     def paths(self) -> list[str]:
         """Paths of the locked files."""
-        return [os.path.join(self._folder, name) for name in self._held]
+        return [os.path.join(self._folder, name) for name in self._locks]
 
-    def take(self, indices: Iterable[int]) -> set[str]:
+    def claim(self, indices: Iterable[int]) -> set[str]:
         """Claim GPUs by index; return the new claims, for `release`. Existing claims of this object stay.
 
         Raises:
             GpuClaimError: Another run, or another node of this run, holds one of them. Then no new claim stays.
         """
-        before = set(self._held)
+        before = set(self._locks)
         names = gpus.list_lock_names(self._root)
         try:
             for index in indices:
                 # Several machines may see the same folder, so the name of a claim includes the machine.
                 name = f"{names.get(index, f'gpu-{index}')}-{proc.read_boot_id()}"
-                if name not in self._held:
-                    self._claim(name, index)
-        except OSError as error:
-            self.release(set(self._held) - before)
-            raise GpuClaimError(f"cannot claim GPUs in {self._shared}: {error.strerror}") from error
-        except BaseException:
-            self.release(set(self._held) - before)
+                if name not in self._locks:
+                    self._claim_gpu(name, index)
+        except BaseException as error:
+            self.release(set(self._locks) - before)
+            if isinstance(error, OSError):
+                raise GpuClaimError(f"cannot claim GPUs in {self._shared}: {error.strerror}") from error
             raise
-        return set(self._held) - before
+        return set(self._locks) - before
 
-    def _claim(self, name: str, index: int) -> None:
+    def _claim_gpu(self, name: str, index: int) -> None:
         """Lock a file of our own first, then check all others: of two runs at once, at most one gets the GPU."""
         _check_folder(self._shared)
         holder: str | None = None
         for tries in range(_TRIES):
             if not self._folder:
                 self._make_folder()
-            self._held[name] = self._lock_file(os.path.join(self._folder, name))
-            holder = self._holder(name, index)
+            self._locks[name] = self._lock_file(os.path.join(self._folder, name))
+            holder = self._find_holder(name, index)
             if holder is None:
                 return
             self.release([name])
@@ -136,7 +134,7 @@ class GpuClaims:
             raise
         return fd
 
-    def _holder(self, name: str, index: int) -> str | None:
+    def _find_holder(self, name: str, index: int) -> str | None:
         """Describe the other run that has locked a GPU, or return `None`; remove folders of this user's ended runs."""
         for entry in sorted(os.listdir(self._shared)):
             folder = os.path.join(self._shared, entry)
@@ -150,12 +148,12 @@ class GpuClaims:
 
     def release(self, names: Iterable[str] | None = None) -> None:
         """Release these claims, or all of them without an argument. Waiters keep their own descriptors."""
-        for name in set(self._held if names is None else names):
-            os.close(self._held.pop(name))
+        for name in set(self._locks if names is None else names):
+            os.close(self._locks.pop(name))
             with _open_claim(self._folder, name) as fd:
                 if fd is not None and not _is_locked(fd):
                     os.unlink(os.path.join(self._folder, name))
-        if not self._held:
+        if not self._locks:
             self._close_folder()
 
     def _close_folder(self) -> None:
@@ -267,56 +265,54 @@ _GPU_WAIT_SLACK_S = 5.0
 _GIB = 1024**3
 
 
-class GpuMemoryWait:
-    """Waits in a child process until GPUs are free: a broken driver must not block the end of an attempt.
+def wait_for_gpu_memory(
+    loop: EventLoop,
+    gpus: list[int],
+    run: str,
+    on_message: Callable[[str, int | None], None],
+    on_done: Callable[[], None],
+) -> None:
+    """Wait in a child process until GPUs are free: a broken driver must not block the end of an attempt.
 
-    It calls `on_message` for each GPU that is not free in time, then `on_done`.
+    Args:
+        loop: The event loop that calls the functions.
+        gpus: Indices of the GPUs.
+        run: The run that has used them.
+        on_message: Called with a text and the index of each GPU that is not free in time.
+        on_done: Called at the end.
     """
+    try:
+        pid, fd = helper_process.start_agent_command("gpu-memory-wait", ",".join(map(str, gpus)), str(_GPU_WAIT_S), run)
+    except OSError as error:
+        on_message(f"cannot check whether GPU memory is free: {error.strerror}", None)
+        on_done()
+        return
+    output = b""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        gpus: list[int],
-        run: str,
-        on_message: Callable[[str, int | None], None],
-        on_done: Callable[[], None],
-    ) -> None:
-        self._loop, self._on_message, self._on_done = loop, on_message, on_done
-        self._output = b""
-        try:
-            self._pid, self._fd = helper_process.start_agent_command(
-                "gpu-memory-wait", ",".join(map(str, gpus)), str(_GPU_WAIT_S), run
-            )
-        except OSError as error:
-            on_message(f"cannot check whether GPU memory is free: {error.strerror}", None)
-            on_done()
-            return
-        self._timer: Timer = loop.after(_FIRST_ANSWER_S, self._time_out)
-        loop.on_readable(self._fd, self._read)
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._fd, 65536)
-        except BlockingIOError:
-            return
-        self._timer.cancel()
-        self._output += data
-        if data:
-            self._timer = self._loop.after(_GPU_WAIT_S + _GPU_WAIT_SLACK_S, self._time_out)
-        else:
-            self._end(_parse_gpu_messages(self._output))
-
-    def _time_out(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        self._end([("cannot check whether GPU memory is free: the GPU driver does not answer", None)])
-
-    def _end(self, messages: list[tuple[str, int | None]]) -> None:
-        self._loop.forget(self._fd)
-        os.close(self._fd)
+    def end(messages: list[tuple[str, int | None]]) -> None:
+        loop.forget(fd)
+        os.close(fd)
         for message, gpu in messages:
-            self._on_message(message, gpu)
-        self._on_done()
+            on_message(message, gpu)
+        on_done()
+
+    def time_out() -> None:
+        helper_process.kill_helper(pid)
+        end([("cannot check whether GPU memory is free: the GPU driver does not answer", None)])
+
+    timer = loop.after(_FIRST_ANSWER_S, time_out)
+
+    def read() -> None:
+        nonlocal output, timer
+        data = os.read(fd, 65536)
+        timer.cancel()
+        output += data
+        if data:
+            timer = loop.after(_GPU_WAIT_S + _GPU_WAIT_SLACK_S, time_out)
+        else:
+            end(_parse_gpu_messages(output))
+
+    loop.on_readable(fd, read)
 
 
 def _parse_gpu_messages(output: bytes) -> list[tuple[str, int | None]]:

@@ -143,7 +143,7 @@ class Supervisor:
         attempt = self._new_attempt(prepare)
         attempt.python = python
         with contextlib.suppress(gpu_claims.GpuClaimError):
-            self._claims.take(prepare.gpus)
+            self._claims.claim(prepare.gpus)
         if state.swept is not None:
             self._attempt = attempt
             attempt.shutdown.is_swept, attempt.shutdown.remaining = True, state.swept.remaining

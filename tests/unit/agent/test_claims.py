@@ -37,7 +37,7 @@ def indices(claims: GpuClaims) -> list[int]:
 def test_a_claim_is_a_file_that_all_users_can_read_and_its_owner_alone_can_write(folder: str) -> None:
     claims = GpuClaims("run-1", "n1", folder)
 
-    assert len(claims.take([100, 102])) == 2
+    assert len(claims.claim([100, 102])) == 2
     assert sorted(claims.paths) == sorted(str(path) for path in Path(folder).glob(f"{PREFIX}*/*"))
     assert indices(claims) == [100, 102]
     assert stat.S_IMODE(file_of(claims, 100).stat().st_mode) == 0o644
@@ -48,10 +48,10 @@ def test_a_claim_is_a_file_that_all_users_can_read_and_its_owner_alone_can_write
 
 def test_what_is_claimed_already_stays_so_and_is_not_new(folder: str) -> None:
     claims = GpuClaims("run-1", "n1", folder)
-    first = claims.take([100])
+    first = claims.claim([100])
 
-    assert claims.take([100]) == set()
-    assert len(claims.take([100, 101])) == 1
+    assert claims.claim([100]) == set()
+    assert len(claims.claim([100, 101])) == 1
     assert indices(claims) == [100, 101]
     claims.release(first)
     assert indices(claims) == [101]
@@ -60,16 +60,16 @@ def test_what_is_claimed_already_stays_so_and_is_not_new(folder: str) -> None:
 
 def test_a_gpu_of_another_run_is_refused_by_name_and_nothing_new_is_held(folder: str) -> None:
     holder, other = GpuClaims("run-1", "n1", folder), GpuClaims("run-2", "n1", folder)
-    holder.take([101])
-    other.take([105])
+    holder.claim([101])
+    other.claim([105])
 
     with pytest.raises(GpuClaimError) as caught:
-        other.take([100, 101])
+        other.claim([100, 101])
 
     assert str(caught.value) == "GPU 101 is held by run run-1 (node n1)"
     assert indices(other) == [105]
     holder.release()
-    assert len(other.take([100, 101])) == 2
+    assert len(other.claim([100, 101])) == 2
     other.release()
 
 
@@ -88,11 +88,11 @@ NOBODY = r"locked by {user}, who names no run: as root, `fuser -k {file}` frees 
 )
 def test_a_holder_is_named_by_the_file_that_is_locked(folder: str, text: str, words: str) -> None:
     holder = GpuClaims("run-1", "n1", folder)
-    holder.take([103])
+    holder.claim([103])
     file_of(holder, 103).write_text(text)
 
     with pytest.raises(GpuClaimError) as caught:
-        GpuClaims("run-2", "n1", folder).take([103])
+        GpuClaims("run-2", "n1", folder).claim([103])
 
     assert str(caught.value) == "GPU 103 is " + words.format(
         user=find_user_name(os.getuid()), file=file_of(holder, 103)
@@ -102,37 +102,37 @@ def test_a_holder_is_named_by_the_file_that_is_locked(folder: str, text: str, wo
 
 def test_after_a_restart_of_its_supervisor_a_run_has_its_gpus_still(folder: str) -> None:
     waiters = GpuClaims("run-1", "n1", folder)
-    waiters.take([100])
+    waiters.claim([100])
     again = GpuClaims("run-1", "n1", folder, guards=lambda: [os.getpid()])
 
-    assert len(again.take([100])) == 1
+    assert len(again.claim([100])) == 1
     again.release()
     with pytest.raises(GpuClaimError, match="held by run run-1"):
-        GpuClaims("run-2", "n1", folder).take([100])
+        GpuClaims("run-2", "n1", folder).claim([100])
     waiters.release()
 
 
 def test_what_a_file_says_of_a_run_makes_nobody_its_holder(folder: str) -> None:
     waiters = GpuClaims("run-1", "n1", folder)
-    waiters.take([100])
+    waiters.claim([100])
     with pytest.raises(GpuClaimError, match="held by run run-1"):
-        GpuClaims("run-1", "n1", folder).take([100])
+        GpuClaims("run-1", "n1", folder).claim([100])
     waiters.release()
 
 
 def test_a_waiter_keeps_a_gpu_that_its_supervisor_has_given_back(folder: str) -> None:
     claims = GpuClaims("run-1", "n1", folder)
-    claims.take([100])
+    claims.claim([100])
     waiter = [os.dup(fd) for fd in claims.descriptors]
     claims.release()
 
     with pytest.raises(GpuClaimError, match="held by run run-1"):
-        GpuClaims("run-2", "n1", folder).take([100])
+        GpuClaims("run-2", "n1", folder).claim([100])
 
     for fd in waiter:
         os.close(fd)
     after = GpuClaims("run-2", "n1", folder)
-    after.take([100])
+    after.claim([100])
     assert [str(path) for path in Path(folder).glob("*/*")] == after.paths
     after.release()
     assert os.listdir(folder) == []
@@ -141,20 +141,20 @@ def test_a_waiter_keeps_a_gpu_that_its_supervisor_has_given_back(folder: str) ->
 def test_on_a_full_disk_a_gpu_is_claimed_although_nobody_can_write_whose_it_is(folder: str) -> None:
     claims = GpuClaims("r", "n", folder)
     with full_at(0):
-        claims.take([100])
+        claims.claim([100])
 
     with pytest.raises(GpuClaimError, match="^GPU 100 is locked by [^,]+, who names no run"):
-        GpuClaims("other", "n", folder).take([100])
+        GpuClaims("other", "n", folder).claim([100])
     claims.release()
 
 
 def test_nothing_stays_open_of_claims_that_were_given_back_or_refused(folder: str) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     claims, other = GpuClaims("r", "n", folder), GpuClaims("other", "n", folder)
-    claims.take([100])
-    claims.take([101])
+    claims.claim([100])
+    claims.claim([101])
     with pytest.raises(GpuClaimError):
-        other.take([102, 101])
+        other.claim([102, 101])
     claims.release()
 
     assert sorted(os.listdir("/proc/self/fd")) == before
@@ -164,10 +164,10 @@ def test_a_folder_in_which_nothing_can_be_claimed_is_named(tmp_path: Path) -> No
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(GpuClaimError, match=f"^{file} is not a directory"):
-        GpuClaims("r", "n", str(file)).take([100])
+        GpuClaims("r", "n", str(file)).claim([100])
     missing = tmp_path / "missing"
     with pytest.raises(GpuClaimError, match=f"^cannot claim GPUs in {missing}: No such file or directory$"):
-        GpuClaims("r", "n", str(missing)).take([100])
+        GpuClaims("r", "n", str(missing)).claim([100])
 
 
 def test_of_many_that_want_a_gpu_at_once_one_gets_it(folder: str) -> None:
@@ -177,7 +177,7 @@ def test_of_many_that_want_a_gpu_at_once_one_gets_it(folder: str) -> None:
         claims = GpuClaims(f"run-{number}", "n1", folder)
         start.wait()
         try:
-            claims.take([100])
+            claims.claim([100])
         except GpuClaimError:
             return None
         return claims
