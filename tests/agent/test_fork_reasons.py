@@ -133,23 +133,3 @@ def test_a_rank_that_another_waiter_has_is_not_started_twice(node: Node) -> None
     node.stop(talk)
     talk.wait_for("swept")
     assert "started" not in talk.kinds()
-
-
-def test_a_rank_that_takes_long_to_get_ready_is_started_all_the_same(node: Node) -> None:
-    folder = node.home / "site-packages/numpy"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("")
-    slow = "import os, time\ndef seed():\n    while not os.path.exists('go'):\n        time.sleep(0.01)\n"
-    (folder / "random.py").write_text(slow + "    raise ValueError('no entropy')\n")
-    job = Job(node, "fork", "train.py", env=path_of(node), preload=["numpy.random"])
-    job.write("train.py", "print('ran')\n")
-    talk = node.talk()
-    job.prepare(talk)
-    node.follow(talk)
-    job.begin(talk)
-    talk.wait_for("started")
-    (node.home / "work/go").touch()
-    talk.wait_for("swept")
-    ran = Ran(talk, node.folder)
-    assert ran.code() == 126
-    assert ran.said().endswith("ValueError: no entropy\n")

@@ -183,11 +183,7 @@ class _Server:
             _set_name(self._rank_name)
             del request
         except BaseException as error:
-            if not _refuse(descriptors, error) and os.read(gate, 1):
-                # The waiter has started this rank after its timeout.
-                import traceback
-
-                traceback.print_exc()
+            _refuse(descriptors, error)
             os._exit(126)
         with contextlib.suppress(BrokenPipeError):
             os.write(ready_end, b"r")
@@ -243,13 +239,10 @@ def _import_all(names: list[str]) -> None:
             gc.set_threshold(*usual)
 
 
-def _refuse(descriptors: list[int], error: BaseException) -> bool:
-    """Report why the rank cannot be forked; return false if the report has no reader any more."""
-    try:
+def _refuse(descriptors: list[int], error: BaseException) -> None:
+    """Report why the rank cannot be forked."""
+    with contextlib.suppress(OSError):
         os.write(descriptors[1], json.dumps({"refused": _describe(error)}).encode() + b"\n")
-    except OSError:
-        return False
-    return True
 
 
 def _exec_waiter(descriptors: list[int], go: int, ready: int, worker: int) -> NoReturn:

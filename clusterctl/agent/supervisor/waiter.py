@@ -13,7 +13,6 @@ import contextlib
 import gc
 import json
 import os
-import select
 import signal
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 _FENCE_SLACK_S = 2.0
 """Seconds by which the waiter enforces the fence later than the supervisor would."""
 _MAX_WAIT_S = 5.0
-_READY_TIMEOUT_S = 5.0
-"""Seconds in which a forked rank may get ready; then its waiter starts it as it is."""
 _UNMEASURED_DELAY_S = 0.05
 _WRITE_RETRY_S = 0.25
 _CLOCK_MARGIN_S = 0.002
@@ -126,10 +123,8 @@ def main(arguments: list[str]) -> NoReturn:
             os.set_inheritable(fd, False)
         value = json.loads(os.pread(file, os.fstat(file).st_size, 0))
         spawn.disable_core_dumps()
-        poll = select.poll()
-        poll.register(ready, select.POLLIN)
         # A rank that fails before it is ready reports this itself and closes the pipe.
-        if not poll.poll(_READY_TIMEOUT_S * 1000) or os.read(ready, 1):
+        if os.read(ready, 1):
             config = WaiterConfig(spawn.Program([], {}), -1, kept_descriptors=keep, **value["config"])
             _set_up_waiter(config)
             end = _ExitFile(config.exit_file)
