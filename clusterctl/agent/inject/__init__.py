@@ -31,9 +31,8 @@ import functools
 import hashlib
 import os
 import shutil
-import tempfile
 
-from clusterctl.agent.linux.syscalls import read_bytes
+from clusterctl.agent.linux.syscalls import read_bytes, write_atomically
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _AGENT = os.path.dirname(_HERE)
@@ -102,14 +101,7 @@ def install_shim(target_dir: str) -> str:
         if os.path.exists(path) and read_bytes(path, len(data) + 1) == data:
             continue
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_atomically(path, data)
     return target
 
 

@@ -121,7 +121,7 @@ class _NodeCommands:
 
         workdir = resolve_folder(arguments.get("cwd"))
         find_python = functools.partial(
-            workers.probe_before_sync, workdir, arguments.get("python"), arguments.get("python_hint")
+            workers.find_cwd_and_python, workdir, arguments.get("python"), arguments.get("python_hint"), False
         )
 
         def use_python(answer: TaskResult) -> None:

@@ -96,20 +96,21 @@ def get_python_argv0(python: str, named: str | None, prologue: str | None) -> st
     return named or "python3"
 
 
-def resolve_workdir_and_python(workdir: str, python: str | None, hint: str | None, out: HelperOutput) -> dict[str, Any]:
-    """Make the code folder and find the interpreter. Call this in a child: both may lie on a mount that hangs."""
-    out.message({"at": workdir})
-    file_tree.make_workdir(workdir)
-    out.message({"at": python or "the file system of an interpreter"})
-    return {"python": resolve_python(workdir, python, hint)}
+def find_cwd_and_python(
+    workdir: str, python: str | None, hint: str | None, make: bool, out: HelperOutput
+) -> dict[str, Any]:
+    """Return the folder and the interpreter of a worker. Call this in a child: both may lie on a mount that hangs.
 
-
-def probe_before_sync(workdir: str, python: str | None, hint: str | None, out: HelperOutput) -> dict[str, Any]:
-    """Find the interpreter and the future folder of a worker: the code folder, or the home if it does not exist yet.
-
-    Call this in a child.
+    Args:
+        workdir: The code folder.
+        python: See `resolve_python`.
+        hint: See `resolve_python`.
+        make: Make the code folder. Otherwise the home is the folder as long as the code folder does not exist.
+        out: Gets the place that is examined.
     """
     out.message({"at": workdir})
+    if make:
+        file_tree.make_workdir(workdir)
     cwd = workdir if os.path.isdir(workdir) else os.path.expanduser("~")
     out.message({"at": python or "the file system of an interpreter"})
     return {"python": resolve_python(cwd, python, hint), "cwd": cwd}
@@ -121,7 +122,7 @@ def prepare_workdir(run: RunDir, prepare: requests.Prepare) -> str:
     Raises:
         RequestError: There is no such interpreter or script, or the folder does not hold the synced code.
     """
-    find = functools.partial(resolve_workdir_and_python, prepare.workdir, prepare.python, prepare.python_hint)
+    find = functools.partial(find_cwd_and_python, prepare.workdir, prepare.python, prepare.python_hint, True)
     python = str(_run_in_child(find, _FILES_TIMEOUT_S)["python"])
 
     def check(out: HelperOutput) -> dict[str, Any]:
