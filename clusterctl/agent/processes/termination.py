@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from clusterctl.agent.linux import proc
 from clusterctl.agent.linux.event_loop import EventLoop
-from clusterctl.agent.node_state import fencing, secrets
+from clusterctl.agent.node_state import fencing, run_dir, secrets
 from clusterctl.agent.processes import run_processes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clusterctl.agent.linux.event_loop import Timer
+    from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.linux.proc import ProcessStat
-    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_processes import RunMarkers
     from clusterctl.agent.protocol.record_types import SurvivingProcess
 
@@ -160,28 +162,26 @@ class Terminator:
         )
 
 
-def terminate_for_fence(
-    run: RunDir, markers: RunMarkers, attempt: int, known_processes: run_processes.KnownProcesses, grace: float
-) -> dict[str, Any]:
-    """End all processes of a run on this node; a waiter runs this in a child when its fence has expired."""
-    fencing.write_fence(run.fence(attempt))
-    known_processes.protected |= run_processes.list_supervisor_and_waiters(run)
+def terminate_for_fence(fence: Mapping[str, Any], _out: HelperOutput) -> dict[str, Any]:
+    """End all processes of a run on this node; a waiter runs this in a child when its fence has expired.
+
+    Args:
+        fence: `WaiterConfig.fence`.
+    """
+    run = run_dir.RunDir(fence["root"], fence["run"], fence["node"])
+    fencing.write_fence(run.fence(fence["attempt"]))
+    protected = run_processes.list_supervisor_and_waiters(run)
     secrets.remove_secrets(run)
-    return {"left": terminate_and_wait(markers, known_processes, grace)}
-
-
-def terminate_and_wait(
-    markers: RunMarkers, known_processes: run_processes.KnownProcesses, grace: float
-) -> list[SurvivingProcess]:
-    """Run a whole termination in a loop of its own; return the survivors."""
+    known_processes = run_processes.KnownProcesses(
+        protected=protected, cgroup=fence["cgroup"], stop_signal=fence["stop_signal"]
+    )
     loop = EventLoop()
-    survivors: list[SurvivingProcess] = []
 
-    def done(remaining: list[SurvivingProcess]) -> bool:
-        survivors.extend(remaining)
+    def finish(_survivors: list[SurvivingProcess]) -> bool:
         loop.stop()
         return True
 
-    Terminator(loop, markers, known_processes, time.monotonic() + grace, done, lambda _found: None)
+    kill_at = time.monotonic() + fence["grace"]
+    Terminator(loop, run_processes.make_run_markers(run), known_processes, kill_at, finish, lambda _found: None)
     loop.run()
-    return survivors
+    return {}

@@ -10,6 +10,7 @@ that a forkserver has forked.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -24,7 +25,7 @@ from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clusterctl.agent.linux.helper_process import HelperOutput, Task
+    from clusterctl.agent.linux.helper_process import Task
     from clusterctl.agent.linux.spawn import Program
 
 _FENCE_SLACK_S = 2.0
@@ -250,28 +251,17 @@ def _write_spawn_record(path: str, worker: int, report: int) -> str | None:
 # --- waiting
 
 
-def _make_fence_task(fence: Mapping[str, Any]) -> Task:
-    """Return the task that ends everything of the run on this node, for a fork of the waiter."""
-    # These imports take time, and most runs have no fence.
-    from clusterctl.agent.node_state.run_dir import RunDir
-    from clusterctl.agent.processes import run_processes, termination
-
-    def enforce(_out: HelperOutput) -> dict[str, Any]:
-        run = RunDir(fence["root"], fence["run"], fence["node"])
-        known_processes = run_processes.KnownProcesses(cgroup=fence["cgroup"], stop_signal=fence["stop_signal"])
-        markers = run_processes.make_run_markers(run)
-        return termination.terminate_for_fence(run, markers, fence["attempt"], known_processes, fence["grace"])
-
-    return enforce
-
-
 class _Fence:
     """The fence: how long the worker may run without a controller."""
 
     def __init__(self, config: WaiterConfig) -> None:
         self._config = config
-        has_task = config.stop_after is not None and config.fence is not None
-        self._enforce = _make_fence_task(config.fence or {}) if has_task else None
+        self._task: Task | None = None
+        if config.stop_after is not None and config.fence is not None:
+            # Most runs have no fence, and this import takes time. Later the files of the agent may be gone.
+            from clusterctl.agent.processes import termination
+
+            self._task = functools.partial(termination.terminate_for_fence, config.fence)
         self._last = fencing.read_lease_clock()
         self._sweeper: int | None = None
         self.expired = False
@@ -286,14 +276,14 @@ class _Fence:
     def enforce(self) -> None:
         """End all processes of the run on this node; from then on wait for the worker without a limit."""
         self.expired = True
-        if self._enforce is None:
+        if self._task is None:
             return
         try:
-            self._sweeper, _ = helper_process.start_helper(self._enforce)
+            self._sweeper, _ = helper_process.start_helper(self._task)
         except OSError:
             # No process is available for the fork. Done here, it delays the record of the worker's end.
             with open(os.devnull, "wb") as null:
-                self._enforce(helper_process.HelperOutput(null.fileno()))
+                self._task(helper_process.HelperOutput(null.fileno()))
 
     def close(self) -> None:
         """Wait for the child that enforces the fence."""
