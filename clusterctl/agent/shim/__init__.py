@@ -48,7 +48,7 @@ def arm(status_dir: str, rank: int) -> None:
     groups, children = GroupRecord(status_dir, rank), ChildFailureRecord(status_dir, rank)
     watched = {**groups.hooks, **children.hooks}
     if start_time is None:
-        import_hooks.watch(ProgressCounters(), watched)
+        import_hooks.hook_imports(ProgressCounters(), watched)
         children.begin_script(lambda write: ExitWatch(write).begin())
         return
     # These imports are not at the top, because many Pythons of a worker are not the rank and need none of them.
@@ -61,7 +61,7 @@ def arm(status_dir: str, rank: int) -> None:
     writer = StatusWriter(state, StackDumper(status_dir, rank, start_time), status_dir, rank, start_time)
     armed = ActiveShim(state, writer)
     signals = SignalRecord(status_dir, rank, start_time)
-    import_hooks.watch_imports(state, {**watched, "signal": signals.watch})
+    import_hooks.hook_imports(state, {**import_hooks.make_framework_hooks(state), **watched, "signal": signals.watch})
     os.register_at_fork(before=writer.pause, after_in_parent=writer.resume, after_in_child=_disarm)
     groups.begin()
     children.listen()

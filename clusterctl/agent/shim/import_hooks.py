@@ -25,19 +25,17 @@ _KERAS = (
 )
 
 
-def watch_imports(state: ProgressCounters, others: dict[str, Callable[[Any], None]]) -> None:
-    """Hook the frameworks, and other modules, now or when they are imported."""
-    actions: dict[str, Callable[[Any], None]] = {_TORCH: lambda module: _torch(state, module)}
-    actions.update(dict.fromkeys(_KERAS, lambda module: _keras(state, module)))
-    actions.update(others)
-    watch(state, actions)
+def make_framework_hooks(state: ProgressCounters) -> dict[str, Callable[[Any], None]]:
+    """Return the hooks that count the steps of torch and Keras, by module."""
+    keras = dict.fromkeys(_KERAS, lambda module: _hook_keras(state, module))
+    return {_TORCH: lambda module: _hook_torch(state, module), **keras}
 
 
-def watch(state: ProgressCounters, actions: dict[str, Callable[[Any], None]]) -> None:
-    """Call each action with its module: now if it is imported already, else after its import."""
-    for name in [name for name in actions if name in sys.modules]:
-        _apply(state, actions.pop(name), sys.modules[name])
-    sys.meta_path.insert(0, _Finder(state, actions))
+def hook_imports(state: ProgressCounters, hooks: dict[str, Callable[[Any], None]]) -> None:
+    """Call each hook with its module: now if the module is imported already, else after its import."""
+    for name in [name for name in hooks if name in sys.modules]:
+        _apply(state, hooks.pop(name), sys.modules[name])
+    sys.meta_path.insert(0, _Finder(state, hooks))
 
 
 class _Finder:
@@ -83,13 +81,13 @@ def _apply(state: ProgressCounters, action: Callable[[Any], None], module: Any) 
         state.degraded["steps"] = f"{module.__name__}: {type(error).__name__}: {error}"
 
 
-def _torch(state: ProgressCounters, module: Any) -> None:
+def _hook_torch(state: ProgressCounters, module: Any) -> None:
     # In torch since 2.1; its hooks run after every `step` of every optimizer.
     module.register_optimizer_step_post_hook(state.count_optimizer_step)
     state.frameworks.append("torch")
 
 
-def _keras(state: ProgressCounters, module: Any) -> None:
+def _hook_keras(state: ProgressCounters, module: Any) -> None:
     callbacks = getattr(module, "CallbackList", None)
     if callbacks is None or "keras" in state.frameworks:
         return
