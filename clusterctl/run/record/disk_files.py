@@ -1,41 +1,33 @@
-"""Room on a disk: asked for before it is needed, given back, and what it looks like when there is none.
+"""Writes files on the head although the disk may be full: whole files, journals of lines, and replicas.
 
-Whoever only reads a run imports this too, so libc is taken where it is called.
-
-A journal on the head: whole lines in their order, whatever the disk has to say about it.
-
-Space is reserved beyond the end of the file, so that a controller can still write down that the disk is full, and how
-its run ends. Lines that even that has no room for wait in memory.
-
-The files of replicas that are open: so many that others find room too, those in use before those that were.
+A journal reserves space beyond its end, so that a controller can still record that the disk is full, and how its run
+ends. Lines without space wait in memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import resource
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+
+from clusterctl.agent.linux import syscalls
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def reserve_space(fd: int, offset: int, length: int) -> bool:
-    """Have blocks ready for `length` bytes from `offset` on; return False where there are none to be had."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    return bool(libc.fallocate(fd, _KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)) == 0)
+    """Allocate `length` bytes of a file from `offset` on; return False if the disk has no space for them."""
+    return bool(_LIBC.fallocate(fd, _KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)) == 0)
 
 
 def free_head(fd: int, length: int) -> None:
-    """Give the first `length` bytes of a file back to the file system, if it can do that; they read as zeros then."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length))
+    """Free the first `length` bytes of a file, if the file system supports it. They read as zeros then."""
+    _LIBC.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length))
 
 
 def is_disk_full(error: OSError) -> bool:
@@ -44,13 +36,13 @@ def is_disk_full(error: OSError) -> bool:
 
 
 def is_shortage(error: OSError) -> bool:
-    """Return whether an error means that something has run short which may be there again later: space, descriptors."""
+    """Return whether an error may go away by itself: no space on the disk, or no file descriptors."""
     return is_disk_full(error) or error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 @contextlib.contextmanager
 def ignore_shortage() -> Iterator[None]:
-    """Do without a file that helps, and without which things go on, where there is no room for it."""
+    """Ignore a shortage while an optional file is written."""
     try:
         yield
     except OSError as error:
@@ -59,21 +51,19 @@ def ignore_shortage() -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Put a whole file in place: readers see the old one or the new one, never a part; `durable`: after a crash too."""
-    from clusterctl.agent.linux.syscalls import write_atomically
-
-    write_atomically(str(path), data, durable=durable)
+    """Write a file so that readers see the old or the new content, never a part; with `durable` after a crash too."""
+    syscalls.write_atomically(str(path), data, durable=durable)
 
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-"""Flags of fallocate(2): the size of the file stays as it is; blocks are given back."""
+"""Flags of fallocate(2): keep the size of the file, and free its blocks."""
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder that only its user can read, or take from others what an earlier umask left them.
+    """Create a folder that only its user can read, or remove the permissions of others.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The folder cannot be created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
@@ -85,11 +75,11 @@ _LINE_READ_BYTES = 64 * 1024
 
 
 class LineFile:
-    """Appends lines; there must be no other writer.
+    """Appends lines to a file that has no other writer.
 
     Args:
-        path: Made with its folder at the first line; what a crash left behind the last whole line is cut off.
-        reserve: Bytes kept free beyond the end, where the file system can do that.
+        path: The file. The first line creates it with its folder, or cuts off an incomplete last line of a crash.
+        reserve_bytes: Bytes reserved beyond the end, if the file system supports it.
     """
 
     def __init__(self, path: Path, reserve_bytes: int) -> None:
@@ -100,16 +90,16 @@ class LineFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the file, with those that wait."""
+        """The size of the file with the waiting lines, in bytes."""
         return self._size + sum(len(line) for line in self._waiting_lines)
 
     def append(self, line: bytes) -> bool:
-        """Write a line, after those that wait; return False where it has to wait too: see `is_short`."""
+        """Write a line after the waiting lines; return False if it has to wait too (see `is_shortage`)."""
         self._waiting_lines.append(line)
         return self.flush()
 
     def flush(self) -> bool:
-        """Write what waits; return whether all of it is written.
+        """Write the waiting lines; return whether all of them are written.
 
         Raises:
             OSError: The file cannot be written, and waiting will not help.
@@ -127,13 +117,13 @@ class LineFile:
         return True
 
     def sync(self) -> None:
-        """Have what is written on the disk, as far as the disk can be had to do it."""
+        """Flush the file to the disk, if the disk allows it."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.fsync(self._fd)
 
     def close(self) -> None:
-        """Give back the reserve and close the file."""
+        """Free the reserve and close the file."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
@@ -153,7 +143,7 @@ class LineFile:
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError:
-            # A part of a line would spoil the next one. Beyond the end lies the reserve, which this gives back.
+            # A part of a line would damage the next one. This also frees the reserve.
             os.ftruncate(self._fd, self._size)
             self._reserved = self._size
             raise
@@ -168,37 +158,28 @@ class LineFile:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut what a crash left behind the last whole line, so that the next line stands by itself."""
+    """Cut off an incomplete last line, which a crash has left, so that it does not damage the next line."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            end_of_lines = _find_end_of_lines(file, size)
+        with path.open("rb+") as file:
+            size = end = file.seek(0, os.SEEK_END)
+            newline = -1
+            while end > 0 and newline < 0:
+                begin = max(0, end - _LINE_READ_BYTES)
+                file.seek(begin)
+                newline = file.read(end - begin).rfind(b"\n")
+                end = begin
+            if end + newline + 1 != size:
+                file.truncate(end + newline + 1)
     except FileNotFoundError:
         return
-    if end_of_lines != size:
-        os.truncate(path, end_of_lines)
-
-
-def _find_end_of_lines(file: BinaryIO, size: int) -> int:
-    """Return where the last whole line ends; only the end of the file is read for it."""
-    end = size
-    while end > 0:
-        begin = max(0, end - _LINE_READ_BYTES)
-        file.seek(begin)
-        newline = file.read(end - begin).rfind(b"\n")
-        if newline >= 0:
-            return begin + newline + 1
-        end = begin
-    return 0
 
 
 class ReplicaFiles:
-    """Open files by node and name; the one that was used least recently is closed for another.
+    """A cache of open replicas. It closes the file that was not used for the longest time.
 
     Args:
-        place: Tells where the replica of a node's file lies; asked when it is opened, not with each piece.
-        limit: How many may be open at once; default half of what this process may have. Sockets and journals need
-            the rest.
+        find_path: Returns the path of the replica of a node's file.
+        limit: The most open files. By default half of the limit of this process: sockets and journals need the rest.
     """
 
     def __init__(self, find_path: Callable[[str, str], Path], limit: int | None = None) -> None:
@@ -207,10 +188,10 @@ class ReplicaFiles:
         self._open: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def open_replica(self, node: str, file: str) -> int:
-        """Return a descriptor to read and write a replica, made with its folder if need be; good until the next call.
+        """Return a descriptor of a replica, which is created if it is missing. It is valid until the next call.
 
         Raises:
-            OSError: It cannot be opened.
+            OSError: The replica cannot be opened.
         """
         key = node, file
         if key in self._open:
@@ -229,12 +210,12 @@ class ReplicaFiles:
         return fd
 
     def close_matching(self, matches: Callable[[str, str], bool]) -> None:
-        """Close those of which `over` says, by node and file, that nothing more is written to them."""
+        """Close the files whose node and name match."""
         for key in [key for key in self._open if matches(*key)]:
             os.close(self._open.pop(key))
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all files."""
         self._close_oldest(0)
 
     def _close_oldest(self, count: int) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
+import shlex
+import subprocess
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -22,7 +26,7 @@ from clusterctl.run.rules.state import RunState
 
 
 class Section(str, Enum):
-    """What a fact is about, in the order in which people read."""
+    """The topic of a fact, in the order of the output."""
 
     COMMAND = "command"
     CODE = "code"
@@ -36,7 +40,7 @@ class Section(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class FactKey:
-    """The name of a fact; `node`: the one that it is about, or `None`."""
+    """The name of a fact. `node` is the node that it is about, or `None`."""
 
     section: Section
     what: str
@@ -45,7 +49,7 @@ class FactKey:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact. Two are the same where `mark` is: what is shown may hold a number that is never the same twice."""
+    """A fact. Facts are equal if their `compare_key` is: the shown text may hold a number that always differs."""
 
     shown: str
     compare_key: str = ""
@@ -53,7 +57,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """A run. `looked_at`: its nodes were checked before it began, so that versions and health are known."""
+    """The facts about a run. `has_health` tells whether its nodes were checked, so that versions are known."""
 
     run: str
     facts: dict[FactKey, Fact] = field(default_factory=dict)
@@ -61,18 +65,18 @@ class RunFacts:
 
 
 _RUN_VARIABLES = ("CLUSTERCTL_", "MASTER_", "TORCHELASTIC_", "JAX_COORDINATOR")
-"""Variables that each run has of its own."""
+"""Variables whose values differ in every run."""
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "ROLE_NAME")
-"""Endings of names of variables that say again what `nodes` says."""
+"""Suffixes of variables that repeat the facts about nodes."""
 _GOOD_STATUSES = ("PASS", "SKIP")
 
 
 def read_run_facts(run: RunDir, outcome: dict[str, str]) -> RunFacts:
-    """Return what is known of a run; what cannot be read is left out.
+    """Return the facts about a run. Files that cannot be read give no facts.
 
     Args:
-        run: Which.
-        outcome: How it ended, in words.
+        run: The run.
+        outcome: How it ended, as facts by name.
     """
     spec, health = _read_mapping(run.spec), _read_mapping(run.path / "health.json")
     facts: dict[FactKey, Fact] = {}
@@ -108,7 +112,7 @@ def _list_origin_facts(run: RunDir) -> Iterator[tuple[FactKey, Fact]]:
 
 
 def _list_code_facts(run: RunDir) -> Iterator[tuple[FactKey, Fact]]:
-    """Give what was synced, by file."""
+    """Yield a fact about each synced file."""
     for path, entry in _as_dict(_read_mapping(run.manifest).get("files")).items():
         if isinstance(entry, list) and len(entry) == 3:
             size, _, digest = entry
@@ -124,7 +128,7 @@ def _list_spec_facts(spec: dict[str, Any]) -> Iterator[tuple[FactKey, Fact]]:
 
 
 def _hide_job_secrets(job: dict[str, Any]) -> dict[str, Any]:
-    """Return a job whose arguments may be shown."""
+    """Return a job without secrets in its arguments."""
     args, command = [str(word) for word in _as_list(job.get("args"))], job.get("command")
     return {
         **job,
@@ -134,7 +138,7 @@ def _hide_job_secrets(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _list_environment_facts(run: RunDir, spec: dict[str, Any]) -> Iterator[tuple[FactKey, Fact]]:
-    """Give the environment of rank 0; where it was never planned, what the file says for all."""
+    """Yield the environment of rank 0. Without a launch plan, yield the environment in the cluster file."""
     nodes = _as_list(_read_mapping(run.plan(0)).get("nodes"))
     workers = _as_list(_as_dict(nodes[0] if nodes else None).get("workers"))
     environment = _as_dict(_as_dict(workers[0] if workers else None).get("env")) or _as_dict(spec.get("env"))
@@ -180,7 +184,7 @@ def _list_health_facts(health: dict[str, Any]) -> Iterator[tuple[FactKey, Fact]]
 
 
 def _flatten(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Give what is in a value that was JSON, each with its dotted name; what is not known is left out."""
+    """Yield the values in decoded JSON, each with its dotted name. Nulls are left out."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flatten(inner, f"{name}.{key}")
@@ -214,7 +218,7 @@ _GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What git said of the folder; `changes` counts files that differ from the commit, or are not in it."""
+    """The commit of a folder. `changes` counts the files that differ from it or are not in it; `None` if unknown."""
 
     commit: str
     branch: str = ""
@@ -223,17 +227,17 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a run comes from.
+    """The origin of a run.
 
     Attributes:
-        user: Who began it.
-        host: On which machine.
-        file: The cluster file, "" where there was none.
-        folder: Where the command was typed.
-        command: What each worker runs, as a person would type it.
-        commit: What git said of the folder of the cluster file; `None` where it is no repository, or git was slow.
-        slurm_job: The Slurm job in which it was begun, as `CLUSTER/ID`; "" outside of one.
-        slurm_restarts: How often Slurm had started that job again by then.
+        user: The user who started it.
+        host: The machine on which it was started.
+        file: The cluster file; "" without one.
+        folder: The folder in which the command was typed.
+        command: The command of each worker, as a person would type it.
+        commit: The commit of the cluster file's folder; `None` if it is in no repository, or git is slow.
+        slurm_job: The Slurm job that started the run, as `CLUSTER/ID`; "" outside of Slurm.
+        slurm_restarts: How often Slurm had restarted that job before.
     """
 
     user: str = ""
@@ -247,9 +251,8 @@ class Origin:
 
 
 def save_origin(run: RunDir, spec: ClusterSpec) -> None:
-    """Write down who begins a run, and with what."""
-    import getpass
-
+    """Save who starts a run, where, and with which file and command."""
+    slurm_job = os.environ.get("SLURM_JOB_ID")
     with contextlib.suppress(OSError, KeyError, ImportError):
         origin = Origin(
             user=getpass.getuser(),
@@ -257,7 +260,7 @@ def save_origin(run: RunDir, spec: ClusterSpec) -> None:
             file=spec.path,
             folder=os.getcwd(),
             command="" if spec.job is None else format_command(spec.job),
-            slurm_job=_format_slurm_job(os.environ),
+            slurm_job=f"{os.environ.get('SLURM_CLUSTER_NAME', '')}/{slurm_job}" if slurm_job else "",
             slurm_restarts=os.environ.get("SLURM_RESTART_COUNT", "0"),
         )
         value = asdict(origin)
@@ -271,9 +274,9 @@ def _format_slurm_job(environ: Mapping[str, str]) -> str:
 
 
 def list_runs_before_requeue(run: RunDir) -> list[RunDir]:
-    """Return the runs that the same Slurm job began with the same file and command before Slurm started it again.
+    """Return the runs that the same Slurm job started with the same file and command before it was requeued.
 
-    The first one comes first.
+    The oldest run comes first.
     """
     mine = read_origin(run)
     if mine is None or not mine.slurm_job:
@@ -295,9 +298,7 @@ def _parse_count(text: str) -> int:
 
 
 def format_command(job: JobSpec) -> str:
-    """Return what each worker runs, without words that look like a secret: this is shown, and handed on."""
-    import shlex
-
+    """Return the command of each worker without words that look like a secret, because people see it."""
     if job.script is not None:
         words = [job.script]
     elif job.module is not None:
@@ -310,9 +311,7 @@ def format_command(job: JobSpec) -> str:
 
 
 def save_commit(run: RunDir, folder: str) -> None:
-    """Have git asked beside the start, which does not wait for it."""
-    import subprocess
-    import threading
+    """Save the commit of a folder in the background: the start does not wait for git."""
 
     def ask() -> None:
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
@@ -324,9 +323,7 @@ def save_commit(run: RunDir, folder: str) -> None:
 
 
 def read_commit(folder: str) -> Commit | None:
-    """Return what git says of a folder; `None` where it is in no repository that has a commit."""
-    import subprocess
-
+    """Return the commit of a folder; `None` if it is in no repository with a commit."""
     head = _run_git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
     if not head:
         return None
@@ -338,7 +335,6 @@ def read_commit(folder: str) -> Commit | None:
 
 
 def _run_git(folder: str, *arguments: str) -> str:
-    import subprocess
 
     argv = [*_GIT, "-C", folder, *arguments]
     done = subprocess.run(
@@ -354,29 +350,14 @@ def _run_git(folder: str, *arguments: str) -> str:
 
 
 def read_origin(run: RunDir) -> Origin | None:
-    """Return where a run comes from; `None` where nobody wrote it down."""
-    value = _read_json(run.path / _FILE)
-    if value is None:
+    """Return the origin of a run; `None` if it was not saved."""
+    value, commit = _read_mapping(run.path / _FILE), _read_mapping(run.path / _COMMIT_FILE)
+    if not value:
         return None
     texts = {key: str(value.get(key, "")) for key in _TEXTS}
-    written = _read_json(run.path / _COMMIT_FILE)
-    commit = None
-    if written is not None and written.get("commit"):
-        changes = written.get("changes")
-        commit = Commit(
-            commit=str(written["commit"]),
-            branch=str(written.get("branch", "")),
-            changes=changes if isinstance(changes, int) else None,
-        )
-    return Origin(**texts, commit=commit)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+    oid, branch, changes = str(commit.get("commit") or ""), str(commit.get("branch", "")), commit.get("changes")
+    known = Commit(commit=oid, branch=branch, changes=changes if isinstance(changes, int) else None) if oid else None
+    return Origin(**texts, commit=known)
 
 
 _LAST_STEP = "start"
@@ -385,12 +366,12 @@ FIRST_OUTPUT = "first output"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """How long a step took.
+    """The duration of a step of the start.
 
     Attributes:
-        seconds: Of all nodes together, from its beginning.
-        nodes: Until each was through; those that never were are not in it.
-        parts: What a node was waited for longest, and for how long.
+        seconds: The duration of the whole step.
+        nodes: The seconds until each node had finished the step. Nodes that never finished it are absent.
+        parts: The part of the step that took longest on a node, and its seconds.
     """
 
     name: str
@@ -400,20 +381,20 @@ class StepTime:
 
     @property
     def slowest(self) -> str | None:
-        """The node that took longest."""
+        """The slowest node."""
         return max(self.nodes, key=lambda node: self.nodes[node], default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTimes:
-    """A start. `seconds` are from the run's making until its workers were started, or until it failed."""
+    """The steps of a start. `seconds` is the time from the creation of the run until its workers start, or it fails."""
 
     seconds: float
     steps: tuple[StepTime, ...]
 
 
 def read_start_times(run: RunDir) -> StartTimes | None:
-    """Return where the time of a run's first start went, as far as it has come; `None` where nothing is known."""
+    """Return the steps of a run's first start so far; `None` if there are none."""
     steps: list[StepTime] = []
     moments: list[float] = []
     began: list[float] = []
@@ -426,7 +407,8 @@ def read_start_times(run: RunDir) -> StartTimes | None:
         if isinstance(event, controller_events.Attempt):
             began.append(moment)
         elif isinstance(event, controller_events.Phase) and event.ended:
-            steps.append(_step_time(event))
+            parts = {node: (str(what), float(seconds)) for node, (what, seconds) in event.parts.items()}
+            steps.append(StepTime(name=event.name, seconds=event.seconds, nodes=event.nodes, parts=parts))
 
     reader = StateReader(run)
     reader.apply_new_controller_events(add_event)
@@ -437,13 +419,8 @@ def read_start_times(run: RunDir) -> StartTimes | None:
     return StartTimes(seconds=moments[-1] - moments[0], steps=tuple(steps))
 
 
-def _step_time(event: controller_events.Phase) -> StepTime:
-    parts = {node: (str(what), float(seconds)) for node, (what, seconds) in event.parts.items()}
-    return StepTime(name=event.name, seconds=event.seconds, nodes=event.nodes, parts=parts)
-
-
 def _find_first_output(run: RunDir, state: RunState, began: float) -> dict[str, float]:
-    """Return after how long each node's first rank wrote something, from the moment at which workers were started."""
+    """Return for each node the seconds from the start of the workers to the first output of one of its ranks."""
     found: dict[str, float] = {}
     for attempt, node, ranks in state.placements:
         if attempt == 0:
@@ -462,5 +439,5 @@ def _read_first_record_time(path: Path) -> float | None:
     if len(data) < INDEX_RECORD.size:
         return None
     size, moment = INDEX_RECORD.unpack(data)
-    # The front of an index is given up with the output that it is about.
+    # The first records of an index are zeros if their output was deleted.
     return float(moment) if size else None

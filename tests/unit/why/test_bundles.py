@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.cli.verdicts import load_verdict, open_bundle
 from clusterctl.errors import NotFoundError
 from clusterctl.run.record import run_bundle, state_reader
@@ -47,7 +48,7 @@ def test_what_a_rank_recorded_in_an_earlier_pause_does_not_count() -> None:
         for path in run.path.glob("stall-*/rank-3.json"):
             path.write_text(json.dumps({**json.loads(path.read_text()), "recorded": [paused]}))
         state, _ = state_reader.load_visible_state(run)
-        _, evidence = kept.read_newest_evidence(run)
+        evidence = kept.read_evidence(run.path / list_stall_folders(str(run.path))[-1])
         case = build_why_evidence(state, evidence, stalled=True)
 
     assert [rank.snapshot.entries for rank in case.ranks if rank.snapshot is not None and rank.rank == 3] == [None]
@@ -69,7 +70,7 @@ def test_what_is_no_bundle_is_refused_in_words(tmp_path: Path, content: bytes) -
 def test_what_was_seen_of_a_run_that_nobody_calls_stalled_is_in_its_bundle(tmp_path: Path) -> None:
     kinds = BUNDLES.with_name("kinds")
     with open_bundle(kinds / "sleeps-0.tar.gz") as other:
-        _, seen = kept.read_newest_evidence(other)
+        seen = kept.read_evidence(other.path / list_stall_folders(str(other.path))[-1])
     with open_bundle(kinds / "rank_0_saves_for_ever-0.tar.gz") as run:
         before = load_verdict(run, live=False)
         run_bundle.save_bundle(run, tmp_path / "bundle.tar.gz", seen, redact=True)
