@@ -1,4 +1,4 @@
-"""How a controller adopts a run that had one: it connects to the nodes, raises its epoch, goes on with each of them."""
+"""Adopts a run that lost its controller: connects to the nodes, raises the epoch, resumes each of them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from clusterctl.session.requests import STATUS
 from clusterctl.session.session import Session
 
 _CONNECT_GRACE_S = 20.0
-"""Seconds after which the nodes that are there do not wait any longer for those that are not."""
+"""How long the connected nodes wait for the others."""
 _UNSTARTED_STATES = ("new", "prepared", "finished")
-"""What a node says of a run none of whose workers it was asked to start, or that is over."""
+"""The states of a run on a node before its workers were started, or after it has ended."""
 
 
 class Adoption(ThreadOwnedState):
-    """Takes a run over. No session is joined before all, or most, have been reached: until then there is no epoch.
+    """Adopts a run. No session is joined before all nodes, or most, have answered: there is no epoch until then.
 
     Thread: the loop; the methods under "in threads" run in others.
 
     Args:
         run: The run.
-        connections: Go on with the nodes.
-        start: Ends a start that left no attempt behind.
+        connections: They resume the nodes.
+        start: Ends a start without an attempt.
     """
 
     def __init__(self, run: ControlledRun, connections: Connections, start: StartSequence) -> None:
@@ -48,7 +48,7 @@ class Adoption(ThreadOwnedState):
         self.is_active = False
 
     def start(self) -> None:
-        """Reach the nodes of the run; nothing is decided before `go_on` was called."""
+        """Connect to the nodes of the run; `_continue` follows."""
         run = self._run
         self._hosts = self._list_hosts()
         self._until = time.monotonic() + _CONNECT_GRACE_S
@@ -63,7 +63,7 @@ class Adoption(ThreadOwnedState):
     # --- in threads
 
     def _connect_all(self) -> dict[str, Any]:
-        """Dial all nodes at once, and ask how the run is there; return why some cannot be had."""
+        """Connect to all nodes at once, and ask for the status of the run; return the errors."""
         run = self._run
         step = Progress("connect", len(self._hosts), run.post)
 
@@ -78,14 +78,14 @@ class Adoption(ThreadOwnedState):
         return errors
 
     def _undo_start(self, opened: Mapping[str, Session]) -> StartFailure:
-        """Undo on every node what a controller left that died before its first attempt was written down."""
+        """Undo on every node the start of a controller that died before it had recorded its first attempt."""
         run = self._run
-        # A node that never heard of the run keeps at least the epoch from which on it hears nothing of it.
+        # A node that does not know the run keeps the epoch, so that it refuses late requests for the run.
         run.post(controller_events.TouchedNodes(nodes=list(opened)))
         left, _ = call_all(opened, lambda n, s: run_cleanup.end_on_node(s, run.folder.run, n, run.grace))
         unheard = [host.name for host in run.spec.hosts if host.name not in left]
         if unheard:
-            run.post(controller_events.Note(text=CLEANUP_UNCONFIRMED.format(fold_names(unheard)), level="warn"))
+            run.post_note(CLEANUP_UNCONFIRMED.format(fold_names(unheard)))
         error = RunFailed("its controller ended during the start", exit_code=ExitCode.FAILED)
         return StartFailure(error=error, remaining=tuple(entry for remaining in left.values() for entry in remaining))
 
@@ -131,7 +131,7 @@ class Adoption(ThreadOwnedState):
                 self._connections.mark_missing(host, errors.get(host.name, late))
 
     def _restore_attempt(self) -> None:
-        """Write down the attempt that nodes have begun, where the head lost the line that said so in a crash."""
+        """Record an attempt that nodes have begun, if a crash of the head lost its event."""
         run = self._run
         begun = [
             status["attempt"]

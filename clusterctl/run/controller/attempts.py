@@ -29,19 +29,19 @@ from clusterctl.run.rules.state import RunPhase, cause_to_json
 from clusterctl.session.session import Session
 
 _KILL_PATIENCE_S = 10.0
-"""Seconds after which nothing is waited for that nodes have not answered, where a person wants the end at once."""
-CLEANUP_UNCONFIRMED = "{} could not be told that the start failed: what was prepared there ends by itself"
+"""How long a killed start waits for nodes that do not answer."""
+CLEANUP_UNCONFIRMED = "could not clean up on {}; the node will clean up by itself"
 
 
 class StartSequence(ThreadOwnedState):
-    """Brings attempts up in a thread, and takes in how that went.
+    """Starts attempts in a thread, and handles the results.
 
     Thread: the loop; the methods under "in the thread" run in the launch thread.
 
     Args:
         run: The run.
-        connections: Go on with spares that are not there yet.
-        preflight: Checks the nodes before anything starts, or `None`.
+        connections: They redial spares without a connection.
+        preflight: The checks before the start; `None` to skip them.
     """
 
     def __init__(self, run: ControlledRun, connections: Connections, preflight: Preflight | None) -> None:
@@ -50,7 +50,7 @@ class StartSequence(ThreadOwnedState):
 
     @property
     def is_undecided(self) -> bool:
-        """No decision is possible: no attempt has begun yet, or none will."""
+        """No attempt has begun yet, or none will begin, so that the policy cannot decide."""
         return self._is_failing or (self._run.is_busy and self._run.state.attempt < 0)
 
     def start_first_attempt(self) -> None:
@@ -60,7 +60,7 @@ class StartSequence(ThreadOwnedState):
         self.launch(self._first_attempt)
 
     def launch(self, work: Callable[[], StartFailure | None]) -> None:
-        """Let a thread bring an attempt up."""
+        """Start an attempt in a thread."""
         launcher = self._run.launcher
 
         def attempted() -> StartFailure | None:
@@ -93,7 +93,7 @@ class StartSequence(ThreadOwnedState):
             run.end_attempt(StopReason.CANCELLED, "")
 
     def _drop_stuck_sessions(self) -> None:
-        """Drop the sessions with nodes on which a start hangs after a person has ordered an end at once."""
+        """Drop all sessions if the start hangs although the user has killed the run."""
         run = self._run
         killed = run.stopping.kill_wait_s(time.monotonic())
         if killed is not None and killed >= _KILL_PATIENCE_S and run.is_busy and not self._has_dropped_sessions:
@@ -118,17 +118,17 @@ class StartSequence(ThreadOwnedState):
         run.launcher.start_attempt(0, hosts, run.subscriptions.subscribe_all)
 
     def _connect(self, hosts: Sequence[HostSpec]) -> dict[str, Session]:
-        """Open all sessions at once; return those there are. A spare may be missing.
+        """Open all sessions at once; return them. A spare may be missing.
 
         Raises:
-            NodeError, NodesError: Some cannot be had; every other one is closed again.
+            NodeError, NodesError: A session could not be opened; the others are closed again.
         """
         run = self._run
         step = Progress("connect", len(hosts), run.post)
         opened, errors = run.dial_all(hosts, step)
         step.end(fold_names(opened), failed=bool(errors))
         for warning in dict.fromkeys(warning for session in opened.values() for warning in session.warnings):
-            run.post(controller_events.Note(text=warning, level="warn"))
+            run.post_note(warning)
         self._warn_about_missing_gpus(hosts, opened)
         missing = {h.name: errors.pop(h.name) for h in hosts if h.role is Role.SPARE and h.name in errors}
         if errors and not self._demote_missing(errors):
@@ -136,7 +136,7 @@ class StartSequence(ThreadOwnedState):
             left = sum(host.name in opened for host in run.spec.workers)
             if left:
                 text = f"`--exclude {fold_names(errors)}` begins with {left} of {len(run.spec.workers)} nodes"
-                run.post(controller_events.Note(text=text))
+                run.post_note(text, "info")
             raise_first(errors)
         missing |= errors
         run.executor.call_on_loop(lambda: self._connected(opened, missing))
@@ -152,10 +152,10 @@ class StartSequence(ThreadOwnedState):
         if on_cpu:
             where = "there" if len(on_cpu) == 1 else "on each"
             text = f"no GPU on {fold_names(on_cpu)}: one rank {where}, on the CPU (`gpus: 0` says that it is meant)"
-            self._run.post(controller_events.Note(text=text, level="warn"))
+            self._run.post_note(text)
 
     def _demote_missing(self, missing: Collection[str]) -> bool:
-        """Start with fewer workers, if a person allowed that; return whether the run may go on."""
+        """Start with fewer workers if `min_nodes` allows it; return whether the run may go on."""
         run = self._run
         if not missing:
             return True
@@ -165,11 +165,11 @@ class StartSequence(ThreadOwnedState):
         run.executor.call_on_loop(lambda: self._use_spec(fewer))
         left = len(fewer.workers)
         text = f"the run begins with {left} of {left + len(missing)} nodes: {fold_names(missing)} will wait as spares"
-        run.post(controller_events.Note(text=text, level="warn"))
+        run.post_note(text)
         return True
 
     def _use_spec(self, spec: ClusterSpec) -> None:
-        """Save who takes part: a controller that adopts the run goes on with these nodes."""
+        """Use and save a spec with other roles; a controller that adopts the run reads it."""
         run = self._run
         write_atomically(run.folder.spec, dump_spec(spec).encode(), durable=True)
         run.spec, run.hosts = spec, {host.name: host for host in spec.hosts}
@@ -186,10 +186,10 @@ class StartSequence(ThreadOwnedState):
             self._connections.mark_missing(run.hosts[spare], error)
 
     def _reject_unsafe_nodes(self, sessions: Mapping[str, Session]) -> dict[str, str]:
-        """Refuse nodes on which workers would not last; return the spares that are left out for it, with a word.
+        """Refuse nodes that end processes at logout; return the spares that are excluded for it, with a reason.
 
         Raises:
-            RefusedError: A node of the first attempt is one of them.
+            RefusedError: A node of the first attempt does so.
         """
         run = self._run
         hellos = {node: session.hello for node, session in sessions.items()}
@@ -198,16 +198,14 @@ class StartSequence(ThreadOwnedState):
             hello = hellos.pop(spare)
             if logind.kills_at_logout(hello.get("logind")):
                 unfit[spare] = "unfit"
-                run.post(
-                    controller_events.Note(text=f"spare {spare} ends processes at logout: it is left out", level="warn")
-                )
+                run.post_note(f"spare {spare} ends processes at logout: it is left out")
         logind.refuse_kill_at_logout(hellos)
         return unfit
 
     # --- what came of it, in the loop
 
     def _on_bug(self, error: Exception) -> None:
-        """End a start that failed by a bug of ours; the traceback is in the log."""
+        """End a start that failed because of a bug; the log has the traceback."""
         text = f"this is a bug of clusterctl: {type(error).__name__}: {error}"
         bug = ClusterctlError(text, hint=f"the traceback is in {self._run.folder.log}")
         self._on_launched(StartFailure(error=bug))
@@ -223,7 +221,7 @@ class StartSequence(ThreadOwnedState):
             run.end_start(result.error)
 
     def fail(self, result: StartFailure) -> None:
-        """End a run none of whose workers was started; undo what was prepared."""
+        """End a run without started workers; undo the start on its nodes."""
         run = self._run
         self._is_failing = True
         cancelled = run.cancelled.is_set()
@@ -245,9 +243,9 @@ class StartSequence(ThreadOwnedState):
     def _undo_start(
         self, concerned: Sequence[str], prepared: Sequence[str], ended: controller_events.Ended
     ) -> list[str]:
-        """Tell nodes that the run is over; return those that hold something of it and did not hear that.
+        """Tell nodes that the run has ended; return the prepared nodes that could not be told.
 
-        What a node holds whose session broke while it prepared must be given back: it is dialed once more.
+        A prepared node without a session holds ports and GPUs, so it is dialed once more.
         """
         run = self._run
         sessions = {n: s for n, s in run.links.sessions.items() if n in concerned}
@@ -256,7 +254,7 @@ class StartSequence(ThreadOwnedState):
         if not unheard:
             return []
         opened, _ = run.dial_all(run.hosts[n] for n in unheard)
-        # Above the epoch of what was asked for: where that arrives only now, it is refused.
+        # A higher epoch: the node refuses a request of the start that arrives only now.
         run.executor.call_on_loop(lambda: self._join_with_higher_epoch(opened))
         errors = run.send_finish(opened, ended.state, ended.exit_code)
         return [n for n in unheard if n not in opened or isinstance(errors.get(n), NodeError)]

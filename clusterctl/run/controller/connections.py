@@ -1,13 +1,13 @@
-"""What becomes of the links to the nodes: shown early if one breaks, followed again from the cursors if it is back."""
+"""Handles the connections to the nodes: records their losses, and resumes nodes that are connected again."""
 
 from __future__ import annotations
 
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from clusterctl.agent.protocol import command_types, requests
+from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.command_types import StatusAnswer
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.record_types import RemainingProcess
@@ -38,22 +38,23 @@ from clusterctl.session.session import Session
 SILENT_AFTER_S = 6.5
 _QUOTED = 300
 _AHEAD_STEP = 0.1
-"""Seconds by which a wall clock has to move before that is written down: times of output are no more exact."""
+"""Smallest change of a wall clock that is recorded, in seconds: times of output are no more exact."""
 _SILENT = "no answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Followed:
-    """A node is followed again. `status` is its answer where somebody has to know whether its workers were started."""
+class _Resumption:
+    """The result of resuming a node.
 
-    status: StatusAnswer | None
+    Attributes:
+        has_files: The node has the files of the run, and is followed again.
+        status: Its status, if it is unknown whether its workers were started.
+        remaining: Without files: the processes of the run that could not be ended.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RunFilesLost:
-    """A node lost the files of the run; `left` has the processes of the run that still live there."""
-
-    left: list[RemainingProcess]
+    has_files: bool
+    status: StatusAnswer | None = None
+    remaining: list[RemainingProcess] = field(default_factory=list)
 
 
 class Connections(ThreadOwnedState):
@@ -73,12 +74,12 @@ class Connections(ThreadOwnedState):
         self.is_superseded = False
 
     def record_clock(self, item: ClockMeasured) -> None:
-        """Keep the best estimate of how far a node's clock is from ours."""
+        """Keep the best estimate of the offset of a node's clock."""
         node = self._run.state.nodes.get(item.node)
         if node is None:
             return
         offset = read_head_time() - time.monotonic() - item.mono_offset_s
-        # In the clock of all events, which does not follow where somebody sets the head's.
+        # Relative to the clock of all events, which ignores changes of the head's wall clock.
         ahead = item.wall_offset_s + time.time() - read_head_time()
         if (
             node.clock is None
@@ -109,28 +110,27 @@ class Connections(ThreadOwnedState):
             text = "it says that another controller has taken over, and no other node knows of one"
             self.on_invalid_message(node, FrameError(text))
 
-    # --- not to be believed
+    # --- invalid messages
 
     def on_invalid_message(self, node: str, error: Exception) -> None:
-        """End the session of a node that said what cannot be: a few times it is asked anew, then it counts as lost."""
+        """End the session of a node that sent an invalid message; after a few of them the node counts as lost."""
         host = self._run.hosts.get(node)
         if not isinstance(error, (FrameError, ClusterctlError)):
-            # For the log of the controller.
             traceback.print_exception(error)
-        # What is left in the inbox of a session that has been ended counts once.
+        # Later messages of an ended session do not count again.
         if host is None or node not in self._run.links.sessions:
             return
         text = str(error) if isinstance(error, (FrameError, ClusterctlError)) else repr(error)
         self._count_violation(node, text[:_QUOTED])
-        self.mark_missing(host, AgentError(node, f"it said what cannot be: {text[:_QUOTED]}"))
+        self.mark_missing(host, AgentError(node, f"it sent an invalid message: {text[:_QUOTED]}"))
 
     def _count_violation(self, node: str, text: str) -> None:
         run, node_state = self._run, self._run.state.nodes.get(node)
         if self._violations.is_new(node, text):
-            run.note(f"{node} said what cannot be, so its session is ended: {text}")
+            run.note(f"{node} sent an invalid message, so its session is ended: {text}")
         over = self._violations.add(node, time.monotonic())
         if over and node_state is not None and node_state.link != "lost" and not node_state.swept:
-            run.record(controller_events.Link(node=node, link="lost", why=f"it says what cannot be: {text}"))
+            run.record(controller_events.Link(node=node, link="lost", why=f"it sends invalid messages: {text}"))
 
     # --- broken
 
@@ -143,7 +143,7 @@ class Connections(ThreadOwnedState):
             self.mark_missing(host, item.error)
 
     def mark_missing(self, host: HostSpec, error: ClusterctlError, session: Session | None = None) -> None:
-        """Take note that a node has no connection (`session`: that this one is of no use), and dial until it has."""
+        """Record that a node has no connection, and dial it again; with `session`, only if that is the current one."""
         run = self._run
         if session is not None and run.links.sessions.get(host.name) is not session:
             return
@@ -156,7 +156,7 @@ class Connections(ThreadOwnedState):
     # --- back
 
     def require_full_compare(self, nodes: Iterable[str]) -> None:
-        """Compare all replicas of these nodes before they are followed: another controller wrote them."""
+        """Compare all replicas of these nodes before they are followed, because another controller wrote them."""
         self._uncompared.update(nodes)
 
     def on_reconnect(self, item: Redialed) -> None:
@@ -180,8 +180,8 @@ class Connections(ThreadOwnedState):
         elif node.link != "lost":
             self._run.record(controller_events.Link(node=node.node, link="connected"))
 
-    def _resume(self, state: RunState, node: NodeState, session: Session) -> _Followed | _RunFilesLost:
-        """Follow a node from the cursors. In a thread: the loop changes what has to be changed."""
+    def _resume(self, state: RunState, node: NodeState, session: Session) -> _Resumption:
+        """Follow a node from the cursors. Runs in a thread; the loop makes the changes of the state."""
         run, name = self._run, node.node
         earlier = name in self._uncompared
         differing = replication.find_stale_replicas(run.folder, name, session, state.attempt, earlier=earlier)
@@ -189,14 +189,15 @@ class Connections(ThreadOwnedState):
         try:
             FOLLOW.call(session, follow)
         except NotFoundError:
-            # A supervisor may have lost its files and not its workers: whatever is there is ended.
-            return _RunFilesLost(left=run_cleanup.end_on_node(session, run.folder.run, name, run.grace))
+            # The files are lost, but workers may still run: end them.
+            remaining = run_cleanup.end_on_node(session, run.folder.run, name, run.grace)
+            return _Resumption(has_files=False, remaining=remaining)
         pending = any(state.workers[r].phase is WorkerPhase.PENDING for r in node.ranks if r in state.workers)
-        request: command_types.RunArguments = {"run": run.folder.run, "node": name}
-        return _Followed(status=STATUS.call(session, request) if pending else None)
+        status = STATUS.call(session, {"run": run.folder.run, "node": name}) if pending else None
+        return _Resumption(has_files=True, status=status)
 
     def _build_follow(self, node: str, session: Session, differing: list[str]) -> requests.Follow:
-        """Return what to ask a node for; what differs is asked for from its start."""
+        """Return the subscription request for a node; files that differ are sent from their start."""
         if self._run.links.sessions.get(node) is not session:
             raise ConnectError(node, "the connection was lost")
         for file in differing:
@@ -206,16 +207,16 @@ class Connections(ThreadOwnedState):
         self._uncompared.discard(node)
         return self._run.subscriptions.build_request(node)
 
-    def _on_resumed(self, node: str, session: Session, outcome: _Followed | _RunFilesLost) -> None:
-        """Send again what a node may have missed."""
+    def _on_resumed(self, node: str, session: Session, outcome: _Resumption) -> None:
+        """Repeat the stop request that a node may have missed."""
         run, node_state = self._run, self._run.find_node(node)
-        if isinstance(outcome, _Followed):
+        if outcome.has_files:
             run.subscriptions.mark_subscribed({node: session})
             self._stale.discard(node)
         if run.links.sessions.get(node) is not session or node_state is None or node_state.swept:
             return
-        if isinstance(outcome, _RunFilesLost):
-            self._on_run_files_lost(node, session, outcome.left)
+        if not outcome.has_files:
+            self._on_run_files_lost(node, session, outcome.remaining)
         elif node in run.state.retired:
             run.stop(node, StopReason.NODE_LOST.value)
         elif run.state.reason is not None:
@@ -224,7 +225,7 @@ class Connections(ThreadOwnedState):
             self._end_unstarted_attempt(node, outcome.status)
 
     def _on_resume_failed(self, node: str, session: Session, error: Exception) -> None:
-        """Try it once more with another session, unless the node obeys another controller now."""
+        """Reconnect, unless the node obeys another controller now."""
         if isinstance(error, StaleEpochError):
             if self._run.links.sessions.get(node) is session:
                 self.on_stale_epoch(node)
@@ -241,7 +242,7 @@ class Connections(ThreadOwnedState):
             run.links.redial(run.hosts[node], session)
 
     def _end_unstarted_attempt(self, node: str, status: StatusAnswer) -> None:
-        """End an attempt whose workers on a node nobody will start: the controller that was about to is gone."""
+        """End an attempt if the previous controller ended before it had started the workers on this node."""
         run = self._run
         if status["state"] == "prepared" and status["attempt"] == run.state.attempt and not run.is_busy:
             text = f"the controller ended before it had started the workers on {node}"
@@ -265,7 +266,7 @@ class Connections(ThreadOwnedState):
                 run.control.notify()
 
     def _record_unreachable(self, node: str, why: str, seconds: float) -> None:
-        """Record that a node has not been heard for so long, and what follows from that by itself, and when."""
+        """Record that a node is silent, and when it will count as lost and when its workers will stop."""
         run = self._run
         limits, alone = run.limits, len(run.state.nodes) == 1
         run.record(
@@ -274,7 +275,7 @@ class Connections(ThreadOwnedState):
                 link="unreachable",
                 why=why,
                 seconds=seconds,
-                # Where no other node could be heard it would be our own link.
+                # With a single node it could be the link of the head.
                 lost_in=None if alone else max(0.0, limits.node_lost_after - seconds),
                 stop_in=None if limits.stop_after is None else max(0.0, limits.stop_after - seconds),
             )

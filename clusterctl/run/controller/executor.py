@@ -1,6 +1,6 @@
-"""How work moves between the controller's loop and other threads: one object, two verbs.
+"""Moves work between the controller's loop and other threads.
 
-The loop owns the state of the run. Another thread may dial and ask; what comes of it goes back to the loop.
+The loop owns the state of the run. Other threads open connections and send requests; the loop takes their results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LoopCall:
 
 
 def _ignore(_result: object) -> None:
-    """Do nothing with what came of a thread."""
+    """Ignore the result of a thread."""
 
 
 class LoopExecutor:
@@ -65,32 +65,33 @@ class LoopExecutor:
         return ThreadTask(self, work)
 
 
+@dataclass(frozen=True, slots=True)
 class ThreadTask(Generic[T]):
-    """Work for a thread, whose result the loop takes.
+    """Work for a thread; the loop takes its result.
 
-    Thread: `then_on_loop` may be called from any.
+    Thread: any may call `then_on_loop`.
     """
 
-    def __init__(self, executor: LoopExecutor, work: Callable[[], T]) -> None:
-        self._executor, self._work = executor, work
+    executor: LoopExecutor
+    work: Callable[[], T]
 
     def then_on_loop(
         self, done: Callable[[T], object] = _ignore, failed: Callable[[Exception], object] = _ignore
     ) -> None:
         """Start the thread; the loop calls `done` with its result or `failed` with its exception.
 
-        An exception that is not one of ours also puts a traceback into the controller's log.
+        An unexpected exception also writes a traceback to the controller's log.
         """
 
         def run() -> None:
             try:
-                result = self._work()
+                result = self.work()
             except Exception as error:
                 if not isinstance(error, ClusterctlError):
                     traceback.print_exc()
                 failure = error
-                self._executor.call_soon(lambda: failed(failure))
+                self.executor.call_soon(lambda: failed(failure))
             else:
-                self._executor.call_soon(lambda: done(result))
+                self.executor.call_soon(lambda: done(result))
 
         threading.Thread(target=run, daemon=True).start()

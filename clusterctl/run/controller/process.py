@@ -1,4 +1,4 @@
-"""The controller as a process of its own: no terminal, own session, nothing shared with the command that started it."""
+"""Starts the controller as a detached process: without a terminal, in a session of its own."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ import traceback
 from collections.abc import Callable
 
 from clusterctl import rlimits
+from clusterctl.agent.linux import syscalls
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.run.record.rundir import RunDir
 
 DEFERRED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What a person sends who wants something to end; a controller takes its orders otherwise."""
+"""Signals of a user who wants to end a command; a controller takes its orders from its socket."""
 
 _READY = b"ready"
 
 
 class ControllerEndedError(ClusterctlError):
-    """A controller ended before it had begun."""
+    """A controller ended before it was ready."""
 
 
 def defer_signals() -> None:
-    """Let signals wait from now on that would end this process, until somebody is there to heed them.
+    """Block the signals that would end this process, until a handler for them is ready.
 
-    Whoever does unblocks `DEFERRED_SIGNALS`. What is detached meanwhile does not inherit that.
+    Unblock `DEFERRED_SIGNALS` afterwards. A process that is detached meanwhile does not inherit this.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, DEFERRED_SIGNALS)
 
 
 def detach(run: RunDir, work: Callable[[], int]) -> None:
-    """Do `work` in a new process that outlives this one; return when it has begun.
+    """Do `work` in a new process that outlives this one; return when it is ready.
 
-    Forks rather than executes: secrets need not be passed on, and what is imported stays imported. The caller must not
-    have started a thread yet.
+    The process is forked without exec, so that secrets need not be passed on and modules stay imported. The caller must
+    not have started a thread.
 
     Args:
-        run: Its log takes what `work` writes to stdout and stderr.
-        work: Returns an exit code. Calls `ready` of this module once it holds the run directory.
+        run: The run directory; its log takes stdout and stderr of `work`.
+        work: Returns an exit code. It calls `report_ready` once it holds the run directory.
 
     Raises:
-        ControllerEndedError: It ended before that, and its log says why.
-        ClusterctlError: What it raised itself before that.
+        ControllerEndedError: The process ended before that; its log has the reason.
+        ClusterctlError: `work` raised it before that.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -62,23 +63,23 @@ def detach(run: RunDir, work: Callable[[], int]) -> None:
         raise _parse_failure(run, report)
 
 
-def _parse_failure(run: RunDir, said: bytes) -> ClusterctlError:
+def _parse_failure(run: RunDir, report: bytes) -> ClusterctlError:
     try:
-        told = json.loads(said)
-        error = ClusterctlError(told["message"], hint=told["hint"])
-        error.exit_code = ExitCode(told["exit_code"])
+        failure = json.loads(report)
+        error = ClusterctlError(failure["message"], hint=failure["hint"])
+        error.exit_code = ExitCode(failure["exit_code"])
     except (ValueError, LookupError, TypeError):
         return ControllerEndedError(f"the controller of {run.run} ended at its start", hint=f"{run.log} says why")
     return error
 
 
 def report_ready() -> None:
-    """Tell the process that detached us that the run directory is ours."""
+    """Tell the parent that this process holds the run directory."""
     _report(_READY)
 
 
 class _ReportPipe:
-    """Where the process listens that detached this one, until it has been told how that went."""
+    """The pipe to the process that detached this one; closed after the report."""
 
     fd: int | None = None
 
@@ -99,13 +100,13 @@ def _second_fork(run: RunDir, work: Callable[[], int], writer: int) -> None:
     code = 1
     try:
         _daemonize(run, writer)
-        _set_process_title(f"clusterctl-controller {run.run}")
+        syscalls.set_process_title(f"clusterctl-controller {run.run}")
         _ReportPipe.fd = writer
         code = work()
     except ClusterctlError as error:
         traceback.print_exc()
-        told = {"message": str(error), "hint": error.hint, "exit_code": int(error.exit_code)}
-        _report(json.dumps(told).encode())
+        failure = {"message": str(error), "hint": error.hint, "exit_code": int(error.exit_code)}
+        _report(json.dumps(failure).encode())
         code = int(error.exit_code)
     except BaseException:
         traceback.print_exc()
@@ -117,32 +118,11 @@ def _second_fork(run: RunDir, work: Callable[[], int], writer: int) -> None:
 
 
 _GC_DEFAULTS = 700, 10, 10
-"""When Python looks for circles of values, where nothing else was said (`gc.get_threshold` of 3.11)."""
-_ARGUMENTS_BEGIN = 48
-"""Which field of `/proc/self/stat` says where our words begin in our memory; the next one says where they end."""
-
-
-def _set_process_title(title: str) -> None:
-    """Have `ps` show a title instead of the command that made this process; it is cut to the room that one took.
-
-    Where the kernel does not let us, nothing changes.
-    """
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        begin, end = (int(field) for field in fields[_ARGUMENTS_BEGIN - 3 :][:2])
-        memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            with open("/proc/self/cmdline", "rb") as file:
-                shown = file.read()
-            if shown and os.pread(memory, len(shown), begin) == shown and len(shown) == end - begin:
-                os.pwrite(memory, title.encode()[: len(shown) - 1].ljust(len(shown), b"\0"), begin)
-        finally:
-            os.close(memory)
+"""The default thresholds of the garbage collector (`gc.get_threshold` of 3.11)."""
 
 
 def _daemonize(run: RunDir, keep: int) -> None:
-    # A command is over soon, and looks for circles of values seldom. This process lives for months.
+    # Commands raise the thresholds because they end soon; this process may live for months.
     gc.set_threshold(*_GC_DEFAULTS)
     os.chdir("/")
     os.umask(0o077)

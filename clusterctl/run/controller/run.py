@@ -1,7 +1,7 @@
-"""One run as its controller has it: its state, the only way to change it, and what is sent to its nodes.
+"""A run in its controller: its state, the only way to change the state, and the requests to its nodes.
 
-The thread of the loop owns all of it: the state, the files, the connections. Other threads dial and ask, and bring the
-result to the loop by the executor.
+The thread of the loop owns the state, the files and the connections. Other threads open connections and send requests;
+the executor brings the results to the loop.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ Post = Callable[[controller_events.ControllerEvent], None]
 Dial = Callable[["HostSpec", Callable[[str], None]], "Session"]
 
 _KILL_TIMEOUT_S = 5.0
-"""How long a node may take for its last word where a person wants the end at once."""
+"""How long a node may take to finish a run that the user has killed."""
 
 
 class ControlledRun(ThreadOwnedState):
-    """A run, its nodes, and what is asked of them.
+    """A run, its nodes, and the requests to them.
 
     Thread: the loop owns it and changes it alone. Other threads may read `spec`, `hosts`, `epoch` and `links.sessions`,
     wait for `cancelled`, and call `post`, `executor`, `dial_all` and `send_finish`.
 
     Args:
-        folder: The run directory; this becomes its one writer.
-        spec: What to run, with its secrets.
-        dial: Makes, for an inbox, what opens a session to a host with a callback for progress.
+        folder: The run directory; this object becomes its only writer.
+        spec: The spec of the cluster file, with secrets.
+        dial: Returns, for an inbox, the function that opens a session to a host and reports progress to a callback.
 
     Attributes:
         inbox: The queue of the loop.
         executor: Brings calls of other threads to the loop, and results of threads back to it.
-        is_busy: A launch thread is at work.
-        cancelled: Set when a person has ended the run.
-        kill: No grace any more.
-        excluded_spares: Spares that must not be used, and why, in a word.
-        epoch: What this controller's commands carry; 0 before it has one, and no session is joined before.
-        following: What nodes are asked to tell.
-        stopping: Which nodes were told to stop, and for how long they have known.
+        is_busy: A launch thread is working.
+        cancelled: Set when the user has cancelled the run.
+        kill: The grace is 0 from now on.
+        excluded_spares: Spares that must not be used, with a reason in one word.
+        epoch: The epoch of this controller's requests; 0 before it has one, and no session is joined before.
+        subscriptions: The subscriptions to the journals and files of nodes.
+        stopping: The nodes that got a stop request, and when.
     """
 
     def __init__(self, folder: RunDir, spec: ClusterSpec, dial: Callable[[ItemQueue], Dial]) -> None:
@@ -114,21 +114,25 @@ class ControlledRun(ThreadOwnedState):
         """Record an event soon."""
         self.executor.call_soon(lambda: self.record(event))
 
+    def post_note(self, text: str, level: str = "warn") -> None:
+        """Record a message for the user soon."""
+        self.post(controller_events.Note(text=text, level=level))
+
     # --- the state
 
     def record(self, event: controller_events.ControllerEvent) -> None:
-        """Write an event into the controller's journal, and take it into the state."""
+        """Write an event into the controller's journal, and apply it to the state."""
         self.check()
         moment = read_head_time()
         self.writer.append(event, moment)
         self.state = apply_controller_event(self.state, moment, event)
 
     def note(self, text: str, level: str = "warn") -> None:
-        """Record a message for a person."""
+        """Record a message for the user."""
         self.record(controller_events.Note(text=text, level=level))
 
     def apply_event(self, item: EventReceived) -> None:
-        """Replicate an event of a node's journal, and take it into the state; nothing where it was seen before."""
+        """Replicate an event of a node's journal, and apply it to the state; a known event is ignored."""
         node_state = self.find_node(item.node)
         if node_state is None or item.stamp.seq <= node_state.seq:
             return
@@ -136,13 +140,13 @@ class ControlledRun(ThreadOwnedState):
         lacking = item.stamp.seq - node_state.seq - 1
         if lacking:
             self.note(f"{item.node}: its journal lacks {plural(lacking, 'event')} before number {item.stamp.seq}")
-        # Folded first: what cannot be folded must not stand where every reader finds it.
+        # First the state: an event that cannot be applied must not get into the journal, which every reader applies.
         state = apply_node_event(self.state, item.node, item.stamp, item.event)
         self.writer.journal(item.node, item.record)
         self.state = state
 
     def _validate_owner(self, item: EventReceived) -> None:
-        """Raise `FrameError` where a node speaks of another run, or of ranks that are not on it."""
+        """Raise `FrameError` if an event of a node is about another run, or about ranks of other nodes."""
         if item.run != self.folder.run:
             raise FrameError(f"it speaks of the run {item.run[:80]!a}")
         attempt = getattr(item.event, "attempt", self.state.attempt)
@@ -152,11 +156,11 @@ class ControlledRun(ThreadOwnedState):
             raise FrameError(f"its event `{item.event.KIND}` is about rank {strange[0]}, which is not on it")
 
     def ranks_on(self, node: str, attempt: int) -> frozenset[int] | None:
-        """Return the ranks that a node has in an attempt; `None` for an attempt that is not known here."""
+        """Return the ranks of a node in an attempt; `None` for an attempt that is not known yet."""
         return None if attempt > self.state.attempt else self._places.find_ranks(self.state.placements, attempt, node)
 
     def find_node(self, node: str) -> NodeState | None:
-        """Return what is known of a node of this attempt, or of an earlier one."""
+        """Return the state of a node of this attempt, or of an earlier one."""
         return self.state.nodes.get(node) or self.state.retired.get(node)
 
     def all_nodes(self) -> list[str]:
@@ -164,7 +168,7 @@ class ControlledRun(ThreadOwnedState):
         return [*self.state.nodes, *self.state.retired]
 
     def sessions(self) -> dict[str, Session]:
-        """Return the sessions there are to nodes of this attempt."""
+        """Return the sessions with nodes of this attempt."""
         return {n: s for n, s in self.links.sessions.items() if n in self.state.nodes}
 
     # --- to the nodes
@@ -175,9 +179,9 @@ class ControlledRun(ThreadOwnedState):
         step: Progress | None = None,
         joined: Callable[[str, Session], None] = lambda _node, _session: None,
     ) -> tuple[dict[str, Session], dict[str, ClusterctlError]]:
-        """Open a session to every host, all at once; return them and the errors of those that cannot be had.
+        """Open a session to every host, all at once; return the sessions and the errors. Not for the loop's thread.
 
-        Each is given to `joined` as soon as it is there, on the thread that dialed. For other threads than the loop's.
+        `joined` takes each session as soon as it is open, on the thread that opened it.
         """
         wanted = list(hosts)
         shown = step or Progress("connect", len(wanted), lambda _: None)
@@ -192,14 +196,14 @@ class ControlledRun(ThreadOwnedState):
         return open_all(wanted, one, self.spec.ssh.parallel, ClusterctlError)
 
     def raise_epoch(self, seen: int) -> None:
-        """Have an epoch above `seen` and above all that this head has used; all sessions carry it from now on."""
+        """Take an epoch above `seen` and above all that this head has used; all sessions use it from now on."""
         if self.epoch <= seen:
             self.epoch = self.writer.next_epoch(seen)
             for session in self.links.sessions.values():
                 session.epoch = self.epoch
 
     def join(self, node: str, session: Session) -> bool:
-        """Take a session as the run's own: what it asks for carries this controller's epoch. False where it broke."""
+        """Add a session to the run, with this controller's epoch; return False if it broke."""
         session.epoch = self.epoch
         return self.links.add(self.hosts[node], session)
 
@@ -209,7 +213,7 @@ class ControlledRun(ThreadOwnedState):
         return 0.0 if self.kill else self.limits.grace
 
     def end_attempt(self, reason: StopReason, message: str) -> None:
-        """Decide the end of the attempt, once, and tell its nodes."""
+        """Record that the attempt ends, and stop it on its nodes."""
         self.record(controller_events.EndDecided(attempt=self.state.attempt, reason=reason.value, message=message))
         self.stopping.reset()
         self.stop_all(reason.value)
@@ -224,13 +228,13 @@ class ControlledRun(ThreadOwnedState):
             self.end_attempt(StopReason.CANCELLED if cancelled else StopReason.START_FAILED, str(error))
 
     def stop_all(self, reason: str) -> None:
-        """Stop the attempt on every node that has something left of it."""
+        """Stop the attempt on every node where it has not ended."""
         for node in self.state.nodes.values():
             if not node.swept:
                 self.stop(node.node, reason)
 
     def stop(self, node: str, reason: str) -> None:
-        """Stop the attempt on one node; again, to shorten the grace. One without a connection is told when it has."""
+        """Stop the attempt on a node; repeat it to shorten the grace. A node without a session gets the stop later."""
         session = self.links.sessions.get(node)
         if session is None:
             return
@@ -238,27 +242,27 @@ class ControlledRun(ThreadOwnedState):
         request = requests.Stop(run=self.folder.run, node=node, grace=self.grace, reason=reason)
 
         def send() -> None:
-            # A node that takes its time has heard it; for how long it may take is for the policy to say.
+            # A slow node has received the request; the policy limits how long it may take.
             with contextlib.suppress(FutureTimeoutError):
                 STOP.call_async(session, request).result(STOP.timeout_s)
 
         self.executor.in_thread(send).then_on_loop(failed=lambda _: self.links.redial(self.hosts[node], session))
 
     def send_finish(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
-        """Tell nodes that the run has ended; return why some did not hear it. For any thread."""
+        """Tell nodes that the run has ended; return the errors. For any thread."""
         timeout = _KILL_TIMEOUT_S if self.kill else None
         what: command_types.FinishArguments = {"run": self.folder.run, "node": "", "state": state, "exit_code": code}
         return call_all(sessions, lambda n, s: FINISH.call(s, {**what, "node": n}, timeout=timeout))[1]
 
     def cancel(self, *, kill: bool) -> None:
-        """End the run: gracefully, or at once."""
+        """Cancel the run: gracefully, or at once."""
         self.cancelled.set()
         self.links.redial_now()
         if kill:
             self.executor.call_soon(self.kill_now)
 
     def kill_now(self) -> None:
-        """Grant no grace any more, neither to what is to end nor to what ends already."""
+        """Set the grace to 0, also for stops that have begun."""
         if self.kill:
             return
         self.kill = True
