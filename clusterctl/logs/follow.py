@@ -6,9 +6,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from clusterctl.logs.line import LogLine, LogQuery, Skew
-from clusterctl.logs.merge import by_time, filter_lines, open_streams, read_history
+from clusterctl.logs.merge import filter_lines, open_streams, read_history
 from clusterctl.logs.output_files import OutputFiles
 from clusterctl.logs.stream import Batch, OutputStream
 
@@ -75,7 +76,7 @@ class Follower:
         self.more = True
         while self.more:
             yield self._new_lines(now)
-        batches = sorted((b for s in self._streams if (b := s.flush(now))), key=by_time)
+        batches = sorted((b for s in self._streams if (b := s.flush(now))), key=attrgetter("time"))
         yield [line for b in batches for line in filter_lines(b.lines, self._query)]
 
     # --- private
@@ -85,7 +86,9 @@ class Follower:
         batches: list[Batch] = []
         budget = _POLL_BYTES
         self.more = False
-        for stream in self._in_turn():
+        # Start with another stream each time, so that a flood in one cannot starve the others.
+        self._turn = (self._turn + 1) % max(1, len(self._streams))
+        for stream in self._streams[self._turn :] + self._streams[: self._turn]:
             if stream.closed:
                 continue
             size = stream.size()
@@ -94,23 +97,15 @@ class Follower:
             self.more |= end < size
             batches += stream.read(end, now)
         batches += self._close_old(now)
-        batches.sort(key=by_time)
+        batches.sort(key=attrgetter("time"))
         return [line for b in batches if self._query.wants_time(b.time) for line in filter_lines(b.lines, self._query)]
 
     def _discover(self) -> None:
         for stream in open_streams(self._files.discover(), self._query, self._skew):
-            self._take_in(stream)
-
-    def _take_in(self, stream: OutputStream) -> None:
-        self._streams.append(stream)
-        rank = stream.file.rank
-        self._newest[rank] = max(self._newest.get(rank, 0), stream.file.attempt)
+            self._streams.append(stream)
+            rank = stream.file.rank
+            self._newest[rank] = max(self._newest.get(rank, 0), stream.file.attempt)
         self._streams.sort(key=lambda stream: stream.file)
-
-    def _in_turn(self) -> list[OutputStream]:
-        """Start with another stream each time, so that a flood in one cannot starve the others."""
-        self._turn = (self._turn + 1) % max(1, len(self._streams))
-        return self._streams[self._turn :] + self._streams[: self._turn]
 
     def _close_old(self, now: float) -> Iterator[Batch]:
         """Flush the last lines of ranks that have started a new attempt: their old files do not grow any more."""
@@ -135,5 +130,5 @@ class Follower:
                 continue
             if now - frame.at >= self._frame_interval:
                 frame.shown, frame.at = text, now
-                lines.append(stream.partial_line(text, now))
+                lines.append(stream.build_line(now, text, partial=True))
         return filter_lines(lines, self._query)

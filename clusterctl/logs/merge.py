@@ -49,8 +49,8 @@ def read_history(streams: Sequence[OutputStream], query: LogQuery, *, flush: boo
         query: Selects the lines.
         flush: Whether to yield unfinished last lines; otherwise they stay in their streams.
     """
-    ends = [_end(stream, query) for stream in streams]
-    starts = [_since_start(stream, query, end) for stream, end in zip(streams, ends, strict=True)]
+    bounds = [_find_bounds(stream, query) for stream in streams]
+    starts, ends = [start for start, _ in bounds], [end for _, end in bounds]
     if query.tail is None:
         yield from _merged(streams, starts, ends, query, flush=flush)
         return
@@ -114,11 +114,6 @@ def filter_lines(lines: list[LogLine], query: LogQuery) -> list[LogLine]:
     return [line for line in lines if search(strip_colours(line.text))]
 
 
-def by_time(batch: Batch) -> float:
-    """Sort key for batches; ties keep the order of the streams."""
-    return batch.time
-
-
 def _merged(
     streams: Sequence[OutputStream], starts: Sequence[int], ends: Sequence[int], query: LogQuery, *, flush: bool
 ) -> Iterator[LogLine]:
@@ -142,15 +137,12 @@ def _batches(stream: OutputStream, end: int, *, flush: bool) -> Iterator[Batch]:
         yield batch
 
 
-def _end(stream: OutputStream, query: LogQuery) -> int:
-    size = stream.size()
-    if query.until is None:
-        return size
-    until = stream.size_until(query.until)
-    return size if until is None or until >= size else find_line_start(stream.file.path, until)
-
-
-def _since_start(stream: OutputStream, query: LogQuery, end: int) -> int:
-    if query.since is None or not end:
-        return 0
-    return find_line_start(stream.file.path, min(end, stream.size_before(query.since)))
+def _find_bounds(stream: OutputStream, query: LogQuery) -> tuple[int, int]:
+    """Return the start and end of the part of a file that may have lines of the selected times."""
+    start, end = 0, stream.size()
+    until = None if query.until is None else stream.size_until(query.until)
+    if until is not None and until < end:
+        end = find_line_start(stream.file.path, until)
+    if query.since is not None and end:
+        start = find_line_start(stream.file.path, min(end, stream.size_before(query.since)))
+    return start, end

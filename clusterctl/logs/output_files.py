@@ -71,10 +71,7 @@ class OutputFiles:
             match = _OUTPUT.fullmatch(name)
             path = os.path.join(folder, name)
             if match and path not in self._known:
-                self._known.add(path)
-                rank = int(match[1])
-                index_path = os.path.join(node_dir, format_index_path(attempt, rank))
-                yield OutputFile(attempt=attempt, rank=rank, node=node, path=path, index_path=index_path)
+                yield self.expect(node, attempt, int(match[1]))
 
 
 def _entries(folder: str) -> list[str]:

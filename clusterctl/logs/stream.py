@@ -32,9 +32,7 @@ class OutputStream:
         file: The file.
         offset: Where to start: the start of a line.
         raw: Keep the bytes as they are (see `LogQuery.raw`).
-        skew: Returns how many seconds a node's clock is ahead of ours, as far as it is known at the call; subtracted
-            from
-            every time.
+        skew: Returns how many seconds a node's clock is ahead of the head's; subtracted from every time.
     """
 
     def __init__(self, file: OutputFile, *, offset: int = 0, raw: bool = False, skew: Skew | None = None) -> None:
@@ -66,10 +64,6 @@ class OutputStream:
     def size_until(self, time: float) -> int | None:
         """Return the size of all lines written until `time`; `None` if no record is later."""
         return self._index.size_until(time + self._skew)
-
-    def partial_line(self, text: str, time: float) -> LogLine:
-        """Return a frame as a line."""
-        return self._line(time, text, partial=True)
 
     def size(self) -> int:
         """Return the current size of the file; 0 if it does not exist (any more)."""
@@ -118,7 +112,7 @@ class OutputStream:
             return None
         time = self._time_of(self.offset, now)
         texts = self._texts(pending, whole=False)
-        return Batch(time, [self._line(time, text, partial=True) for text in texts])
+        return Batch(time, [self.build_line(time, text, partial=True) for text in texts])
 
     # --- private
 
@@ -136,7 +130,7 @@ class OutputStream:
             missing, self.offset = zeros + data - self.offset, data
             time = self._time_of(data, now)
             if not self._raw:
-                yield Batch(time, [self._line(time, f"[{missing:,} bytes of output are gone here]")])
+                yield Batch(time, [self.build_line(time, f"[{missing:,} bytes of output are gone here]")])
 
     def _take(self, data: bytes, now: float) -> Iterator[Batch]:
         """Split unfinished bytes and `data` into lines, one batch per index record."""
@@ -170,8 +164,7 @@ class OutputStream:
 
     def _batch(self, block: bytes, time: float) -> Batch:
         node, rank, attempt = self.file.node, self.file.rank, self.file.attempt
-        texts = self._texts(block, whole=True)
-        return Batch(time, [LogLine(time, node, rank, attempt, text) for text in texts])
+        return Batch(time, [LogLine(time, node, rank, attempt, text) for text in self._texts(block, whole=True)])
 
     def _texts(self, block: bytes, *, whole: bool) -> list[str]:
         cut, self._cut = self._cut, 0
@@ -190,7 +183,7 @@ class OutputStream:
         if self._raw:
             time = self._time_of(self.offset, now)
             piece, self._pending = self._pending, b""
-            return Batch(time, [self._line(time, _raw_text(piece), partial=True)])
+            return Batch(time, [self.build_line(time, _raw_text(piece), partial=True)])
         if b"\r" in data:
             self._cut = 0
             self._pending = _last_frames(self._pending)
@@ -211,7 +204,8 @@ class OutputStream:
         self._time = max(self._time, time)
         return self._time
 
-    def _line(self, time: float, text: str, *, partial: bool = False) -> LogLine:
+    def build_line(self, time: float, text: str, *, partial: bool = False) -> LogLine:
+        """Return a line of this worker."""
         return LogLine(time, self.file.node, self.file.rank, self.file.attempt, text, partial)
 
 

@@ -2,8 +2,7 @@
 
 The supervisor of the node checks four times a second. It appends a record if the file has grown by 4 KiB or more, or by
 anything after a second without a record. A line that ends at byte `n` gets the time of the first record of at least
-that
-size, so it never gets a time before it was written.
+that size, so it never gets a time before it was written.
 """
 
 from __future__ import annotations
@@ -36,11 +35,6 @@ class TimeIndex:
         self._path = path
         self._block = b""
         self._block_start = 0
-
-    def last(self) -> IndexRecord | None:
-        """Return the newest record."""
-        count = self._count()
-        return self._record(count - 1) if count else None
 
     def position_of_size(self, size: int) -> int:
         """Return the number of the first record with at least `size` bytes (the number of records if there is none)."""

@@ -1,4 +1,4 @@
-"""The end of a run that is decided: the last output is taken in, the nodes are told, the journal is closed."""
+"""Ends a run: fetches the last output and the results, tells the nodes, closes the journal."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from clusterctl.run.rules import controller_events, policy
 from clusterctl.session.session import Session
 
 _WITHOUT_PROGRESS = 15.0
-"""Seconds in which a node that is connected must have sent something of what is missing, or said how much that is."""
+"""How long a connected node may take without sending missing output or the sizes of its files."""
 _LEAST_PROGRESS = 4096
-"""Bytes that count as something: a node that sends fewer could go on for ever."""
+"""Bytes that count as progress; a node that sends fewer could delay the end for ever."""
 _AFTER_KILL, _AFTER_CANCEL = 8.0, 600.0
-"""Seconds that the output of a run may take in all whose end a person wanted, at once or not."""
+"""How long the output of a killed or cancelled run may take in all."""
 
 _Sizes = dict[str, int]
 
 
 class FinishSequence(ThreadOwnedState):
-    """Brings a run to its end. It is at work once `begin` was called.
+    """Brings a run to its end, once `begin` was called.
 
     Thread: the loop; `_tell_nodes` runs in another.
     """
@@ -49,7 +49,7 @@ class FinishSequence(ThreadOwnedState):
         return self._finish is not None
 
     def begin(self, finish: policy.Finish) -> None:
-        """Begin to find out what is missing here of the files of the nodes: nobody writes to them any more."""
+        """Begin to ask the nodes for the sizes of their files, which do not grow any more."""
         if finish.why_no_restart:
             self._run.note(f"no restart: {finish.why_no_restart}")
         self._finish, self._began = finish, time.monotonic()
@@ -61,11 +61,11 @@ class FinishSequence(ThreadOwnedState):
                 ]
                 self._files.setdefault(node, []).extend(files)
         self._progress = dict.fromkeys(self._files, (-1, self._began))
-        # Where all nodes are quiet by now, nothing would have the loop look again before its next tick.
+        # If all nodes are silent now, the loop would not call `step` before its next tick.
         self.step()
 
     def step(self) -> None:
-        """Close the run once all output has arrived, or no more of it comes."""
+        """Finish the run once all output has arrived, or no more is expected."""
         if self._finish is None or self._telling:
             return
         self._request_sizes()
@@ -81,9 +81,9 @@ class FinishSequence(ThreadOwnedState):
     # --- results
 
     def _has_results(self, finish: policy.Finish) -> bool:
-        """Whether nothing of `results` is awaited any more; begin to fetch them where there are any.
+        """Start the fetch of results if there are any; return whether it has ended.
 
-        That is done before the nodes are let go: from then on another run may write to the same workdir.
+        The nodes are told of the end only afterwards, because another run may then use the same workdir.
         """
         run, wanted = self._run, downloads.choose_results(self._run.spec, self._run.state, finish.phase)
         if wanted is None or self._has_results_event:
@@ -115,7 +115,7 @@ class FinishSequence(ThreadOwnedState):
     # --- what is missing
 
     def _request_sizes(self) -> None:
-        """Ask each node once for each session."""
+        """Ask each node for the sizes of its files, once per session."""
         for node, session in self._run.links.sessions.items():
             if node in self._files and node not in self._sizes and self._asked.get(node) is not session:
                 self._asked[node] = session
@@ -135,7 +135,7 @@ class FinishSequence(ThreadOwnedState):
         run.executor.in_thread(measure).then_on_loop(lambda sizes: self._sizes.update({node: sizes}))
 
     def _list_missing(self, node: str) -> list[tuple[str, int]]:
-        """Return files with the bytes that are not here; all of them where the node has not said how large they are."""
+        """Return files with the number of missing bytes; all files if the node has not reported their sizes."""
         if node not in self._sizes:
             return [(file, 1) for file in self._files[node]]
         missing = []
@@ -163,7 +163,7 @@ class FinishSequence(ThreadOwnedState):
         state = run.find_node(node)
         if run.kill or state is None or state.link == "lost":
             return False
-        # Where there is a connection to no node it is our own link.
+        # If no node is connected, the link of the head is broken.
         ours = not any(other in run.links.sessions for other in self._files) and not run.cancelled.is_set()
         return ours or run.links.list_silent(0.0).get(node, 0.0) < run.limits.node_lost_after
 
@@ -197,9 +197,9 @@ class FinishSequence(ThreadOwnedState):
         run.executor.in_thread(lambda: self._tell_nodes(sessions, ended)).then_on_loop(close, close)
 
     def _tell_nodes(self, sessions: dict[str, Session], ended: controller_events.Ended) -> None:
-        """Tell nodes that the run has ended. In a thread.
+        """Tell nodes that the run has ended. Runs in a thread.
 
-        One that was rebooted and came back at the last moment has no workers, but still has to close its attempt.
+        A node that was rebooted and reconnected at the last moment has no workers, but an attempt to end.
         """
         run = self._run
         errors = run.send_finish(sessions, ended.state, ended.exit_code)

@@ -26,64 +26,58 @@ _EVERY = 1.0
 
 
 class HealthMonitor(ThreadOwnedState):
-    """Feeds a `HealthObserver` with the samples of a run: what their replicas hold first, then what arrives.
+    """Feeds a `HealthObserver` with the samples of a run: first from the replicas, then as they arrive.
 
     Thread: the loop.
 
     Args:
-        run: Where the replicas lie.
-        spec: What counts as trouble.
+        run: The run directory, with the replicas.
+        spec: The spec of the cluster file, with the limits.
     """
 
     def __init__(self, run: RunDir, spec: ClusterSpec) -> None:
         self._run = run
-        self._spec = spec
-        self._observer: HealthObserver | None = None
+        self._observer = HealthObserver(spec)
         self._new: dict[str, list[bytes]] = {}
         self._replayed: set[str] = set()
         self._looked = 0.0
 
     def add_lines(self, node: str, lines: Sequence[bytes]) -> None:
-        """Take in lines of a node's samples; they are in its replica already."""
+        """Add lines of a node's samples; its replica has them already."""
         self._new.setdefault(node, []).extend(lines)
 
     def list_changes(self, state: RunState, now: float) -> list[controller_events.Health]:
-        """Return what has changed; looks once a second, however often it is asked. `now` is monotonic."""
+        """Return the changes of health since the last call, at most once a second; `now` is monotonic."""
         if now - self._looked < _EVERY:
             return []
         self._looked = now
-        if self._observer is None:
-            if not any((self._run.node(node) / SAMPLES_FILE).exists() for node in state.nodes):
-                return []
-            self._observer = HealthObserver(self._spec)
+        if not self._replayed and not any((self._run.node(node) / SAMPLES_FILE).exists() for node in state.nodes):
+            return []
         new, self._new = self._new, {}
         changes: list[controller_events.Health] = []
         for node in state.nodes:
-            changes += self._of_node(self._observer, node, new.get(node, []), state, now)
+            if node in self._replayed:
+                changes += self._observer.add_lines(node, new.get(node, []), now)
+            else:
+                self._replayed.add(node)
+                recorded = [event for event in state.troubles.values() if event.node == node]
+                lines = read_last_lines(self._run.node(node) / SAMPLES_FILE)
+                changes += self._observer.replay(node, lines, recorded, now)
         heard = {n.node for n in state.nodes.values() if n.link == "connected" and not n.finished}
         return changes + self._observer.tick(heard, now)
 
-    def _of_node(
-        self, observer: HealthObserver, node: str, new: Sequence[bytes], state: RunState, now: float
-    ) -> list[controller_events.Health]:
-        if node in self._replayed:
-            return observer.add_lines(node, new, now)
-        self._replayed.add(node)
-        told = [e for e in state.troubles.values() if e.node == node]
-        return observer.replay(node, read_last_lines(self._run.node(node) / SAMPLES_FILE), told, now)
-
     def find_unhealthy(self, state: RunState) -> dict[str, str]:
-        """Return which nodes a restart should leave out, and why: a check failed, or GPU memory is still held."""
+        """Return the nodes that a restart should exclude, with the reason: a failed check, or used GPU memory."""
         held = {n.node: n.gpu_memory_held for n in state.nodes.values() if n.gpu_memory_held}
-        return held | (self._observer.find_unhealthy(state.nodes) if self._observer else {})
+        return held | self._observer.find_unhealthy(state.nodes)
 
     def find_degraded(self, state: RunState) -> dict[str, str]:
-        """Return which nodes the next attempt had better do without, and why; nothing to end this one for."""
-        return self._observer.find_degraded(state.nodes) if self._observer else {}
+        """Return the nodes that a restart should avoid if it can, with the reason."""
+        return self._observer.find_degraded(state.nodes)
 
 
 class StallMonitor(ThreadOwnedState):
-    """Watches the current attempt for a stall; each attempt is watched anew.
+    """Watches the current attempt for a stall.
 
     Thread: the loop.
     """
@@ -104,7 +98,7 @@ class StallMonitor(ThreadOwnedState):
         return self._observer
 
     def replay(self) -> None:
-        """Tell the rule what it knew before: how long steps take, and when the last one was."""
+        """Feed the observer with earlier samples: how long steps take, and when the last one was."""
         observer = self._watch()
         if observer is not None:
             samples = {
@@ -113,13 +107,13 @@ class StallMonitor(ThreadOwnedState):
             observer.replay(samples, time.monotonic())
 
     def add_lines(self, node: str, lines: Sequence[bytes]) -> None:
-        """Take in lines of a node's samples."""
+        """Add lines of a node's samples."""
         observer = self._watch()
         if observer is not None:
             observer.add_lines(node, lines, time.monotonic())
 
     def judge(self) -> None:
-        """Record what the rule says when it says something new; keep evidence before anybody acts."""
+        """Record each change of the stall judgement; collect evidence before the policy acts."""
         run, observer = self._run, self._watch()
         if observer is None or run.state.phase not in (RunPhase.RUNNING, RunPhase.STALLED):
             return
@@ -147,7 +141,7 @@ class StallMonitor(ThreadOwnedState):
         run.control.notify()
 
     def _collect_evidence(self, *, is_confirmed: bool) -> str:
-        """Collect evidence of a stall in a thread, and what it shows; return the folder where it will lie."""
+        """Collect and judge evidence of a stall in a thread; return its folder."""
         run, sessions = self._run, self._run.sessions()
         self._last_stall = number = self._last_stall + 1
         self._pending_evidence += 1
@@ -160,7 +154,7 @@ class StallMonitor(ThreadOwnedState):
         return f"stall-{number}"
 
     def _judge_evidence(self) -> list[str]:
-        """Save what the evidence of a stall shows, and return it in lines. In a thread: it reads the files alone."""
+        """Judge the evidence of a stall; save the verdict and return it in lines. Runs in a thread, reads only files."""
         folder = self._run.folder
         verdict = saved_verdict.judge_saved_run(folder, load_state(folder))
         saved_verdict.save_verdict(folder, verdict)
@@ -178,11 +172,11 @@ class StallMonitor(ThreadOwnedState):
 
     @property
     def is_gathering_evidence(self) -> bool:
-        """A stall must not be acted upon yet: it is not confirmed, or its evidence is not whole."""
+        """The policy must wait: the stall is not confirmed, or its evidence is incomplete."""
         return self._pending_evidence > 0 or self._stall.phase is not StallPhase.CONFIRMED
 
     def end_if_stalled(self, *, kill: bool) -> dict[str, Any]:
-        """End the run if it is stalled at this very moment; no attempt follows, as a person wants it gone."""
+        """End the run if it is stalled now; no attempt follows, because the user ended it."""
         run = self._run
         self.judge()
         stalled = run.state.phase is RunPhase.STALLED and self._stall.phase is StallPhase.CONFIRMED

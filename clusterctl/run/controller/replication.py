@@ -26,27 +26,27 @@ from clusterctl.validation.messages import parse_stream_file
 from clusterctl.validation.quota import MAX_FILE_BYTES
 
 _CREDIT_AT_ONCE = INITIAL_CREDIT_BYTES // 8
-"""So much is given back in one message: one for each piece would be as many messages as the node sends."""
+"""Bytes of credit in one message; a message for each piece would be too many."""
 
 _ACKNOWLEDGE_EVERY = 2.0
 _ACKNOWLEDGE_BYTES = 4 * 1024 * 1024
 _RETRY = 2.0
 _ALL_SECONDS = 60.0
-"""How long a node may take for the ends of all its files: megabytes, with many ranks."""
+"""How long a node may take to send the ends of all its files: megabytes, with many ranks."""
 
 
 class Replication(ThreadOwnedState):
-    """The replicas of a run.
+    """Writes the replicas of a run, gives credit to the nodes, and acknowledges stored bytes.
 
     Thread: the loop.
 
     Args:
         run: The run.
-        stored: Called with what has become safe.
+        stored: Takes each stored item.
     """
 
     def __init__(self, run: ControlledRun, stored: Callable[[OutputReceived], None]) -> None:
-        self._run, self._told = run, stored
+        self._run, self._on_stored = run, stored
         self._intake = ReplicaQueue(run.writer, self._stored, run.note)
         self._sizes: dict[tuple[str, str], int] = {}
         self._acknowledged = 0.0
@@ -59,10 +59,10 @@ class Replication(ThreadOwnedState):
         return self._intake.is_paused
 
     def take(self, item: OutputReceived) -> None:
-        """Write bytes of a file, or hold them until there is space again.
+        """Write bytes of a file, or keep them until there is space again.
 
         Raises:
-            FrameError: The node has no such file, or the file cannot be that long.
+            FrameError: The file is of another node, or exceeds the limit.
         """
         self._validate_owner(item)
         self._intake.take(item)
@@ -76,13 +76,13 @@ class Replication(ThreadOwnedState):
             raise FrameError(f"{item.file} has byte {item.offset}; the maximum is {MAX_FILE_BYTES}")
 
     def mark_attempts_replicated(self, item: AttemptsReplicated) -> None:
-        """Ask a node no more for what it has sent all of; where some is held back here, the node will say so again."""
+        """End the subscription to complete attempts; if replication is paused, the node repeats the message later."""
         if not self.is_paused:
             self._run.subscriptions.mark_replicated(item.node, item.before)
 
     def _stored(self, item: OutputReceived, size: int) -> None:
-        """Give a node credit for the bytes that are stored now."""
-        self._told(item)
+        """Count stored bytes, and give the node credit for them."""
+        self._on_stored(item)
         self._sizes[item.node, item.file] = size
         self._unacknowledged += len(item.payload)
         session = self._run.links.sessions.get(item.node)
@@ -97,10 +97,10 @@ class Replication(ThreadOwnedState):
             session.credit(count)
 
     def acknowledge(self) -> None:
-        """Let nodes send on, and tell them now and then what is safe here, so that a full disk there costs nothing.
+        """Give nodes credit, and from time to time acknowledge stored bytes, which nodes with a full disk may drop.
 
-        To many nodes what little each may send again goes with that: whoever sends much has had most of it at once.
-        To few it goes now, which also finds out about a machine that has started anew and knows no such connection.
+        With many nodes, small credits wait for the acknowledgement; a node that sends much got most of its credit at
+        once. With few nodes all credits go now, which also detects a rebooted machine.
         """
         self._intake.retry()
         if not self._run.subscriptions.pace_s:
@@ -113,7 +113,7 @@ class Replication(ThreadOwnedState):
             self.send_acknowledgements()
 
     def send_acknowledgements(self) -> None:
-        """Tell every node up to where the replicas of its files go, and let it send as much again."""
+        """Send every node the sizes of its replicas, and all pending credit."""
         self._give_credit()
         by_node: dict[str, dict[str, int]] = {}
         for (node, file), size in self._sizes.items():
@@ -131,14 +131,14 @@ _TOO_MANY = "the head cannot open more files (`ulimit -n`)", "the head can open 
 
 
 class ReplicaQueue:
-    """The way from sessions to replicas.
+    """Writes received bytes to replicas; it keeps them in a queue while the disk is full or no file can be opened.
 
     Thread: the loop.
 
     Args:
-        writer: Of the run.
-        stored: Called with what is safe, and the size of its replica.
-        say: Takes what a person should know, and its level.
+        writer: The writer of the run directory.
+        stored: Takes each stored item and the size of its replica.
+        say: Takes messages for the user, and their level.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class ReplicaQueue:
         return bool(self._held)
 
     def take(self, item: OutputReceived) -> None:
-        """Write bytes of a file, or hold them until there is room again."""
+        """Write bytes of a file, or queue them until there is space again."""
         if self._held:
             self._held.append(item)
         elif not self._store(item):
@@ -163,7 +163,7 @@ class ReplicaQueue:
             self._say(f"{self._why}: replication waits, workers are not affected", "warn")
 
     def retry(self) -> None:
-        """Go on if there is room again; looks now and then."""
+        """Write the queued bytes if there is space again; tries every two seconds."""
         if not self._held or time.monotonic() < self._retry_at:
             return
         while self._held and self._store(self._held[0]):
@@ -190,16 +190,16 @@ _COMPARED_OF_EARLIER = 4 * 1024
 
 
 def find_stale_replicas(run: RunDir, node: str, session: Session, attempt: int, *, earlier: bool) -> list[str]:
-    """Return the files of a node whose replica does not end as the node's file does at that place.
+    """Return the files of a node whose replica does not match the node's file.
 
-    A part that the node no longer has (before its first valid offset) cannot be compared, and counts as equal.
+    Only the last bytes of each replica are compared. A part that the node has dropped counts as equal.
 
     Args:
-        run: Where the replicas lie.
-        node: Whose they are.
-        session: A session with that node.
+        run: The run directory, with the replicas.
+        node: The node.
+        session: A session with the node.
         attempt: The attempt whose files still grow.
-        earlier: Compare those of earlier attempts too. No controller spoils what it wrote itself.
+        earlier: Compare also the files of earlier attempts, which another controller may have written.
 
     Raises:
         ClusterctlError: The node did not answer.
@@ -217,9 +217,9 @@ def find_stale_replicas(run: RunDir, node: str, session: Session, attempt: int, 
 
 
 def _list_replica_ends(base: Path, growing: str, *, earlier: bool) -> dict[str, tuple[int, int]]:
-    """Return the replicas to compare by the file's own name: from where on, and their size.
+    """Return the replicas to compare: file to first byte and size.
 
-    `growing` is the folder of the attempt that goes on; what lies in no such folder grows too.
+    `growing` is the folder of the current attempt. Files outside the folders of attempts grow, too.
     """
     ends: dict[str, tuple[int, int]] = {}
     for path in base.rglob("*") if base.is_dir() else ():
