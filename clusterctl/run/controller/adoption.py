@@ -12,7 +12,6 @@ from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, RunFailed
 from clusterctl.run.controller.attempts import CLEANUP_UNCONFIRMED, StartSequence
 from clusterctl.run.controller.connections import Connections
-from clusterctl.run.controller.links import Redialed
 from clusterctl.run.controller.run import ControlledRun
 from clusterctl.run.nodes import launch, run_cleanup
 from clusterctl.run.nodes.fan_out import Progress, call_all, fold_names
@@ -107,7 +106,7 @@ class Adoption(ThreadOwnedState):
         else:
             self._run.raise_epoch(_read_epoch(status))
             self._connections.require_full_compare([node])
-            self._connections.on_reconnect(Redialed(node=node, session=session))
+            self._connections.on_reconnect(node, session)
 
     def _continue(self, errors: Mapping[str, ClusterctlError]) -> None:
         if not self.is_active:
@@ -125,7 +124,7 @@ class Adoption(ThreadOwnedState):
         self._connections.require_full_compare(self._reached)
         for host in self._hosts:
             if host.name in self._reached:
-                self._connections.on_reconnect(Redialed(node=host.name, session=self._reached[host.name]))
+                self._connections.on_reconnect(host.name, self._reached[host.name])
             else:
                 late = ConnectError(host.name, f"no answer within {_CONNECT_GRACE_S:g}s")
                 self._connections.mark_missing(host, errors.get(host.name, late))

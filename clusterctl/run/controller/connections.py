@@ -22,7 +22,6 @@ from clusterctl.errors import (
     RunFailed,
 )
 from clusterctl.run.controller import replication
-from clusterctl.run.controller.links import Redialed
 from clusterctl.run.controller.run import ControlledRun
 from clusterctl.run.nodes import run_cleanup
 from clusterctl.run.record.clock import read_head_time
@@ -68,6 +67,7 @@ class Connections(ThreadOwnedState):
 
     def __init__(self, run: ControlledRun) -> None:
         self._run = run
+        run.links.on_dialed = self.on_reconnect
         self._uncompared: set[str] = set()
         self._stale: set[str] = set()
         self._violations = ViolationCounter()
@@ -159,18 +159,18 @@ class Connections(ThreadOwnedState):
         """Compare all replicas of these nodes before they are followed, because another controller wrote them."""
         self._uncompared.update(nodes)
 
-    def on_reconnect(self, item: Redialed) -> None:
+    def on_reconnect(self, name: str, session: Session) -> None:
         """Accept a session that was dialed again, and resume its node."""
         run = self._run
-        node = run.find_node(item.node)
-        if not run.join(item.node, item.session) or node is None:
+        node = run.find_node(name)
+        if not run.join(name, session) or node is None:
             return
-        if item.node in run.state.nodes:
-            self._record_reconnect(node, str(item.session.hello.get("boot_id") or ""))
+        if name in run.state.nodes:
+            self._record_reconnect(node, str(session.hello.get("boot_id") or ""))
         state = run.state
-        run.executor.in_thread(lambda: self._resume(state, node, item.session)).then_on_loop(
-            lambda outcome: self._on_resumed(item.node, item.session, outcome),
-            lambda error: self._on_resume_failed(item.node, item.session, error),
+        run.executor.in_thread(lambda: self._resume(state, node, session)).then_on_loop(
+            lambda outcome: self._on_resumed(name, session, outcome),
+            lambda error: self._on_resume_failed(name, session, error),
         )
 
     def _record_reconnect(self, node: NodeState, boot: str) -> None:

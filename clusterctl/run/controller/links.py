@@ -1,65 +1,48 @@
-"""The links to the nodes: one session per node, redialed if it breaks, and what each session is subscribed to."""
+"""The sessions with the nodes, one per node and redialed if it breaks, and their subscriptions."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from clusterctl.agent.protocol.requests import Follow
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import (
     AuthError,
-    NodeError,
 )
 from clusterctl.run.controller.executor import LoopExecutor
 from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.run.record.ownership import ThreadOwned
 from clusterctl.run.record.writer import Writer
 from clusterctl.run.rules.state import NodeState
-from clusterctl.session.inbox import Inbox
 from clusterctl.session.requests import FOLLOW
 from clusterctl.session.session import Session
 
-_FIRST_PAUSE = 1.0
-
-
-_LONGEST_PAUSE = 15.0
-
-
-_AFTER_REFUSED_LOGIN = 60.0
-
-
-_GOOD_SECONDS = 30.0
-"""A connection that held for so long was a good one: the next is dialed at once when it breaks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Redialed:
-    """A node has a new session."""
-
-    node: str
-    session: Session
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 15.0
+_AFTER_AUTH_ERROR_S = 60.0
+_GOOD_AFTER_S = 30.0
+"""After a connection that lasted so long, the next one is dialed without a pause."""
 
 
 class Links(ThreadOwned):
     """One session per node, redialed if it breaks.
 
-    Thread: the loop owns it; other threads dial, and bring a session back by the inbox. Any may read `sessions`.
+    Thread: the loop owns it; other threads dial. Any thread may read `sessions`.
 
     Args:
         dial: Opens a session to a host; raises NodeError.
-        inbox: Where `Redialed` goes.
+        executor: Starts the threads that dial.
 
     Attributes:
-        sessions: The session of each node that has one. Never changed but put in place anew, so that another thread
-            that takes it has it as it was at that moment.
+        on_dialed: Takes node and session after a redial, on the loop.
+        sessions: The session of each connected node. The mapping is replaced and never changed, so that another thread
+            reads a consistent one.
     """
 
-    def __init__(self, dial: Callable[[HostSpec], Session], inbox: Inbox) -> None:
-        self._dial = dial
-        self._inbox = inbox
+    def __init__(self, dial: Callable[[HostSpec], Session], executor: LoopExecutor) -> None:
+        self.on_dialed: Callable[[str, Session], object] = lambda _node, session: session.close()
+        self._dial, self._executor = dial, executor
         self._closed = False
         self._hurries = 0
         self._changed = threading.Condition()
@@ -71,10 +54,7 @@ class Links(ThreadOwned):
         self.sessions: Mapping[str, Session] = {}
 
     def add(self, host: HostSpec, session: Session) -> bool:
-        """Take in a session that was opened, and return True.
-
-        One that broke before it got here takes nobody's place: its host is dialed again if it has no other.
-        """
+        """Add an open session and return True; if it has broken meanwhile, return False and dial the host again."""
         self.check()
         node = host.name
         self._dialing.discard(node)
@@ -93,49 +73,52 @@ class Links(ThreadOwned):
         return True
 
     def redial(self, host: HostSpec, session: Session | None = None) -> None:
-        """Forget a session that broke (`session`: only if it is still the one), and dial again until it answers.
+        """Drop the session of a host and dial until it answers; with `session`, only if that is the current one.
 
-        Repeating it does nothing.
+        Repeated calls have no effect.
         """
         self.check()
-        current = self.sessions.get(host.name)
+        current, now = self.sessions.get(host.name), time.monotonic()
         if session is not None and current is not session:
             return
         if current is not None:
-            self._broken_at[host.name] = time.monotonic() - current.silence_s
+            self._broken_at[host.name] = now - current.silence_s
             self.sessions = {node: s for node, s in self.sessions.items() if node != host.name}
-            threading.Thread(target=current.close, daemon=True).start()
-        self._broken_at.setdefault(host.name, time.monotonic())
-        self._cut_at.setdefault(host.name, time.monotonic())
-        if host.name not in self._dialing:
-            self._dialing.add(host.name)
-            self._pauses[host.name] = self._pause_after(host.name)
-            dialed = (host, self._hurries)
-            threading.Thread(
-                target=self._dial_until_connected, args=dialed, name=f"dial {host.name}", daemon=True
-            ).start()
+            self._executor.in_thread(current.close).then_on_loop()
+        self._broken_at.setdefault(host.name, now)
+        self._cut_at.setdefault(host.name, now)
+        if host.name in self._dialing:
+            return
+        self._dialing.add(host.name)
+        # After a good connection there is no pause. A node that accepts a login and then breaks off must not be dialed
+        # all the time, so the pause grows.
+        was_good = now - self._added_at.get(host.name, float("-inf")) >= _GOOD_AFTER_S
+        pause = 0.0 if was_good or host.name not in self._pauses else _next_pause(self._pauses[host.name])
+        self._pauses[host.name], hurries = pause, self._hurries
+        task = self._executor.in_thread(lambda: self._dial_until_connected(host, pause, hurries))
+        task.then_on_loop(lambda opened: opened and self.on_dialed(host.name, opened))
 
     def is_broken(self, node: str) -> bool:
-        """Return whether a node's connection is what broke: not where it has a new one, or none was ever taken in."""
+        """Return whether the connection of a node is broken: False if it has a new one, or never had one."""
         current = self.sessions.get(node)
         return node in self._broken_at if current is None else not current.alive
 
     def list_silent(self, after: float) -> dict[str, float]:
-        """Return the nodes that have not been heard for over `after` seconds, with how long that is."""
+        """Return the nodes that have been silent for more than `after` seconds, with the seconds of silence."""
         now = time.monotonic()
         quiet = {node: s.silence_s for node, s in self.sessions.items() if s.silence_s > after}
         return quiet | {node: now - last for node, last in self._broken_at.items()}
 
     def list_unreachable(self) -> dict[str, float]:
-        """Return the nodes without a connection, with the seconds since which nothing of ours can have reached them.
+        """Return the nodes without a connection, with the seconds since it was closed.
 
-        The stretch of silence before the connection was closed does not count: our own frames may have arrived then.
+        The silence before the close does not count, because messages of the head may have arrived then.
         """
         now = time.monotonic()
         return {node: now - moment for node, moment in self._cut_at.items()}
 
     def redial_now(self) -> None:
-        """Dial every missing node now, without the rest of the pause: a person waits."""
+        """Dial every missing node now, without the rest of the pause, because the user is waiting."""
         with self._changed:
             self._hurries += 1
             self._changed.notify_all()
@@ -147,71 +130,62 @@ class Links(ThreadOwned):
             self._changed.notify_all()
         call_all(self.sessions, lambda _, session: session.close())
 
-    def _pause_after(self, node: str) -> float:
-        """Return how long to wait before the first try: not at all after a good connection, else more each time.
-
-        A node that lets us in and then breaks off would otherwise be logged into again and again without a pause.
-        """
-        held = time.monotonic() - self._added_at.get(node, float("-inf"))
-        return 0.0 if held >= _GOOD_SECONDS or node not in self._pauses else _next_pause(self._pauses[node])
-
-    def _dial_until_connected(self, host: HostSpec, hurries: int) -> None:
-        pause = self._pauses[host.name]
-        while self._waited(pause, hurries):
+    def _dial_until_connected(self, host: HostSpec, pause: float, hurries: int) -> Session | None:
+        """Return a new session; `None` if the controller ends. Runs in a thread."""
+        while self._wait(pause, hurries):
             hurries = self._hurries
             try:
                 session = self._dial(host)
-            except NodeError as error:
-                # A server that refuses our key will do so again, and counts it: do not knock on it.
-                pause = _AFTER_REFUSED_LOGIN if isinstance(error, AuthError) else _next_pause(pause)
+            except AuthError:
+                # A server that refuses the key will refuse it again, and may block us after some tries.
+                pause = _AFTER_AUTH_ERROR_S
             except Exception:
                 pause = _next_pause(pause)
             else:
-                if self._closed:
-                    session.close()
-                else:
-                    self._inbox.put(Redialed(node=host.name, session=session))
-                return
+                if not self._closed:
+                    return session
+                session.close()
+        return None
 
-    def _waited(self, pause: float, hurries: int) -> bool:
-        """Return when a pause is over or cut short (`hurries` were known); false where nothing is to be dialed for."""
+    def _wait(self, pause: float, hurries: int) -> bool:
+        """Wait for the pause, or until the user is waiting (`hurries` has changed); return False to stop dialing."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._hurries != hurries, pause)
             return not self._closed
 
 
 def _next_pause(pause: float) -> float:
-    return min(max(_FIRST_PAUSE, pause * 2), _LONGEST_PAUSE)
+    return min(max(_FIRST_PAUSE_S, pause * 2), _MAX_PAUSE_S)
 
 
-_PIECES = 4000.0
-"""So many pieces of output a second may come from all nodes together: each costs the head 0.1 ms, however small."""
+_PIECES_PER_S = 4000.0
+"""Pieces of output per second that all nodes together may send; each costs the head 0.1 ms."""
 
 
-_LEAST_PACE, _MOST_PACE = 0.02, 0.25
+_MIN_PACE_S, _MAX_PACE_S = 0.02, 0.25
 
 
 def choose_pace_s(nodes: int) -> float:
-    """Return how long, in seconds, each of so many nodes may keep a little output for more to come."""
-    seconds = min(_MOST_PACE, nodes / _PIECES)
-    return seconds if seconds >= _LEAST_PACE else 0.0
+    """Return how long each of so many nodes may hold back output to send larger pieces, in seconds."""
+    seconds = min(_MAX_PACE_S, nodes / _PIECES_PER_S)
+    return seconds if seconds >= _MIN_PACE_S else 0.0
 
 
 class Subscriptions(ThreadOwned):
-    """Which sessions send everything of their nodes, and what of it the head has already.
+    """The subscriptions of the head to journals and files of nodes, and the attempts that are replicated completely.
 
     Thread: the loop owns it; `subscribe_all` is for launch threads.
 
     Args:
         run: Id of the run.
-        nodes: How many it has.
+        nodes: Number of nodes.
         links: The sessions.
-        writer: Has the replicas.
-        find_node: Returns what is known of a node.
-        executor: Of the loop.
+        writer: The writer of the replicas.
+        find_node: Returns the state of a node.
+        executor: The executor of the loop.
 
     Attributes:
-        pace_s: For how long each node may hold a little output back, by how many nodes there are.
+        pace_s: How long each node may hold back output, in seconds.
     """
 
     def __init__(
@@ -230,17 +204,17 @@ class Subscriptions(ThreadOwned):
         self._replicated_before: dict[str, int] = {}
 
     def build_request(self, node: str) -> Follow:
-        """Return the request for everything of a node after the cursors."""
+        """Return the request for all journal events and output of a node after the cursors."""
         before = self._replicated_before.get(node, 0)
         known, cursors = self._find_node(node), self._writer.list_cursors(node, before)
         seq = known.seq if known else 0
         return Follow(run=self._run, node=node, seq=seq, cursors=cursors, complete_before=before, pace=self.pace_s)
 
     def subscribe_all(self, nodes: Iterable[str]) -> None:
-        """Subscribe to nodes whose sessions are not subscribed yet, all at once. For launch threads.
+        """Subscribe to all nodes whose sessions are not subscribed yet, at once. For launch threads.
 
         Raises:
-            ClusterctlError: Some did not answer.
+            ClusterctlError: A node did not answer.
         """
 
         def build_requests() -> dict[str, tuple[Session, Follow]]:
@@ -254,12 +228,12 @@ class Subscriptions(ThreadOwned):
         raise_first(errors)
 
     def mark_subscribed(self, sessions: Mapping[str, Session]) -> None:
-        """Note that these sessions send everything of their nodes, of the attempts to come too."""
+        """Record that these sessions are subscribed, for later attempts, too."""
         self.check()
         self._subscribed.update(sessions)
 
     def mark_replicated(self, node: str, before: int) -> None:
-        """Note that the head has all of a node's attempts below `before`; 0 if that is not known."""
+        """Record that all attempts of a node below `before` are replicated; 0 if that is not known."""
         self.check()
         self._replicated_before[node] = before
         self._writer.close_old_attempts(node, before)

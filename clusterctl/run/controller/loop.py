@@ -23,7 +23,6 @@ from clusterctl.run.controller.connections import SILENT_AFTER_S, Connections
 from clusterctl.run.controller.control_socket import ControlRequest
 from clusterctl.run.controller.executor import LoopCall
 from clusterctl.run.controller.finish import FinishSequence
-from clusterctl.run.controller.links import Redialed
 from clusterctl.run.controller.monitoring import HealthMonitor, StallMonitor
 from clusterctl.run.controller.replication import Replication
 from clusterctl.run.controller.run import ControlledRun, Dial
@@ -188,8 +187,6 @@ class Controller:
                 self._connections.on_session_lost(item)
             case Superseded():
                 self._connections.on_stale_epoch(item.node)
-            case Redialed():
-                self._connections.on_reconnect(item)
             case ControlRequest():
                 answer_request(self._run, self._stalls, item)
             case LoopCall():

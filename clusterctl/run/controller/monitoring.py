@@ -154,7 +154,7 @@ class StallMonitor(ThreadOwnedState):
         return f"stall-{number}"
 
     def _judge_evidence(self) -> list[str]:
-        """Judge the evidence of a stall; save the verdict and return it in lines. Runs in a thread, reads only files."""
+        """Judge the evidence of a stall; save the verdict and return it in lines. Runs in a thread."""
         folder = self._run.folder
         verdict = saved_verdict.judge_saved_run(folder, load_state(folder))
         saved_verdict.save_verdict(folder, verdict)

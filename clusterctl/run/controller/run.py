@@ -77,7 +77,7 @@ class ControlledRun(ThreadOwnedState):
         self.executor = LoopExecutor(self.inbox.put)
         self.dial = dial(self.inbox)
         self.writer = Writer(folder)
-        self.links = Links(lambda host: self.dial(host, lambda _: None), self.inbox)
+        self.links = Links(lambda host: self.dial(host, lambda _: None), self.executor)
         self.hosts = {h.name: h for h in spec.hosts}
         self.limits = limits_from_spec(spec)
         self.state = load_state(folder)

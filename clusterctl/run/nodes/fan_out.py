@@ -28,15 +28,15 @@ K = TypeVar("K", bound="Hashable")
 
 
 def call_all(
-    sessions: Mapping[str, P], call: Callable[[str, P], T], parallel: int = 64
-) -> tuple[dict[str, T], dict[str, ClusterctlError]]:
+    sessions: Mapping[K, P], call: Callable[[K, P], T], parallel: int = 64
+) -> tuple[dict[K, T], dict[K, ClusterctlError]]:
     """Call a function for every node (or run) in parallel; return the results and the errors by key."""
-    results: dict[str, T] = {}
-    errors: dict[str, ClusterctlError] = {}
+    results: dict[K, T] = {}
+    errors: dict[K, ClusterctlError] = {}
     if not sessions:
         return results, errors
 
-    def one(item: tuple[str, P]) -> None:
+    def one(item: tuple[K, P]) -> None:
         try:
             results[item[0]] = call(*item)
         except ClusterctlError as error:

@@ -264,18 +264,17 @@ def probe_links(
         return LISTEN.call(session, question)["port"]
 
     ports, deaf = call_all({node: sessions[node] for node in peers}, listen)
-    by_key = {f"{probe.origin} {probe.peer}": probe for probe in planned}
 
-    def connect(key: str, session: Session) -> ConnectAnswer:
-        peer = by_key[key].peer
+    def connect(probe: LinkProbe, session: Session) -> ConnectAnswer:
+        peer = probe.peer
         if peer in deaf:
             return {"ok": None, "error": f"{peer} did not listen: {deaf[peer]}"}
         return _connect(session, at[peer], ports[peer], nonce, timeout_s=_EXCHANGE_TIMEOUT_S, payload=_PAYLOAD_BYTES)
 
-    answers, errors = call_all({key: sessions[probe.origin] for key, probe in by_key.items()}, connect)
+    answers, errors = call_all({probe: sessions[probe.origin] for probe in planned}, connect)
     results: dict[str, list[dict[str, Any]]] = {}
-    for key, probe in by_key.items():
-        answer = answers.get(key) or {"ok": None, "error": str(errors[key])}
+    for probe in planned:
+        answer = answers.get(probe) or {"ok": None, "error": str(errors[probe])}
         result = {"from": probe.origin, "to": probe.peer, "address": at[probe.peer], "port": ports.get(probe.peer)}
         results.setdefault(probe.reported_on, []).append({**result, **answer})
     return results

@@ -8,7 +8,8 @@ import time
 from typing import Any, cast
 
 from clusterctl.config.spec import HostSpec
-from clusterctl.run.controller.links import Links, Redialed
+from clusterctl.run.controller.executor import LoopExecutor
+from clusterctl.run.controller.links import Links
 from clusterctl.session.session import Session
 
 
@@ -30,7 +31,9 @@ def dialing() -> tuple[Links, HostSpec, queue.SimpleQueue[Any], list[float]]:
         moments.append(time.monotonic())
         return cast("Session", Stub())
 
-    return Links(dial, inbox), HostSpec(name="n1", host="n1"), inbox, moments
+    links = Links(dial, LoopExecutor(lambda item: item.call()))
+    links.on_dialed = lambda _node, session: inbox.put(session)
+    return links, HostSpec(name="n1", host="n1"), inbox, moments
 
 
 def test_a_node_that_lets_us_in_and_breaks_off_is_dialed_with_growing_pauses() -> None:
@@ -39,8 +42,8 @@ def test_a_node_that_lets_us_in_and_breaks_off_is_dialed_with_growing_pauses() -
 
     for _ in range(3):
         links.redial(host)
-        back: Redialed = inbox.get(timeout=10)
-        links.add(host, back.session)
+        back: Session = inbox.get(timeout=10)
+        links.add(host, back)
 
     assert moments[0] - began < 0.9
     assert [round(later - earlier) for earlier, later in itertools.pairwise(moments)] == [1, 2]
@@ -52,7 +55,7 @@ def test_a_person_who_waits_cuts_the_pause_short() -> None:
     for _ in range(4):
         links.redial(host)
         links.redial_now()
-        links.add(host, inbox.get(timeout=10).session)
+        links.add(host, inbox.get(timeout=10))
 
     assert moments[-1] - moments[0] < 1.0
     links.close()
@@ -69,7 +72,7 @@ def test_a_node_without_a_connection_is_cut_from_the_moment_of_the_close_and_sil
 
     assert links.list_silent(0.0)["n1"] >= 15.0
     assert links.list_unreachable()["n1"] < 5.0
-    links.add(host, inbox.get(timeout=10).session)
+    links.add(host, inbox.get(timeout=10))
     assert links.list_unreachable() == {}
     links.close()
 
@@ -85,11 +88,11 @@ def test_a_session_that_broke_before_it_got_here_takes_nobody_s_place_and_its_ho
     assert moments == []
 
     links.redial(host)
-    back: Redialed = inbox.get(timeout=10)
-    back.session.close()
-    assert not links.add(host, back.session)
+    back: Session = inbox.get(timeout=10)
+    back.close()
+    assert not links.add(host, back)
     assert links.sessions == {}
-    assert links.add(host, inbox.get(timeout=10).session)
+    assert links.add(host, inbox.get(timeout=10))
     links.close()
 
 
@@ -105,6 +108,6 @@ def test_news_of_a_session_that_was_replaced_or_never_taken_in_is_no_loss() -> N
     assert links.is_broken("n1")
     links.redial(host)
     assert links.is_broken("n1")
-    links.add(host, inbox.get(timeout=10).session)
+    links.add(host, inbox.get(timeout=10))
     assert not links.is_broken("n1")
     links.close()
