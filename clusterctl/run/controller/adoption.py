@@ -52,7 +52,7 @@ class Adoption(ThreadOwnedState):
         self._hosts = self._list_hosts()
         self._until = time.monotonic() + _CONNECT_GRACE_S
         self.is_active = run.is_busy = True
-        run.executor.in_thread(self._connect_all).then_on_loop(self._continue, _end_controller)
+        run.executor.in_thread(self._connect_all).then_on_loop(self._continue, self._end_controller)
 
     def continue_when_due(self) -> None:
         """Continue without the nodes that take too long."""
@@ -129,6 +129,10 @@ class Adoption(ThreadOwnedState):
                 late = ConnectError(host.name, f"no answer within {_CONNECT_GRACE_S:g}s")
                 self._connections.mark_missing(host, errors.get(host.name, late))
 
+    def _end_controller(self, error: Exception) -> None:
+        """End this controller with the error; the run goes on, and another controller may adopt it."""
+        raise error
+
     def _restore_attempt(self) -> None:
         """Record an attempt that nodes have begun, if a crash of the head lost its event."""
         run = self._run
@@ -146,8 +150,3 @@ class Adoption(ThreadOwnedState):
 
 def _read_epoch(status: StatusAnswer | None) -> int:
     return (status and status["epoch"]) or 0
-
-
-def _end_controller(error: Exception) -> None:
-    """End this controller with the error; the run goes on, and another controller may adopt it."""
-    raise error

@@ -1,4 +1,4 @@
-"""The attempts of a run: how the first one begins, how another follows, and how a start is undone."""
+"""The attempts of a run: the first start, restarts, and the cleanup of a failed start."""
 
 from __future__ import annotations
 
@@ -254,16 +254,16 @@ class StartSequence(ThreadOwnedState):
         if not unheard:
             return []
         opened, _ = run.dial_all(run.hosts[n] for n in unheard)
+
+        def join_with_higher_epoch() -> None:
+            run.raise_epoch(run.epoch)
+            for node, session in opened.items():
+                run.join(node, session)
+
         # A higher epoch: the node refuses a request of the start that arrives only now.
-        run.executor.call_on_loop(lambda: self._join_with_higher_epoch(opened))
+        run.executor.call_on_loop(join_with_higher_epoch)
         errors = run.send_finish(opened, ended.state, ended.exit_code)
         return [n for n in unheard if n not in opened or isinstance(errors.get(n), NodeError)]
-
-    def _join_with_higher_epoch(self, opened: Mapping[str, Session]) -> None:
-        run = self._run
-        run.raise_epoch(run.epoch)
-        for node, session in opened.items():
-            run.join(node, session)
 
     def _on_undone(self, left: list[str], ended: controller_events.Ended) -> None:
         run = self._run
@@ -274,7 +274,7 @@ class StartSequence(ThreadOwnedState):
 
 
 class RestartSequence(ThreadOwnedState):
-    """Lets one attempt follow another.
+    """Decides about the next attempt, and starts it when it is due.
 
     Thread: the loop.
     """
@@ -286,12 +286,12 @@ class RestartSequence(ThreadOwnedState):
         self._dirty: tuple[int, float] | None = None
 
     def announce(self, action: policy.Restart, observations: policy.Observations) -> None:
-        """Write down that there will be another attempt, where and when, and why."""
+        """Record the next attempt: its nodes, its time and its reason."""
         run = self._run
         bad = policy.choose_excluded_nodes(run.state, observations)
         without = {name: bad[name] for name in action.excluded}
-        nodes, said = policy.choose_next_nodes(run.state, without, self.list_free_spares())
-        for text in said:
+        nodes, notes = policy.choose_next_nodes(run.state, without, self.list_free_spares())
+        for text in notes:
             run.note(text)
         rules = run.limits.restart
         run.record(
@@ -309,19 +309,14 @@ class RestartSequence(ThreadOwnedState):
             )
         )
         run.control.notify()
-        self._release_replaced(
-            [n.node for n in run.state.nodes.values() if n.node not in nodes and n.swept and not n.remaining]
-        )
-
-    def _release_replaced(self, replaced: list[str]) -> None:
-        """Tell nodes that were replaced that the run is over there, so that they release what they hold for it."""
-        run = self._run
+        # Replaced nodes are told that the run has ended there, so that they release their ports and GPUs.
+        replaced = [n.node for n in run.state.nodes.values() if n.node not in nodes and n.swept and not n.remaining]
         sessions = {node: session for node, session in run.links.sessions.items() if node in replaced}
         if sessions:
             run.executor.in_thread(lambda: run.send_finish(sessions, "replaced", int(ExitCode.FAILED))).then_on_loop()
 
     def measure_dirty_s(self) -> float:
-        """Return for how many seconds this controller has seen a node with processes that will not end."""
+        """Return for how many seconds a node of the attempt has had processes that could not be ended."""
         state = self._run.state
         if not any(node.remaining for node in state.nodes.values()):
             return 0.0
@@ -330,7 +325,7 @@ class RestartSequence(ThreadOwnedState):
         return time.monotonic() - self._dirty[1]
 
     def start_when_due(self) -> None:
-        """Begin the attempt that the journal announces, once it is time and its nodes are there."""
+        """Start the announced attempt once it is due and its nodes are connected."""
         run, state = self._run, self._run.state
         if read_head_time() < (state.restart_at or 0.0) or not self._has_all_sessions(state.next_nodes):
             return
@@ -345,7 +340,7 @@ class RestartSequence(ThreadOwnedState):
         self._start.launch(begin)
 
     def _has_all_sessions(self, nodes: tuple[str, ...]) -> bool:
-        """Return whether every node has a connection; one that stays away for too long ends the run."""
+        """Return whether every node is connected; end the run if one has been away for too long."""
         links = self._run.links
         missing = [n for n in nodes if n not in links.sessions]
         away = links.list_silent(0.0)
@@ -356,7 +351,7 @@ class RestartSequence(ThreadOwnedState):
         return not missing
 
     def list_free_spares(self) -> list[HostSpec]:
-        """Return the spares that could take a place now."""
+        """Return the spares that could replace a node now."""
         run = self._run
         usable = [n for n in run.links.sessions if n not in run.excluded_spares]
         return policy.list_free_spares(run.spec, run.state, usable)
@@ -371,14 +366,14 @@ class RestartSequence(ThreadOwnedState):
         return None if job is None else job.checkpoint.pattern
 
     def count_repeated_failures(self) -> int:
-        """Return how many attempts before this one ended like it, without a newer checkpoint between or after."""
+        """Return how many earlier attempts ended like this one, without a newer checkpoint since then."""
         state = self._run.state
         if self._newest.get(state.attempt, state.newest_checkpoint) != state.newest_checkpoint:
             return 0
         return policy.count_repeated_failures(state, self._build_failure_signature())
 
     def must_check_checkpoints(self) -> bool:
-        """Look, before attempts that ended alike are taken for hopeless, whether the last one got further after all."""
+        """Return whether to wait for the search for a newer checkpoint, before equal failures end the run."""
         run, state = self._run, self._run.state
         over = bool(state.nodes) and all(n.swept for n in state.nodes.values())
         if self._pattern() is None or not over or state.attempt in self._newest or self.count_repeated_failures() == 0:
@@ -387,13 +382,13 @@ class RestartSequence(ThreadOwnedState):
             self._asked = state.attempt
             nodes = list(state.nodes)
 
-            def look() -> str | None:
+            def search() -> str | None:
                 with contextlib.suppress(ClusterctlError):
                     return run.launcher.find_newest_checkpoint(nodes)
                 return None
 
-            def seen(newest: str | None) -> None:
+            def keep(newest: str | None) -> None:
                 self._newest[state.attempt] = newest
 
-            run.executor.in_thread(look).then_on_loop(seen, lambda _: seen(None))
+            run.executor.in_thread(search).then_on_loop(keep, lambda _: keep(None))
         return True

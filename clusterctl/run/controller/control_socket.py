@@ -1,8 +1,8 @@
-"""The controller's own socket: a command of the same user asks a live controller, and is told that files changed.
+"""The socket of the controller: commands of the same user send requests, and learn of changes of the run.
 
-One JSON object a line, both ways. `watch` subscribes a connection to changes: a line for every change, several folded
-into one. The address is abstract, so that it works wherever the run directory lies and nothing is left behind. Each
-controller makes it up anew, so that no other process takes it first; both sides check the peer's uid.
+Both sides send one JSON object per line. After `watch`, a connection gets an empty line after each change, or one for
+several. The address is abstract: it works for every path of the run directory, and leaves no file. It is random, so
+that no other process can take it before; both sides check the uid of the peer.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _ACCEPT_AGAIN = 0.1
 
 
 class NoControllerError(ClusterctlError):
-    """Nobody listens here: the run is over or unattended, or its controller is on another machine."""
+    """There is no controller: the run is over or unattended, or its controller is on another machine."""
 
 
 class SilentControllerError(NoControllerError):
-    """A controller is there and does not answer."""
+    """The controller does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRequest:
-    """What a command asks of the controller; `reply` may be called once, from any thread."""
+    """A request of a command to the controller; any thread may call `reply`, once."""
 
     command: str
     arguments: dict[str, Any]
@@ -42,7 +42,7 @@ class ControlRequest:
 
 
 class ControlServer:
-    """Takes requests of the same user and hands them to the controller's inbox.
+    """Accepts requests of the same user for the controller.
 
     Thread: any; a lock guards the watchers.
 
@@ -62,7 +62,7 @@ class ControlServer:
         threading.Thread(target=self._accept, name="control", daemon=True).start()
 
     def notify(self) -> None:
-        """Ring the bell of every watcher that has not an unread ring waiting."""
+        """Send an empty line to every watcher that has read the last one."""
         with self._guard:
             for watcher in list(self._watchers):
                 try:
@@ -93,7 +93,7 @@ class ControlServer:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                # Nothing that a moment does not mend: a peer that has left, no descriptor for it.
+                # A temporary error: the peer has gone, or there is no free descriptor.
                 self._closed.wait(_ACCEPT_AGAIN)
                 continue
             if syscalls.read_peer_credentials(connection)[1] != os.getuid():
@@ -121,7 +121,7 @@ class ControlServer:
             self._forget(connection)
 
     def _watch(self, connection: socket.socket) -> None:
-        # The smallest send buffer there is: unread rings must not pile up.
+        # The smallest possible send buffer, so that unread lines do not pile up.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         with self._guard:
             self._watchers.add(connection)
@@ -133,7 +133,7 @@ def connect_to_controller(run: RunDir, timeout: float = 5.0) -> socket.socket:
     """Return a connection to the controller of a run.
 
     Raises:
-        NoControllerError: No controller listens; that somebody else has taken its name is the same.
+        NoControllerError: No controller listens, or another user does.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout)
@@ -154,7 +154,7 @@ def send_request(
     """Return the controller's answer to one request.
 
     Raises:
-        NoControllerError: There is no controller, or it went away before it answered.
+        NoControllerError: There is no controller, or it ended before it answered.
     """
     question = json.dumps({"command": command, "arguments": arguments or {}}).encode() + b"\n"
     with connect_to_controller(run, timeout) as connection:
@@ -166,7 +166,7 @@ def send_request(
             raise SilentControllerError(f"the controller of {run.run} does not answer") from error
         except OSError as error:
             raise NoControllerError(f"the controller of {run.run} went away") from error
-    # What has no line end is half an answer.
+    # Without a line end the answer is incomplete.
     if not line.endswith(b"\n"):
         raise NoControllerError(f"the controller of {run.run} went away")
     answer: dict[str, Any] = json.loads(line)
@@ -174,7 +174,7 @@ def send_request(
 
 
 class ChangeSubscription:
-    """Wakes a view when the controller has written something; without a controller nothing changes."""
+    """Notifies a view of changes that the controller has written."""
 
     def __init__(self, run: RunDir) -> None:
         self._connection: socket.socket | None = None
@@ -186,11 +186,11 @@ class ChangeSubscription:
             self.close()
 
     def fileno(self) -> int | None:
-        """Return the descriptor that becomes readable, or `None` when there is no controller."""
+        """Return the descriptor that becomes readable after a change; `None` without a controller."""
         return None if self._connection is None else self._connection.fileno()
 
     def clear(self) -> bool:
-        """Take the rings that came; return whether a controller is still there."""
+        """Read all notifications; return whether the controller is still connected."""
         if self._connection is None:
             return False
         try:
@@ -205,7 +205,7 @@ class ChangeSubscription:
         return False
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -1,7 +1,7 @@
-"""The loop of one run: take what arrived, apply it, decide, act. One thread owns the state.
+"""The loop of the controller: apply what arrived, decide, act. One thread owns the state.
 
-It is a process of its own, in a session of its own, without a terminal. If it dies, the run goes on; a new one rebuilds
-the state from the journals and goes on from the cursors.
+The controller is a process of its own without a terminal. If it dies, the run goes on; a new controller rebuilds the
+state from the journals and continues from the cursors.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from clusterctl.session.inbox import (
 )
 from clusterctl.validation.samples import SampleLineSplitter
 
-_TICK = 1.0
-_AT_ONCE = 512
-"""How many items are taken in before the loop looks around again."""
-_LOOK_SECONDS = 0.25
-"""How often the loop looks around while only what nodes send all the time arrives: a look goes over all nodes."""
-_ALL_THE_TIME = (OutputReceived, AttemptsReplicated, ClockMeasured)
+_TICK_S = 1.0
+_MAX_ITEMS = 512
+"""Number of items to handle before the run is evaluated again."""
+_EVALUATE_EVERY_S = 0.25
+"""How often the run is evaluated while only frequent items arrive; an evaluation visits all nodes."""
+_FREQUENT_ITEMS = (OutputReceived, AttemptsReplicated, ClockMeasured)
 
 
 class Controller:
-    """Runs one run to its end, or goes on with one that lost its controller.
+    """Controls a run to its end, from its start or after an adoption.
 
     Args:
-        folder: The run directory; this becomes its one writer.
-        spec: What to run, with its secrets.
-        dial: Makes, for an inbox, what opens a session to a host with a callback for progress.
-        preflight: Checks the nodes before anything starts, or `None`; raises UnhealthyError.
+        folder: The run directory; this object becomes its only writer.
+        spec: The spec of the cluster file, with secrets.
+        dial: Returns, for an inbox, the function that opens a session to a host and reports progress to a callback.
+        preflight: The checks before the start; `None` to skip them.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Controller:
         self._next_look_at = 0.0
 
     def start(self, warnings: Sequence[str] = ()) -> int:
-        """Start the run and see it to its end; return its exit code. `warnings` are said first."""
+        """Start the run and control it to its end; return its exit code. `warnings` are recorded first."""
         run = self._run
         run.record(controller_events.Created(run=run.folder.run, name=run.spec.name, path=run.spec.path))
         for text in warnings:
@@ -92,10 +92,10 @@ class Controller:
         return self._loop()
 
     def adopt(self) -> int:
-        """Go on with a run whose controller is gone; return its exit code."""
+        """Continue a run that lost its controller; return its exit code."""
         run = self._run
         if run.spec.secrets:
-            # Their values were never written down here. The nodes of the last attempt kept them; a spare has none.
+            # The head never saves secrets. The nodes of the last attempt have them; a spare does not.
             run.launcher.secrets = {}
             run.excluded_spares = dict.fromkeys((h.name for h in run.spec.spares), "no secrets")
         if run.state.attempt >= 0 and not run.cancelled.is_set():
@@ -104,7 +104,7 @@ class Controller:
         return self._loop()
 
     def cancel(self, *, kill: bool) -> None:
-        """End the run: gracefully, or at once."""
+        """Cancel the run: gracefully, or at once."""
         self._run.cancel(kill=kill)
 
     def _loop(self) -> int:
@@ -122,7 +122,7 @@ class Controller:
                     self._act()
                     self._replication.acknowledge()
             while not run.writer.flush():
-                time.sleep(_TICK)
+                time.sleep(_TICK_S)
             return run.state.exit_code or 0
         finally:
             run.close()
@@ -133,7 +133,7 @@ class Controller:
         waits = run.state.phase is RunPhase.RESTARTING or self._finish.has_begun
         if not (self._is_dirty or waits or moment >= self._next_look_at):
             return False
-        self._is_dirty, self._next_look_at = False, moment + _LOOK_SECONDS
+        self._is_dirty, self._next_look_at = False, moment + _EVALUATE_EVERY_S
         return True
 
     # --- what arrives
@@ -141,9 +141,9 @@ class Controller:
     def _receive(self) -> None:
         """Handle the items in the queue; wait for the first one only."""
         run = self._run
-        wait = _TICK
+        wait = _TICK_S
         if run.state.phase is RunPhase.RESTARTING:
-            wait = min(_TICK, max(0.01, (run.state.restart_at or 0.0) - read_head_time()))
+            wait = min(_TICK_S, max(0.01, (run.state.restart_at or 0.0) - read_head_time()))
         try:
             first = run.inbox.get(timeout=wait)
         except queue.Empty:
@@ -151,17 +151,17 @@ class Controller:
             return
         self._handle(first)
         with contextlib.suppress(queue.Empty):
-            for _ in range(_AT_ONCE - 1):
+            for _ in range(_MAX_ITEMS - 1):
                 self._handle(run.inbox.get_nowait())
         run.control.notify()
 
     def _handle(self, item: Any) -> None:
-        """Handle an item. What cannot be done with what a node said ends that node's session and nothing else.
+        """Handle an item. An invalid message of a node ends only the session with this node.
 
         Raises:
-            OSError: The head itself cannot do its part, which is no node's fault: the run goes on without a controller.
+            OSError: The head itself failed, for example its disk; the run goes on without a controller.
         """
-        self._is_dirty = self._is_dirty or not isinstance(item, _ALL_THE_TIME)
+        self._is_dirty = self._is_dirty or not isinstance(item, _FREQUENT_ITEMS)
         try:
             self._dispatch(item)
         except Exception as error:
@@ -206,7 +206,7 @@ class Controller:
             self._start.handle_cancel()
             return
         if not run.cancelled.is_set():
-            # Nobody wants to know any more how a run is that is to end, and nothing of it may stand in the way.
+            # Stalls and health do not matter any more for a cancelled run, and must not delay its end.
             self._stalls.judge()
             self._record_health()
         if self._restart.must_check_checkpoints():
@@ -215,7 +215,7 @@ class Controller:
         while isinstance(
             action := policy.decide_action(run.state, run.limits, observations, read_head_time()), policy.GiveUpNode
         ):
-            # All of a rack at once: one at each look would keep the others waiting for as many looks as it has nodes.
+            # Give up all nodes of a rack at once, not one at each evaluation.
             self._give_up_node(action)
             observations = self._observe()
         match action:
@@ -232,12 +232,12 @@ class Controller:
     def _give_up_node(self, action: policy.GiveUpNode) -> None:
         run = self._run
         run.record(controller_events.Link(node=action.node, link="lost", why=action.why))
-        # Its fence counts from here: nothing that we send may reach it any more but a new connection.
+        # Its fence counts from here: after this, only a new connection can reach the node.
         run.links.redial(run.hosts[action.node])
         self._note_fence(action.node)
 
     def _note_fence(self, node: str) -> None:
-        """Say for how long nothing can follow: a node that cannot be heard may still be at work until then."""
+        """Record how long the run has to wait: the workers of an unreachable node may run until then."""
         run = self._run
         if run.limits.fence is not None and not run.cancelled.is_set():
             left = max(0.0, run.limits.fence - run.links.list_unreachable().get(node, 0.0))
@@ -254,7 +254,7 @@ class Controller:
             self._restart.start_when_due()
 
     def _feed(self, item: OutputReceived) -> None:
-        """Hand what is safe here to those who watch, where it is samples."""
+        """Hand stored samples to the monitors."""
         if item.file == SAMPLES_FILE:
             lines = self._samples.split(item.node, item.payload)
             if not self._run.cancelled.is_set():
@@ -262,7 +262,7 @@ class Controller:
                 self._health.add_lines(item.node, lines)
 
     def _record_health(self) -> None:
-        """Record what changed on nodes and GPUs."""
+        """Record changes of the health of nodes and GPUs."""
         changes: list[controller_events.Health] = []
         with ignore_shortage():
             changes = self._health.list_changes(self._run.state, time.monotonic())
@@ -291,7 +291,7 @@ class Controller:
 
 
 def _is_head_failure(error: Exception) -> bool:
-    """Return whether it is the head's own disk that fails; only how long a file gets is what a node decides."""
+    """Return whether the head itself failed. Only EFBIG is the fault of a node, which decides the length of a file."""
     return isinstance(error, OSError) and error.errno is not None and error.errno != errno.EFBIG
 
 

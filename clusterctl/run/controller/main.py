@@ -1,4 +1,4 @@
-"""What the controller's process does: build the controller of a run and let it work."""
+"""The entry points of the controller's process: start a run, or adopt one."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from clusterctl.session.connect import Transports, open_session
 from clusterctl.session.inbox import ItemQueue
 from clusterctl.session.session import Session
 
-_LEAST_TURN = 0.05
-"""How long a thread may keep the interpreter while others wait for it, each of which asks anew that often.
+_MIN_SWITCH_INTERVAL_S = 0.05
+"""Shortest switch interval of the interpreter. Each waiting thread requests the interpreter once per interval.
 
-With the default of 5 ms the thousands of threads of a large run took more of the processor for asking than for work.
+With the default of 5 ms the thousands of threads of a large run used more CPU for these requests than for work.
 """
-_ASKED_EACH_SECOND = 4000
-"""What asks for it, of all nodes together, where every one of them has something to say at once."""
+_MAX_REQUESTS_PER_S = 4000
+"""Requests per second that all threads together may make if every node sends at once."""
 
 
 def choose_switch_interval_s(nodes: int) -> float:
-    """Return how long a thread may keep the interpreter in a run of so many nodes, in seconds."""
-    return max(_LEAST_TURN, nodes / _ASKED_EACH_SECOND)
+    """Return the switch interval of the interpreter for a run of so many nodes, in seconds."""
+    return max(_MIN_SWITCH_INTERVAL_S, nodes / _MAX_REQUESTS_PER_S)
 
 
 def build_dialer(spec: ClusterSpec) -> Callable[[ItemQueue], Dial]:
-    """Return what makes the controller's way to open a session to one host."""
+    """Return a function that returns, for an inbox, the function that opens a session to a host."""
     transports = Transports(spec.ssh)
 
     def for_inbox(inbox: ItemQueue) -> Dial:
@@ -60,9 +60,9 @@ def start_run(run: RunDir, spec: ClusterSpec, *, health: bool, strict: bool) -> 
 
 
 def _save_verdict(run: RunDir, code: int) -> int:
-    """Keep what went wrong with a run that has ended, for whoever comes back later; return its exit code."""
+    """Save the verdict of a failed run; return its exit code."""
     if code != 0:
-        # Whatever goes wrong with it: the run has ended, and with this code. `why` judges it anew.
+        # An error here must not change the exit code of the run; `why` computes the verdict again.
         try:
             saved_verdict.save_verdict(run, saved_verdict.judge_saved_run(run, load_state(run)))
         except Exception:
@@ -80,7 +80,7 @@ def _list_head_warnings() -> list[str]:
 
 
 def adopt_run(run: RunDir, *, cancel: bool = False, kill: bool = False) -> int:
-    """Go on with a run that has no controller, or end it; return its exit code."""
+    """Adopt a run without a controller, or cancel it; return its exit code."""
     spec = load_spec(run.spec.read_text())
     sys.setswitchinterval(choose_switch_interval_s(len(spec.hosts)))
     controller = Controller(run, spec, build_dialer(spec))
