@@ -17,7 +17,7 @@ from clusterctl.config.spec import JobSpec, TransportKind, load_spec
 from clusterctl.errors import ClusterctlError, NotFoundError
 from clusterctl.render.live_view import WaitingLine
 from clusterctl.run.controller import control_socket
-from clusterctl.run.nodes import code_manifest, missing_code
+from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.evidence import Evidence, collect_evidence
 from clusterctl.run.record import saved_verdict, state_reader
 from clusterctl.run.record.rundir import RunDir
@@ -183,13 +183,13 @@ def add_missing_code_hint(run: RunDir, verdict: Verdict) -> Verdict:
     reason, following = None, verdict.next
     if spec.sync is not None:
         sent = None if manifest is None else manifest.files
-        folder = missing_code.scan_code_folder(spec.sync, sent, pythonpath or "")
+        folder = code_exclusions.scan_code_folder(spec.sync, sent, pythonpath or "")
         workdirs = [host.workdir for host in spec.hosts if host.workdir]
-        reason = None if folder is None else missing_code.explain_missing_file(said, folder, workdirs)
+        reason = None if folder is None else code_exclusions.explain_missing_file(said, folder, workdirs)
         following = ("clusterctl sync --dry-run -v", *verdict.next[1:])
     is_remote = any(host.transport is not TransportKind.LOCAL for host in hosts)
     if reason is None and pythonpath is None and is_remote:
-        reason = missing_code.find_on_pythonpath(said, os.environ.get("PYTHONPATH", ""))
+        reason = code_exclusions.find_on_pythonpath(said, os.environ.get("PYTHONPATH", ""))
         following = verdict.next
     if reason is None:
         return verdict

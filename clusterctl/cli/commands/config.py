@@ -29,9 +29,9 @@ from clusterctl.plan.layout import NodeLayout
 from clusterctl.render.console import pad, safe
 from clusterctl.render.live_view import WaitingLine
 from clusterctl.render.table import Column, render_table
+from clusterctl.run.nodes.code_exclusions import list_unsent_arguments
 from clusterctl.run.nodes.fan_out import raise_first
 from clusterctl.run.nodes.network_probe import build_node_info, resolve_rendezvous
-from clusterctl.run.nodes.sync_warnings import list_unsent_arguments
 from clusterctl.transport.ssh.config import CONFIG_VARIABLE, SshOptions, destination_of, names_of_one_host, resolve
 
 if TYPE_CHECKING:

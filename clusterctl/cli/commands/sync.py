@@ -18,7 +18,7 @@ from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
 from clusterctl.plan.layout import get_workdir
 from clusterctl.render.console import safe
-from clusterctl.run.nodes import code_manifest, sync_warnings
+from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.downloads import MAX_BYTES, FetchOptions, pull
 from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.run.nodes.uploads import SyncPreview, build_code_upload, preview_sync, sync_files
@@ -98,11 +98,11 @@ def _push(
         return
     store = code_manifest.ContentStore(find_runs_root().parent / "content")
     manifest = code_manifest.build_manifest(spec.sync, store)
-    for doubt in sync_warnings.list_sync_warnings(manifest, store):
+    for doubt in code_exclusions.list_sync_warnings(manifest, store):
         console.narrate(f"warning: {doubt}")
     if dry_run or verbose:
-        console.data(*(safe(line) for line in sync_warnings.format_exclusions(manifest.left_out, whole=verbose)))
-    elif not quiet and (not_sent := sync_warnings.describe_user_exclusions(manifest.left_out)) is not None:
+        console.data(*(safe(line) for line in code_exclusions.format_exclusions(manifest.left_out, whole=verbose)))
+    elif not quiet and (not_sent := code_exclusions.describe_user_exclusions(manifest.left_out)) is not None:
         console.narrate(safe(not_sent))
     files = build_code_upload(manifest, store)
     with open_all_sessions(spec, remote, tell=None if quiet else console.err) as sessions:

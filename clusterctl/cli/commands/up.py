@@ -23,7 +23,7 @@ from clusterctl.render.console import safe
 from clusterctl.render.plan import render_plan
 from clusterctl.run.controller import process
 from clusterctl.run.controller.main import start_run
-from clusterctl.run.nodes import code_manifest, sync_warnings
+from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.code_selection import ExcludedPath
 from clusterctl.run.record import disk_files, run_facts, rundir
 from clusterctl.run.record.rundir import RunDir
@@ -126,7 +126,7 @@ def command(
     if dry_run:
         _print_plan(spec, console, as_json=as_json)
         return 0
-    for warning in sync_warnings.find_workdir_conflicts(spec):
+    for warning in code_exclusions.find_workdir_conflicts(spec):
         console.narrate(f"warning: {warning}")
     run = start_controller(spec, health=not no_health, strict=strict)
     # Only now: the controller was forked from this process, and keeps what was imported before for as long as it lives.
@@ -216,10 +216,10 @@ def _copied(spec: ClusterSpec) -> list[str]:
         return []
     left_out: list[ExcludedPath] = []
     sizes = {found.path: found.size_bytes for found in code_manifest.select_code_files(spec.sync, left_out.append)}
-    sync_warnings.refuse_missing_script(spec, sizes, left_out)
+    code_exclusions.refuse_missing_script(spec, sizes, left_out)
     what = f"{plural(len(sizes), 'file')} of {spec.sync.source}, {format_size(sum(sizes.values()))}"
     return [
         "",
         f"will copy up to {what}, to {fold_hosts(remote)}",
-        *map(safe, sync_warnings.format_exclusions(left_out)),
+        *map(safe, code_exclusions.format_exclusions(left_out)),
     ]

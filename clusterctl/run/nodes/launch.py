@@ -22,7 +22,7 @@ from clusterctl.plan import environment, launch, layout
 from clusterctl.plan.launch import LaunchPlan
 from clusterctl.plan.layout import get_workdir
 from clusterctl.plan.rendezvous import NodeInfo
-from clusterctl.run.nodes import code_manifest, sync_warnings
+from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.checkpoints import Checkpoint, CheckpointPicker
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, fold_names, raise_first, select_sessions
 from clusterctl.run.nodes.network_probe import build_node_info, resolve_rendezvous
@@ -196,12 +196,12 @@ class Launcher:
     def _build_manifest(self, sync: SyncSpec, store: code_manifest.ContentStore) -> code_manifest.Manifest:
         """Return the manifest of the present folder, kept with the run; post warnings about it."""
         manifest = code_manifest.build_manifest(sync, store)
-        sync_warnings.refuse_missing_script(self.spec, manifest.files, manifest.left_out)
+        code_exclusions.refuse_missing_script(self.spec, manifest.files, manifest.left_out)
         code_manifest.save_manifest(self._run, manifest)
-        unsent = sync_warnings.list_unsent_arguments(self.spec, manifest.left_out)
-        for warning in [*unsent, *sync_warnings.list_sync_warnings(manifest, store)]:
+        unsent = code_exclusions.list_unsent_arguments(self.spec, manifest.left_out)
+        for warning in [*unsent, *code_exclusions.list_sync_warnings(manifest, store)]:
             self._note(warning, "warn")
-        excluded = sync_warnings.describe_user_exclusions(manifest.left_out)
+        excluded = code_exclusions.describe_user_exclusions(manifest.left_out)
         if excluded is not None:
             self._note(excluded)
         return manifest

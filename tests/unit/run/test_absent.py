@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.config.spec import SyncSpec
-from clusterctl.run.nodes import code_manifest, missing_code
+from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.code_selection import EMPTY_SUBMODULE, ExcludedPath
 
 THERE = ["train.py", "tools/helper.py", "src/mypkg/__init__.py", "gen/tables.py", "libs/inner/__init__.py", "a.env"]
@@ -18,7 +18,7 @@ NO_FILE = "rank 1 failed first: FileNotFoundError: [Errno 2] No such file or dir
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> missing_code.CodeFolder:
+def folder(tmp_path: Path) -> code_exclusions.CodeFolder:
     source = tmp_path / "source"
     for path in THERE:
         (source / path).parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> missing_code.CodeFolder:
     (source / "late.py").write_text("")
     (source / "data").mkdir()
     (source / "data/x.csv").write_text("")
-    found = missing_code.scan_code_folder(sync, manifest.files)
+    found = code_exclusions.scan_code_folder(sync, manifest.files)
     assert found is not None
     return found
 
@@ -80,14 +80,14 @@ def folder(tmp_path: Path) -> missing_code.CodeFolder:
     ],
 )
 def test_what_is_in_the_folder_is_told_with_what_keeps_it_from_the_nodes(
-    folder: missing_code.CodeFolder, message: str, reason: str | None
+    folder: code_exclusions.CodeFolder, message: str, reason: str | None
 ) -> None:
-    told = missing_code.explain_missing_file(message, folder, ["~/work/llm"])
+    told = code_exclusions.explain_missing_file(message, folder, ["~/work/llm"])
     assert told is None if reason is None else reason in str(told)
 
 
-def test_no_setting_is_advised_that_is_there_already(folder: missing_code.CodeFolder) -> None:
-    told = missing_code.explain_missing_file(f"{NO_MODULE}'mypkg'", replace(folder, pythonpath="src:."), [])
+def test_no_setting_is_advised_that_is_there_already(folder: code_exclusions.CodeFolder) -> None:
+    told = code_exclusions.explain_missing_file(f"{NO_MODULE}'mypkg'", replace(folder, pythonpath="src:."), [])
     assert "env:" not in str(told)
     assert "`export PYTHONPATH=$PWD/src`" in str(told)
 
@@ -97,14 +97,14 @@ def test_a_module_on_the_pythonpath_of_this_shell_is_told(tmp_path: Path) -> Non
     (tmp_path / "otherpkg/__init__.py").touch()
     (tmp_path / "one.py").touch()
     for name, place in (("otherpkg.sub", "otherpkg/__init__.py"), ("one", "one.py")):
-        told = missing_code.find_on_pythonpath(f"{NO_MODULE}'{name}'", f"/nowhere:{tmp_path}")
+        told = code_exclusions.find_on_pythonpath(f"{NO_MODULE}'{name}'", f"/nowhere:{tmp_path}")
         assert f"`{tmp_path}/{place}` is on the PYTHONPATH of this shell" in str(told)
-    assert missing_code.find_on_pythonpath(f"{NO_MODULE}'torch'", f"{tmp_path}") is None
-    assert missing_code.find_on_pythonpath("rank 1 failed", f"{tmp_path}") is None
+    assert code_exclusions.find_on_pythonpath(f"{NO_MODULE}'torch'", f"{tmp_path}") is None
+    assert code_exclusions.find_on_pythonpath("rank 1 failed", f"{tmp_path}") is None
 
 
 def test_a_module_of_an_empty_submodule_is_told(tmp_path: Path) -> None:
     left_out = [ExcludedPath("third_party/apex/", EMPTY_SUBMODULE, remedy="`git submodule update --init` fills it")]
-    folder = missing_code.CodeFolder(source=str(tmp_path), sent=(), left_out=left_out)
-    told = missing_code.explain_missing_file(f"{NO_MODULE}'apex.amp'", folder, [])
+    folder = code_exclusions.CodeFolder(source=str(tmp_path), sent=(), left_out=left_out)
+    told = code_exclusions.explain_missing_file(f"{NO_MODULE}'apex.amp'", folder, [])
     assert told == "`third_party/apex/` is an empty submodule: `git submodule update --init` fills it"

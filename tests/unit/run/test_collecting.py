@@ -17,7 +17,7 @@ from clusterctl.agent.protocol.requests import FOLDER_MODE, LINK_MODE
 from clusterctl.config.path_rules import find_upload_obstacle
 from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, SyncSpec
 from clusterctl.errors import RefusedError
-from clusterctl.run.nodes import code_manifest, code_selection, sync_warnings
+from clusterctl.run.nodes import code_exclusions, code_manifest, code_selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -352,7 +352,7 @@ def test_a_script_that_is_not_sent_is_refused_with_the_rule(source: Path, conten
     spec = ClusterSpec(name="x", path="/x", hosts=(), job=job, sync=SyncSpec(source=str(source)))
 
     with pytest.raises(RefusedError, match="`jobs/train.py` is not sent to nodes, left out by `jobs/` of .gitignore"):
-        sync_warnings.refuse_missing_script(spec, manifest.files, manifest.left_out)
+        code_exclusions.refuse_missing_script(spec, manifest.files, manifest.left_out)
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_what_rules_of_a_person_leave_out_is_said_in_a_line(
         SyncSpec(source=str(source), exclude=tuple(exclude)), code_manifest.ContentStore(content)
     )
 
-    told = sync_warnings.describe_user_exclusions(manifest.left_out)
+    told = code_exclusions.describe_user_exclusions(manifest.left_out)
     if said is None:
         assert told is None
         return
@@ -424,7 +424,7 @@ def test_pointers_of_git_lfs_are_named_as_what_they_are(source: Path, content: P
     store = code_manifest.ContentStore(content)
 
     manifest = code_manifest.build_manifest(SyncSpec(source=str(source)), store)
-    told = list(sync_warnings.list_sync_warnings(manifest, store))
+    told = list(code_exclusions.list_sync_warnings(manifest, store))
 
     assert told == ["`m.bin`: pointers of Git LFS, without the content: `git lfs pull` gets it"]
 
@@ -494,4 +494,4 @@ def test_an_argument_that_names_what_is_not_sent_is_warned_of(
         sync=SyncSpec(source=str(source), exclude=("data/",)),
     )
 
-    assert sync_warnings.list_unsent_arguments(spec) == said
+    assert code_exclusions.list_unsent_arguments(spec) == said

@@ -11,8 +11,8 @@ import pytest
 
 from clusterctl.agent.workdir.file_tree import make_workdir
 from clusterctl.cli import main
+from clusterctl.run.nodes.code_exclusions import describe_secret_files
 from clusterctl.run.nodes.code_manifest import ContentStore
-from clusterctl.run.nodes.sync_warnings import describe_secret_files
 from clusterctl.run.record import rundir
 
 
