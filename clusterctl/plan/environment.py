@@ -194,7 +194,9 @@ def _framework_variables(
     settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None, rank: int, local_rank: int
 ) -> dict[str, str]:
     framework, values = get_job(settings.spec).framework, settings.frameworks
-    one_device = {} if not layout.gpus else _visible_device_variables(info, _list_worker_devices(layout, local_rank))
+    # Frameworks would take all devices, so each worker gets one; a lone worker gets all.
+    devices = layout.gpus if len(layout.ranks) == 1 else layout.gpus[local_rank % max(1, len(layout.gpus)) :][:1]
+    one_device = _visible_device_variables(info, devices) if layout.gpus else {}
     if framework is Framework.TENSORFLOW and values.tf_workers:
         task: dict[str, Any] = {
             "cluster": {"worker": list(values.tf_workers)},
@@ -217,11 +219,6 @@ def _framework_variables(
     if framework is Framework.KERAS:
         return {"KERAS_BACKEND": "torch"}
     return {}
-
-
-def _list_worker_devices(layout: NodeLayout, local_rank: int) -> tuple[int, ...]:
-    """Return the one device of a worker, as frameworks would take all; a lone worker gets all devices."""
-    return layout.gpus if len(layout.ranks) == 1 else (layout.gpus[local_rank % len(layout.gpus)],)
 
 
 @dataclass(frozen=True, slots=True)

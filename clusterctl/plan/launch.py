@@ -285,22 +285,10 @@ def find_fork_obstacle(job: JobSpec) -> str | None:
     return None
 
 
-def can_fork(job: JobSpec) -> bool:
-    """Return whether the nodes should fork the ranks of a job."""
-    return job.start_method is not StartMethod.SPAWN and find_fork_obstacle(job) is None
-
-
 def describe_refused_fork(job: JobSpec) -> str | None:
     """Return a warning if the file demands a fork that is not possible, or `None`."""
     why = find_fork_obstacle(job) if job.start_method is StartMethod.FORK else None
     return None if why is None else f"`job.start_method: fork`: workers start as new processes instead: {why}"
-
-
-def _list_preloads(job: JobSpec) -> list[str] | None:
-    """Return the modules to import once for all ranks; `None` means torch, or numpy without torch."""
-    if job.preload is not None:
-        return list(job.preload)
-    return {Framework.TORCH: ["torch"], Framework.KERAS: ["keras"]}.get(job.framework)
 
 
 def build_fork_request(
@@ -308,13 +296,15 @@ def build_fork_request(
 ) -> dict[str, Any] | None:
     """Return the wire form of `requests.Forked` for a node; `None` if every worker starts as a new process."""
     job = get_job(spec)
-    if not can_fork(job):
+    if job.start_method is StartMethod.SPAWN or find_fork_obstacle(job) is not None:
         return None
+    # `None` means torch, or numpy without torch.
+    preload = {Framework.TORCH: ["torch"], Framework.KERAS: ["keras"]}.get(job.framework)
     return asdict(
         requests.Forked(
             argv=list(build_job_argv(job)),
             env=dict(build_shared_environment(spec, identity, layout, info)),
-            preload=_list_preloads(job),
+            preload=preload if job.preload is None else list(job.preload),
             secrets=sorted(spec.secrets),
             inject=job.inject,
             keep=spec.restart.max_restarts > identity.attempt,

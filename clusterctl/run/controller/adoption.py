@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clusterctl.agent.protocol.command_types import StatusAnswer
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ClusterctlError, ConnectError, ExitCode, RunFailed
 from clusterctl.run.controller.attempts import CLEANUP_UNCONFIRMED, StartSequence
 from clusterctl.run.controller.connections import Connections
 from clusterctl.run.controller.run import ControlledRun
 from clusterctl.run.nodes import launch, run_cleanup
-from clusterctl.run.nodes.fan_out import Progress, call_all, fold_names
+from clusterctl.run.nodes.fan_out import Progress, call_all
 from clusterctl.run.nodes.launch import StartFailure
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
@@ -73,7 +74,7 @@ class Adoption(ThreadOwnedState):
             run.executor.call_soon(lambda: self._on_connected(node, session, status))
 
         opened, errors = run.dial_all(self._hosts, step, joined)
-        step.end(fold_names(opened), failed=bool(errors))
+        step.end(fold_hosts(opened), failed=bool(errors))
         return errors
 
     def _undo_start(self, opened: Mapping[str, Session]) -> StartFailure:
@@ -84,7 +85,7 @@ class Adoption(ThreadOwnedState):
         left, _ = call_all(opened, lambda n, s: run_cleanup.end_on_node(s, run.folder.run, n, run.grace))
         unheard = [host.name for host in run.spec.hosts if host.name not in left]
         if unheard:
-            run.post_note(CLEANUP_UNCONFIRMED.format(fold_names(unheard)))
+            run.post_note(CLEANUP_UNCONFIRMED.format(fold_hosts(unheard)))
         error = RunFailed("its controller ended during the start", exit_code=ExitCode.FAILED)
         return StartFailure(error=error, remaining=tuple(entry for remaining in left.values() for entry in remaining))
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from clusterctl import rlimits
 from clusterctl.agent.protocol.requests import StopReason
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, HostSpec, Role, dump_spec
 from clusterctl.errors import ClusterctlError, ExitCode, NodeError, NodesError, RefusedError
 from clusterctl.plan import layout
 from clusterctl.plan.layout import demote_to_spares
 from clusterctl.run.controller.connections import Connections
 from clusterctl.run.controller.run import ControlledRun
-from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, fold_names, raise_first, select_sessions
+from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, raise_first, select_sessions
 from clusterctl.run.nodes.launch import StartFailure
 from clusterctl.run.nodes.network_probe import build_node_info
 from clusterctl.run.nodes.preflight import Preflight
@@ -126,7 +127,7 @@ class StartSequence(ThreadOwnedState):
         run = self._run
         step = Progress("connect", len(hosts), run.post)
         opened, errors = run.dial_all(hosts, step)
-        step.end(fold_names(opened), failed=bool(errors))
+        step.end(fold_hosts(opened), failed=bool(errors))
         for warning in dict.fromkeys(warning for session in opened.values() for warning in session.warnings):
             run.post_note(warning)
         self._warn_about_missing_gpus(hosts, opened)
@@ -135,7 +136,7 @@ class StartSequence(ThreadOwnedState):
             call_all(opened, lambda _, session: session.close())
             left = sum(host.name in opened for host in run.spec.workers)
             if left:
-                text = f"`--exclude {fold_names(errors)}` begins with {left} of {len(run.spec.workers)} nodes"
+                text = f"`--exclude {fold_hosts(errors)}` begins with {left} of {len(run.spec.workers)} nodes"
                 run.post_note(text, "info")
             raise_first(errors)
         missing |= errors
@@ -151,7 +152,7 @@ class StartSequence(ThreadOwnedState):
         on_cpu = layout.list_cpu_only_hosts(hosts, found)
         if on_cpu:
             where = "there" if len(on_cpu) == 1 else "on each"
-            text = f"no GPU on {fold_names(on_cpu)}: one rank {where}, on the CPU (`gpus: 0` says that it is meant)"
+            text = f"no GPU on {fold_hosts(on_cpu)}: one rank {where}, on the CPU (`gpus: 0` says that it is meant)"
             self._run.post_note(text)
 
     def _demote_missing(self, missing: Collection[str]) -> bool:
@@ -164,7 +165,7 @@ class StartSequence(ThreadOwnedState):
             return False
         run.executor.call_on_loop(lambda: self._use_spec(fewer))
         left = len(fewer.workers)
-        text = f"the run begins with {left} of {left + len(missing)} nodes: {fold_names(missing)} will wait as spares"
+        text = f"the run begins with {left} of {left + len(missing)} nodes: {fold_hosts(missing)} will wait as spares"
         run.post_note(text)
         return True
 
@@ -268,7 +269,7 @@ class StartSequence(ThreadOwnedState):
     def _on_undone(self, left: list[str], ended: controller_events.Ended) -> None:
         run = self._run
         if left:
-            run.note(CLEANUP_UNCONFIRMED.format(fold_names(left)))
+            run.note(CLEANUP_UNCONFIRMED.format(fold_hosts(left)))
         run.record(ended)
         run.control.notify()
 
@@ -346,7 +347,7 @@ class RestartSequence(ThreadOwnedState):
         away = links.list_silent(0.0)
         gone = [n for n in missing if away.get(n, 0.0) >= self._run.limits.node_lost_after]
         if gone:
-            error = NodeError(gone[0], f"{fold_names(gone)}: no connection for the next attempt")
+            error = NodeError(gone[0], f"{fold_hosts(gone)}: no connection for the next attempt")
             self._start.fail(StartFailure(error=error))
         return not missing
 

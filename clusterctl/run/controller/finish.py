@@ -6,11 +6,12 @@ import time
 
 from clusterctl.agent.protocol import command_types
 from clusterctl.agent.protocol import run_files as protocol_files
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.run.controller.replication import Replication
 from clusterctl.run.controller.run import ControlledRun
 from clusterctl.run.nodes import downloads, run_cleanup
-from clusterctl.run.nodes.fan_out import call_all, fold_names, raise_first, read_all
+from clusterctl.run.nodes.fan_out import call_all, raise_first, read_all
 from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events, policy
 from clusterctl.session.session import Session
@@ -171,7 +172,7 @@ class FinishSequence(ThreadOwnedState):
         unasked = [node for node in missing if node not in self._sizes]
         if unasked:
             self._run.note(
-                f"{fold_names(unasked)} could not be asked for the rest of the output: it may not be whole here;"
+                f"{fold_hosts(unasked)} could not be asked for the rest of the output: it may not be whole here;"
                 " the nodes still have it"
             )
         files = [f"{node}: {file}" for node in missing if node not in unasked for file, _ in missing[node]]

@@ -24,6 +24,7 @@ from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.command_types import CheckpointsAnswer, CheckpointsArguments
 from clusterctl.agent.protocol.frames import CHUNK_BYTES
 from clusterctl.config.field_types import ResumePolicy
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import CheckpointSpec, ClusterSpec, TransportKind
 from clusterctl.errors import ClusterctlError, NodeError, RefusedError
 from clusterctl.formatting import format_size
@@ -33,7 +34,6 @@ from clusterctl.run.nodes.fan_out import (
     CancelledError,
     Progress,
     call_all,
-    fold_names,
     raise_first,
     select_sessions,
 )
@@ -162,7 +162,7 @@ class CheckpointCopy:
     @property
     def route(self) -> str:
         """Source and target nodes, in words."""
-        return f"from {fold_names(self.sources)} to {fold_names(self.needed)}"
+        return f"from {fold_hosts(self.sources)} to {fold_hosts(self.needed)}"
 
     def run(
         self, spool: Path, post: Callable[[controller_events.ControllerEvent], None], cancelled: threading.Event
@@ -181,7 +181,7 @@ class CheckpointCopy:
         """
         step = Progress("resume", len(self.needed), post)
         for node in self.needed:
-            step.set_waiting(node, f"waiting for {self.path} from {fold_names(self.sources)}")
+            step.set_waiting(node, f"waiting for {self.path} from {fold_hosts(self.sources)}")
         try:
             for source in self.sources:
                 self._copy_from(source, spool, step, cancelled)
@@ -238,7 +238,7 @@ class CheckpointCopy:
         self, file: BinaryIO, contents: Mapping[str, list[_SpooledFile]], step: Progress, cancelled: threading.Event
     ) -> None:
         """Send each node its files out of the spool file."""
-        way = f"to {fold_names(contents)}"
+        way = f"to {fold_hosts(contents)}"
         total = sum(entry[1] for files in contents.values() for _, entry in files)
 
         def send(node: str, session: Session) -> None:
@@ -411,13 +411,13 @@ class CheckpointPicker:
         if own and self._has_different_content(path, files, own):
             lacking_all = [node for node in look.nodes if path not in look.seen[node]]
             if lacking_all:
-                raise _UnusableError(f"each node has a `{path}` of its own, and {fold_names(lacking_all)} has none")
+                raise _UnusableError(f"each node has a `{path}` of its own, and {fold_hosts(lacking_all)} has none")
             return {}, files
         needed = find_missing_files(files, look.nodes, look.order)
         if needed:
             lost = find_nodes_with_lost_files(files, look.gone)
             if lost:
-                raise _UnusableError(f"what {fold_names(lost)} wrote of `{path}` is lost with it")
+                raise _UnusableError(f"what {fold_hosts(lost)} wrote of `{path}` is lost with it")
             for node in [node for node in needed if not files[node]]:
                 self._refuse_own_checkpoints(path, node, look)
         return needed, files
@@ -469,8 +469,8 @@ class CheckpointPicker:
     ) -> None:
         """Copy the missing files of a checkpoint, and record that they are copies."""
         if self._checkpoint.shared:
-            having = fold_names(node for node in look.nodes if node not in needed)
-            text = f"`{path}` is not on {fold_names(needed)}" + (f" as it is on {having}" if having else "")
+            having = fold_hosts(node for node in look.nodes if node not in needed)
+            text = f"`{path}` is not on {fold_hosts(needed)}" + (f" as it is on {having}" if having else "")
             self._note(f"`job.checkpoint.shared` says that all nodes see the same files, but {text}", "warn")
         sizes = {file: version[1] for files in sources.values() for file, version in files.items()}
         copy = CheckpointCopy(path, needed, sizes, self._workdirs, select_sessions(self._sessions(), look.order))
@@ -492,8 +492,8 @@ class CheckpointPicker:
         """
         gone = [node for node, ranks in look.gone.items() if 0 in ranks]
         if gone and _has_only_local_disks(self._ask(look.nodes), self._here, least=1):
-            lost = fold_names(gone)
-            text = f"no checkpoint of this run is on {fold_names(look.nodes)}, and {lost} may have some and is gone"
+            lost = fold_hosts(gone)
+            text = f"no checkpoint of this run is on {fold_hosts(look.nodes)}, and {lost} may have some and is gone"
             hint = f"start again with {lost} and `job.checkpoint.resume: any`, or from scratch with `clusterctl up`"
             raise RefusedError(text, hint=hint)
 

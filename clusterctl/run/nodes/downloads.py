@@ -20,10 +20,11 @@ from clusterctl.agent.protocol.command_types import RunArguments
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.frames import FrameError, StreamData
 from clusterctl.config.field_types import FetchCondition
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, ResultsSpec
 from clusterctl.errors import AgentError, ClusterctlError, NodeError, RefusedError
 from clusterctl.plan.layout import get_workdir
-from clusterctl.run.nodes.fan_out import CancelledError, call_all, fold_names
+from clusterctl.run.nodes.fan_out import CancelledError, call_all
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.state import RunPhase, RunState
 from clusterctl.session.requests import FETCH
@@ -298,7 +299,7 @@ class ResultsFetch:
         alike: dict[str, list[str]] = {}
         for node, text in failed.items():
             alike.setdefault(text, []).append(node)
-        missing = [f"{fold_names(nodes)}: {text}" for text, nodes in alike.items()]
+        missing = [f"{fold_hosts(nodes)}: {text}" for text, nodes in alike.items()]
         if not failed:
             nothing = [p for p in self._results.patterns if not any(found[p][0] for found in self._came.values())]
             missing += [f"no node has a file of this run that matches `{pattern}`" for pattern in nothing]

@@ -57,7 +57,7 @@ def select_sessions(sessions: Mapping[str, Session], nodes: Iterable[str]) -> di
     wanted = list(nodes)
     missing = [node for node in wanted if node not in sessions]
     if missing:
-        raise NodeError(missing[0], f"{fold_names(missing)}: the connection was lost during the start")
+        raise NodeError(missing[0], f"{fold_hosts(missing)}: the connection was lost during the start")
     return {node: sessions[node] for node in wanted}
 
 
@@ -97,11 +97,6 @@ def raise_first(errors: Mapping[str, ClusterctlError]) -> None:
     if others:
         raise others[0]
     raise nodes[0] if len(nodes) == 1 else NodesError(nodes)
-
-
-def fold_names(nodes: Iterable[str]) -> str:
-    """Return node names in short form, such as `gpu[01-04]`."""
-    return fold_hosts(list(nodes))
 
 
 _REPORT_EVERY_S = 0.1

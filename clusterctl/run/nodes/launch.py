@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.record_types import RemainingProcess
 from clusterctl.config.field_types import StartMethod
+from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.config.spec import ClusterSpec, HostSpec, SyncSpec, TransportKind
 from clusterctl.errors import ClusterctlError
 from clusterctl.formatting import format_size, plural
@@ -24,7 +25,7 @@ from clusterctl.plan.layout import get_workdir
 from clusterctl.plan.rendezvous import NodeInfo
 from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.checkpoints import Checkpoint, CheckpointPicker
-from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, fold_names, raise_first, select_sessions
+from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, raise_first, select_sessions
 from clusterctl.run.nodes.network_probe import build_node_info, resolve_rendezvous
 from clusterctl.run.nodes.uploads import build_code_upload, sync_files
 from clusterctl.run.record.disk_files import ignore_shortage, write_atomically
@@ -151,7 +152,7 @@ class Launcher:
             for sentence in node.replaced_login_variables:
                 nodes.setdefault(sentence, []).append(node.node)
         for sentence, named in nodes.items():
-            self._note(f"{fold_names(named)}: {sentence}", "warn")
+            self._note(f"{fold_hosts(named)}: {sentence}", "warn")
 
     def _note(self, text: str, level: str = "info") -> None:
         self._post(controller_events.Note(text=text, level=level))
