@@ -1,4 +1,4 @@
-"""Environment variables of each worker: the launcher's own, and defaults for what nobody else sets. Pure.
+"""Environment variables of each worker: those of the launcher, and defaults for others that are not set. Pure.
 
 It includes the choice of the network: NCCL, Gloo and torch's TensorPipe use the same interface.
 """

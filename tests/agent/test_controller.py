@@ -143,7 +143,9 @@ def test_a_run_whose_output_is_not_whole_because_a_node_stays_away_says_so_and_l
     run.adopt()
 
     assert run.ended(60) == 0
-    assert "b could not be asked for the rest of the output: it may not be whole here" in run.dir.events.read_text()
+    assert (
+        "b could not be asked for the rest of the output: the copy here may be incomplete" in run.dir.events.read_text()
+    )
     assert replica_of(run, "a", 0).stat().st_size == SIZE > replica_of(run, "b", 1).stat().st_size
     assert '"finished"' not in (run.on("b") / "journal.jsonl").read_text()
 
@@ -250,7 +252,7 @@ def test_a_node_that_comes_back_without_a_trace_of_the_run_is_lost_and_nothing_i
     assert run.ended() == 105
 
     assert run.state.cause is not None
-    assert run.state.cause.message == "node lost: it has no trace of the run any more"
+    assert run.state.cause.message == "node lost: it has lost the files of the run"
     assert run.state.remaining == ()
 
 

@@ -101,7 +101,9 @@ def _push(
     for doubt in code_exclusions.list_sync_warnings(manifest, store):
         console.narrate(f"warning: {doubt}")
     if dry_run or verbose:
-        console.data(*(safe(line) for line in code_exclusions.format_exclusions(manifest.left_out, whole=verbose)))
+        console.data(
+            *(safe(line) for line in code_exclusions.format_exclusions(manifest.left_out, is_complete=verbose))
+        )
     elif not quiet and (not_sent := code_exclusions.describe_user_exclusions(manifest.left_out)) is not None:
         console.narrate(safe(not_sent))
     files = build_code_upload(manifest, store)

@@ -234,11 +234,11 @@ class Connections(ThreadOwnedState):
             error = ConnectError(node, f"its run cannot be followed: {error}")
         self.mark_missing(self._run.hosts[node], error, session)
 
-    def _on_run_files_lost(self, node: str, session: Session, left: list[RemainingProcess]) -> None:
+    def _on_run_files_lost(self, node: str, session: Session, remaining: list[RemainingProcess]) -> None:
         run = self._run
-        why = "it has no trace of the run any more"
-        run.record(controller_events.Link(node=node, link="lost", why=why, rebooted=not left))
-        if left:
+        why = "it has lost the files of the run"
+        run.record(controller_events.Link(node=node, link="lost", why=why, rebooted=not remaining))
+        if remaining:
             run.links.redial(run.hosts[node], session)
 
     def _end_unstarted_attempt(self, node: str, status: StatusAnswer) -> None:

@@ -172,12 +172,12 @@ class FinishSequence(ThreadOwnedState):
         unasked = [node for node in missing if node not in self._sizes]
         if unasked:
             self._run.note(
-                f"{fold_hosts(unasked)} could not be asked for the rest of the output: it may not be whole here;"
+                f"{fold_hosts(unasked)} could not be asked for the rest of the output: the copy here may be incomplete;"
                 " the nodes still have it"
             )
         files = [f"{node}: {file}" for node in missing if node not in unasked for file, _ in missing[node]]
         if files:
-            self._run.note(f"output was not replicated whole ({', '.join(files[:3])}); the nodes still have it")
+            self._run.note(f"output was not replicated completely ({', '.join(files[:3])}); the nodes still have it")
 
     # --- the end
 

@@ -192,7 +192,7 @@ class Controller:
             case LoopCall():
                 item.call()
             case _:
-                raise AssertionError(f"nobody handles {type(item).__name__}")
+                raise AssertionError(f"no handler for {type(item).__name__}")
 
     # --- acting
 

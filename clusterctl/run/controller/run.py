@@ -195,10 +195,10 @@ class ControlledRun(ThreadOwnedState):
 
         return open_all(wanted, one, self.spec.ssh.parallel, ClusterctlError)
 
-    def raise_epoch(self, seen: int) -> None:
-        """Take an epoch above `seen` and above all that this head has used; all sessions use it from now on."""
-        if self.epoch <= seen:
-            self.epoch = self.writer.next_epoch(seen)
+    def raise_epoch(self, known: int) -> None:
+        """Take an epoch above `known` and above all that this head has used; all sessions use it from now on."""
+        if self.epoch <= known:
+            self.epoch = self.writer.next_epoch(known)
             for session in self.links.sessions.values():
                 session.epoch = self.epoch
 

@@ -82,17 +82,17 @@ class Checkpoint:
 
 
 def exclude_older(
-    seen: Mapping[str, Mapping[str, Version]], before: Mapping[str, Collection[Version]]
+    present: Mapping[str, Mapping[str, Version]], before: Mapping[str, Collection[Version]]
 ) -> CheckpointsByNode:
     """Return the checkpoints that were written after the run began.
 
     Args:
-        seen: The checkpoints of each node now.
+        present: The checkpoints of each node now.
         before: The versions of all files of each node at the start of the run. For a node without an entry, such as a
             spare that was reached later, only those checkpoints count that a node with an entry has too.
     """
     old = {version for versions in before.values() for version in versions}
-    fresh = {node: {p: v for p, v in checkpoints.items() if v not in old} for node, checkpoints in seen.items()}
+    fresh = {node: {p: v for p, v in checkpoints.items() if v not in old} for node, checkpoints in present.items()}
     vouched = {item for node, checkpoints in fresh.items() if node in before for item in checkpoints.items()}
     return {
         node: checkpoints if node in before else dict(item for item in checkpoints.items() if item in vouched)
@@ -101,18 +101,18 @@ def exclude_older(
 
 
 def list_newest_first(
-    order: Sequence[str], seen: Mapping[str, Mapping[str, Version]], copies: Sequence[CopiedFile]
+    order: Sequence[str], present: Mapping[str, Mapping[str, Version]], copies: Sequence[CopiedFile]
 ) -> list[Checkpoint]:
     """Return the checkpoints of the first node that writes any, the newest first. Times of nodes are not compared.
 
     If no node has written one, they are those of the first node that received a copy.
     """
     copied = {(copy.node, copy.version) for copy in copies}
-    writers = [node for node in order if any((node, version) not in copied for version in seen[node].values())]
-    first = next((node for node in [*writers, *order] if seen[node]), None)
+    writers = [node for node in order if any((node, version) not in copied for version in present[node].values())]
+    first = next((node for node in [*writers, *order] if present[node]), None)
     if first is None:
         return []
-    by_age = sorted(seen[first].items(), key=lambda item: (item[1][0], item[0]), reverse=True)
+    by_age = sorted(present[first].items(), key=lambda item: (item[1][0], item[0]), reverse=True)
     return [Checkpoint(path, version) for path, version in by_age]
 
 
@@ -228,7 +228,7 @@ class CheckpointCopy:
                 entries = {posixpath.join(folder, name): entry for name, entry in _hash_entries(file, came).items()}
                 for path in sorted(wanted):
                     if path not in entries or entries[path][1][1] != self.sizes[path]:
-                        raise RefusedError(f"`{path}` on {source} has gone or was changed meanwhile")
+                        raise RefusedError(f"`{path}` on {source} was removed or changed meanwhile")
                 contents = {node: [entries[path] for path in paths] for node, paths in targets.items()}
                 self._send(file, contents, step, cancelled)
         except OSError as error:
@@ -396,7 +396,7 @@ class CheckpointPicker:
                 self._copy_files(checkpoint.path, needed, files, look)
             return checkpoint.path
         hint = "have the job write to a folder that all nodes share; `clusterctl up` starts from scratch"
-        raise RefusedError(f"no checkpoint can be gone on from, and nothing is written over: {reasons[0]}", hint=hint)
+        raise RefusedError(f"no checkpoint can be resumed, and none is overwritten: {reasons[0]}", hint=hint)
 
     def _find_needed(
         self, path: str, look: _Snapshot
@@ -417,7 +417,7 @@ class CheckpointPicker:
         if needed:
             lost = find_nodes_with_lost_files(files, look.gone)
             if lost:
-                raise _UnusableError(f"what {fold_hosts(lost)} wrote of `{path}` is lost with it")
+                raise _UnusableError(f"the part of `{path}` that {fold_hosts(lost)} wrote is lost with the node")
             for node in [node for node in needed if not files[node]]:
                 self._refuse_own_checkpoints(path, node, look)
         return needed, files
@@ -479,7 +479,7 @@ class CheckpointPicker:
             present = _parse_files(path, answer)
             for file, source in needed[node].items():
                 if file not in present or present[file][1] != sizes[file]:
-                    raise RefusedError(f"`{file}` was copied to {node} and is not there any more")
+                    raise RefusedError(f"`{file}` was copied to {node} and does not exist there any more")
                 self._stored.copies.append(CopiedFile(node, file, present[file], source, sources[source][file]))
         self._stored.save(self._file)
         self._note(f"{path} copied {copy.route}, {format_size(copy.size_bytes)}")

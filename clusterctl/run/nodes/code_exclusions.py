@@ -34,7 +34,7 @@ _DATA = re.compile(
 
 
 def list_sync_warnings(manifest: Manifest, store: ContentStore) -> Iterator[str]:
-    """Yield a sentence for each doubt about the files to send: links left out, secrets, pointers of Git LFS."""
+    """Yield a sentence for each doubt about the files to send: excluded links, secrets, pointers of Git LFS."""
 
     def read_start(path: str) -> bytes:
         with store.path(manifest.files[path][2]).open("rb") as file:
@@ -153,12 +153,12 @@ def _list_named_paths(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
             yield place, path
 
 
-def format_exclusions(left_out: Iterable[ExcludedPath], *, whole: bool = False) -> list[str]:
+def format_exclusions(left_out: Iterable[ExcludedPath], *, is_complete: bool = False) -> list[str]:
     """Return lines about the excluded paths, by rule: the first few of each rule, or all."""
     alike: dict[str, list[str]] = {}
     for one in left_out:
         alike.setdefault(one.rule, []).append(one.shown)
-    if whole:
+    if is_complete:
         return [f"left out  {path}  by {rule}" for rule, paths in alike.items() for path in paths]
     return [f"left out  {_join_paths(paths, quote='')}  by {rule}" for rule, paths in alike.items()]
 
@@ -364,10 +364,9 @@ def _explain_module(name: str, folder: CodeFolder) -> str | None:
         above = place[: -len(next(end for end in forms[:2] if place.endswith(end)))].rstrip("/") or "."
         text = f"`{place}` is in the code folder, where Python does not look"
         if above in (entry.rstrip("/") or "." for entry in folder.pythonpath.split(":") if folder.pythonpath):
-            way = f"`export PYTHONPATH=$PWD/{above}` at its beginning does"
             return (
-                f"{text}: `PYTHONPATH: {above}` means the folder that Python starts in, and holds behind no `cd` of "
-                f"the job; {way}"
+                f"{text}: `PYTHONPATH: {above}` is relative to the folder that Python starts in, so a `cd` of the job "
+                f"changes its meaning; `export PYTHONPATH=$PWD/{above}` at the start of the job does not"
             )
         return f"{text}: `env: {{PYTHONPATH: {above}}}` has it look there, or install the package on the nodes"
     return _explain_new_file(forms, folder)
@@ -379,7 +378,7 @@ def _explain_file(path: str, folder: CodeFolder) -> str | None:
         return found
     elsewhere = next((sent for sent in folder.sent if sent.endswith(f"/{path}")), None)
     if elsewhere is not None:
-        return f"`{elsewhere}` is in the code folder: ranks begin there, and so does a relative path"
+        return f"`{elsewhere}` is in the code folder: the ranks start in the top folder, and relative paths begin there"
     return _explain_new_file((path,), folder)
 
 
@@ -423,4 +422,4 @@ def _explain_new_file(paths: Sequence[str], folder: CodeFolder) -> str | None:
     name = next((path for path in paths if path not in folder.sent and folder.has(path)), None)
     if name is None or any(sent.startswith(f"{name}/") for sent in folder.sent):
         return None
-    return f"`{name}` is in the code folder now, and was not when the run began"
+    return f"`{name}` is in the code folder now, but was not when the run began"

@@ -51,10 +51,10 @@ def collect_evidence(
     found, errors = call_all(sessions, ask)
     known: dict[str, types.RankEvidence] = {}
     for node, answer in found.items():
-        for rank, said in answer["ranks"].items():
+        for rank, evidence in answer["ranks"].items():
             # A launcher such as torchrun has the number of a rank, which may be on another node.
             if rank not in known or not known[rank].get("inside"):
-                known[rank] = {**said, "node": node}
+                known[rank] = {**evidence, "node": node}
     return Evidence(
         ranks={rank: known[rank] for rank in sorted(known, key=int)},
         errors={node: str(error) for node, error in errors.items()},
@@ -69,8 +69,8 @@ def save_evidence(run: RunDir, name: str, found: Evidence) -> None:
     """
     folder = run.path / name
     folder.mkdir(exist_ok=True)
-    for rank, said in found.ranks.items():
-        for ending, text in evidence_files.format_rank_files(said).items():
+    for rank, evidence in found.ranks.items():
+        for ending, text in evidence_files.format_rank_files(evidence).items():
             write_atomically(folder / f"rank-{rank}{ending}", text.encode())
     for node, error in found.errors.items():
         write_atomically(folder / f"{node}.error", f"{error}\n".encode())

@@ -230,21 +230,21 @@ def _without_facts(node: str, session: Session, error: BaseException) -> dict[st
     """Return the facts of a node whose probe failed: it refused, or did not answer."""
     if not session.alive or isinstance(error, (ConnectError, ProtocolError)):
         return {"unreachable": str(error)}
-    told = _controller_facts(session, {}, None)
-    there = f"{session.hello['python']} ({session.hello['python_version']})"
-    return {"unprobed": str(error).removeprefix(f"{node}: "), "there": there, "controller": told}
+    controller = _controller_facts(session, {}, None)
+    python = f"{session.hello['python']} ({session.hello['python_version']})"
+    return {"unprobed": str(error).removeprefix(f"{node}: "), "there": python, "controller": controller}
 
 
 def _controller_facts(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
     """Return the facts that only the head knows about a node (keys: see `health.context.Context`)."""
-    told: dict[str, Any] = _find_runs(session, facts, own_run)
+    result: dict[str, Any] = _find_runs(session, facts, own_run)
     if own_run:
-        told["own_run"] = own_run
+        result["own_run"] = own_run
     if session.clock is not None:
-        told["clock"] = {"offset": round(session.clock[0], 4), "error": round(session.clock[1], 4)}
+        result["clock"] = {"offset": round(session.clock[0], 4), "error": round(session.clock[1], 4)}
     if session.connect_s is not None:
-        told["connect_ms"] = round(session.connect_s * 1000, 1)
-    return told
+        result["connect_ms"] = round(session.connect_s * 1000, 1)
+    return result
 
 
 def _find_runs(session: Session, facts: Mapping[str, Any], own_run: str | None) -> dict[str, Any]:
@@ -253,19 +253,19 @@ def _find_runs(session: Session, facts: Mapping[str, Any], own_run: str | None) 
     A node without such processes is not asked. It may report a run as running that this head has ended.
     """
     try:
-        told = (facts["groups"].get("procs") or {}).get("data") or {}
-        seen = {str(entry["run"]) for entry in told.get("runs") or []} - {own_run}
+        processes = (facts["groups"].get("procs") or {}).get("data") or {}
+        found = {str(entry["run"]) for entry in processes.get("runs") or []} - {own_run}
     except (KeyError, TypeError, AttributeError):
         return {}  # not the facts of an agent
-    if not seen:
+    if not found:
         return {"live_runs": []}
     try:
-        there = {entry["run"]: entry["live"] for entry in RUNS.call(session, {})["runs"]}
+        on_node = {entry["run"]: entry["live"] for entry in RUNS.call(session, {})["runs"]}
     except ClusterctlError:
         return {}
-    here = {run.run: is_over(run) for run in list_runs() if run.run in seen}
-    live = [run for run in sorted(seen) if there.get(run) and not here.get(run)]
-    return {"live_runs": live, "strange_runs": sorted(seen - set(there) - set(here))}
+    ended = {run.run: is_over(run) for run in list_runs() if run.run in found}
+    live = [run for run in sorted(found) if on_node.get(run) and not ended.get(run)]
+    return {"live_runs": live, "strange_runs": sorted(found - set(on_node) - set(ended))}
 
 
 def read_code_hashes(spec: ClusterSpec, sessions: Mapping[str, Session]) -> dict[str, str]:

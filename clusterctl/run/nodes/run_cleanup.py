@@ -121,14 +121,14 @@ def end_without_controller(
 
         def end(node: str, session: Session) -> list[RemainingProcess]:
             session.epoch = epoch
-            left = end_on_node(session, run.run, node, grace)
+            remaining = end_on_node(session, run.run, node, grace)
             # The run has ended even if its output cannot be fetched; the node still has it.
             with contextlib.suppress(ClusterctlError, OSError):
                 fetch_output(session, writer, run.run, node, _list_output_files(state, node))
-            return left
+            return remaining
 
-        left, errors = call_all(sessions, end)
-        remaining = [entry for found in left.values() for entry in found]
+        by_node, errors = call_all(sessions, end)
+        remaining = [entry for found in by_node.values() for entry in found]
         remaining += _list_unverified(state, {**unreached, **errors})
         phase, code = RunPhase.CANCELLED, int(ExitCode.CANCELLED)
         if state.over:
@@ -145,7 +145,7 @@ def _list_unverified(state: RunState, errors: Mapping[str, ClusterctlError]) -> 
     remaining: list[RemainingProcess] = []
     for node, error in errors.items():
         earlier = [entry for entry in state.remaining if entry["node"] == node]
-        unknown = outcome.build_remaining_process(node, None, f"nobody knows what is there: {error}")
+        unknown = outcome.build_remaining_process(node, None, f"unknown, because the node does not answer: {error}")
         remaining += earlier or [unknown]
     return remaining
 

@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> code_exclusions.CodeFolder:
         pytest.param(f"{NO_MODULE}'mypkg'", "`env: {PYTHONPATH: src}` has it look there", id="another folder"),
         pytest.param(f"{NO_MODULE}'helper'", "`env: {PYTHONPATH: tools}` has it look there", id="another script"),
         pytest.param(f"{NO_MODULE}'train'", "`env: {PYTHONPATH: .}` has it look there", id="the top"),
-        pytest.param(f"{NO_MODULE}'late'", "`late.py` is in the code folder now, and was not when", id="later"),
+        pytest.param(f"{NO_MODULE}'late'", "`late.py` is in the code folder now, but was not when", id="later"),
         pytest.param(f"{NO_MODULE}'torch'", None, id="a package of others"),
         pytest.param(
             f"{NO_MODULE}'my_lib.sub'",
@@ -73,7 +73,9 @@ def folder(tmp_path: Path) -> code_exclusions.CodeFolder:
         ),
         pytest.param(f"{NO_FILE}'/etc/a.env'", None, id="of the machine"),
         pytest.param(
-            f"{NO_FILE}'helper.py'", "`tools/helper.py` is in the code folder: ranks begin there", id="deeper"
+            f"{NO_FILE}'helper.py'",
+            "`tools/helper.py` is in the code folder: the ranks start in the top folder",
+            id="deeper",
         ),
         pytest.param(f"{NO_FILE}'data/x.csv'", "`data/x.csv` is in the code folder now", id="a later file"),
         pytest.param("python: can't open file 'gen/tables.py': [Errno 2]", "`gen/tables.py` is in the", id="of Python"),

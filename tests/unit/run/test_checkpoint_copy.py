@@ -40,8 +40,8 @@ class Node:
 @pytest.mark.parametrize(
     ("files", "size", "why"),
     [
-        pytest.param({}, 7, "`ckpt/step-2.pt` on gpu1 has gone or was changed meanwhile", id="the source has gone"),
-        pytest.param({"step-2.pt": 5}, 7, "has gone or was changed meanwhile", id="the source has changed"),
+        pytest.param({}, 7, "`ckpt/step-2.pt` on gpu1 was removed or changed meanwhile", id="the source has gone"),
+        pytest.param({"step-2.pt": 5}, 7, "was removed or changed meanwhile", id="the source has changed"),
         pytest.param({}, 1 << 60, "TiB pass through ", id="no space on this machine"),
     ],
 )
