@@ -82,7 +82,7 @@ class _CommonOption(click.Option):
 
 _OUTPUT_OPTIONS = (
     _CommonOption("--color", type=click.Choice(["auto", "always", "never"]), help="Use colours; auto by default."),
-    _CommonOption("--quiet", "-q", is_flag=True, help="Only print what was asked for."),
+    _CommonOption("--quiet", "-q", is_flag=True, help="Print only the result, without hints and progress."),
 )
 _FILE_OPTIONS = (
     _CommonOption(
@@ -90,7 +90,7 @@ _FILE_OPTIONS = (
         "files",
         metavar="FILE",
         multiple=True,
-        help="Cluster file; several are merged, later ones win.",
+        help="Use this cluster file; several are merged, and later ones win.",
         shell_complete=complete_with("files"),
     ),
     _CommonOption(

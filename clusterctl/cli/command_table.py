@@ -28,26 +28,26 @@ class CommandInfo(NamedTuple):
 GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
     "Run": {
         "up": CommandInfo(
-            "Start a run: check, sync, launch every rank, follow",
+            "Start a run: check the nodes, sync the code, start every rank, follow",
             ("clusterctl up", "clusterctl up -- --epochs 3", "clusterctl up --exclude NODE"),
             "run start launch submit train begin go sbatch srun torchrun mpirun resume plan",
         ),
         "down": CommandInfo(
-            "Tear a run down and prove that nothing is left",
+            "Stop a run and verify that no process is left",
             ("clusterctl down", "clusterctl down RUN"),
             "stop kill cancel end abort terminate halt delete scancel shutdown destroy quit",
         ),
         "attach": CommandInfo(
-            "Follow a run; `d` or Ctrl-C leaves it running",
+            "Follow a run; `d` or Ctrl-C detaches",
             ("clusterctl attach", "clusterctl attach --adopt"),
             "follow reattach adopt join",
         ),
-        "wait": CommandInfo("Wait until a run ends; exit with its code", ("clusterctl wait --timeout 2h",)),
+        "wait": CommandInfo("Wait until a run ends, and exit with its exit code", ("clusterctl wait --timeout 2h",)),
     },
     "Look": {
         "ps": CommandInfo("List runs", ("clusterctl ps -a",), "list ls runs jobs squeue qstat sacct history"),
         "status": CommandInfo(
-            "Show one run: nodes, workers, what failed first",
+            "Show the nodes, workers and first failure of a run",
             ("clusterctl status",),
             "info show describe inspect state detail details get",
         ),
@@ -57,15 +57,19 @@ GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
             "tail log output cat stdout stderr print",
         ),
         "why": CommandInfo(
-            "Say what went wrong with a run, and who", ("clusterctl why",), "debug explain reason error errors"
+            "Explain what went wrong with a run, and which rank caused it",
+            ("clusterctl why",),
+            "debug explain reason error errors",
         ),
-        "diff": CommandInfo("Show what was different between two runs", ("clusterctl diff RUN1 RUN2",), "compare"),
-        "report": CommandInfo("Write a run as one page of HTML", ("clusterctl report RUN -o run.html",), "html page"),
+        "diff": CommandInfo("Compare two runs", ("clusterctl diff RUN1 RUN2",), "compare"),
+        "report": CommandInfo(
+            "Write a report of a run as one HTML page", ("clusterctl report RUN -o run.html",), "html page"
+        ),
         "stacks": CommandInfo(
-            "Show where every rank is, equal stacks folded", ("clusterctl stacks",), "trace traceback py-spy pystack"
+            "Show the current stacks of all ranks", ("clusterctl stacks",), "trace traceback py-spy pystack"
         ),
         "top": CommandInfo(
-            "Keep ranks, GPUs and nodes on the screen", ("clusterctl top",), "monitor watch htop nvtop dashboard"
+            "Show ranks, GPUs and nodes live", ("clusterctl top",), "monitor watch htop nvtop dashboard"
         ),
         "stats": CommandInfo(
             "Show utilisation, memory, temperature and power",
@@ -80,7 +84,7 @@ GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
             "check test verify probe nodes hosts sinfo",
         ),
         "exec": CommandInfo(
-            "Run a command on all nodes, equal output folded",
+            "Run a command on all nodes; equal output is shown once",
             (
                 "clusterctl exec cluster.yaml -- nvidia-smi -L",
                 "clusterctl exec --diff -- pip freeze",
@@ -95,12 +99,12 @@ GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
             "ssh login connect bash sh terminal enter console",
         ),
         "port-forward": CommandInfo(
-            "Reach ports of a node from this machine",
+            "Forward ports of this machine to a node",
             ("clusterctl port-forward 6006", "clusterctl port-forward 8080:80 --node NODE"),
             "forward tunnel proxy ports tensorboard jupyter",
         ),
         "cp": CommandInfo(
-            "Copy files to the nodes, or from them",
+            "Copy files to nodes or from nodes",
             (
                 "clusterctl cp data.bin all:data/",
                 "clusterctl cp NODE:out/log.txt .",
@@ -109,7 +113,7 @@ GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
             "copy scp upload download put fetch",
         ),
         "sync": CommandInfo(
-            "Push code to the nodes, or pull results home",
+            "Push code to the nodes, or pull results from them",
             ("clusterctl sync", "clusterctl sync --dry-run", "clusterctl sync --pull 'ckpt/**'"),
             "rsync push pull deploy",
         ),
@@ -119,12 +123,12 @@ GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
             "accept keys known-hosts",
         ),
         "clean": CommandInfo(
-            "Remove old runs from head and nodes", ("clusterctl clean",), "rm remove prune purge gc cleanup"
+            "Remove old runs from this head and from nodes", ("clusterctl clean",), "rm remove prune purge gc cleanup"
         ),
     },
     "Set-up": {
         "init": CommandInfo(
-            "Write a cluster file to start from",
+            "Write a first cluster file, or copy a ready-to-run job",
             (
                 "clusterctl init gpu[01-08] --gpus 8 --script train.py",
                 "clusterctl init gpu[01-08] --template keras_ddp",
@@ -144,7 +148,7 @@ GROUPS: Mapping[str, Mapping[str, CommandInfo]] = {
             "validate lint env ranks settings view schema",
         ),
         "export": CommandInfo(
-            "Print the cluster file for Slurm or Kubernetes", ("clusterctl export slurm cluster.yaml",)
+            "Convert the cluster file for Slurm or Kubernetes", ("clusterctl export slurm cluster.yaml",)
         ),
         "completion": CommandInfo("Print the completion script of a shell", ('eval "$(clusterctl completion bash)"',)),
         "doctor": CommandInfo("Check whether this machine can start runs", ("clusterctl doctor",)),

@@ -157,12 +157,12 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 )
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Multi-node training over SSH: start every rank, collect every log, find the bad machine, leave nothing behind.
+    """Run multi-node training over SSH: start every rank, collect all output, find the bad node, leave no process.
 
     \b
     clusterctl up cluster.yaml        start a run and follow it
-    clusterctl health cluster.yaml    check every machine
-    clusterctl down                   end it, and prove that nothing is left
+    clusterctl health cluster.yaml    check every node
+    clusterctl down                   stop it, and verify that no process is left
     """
     if ctx.invoked_subcommand is None:
         from clusterctl.cli import overview

@@ -32,16 +32,20 @@ def cluster_file(command: F) -> F:
 def target_options(command: F) -> F:
     """`--rank` of `--run` and `-w`, which name one node."""
     command = click.option(
-        "--run", "reference", metavar="RUN", help="The run of `--rank`.", shell_complete=complete_with("runs")
+        "--run",
+        "reference",
+        metavar="RUN",
+        help="The run that `--rank` belongs to; the only active one by default.",
+        shell_complete=complete_with("runs"),
     )(command)
     command = click.option(
         "--rank",
         type=click.IntRange(0),
         metavar="N",
-        help="The node of this rank.",
+        help="Use the node of this rank.",
         shell_complete=complete_with("ranks"),
     )(command)
-    return click.option("-w", "host", metavar="HOST", help="This host, without a cluster file.")(command)
+    return click.option("-w", "host", metavar="HOST", help="Use this host, without a cluster file.")(command)
 
 
 def run_argument(command: F) -> F:

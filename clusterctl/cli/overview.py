@@ -33,9 +33,9 @@ def page(version: str, active: Sequence[str], terminal: Terminal, *, has_file: b
         for name, commands in GROUPS.items()
     ]
     first = (
-        "`clusterctl up` starts what cluster.yaml says"
+        "`clusterctl up` starts the job of cluster.yaml"
         if has_file
-        else "No cluster.yaml here: `clusterctl init` writes one"
+        else "There is no cluster.yaml here: `clusterctl init` writes one"
     )
     return [
         *([*active, ""] if active else []),
@@ -44,7 +44,7 @@ def page(version: str, active: Sequence[str], terminal: Terminal, *, has_file: b
         *rows,
         "",
         f"  {first}",
-        "  `clusterctl COMMAND -h` says more of a command",
+        "  `clusterctl COMMAND -h` explains a command",
     ]
 
 

@@ -21,12 +21,18 @@ from clusterctl.run.record import state_reader
 @options.run_argument
 @click.option("--adopt", is_flag=True, help="Start a new controller if the run has none.")
 @options.rank_set_option
-@click.option("--all-ranks", is_flag=True, help="All ranks in full.")
+@click.option("--all-ranks", is_flag=True, help="Show all ranks in full.")
 @click.option(
-    "--tail", "-n", type=click.IntRange(0), metavar="N", default=20, show_default=True, help="Lines of what was before."
+    "--tail",
+    "-n",
+    type=click.IntRange(0),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="How many earlier lines to show first.",
 )
-@click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
-@options.verbose_option("Tell what each node reports.")
+@click.option("--timestamps", "-t", is_flag=True, help="Show a time before each line.")
+@options.verbose_option("Show the reports of each node.")
 @click.pass_obj
 def command(
     common: CommonOptions,
@@ -39,9 +45,9 @@ def command(
     timestamps: bool,
     verbose: bool,
 ) -> int:
-    """Follow a run; `d` or Ctrl-C leaves it running. Ends with the run's exit code.
+    """Follow a run and exit with its exit code; `d` or Ctrl-C detaches, and the run goes on.
 
-    What happened before stands among the last lines at its time, with its date.
+    It first shows the latest lines of output, with earlier events between them.
     """
     options.refuse_together(("--all-ranks", all_ranks), ("--rank", ranks))
     run = state_reader.find_run(reference)

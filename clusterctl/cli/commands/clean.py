@@ -42,24 +42,24 @@ _DEFAULT = click.core.ParameterSource.DEFAULT
     metavar="DURATION",
     default="14d",
     show_default=True,
-    help="Runs that ended before; any with --keep.",
+    help="Only runs that ended at least this long ago; with --keep, of any age.",
 )
-@click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the newest N of the ended runs.")
-@click.option("--yes", "-y", is_flag=True, help="Do it; without this they are only listed.")
+@click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the newest N ended runs.")
+@click.option("--yes", "-y", is_flag=True, help="Remove them; without this option, they are only listed.")
 @click.pass_obj
 @click.pass_context
 def command(
     context: click.Context, common: CommonOptions, references: tuple[str, ...], older_than: str, keep: int, yes: bool
 ) -> int:
-    """Remove what ended runs left behind: logs and evidence on this head and on their nodes, code that no run needs.
+    """Remove old runs: their logs and evidence on this head and on the nodes, and code that no run needs.
 
-    Runs that are named are meant however old they are, and no others. Active runs are never
-    touched. Nodes that cannot be reached keep their part, and are named; a run that may still run there stays on this
-    head too, unless it is named.
+    If runs are named, exactly these are removed, however old they are. Active runs are never removed. If a node cannot
+    be reached, `clean` names it, and its data stays. A run with processes that may still live on such a node also stays
+    on this head, unless it is named.
 
-    With the last run that a node has of a work folder goes the code that was brought there;
-    what the job wrote stays (checkpoints), and so does a folder that you chose by `workdir`
-    or that lies on a network file system. On this head code that came within the last hour stays.
+    With the last run of a work folder on a node, `clean` also removes the code that was copied there. It keeps files of
+    the job, such as checkpoints, and work folders that `workdir` names or that are on a network file system. Code on
+    this head that is younger than an hour stays.
     """
     console = common.console()
     given = [name for name in ("older_than", "keep") if context.get_parameter_source(name) is not _DEFAULT]
@@ -67,9 +67,7 @@ def command(
         older_than = "0s"
     before = time.time() - (parse_duration_option(older_than, "--older-than") or 0.0)
     if references and given:
-        raise click.UsageError(
-            "runs that are named are removed however old they are: leave out --older-than and --keep"
-        )
+        raise click.UsageError("named runs are removed whatever their age: leave out `--older-than` and `--keep`")
     chosen = _named(references) if references else _chosen(before, keep)
     going, total, freed = _runs_gone(chosen, console, remove=yes, named=bool(references))
     failed = len(going) < len(chosen)

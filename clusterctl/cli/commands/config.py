@@ -44,19 +44,25 @@ _MOST_PADDED = 60
 
 @click.command("config", cls=CliCommand, reads_file=True)
 @options.cluster_file
-@click.option("--ranks", is_flag=True, help="Print which ranks each node has.")
+@click.option("--ranks", is_flag=True, help="Print the ranks of each node.")
 @click.option(
     "--env",
     "env_rank",
     type=click.IntRange(0),
     metavar="RANK",
-    help="Print what a rank's environment gets, and who sets it.",
+    help="Print the environment of this rank, with the source of each variable.",
     shell_complete=complete_with("ranks"),
 )
-@click.option("--live", is_flag=True, help="With --env: ask the nodes, and print what the login there sets, too.")
-@click.option("--origin", is_flag=True, help="Print where each value came from.")
-@click.option("--schema", is_flag=True, help="Print the JSON Schema of cluster files, for editors; no file is read.")
-@click.option("--output", "-o", metavar="FILE", help="With --schema: write it to this file.")
+@click.option(
+    "--live", is_flag=True, help="With --env: ask the nodes, and also print the variables of their login shells."
+)
+@click.option("--origin", is_flag=True, help="Print where each value comes from.")
+@click.option(
+    "--schema",
+    is_flag=True,
+    help="Print the JSON Schema of cluster files, which editors use for completion and checks.",
+)
+@click.option("--output", "-o", metavar="FILE", help="With --schema: write the schema to this file.")
 @options.json_option
 @click.pass_obj
 def command(
@@ -71,9 +77,9 @@ def command(
     output: str | None,
     as_json: bool,
 ) -> int:
-    """Check the cluster file and print it with every default. With `-q` it is only checked.
+    """Check the cluster file and print it with all defaults. `-q` only checks it.
 
-    Nothing is connected to but with `--live`; `ssh -G` tells where names lead. Secrets are shown as `***`.
+    It connects to no node unless `--live` is given; it resolves host names with `ssh -G`. Secrets are shown as `***`.
     """
     by_rank = env_rank is not None
     if live and not by_rank:

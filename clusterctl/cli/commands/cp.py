@@ -24,16 +24,17 @@ _ALL = "all"
 
 @click.command("cp", cls=CliCommand, reads_file=True)
 @click.argument("words", metavar="SRC... DST", nargs=-1, required=True, shell_complete=complete_with("files"))
-@options.exclude_option("Not these nodes.")
-@click.option("--max-size", metavar="SIZE", help="What is copied of or to a node at most; 10GiB by default.")
+@options.exclude_option("Leave out these nodes.")
+@click.option("--max-size", metavar="SIZE", help="Refuse to copy more than this to or from a node; 10GiB by default.")
 @click.pass_obj
 def command(common: CommonOptions, *, words: tuple[str, ...], exclude: str | None, max_size: str | None) -> int:
-    """Copy files and folders to nodes, or from them; NODES:PATH is a path there, as in `gpu[01-04]:data`.
+    """Copy files and folders to nodes or from nodes. NODES:PATH is a path on nodes, as in `gpu[01-04]:data`.
 
-    `all:` is every node of the cluster file. A relative path there begins in the code folder (without a cluster file:
-    in the home). To nodes, all of them get the same at once, and files that they have already are not sent. From
-    several nodes, each gets a folder in DST. A path there may have wildcards, in quotes. Files are replaced each at
-    once and whole; modes are kept. Code of a live run is not overwritten (6). Exits with 102 where a file is missing.
+    `all:PATH` means every node of the cluster file. A relative PATH begins in the code folder, or in the home folder if
+    there is no cluster file. PATH may contain wildcards; quote them. All nodes get the same files, and files that a
+    node already has are not sent again. Files from several nodes go to one folder for each node in DST. Each file is
+    replaced atomically and keeps its mode. `cp` refuses to overwrite code of a live run (exit code 6), and exits with
+    102 if a file is missing.
     """
     *sources, target = _parsed(words)
     if not sources:

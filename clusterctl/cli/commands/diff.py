@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 @options.json_option
 @click.pass_obj
 def command(common: CommonOptions, first: str, second: str, as_json: bool) -> int:
-    """Show what was different between two runs: command, code, settings, environment, nodes, versions, health, outcome.
+    """Compare two runs: command, code, settings, environment, nodes, versions, health and outcome.
 
-    It reads what this head keeps of them, and asks no node.
+    It reads the records on this head and asks no node.
     """
     options.refuse_together(("--json", as_json), ("--quiet", common.quiet))
     console = common.console()

@@ -47,16 +47,18 @@ _LOOK_SECONDS = 1.0
 
 @click.command("down", cls=CliCommand)
 @click.argument("references", metavar="[RUN]...", nargs=-1, shell_complete=complete_with("active"))
-@click.option("--all", "everything", is_flag=True, help="End every active run, and what may still run of ended ones.")
-@click.option("--stalled", is_flag=True, help="End the runs that are stalled, and nothing else.")
-@click.option("--kill", is_flag=True, help="No grace: SIGKILL at once.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Stop all active runs and the remaining processes of ended runs."
+)
+@click.option("--stalled", is_flag=True, help="Stop only the runs that are stalled.")
+@click.option("--kill", is_flag=True, help="Send SIGKILL at once, without `job.grace`.")
 @click.option(
     "--orphans",
     is_flag=True,
-    help="End what runs on the nodes of a cluster file (RUN) of runs that this head does not know, or that have ended.",
+    help="Stop processes of unknown or ended runs on the nodes of a cluster file (RUN).",
 )
 @options.json_option
-@options.verbose_option("Tell what each node reports.")
+@options.verbose_option("Show the reports of each node.")
 @click.pass_obj
 def command(
     common: CommonOptions,
@@ -69,12 +71,12 @@ def command(
     as_json: bool,
     verbose: bool,
 ) -> int:
-    """Tear a run down, stalled or not, and prove that nothing is left.
+    """Stop a run and verify that no process of it is left.
 
-    SIGTERM, the grace of the file, SIGKILL, then a sweep of everything that belongs to the run. Works without a
-    controller. Exits with 7, and says what is left, where something is.
+    Each process gets SIGTERM, has `job.grace` to end, and then gets SIGKILL. After that, every node is searched for
+    processes of the run. No controller is needed. If a process is left, `down` names it and exits with 7.
 
-    Without RUN the only active run is meant, and what may still run of ended ones (see `ps`).
+    Without RUN, `down` stops the only active run, and the remaining processes of ended runs (see `ps`).
     """
     console = common.console()
     if everything:

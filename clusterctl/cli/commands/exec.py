@@ -43,18 +43,20 @@ _QUIET_SECONDS = 1.0
     metavar="NODES",
     multiple=True,
     callback=options.join_sets,
-    help="On these hosts, without a cluster file.",
+    help="Run on these hosts, without a cluster file.",
 )
 @options.nodes_option
-@options.exclude_option("Not on these nodes.")
-@click.option("--timeout", metavar="DURATION", help="End what takes longer, e.g. 30s.")
-@click.option("--parallel", type=click.IntRange(1), metavar="N", help="On at most N nodes at once; all by default.")
-@click.option("--shell", is_flag=True, help="Give the words to one `bash -c`.")
-@click.option("--in-job", is_flag=True, help="In the code folder, with the job's environment and prologue.")
-@click.option("--diff", is_flag=True, help="Show how other outputs differ from the one of most nodes.")
-@click.option("--stream", is_flag=True, help="Show lines as they come, not folded.")
+@options.exclude_option("Leave out these nodes.")
+@click.option("--timeout", metavar="DURATION", help="Stop the command after this time, e.g. 30s.")
+@click.option(
+    "--parallel", type=click.IntRange(1), metavar="N", help="Run on at most N nodes at once; on all by default."
+)
+@click.option("--shell", is_flag=True, help="Run the words with `bash -c`.")
+@click.option("--in-job", is_flag=True, help="Run in the code folder, with the environment and prologue of the job.")
+@click.option("--diff", is_flag=True, help="Show how outputs differ from the most common one.")
+@click.option("--stream", is_flag=True, help="Show each line at once, with its node.")
 @options.json_option
-@options.verbose_option("Say the exit code of every node, also where it is 0.")
+@options.verbose_option("Show the exit code of every node, also if it is 0.")
 @click.pass_obj
 def command(
     common: CommonOptions,
@@ -72,13 +74,13 @@ def command(
     as_json: bool,
     verbose: bool,
 ) -> int:
-    """Run a command on all nodes at once, in the user's home (or `--in-job`); equal output is shown once.
+    """Run a command on all nodes at once, in the home folder (or `--in-job`); equal output is shown once.
 
-    On a terminal what nodes said is shown once no other has answered for a second; late ones follow.
-
-    What stands after `--` is executed as it is, without a shell. What is piped in is given to each node, whole (at most
-    2 MiB). Ctrl-C ends it everywhere. Exits with the largest exit code of the nodes, or with 4 if any node could not be
+    The words after `--` are executed without a shell. Each node gets a copy of standard input (at most 2 MiB). Ctrl-C
+    stops the command on all nodes. It exits with the largest exit code of the nodes, or with 4 if a node cannot be
     reached.
+
+    On a terminal, the first outputs appear when no node has answered for a second; later outputs follow.
     """
     words = common.job_arguments
     if not words:

@@ -18,17 +18,17 @@ from clusterctl.render import export_kubernetes, export_slurm
 @click.argument("kind", metavar="KIND", type=click.Choice(["slurm", "k8s"]))
 @options.cluster_file
 @options.nodes_option
-@options.exclude_option("Without these nodes.")
+@options.exclude_option("Leave out these nodes.")
 @click.option("--image", metavar="IMAGE", help="Container image for the pods (k8s only).")
 @click.pass_obj
 def command(
     common: CommonOptions, *, path: str | None, kind: str, image: str | None, nodes: str | None, exclude: str | None
 ) -> int:
-    """Print the cluster file as what another program takes: `slurm`, a script for sbatch, or `k8s`, an Indexed Job.
+    """Convert the cluster file: KIND `slurm` prints a script for sbatch, and `k8s` prints an Indexed Job.
 
-    The script starts `up` on the nodes of the allocation; scancel ends the run in order (103), and so does the time
-    limit (106). The Job runs the workers in pods, with the same variables, and without clusterctl. What of the file
-    does not hold there is named, on stderr and at the head of the output.
+    The script runs `clusterctl up` on the nodes of the allocation; scancel (exit code 103) and the time limit (106)
+    stop the run gracefully. The Job runs the workers in pods with the same variables, without clusterctl. Settings that
+    have no equivalent are named on stderr and at the top of the output.
     """
     if image is not None and kind != "k8s":
         raise click.UsageError("`--image` needs `k8s`")

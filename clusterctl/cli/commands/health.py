@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Console, Terminal
 
 
-_CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WHAT IT SEES TO", shrink=True))
+_CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WHAT IT CHECKS", shrink=True))
 
 
 @click.command("health", cls=CliCommand, reads_file=True)
@@ -50,24 +50,29 @@ _CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WH
     help="Only these checks, e.g. gpu.count,host.disk.",
     shell_complete=complete_with("checks"),
 )
-@click.option("--skip", metavar="CHECKS", help="Not these checks.", shell_complete=complete_with("checks"))
-@click.option("--strict", is_flag=True, help="WARN and UNKNOWN fail too.")
-@click.option("--watch", metavar="DURATION", help="Repeat with this pause until Ctrl-C.")
+@click.option("--skip", metavar="CHECKS", help="Leave out these checks.", shell_complete=complete_with("checks"))
+@click.option("--strict", is_flag=True, help="Treat WARN and UNKNOWN as failures.")
+@click.option("--watch", metavar="DURATION", help="Repeat at this interval until Ctrl-C.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["table", "json", "ndjson", "prometheus"]),
-    help="What is printed; a table unless said otherwise.",
+    help="Format of the output; `table` by default.",
 )
 @click.option(
     "--record",
     metavar="PATH",
-    help="Write what the nodes told to a file that names nobody (docs/recordings.md).",
+    help="Write the facts of the nodes to an anonymous file (docs/recordings.md).",
     type=click.Path(dir_okay=False),
 )
-@click.option("--replay", metavar="PATH", help="Judge such a file, and ask no node.", type=click.Path(dir_okay=False))
-@click.option("--list", "listed", is_flag=True, help="Show the checks that there are, and look at nothing.")
-@options.verbose_option("Show what passed, and why the others were skipped, too.")
+@click.option(
+    "--replay",
+    metavar="PATH",
+    help="Check the facts in a file of --record, without asking any node.",
+    type=click.Path(dir_okay=False),
+)
+@click.option("--list", "listed", is_flag=True, help="List all checks, without running them.")
+@options.verbose_option("Also show checks that passed, and why others were skipped.")
 @options.json_option
 @click.pass_obj
 def command(
@@ -88,7 +93,8 @@ def command(
 ) -> int:
     """Check GPUs, drivers, disks, clocks and network of all nodes, and compare the nodes with each other.
 
-    Exits with 5 where a check failed; a node that cannot be reached has failed. UNKNOWN is never a pass.
+    It exits with 5 if a check failed or a node cannot be reached. UNKNOWN means that a check has no result, which is
+    not a pass.
     """
     console = common.console()
     options.refuse_together(("--json", as_json), ("--format", form))

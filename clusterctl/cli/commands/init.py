@@ -51,35 +51,34 @@ class _Options:
 
 @click.command("init", cls=CliCommand)
 @click.argument("words", metavar="[HOSTS] [PATH]", nargs=-1)
-@click.option("--gpus", metavar="N", help="GPUs of each host, unless the host list has a number (default: all).")
+@click.option("--gpus", metavar="N", help="GPUs of each host, unless the host list has a number; all by default.")
 @click.option(
     "--from",
     "source",
     metavar="FILE",
-    help="Read hosts from a hostfile, ssh_config, Ansible inventory or Slurm node list (`-`: stdin, `slurm`: the "
+    help="Read hosts from a hostfile, ssh_config, Ansible inventory or Slurm node list (`-`: stdin; `slurm`: the "
     "nodes of this allocation).",
 )
-@click.option("--script", metavar="FILE", help="The job's script (default: the only Python file of the folder).")
+@click.option("--script", metavar="FILE", help="Script of the job; the only Python file of the folder by default.")
 @click.option(
     "--template",
     metavar="NAME",
-    help="Copy this ready-to-run job; with HOSTS it runs on them.",
+    help="Copy this ready-to-run job, and put HOSTS into it.",
     shell_complete=complete_with("templates"),
 )
 @click.option("--list", "is_listing", is_flag=True, help="List the ready-to-run jobs for --template.")
 @options.json_option
-@click.option("--schema", is_flag=True, help="Write the JSON Schema too, with the line by which editors find it.")
+@click.option("--schema", is_flag=True, help="Also write the JSON Schema, and the line by which editors find it.")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 @click.pass_obj
 def command(common: CommonOptions, /, *, words: tuple[str, ...], is_listing: bool, as_json: bool, **chosen: Any) -> int:
-    """Write a cluster file: for HOSTS (`gpu[01-08]`, `a,b`) into PATH, or ./cluster.yaml.
+    """Write a cluster file for HOSTS (`gpu[01-08]`, `a,b`) to PATH, by default to ./cluster.yaml.
 
-    On a terminal, without any argument, it asks for hosts, GPUs, script and Python. Arguments containing `/` or ending
-    in .yaml or .yml are paths; all others are hosts. With `--template` PATH is a folder, and a single argument that is
-    not a range or list is a path too. `--from` recognises the kind of the file by its content.
+    On a terminal, without any argument, it asks for hosts, GPUs, script and Python. Arguments that contain `/` or end
+    with .yaml or .yml are paths; all others are hosts. `--from` recognises the kind of the file by its content.
 
-    `clusterctl init --list` lists ready-to-run jobs; `clusterctl init --template NAME` copies one. With `-q`, `--list`
-    prints only their names.
+    `clusterctl init --list` lists ready-to-run jobs (`-q`: only their names), and `clusterctl init --template NAME`
+    copies one. With `--template`, PATH is a folder, and a single argument is a path unless it is a range or a list.
     """
     if is_listing:
         others = ((f"--{name.replace('source', 'from')}", value) for name, value in chosen.items())

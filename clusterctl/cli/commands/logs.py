@@ -38,28 +38,26 @@ if TYPE_CHECKING:
 
 @click.command("logs", cls=CliCommand)
 @options.run_argument
-@click.option("--follow", "-f", is_flag=True, help="Go on as lines come; Ctrl-C leaves.")
+@click.option("--follow", "-f", is_flag=True, help="Keep showing new lines until Ctrl-C.")
+@click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="Show only the last N lines of the selection.")
 @click.option(
-    "--tail", "-n", type=click.IntRange(0), metavar="N", help="Only the last so many of the lines that are shown."
+    "--since", metavar="TIME", help="Only lines after this time: `10m` (ago), `22:43:12` (time of day), or RFC 3339."
 )
-@click.option("--since", metavar="TIME", help="Only lines after this: `10m` ago, `22:43:12` by the clock, or RFC 3339.")
-@click.option("--until", metavar="TIME", help="Only lines before this.")
+@click.option("--until", metavar="TIME", help="Only lines before this time.")
 @options.rank_set_option
 @options.nodes_option
-@click.option("--grep", metavar="REGEX", help="Only lines that match.")
-@click.option(
-    "--attempt", type=click.IntRange(0), metavar="N", help="Only this attempt; all of them in one view by default."
-)
-@click.option("--all-ranks", is_flag=True, help="All ranks in full, not only rank 0 and failing ends.")
-@click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
-@click.option("--no-prefix", is_flag=True, help="Do not show whose line it is.")
+@click.option("--grep", metavar="REGEX", help="Only lines that match this regular expression.")
+@click.option("--attempt", type=click.IntRange(0), metavar="N", help="Only this attempt; all attempts by default.")
+@click.option("--all-ranks", is_flag=True, help="Show all ranks in full.")
+@click.option("--timestamps", "-t", is_flag=True, help="Show a time before each line.")
+@click.option("--no-prefix", is_flag=True, help="Leave out the rank before each line.")
 @click.option(
     "--format",
     "output_format",
     type=click.Choice(["text", "json", "raw"]),
     default="text",
     show_default=True,
-    help="Form: `json` a line each with its time, rank and attempt, `raw` the very bytes; both of all ranks.",
+    help="`json`: one object for each line. `raw`: the bytes as written. Both include all ranks.",
 )
 @click.pass_obj
 def command(
@@ -81,9 +79,9 @@ def command(
 ) -> int:
     """Show or follow the output of all ranks, merged by time.
 
-    By default rank 0 in full and, at their time, the ends of ranks that failed; equal lines of several ranks are folded
-    to one. Where there were several attempts, lines between them say which begins, and why the one before ended. Times
-    are those of this head: what the clock of a node was last measured to be ahead or behind is taken off.
+    By default it shows the output of rank 0, and the last lines of each rank that failed. Equal lines of several ranks
+    are shown once. If there were several attempts, a line marks the start of each and says why the previous one ended.
+    Times are those of this head: the measured clock offset of each node is subtracted.
     """
     if output_format != "text":
         whole = (("--timestamps", timestamps), ("--no-prefix", no_prefix))

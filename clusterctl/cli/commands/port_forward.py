@@ -31,9 +31,9 @@ class Forward:
 
 @click.command("port-forward", cls=CliCommand, reads_file=True)
 @click.argument("ports", metavar="PORT...", nargs=-1, required=True)
-@click.option("--node", metavar="NODE", help="Whose ports; the first node of the file by default.")
+@click.option("--node", metavar="NODE", help="Forward to this node; the first node of the file by default.")
 @click.option(
-    "--bind", metavar="ADDRESS", default=_LOOPBACK, show_default=True, help="The address of this machine to listen on."
+    "--bind", metavar="ADDRESS", default=_LOOPBACK, show_default=True, help="Listen on this address of this machine."
 )
 @options.target_options
 @click.pass_obj
@@ -47,9 +47,9 @@ def command(
     ports: tuple[str, ...],
     bind: str,
 ) -> int:
-    """Reach ports of a node at this machine: TensorBoard, Jupyter, a debugger that waits.
+    """Forward ports of this machine to a node, for example for TensorBoard, Jupyter or a debugger.
 
-    PORT is the same on both sides; HERE:PORT and HERE:ADDRESS:PORT name others (0 for any free one here).
+    PORT is used on both sides. HERE:PORT and HERE:ADDRESS:PORT choose another local port (0: any free port).
     `port-forward` becomes your own `ssh -N -L`, with the host, user, port, key and jump hosts of the cluster file.
     Ctrl-C ends it.
     """
@@ -102,7 +102,7 @@ def parse_forward(word: str) -> Forward:
     try:
         ports = int(here), int(there)
     except ValueError:
-        raise ValueError(f"`{word}` is no port, nor HERE:PORT or HERE:ADDRESS:PORT") from None
+        raise ValueError(f"`{word}` is not PORT, HERE:PORT or HERE:ADDRESS:PORT") from None
     if not (0 <= ports[0] <= 65535 and 0 < ports[1] <= 65535):
         raise ValueError(f"`{word}` has no port between 1 and 65535")
     host = host.removeprefix("[").removesuffix("]")
@@ -111,4 +111,4 @@ def parse_forward(word: str) -> Forward:
     try:
         return Forward(*ports, str(ipaddress.ip_address(host)))
     except ValueError:
-        raise ValueError(f"`{host}` in `{word}` is no address; nodes look up no names for you") from None
+        raise ValueError(f"`{host}` in `{word}` is not an IP address; names are not looked up") from None

@@ -15,14 +15,14 @@ from clusterctl.run.rules.state import RunPhase
 
 
 @click.command("ps", cls=CliCommand)
-@click.option("--all", "-a", "everything", is_flag=True, help="All ended runs too.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Also list ended runs.")
 @options.json_option
 @click.pass_obj
 def command(common: CommonOptions, everything: bool, as_json: bool) -> int:
-    """List runs, the newest first: the active ones, or all of this head with `-a`. With `-q` only their ids.
+    """List the active runs, or all runs of this head with `-a`; the newest come first. `-q` prints only their ids.
 
-    An ended run of which something may still run on a node counts as active here; its line says where.
-    Starts that failed before any worker ran stand last. `--json` and `-q` have the order of the table.
+    An ended run counts as active while processes of it may be left on a node; its line names the node. Runs that
+    failed before any worker started come last. `--json` and `-q` keep the order of the table.
     """
     options.refuse_together(("--json", as_json), ("--quiet", common.quiet))
     console = common.console()

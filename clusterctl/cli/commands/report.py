@@ -39,13 +39,15 @@ _LAST_LINES, _LAST_BYTES, _MOST_RANKS = 30, 16 << 10, 8
 
 @click.command("report", cls=CliCommand)
 @options.run_argument
-@click.option("-o", "--output", metavar="FILE", help="Write the page here; RUN.html by default, `-` for stdout.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="Write the page to this file; RUN.html by default, `-` for stdout."
+)
 @click.pass_obj
 def command(common: CommonOptions, reference: str | None, output: str | None) -> int:
-    """Write a run as one page of HTML that needs nothing else: no network, no script.
+    """Write a report of a run as one HTML page that needs no network and no scripts.
 
-    It shows what the run was, what happened when, steps and speed, GPUs and machines over time, stragglers, what the
-    checks found, the failure with its verdict, and the last lines of output. It reads what this head keeps of the run.
+    The report shows the job, a timeline, steps and speed, GPUs and nodes over time, stragglers, findings of the checks,
+    the failure with its cause, and the last lines of output. It reads the records on this head and asks no node.
     """
     console = common.console()
     run = find_run(reference)

@@ -39,8 +39,8 @@ def command(
 ) -> int:
     """Open a terminal on a node, in its code folder and with the job's environment and prologue.
 
-    With `--rank`, the terminal is on the node of that rank, with the folder and the environment of the rank. A program
-    that you start there is not part of the run and outlives it. Words after `--` run instead of the shell.
+    With `--rank`, the terminal is on the node of that rank, in its folder and with its environment. A program
+    that you start there is not part of the run and outlives it. If words follow `--`, they run instead of the shell.
 
     `shell` becomes your own `ssh -t`, with the host, user, port, key and jump hosts of the cluster file. A node with a
     command transport gets the same command (`srun --pty`, `docker exec -it`).

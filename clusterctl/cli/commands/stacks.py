@@ -26,11 +26,10 @@ from clusterctl.run.rules.state import RunState
 @options.json_option
 @click.pass_obj
 def command(common: CommonOptions, reference: str | None, ranks: str | None, as_json: bool) -> int:
-    """Show where every rank is, equal stacks folded.
+    """Show the current stacks of all ranks; equal stacks are shown once.
 
-    Nothing is stopped and nothing is changed: each worker dumps its own stacks on a signal that it has armed for it
-    (`job.inject`), else py-spy reads them where the node has it, else there is only what /proc tells. Works without
-    a controller.
+    The ranks keep running. Each worker writes its own stacks when it gets a signal (`job.inject`); otherwise py-spy
+    reads them if the node has it; otherwise only the data in /proc is shown. No controller is needed.
     """
     console = common.console()
     chosen = parse_rank_set(ranks)

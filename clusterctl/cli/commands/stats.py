@@ -32,17 +32,17 @@ _MOST_ROWS = 64
 @click.command("stats", cls=CliCommand)
 @click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=complete_with("runs"))
 @options.nodes_option
-@click.option("--watch", metavar="DURATION", help="Repeat with this pause until Ctrl-C.")
+@click.option("--watch", metavar="DURATION", help="Repeat at this interval until Ctrl-C.")
 @options.json_option
-@options.verbose_option("Show every GPU in a row of its own, however many there are.")
+@options.verbose_option("Show one row for each GPU, even of a large cluster.")
 @click.pass_obj
 def command(
     common: CommonOptions, reference: str | None, nodes: str | None, watch: str | None, as_json: bool, verbose: bool
 ) -> int:
-    """Show utilisation, memory, temperature and power of every GPU and node; of many, nodes that are alike in one row.
+    """Show utilisation, memory, temperature and power of all GPUs and nodes; many similar nodes share a row.
 
-    While a run is active this is what its nodes told last (every 15 s); else the nodes of the cluster file are asked.
-    Exits with 4 where a node of the file could not be reached.
+    While a run is active, it shows the latest samples of its nodes (one every 15 s). Otherwise it asks the nodes of the
+    cluster file, and exits with 4 if a node cannot be reached.
     """
     console = common.console()
     options.refuse_together(("--json", as_json), ("--verbose", verbose))

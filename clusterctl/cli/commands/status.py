@@ -19,10 +19,10 @@ from clusterctl.run.record.state_reader import find_run, load_visible_state
 @click.command("status", cls=CliCommand)
 @options.run_argument
 @options.json_option
-@options.verbose_option("Show every rank in a row of its own, however many there are.")
+@options.verbose_option("Show one row for each rank, even of a large run.")
 @click.pass_obj
 def command(common: CommonOptions, reference: str | None, as_json: bool, verbose: bool) -> int:
-    """Show one run: its state, its nodes and workers, and what failed first."""
+    """Show the state of a run, its nodes and workers, and its first failure."""
     options.refuse_together(("--json", as_json), ("--quiet", common.quiet), ("--verbose", verbose))
     console = common.console()
     run = find_run(reference)

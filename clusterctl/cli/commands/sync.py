@@ -34,17 +34,17 @@ T = TypeVar("T")
 @click.command("sync", cls=CliCommand, reads_file=True)
 @options.cluster_file
 @options.nodes_option
-@options.exclude_option("Not these nodes.")
+@options.exclude_option("Leave out these nodes.")
 @click.option(
     "--pull",
     metavar="PATTERN",
     multiple=True,
-    help="Fetch files of the nodes' code folders instead, e.g. 'ckpt/**'; may be given again.",
+    help="Fetch these files from the code folders of the nodes, e.g. 'ckpt/**'; may be repeated.",
 )
-@click.option("--to", metavar="DIR", help="Where pulled files go, a folder a node; ./pulled by default.")
-@click.option("--max-size", metavar="SIZE", help="What the files of a node may have in all; 10GiB by default.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be sent, removed and left out.")
-@options.verbose_option("List all that is left out, and by which rule.")
+@click.option("--to", metavar="DIR", help="Put pulled files here, in one folder for each node; ./pulled by default.")
+@click.option("--max-size", metavar="SIZE", help="Refuse to pull more than this from a node; 10GiB by default.")
+@click.option("--dry-run", is_flag=True, help="Only show which files would be sent, removed and left out.")
+@options.verbose_option("List every file that is left out, with the rule that excludes it.")
 @click.pass_obj
 def command(
     common: CommonOptions,
@@ -58,10 +58,10 @@ def command(
     dry_run: bool,
     verbose: bool,
 ) -> int:
-    """Push the code folder to the nodes as `up` does, or with `--pull` fetch files from them.
+    """Push the code folder to the nodes as `up` does, or fetch files from the nodes with `--pull`.
 
-    Local nodes use the folder itself, so nothing is pushed to them. A folder that is made for pulled files gets a
-    `.gitignore`, so that no later start sends them to the nodes. Exits with 102 where no file matches.
+    Local nodes use the folder itself, so nothing is pushed to them. A new folder for pulled files gets a `.gitignore`,
+    so that later starts do not send these files to the nodes. It exits with 102 if no file matches.
     """
     for option, value in (("--to", to), ("--max-size", max_size)):
         if value is not None and not pull:

@@ -41,19 +41,20 @@ _IN_A_PIPE = 46
 
 @click.command("top", cls=CliCommand)
 @click.argument("reference", metavar="[RUN|FILE]", required=False, shell_complete=complete_with("runs"))
-@click.option("--interval", metavar="DURATION", default="1s", show_default=True, help="Time between two pictures.")
+@click.option("--interval", metavar="DURATION", default="1s", show_default=True, help="Time between two updates.")
 @click.option(
     "--fold",
     type=click.Choice([level.value for level in Level]),
-    help="What a row stands for; by default the finest of which all rows have room.",
+    help="What one row shows; by default as fine as fits on the screen.",
 )
 @click.pass_obj
 def command(common: CommonOptions, reference: str | None, interval: str, fold: str | None) -> int:
-    """Keep ranks, GPUs and nodes on the screen; `q` or Ctrl-C leaves, the run goes on.
+    """Show ranks, GPUs and nodes live; `q` or Ctrl-C quits, and the run goes on.
 
-    A letter sorts (n node, r rank, u util, m memory, t temp, p power, c cpu, s step, i it/s, o output), the same again
-    turns the order round; f folds: a row a rank, a node, or for all nodes that are alike; arrows and page keys scroll.
-    Without an active run the nodes of the cluster file are shown. In a pipe it prints one picture.
+    A letter sorts the rows (n node, r rank, u util, m memory, t temp, p power, c cpu, s step, i it/s, o output); the
+    same letter again reverses the order. `f` changes whether a row is a rank, a node, or a group of similar nodes.
+    Arrows and page keys scroll. Without an active run, it shows the nodes of the cluster file. In a pipe, it prints the
+    table once.
     """
     console = common.console()
     pause = parse_pause_option(interval, "--interval") or 1.0

@@ -30,16 +30,17 @@ if TYPE_CHECKING:
 @click.command("trust", cls=CliCommand, reads_file=True)
 @options.cluster_file
 @options.nodes_option
-@click.option("--yes", "-y", is_flag=True, help="Accept without asking; compare the fingerprints first.")
-@click.option("--login", is_flag=True, help="Then let `ssh` ask what a node wants to know; the login is shared.")
+@click.option("--yes", "-y", is_flag=True, help="Accept without asking; compare the fingerprints before.")
+@click.option("--login", is_flag=True, help="Also log in to each node, and share the connections with later commands.")
 @click.pass_obj
 def command(common: CommonOptions, path: str | None, nodes: str | None, yes: bool, login: bool) -> int:
-    """Show the host keys of the nodes and accept those that are new. Changed keys are never accepted.
+    """Show the host keys of the nodes and accept new ones. Changed keys are never accepted.
 
-    A command of the file that lists hosts or leads to them is shown and accepted first: it is run on this machine.
+    Commands in the cluster file that list hosts or connect to them run on this machine, so `trust` first shows them and
+    asks whether to accept them.
 
-    `--login` is for nodes that ask for a password or a code: `ssh` asks at this terminal, one node after the other, and
-    all commands and runs share the connections until an hour after their last use.
+    `--login` is for nodes that ask for a password or a code. `ssh` asks on this terminal, one node after the other. All
+    commands and runs share these connections until one hour after their last use.
     """
     console = common.console()
     spec = options.load_file(common, path, console=console, run_listing=_listing(console, yes=yes)).spec

@@ -34,35 +34,37 @@ if TYPE_CHECKING:
 
 @click.command("up", cls=JobCommand, reads_file=True)
 @options.cluster_file
-@click.option("--detach", "-d", is_flag=True, help="Return once every rank is started.")
-@click.option("--dry-run", is_flag=True, help="Print the plan; connect to nothing.")
+@click.option("--detach", "-d", is_flag=True, help="Return as soon as every rank has started.")
+@click.option("--dry-run", is_flag=True, help="Print the plan without connecting to any node.")
 @options.nodes_option
-@options.exclude_option("Without these nodes.")
+@options.exclude_option("Leave out these nodes.")
 @click.option(
     "--min-nodes",
     type=click.IntRange(1),
     metavar="N",
-    help="Begin with N nodes or more, without those that cannot be reached or are not fit.",
+    help="Start if at least N nodes are reachable and healthy, and leave out the others.",
 )
 @click.option("--name", metavar="NAME", help="Name of the run.")
-@click.option("--script", metavar="FILE", help="Run this script instead of the file's job.")
-@click.option("--module", metavar="NAME", help="Run this module instead.")
-@click.option("--command", "shell_command", metavar="TEXT", help="Run this shell command instead.")
+@click.option("--script", metavar="FILE", help="Run this script instead of the job of the file.")
+@click.option("--module", metavar="NAME", help="Run this Python module instead of the job of the file.")
+@click.option(
+    "--command", "shell_command", metavar="TEXT", help="Run this shell command instead of the job of the file."
+)
 @click.option("--no-health", is_flag=True, help="Do not check the nodes before the start.")
-@click.option("--strict", is_flag=True, help="Treat warnings and unknowns of the checks as failures.")
+@click.option("--strict", is_flag=True, help="Treat WARN and UNKNOWN results of the checks as failures.")
 @click.option("--no-sync", is_flag=True, help="Do not copy code to the nodes.")
-@click.option("--all-ranks", is_flag=True, help="Show the output of all ranks, not only of rank 0.")
-@click.option("--timestamps", "-t", is_flag=True, help="Show times before lines.")
-@click.option("--timings", is_flag=True, help="Show where the time of the start went, and which nodes were slow.")
+@click.option("--all-ranks", is_flag=True, help="Show the output of all ranks instead of rank 0 alone.")
+@click.option("--timestamps", "-t", is_flag=True, help="Show a time before each line.")
+@click.option("--timings", is_flag=True, help="Show how long each step of the start took, and which nodes were slow.")
 @options.json_option
 @click.option(
     "--progress",
     type=click.Choice(["auto", "tty", "plain", "json", "quiet"]),
     default="auto",
     show_default=True,
-    help="How to show the steps of the start.",
+    help="How to show the progress of the start.",
 )
-@options.verbose_option("Name every node that is waited for, and tell what each one reports.")
+@options.verbose_option("Name the nodes that the start waits for, and show the reports of each node.")
 @click.pass_obj
 def command(
     common: CommonOptions,
@@ -89,13 +91,13 @@ def command(
 ) -> int:
     """Start a run: check the nodes, sync the code, start every rank, follow rank 0.
 
-    Everything after `--` goes to the job, behind `job.args`, and a `$` means there what it means in the file: `$$NAME`
-    is the text `$NAME`. `--set job.args=[]` leaves out those of the file. Ctrl-C stops the run gracefully, a second one
-    kills it; `d` detaches.
+    Arguments after `--` are added to `job.args`; `--set job.args=[]` drops those of the file. As in the file, `$NAME`
+    is a variable and `$$NAME` is the text `$NAME`. Ctrl-C stops the run gracefully, a second Ctrl-C kills it, and `d`
+    detaches.
     """
     if as_json and not (detach or dry_run):
         # One object says that a run has begun; later lines are no JSON.
-        raise click.UsageError("`--json` goes with `-d` or `--dry-run`; `--progress json` tells what goes on")
+        raise click.UsageError("`--json` needs `-d` or `--dry-run`; `--progress json` prints events as JSON")
     shown_output = (("--all-ranks", all_ranks), ("--timestamps", timestamps))
     other_progress = ("--progress", progress != "auto")
     if dry_run:
@@ -167,7 +169,7 @@ def _select_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None, min
     chosen = replace(spec, hosts=options.select_spec_hosts(spec, nodes, exclude), min_nodes=min_nodes)
     workers = len(chosen.workers)
     if not workers:
-        raise click.UsageError("only spares are left: no node would have workers")
+        raise click.UsageError("the chosen nodes are all spares, so there would be no worker")
     if workers < (min_nodes or 1):
         raise click.UsageError(f"`--min-nodes {min_nodes}` of {plural(workers, 'node')}")
     return chosen

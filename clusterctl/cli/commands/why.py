@@ -27,19 +27,29 @@ if TYPE_CHECKING:
 
 @click.command("why", cls=CliCommand)
 @options.run_argument
-@click.option("--bundle", metavar="PATH", type=click.Path(path_type=Path), help="Judge a bundle, without any node.")
-@click.option("--save", metavar="FILE", type=click.Path(path_type=Path), help="Pack the evidence to hand it on.")
-@click.option("--redact", is_flag=True, help="With --save: without secrets, addresses and names of homes.")
+@click.option(
+    "--bundle",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Explain the run in this bundle, without asking any node.",
+)
+@click.option(
+    "--save",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Pack the evidence into a file (a bundle) for somebody else.",
+)
+@click.option("--redact", is_flag=True, help="With --save: leave out secrets, addresses and home folders.")
 @options.json_option
 @click.pass_obj
 def command(
     common: CommonOptions, reference: str | None, bundle: Path | None, save: Path | None, redact: bool, as_json: bool
 ) -> int:
-    """Say what went wrong with a run, and who.
+    """Explain what went wrong with a run, and which rank caused it.
 
-    Of a run that hangs it names the rank that the others wait for, and its line of code; of one that failed, the rank
-    that failed first and why. It rests on what is kept with the run: how ranks ended, their stacks, what their
-    process groups count, what the kernel says of them. The exit code is 0 where an answer was found, else 100.
+    For a run that hangs, it names the rank that the others wait for and its line of code. For a failed run, it names
+    the rank that failed first, and the reason. The evidence is stored with the run: exit statuses, stacks, counters of
+    process groups, and kernel messages. It exits with 0 if it finds an answer, with exit code 100 otherwise.
     """
     console = common.console()
     if redact and save is None:
