@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from clusterctl.formatting import fold_ranks
+from clusterctl.formatting import name_ranks
 
 MAX_NAMED = 8
-"""The most culprits of a verdict."""
+"""The maximum number of culprits in a verdict."""
 _MAX_TEXT = 160
 
 
 class Kind(str, Enum):
-    """What went wrong, at large."""
+    """The kind of problem."""
 
     HANG = "hang"
     CRASH = "crash"
@@ -28,7 +28,8 @@ class Kind(str, Enum):
 class Confidence(str, Enum):
     """How far a verdict can be trusted.
 
-    `certain` rests on a fact that allows nothing else, `likely` on signs that agree; below it no single name is given.
+    A `certain` verdict rests on a fact that allows no other, a `likely` one on signs that agree. With less confidence
+    no single rank or node is blamed.
     """
 
     CERTAIN = "certain"
@@ -38,7 +39,7 @@ class Confidence(str, Enum):
 
 
 class Class(str, Enum):
-    """What it is. The first part is for hangs, the second for ends of workers, the third for the rest."""
+    """The class of the problem: first those of hangs, then those of exits of workers, then the others."""
 
     NOT_JOINED = "NOT_JOINED"
     MISMATCH = "MISMATCH"
@@ -81,13 +82,13 @@ class Class(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """Who began it.
+    """A rank or node that is to blame.
 
     Attributes:
-        rank: `None` where it is a whole node.
-        where: Line of code, `file:line`; `None` where it is not known.
-        op: What was being done there: a collective, or a call.
-        evidence: Why it is this one, in words.
+        rank: The rank; `None` for a whole node.
+        where: Its line of code, `file:line`; `None` if it is not known.
+        op: The collective or function at that line.
+        evidence: Why it is to blame, for people.
     """
 
     rank: int | None
@@ -108,14 +109,14 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The answer.
+    """What went wrong with a run.
 
     Attributes:
         summary: One sentence for people.
-        culprits: Several where several began it alike, or where it cannot be told apart; none where nobody can tell.
-        missing: Evidence that was not there, and why.
-        next: Commands to type next.
-        bundle: Where the evidence lies.
+        culprits: The ranks or nodes to blame: several if all did the same, or if the evidence does not decide.
+        missing: The evidence that is missing, and why.
+        next: Commands to run next.
+        bundle: The folder with the evidence.
     """
 
     kind: Kind
@@ -129,14 +130,13 @@ class Verdict:
     bundle: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return `why --json`."""
+        """Return the output of `why --json`."""
         return {
             "kind": self.kind.value,
             "class": self.cls.value,
             "confidence": self.confidence.value,
             "summary": self.summary,
-            "culprits": [asdict(culprit) for culprit in self.culprits],
-            "waiting": [asdict(waiting) for waiting in self.waiting],
+            **{name: [asdict(each) for each in getattr(self, name)] for name in ("culprits", "waiting")},
             "missing": list(self.missing),
             "next": list(self.next),
             "bundle": self.bundle,
@@ -145,13 +145,12 @@ class Verdict:
 
 def ranks_phrase(ranks: Iterable[int], nodes: Iterable[str] = ()) -> str:
     """Return ranks for a sentence; with their node, if all `nodes` are the same."""
-    numbers, places = list(ranks), set(nodes)
-    on = f" on {places.pop()}" if len(places) == 1 else ""
-    return f"rank{'s' if len(numbers) > 1 else ''} {fold_ranks(numbers)}{on}"
+    places = set(nodes)
+    return name_ranks(ranks) + (f" on {places.pop()}" if len(places) == 1 else "")
 
 
 def shorten(text: str) -> str:
-    """Return what a rank said, no longer than a line of a verdict has room for."""
+    """Return a text, cut to the length of a line of a verdict."""
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
 
 
@@ -160,14 +159,18 @@ _MOST, _MOST_UNSEEN, _MOST_BRIEF = 6, 3, 3
 
 
 def verdict_lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield label and text of each line, the most telling first; the label of the first is `HEAD`."""
+    """Yield label and text of each line, the most important first. The label of the first line is `FIRST_LABEL`."""
     yield FIRST_LABEL, f"{verdict.kind.value} {verdict.cls.value}, {verdict.confidence.value}: {verdict.summary}"
     for culprit in verdict.culprits[:_MOST]:
-        yield "who", _culprit(culprit, verdict.summary)
+        who = culprit.node or "" if culprit.rank is None else f"rank {culprit.rank} {culprit.node or ''}".rstrip()
+        evidence = "" if culprit.evidence in verdict.summary else culprit.evidence
+        yield "who", "  ".join(part for part in (who, _format_place(culprit), evidence) if part)
     if len(verdict.culprits) > _MOST:
         yield "who", f"and {len(verdict.culprits) - _MOST} more"
     for waiting in verdict.waiting[:_MOST]:
-        yield "waits", _waiting(waiting)
+        ranks = f"{'rank' if waiting.ranks.isdigit() else 'ranks'} {waiting.ranks}"
+        place = " ".join(part for part in (waiting.where, waiting.op) if part)
+        yield "waits", "  ".join(part for part in (ranks, place) if part)
     for missing in verdict.missing[:_MOST_UNSEEN]:
         yield "unseen", missing
     for command in verdict.next:
@@ -177,13 +180,13 @@ def verdict_lines(verdict: Verdict) -> Iterator[tuple[str, str]]:
 
 
 def brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: str = "") -> list[str]:
-    """Return the short form, five lines at most, for whoever watches a run; nothing where nothing went wrong.
+    """Return the short form of a verdict, at most five lines; nothing if nothing went wrong.
 
     Args:
-        verdict: What went wrong.
-        run: Its id.
-        steps: Tell what to type next; else that stands beside it, and the first line says what begins here.
-        said: The error that stands beside it, and is not said again; nor is who failed, where that is certain.
+        verdict: The verdict.
+        run: The id of the run.
+        steps: Name the next commands. Otherwise they are shown elsewhere, and the first line begins with "why".
+        said: The error that is shown elsewhere. It is not repeated, and a certain culprit is not either.
     """
     if verdict.kind is Kind.NONE:
         return []
@@ -197,34 +200,21 @@ def brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: str = "
     is_said = head != whole
     head += advice
     if not steps and verdict.kind is Kind.CRASH and verdict.confidence is Confidence.CERTAIN and is_said:
-        # Who failed and how stands beside it.
-        place = _place(verdict.culprits[0]) if verdict.culprits else ""
+        # The failed rank and its error are shown elsewhere.
+        place = _format_place(verdict.culprits[0]) if verdict.culprits else ""
         at = f", at {place}" if place else ""
         return [f"why: {verdict.cls.value}, {verdict.confidence.value}{at}{advice}; `clusterctl why {run}` tells more"]
     shown = [label for label in ("who", "waits", "unseen", "next") if label in by_label and (steps or label != "next")]
     return [
         head if steps else f"why: {head}",
-        *(f"  {label:6} {_first(by_label[label])}" for label in shown[:_MOST_BRIEF]),
+        *(f"  {label:6} {by_label[label][0]}{_count_others(by_label[label])}" for label in shown[:_MOST_BRIEF]),
         f"  `clusterctl why {run}` tells more",
     ]
 
 
-def _first(texts: list[str]) -> str:
-    return texts[0] + (f"; and {len(texts) - 1} more" if len(texts) > 1 else "")
+def _count_others(texts: list[str]) -> str:
+    return f"; and {len(texts) - 1} more" if len(texts) > 1 else ""
 
 
-def _culprit(culprit: Culprit, summary: str) -> str:
-    who = culprit.node or "" if culprit.rank is None else f"rank {culprit.rank} {culprit.node or ''}".rstrip()
-    place = _place(culprit)
-    evidence = "" if culprit.evidence in summary else culprit.evidence
-    return "  ".join(part for part in (who, place, evidence) if part)
-
-
-def _place(culprit: Culprit) -> str:
+def _format_place(culprit: Culprit) -> str:
     return " ".join(part for part in (culprit.where, f"in {culprit.op}" if culprit.op else None) if part)
-
-
-def _waiting(waiting: Waiting) -> str:
-    word = "rank" if waiting.ranks.isdigit() else "ranks"
-    place = " ".join(part for part in (waiting.where, waiting.op) if part)
-    return "  ".join(part for part in (f"{word} {waiting.ranks}", place) if part)

@@ -1,8 +1,6 @@
-"""What health found of the machines of a cluster file the last time: what was there then is no news.
+"""Remembers the health findings of each cluster file, and finds nodes that rebooted during recent runs.
 
-One small file for each cluster file, below the state folder. A file that says something else counts as none.
-
-Which nodes went down under a run of this head: what its journals tell of boots and broken connections.
+The findings of a cluster file are one small file in the state folder. A file with other content is ignored.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ _REPORTED_STATUSES = (Status.WARN, Status.UNKNOWN)
 
 
 class KnownFindings:
-    """What was found the last time.
+    """The findings of the last health check.
 
     Args:
         state: The state folder of the head.
-        spec: Whose machines are looked at; one that comes from no file is known by its hosts.
+        spec: The cluster file. A spec without a file is identified by its hosts.
     """
 
     def __init__(self, state: Path, spec: ClusterSpec) -> None:
@@ -46,13 +44,13 @@ class KnownFindings:
 
     @classmethod
     def for_run(cls, run: RunDir, spec: ClusterSpec) -> KnownFindings:
-        """Return what is known on the head on which a run lies."""
+        """Return the findings that are stored on the head of a run."""
         return cls(run.path.parent.parent, spec)
 
     def list_new(self, findings: Iterable[Finding]) -> list[Finding] | None:
-        """Return the warnings and unknowns that were not there; `None` at a first look at these nodes.
+        """Return the new warnings and unknown results; `None` if none of these nodes was checked before.
 
-        Nothing is new of a node at which nobody has looked before.
+        A node that was not checked before has no new findings.
         """
         found = list(findings)
         if self._known is None or not any(finding.node in self._nodes for finding in found):
@@ -65,7 +63,7 @@ class KnownFindings:
         ]
 
     def save(self, findings: Iterable[Finding], nodes: Collection[str]) -> None:
-        """Take what was found of these nodes, and of the cluster, for what is there; other nodes stay as they were."""
+        """Store the findings about these nodes and the cluster. Findings about other nodes stay as they are."""
         names = {name for name in self._known or () if name.split(" ", 1)[0] not in {*nodes, "-"}}
         names |= {_format_name(finding) for finding in findings if finding.status in _REPORTED_STATUSES}
         self._known = frozenset(sorted(names)[:_MAX_FINDINGS])
@@ -76,10 +74,12 @@ class KnownFindings:
             write_atomically(
                 self._path, json.dumps({"findings": sorted(self._known), "nodes": sorted(self._nodes)}).encode()
             )
-            _delete_oldest(self._path.parent)
+            files = sorted(self._path.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+            for path in files[_MAX_FILES:]:
+                path.unlink(missing_ok=True)
 
     def _read(self) -> tuple[frozenset[str] | None, frozenset[str]]:
-        """Return the findings of the last look, `None` where there was none, and the nodes that were looked at."""
+        """Return the last findings, `None` without any, and the nodes that were checked."""
         try:
             with self._path.open("rb") as file:
                 stored = json.loads(file.read(_MAX_BYTES))
@@ -89,10 +89,10 @@ class KnownFindings:
 
 
 def _parse_names(listed: object) -> frozenset[str]:
-    """Return the names of a list that comes from a file.
+    """Return the names in a list from a file.
 
     Raises:
-        TypeError: It is no list.
+        TypeError: The value is not a list.
     """
     if not isinstance(listed, list):
         raise TypeError("no list")
@@ -100,7 +100,7 @@ def _parse_names(listed: object) -> frozenset[str]:
 
 
 def list_old_files(state: Path, before: float) -> list[Path]:
-    """Return the files of clusters at which nobody has looked since a moment (wall clock, seconds)."""
+    """Return the files of clusters that were not checked since a moment (wall clock, seconds)."""
     return [path for path in (state / _FOLDER).glob("*.json") if path.stat().st_mtime < before]
 
 
@@ -109,15 +109,8 @@ def _format_name(finding: Finding) -> str:
     return f"{finding.node or '-'} {finding.status.value} {finding.key or finding.check}{gpu}"[:_MAX_NAME]
 
 
-def _delete_oldest(folder: Path) -> None:
-    """Keep the files that were written last."""
-    found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    for path in found[_MAX_FILES:]:
-        path.unlink(missing_ok=True)
-
-
 def describe_new_findings(findings: Sequence[Finding]) -> list[str]:
-    """Return findings that are new in a few lines, those that are alike in one."""
+    """Return new findings in a few lines; equal findings of several nodes share a line."""
     by_message: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
         message = f"{finding.status.value} {finding.check}", finding.message
@@ -135,11 +128,11 @@ _DOWN_LINKS = ("unreachable", "lost")
 
 
 def find_rebooted_nodes(events: Iterable[TimedEvent], boots: Mapping[str, str]) -> set[str]:
-    """Return the nodes that went down under a run and have booted since.
+    """Return the nodes that went down during a run and have booted since.
 
     Args:
-        events: What the controller of the run wrote, with head times.
-        boots: Node to the id of the boot that it is in now.
+        events: The events of the run's controller, with head times.
+        boots: The present boot id of each node.
     """
     boot_of: dict[str, str] = {}
     rebooted: dict[str, str] = {}
@@ -159,12 +152,12 @@ def find_rebooted_nodes(events: Iterable[TimedEvent], boots: Mapping[str, str]) 
 
 
 def find_recent_reboots(runs: Iterable[RunDir], boots: Mapping[str, str], since: float) -> dict[str, str]:
-    """Return node to the id of the newest run that lost it so.
+    """Return the rebooted nodes, each with the id of the newest run that lost it.
 
     Args:
         runs: The runs of this head, newest last.
-        boots: Node to the id of the boot that it is in now.
-        since: Head time (seconds of the epoch); journals that were written last before it are not read.
+        boots: The present boot id of each node.
+        since: Head time (seconds since the epoch). Journals that are older are not read.
     """
     lost: dict[str, str] = {}
     for run in runs:

@@ -27,7 +27,7 @@ _PAUSE_S = 0.005
 
 
 class LockedError(ClusterctlError):
-    """Somebody else holds the lock."""
+    """Another process holds the lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,10 @@ class LockHolder:
 
 
 def take_lock(path: Path) -> int:
-    """Take the lock, and say in it who has it; return the descriptor that holds it until it is closed.
+    """Take the lock and write its holder into the file; return the descriptor, which holds the lock until it is closed.
 
     Raises:
-        HeldError: Another process has it.
+        LockedError: Another process holds the lock.
         RefusedError: The file system has no locks.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -66,7 +66,7 @@ def take_lock(path: Path) -> int:
 
 
 def _acquire(fd: int) -> bool:
-    """Lock a file; return `False` if another controller has it. Who only asks has it for a moment: we wait."""
+    """Lock a file; return `False` if another controller has it. Readers hold it for a moment only: wait for them."""
     deadline = time.monotonic() + _ACQUIRE_TIMEOUT_S
     while not _try_flock(fd, fcntl.LOCK_EX):
         if not _try_flock(fd, fcntl.LOCK_SH) or time.monotonic() >= deadline:
@@ -86,7 +86,7 @@ def _try_flock(fd: int, how: int) -> bool:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Wait until nobody else changes what lies in a folder, and keep others from it."""
+    """Lock a folder against changes by other processes; wait for the lock."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):
@@ -97,7 +97,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether somebody holds the lock; where there are no locks nobody does."""
+    """Return whether a process holds the lock; `False` if the file system has no locks."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -113,7 +113,7 @@ def is_locked(path: Path) -> bool:
 
 
 def read_holder(path: Path) -> LockHolder | None:
-    """Return who took the lock last; `None` where nobody has said so."""
+    """Return the last holder of the lock; `None` if the file names none."""
     try:
         written = json.loads(path.read_bytes())
         return LockHolder(host=str(written["host"]), pid=int(written["pid"]))
@@ -125,11 +125,11 @@ DEBUG = os.environ.get("CLUSTERCTL_DEBUG", "") not in ("", "0")
 
 
 class NotOwnerError(AssertionError):
-    """A thread changes what another one owns. A mistake of ours, which nothing catches."""
+    """A thread changes a value of another thread. This is a bug, and nothing catches it."""
 
 
 class ThreadOwned:
-    """What one thread owns from `own` on; before that, whoever makes it does. Methods that change it call `check`."""
+    """A value of one thread, from `take_ownership` on. Methods that change it call `check`."""
 
     _owner: int | None = None
 
@@ -138,22 +138,22 @@ class ThreadOwned:
         self._owner = threading.get_ident()
 
     def check(self) -> None:
-        """Look that this thread is the owner.
+        """Check that this thread is the owner.
 
         Raises:
-            NotOwnerError: It is not, and `CLUSTERCTL_DEBUG` is set.
+            NotOwnerError: Another thread is, and `CLUSTERCTL_DEBUG` is set.
         """
         if DEBUG and self._owner not in (None, threading.get_ident()):
             raise NotOwnerError(f"{type(self).__name__} is changed by {threading.current_thread().name}")
 
 
 class ThreadOwnedState(ThreadOwned):
-    """What one thread owns with each of its attributes."""
+    """A value of one thread whose attributes no other thread may set."""
 
     if DEBUG:
 
         @override
         def __setattr__(self, name: str, value: Any) -> None:
-            """Change an attribute, if this thread may."""
+            """Set an attribute if this thread is the owner."""
             self.check()
             super().__setattr__(name, value)

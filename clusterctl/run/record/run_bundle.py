@@ -1,4 +1,4 @@
-"""A run as one file to hand on: what its story rests on, without code, checkpoints and most of the output."""
+"""Saves a run as one file for support: its journals and evidence, without code, checkpoints and most of the output."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _SECRET = re.compile(
     rb"(?i)([\w-]*(?:secret|token|passw|credential|api_?key|private)[\w-]*(?:\\?[\"'])?\s*[=:]\s*)"
     rb"(\\\"(?:[^\"\\]|\\(?!\"))*\\\"|\"[^\"]*\"|'[^']*'|[^\s,}\"'\\]+)"
 )
-"""A name that tells of a secret, and its value: in quotes, in quotes within a JSON string, or bare."""
+"""A name that looks like a secret, and its value: quoted, quoted within a JSON string, or bare."""
 _SECRET_ARGUMENT = re.compile(
     rb"(?i)(--?[\w.-]*(?:secret|token|passw|credential|api[_-]?key|private)[\w.-]*)"
     rb"(?:(\"\s*,\s*\")((?:[^\"\\]|\\.)*)(?=\")|(\s+)(?!-)[^\s\"\\]+)"
 )
-"""An option that tells of a secret, and the word after it: in a list of JSON, or in a text of a shell."""
+"""An option that looks like a secret, and the word after it: in a JSON list or in a shell command."""
 
 
 def save_bundle(run: RunDir, target: Path, live_evidence: Mapping[str, RankEvidence], *, redact: bool) -> int:
     """Write the bundle of a run (tar, gzip); return its size in bytes.
 
     Args:
-        run: Which.
-        target: The file to make.
-        live_evidence: What was just seen of ranks, by rank, where nothing is kept of them.
-        redact: Leave out values that look like secrets, addresses and names of home folders.
+        run: The run.
+        target: The file to create.
+        live_evidence: New evidence of each rank, if the run has no stored evidence.
+        redact: Replace secrets, addresses and names of home folders.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     stand_ins: dict[bytes, bytes] = {}
     change: Callable[[bytes], bytes] = (lambda content: redact_bytes(content, stand_ins)) if redact else bytes
@@ -68,11 +68,11 @@ def _add_file(archive: tarfile.TarFile, name: str, content: bytes, time_: float)
 
 
 def redact_bytes(content: bytes, stand_ins: dict[bytes, bytes] | None = None) -> bytes:
-    """Return a text without secrets, addresses and names of home folders; equal addresses stay equal.
+    """Return a text without secrets, addresses and names of home folders. Equal addresses stay equal.
 
     Args:
         content: The text.
-        stand_ins: What stands for which address, in all texts that are given with it.
+        stand_ins: The replacement of each address, shared by several texts.
     """
     stand_ins = {} if stand_ins is None else stand_ins
 
@@ -91,19 +91,19 @@ def redact_bytes(content: bytes, stand_ins: dict[bytes, bytes] | None = None) ->
 
 
 def _format_stand_in(number: int) -> bytes:
-    """Return an address that is no machine's, another one for each number."""
+    """Return a different address of no machine for each number."""
     return b"192.0.2.%d" % number if number <= _TEST_NET_SIZE else str(_BENCHMARK_NET + number).encode()
 
 
 def _mask_value(match: re.Match[bytes]) -> bytes:
-    """Return a name with stars for its value, quoted as it was: what is JSON stays JSON."""
+    """Return a name with stars for its value, with the same quotes: JSON stays JSON."""
     value = match[2]
     quote = rb"\"" if value.startswith(rb"\"") else value[:1] if value[:1] in (b'"', b"'") else b""
     return match[1] + quote + b"***" + quote
 
 
 def _list_files(run: RunDir) -> Iterator[tuple[Path, int | None]]:
-    """Yield each file, and of how many bytes at its end; `None` for all of it."""
+    """Yield each file, and how many bytes of its end; `None` for the whole file."""
     for path in (run.spec, run.events, run.log, *sorted(run.path.glob("plan-*.json"))):
         if path.is_file():
             yield path, None

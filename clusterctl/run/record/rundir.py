@@ -1,14 +1,13 @@
-"""Where things lie in a run directory on the head.
-
-The verdict that is kept with a run, for those who only show it: to judge takes far more modules.
-"""
+"""The paths in a run directory on the head, and the verdict that is saved there."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 
 def find_runs_root() -> Path:
-    """Return where all runs of this user lie on this head."""
+    """Return the folder with all runs of this user on this head."""
     return platformdirs.user_state_path("clusterctl") / "runs"
 
 
@@ -41,7 +40,7 @@ class RunDir:
 
     @property
     def spec(self) -> Path:
-        """What the run was started with."""
+        """The resolved cluster file of the run."""
         return self.path / "spec.json"
 
     @property
@@ -51,40 +50,40 @@ class RunDir:
 
     @property
     def lock(self) -> Path:
-        """Held while a controller is alive."""
+        """The lock that a live controller holds."""
         return self.path / "lock"
 
     @property
     def epoch(self) -> Path:
-        """The highest epoch that was used from here."""
+        """The highest epoch that a controller of this head has used."""
         return self.path / "epoch"
 
     @property
     def summary(self) -> Path:
-        """What lists show of the run once it has ended."""
+        """The summary of a run that has ended, for lists."""
         return self.path / "summary.json"
 
     @property
     def log(self) -> Path:
-        """The controller's stderr, with the tracebacks of our bugs."""
+        """The stderr of the controller, with tracebacks of bugs."""
         return self.path / "controller.log"
 
     @property
     def manifest(self) -> Path:
-        """What was synced at the start."""
+        """The list of the synced files."""
         return self.path / "manifest.json"
 
     def plan(self, attempt: int) -> Path:
-        """Return where the launch plan of an attempt lies."""
+        """Return the path of the launch plan of an attempt."""
         return self.path / f"plan-{attempt}.json"
 
     def node(self, node: str) -> Path:
-        """Return where the replicas of a node lie."""
+        """Return the folder with the replicas of a node."""
         return self.path / "nodes" / node
 
     @property
     def control(self) -> Path:
-        """Where the controller says by which name it is asked."""
+        """The file with the secret name of the controller's socket."""
         return self.path / "control"
 
     def control_address(self) -> str:
@@ -94,18 +93,14 @@ class RunDir:
         except OSError:
             word = ""
         if not re.fullmatch("[0-9a-f]{32}", word):
-            import hashlib
-
             word = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:24]
         return f"\0clusterctl-{os.getuid()}-{word}"
 
     def new_control_address(self) -> str:
-        """Return an address for a new controller, which nobody could have taken before, and write it down.
+        """Save and return an address for a new controller that no other process can guess.
 
-        Where there is no room for that, it is the one that everybody can work out, and can take.
+        If the disk is full, return the address that follows from the path of the run.
         """
-        import secrets
-
         try:
             write_atomically(self.control, secrets.token_hex(16).encode())
         except OSError as error:
@@ -117,11 +112,11 @@ class RunDir:
 
     @property
     def is_attended(self) -> bool:
-        """A controller is alive."""
+        """Whether a controller of the run is alive."""
         return locking.is_locked(self.lock)
 
     def find_last_write_time(self) -> float | None:
-        """Return when a controller was last seen to live: when it wrote something, on the head's wall clock."""
+        """Return when a controller last wrote a file of the run, on the head's wall clock."""
         replicas = (folder / name for folder in self.path.glob("nodes/*") for name in _REPLICAS)
         times = []
         for path in (self.events, *replicas):
@@ -131,17 +126,15 @@ class RunDir:
 
     @property
     def controller(self) -> locking.LockHolder | None:
-        """The controller that is alive, or was last; `None` where none has said so."""
+        """The present or last controller; `None` if there was none."""
         return locking.read_holder(self.lock)
 
 
 def create_run_dir(name: str, root: Path | None = None) -> RunDir:
-    """Make the directory of a new run; its id is the name and four random characters."""
+    """Create the directory of a new run. Its id is the name and four random characters."""
     base = root or find_runs_root()
     make_private_folder(base if root else base.parent)
     base.mkdir(mode=0o700, exist_ok=True)
-    import secrets
-
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:40] or "run"
     while True:
         path = base / f"{stem}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
@@ -156,7 +149,7 @@ _MAX_VERDICT_BYTES = 1 << 20
 
 
 def read_saved_verdict(run: RunDir) -> dict[str, Any] | None:
-    """Return the verdict that is kept with a run, as JSON; `None` where there is none."""
+    """Return the saved verdict on a run, as JSON; `None` if there is none."""
     try:
         verdict = json.loads((run.path / VERDICT_JSON).read_bytes()[:_MAX_VERDICT_BYTES])
     except (OSError, ValueError, RecursionError):

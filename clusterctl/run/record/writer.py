@@ -1,13 +1,13 @@
-"""The run directory on the head: the whole interface for reading. One writer at a time, any number of readers.
+"""Writes a run directory on the head. It has one writer at a time and any number of readers.
 
-RUN/spec.json            what the run was started with (no secrets)
+RUN/spec.json            the resolved cluster file (no secrets)
 RUN/plan-A.json          the launch plan of attempt A (no secrets)
 RUN/events.jsonl         the controller's own journal
-RUN/lock                 held (flock) while a controller is alive; says on which machine, and its pid
-RUN/control              by which name that controller is asked
+RUN/lock                 held (flock) while a controller is alive, with its machine and pid
+RUN/control              the name of the controller's socket
 RUN/epoch                the highest epoch that a controller of this head has used
-RUN/summary.json         of a run that has ended: what lists show of it
-RUN/manifest.json        what was synced; the content is in content/SHA256 beside the folder of all runs
+RUN/summary.json         what lists show of a run that has ended
+RUN/manifest.json        the synced files; their content is in content/SHA256 beside the folder of all runs
 RUN/nodes/NODE/          replicas, under the node's own names; their size is the cursor
 RUN/stall-N/             evidence of a stall
 """
@@ -37,14 +37,14 @@ _DURABLE = (head.Attempt, head.EndDecided, head.Restarting, head.Ended)
 _EVENTS_RESERVE = 1024 * 1024
 _JOURNAL_RESERVE = 128 * 1024
 MAX_SAMPLES_BYTES = 16 * 1024 * 1024
-"""Bytes of a node's samples that are kept here at most: many times what any reader looks back."""
+"""The most bytes of a node's samples that the head keeps: many times what any reader needs."""
 
 
 # --- writing
 
 
 class Writer(ThreadOwned):
-    """The one writer of a run directory. Holds the lock from construction to `close`.
+    """The writer of a run directory. It holds the lock of the run from construction to `close`.
 
     Raises:
         RefusedError: Another controller is alive, or the file system has no locks.
@@ -65,10 +65,10 @@ class Writer(ThreadOwned):
         self._files = ReplicaFiles(self._find_replica_path)
 
     def append(self, event: head.ControllerEvent, now: float) -> None:
-        """Write an event of the controller's own; `now` is the head's clock in seconds.
+        """Write an event of the controller; `now` is the head's clock in seconds.
 
-        Where there is no room it waits, as do the lines of `journal`: see `flush`. What decides over the run is on the
-        disk when this returns, so that a head that loses its power does not come back with another view of it.
+        If the disk is full, the event waits, as do the lines of `journal` (see `flush`). Events that decide about the
+        run are synced to the disk, so that a power failure of the head does not undo them.
         """
         self.check()
         self._seq += 1
@@ -80,7 +80,7 @@ class Writer(ThreadOwned):
         """Append one line to the replica of a node's journal.
 
         Raises:
-            FrameError: It would be longer than a line, or a journal, may be.
+            FrameError: The line or the journal would exceed its maximum.
         """
         self.check()
         if node not in self._journals:
@@ -92,18 +92,18 @@ class Writer(ThreadOwned):
             self._waiting[node] = self._journals[node]
 
     def flush(self) -> bool:
-        """Write the lines that found no room before; return whether none waits any more."""
-        # Nodes first: what the controller concluded from their lines must not be seen before them.
+        """Write the waiting lines; return whether all of them are written."""
+        # Nodes first: readers must see their lines before the controller's conclusions.
         self._waiting = {node: file for node, file in self._waiting.items() if not file.flush()}
         return self._events.flush() and not self._waiting
 
     def replicate(self, node: str, file: str, offset: int, payload: bytes) -> int:
-        """Write bytes of a node's file at their own offset; return the replica's new size, which is the cursor.
+        """Write bytes of a node's file at their offset; return the new size of the replica, which is the cursor.
 
-        Of samples, which would be most of what a long run leaves here, only the last `SAMPLES_KEPT` bytes are kept.
+        Only the last `MAX_SAMPLES_BYTES` bytes of samples are kept.
 
         Raises:
-            OSError: There is no room (`linefile.is_short`); writing the same again later makes it whole.
+            OSError: The disk is full (`is_shortage`). The same bytes may be written again later.
         """
         self.check()
         fd = self._files.open_replica(node, file)
@@ -118,10 +118,7 @@ class Writer(ThreadOwned):
         return offset
 
     def list_cursors(self, node: str, first_attempt: int = 0) -> dict[str, int]:
-        """Return the size of every replica of a node, by the file's own name.
-
-        Left out are the journal, and attempts before number `whole`.
-        """
+        """Return the size of each replica of a node by name, except the journal and attempts before `first_attempt`."""
         base = self.run.node(node)
         tops = (
             [p for p in base.iterdir() if not -1 < run_files.parse_attempt(p.name) < first_attempt]
@@ -134,42 +131,39 @@ class Writer(ThreadOwned):
         return sizes
 
     def close_old_attempts(self, node: str, attempt: int) -> None:
-        """Keep no file of a node open that is of an attempt before that one."""
+        """Close the files of a node's attempts before this attempt."""
         self.check()
         self._files.close_matching(lambda owner, file: owner == node and -1 < run_files.parse_attempt(file) < attempt)
 
     def restart_replica(self, node: str, file: str) -> None:
-        """Throw away a replica that turned out to differ from the node's file, so that it is sent again."""
+        """Empty a replica that differs from the node's file, so that the node sends it again."""
         self.check()
         os.ftruncate(self._files.open_replica(node, file), 0)
 
     def next_epoch(self, seen: int) -> int:
-        """Return an epoch above every one used so far, and remember it; `seen` is the highest that a node knows."""
+        """Save and return an epoch above all earlier ones; `seen` is the highest epoch that a node knows."""
         self.check()
         try:
             stored = int(self.run.epoch.read_text())
         except (FileNotFoundError, ValueError):
             stored = 0
         epoch = max(stored, seen) + 1
-        # The nodes remember it too: that is enough to go on with a run whose head has no space.
+        # The nodes store it too, so the run can go on if the disk of the head is full.
         with ignore_shortage():
             write_atomically(self.run.epoch, str(epoch).encode())
         return epoch
 
     def close(self) -> None:
-        """Let go of the lock and of every file; a run that has ended gets its summane."""
+        """Release the lock and close all files. A run that has ended gets its summary."""
         for file in (*self._journals.values(), self._events):
             file.close()
-        self._write_summary()
-        self._files.close()
-        os.close(self._lock)
-
-    def _write_summary(self) -> None:
         with contextlib.suppress(OSError):
             state = load_state(self.run)
             if state.over:
                 content = state_reader.encode_summary(state, find_latest_step(self.run, state), self.run.events)
                 write_atomically(self.run.summary, content)
+        self._files.close()
+        os.close(self._lock)
 
     def _find_replica_path(self, node: str, file: str) -> Path:
         if ".." in file.split("/") or file.startswith("/"):

@@ -1,11 +1,11 @@
-"""Folds the samples of a run's nodes as they arrive; says what changed, once.
+"""Watches the health of a run's nodes by their samples, and reports each change once.
 
-Ages are the node's monotonic clock, so that a clock that is set does no harm; silence is measured on the head's.
+Ages are on the node's monotonic clock, so that a changed wall clock does no harm. Silence is measured on the head's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from clusterctl.config.spec import ClusterSpec, HostSpec
@@ -19,7 +19,7 @@ class HealthObserver:
     """Watches all nodes of one run, over all attempts.
 
     Args:
-        spec: What counts as trouble, and which GPUs are the run's.
+        spec: The cluster file, with the thresholds and the GPUs of the run.
     """
 
     def __init__(self, spec: ClusterSpec) -> None:
@@ -32,34 +32,37 @@ class HealthObserver:
     def replay(
         self, node: str, lines: Iterable[bytes], reported_events: Iterable[controller_events.Health], now: float
     ) -> list[controller_events.Health]:
-        """Take in what a node had sampled before this controller was there; return what nobody was told of.
+        """Add the samples of a node from before the start of this controller; return the unreported changes.
 
         Args:
-            node: Whose samples they are.
+            node: The node.
             lines: Its samples.
-            reported_events: The troubles of that node of which people know.
+            reported_events: The reported problems of that node.
             now: The head's monotonic clock.
         """
         self.add_lines(node, lines, now)
-        present = {_key(change): change for change in monitor.list_active_problems(self._watch(node))}
+        active = monitor.list_active_problems(self._watch(node))
+        present = {(change.node, change.gpu, change.key): change for change in active}
         reported = {(event.node, event.gpu, event.key): event for event in reported_events}
         new = [_event(change) for key, change in present.items() if key not in reported]
         over = [
-            replace(event, status="PASS", message=_over(event)) for key, event in reported.items() if self._ended(key)
+            replace(event, status="PASS", message=f"{event.message}: over")
+            for key, event in reported.items()
+            if self._has_ended(key)
         ]
         return new + over
 
-    def _ended(self, key: tuple[str, int | None, str]) -> bool:
+    def _has_ended(self, key: tuple[str, int | None, str]) -> bool:
         node, gpu, check = key
         watch = self._watches.get(node)
         return watch is not None and (gpu, check) not in watch.troubles and not check.startswith("gpu.xid")
 
     def add_lines(self, node: str, lines: Iterable[bytes], now: float) -> list[controller_events.Health]:
-        """Take in lines of a node's samples; return what changed."""
+        """Add lines of a node's samples; return the changes."""
         changes: list[monitor.Change] = []
         for sample in samples.parse_samples(lines, "health", "m"):
             watch = self._watch(node)
-            # A replica that is sent again from its begin holds what was seen already.
+            # If a node sends its samples again from the start, the first ones are known already.
             if watch.last is None or sample["m"] > watch.last:
                 self._watches[node], changes_of_node = monitor.apply_sample(watch, sample)
                 self._heard_at[node] = now
@@ -67,10 +70,10 @@ class HealthObserver:
         return [_event(change) for change in changes]
 
     def tick(self, connected: Collection[str], now: float) -> list[controller_events.Health]:
-        """Notice nodes whose samples have stopped; return what changed.
+        """Notice nodes whose samples have stopped; return the changes.
 
         Args:
-            connected: Nodes that we would hear of. That others are silent says nothing.
+            connected: The connected nodes. The silence of other nodes does not count.
             now: The head's monotonic clock.
         """
         changes: list[monitor.Change] = []
@@ -85,16 +88,19 @@ class HealthObserver:
         return [_event(change) for change in changes]
 
     def find_unhealthy(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Return which of these nodes a run should not go on with, and why."""
-        return _reasons({node: monitor.fatal_reason(watch) for node, watch in self._known(nodes)})
+        """Return which of these nodes must leave the run, and why."""
+        return self._find_reasons(nodes, monitor.fatal_reason)
 
     def find_degraded(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Return which of these nodes the next attempt had better do without, though this one may go on, and why."""
-        return _reasons({node: monitor.drain_reason(watch) for node, watch in self._known(nodes)})
+        """Return which of these nodes the next attempt should avoid, and why."""
+        return self._find_reasons(nodes, monitor.drain_reason)
 
-    def _known(self, nodes: Iterable[str]) -> Iterator[tuple[str, monitor.NodeMonitor]]:
-        """Give the watches of nodes that have said anything."""
-        return ((node, watch) for node in nodes if (watch := self._watches.get(node)) is not None)
+    def _find_reasons(
+        self, nodes: Iterable[str], find_reason: Callable[[monitor.NodeMonitor], str | None]
+    ) -> dict[str, str]:
+        watches = ((node, watch) for node in nodes if (watch := self._watches.get(node)) is not None)
+        reasons = {node: find_reason(watch) for node, watch in watches}
+        return {node: why.removeprefix(node).lstrip(": ") for node, why in reasons.items() if why}
 
     def _watch(self, node: str) -> monitor.NodeMonitor:
         watch = self._watches.get(node)
@@ -103,23 +109,11 @@ class HealthObserver:
         return monitor.NodeMonitor(node=node, limits=self._limits, context=self._context, gpus=self._gpus.get(node))
 
 
-def _reasons(answers: dict[str, str | None]) -> dict[str, str]:
-    return {node: why.removeprefix(node).lstrip(": ") for node, why in answers.items() if why}
-
-
 def _gpus(host: HostSpec) -> frozenset[int] | None:
     if isinstance(host.gpus, tuple):
         return frozenset(host.gpus)
-    # Without any declared, a machine may still have some; they are not the run's.
+    # A machine may have GPUs that the cluster file does not declare. They do not belong to the run.
     return None if host.gpus is None else frozenset(range(host.gpus))
-
-
-def _key(change: monitor.Change) -> tuple[str, int | None, str]:
-    return change.node, change.gpu, change.key
-
-
-def _over(event: controller_events.Health) -> str:
-    return f"{event.message}: over"
 
 
 def _event(change: monitor.Change) -> controller_events.Health:
