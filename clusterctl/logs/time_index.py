@@ -54,10 +54,10 @@ class TimeIndex:
 
     def get(self, position: int) -> IndexRecord | None:
         """Return a record by its number, or `None` if it does not exist yet."""
-        mark = self._held(position)
+        mark = self._get_loaded(position)
         if mark is None:
             self._load(position)
-            mark = self._held(position)
+            mark = self._get_loaded(position)
         return mark
 
     def _record(self, position: int) -> IndexRecord:
@@ -75,13 +75,13 @@ class TimeIndex:
         return low
 
     def _peek(self, position: int) -> IndexRecord:
-        mark = self._held(position)
+        mark = self._get_loaded(position)
         if mark is None:
             self._load(max(0, position - _BLOCK_RECORDS // 2))
             return self._record(position)
         return mark
 
-    def _held(self, position: int) -> IndexRecord | None:
+    def _get_loaded(self, position: int) -> IndexRecord | None:
         """Return a record of the loaded block. Records are unpacked on access, because most accesses need few."""
         place = (position - self._block_start) * INDEX_RECORD.size
         if not 0 <= place <= len(self._block) - INDEX_RECORD.size:

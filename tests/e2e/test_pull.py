@@ -43,7 +43,7 @@ def test_what_was_fetched_is_no_code_of_the_next_start(head: LocalHead) -> None:
     assert head.run("sync", "--pull", "ckpt/*").returncode == 0
 
     assert (head.folder / "pulled/localhost/ckpt/1").exists()
-    names = {found.path for found in select_files(head.folder, (), left_out=lambda _one: None)}
+    names = {found.path for found in select_files(head.folder, (), on_excluded=lambda _one: None)}
     assert names == {"train.py", "cluster.yaml", "ckpt/1", "ckpt/2"}
 
 

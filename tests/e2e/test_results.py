@@ -57,7 +57,7 @@ def test_results_of_every_node_are_here_when_the_run_has_succeeded(head: LocalHe
     assert status["results"] == {"to": str(folder), "files": 2, "bytes": 4, "lacking": []}
     assert arguments or f"results: 2 files, 4 B in {folder}" in said
     assert f"results: 2 files, 4 B in {folder}" in head.run("status").stdout
-    assert {found.path for found in select_files(head.folder, (), left_out=lambda _one: None)} == {"cluster.yaml"}
+    assert {found.path for found in select_files(head.folder, (), on_excluded=lambda _one: None)} == {"cluster.yaml"}
 
 
 @pytest.mark.parametrize(

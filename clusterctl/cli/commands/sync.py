@@ -102,9 +102,9 @@ def _push(
         console.narrate(f"warning: {doubt}")
     if dry_run or verbose:
         console.data(
-            *(safe(line) for line in code_exclusions.format_exclusions(manifest.left_out, is_complete=verbose))
+            *(safe(line) for line in code_exclusions.format_exclusions(manifest.excluded, is_complete=verbose))
         )
-    elif not quiet and (not_sent := code_exclusions.describe_user_exclusions(manifest.left_out)) is not None:
+    elif not quiet and (not_sent := code_exclusions.describe_user_exclusions(manifest.excluded)) is not None:
         console.narrate(safe(not_sent))
     files = build_code_upload(manifest, store)
     with open_all_sessions(spec, remote, tell=None if quiet else console.err) as sessions:

@@ -216,12 +216,12 @@ def _copied(spec: ClusterSpec) -> list[str]:
     remote = [host.name for host in spec.hosts if host.transport is not TransportKind.LOCAL]
     if spec.sync is None or not remote:
         return []
-    left_out: list[ExcludedPath] = []
-    sizes = {found.path: found.size_bytes for found in code_manifest.select_code_files(spec.sync, left_out.append)}
-    code_exclusions.refuse_missing_script(spec, sizes, left_out)
+    excluded: list[ExcludedPath] = []
+    sizes = {found.path: found.size_bytes for found in code_manifest.select_code_files(spec.sync, excluded.append)}
+    code_exclusions.refuse_missing_script(spec, sizes, excluded)
     what = f"{plural(len(sizes), 'file')} of {spec.sync.source}, {format_size(sum(sizes.values()))}"
     return [
         "",
         f"will copy up to {what}, to {fold_hosts(remote)}",
-        *map(safe, code_exclusions.format_exclusions(left_out)),
+        *map(safe, code_exclusions.format_exclusions(excluded)),
     ]

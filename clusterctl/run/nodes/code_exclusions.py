@@ -41,9 +41,9 @@ def list_sync_warnings(manifest: Manifest, store: ContentStore) -> Iterator[str]
             return file.read(MAX_KEY_BYTES)
 
     alike: dict[tuple[str, str], list[str]] = {}
-    for one in manifest.left_out:
+    for one in manifest.excluded:
         if one.remedy:
-            alike.setdefault((one.rule, one.remedy), []).append(one.shown)
+            alike.setdefault((one.rule, one.remedy), []).append(one.label)
     for (rule, remedy), paths in alike.items():
         yield f"not sent: {_join_paths(paths)}, {rule}: {remedy}"
     files = [(path, size) for path, (size, mode, _) in manifest.files.items() if mode not in (LINK_MODE, FOLDER_MODE)]
@@ -55,10 +55,10 @@ def list_sync_warnings(manifest: Manifest, store: ContentStore) -> Iterator[str]
         yield secret
 
 
-def describe_user_exclusions(left_out: Iterable[ExcludedPath]) -> str | None:
+def describe_user_exclusions(excluded: Iterable[ExcludedPath]) -> str | None:
     """Return one line about the files that rules of the user exclude; `None` if a job needs none of them."""
     alike: dict[tuple[str, str], list[ExcludedPath]] = {}
-    for one in left_out:
+    for one in excluded:
         name = f"{PurePosixPath(one.path).name}{'/' if one.path.endswith('/') else ''}"
         if one.written_in and not one.remedy and _MADE_BY_TOOLS.fullmatch(name) is None:
             alike.setdefault((one.written_in, one.rule), []).append(one)
@@ -71,8 +71,8 @@ def describe_user_exclusions(left_out: Iterable[ExcludedPath]) -> str | None:
     ]
     rest = sum(map(len, rules[_MAX_NAMES:]))
     firsts = [paths[0] for paths in rules[:_MAX_NAMES]]
-    sendable = next((one for one in firsts if one.way_to_send and not has_secret_name(one.path)), None)
-    remedy = f"{sendable.way_to_send} sends {sendable.path}, " if sendable is not None else ""
+    sendable = next((one for one in firsts if one.include_setting and not has_secret_name(one.path)), None)
+    remedy = f"{sendable.include_setting} sends {sendable.path}, " if sendable is not None else ""
     more = f", … {rest} more" if rest else ""
     return f"not sent: {', '.join(named)}{more}; {remedy}`clusterctl sync --dry-run -v` lists all"
 
@@ -95,26 +95,26 @@ _WRITES = re.compile(r"(?:[\d&]*>{1,2}|tee|-a|mkdir|-p|rm|-[rf]+|touch|\S*--?(?:
 """Words of a shell before the name of a file that need not exist."""
 
 
-def list_unsent_arguments(spec: ClusterSpec, left_out: Iterable[ExcludedPath] | None = None) -> list[str]:
+def list_unsent_arguments(spec: ClusterSpec, excluded: Iterable[ExcludedPath] | None = None) -> list[str]:
     """Return a sentence for each argument of the job that names an excluded file of the code folder.
 
     Args:
         spec: The spec of the cluster file.
-        left_out: The excluded paths; `None` to search the folder if an argument names a file in it.
+        excluded: The excluded paths; `None` to search the folder if an argument names a file in it.
     """
     if spec.sync is None or spec.job is None or all(host.transport is TransportKind.LOCAL for host in spec.hosts):
         return []
     named = {path: place for place, path in _list_named_paths(spec)}
     if not named:
         return []
-    if left_out is None:
+    if excluded is None:
         found: list[ExcludedPath] = []
         try:
             list(select_files(Path(spec.sync.source), spec.sync.exclude, found.append))
         except RefusedError:
             return []
-        left_out = found
-    doubtful = [one for one in left_out if not one.remedy and _MADE_BY_TOOLS.fullmatch(one.path) is None]
+        excluded = found
+    doubtful = [one for one in excluded if not one.remedy and _MADE_BY_TOOLS.fullmatch(one.path) is None]
     sentences = []
     for path, place in named.items():
         one = _find_exclusion(path, doubtful)
@@ -122,14 +122,16 @@ def list_unsent_arguments(spec: ClusterSpec, left_out: Iterable[ExcludedPath] | 
             continue
         remedy = ""
         if not has_secret_name(one.path):
-            remedy = f": {one.way_to_send} sends {one.path}" if one.way_to_send else ": take that out to send it"
+            remedy = (
+                f": {one.include_setting} sends {one.path}" if one.include_setting else ": take that out to send it"
+            )
         sentences.append(f"{place} names `{path}`, which is not sent to nodes, left out by {one.rule}{remedy}")
     return sentences
 
 
-def _find_exclusion(path: str, left_out: Iterable[ExcludedPath]) -> ExcludedPath | None:
+def _find_exclusion(path: str, excluded: Iterable[ExcludedPath]) -> ExcludedPath | None:
     """Return the excluded path that is or contains a path."""
-    by_path = {one.path: one for one in left_out}
+    by_path = {one.path: one for one in excluded}
     places = (path, *(f"{folder}/" for folder in (PurePosixPath(path), *PurePosixPath(path).parents)))
     return next((by_path[place] for place in places if place in by_path), None)
 
@@ -153,11 +155,11 @@ def _list_named_paths(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
             yield place, path
 
 
-def format_exclusions(left_out: Iterable[ExcludedPath], *, is_complete: bool = False) -> list[str]:
+def format_exclusions(excluded: Iterable[ExcludedPath], *, is_complete: bool = False) -> list[str]:
     """Return lines about the excluded paths, by rule: the first few of each rule, or all."""
     alike: dict[str, list[str]] = {}
-    for one in left_out:
-        alike.setdefault(one.rule, []).append(one.shown)
+    for one in excluded:
+        alike.setdefault(one.rule, []).append(one.label)
     if is_complete:
         return [f"left out  {path}  by {rule}" for rule, paths in alike.items() for path in paths]
     return [f"left out  {_join_paths(paths, quote='')}  by {rule}" for rule, paths in alike.items()]
@@ -168,7 +170,7 @@ def _join_paths(paths: list[str], quote: str = "`") -> str:
     return ", ".join(f"{quote}{path}{quote}" for path in paths[:_MAX_NAMES]) + more
 
 
-def refuse_missing_script(spec: ClusterSpec, sent: Iterable[str], left_out: Iterable[ExcludedPath]) -> None:
+def refuse_missing_script(spec: ClusterSpec, sent: Iterable[str], excluded: Iterable[ExcludedPath]) -> None:
     """Refuse to send code without the script of the job.
 
     Raises:
@@ -183,7 +185,7 @@ def refuse_missing_script(spec: ClusterSpec, sent: Iterable[str], left_out: Iter
     script = os.path.relpath(real, top)
     if script in set(sent):
         return
-    one = _find_exclusion(script, left_out)
+    one = _find_exclusion(script, excluded)
     rule = "a rule" if one is None else one.rule
     hint = f"`sync: {{exclude: ['!{script}']}}` sends it, and so does git once it tracks it"
     raise RefusedError(f"job.script: `{spec.job.script}` is not sent to nodes, left out by {rule}", hint=hint)
@@ -275,13 +277,13 @@ class CodeFolder:
     Attributes:
         source: The folder.
         sent: The files that were sent; without sync, the files of the folder.
-        left_out: The excluded paths.
+        excluded: The excluded paths.
         pythonpath: `PYTHONPATH` of the cluster file.
     """
 
     source: str
     sent: Collection[str]
-    left_out: Sequence[ExcludedPath]
+    excluded: Sequence[ExcludedPath]
     pythonpath: str = ""
 
     def has(self, path: str) -> bool:
@@ -319,14 +321,14 @@ def scan_code_folder(sync: SyncSpec, sent: Collection[str] | None, pythonpath: s
         sent: The files that the run got; `None` if nothing was copied.
         pythonpath: `PYTHONPATH` of the cluster file.
     """
-    left_out: list[ExcludedPath] = []
+    excluded: list[ExcludedPath] = []
     try:
-        present = [found.path for found in select_files(Path(sync.source), sync.exclude, left_out.append)]
+        present = [found.path for found in select_files(Path(sync.source), sync.exclude, excluded.append)]
     except (ClusterctlError, OSError):
         return None
     if sent is None:
-        return CodeFolder(source=sync.source, sent=present, left_out=(), pythonpath=pythonpath)
-    return CodeFolder(source=sync.source, sent=sent, left_out=left_out, pythonpath=pythonpath)
+        return CodeFolder(source=sync.source, sent=present, excluded=(), pythonpath=pythonpath)
+    return CodeFolder(source=sync.source, sent=sent, excluded=excluded, pythonpath=pythonpath)
 
 
 def explain_missing_file(message: str, folder: CodeFolder, workdirs: Iterable[str]) -> str | None:
@@ -356,7 +358,7 @@ def _explain_module(name: str, folder: CodeFolder) -> str | None:
     found = _explain_exclusion(forms, folder) or _explain_excluded_package(top, folder)
     if found is not None:
         return found
-    for one in folder.left_out:
+    for one in folder.excluded:
         if one.rule == EMPTY_SUBMODULE and top in re.split(r"[/-]|\.git$", one.path):
             return f"`{one.path}` is {EMPTY_SUBMODULE}: {one.remedy}"
     place = next((found for found in folder.sent for end in forms[:2] if f"/{found}".endswith(f"/{end}")), None)
@@ -385,7 +387,7 @@ def _explain_file(path: str, folder: CodeFolder) -> str | None:
 def _explain_exclusion(paths: Sequence[str], folder: CodeFolder) -> str | None:
     """Name the rule that excludes a path, or one that ends with it."""
     for path in paths:
-        for one in folder.left_out:
+        for one in folder.excluded:
             place = one.path.rstrip("/")
             names = (
                 place if f"/{place}".endswith(f"/{path}") else None,
@@ -401,7 +403,7 @@ def _explain_exclusion(paths: Sequence[str], folder: CodeFolder) -> str | None:
 def _explain_excluded_package(module: str, folder: CodeFolder) -> str | None:
     """Name the rule that excludes a wheel or archive of a package with the name of a module."""
     package = re.compile(rf"{re.escape(module).replace('_', '[-_.]')}(?:-\d.*)?\.(?:whl|egg|zip|tar\.gz)", re.I)
-    for one in folder.left_out:
+    for one in folder.excluded:
         names = [one.path]
         if one.path.endswith("/"):
             inner = sorted(folder.list_names(one.path), key=lambda name: not name.endswith(".whl"))
@@ -413,7 +415,7 @@ def _explain_excluded_package(module: str, folder: CodeFolder) -> str | None:
 
 
 def _describe_rule(name: str, one: ExcludedPath) -> str:
-    way = f": {one.way_to_send} sends it" if one.way_to_send else ""
+    way = f": {one.include_setting} sends it" if one.include_setting else ""
     return f"`{name}` is in the code folder, and left out by {one.rule}{way}"
 
 

@@ -40,11 +40,11 @@ class Manifest:
     Attributes:
         files: Path to size, permission bits and SHA-256. A link has the mode `LINK_MODE`; its content is the target. An
             empty folder has the mode `FOLDER_MODE` and no content.
-        left_out: The excluded paths; not saved with the run.
+        excluded: The excluded paths; not saved with the run.
     """
 
     files: dict[str, tuple[int, int, str]] = field(default_factory=dict)
-    left_out: tuple[ExcludedPath, ...] = ()
+    excluded: tuple[ExcludedPath, ...] = ()
 
     @property
     def code_hash(self) -> str:
@@ -135,8 +135,8 @@ def build_manifest(sync: SyncSpec, store: ContentStore, *, max_files: int = MAX_
     source = Path(sync.source)
     hashed = _HashCache(store.root / "known.json", sync.source)
     files: dict[str, tuple[int, int, str]] = {}
-    left_out: list[ExcludedPath] = []
-    for found in select_code_files(sync, left_out.append, max_files=max_files):
+    excluded: list[ExcludedPath] = []
+    for found in select_code_files(sync, excluded.append, max_files=max_files):
         if found.is_folder:
             entry: tuple[int, int, str] | None = (0, FOLDER_MODE, store.add(io.BytesIO())[1])
         elif found.target is None:
@@ -147,13 +147,13 @@ def build_manifest(sync: SyncSpec, store: ContentStore, *, max_files: int = MAX_
         if entry is not None:
             files[found.path] = entry
     hashed.save()
-    return Manifest(files=files, left_out=tuple(left_out))
+    return Manifest(files=files, excluded=tuple(excluded))
 
 
 def select_code_files(
-    sync: SyncSpec, left_out: Callable[[ExcludedPath], None], *, max_files: int = MAX_FILES
+    sync: SyncSpec, on_excluded: Callable[[ExcludedPath], None], *, max_files: int = MAX_FILES
 ) -> Iterator[SelectedFile]:
-    """Yield the files to sync, without reading them; `left_out` takes the excluded paths.
+    """Yield the files to sync, without reading them; `on_excluded` takes the excluded paths.
 
     Raises:
         ConfigError, RefusedError: See `build_manifest`.
@@ -168,7 +168,7 @@ def select_code_files(
         )
     files: list[str] = []
     total, largest = 0, list[tuple[int, str]]()
-    for found in select_files(source, sync.exclude, left_out):
+    for found in select_files(source, sync.exclude, on_excluded):
         total += found.size_bytes
         largest = sorted([*largest, (found.size_bytes, found.path)], reverse=True)[:3]
         if total > sync.max_size:

@@ -65,12 +65,12 @@ class ExcludedPath:
     size_bytes: int = 0
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """The path, with the target of a link."""
         return f"{self.path} -> {self.target}" if self.target else self.path
 
     @property
-    def way_to_send(self) -> str:
+    def include_setting(self) -> str:
         """The setting that sends it in spite of a `.gitignore`; empty if no `.gitignore` excludes it."""
         return f"`sync: {{exclude: ['!{self.path}']}}`" if self.written_in.endswith(_IGNORE) else ""
 
@@ -90,7 +90,7 @@ _VENV = "a virtual environment"
 
 
 def select_files(
-    source: Path, exclude: tuple[str, ...], left_out: Callable[[ExcludedPath], None]
+    source: Path, exclude: tuple[str, ...], on_excluded: Callable[[ExcludedPath], None]
 ) -> Iterator[SelectedFile]:
     """Yield the files of a folder to send, in order.
 
@@ -101,16 +101,16 @@ def select_files(
     Args:
         source: The folder.
         exclude: Patterns as in .gitignore.
-        left_out: Takes each excluded path.
+        on_excluded: Takes each excluded path.
 
     Raises:
         RefusedError: A folder, or a `.gitignore`, cannot be read.
     """
-    walk = _FolderWalk(source, exclude, left_out)
+    walk = _FolderWalk(source, exclude, on_excluded)
     yield from walk.folder("", [], None)
     for path, written, target in walk.links:
         if target not in walk.sent:
-            left_out(ExcludedPath(path, _WITHOUT_TARGET, written, "`sync.exclude` with `!` before it sends that"))
+            on_excluded(ExcludedPath(path, _WITHOUT_TARGET, written, "`sync.exclude` with `!` before it sends that"))
 
 
 class _GitIndex:
@@ -149,8 +149,8 @@ _Rules = list[tuple[str, Any]]
 
 
 class _FolderWalk:
-    def __init__(self, source: Path, exclude: tuple[str, ...], left_out: Callable[[ExcludedPath], None]) -> None:
-        self._source, self._top, self._tell = source, os.path.realpath(source), left_out
+    def __init__(self, source: Path, exclude: tuple[str, ...], on_excluded: Callable[[ExcludedPath], None]) -> None:
+        self._source, self._top, self._tell = source, os.path.realpath(source), on_excluded
         self._other_exclusions = 0
         self._exclude: _Rules = [("", _parse_rules(exclude))]
         self._tracked = _GitIndex()
@@ -181,7 +181,7 @@ class _FolderWalk:
         for entry in entries:
             path = _below(folder, entry.name)
             if entry.name in NEVER_SENT:
-                self._leave_out(ExcludedPath(path, f"`{entry.name}` is never sent"))
+                self._report(ExcludedPath(path, f"`{entry.name}` is never sent"))
             elif entry.is_dir(follow_symlinks=False):
                 yield from self._inner(path, entry, rules, ignored)
             else:
@@ -193,7 +193,7 @@ class _FolderWalk:
         if rule is not None and (path not in self._tracked or _find_last_match(f"{path}/", self._exclude) is not None):
             self._leave(f"{path}/", rule)
         elif is_submodule and not any(name != ".git" for name in os.listdir(entry.path)):
-            self._leave_out(ExcludedPath(f"{path}/", EMPTY_SUBMODULE, remedy="`git submodule update --init` fills it"))
+            self._report(ExcludedPath(f"{path}/", EMPTY_SUBMODULE, remedy="`git submodule update --init` fills it"))
         else:
             yield from self._folder_or_itself(path, entry, rules, None if is_submodule else rule)
 
@@ -216,7 +216,7 @@ class _FolderWalk:
                 self._note(path)
                 yield SelectedFile(path, status)
 
-    def _leave_out(self, one: ExcludedPath) -> None:
+    def _report(self, one: ExcludedPath) -> None:
         self._other_exclusions += not one.written_in.endswith(_IGNORE)
         self._tell(one)
 
@@ -233,7 +233,7 @@ class _FolderWalk:
                 self._note(path)
                 yield SelectedFile(path, status)
             elif status is not None:
-                self._leave_out(ExcludedPath(path, "no file"))
+                self._report(ExcludedPath(path, "no file"))
 
     def _link(self, path: str, entry: os.DirEntry[str]) -> Iterator[SelectedFile]:
         real = os.path.realpath(entry.path)
@@ -243,11 +243,11 @@ class _FolderWalk:
             return
         if real != self._top and not real.startswith(self._top.rstrip("/") + "/"):
             remedy = "put a copy there, name its place on the nodes, or leave it out by `sync.exclude`"
-            self._leave_out(ExcludedPath(path, _OUTSIDE, written, remedy))
+            self._report(ExcludedPath(path, _OUTSIDE, written, remedy))
         elif not os.path.exists(entry.path):
-            self._leave_out(ExcludedPath(path, "a link that leads nowhere", written))
+            self._report(ExcludedPath(path, "a link that leads nowhere", written))
         elif os.path.exists(f"{real}/pyvenv.cfg"):
-            self._leave_out(ExcludedPath(path, _VENV, written))
+            self._report(ExcludedPath(path, _VENV, written))
         else:
             self._note(path)
             self.links.append((path, written, os.path.relpath(real, self._top)))
@@ -260,7 +260,7 @@ class _FolderWalk:
             self._is_git_doubted = True
             words += f", and git cannot say whether it tracks this ({next(iter(self._tracked.failures.values()))})"
             remedy = "files that git tracks are sent only if it can say so"
-        self._leave_out(ExcludedPath(path, words, remedy=remedy, written_in=rule.written_in, size_bytes=size_bytes))
+        self._report(ExcludedPath(path, words, remedy=remedy, written_in=rule.written_in, size_bytes=size_bytes))
 
     def _note(self, path: str) -> None:
         """Record that a path and its parent folders are sent."""

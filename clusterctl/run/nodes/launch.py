@@ -197,12 +197,12 @@ class Launcher:
     def _build_manifest(self, sync: SyncSpec, store: code_manifest.ContentStore) -> code_manifest.Manifest:
         """Return the manifest of the present folder, kept with the run; post warnings about it."""
         manifest = code_manifest.build_manifest(sync, store)
-        code_exclusions.refuse_missing_script(self.spec, manifest.files, manifest.left_out)
+        code_exclusions.refuse_missing_script(self.spec, manifest.files, manifest.excluded)
         code_manifest.save_manifest(self._run, manifest)
-        unsent = code_exclusions.list_unsent_arguments(self.spec, manifest.left_out)
+        unsent = code_exclusions.list_unsent_arguments(self.spec, manifest.excluded)
         for warning in [*unsent, *code_exclusions.list_sync_warnings(manifest, store)]:
             self._note(warning, "warn")
-        excluded = code_exclusions.describe_user_exclusions(manifest.left_out)
+        excluded = code_exclusions.describe_user_exclusions(manifest.excluded)
         if excluded is not None:
             self._note(excluded)
         return manifest

@@ -106,7 +106,7 @@ def test_a_module_on_the_pythonpath_of_this_shell_is_told(tmp_path: Path) -> Non
 
 
 def test_a_module_of_an_empty_submodule_is_told(tmp_path: Path) -> None:
-    left_out = [ExcludedPath("third_party/apex/", EMPTY_SUBMODULE, remedy="`git submodule update --init` fills it")]
-    folder = code_exclusions.CodeFolder(source=str(tmp_path), sent=(), left_out=left_out)
+    excluded = [ExcludedPath("third_party/apex/", EMPTY_SUBMODULE, remedy="`git submodule update --init` fills it")]
+    folder = code_exclusions.CodeFolder(source=str(tmp_path), sent=(), excluded=excluded)
     told = code_exclusions.explain_missing_file(f"{NO_MODULE}'apex.amp'", folder, [])
     assert told == "`third_party/apex/` is an empty submodule: `git submodule update --init` fills it"

@@ -38,19 +38,23 @@ def collected(root: Path, content: Path, *exclude: str) -> list[str]:
 
 def sent(root: Path, *exclude: str) -> list[str]:
     return [
-        one.path for one in code_selection.select_files(root, exclude, left_out=lambda _one: None) if not one.is_folder
+        one.path
+        for one in code_selection.select_files(root, exclude, on_excluded=lambda _one: None)
+        if not one.is_folder
     ]
 
 
 def sent_folders(root: Path, *exclude: str) -> list[str]:
-    return [one.path for one in code_selection.select_files(root, exclude, left_out=lambda _one: None) if one.is_folder]
+    return [
+        one.path for one in code_selection.select_files(root, exclude, on_excluded=lambda _one: None) if one.is_folder
+    ]
 
 
 def left_out(root: Path, *exclude: str) -> dict[str, str]:
     """What is not sent, and by which rule."""
     found: list[code_selection.ExcludedPath] = []
-    list(code_selection.select_files(root, exclude, left_out=found.append))
-    return {one.shown: one.rule for one in found}
+    list(code_selection.select_files(root, exclude, on_excluded=found.append))
+    return {one.label: one.rule for one in found}
 
 
 def test_a_folder_in_which_nothing_is_sent_is_sent_itself(source: Path, content: Path) -> None:
@@ -148,7 +152,7 @@ def test_what_git_would_take_is_taken(source: Path, ignores: dict[str, str]) -> 
 
 def test_what_vanishes_while_a_folder_is_walked_is_left_out(source: Path) -> None:
     write(source, "a.py", "b.py", "c/d.py", "e.py")
-    walk = code_selection.select_files(source, (), left_out=lambda _one: None)
+    walk = code_selection.select_files(source, (), on_excluded=lambda _one: None)
     found = [next(walk).path]
     (source / "b.py").unlink()
     shutil.rmtree(source / "c")
@@ -317,7 +321,7 @@ def test_links_inside_the_folder_stay_links(source: Path, content: Path, link: s
 
     _, mode, digest = manifest.files[link]
     assert (mode, store.path(digest).read_text()) == (LINK_MODE, written)
-    assert manifest.left_out == ()
+    assert manifest.excluded == ()
 
 
 def test_links_to_elsewhere_are_named_with_where_they_lead(source: Path, tmp_path: Path) -> None:
@@ -352,7 +356,7 @@ def test_a_script_that_is_not_sent_is_refused_with_the_rule(source: Path, conten
     spec = ClusterSpec(name="x", path="/x", hosts=(), job=job, sync=SyncSpec(source=str(source)))
 
     with pytest.raises(RefusedError, match="`jobs/train.py` is not sent to nodes, left out by `jobs/` of .gitignore"):
-        code_exclusions.refuse_missing_script(spec, manifest.files, manifest.left_out)
+        code_exclusions.refuse_missing_script(spec, manifest.files, manifest.excluded)
 
 
 @pytest.mark.parametrize(
@@ -407,7 +411,7 @@ def test_what_rules_of_a_person_leave_out_is_said_in_a_line(
         SyncSpec(source=str(source), exclude=tuple(exclude)), code_manifest.ContentStore(content)
     )
 
-    told = code_exclusions.describe_user_exclusions(manifest.left_out)
+    told = code_exclusions.describe_user_exclusions(manifest.excluded)
     if said is None:
         assert told is None
         return
