@@ -118,7 +118,7 @@ def test_a_waiter_that_cannot_be(node: Node, what: str, why: str) -> None:
 
 def test_limits_that_imports_set(node: Node) -> None:
     (why,) = reasons(node, "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))\n")
-    assert why == "what was imported has changed its limits"
+    assert why == "an imported module has changed its limits"
 
 
 def test_a_rank_that_another_waiter_has_is_not_started_twice(node: Node) -> None:

@@ -71,7 +71,9 @@ PACKAGES = {
         "import random\nprint(random.random())",
         "`package`",
     ),
-    "a generator": Package("import random\nRNG = random.Random()", "print(package.RNG.random())", "a generator", True),
+    "a generator": Package(
+        "import random\nRNG = random.Random()", "print(package.RNG.random())", "random number generator", True
+    ),
     "a seeded generator": Package("import random\nRNG = random.Random(3)", "print(package.RNG.random())"),
     "a number": Package("import random\nVALUE = random.random()", "print(package.VALUE)", CHANCE, True),
     "a choice": Package(
@@ -117,12 +119,12 @@ PACKAGES = {
         True,
     ),
     "its pid": Package(
-        "import os\nPID = os.getpid()", "import os\nprint(package.PID == os.getpid())", "number of its process"
+        "import os\nPID = os.getpid()", "import os\nprint(package.PID == os.getpid())", "id of its process"
     ),
     "its pid by name": Package(
         "from os import getpid\nPID = getpid()",
         "import os\nprint(package.PID == os.getpid(), package.getpid() == os.getpid())",
-        "number",
+        "id of its process",
     ),
     "a variable": Package("import os\nos.environ['NEW'] = '1'", "import os\nprint(os.environ['NEW'])"),
     "a variable removed": Package("import os\ndel os.environ['KIND']", "import os\nprint(os.environ.get('KIND'))"),

@@ -138,9 +138,9 @@ class ImportWatch:
             CannotForkError: They may not.
         """
         for name in self._environment.read_names:
-            raise CannotForkError(f"what was imported has read {name}, whose value each rank gets at its start")
+            raise CannotForkError(f"an imported module has read {name}, whose value each rank gets at its start")
         if getattr(sys.modules.get("tempfile"), "_name_sequence", None) is not None:
-            raise CannotForkError("what was imported has made a temporary file or folder, which ranks would share")
+            raise CannotForkError("an imported module has made a temporary file or folder, which ranks would share")
         for reason in self._reasons:
             raise CannotForkError(reason)
         for name in _NEVER:
@@ -149,7 +149,7 @@ class ImportWatch:
         now = self._read_state()
         for what, before in self._before.items():
             if now[what] != before:
-                raise CannotForkError(f"what was imported has changed {what}")
+                raise CannotForkError(f"an imported module has changed {what}")
         if sys.gettrace() is not None or sys.getprofile() is not None:
             raise CannotForkError("a tracer or a profiler is active")
         _check_descriptors(control)
@@ -159,7 +159,7 @@ class ImportWatch:
             fields = line.split(None, 5)
             if fields[1][1] == "w" and fields[1][3] == "s":
                 where = fields[5] if len(fields) > 5 else "without a name"
-                raise CannotForkError(f"what was imported shares memory with its forks: {where}")
+                raise CannotForkError(f"an imported module shares memory with its forks: {where}")
 
 
 def _find_caller() -> str | None:
@@ -185,22 +185,22 @@ def _check_descriptors(control: int) -> None:
         target = _read_link(f"/proc/self/fd/{name}")
         if int(name) > 2 and int(name) != control and target is not None:
             what = "a connection" if target.startswith("socket:") else target
-            raise CannotForkError(f"what was imported has opened {what}, which ranks would share")
+            raise CannotForkError(f"an imported module has opened {what}, which ranks would share")
 
 
 def _check_generators() -> None:
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None and hasattr(numpy, "get_state") and numpy.get_state()[2] != _FRESH_NUMPY_POSITION:
-        raise CannotForkError("what was imported has seeded `numpy.random`, or drawn from it")
+        raise CannotForkError("an imported module has seeded `numpy.random`, or drawn from it")
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "default_generator"):
         return
     seed = torch.initial_seed()
     is_fresh = seed == OLD_TORCH_SEED or seed >= _MIN_DRAWN_SEED
     if not is_fresh or not torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(seed).get_state()):
-        raise CannotForkError("what was imported has seeded torch, or drawn from its generator")
+        raise CannotForkError("an imported module has seeded torch, or drawn from its generator")
     if torch.cuda.is_initialized():
-        raise CannotForkError("what was imported has initialised CUDA")
+        raise CannotForkError("an imported module has initialised CUDA")
 
 
 def _check_threads_and_children() -> None:
@@ -213,13 +213,13 @@ def _check_threads_and_children() -> None:
         threads = len(os.listdir("/proc/self/task")) - 1
         os.waitpid(pid, 0)
     if threads:
-        raise CannotForkError(f"what was imported runs {threads} threads, which a fork would lose")
+        raise CannotForkError(f"an imported module runs {threads} threads, which a fork would lose")
     try:
         has_child = os.waitpid(-1, os.WNOHANG)[0] == 0
     except ChildProcessError:
         return
     if has_child:
-        raise CannotForkError("what was imported has started a process")
+        raise CannotForkError("an imported module has started a process")
 
 
 def _read_link(path: str) -> str | None:

@@ -64,7 +64,7 @@ class _MissRecorder:
         self.names.add(name)
 
 
-class Imports:
+class InstalledImports:
     """Imports of installed modules, and the check whether a fresh start would import the same.
 
     Attributes:
@@ -86,7 +86,7 @@ class Imports:
             names = [name for name in ("torch", "numpy") if self._find(name, self._installed)][:1]
         self.names = names
 
-    def run(self, import_all: Callable[[list[str]], None]) -> None:
+    def import_modules(self, import_all: Callable[[list[str]], None]) -> None:
         """Import them with only installed modules on the path.
 
         Raises:
@@ -100,7 +100,7 @@ class Imports:
                 self._check_is_installed(name.partition(".")[0])
             import_all(self.names)
             if sys.path != self._installed:
-                raise CannotForkError("what was imported has changed sys.path")
+                raise CannotForkError("an imported module has changed sys.path")
         finally:
             if self._misses in sys.meta_path:
                 sys.meta_path.remove(self._misses)

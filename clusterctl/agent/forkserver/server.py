@@ -23,7 +23,7 @@ import types
 
 from . import CannotForkError
 from .fork_checks import OLD_TORCH_SEED, ImportWatch
-from .installed_modules import Imports
+from .installed_modules import InstalledImports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,18 +119,18 @@ class _Server:
             raise CannotForkError("there are too few free descriptors for a rank")
         return word, descriptors
 
-    def _import(self, request: dict[str, Any]) -> tuple[Imports, ImportWatch]:
+    def _import(self, request: dict[str, Any]) -> tuple[InstalledImports, ImportWatch]:
         for name in _MEASURING_VARIABLES:
             if os.environ.get(name):
                 raise CannotForkError(f"{name} is set, which works in new processes only")
-        imports, watch = Imports(request["preload"], self._path), ImportWatch(request["rank_names"])
+        imports, watch = InstalledImports(request["preload"], self._path), ImportWatch(request["rank_names"])
         imports.check_names()
         main: Any = sys.modules["__main__"]
         if sys.argv[0] != "-m":
             # A module may read it to find out whether there is a script.
             main.__file__ = os.path.abspath(sys.argv[0])
         with watch:
-            imports.run(_import_all)
+            imports.import_modules(_import_all)
         vars(main).pop("__file__", None)
         watch.check(self._sock.fileno())
         imports.check_names()

@@ -53,10 +53,7 @@ _DISPLAY_FIELDS = {
     "facts": mapping_of(string(200), validators.any_json(3, 256, 200), 256),
     "degraded": mapping_of(string(200), string(1024), 64),
 }
-_REPORT_FIELDS = (
-    *("pid", "step", "source", "beats", "seq", "backend", "timeout_s", "looks", "held"),
-    *_DISPLAY_FIELDS,
-)
+_REPORT_FIELDS = (*("pid", "step", "source", "beats", "seq", "backend", "timeout_s", "looks", "held"), *_DISPLAY_FIELDS)
 validate_status = object_of(
     {
         "pid": PID,
@@ -74,7 +71,7 @@ validate_status = object_of(
         "phase": optional(object_of({"name": string(200), "since": number(), "limit_s": number(0.0)})),
         "looks": COUNT,
         "held": COUNT,
-    },
+    }
 )
 """Validate the status file that the shim in a worker writes. By hand, since the head alone can read the bounds of
 `record_types.WorkerStatus`.

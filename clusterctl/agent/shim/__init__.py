@@ -1,7 +1,8 @@
 """The shim inside a worker; it runs there as the package `_clusterctl_shim`.
 
 It counts steps, measures how long the main thread has run no Python, writes one status file a second and lets the
-supervisor dump all stacks by a signal. What it cannot do with this Python or this torch it lists under `degraded`.
+supervisor dump all stacks by a signal. The status file lists under `degraded` each part that does not work with this
+Python or this torch.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ class ChildFailureRecord:
         }
 
     def begin_script(self, watch_exit: Callable[[Callable[[str, str, str], None]], None]) -> None:
-        """Watch this process, which is not the rank, if it is a script: what it raises ends it.
+        """Watch this process, which is not the rank, if it is a script: an exception ends it.
 
-        A shell between it and the Python of the rank may hide its exit code. Nobody learns the one that `os.system`
+        A shell between it and the Python of the rank may hide its exit code. No code learns the one that `os.system`
         returns, so below that the script writes its own.
 
         Args:

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 _TORCH = "torch.optim.optimizer"
 # Where Keras 3, Keras 2.13 to 2.15 and tf_keras keep the class through which every batch of `fit` goes.
-_KERAS = (
-    "keras.src.callbacks.callback_list",
-    "keras.src.callbacks",
-    "keras.callbacks",
-    "tf_keras.src.callbacks",
-)
+_KERAS = ("keras.src.callbacks.callback_list", "keras.src.callbacks", "keras.callbacks", "tf_keras.src.callbacks")
 
 
 def make_framework_hooks(state: ProgressCounters) -> dict[str, Callable[[Any], None]]:

@@ -16,13 +16,7 @@ from clusterctl.agent.linux.proc import ProcessIdentity
 from clusterctl.agent.node_state import fencing
 from clusterctl.agent.processes import run_processes, termination
 from clusterctl.agent.protocol import commands, events, requests
-from clusterctl.agent.supervisor import (
-    exit_status,
-    gpu_claims,
-    shell_errors,
-    waiter,
-    workers,
-)
+from clusterctl.agent.supervisor import exit_status, gpu_claims, shell_errors, waiter, workers
 from clusterctl.agent.supervisor.output_files import OutputFiles
 
 if TYPE_CHECKING:
@@ -32,12 +26,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.node_state.journal import NodeState
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.processes.run_processes import RunMarkers
-    from clusterctl.agent.protocol.record_types import (
-        ExitRecord,
-        LeftoverProcess,
-        OutsideSignal,
-        SurvivingProcess,
-    )
+    from clusterctl.agent.protocol.record_types import ExitRecord, LeftoverProcess, OutsideSignal, SurvivingProcess
     from clusterctl.agent.supervisor.workers import Worker
 
 _HOLD_S = 1.0

@@ -57,7 +57,7 @@ def read_exit(worker: Worker, path: str, release_space: Callable[[], None]) -> E
 
 
 def _reap_status(worker: Worker) -> None:
-    """Reap a worker that has become our child, if nobody has done so yet."""
+    """Reap a worker that has become our child and is not reaped yet."""
     if worker.wait_status is None and worker.identity.pid:
         with contextlib.suppress(ChildProcessError):
             pid, status = os.waitpid(worker.identity.pid, os.WNOHANG)

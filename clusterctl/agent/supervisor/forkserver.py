@@ -190,7 +190,7 @@ class ForkServer:
         if answer.get("cannot"):
             self.close(answer["cannot"])
         elif answer.get("changed"):
-            self.close(f"what was imported has changed: {answer['changed']}")
+            self.close(f"the installed modules have changed: {answer['changed']}")
         else:
             self.report |= answer
             self.is_stale = False

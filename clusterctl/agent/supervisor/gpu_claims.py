@@ -200,8 +200,8 @@ def _remove_own(folder: str) -> bool:
 
 def _is_locked(fd: int) -> bool:
     """Return whether another process holds the write lock, which only the owner of the file can take."""
-    asked = _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-    kind: int = _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
+    query = _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    kind: int = _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, query))[0]
     return kind != fcntl.F_UNLCK
 
 

@@ -1,4 +1,4 @@
-"""The workers' output files on this node: reserved space, time index, and what is discarded when space is short.
+"""The workers' output files on this node: reserved space, time index, and discarded output if space is short.
 
 A `print` on a full disk would end a rank, so the supervisor discards stored output first: bytes that the head has, then
 the oldest. It writes the offsets before it discards bytes, so no reader takes a hole for output. The journal gets an
@@ -244,7 +244,7 @@ def _round_down(value: int) -> int:
 _STEP_BYTES = 1 << 20
 _FAST_GROWTH_DIVISOR = 8
 """An output that grows by more than 1/8 of its reserve between two updates is updated more often."""
-_TOLD_BYTES, _TOLD_SECONDS = 64 << 20, 60.0
+_JOURNAL_EVERY_BYTES, _JOURNAL_EVERY_S = 64 << 20, 60.0
 """The journal gets an event after this many discarded bytes, or after this many seconds if bytes were lost."""
 _FULL, _LIMIT = "disk full", "logs.max_size"
 _LOG = re.compile(r"rank-(\d+)\.log")
@@ -259,7 +259,7 @@ class OutputFiles:
         reserve: Bytes to reserve beyond the end of each file.
         max_size: Bytes per file above which replicated bytes are discarded; `None` for no limit.
         record: Writes an event to the journal.
-        journalled: What the journal already says about discarded output (`NodeState.dropped`).
+        journalled: First valid byte and lost bytes of each output, as in the journal (`NodeState.dropped`).
     """
 
     def __init__(
@@ -456,8 +456,8 @@ class OutputFiles:
         gone, lost, now = one.offsets.first_valid - first_valid, one.offsets.lost - lost, time.monotonic()
         if not gone and not lost:
             return
-        late = now - one.journalled_at >= _TOLD_SECONDS and (lost > 0 or one.why != _LIMIT)
-        if last or late or gone >= _TOLD_BYTES:
+        late = now - one.journalled_at >= _JOURNAL_EVERY_S and (lost > 0 or one.why != _LIMIT)
+        if last or late or gone >= _JOURNAL_EVERY_BYTES:
             one.journalled_at = now
             self._record(events.Dropped(one.attempt, one.rank, one.offsets.first_valid, lost, one.why))
 

@@ -220,7 +220,7 @@ class Supervisor:
             active.record_process_groups()
         if attempt is not None and attempt.shutdown.remaining:
             attempt.shutdown.check_remaining()
-        # If somebody has removed the lease file, its last known time counts.
+        # If the lease file was removed, its last known time counts.
         self._last_lease_at = fencing.read_lease(self._run.lease) or self._last_lease_at
         age = fencing.read_lease_clock() - self._last_lease_at
         if active is not None and active.shutdown.stopped_at is None:

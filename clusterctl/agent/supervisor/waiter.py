@@ -263,7 +263,7 @@ class _Fence:
 
             self._task = functools.partial(termination.terminate_for_fence, config.fence)
         self._last = fencing.read_lease_clock()
-        self._sweeper: int | None = None
+        self._helper: int | None = None
         self.expired = False
 
     def read_remaining_s(self) -> float | None:
@@ -279,7 +279,7 @@ class _Fence:
         if self._task is None:
             return
         try:
-            self._sweeper, _ = helper_process.start_helper(self._task)
+            self._helper, _ = helper_process.start_helper(self._task)
         except OSError:
             # No process is available for the fork. Done here, it delays the record of the worker's end.
             with open(os.devnull, "wb") as null:
@@ -287,8 +287,8 @@ class _Fence:
 
     def close(self) -> None:
         """Wait for the child that enforces the fence."""
-        if self._sweeper is not None:
-            os.waitpid(self._sweeper, 0)
+        if self._helper is not None:
+            os.waitpid(self._helper, 0)
 
 
 def _wait_for_exit(worker: int, fence: _Fence) -> dict[str, Any]:

@@ -276,17 +276,17 @@ def read_waiter_report(fd: int) -> dict[str, Any] | None:
 
     The first line counts. If it is no report, such as the message of a Python that cannot start, the last line counts.
     """
-    poll, said, until = select.poll(), b"", time.monotonic() + _REPORT_TIMEOUT_S
+    poll, output, until = select.poll(), b"", time.monotonic() + _REPORT_TIMEOUT_S
     poll.register(fd, select.POLLIN)
     while poll.poll(max(0.0, until - time.monotonic()) * 1000):
         data = os.read(fd, 4096)
-        said += data
-        line, ended, _ = said.partition(b"\n")
+        output += data
+        line, ended, _ = output.partition(b"\n")
         found = _parse_report(line) if ended or not data else None
         if found is not None:
             return found
         if not data:
-            last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            last = output.decode("utf-8", "replace").strip().rpartition("\n")[2]
             return {"refused": last} if last else None
     return {"refused": f"its waiter has not reported for {_REPORT_TIMEOUT_S:.0f} s"}
 

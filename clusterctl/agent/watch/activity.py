@@ -53,12 +53,7 @@ class ActivitySampler:
         gpus: Whether the node has GPUs, so that CPU time says little about the progress.
     """
 
-    def __init__(
-        self,
-        workers: Iterable[WatchedWorker],
-        status_dir: str,
-        gpus: bool = False,
-    ) -> None:
+    def __init__(self, workers: Iterable[WatchedWorker], status_dir: str, gpus: bool = False) -> None:
         self._workers = tuple(workers)
         self._status_dir = status_dir
         self._gpus = gpus
