@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     # Python's search for circles would take a tenth of the time to show a large run, and finds next to none.
     gc.set_threshold(_VALUES)
-    streams.install()
+    streams.replace_standard_streams()
     code = run(arguments)
     _flush()
     # Threads of a library must not delay the exit.

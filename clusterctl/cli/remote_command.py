@@ -17,7 +17,7 @@ from clusterctl.agent.protocol import command_types
 from clusterctl.agent.protocol.command_types import ExecAnswer
 from clusterctl.agent.protocol.frames import StreamData
 from clusterctl.errors import AgentError, ClusterctlError, ExitCode, NodeError, RefusedError
-from clusterctl.render.exec_output import Answer, clean_lines, make_answer
+from clusterctl.render.exec_output import CommandResult, clean_lines, make_command_result
 from clusterctl.session.requests import EXEC
 from clusterctl.session.session import Session
 
@@ -127,7 +127,7 @@ class RemoteCommand:
         limit = None if self._seconds is None else self._seconds + _SLACK_SECONDS
         return EXEC.call_async(session, asked).result(limit)
 
-    def ends(self, nodes: Iterable[str], waiting: WaitingLine) -> tuple[dict[str, Answer], dict[str, NodeError]]:
+    def ends(self, nodes: Iterable[str], waiting: WaitingLine) -> tuple[dict[str, CommandResult], dict[str, NodeError]]:
         """Wait for the nodes; return how it ended on each, and which were lost meanwhile.
 
         Raises:
@@ -138,16 +138,16 @@ class RemoteCommand:
             self._running[node].add_done_callback(partial(_is_there, waiting, node))
         ends = {node: self._end(node) for node in nodes}
         return (
-            {node: end for node, end in ends.items() if isinstance(end, Answer)},
+            {node: end for node, end in ends.items() if isinstance(end, CommandResult)},
             {node: end for node, end in ends.items() if isinstance(end, NodeError)},
         )
 
-    def answered(self) -> dict[str, Answer]:
+    def answered(self) -> dict[str, CommandResult]:
         """Return how it ended on the nodes that have ended it by now; lines that are shown as they come aside."""
         through = [node for node, running in list(self._running.items()) if running.done()]
-        return {node: end for node in through if isinstance(end := self._end(node), Answer)}
+        return {node: end for node in through if isinstance(end := self._end(node), CommandResult)}
 
-    def _end(self, node: str) -> Answer | NodeError:
+    def _end(self, node: str) -> CommandResult | NodeError:
         """Wait for a node; return how it ended there, or why nobody knows."""
         collector = self._collectors[node]
         try:
@@ -156,12 +156,12 @@ class RemoteCommand:
             return AgentError(node, "it did not end the command in time")
         except AgentError as error:
             out, err = collector.finish()
-            return Answer(exit_code=int(ExitCode.FAILED), stdout=out, stderr=err, error=str(error))
+            return CommandResult(exit_code=int(ExitCode.FAILED), stdout=out, stderr=err, error=str(error))
         except NodeError as error:
             return error
         except ClusterctlError as error:
-            return Answer(exit_code=int(ExitCode.REFUSED), error=str(error))
-        return make_answer(result, *collector.finish(), self._seconds)
+            return CommandResult(exit_code=int(ExitCode.REFUSED), error=str(error))
+        return make_command_result(result, *collector.finish(), self._seconds)
 
     def _result(self, running: Future[ExecAnswer]) -> ExecAnswer:
         while self._console is not None and not running.done():

@@ -24,7 +24,7 @@ def judge_all(
     return single + judge_cluster(facts_by_node, context, chosen)
 
 
-_ALONE = {"unreachable": ("net.ssh",), "unprobed": ("net.ssh", "version.interpreter")}
+_CHECKS_WITHOUT_FACTS = {"unreachable": ("net.ssh",), "unprobed": ("net.ssh", "version.interpreter")}
 """Checks that still apply to a node without facts, by the key that says why it has none."""
 
 
@@ -42,7 +42,9 @@ def judge_node(node: str, facts: Facts, context: Context, checks: Iterable[str] 
     """
     findings: list[Finding] = []
     for check in _chosen(checks):
-        if check.node_judge is None or any(check.name not in alone for key, alone in _ALONE.items() if key in facts):
+        if check.node_judge is None or any(
+            check.name not in alone for key, alone in _CHECKS_WITHOUT_FACTS.items() if key in facts
+        ):
             continue
         view = NodeView(node=node, facts=facts, context=context, check=check)
         took = view.group().ms if check.group else gpus.read_library(view).ms if check.gpu else None
@@ -62,18 +64,16 @@ def judge_cluster(
     """
     answered = {node: facts for node, facts in facts_by_node.items() if facts.get("groups")}
     workers = [node for node in answered if node not in context.spares] or list(answered)
-    findings = _judge_together({node: answered[node] for node in workers}, context, checks)
+    findings = _compare_nodes({node: answered[node] for node in workers}, context, checks)
     seen = {(finding.check, finding.node, finding.gpu, finding.message) for finding in findings}
     for spare in (node for node in answered if node not in workers):
-        with_it = _judge_together({node: answered[node] for node in [*workers, spare]}, context, checks)
+        with_it = _compare_nodes({node: answered[node] for node in [*workers, spare]}, context, checks)
         new = [f for f in with_it if (f.check, f.node, f.gpu, f.message) not in seen and f.status is not Status.PASS]
         findings += [f if f.node else replace(f, node=spare) for f in new if f.node in (None, spare)]
     return [apply_overrides(finding, context) for finding in findings]
 
 
-def _judge_together(
-    facts_by_node: Mapping[str, Facts], context: Context, checks: Iterable[str] | None
-) -> list[Finding]:
+def _compare_nodes(facts_by_node: Mapping[str, Facts], context: Context, checks: Iterable[str] | None) -> list[Finding]:
     findings: list[Finding] = []
     for check in _chosen(checks):
         if check.cluster_judge is None:

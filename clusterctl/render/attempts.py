@@ -10,7 +10,7 @@ from clusterctl.formatting import duration_text, format_duration
 from clusterctl.logs.fold import FoldedLine
 from clusterctl.logs.line import LogLine
 from clusterctl.render.console import DIM, Terminal, safe
-from clusterctl.render.log_output import rfc3339
+from clusterctl.render.log_output import format_rfc3339
 from clusterctl.render.run_messages import cause_json, describe_exit, failure_line
 from clusterctl.render.table import Cell, Column, render_table
 from clusterctl.run.rules.blame import Cause
@@ -103,7 +103,7 @@ def _list_attempts(state: RunState, step: int | None) -> list[_Attempt]:
     return [*attempts, _Attempt(state.attempt, began, state.ended, step, state.resume_from, cause, why)]
 
 
-def attempt_spans(state: RunState) -> list[tuple[int, float | None, float | None, str]]:
+def list_attempt_spans(state: RunState) -> list[tuple[int, float | None, float | None, str]]:
     """Return of each attempt its number, when it began and ended, and how."""
     return [
         (each.number, each.began, each.ended, describe_cause(each.cause, each.why, message=True))
@@ -147,8 +147,8 @@ def attempts_json(state: RunState, step: int | None) -> list[dict[str, Any]]:
     return [
         {
             "attempt": row.number,
-            "started": None if row.began is None else rfc3339(row.began),
-            "ended": None if row.ended is None else rfc3339(row.ended),
+            "started": None if row.began is None else format_rfc3339(row.began),
+            "ended": None if row.ended is None else format_rfc3339(row.ended),
             "cause": cause_json(row.cause),
             "step": row.step,
             "resume_from": row.resume_from,
@@ -157,7 +157,7 @@ def attempts_json(state: RunState, step: int | None) -> list[dict[str, Any]]:
     ]
 
 
-def separator_line(text: str, terminal: Terminal) -> str:
+def render_separator(text: str, terminal: Terminal) -> str:
     """Return a separator line, which belongs to no worker."""
     dash = terminal.glyphs.rule * 2
     return terminal.style(f"{dash} {safe(text)} {dash}", DIM)
@@ -209,7 +209,7 @@ class AttemptSeparators:
         for number in range(first, attempt + 1):
             if self._only is None and not (joined and number == first):
                 yield from self._end(number - 1, state)
-            yield separator_line(_begin(number, state), self._terminal)
+            yield render_separator(_begin(number, state), self._terminal)
 
     def _end(self, number: int, state: RunState) -> Iterator[str]:
         past = next((one for one in state.past_attempts if one.number == number), None)
@@ -218,7 +218,7 @@ class AttemptSeparators:
         self._ended.add(number)
         took = "" if past.began is None else f" after {format_duration(past.ended - past.began)}"
         why = describe_cause(past.cause, past.why, message=True)
-        yield separator_line(f"attempt {number} ended{took}: {why}", self._terminal)
+        yield render_separator(f"attempt {number} ended{took}: {why}", self._terminal)
 
 
 def _begin(number: int, state: RunState) -> str:

@@ -70,19 +70,7 @@ ASCII = Glyphs(
 )  # fmt: skip
 
 
-_IN_ASCII = {
-    ord(sign): plain
-    for sign, plain in (
-        ("✓", "ok"),
-        ("✗", "x"),
-        ("│", "|"),
-        ("…", "..."),
-        ("·", "-"),
-        ("→", "->"),
-        ("─", "-"),
-        ("°", ""),
-    )
-}
+_IN_ASCII = str.maketrans({"✓": "ok", "✗": "x", "│": "|", "…": "...", "·": "-", "→": "->", "─": "-", "°": ""})
 """How our signs are written where the stream can show none of them, whoever wrote them."""
 
 

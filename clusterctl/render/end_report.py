@@ -24,7 +24,7 @@ from clusterctl.render.run_messages import (
     shared_failure_line,
     stall_line,
 )
-from clusterctl.render.stacks import find_raise, fold_traceback
+from clusterctl.render.stacks import find_raised_error, fold_traceback
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.outcome import list_end_warnings
 from clusterctl.run.rules.state import RunState, WorkerState
@@ -72,11 +72,11 @@ class VisibleOutput:
         """
         if cause.rank is not None and cause.rank in self.ranks:
             return cause.rank
-        wanted = find_raise(clean_block((cause.traceback or "").encode("utf-8", "replace")))
+        wanted = find_raised_error(clean_block((cause.traceback or "").encode("utf-8", "replace")))
         if wanted is None:
             return None
         for rank in sorted({rank for ranks, _ in self.lines for rank in ranks}):
-            if wanted == find_raise([strip_colours(text) for ranks, text in self.lines if rank in ranks]):
+            if wanted == find_raised_error([strip_colours(text) for ranks, text in self.lines if rank in ranks]):
                 return rank
         return None
 
@@ -161,7 +161,7 @@ def _duration(state: RunState) -> str:
 
 
 def _first_failure(state: RunState, cause: Cause, terminal: Terminal, context: ReportContext) -> list[str]:
-    same = _alike(state, cause)
+    same = _find_same_failures(state, cause)
     if len(same) > 1:
         lines = [shared_failure_line(cause, same, [state.workers[rank].node for rank in same], state.attempt, terminal)]
     else:
@@ -183,7 +183,7 @@ def _first_failure(state: RunState, cause: Cause, terminal: Terminal, context: R
     return lines
 
 
-def _alike(state: RunState, cause: Cause) -> list[int]:
+def _find_same_failures(state: RunState, cause: Cause) -> list[int]:
     """Return the ranks that ended with the very same error of their own."""
     if cause.secondary or not cause.message or cause.rank is None:
         return []
@@ -198,14 +198,14 @@ def _evidence(cause: Cause, worker: WorkerState | None, terminal: Terminal, cont
     if cause.traceback:
         trace = clean_block(cause.traceback.encode("utf-8", "replace"))
         folded = fold_traceback(trace, context.folders, ellipsis=terminal.glyphs.ellipsis)
-        return [bar + terminal.coloured(line) for line in _middle_cut(folded, terminal)]
+        return [bar + terminal.coloured(line) for line in _cut_middle(folded, terminal)]
     tail = select_cause_lines(worker.tail)[-_MOST_LAST_LINES:] if worker is not None and worker.tail else []
     if worker is not None and context.shown.says(worker.rank, [strip_colours(line) for line in tail]):
         return []
     return [bar + terminal.coloured(line) for line in tail]
 
 
-def _middle_cut(lines: Sequence[str], terminal: Terminal) -> list[str]:
+def _cut_middle(lines: Sequence[str], terminal: Terminal) -> list[str]:
     if len(lines) <= _MOST_TRACEBACK:
         return list(lines)
     head, tail = 5, _MOST_TRACEBACK - 5

@@ -15,7 +15,7 @@ from clusterctl.render.console import BOLD, Terminal, pad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CommandResult:
     """How a command ended on a node. `error` says why it was not carried out, or that it took too long."""
 
     exit_code: int | None
@@ -25,13 +25,15 @@ class Answer:
     error: str | None = None
 
 
-def make_answer(result: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> Answer:
+def make_command_result(result: Mapping[str, Any], out: bytes, err: bytes, seconds: float | None) -> CommandResult:
     """Return the agent's result of `exec`, with its output and the time limit that it had, as an answer."""
     error = f"not done within {seconds:g} s" if result.get("timed_out") and seconds is not None else None
-    return Answer(exit_code=result.get("exit_code"), signal=result.get("signal"), stdout=out, stderr=err, error=error)
+    return CommandResult(
+        exit_code=result.get("exit_code"), signal=result.get("signal"), stdout=out, stderr=err, error=error
+    )
 
 
-def exit_code_of(answer: Answer) -> int:
+def compute_exit_code(answer: CommandResult) -> int:
     """Return the exit code as in a shell: 128 + N for a signal, 124 for a timeout."""
     if answer.error is not None and (answer.signal is not None or answer.exit_code is None):
         return int(ExitCode.WAIT_TIMED_OUT)
@@ -61,7 +63,7 @@ def _header(nodes: list[str], terminal: Terminal) -> list[str]:
     return [rule, terminal.style(_title(nodes), BOLD), rule]
 
 
-def folded_output(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
+def fold_output(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
     """Return stdout of all nodes: equal output once, below the names of its nodes, or beside them if it is one line."""
     groups = [
         (nodes, clean_lines(output, terminal)) for nodes, output in _groups({n: a.stdout for n, a in answers.items()})
@@ -76,7 +78,7 @@ def folded_output(answers: Mapping[str, Answer], terminal: Terminal) -> list[str
     return [line for nodes, output in groups for line in (*_header(nodes, terminal), *output)]
 
 
-def folded_errors(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
+def fold_errors(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
     """Return stderr of all nodes, each line behind the names of its nodes."""
     lines: list[str] = []
     for nodes, output in _groups({node: a.stderr for node, a in answers.items()}):
@@ -85,7 +87,7 @@ def folded_errors(answers: Mapping[str, Answer], terminal: Terminal) -> list[str
     return lines
 
 
-def diff_lines(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
+def diff_lines(answers: Mapping[str, CommandResult], terminal: Terminal) -> list[str]:
     """Return stdout of most nodes, and how that of the others differs from it."""
     groups: dict[bytes, list[str]] = {}
     for node, answer in answers.items():
@@ -103,7 +105,7 @@ def diff_lines(answers: Mapping[str, Answer], terminal: Terminal) -> list[str]:
     return lines
 
 
-def end_lines(answers: Mapping[str, Answer], *, every: bool = False) -> list[str]:
+def describe_ends(answers: Mapping[str, CommandResult], *, every: bool = False) -> list[str]:
     """Return a line for each exit code, signal and error, with its nodes; exit code 0 only with `every`."""
     ends: dict[str, list[str]] = {}
     for node, answer in answers.items():

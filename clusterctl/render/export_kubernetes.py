@@ -25,7 +25,7 @@ _CARRIED = {
     *("defaults.gpus", "defaults.workers", "defaults.env", "network.master_port"),
     *(f"job.{key}" for key in ("script", "module", "command", "args", "grace", "max_duration")),
 }
-"""Keys that hold in pods; of variables of hosts `_unlike_variables` tells more."""
+"""Keys that hold in pods; of variables of hosts `_list_own_variables` tells more."""
 _OTHERWISE = {
     "defaults.python": "pods run the `python` of the image",
     "hosts[].python": "pods run the `python` of the image",
@@ -43,7 +43,7 @@ _OTHERWISE = {
 
 def list_losses(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
     """Return what of the written keys does not hold in pods, or holds otherwise, in lines."""
-    names = _unlike_variables(spec)
+    names = _list_own_variables(spec)
     dropped = [key for key in keys if key not in _CARRIED and key not in _OTHERWISE and key != "secrets"]
     literals = " ".join(f"--from-literal={key}=VALUE" for key in spec.secrets)
     return [
@@ -54,12 +54,12 @@ def list_losses(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
     ]
 
 
-def _unlike_variables(spec: ClusterSpec) -> list[str]:
+def _list_own_variables(spec: ClusterSpec) -> list[str]:
     """Return the variables that are not the same for all hosts: all pods have the same variables."""
-    return sorted({key for host in spec.workers for key in host.env} - {*_alike_variables(spec)})
+    return sorted({key for host in spec.workers for key in host.env} - {*_list_shared_variables(spec)})
 
 
-def _alike_variables(spec: ClusterSpec) -> dict[str, str]:
+def _list_shared_variables(spec: ClusterSpec) -> dict[str, str]:
     first, *others = spec.workers
     return {k: value for k, value in first.env.items() if all(host.env.get(k) == value for host in others)}
 
@@ -68,7 +68,7 @@ def _name(spec: ClusterSpec) -> str:
     return re.sub(r"[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:_MOST_OF_A_NAME].rstrip("-") or "job"
 
 
-def manifest(
+def render_manifest(
     spec: ClusterSpec, job: JobSpec, *, image: str, workdir: str = "/workspace", losses: Iterable[str] = ()
 ) -> str:
     """Return a service and a job, as YAML.
@@ -84,7 +84,7 @@ def manifest(
         RefusedError: The hosts are not alike, which the pods of a job have to be; or something is no text.
     """
     name = _name(spec)
-    gpus, workers = _alike(spec)
+    gpus, workers = _require_equal_hosts(spec)
     nodes = len(spec.workers)
     script = _read_template("sh").format(world=nodes * workers, workers=workers, nodes=nodes, command=_command(job))
     deadline = f"\n  activeDeadlineSeconds: {math.ceil(job.max_duration)}" if job.max_duration is not None else ""
@@ -107,14 +107,14 @@ def _read_template(suffix: str) -> str:
     return Path(__file__).with_suffix(f".{suffix}").read_text(encoding="utf-8")
 
 
-def _alike(spec: ClusterSpec) -> tuple[int, int]:
+def _require_equal_hosts(spec: ClusterSpec) -> tuple[int, int]:
     """Return GPUs and workers of every pod."""
     for key, counts in (
         ("gpus", {host.name: _gpus(host) for host in spec.workers}),
         ("workers", {host.name: host.workers for host in spec.workers}),
     ):
         if len({*counts.values()}) > 1:
-            raise _unlike(key, counts)
+            raise _unequal_hosts_error(key, counts)
     gpus, workers = _gpus(spec.workers[0]), spec.workers[0].workers
     if gpus is None:
         hint = "write `gpus: 8` below `defaults`, or add `--set defaults.gpus=8`"
@@ -122,7 +122,7 @@ def _alike(spec: ClusterSpec) -> tuple[int, int]:
     return gpus, workers or gpus or 1
 
 
-def _unlike(key: str, counts: Mapping[str, int | None]) -> RefusedError:
+def _unequal_hosts_error(key: str, counts: Mapping[str, int | None]) -> RefusedError:
     """Return the error for hosts with different values of a key."""
     most = Counter(counts.values()).most_common(1)[0][0]
     like = next(name for name, count in counts.items() if count == most)
@@ -163,7 +163,7 @@ def _env(spec: ClusterSpec, name: str) -> Iterator[str]:
     port = spec.network.master_port or _PORT
     own = {"MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": str(port), "PYTHONUNBUFFERED": "1"}
     # What one host has of its own is left out: pods have no fixed machine.
-    alike = _alike_variables(spec)
+    alike = _list_shared_variables(spec)
     for key, value in (own | spec.env | alike | {"MASTER_ADDR": own["MASTER_ADDR"]}).items():
         yield f"{{name: {_quoted(key)}, value: {_quoted(_literal(value), f'`env.{key}`')}}}"
     for key in spec.secrets:

@@ -31,7 +31,7 @@ def list_losses(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
     ]
 
 
-def script(
+def render_script(
     spec: ClusterSpec,
     *,
     program: Sequence[str],
@@ -91,7 +91,7 @@ def _notes(spec: ClusterSpec) -> Iterator[str]:
         yield "# Say how long it may take, as in `#SBATCH --time=24:00:00`; else the partition's own limit holds."
     if spec.spares:
         yield "# Spares of the file are not asked for."
-    if any(_says_way(host) for host in spec.hosts):
+    if any(_has_connection_keys(host) for host in spec.hosts):
         yield "# What the file says of ways to its hosts (user, address, jump host) does not hold for the job's nodes."
 
 
@@ -103,6 +103,6 @@ def _gpus(host: HostSpec) -> int | None:
             return count
 
 
-def _says_way(host: HostSpec) -> bool:
+def _has_connection_keys(host: HostSpec) -> bool:
     said: Iterable[object] = (host.user, host.address, host.port, host.identity_file, host.proxy_jump)
     return any(value is not None for value in said)

@@ -74,9 +74,12 @@ def render_health(view: HealthView, terminal: Terminal, *, verbose: bool = False
         verbose: Show what passed, a line a check, and why others were skipped, too.
     """
     lines = _node_lines(view.nodes, terminal)
-    groups = [*problems_by_check(view.findings, terminal, statuses=_ADVERSE), *_needing_root(view.findings, terminal)]
+    groups = [
+        *problems_by_check(view.findings, terminal, statuses=_ADVERSE),
+        *_list_root_checks(view.findings, terminal),
+    ]
     if verbose:
-        groups += [*_passed(view.findings, terminal), *_skipped(view.findings, terminal)]
+        groups += [*_list_passed(view.findings, terminal), *_describe_skipped(view.findings, terminal)]
     if groups:
         lines += ["", *groups]
     return [*lines, "", _verdict_line(view, terminal)]
@@ -105,13 +108,13 @@ def problems_by_check(
     lines: list[str] = []
     for (status, body), checks in bodies.items():
         lines.append(
-            f"{status_sign(status, terminal)} {terminal.style(status.value, *STYLES[status])} {_several(checks)}"
+            f"{status_sign(status, terminal)} {terminal.style(status.value, *STYLES[status])} {_join_checks(checks)}"
         )
         lines += body if status is Status.UNKNOWN else body[1:]
     return lines
 
 
-def _needing_root(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
+def _list_root_checks(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
     """Return the checks that need root, once for all nodes with the same checks."""
     by_node: dict[tuple[str, str | None], list[str]] = {}
     for finding in findings:
@@ -123,12 +126,12 @@ def _needing_root(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
     lines = []
     for (checks, hint), nodes in alike.items():
         place = terminal.style(fold_hosts(nodes), BOLD)
-        lines.append(f"{status_sign(Status.SKIP, terminal)} needs root {place}: {_several(checks)}")
+        lines.append(f"{status_sign(Status.SKIP, terminal)} needs root {place}: {_join_checks(checks)}")
         lines += [f"    {terminal.style('hint', CYAN)}: {safe(hint)}"] if hint else []
     return lines
 
 
-def _several(checks: Sequence[str]) -> str:
+def _join_checks(checks: Sequence[str]) -> str:
     left = len(checks) - _MOST_CHECKS
     return ", ".join(checks) if left <= 1 else f"{', '.join(checks[:_MOST_CHECKS])} and {left} more checks"
 
@@ -157,7 +160,7 @@ def _by_message(findings: Sequence[Finding]) -> dict[tuple[str, str], list[int]]
     return joined
 
 
-def _passed(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
+def _list_passed(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
     """Return a line for each check that passed, and each message of it."""
     by_check: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -172,7 +175,7 @@ def _passed(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
     ]
 
 
-def _skipped(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
+def _describe_skipped(findings: Sequence[Finding], terminal: Terminal) -> list[str]:
     """Return how many checks were skipped, and for which reasons, the most frequent first."""
     reasons: dict[str, set[str]] = {}
     for finding in findings:
@@ -192,7 +195,7 @@ def _node_lines(nodes: Sequence[NodeHealth], terminal: Terminal) -> list[str]:
     """Return a line for each group of nodes with the same result, in the order of their first nodes."""
     alike: dict[tuple[Status, tuple[str, ...]], list[str]] = {}
     for node in nodes:
-        alike.setdefault((node.verdict, _told(node)), []).append(node.node)
+        alike.setdefault((node.verdict, _describe_node(node)), []).append(node.node)
     names = {key: safe(fold_hosts(members)) for key, members in alike.items()}
     widest = max(map(count_columns, names.values()), default=0)
     if terminal.width is not None:
@@ -200,7 +203,7 @@ def _node_lines(nodes: Sequence[NodeHealth], terminal: Terminal) -> list[str]:
     return [_node_line(names[verdict, told], verdict, told, widest, terminal) for verdict, told in alike]
 
 
-def _told(node: NodeHealth) -> tuple[str, ...]:
+def _describe_node(node: NodeHealth) -> tuple[str, ...]:
     counts = Counter(finding.status for finding in node.findings)
     parts = [node.summary] if node.summary else []
     parts += [f"{counts[status]} {status.value.lower()}" for status in _ADVERSE if counts[status]]

@@ -34,7 +34,7 @@ def format_time(time: float) -> str:
     return f"{local:%H:%M:%S}.{local.microsecond // 1000:03}"
 
 
-def rfc3339(time: float) -> str:
+def format_rfc3339(time: float) -> str:
     """Return a wall clock time for machines, in UTC."""
     return datetime.fromtimestamp(time, tz=timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -143,7 +143,7 @@ ESCAPE = "\x1b"
 def json_line(line: LogLine) -> str:
     """Return a line as JSON; `partial` marks a line without a line end."""
     value: dict[str, object] = {
-        "time": rfc3339(line.time),
+        "time": format_rfc3339(line.time),
         "node": line.node,
         "rank": line.rank,
         "attempt": line.attempt,

@@ -19,11 +19,11 @@ from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration, plural
 from clusterctl.logs.sanitize import clean_text, strip_colours
 from clusterctl.render import charts
-from clusterctl.render.attempts import attempt_spans, describe_cause
+from clusterctl.render.attempts import describe_cause, list_attempt_spans
 from clusterctl.render.charts import Bar, Chart, Span, TimelineEvent, make_chart
 from clusterctl.render.run_messages import format_step
 from clusterctl.render.sanitize import sanitize_line
-from clusterctl.render.status import RunView, commit_words
+from clusterctl.render.status import RunView, describe_commit
 from clusterctl.run.record.sample_files import Curves, Point
 from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
 from clusterctl.run.rules.state import RunState
@@ -83,10 +83,10 @@ def render_report_page(data: ReportData) -> str:
     state = data.view.state
     ended = data.now if state.ended is None else state.ended
     span = Span(ended - 1.0 if state.created is None else state.created, ended)
-    speeds = {rank: speed(points) for rank, points in data.curves.steps.items()}
+    speeds = {rank: compute_speed(points) for rank, points in data.curves.steps.items()}
     half = _MAX_EVENTS // 2
     is_cut = len(data.events) > _MAX_EVENTS
-    return page_template("report.html.j2").render(
+    return load_page_template("report.html.j2").render(
         data=data,
         state=state,
         tone=_TONES.get(state.phase.value, "dim"),
@@ -106,12 +106,12 @@ def render_report_page(data: ReportData) -> str:
     )
 
 
-def page_template(name: str) -> Template:
+def load_page_template(name: str) -> Template:
     """Return a template of this folder, in which every value is sanitized and escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else page_text(value),
+        finalize=lambda value: value if isinstance(value, Markup) else sanitize_page_text(value),
         undefined=StrictUndefined,
         trim_blocks=True,
     )
@@ -126,7 +126,7 @@ def page_template(name: str) -> Template:
     return environment.get_template(name)
 
 
-def page_text(value: object) -> str:
+def sanitize_page_text(value: object) -> str:
     """Return text from elsewhere as one line of bearable length that steers nothing; jinja2 escapes it afterwards."""
     whole = " ".join(str(value).splitlines())
     more = len(whole) - _MAX_CHARACTERS
@@ -153,21 +153,21 @@ def _facts(view: RunView, ended: float) -> list[tuple[str, str]]:
             ("by", f"{origin.user}@{origin.host}" if origin.user else ""),
             ("runs", origin.command),
             ("file", origin.file),
-            ("code", "" if origin.commit is None else commit_words(origin.commit)),
+            ("code", "" if origin.commit is None else describe_commit(origin.commit)),
         ]
     return facts
 
 
 def _attempt_bars(state: RunState, span: Span) -> list[Bar]:
     bars = []
-    for number, began, ended, how in attempt_spans(state):
+    for number, began, ended, how in list_attempt_spans(state):
         left, right = (span.x(time) for time in (began or span.begin, span.end if ended is None else ended))
         tone = _TONES.get(state.phase.value, "dim") if number == state.attempt else "bad"
         bars.append(Bar(x=left, width=max(2.0, right - left), label=f"attempt {number}: {how}", tone=tone))
     return bars
 
 
-def speed(points: Sequence[Point]) -> float | None:
+def compute_speed(points: Sequence[Point]) -> float | None:
     """Return steps a second over all times in which a rank went forward, or `None` if it never did."""
     gained = took = 0.0
     for (before, one), (after, other) in pairwise(points):

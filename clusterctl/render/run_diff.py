@@ -62,11 +62,11 @@ def render_differences(left: RunFacts, right: RunFacts, terminal: Terminal) -> l
     Two values for which there is no room beside each other stand one below the other: what would be cut may be the
     difference.
     """
-    shown = _shown(list_differences(left, right))
+    shown = _make_rows(list_differences(left, right))
     if not shown:
         return [f"{left.run} and {right.run} do not differ in anything that is known of them"]
     names = (left.run, right.run)
-    below = _too_wide(shown, names, terminal.width)
+    below = _find_wide_rows(shown, names, terminal.width)
     columns = [Column(title="", shrink=True), *(Column(title=name, shrink=True) for name in names)]
     rows: list[list[Cell | str]] = [
         [Cell(row.title, (BOLD,)) if row.heads else row.title, *(("", "") if n in below else row.values)]
@@ -83,7 +83,7 @@ def render_differences(left: RunFacts, right: RunFacts, terminal: Terminal) -> l
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
+class _Row:
     """A row; `heads`: it is the title of those that follow."""
 
     title: str
@@ -91,21 +91,21 @@ class _Shown:
     heads: bool = False
 
 
-def _shown(found: Sequence[Difference]) -> list[_Shown]:
-    rows: list[_Shown] = []
+def _make_rows(found: Sequence[Difference]) -> list[_Row]:
+    rows: list[_Row] = []
     for section, group in groupby(found, key=lambda row: row.section):
         of_section = list(group)
-        rows.append(_Shown(title=section.value, heads=True))
+        rows.append(_Row(title=section.value, heads=True))
         rows += [
-            _Shown(title=f"  {_name(row)}", values=(row.left or _ABSENT, row.right or _ABSENT))
+            _Row(title=f"  {_name(row)}", values=(row.left or _ABSENT, row.right or _ABSENT))
             for row in of_section[:_MOST_ROWS]
         ]
         if len(of_section) > _MOST_ROWS:
-            rows.append(_Shown(title=f"  and {len(of_section) - _MOST_ROWS} more (--json)"))
+            rows.append(_Row(title=f"  and {len(of_section) - _MOST_ROWS} more (--json)"))
     return rows
 
 
-def _too_wide(shown: Sequence[_Shown], names: tuple[str, str], width: int | None) -> set[int]:
+def _find_wide_rows(shown: Sequence[_Row], names: tuple[str, str], width: int | None) -> set[int]:
     """Return the numbers of the rows without which the others have room, the widest first."""
     below: set[int] = set()
     title = max(count_columns(safe(row.title)) for row in shown)

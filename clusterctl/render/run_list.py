@@ -12,8 +12,8 @@ from clusterctl.formatting import format_duration, format_size, plural
 from clusterctl.render.attempts import describe_cause, describe_cause_briefly
 from clusterctl.render.console import Terminal
 from clusterctl.render.run_messages import format_step, stall_line
-from clusterctl.render.status import RunView, round_s, run_json, state_cell
-from clusterctl.render.table import GAP, Cell, Column, make_columns, render_table, text_of
+from clusterctl.render.status import RunView, round_seconds, run_json, state_cell
+from clusterctl.render.table import GAP, Cell, Column, format_cell, make_columns, render_table
 from clusterctl.render.wrapping import count_columns
 from clusterctl.run.rules.outcome import find_final_cause
 from clusterctl.run.rules.state import RunPhase, RunState
@@ -31,7 +31,7 @@ _WIDE = 100
 """From so many columns on there is room for which attempt a step is of."""
 
 
-def not_started(state: RunState) -> bool:
+def has_not_started(state: RunState) -> bool:
     """Return whether a run ended before any worker of it ran."""
     if not state.over or state.phase is RunPhase.UNREADABLE:
         return False
@@ -43,7 +43,7 @@ def sort_runs(views: Sequence[RunView]) -> list[RunView]:
     """Return runs in the order of lists: those that cannot be read, then the newest, and starts that failed aside."""
     unreadable = [v for v in views if v.state.phase is RunPhase.UNREADABLE]
     known = sorted((v for v in views if v not in unreadable), key=lambda v: v.state.created or 0.0, reverse=True)
-    return [*unreadable, *sorted(known, key=lambda v: not_started(v.state))]
+    return [*unreadable, *sorted(known, key=lambda v: has_not_started(v.state))]
 
 
 def render_ps(
@@ -88,7 +88,7 @@ def _fitting(columns: list[Column], rows: Sequence[_Row], width: int) -> list[Co
 
 def _needed(columns: Sequence[Column], rows: Sequence[_Row], most: int | None = None) -> int:
     """Return how many cells a table needs of which nothing is cut, but reasons that are longer than `most`."""
-    widest = {c.title: max((count_columns(text_of(row[c.title])) for row in rows), default=0) for c in columns}
+    widest = {c.title: max((count_columns(format_cell(row[c.title])) for row in rows), default=0) for c in columns}
     if most is not None:
         widest["WHY"] = min(widest["WHY"], most)
     return sum(max(count_columns(title), taken) for title, taken in widest.items()) + GAP * (len(columns) - 1)
@@ -116,7 +116,7 @@ def _row(view: RunView, now: float, *, wide: bool) -> _Row:
     progress = view.last_progress_s
     return {
         "RUN": state.run,
-        "STATE": state_cell("failed", _NOT_STARTED) if not_started(state) else state_cell(state.phase.value),
+        "STATE": state_cell("failed", _NOT_STARTED) if has_not_started(state) else state_cell(state.phase.value),
         "STARTED": "-" if state.created is None else _when(state.created, now),
         "TOOK": "-" if state.created is None else format_duration(end - state.created),
         "NODES": str(len(state.nodes)) if state.nodes else "-",
@@ -180,9 +180,9 @@ def ps_json(views: Sequence[RunView]) -> list[dict[str, Any]]:
             "nodes": len(view.state.nodes),
             "world_size": view.state.world_size,
             "step": view.step,
-            "last_progress_s": round_s(view.last_progress_s),
+            "last_progress_s": round_seconds(view.last_progress_s),
             "file": view.state.path or None,
-            "not_started": not_started(view.state),
+            "not_started": has_not_started(view.state),
         }
         for view in views
     ]

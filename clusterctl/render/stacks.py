@@ -95,7 +95,7 @@ def fold_traceback(lines: Sequence[str], folders: Collection[str] = (), *, ellip
     return [shorten_paths(line, folders) for line in _folded(list(_parts(plain)), ellipsis)]
 
 
-def find_raise(lines: Sequence[str]) -> tuple[str, ...] | None:
+def find_raised_error(lines: Sequence[str]) -> tuple[str, ...] | None:
     """Return the place and the error of the last traceback among lines, or `None` without a traceback.
 
     That is its last frame, and all that follows of the same output as far as it is part of a traceback.
@@ -138,12 +138,12 @@ def _parts(lines: Sequence[str]) -> Iterator[_Part]:
         if frame is None:
             yield _Part([line])
         else:
-            held, library, indent = [line], library_name(frame["file"]), len(frame["indent"])
+            held, library, indent = [line], find_library_name(frame["file"]), len(frame["indent"])
     if held:
         yield _Part(held, library)
 
 
-def library_name(file: str) -> str:
+def find_library_name(file: str) -> str:
     """Return the library that a file belongs to, "" for code of the user's own."""
     package = _PACKAGES.search(file)
     if package is not None:
@@ -198,7 +198,7 @@ def _line(entry: Mapping[str, Any], nodes: Mapping[int, str]) -> str:
 def _describe_place(frames: Sequence[Mapping[str, Any]] | None, wchan: str | None) -> str:
     if not frames:
         return f"in {safe(wchan)} of the kernel" if wchan else "somewhere without a Python stack"
-    own = next((frame for frame in frames if not library_name(str(frame["file"]))), frames[0])
+    own = next((frame for frame in frames if not find_library_name(str(frame["file"]))), frames[0])
     inside = "" if own is frames[0] else f"in {safe(frames[0]['function'])}, called by "
     name = str(own["file"]).rpartition("/")[2]
     return f"{inside or 'in '}{safe(own['function'])} ({safe(name)}:{own['line']})"

@@ -10,7 +10,7 @@ from clusterctl.agent.protocol.record_types import HealthSample
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration
 from clusterctl.render.console import BOLD, GREEN, RED, YELLOW, Terminal, safe
-from clusterctl.render.log_output import rfc3339
+from clusterctl.render.log_output import format_rfc3339
 from clusterctl.render.table import Cell, make_columns, render_table
 
 _IDLE_PERCENT = 10
@@ -74,7 +74,7 @@ def stats_json(nodes: Sequence[NodeStats]) -> list[dict[str, Any]]:
     return [
         {
             "node": node.node,
-            "time": None if node.time is None else rfc3339(node.time),
+            "time": None if node.time is None else format_rfc3339(node.time),
             **{key: getattr(node, key) for key in ("status", "reason", "cpu", "mem")},
             "gpus": [asdict(gpu) for gpu in node.gpus],
         }
@@ -117,10 +117,16 @@ def _gpu(gpu: GpuStats) -> list[Cell | str]:
         # All rows have the same unit and one decimal, so that a column can be compared.
         memory = f"{gpu.mem_used / GIB:.1f} GiB / {gpu.mem_total / GIB:.1f} GiB"
     power = "-" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
-    return [str(gpu.gpu), Cell(percent(gpu.util), util_style(gpu.util)), memory, temperature_cell(gpu.temp_c), power]
+    return [
+        str(gpu.gpu),
+        Cell(percent(gpu.util), utilisation_style(gpu.util)),
+        memory,
+        temperature_cell(gpu.temp_c),
+        power,
+    ]
 
 
-def util_style(util: float | None) -> tuple[str, ...]:
+def utilisation_style(util: float | None) -> tuple[str, ...]:
     """Return the colour of a share in percent."""
     return (YELLOW,) if util is not None and util < _IDLE_PERCENT else (GREEN,)
 

@@ -13,7 +13,7 @@ from clusterctl.formatting import duration_text, fold_ranks, format_duration, na
 from clusterctl.render.attempts import attempts_json, describe_next_attempt, render_attempts
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, Terminal, safe
 from clusterctl.render.errors import remaining_lines
-from clusterctl.render.log_output import rfc3339
+from clusterctl.render.log_output import format_rfc3339
 from clusterctl.render.run_messages import (
     Unattended,
     cause_json,
@@ -144,7 +144,7 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
     lines += [f"  warn: {safe(text)}" for text in list_end_warnings(state)]
     if not state.over:
         lines += [f"  {health_message(event)}" for event in state.troubles.values()]
-        lines += [f"  {line}" for line in slow_lines(state, view.slow)]
+        lines += [f"  {line}" for line in describe_slow_ranks(state, view.slow)]
     if state.remaining:
         lines.append("  may still be there:")
         lines += [f"  {line}" for line in remaining_lines(state.remaining, terminal)]
@@ -152,7 +152,7 @@ def render_summary(view: RunView, now: float, terminal: Terminal) -> list[str]:
     return lines
 
 
-def slow_lines(state: RunState, slow: Mapping[int, str]) -> list[str]:
+def describe_slow_ranks(state: RunState, slow: Mapping[int, str]) -> list[str]:
     """Return lines about slow ranks: ranks of one node with the same reason share a line."""
     alike: dict[tuple[str, str], list[int]] = {}
     for rank, reason in slow.items():
@@ -211,7 +211,7 @@ def _folded_nodes(view: RunView, terminal: Terminal) -> list[str]:
     return render_table(columns, rows, terminal)
 
 
-def lists_ranks(state: RunState, *, every: bool) -> bool:
+def has_row_per_rank(state: RunState, *, every: bool) -> bool:
     """Return whether each rank has a row with the age of its output; many ranks are folded."""
     return every or len(state.workers) <= _MOST_WORKERS
 
@@ -219,7 +219,7 @@ def lists_ranks(state: RunState, *, every: bool) -> bool:
 def _worker_table(view: RunView, terminal: Terminal, *, every: bool) -> list[str]:
     """Return a row for each rank; of many ranks, a row for those that do the same."""
     workers = [view.state.workers[rank] for rank in sorted(view.state.workers)]
-    if not lists_ranks(view.state, every=every):
+    if not has_row_per_rank(view.state, every=every):
         return _folded_workers(workers, view, terminal)
     columns = make_columns(">RANK", "~NODE", ">LOCAL RANK", ">PID", "STATE", ">STEP", ">OUTPUT")
     rows: list[list[Cell | str]] = []
@@ -321,12 +321,12 @@ def _worker_json(worker: WorkerState, view: RunView) -> dict[str, Any]:
         "signal": None if worker.signal is None else signal_name(worker.signal),
         "stopped": worker.stopped,
         "step": activity.step,
-        "last_output_s": round_s(activity.last_output_s),
+        "last_output_s": round_seconds(activity.last_output_s),
         "slow": view.slow.get(worker.rank),
     }
 
 
-def round_s(value: float | None) -> float | None:
+def round_seconds(value: float | None) -> float | None:
     """Return seconds with three digits."""
     return None if value is None else round(value, 3)
 
@@ -346,12 +346,12 @@ def render_origin(state: RunState, origin: Origin | None, now: float, terminal: 
     )
     who = f"by {safe(origin.user)}@{safe(origin.host)}" if origin.user else ""
     ended = "" if state.ended is None else f"ended {_clock(state.ended)}"
-    commit = "" if origin.commit is None else commit_words(origin.commit)
+    commit = "" if origin.commit is None else describe_commit(origin.commit)
     lines = [(f"{began}{who}".strip(), ended), (safe(origin.command),), (safe(origin.file), commit)]
     return [f"  {dot.join(filter(None, parts))}" for parts in lines if any(parts)]
 
 
-def commit_words(commit: Commit) -> str:
+def describe_commit(commit: Commit) -> str:
     """Return `commit 3f2a1c07b9 (main) + 2 changes`."""
     branch = f" ({safe(commit.branch)})" if commit.branch else ""
     changes = f" + {plural(commit.changes, 'change')}" if commit.changes else ""
@@ -372,7 +372,7 @@ def origin_json(origin: Origin | None) -> dict[str, Any] | None:
 
 def time_json(time: float | None) -> str | None:
     """Return a wall clock time for machines."""
-    return None if time is None else rfc3339(time)
+    return None if time is None else format_rfc3339(time)
 
 
 def _clock(time: float) -> str:
@@ -393,7 +393,7 @@ def render_timings(times: StartTimes, terminal: Terminal) -> list[str]:
     return render_table(columns, [*rows, ["in all", _seconds(times.seconds), "", ""]], terminal)
 
 
-def slow_start(times: StartTimes | None) -> list[str]:
+def describe_slow_start(times: StartTimes | None) -> list[str]:
     """Return a line about a slow start, else nothing."""
     if times is None or times.seconds < SLOW_SECONDS:
         return []

@@ -52,7 +52,7 @@ class _Outliving(io.FileIO):
             return memoryview(data).nbytes
 
 
-def install() -> None:
+def replace_standard_streams() -> None:
     """Make stdin, stdout and stderr of this process usable, whatever its parent did with them."""
     _open_what_is_closed()
     if sys.stdin is None:

@@ -44,7 +44,7 @@ class Cell:
     style: tuple[str, ...] = ()
 
 
-def text_of(cell: Cell | str) -> str:
+def format_cell(cell: Cell | str) -> str:
     """Return the text that a cell will show."""
     return safe(cell.text if isinstance(cell, Cell) else cell)
 
@@ -80,7 +80,7 @@ def _lines(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int]
         text, *more = _broken(cell.text, width) if column.wraps else [fit(cell.text, width, terminal.glyphs)]
         further += more
         texts.append(pad(terminal.style(text, *cell.style), width, right=column.right))
-    yield fit_end((" " * GAP).join(texts))
+    yield strip_line_end((" " * GAP).join(texts))
     indent = " " * (sum(widths[:-1]) + GAP * (len(widths) - 1))
     yield from (indent + text for text in further)
 
@@ -96,6 +96,6 @@ def _broken(text: str, width: int) -> Iterator[str]:
         yield rest
 
 
-def fit_end(line: str) -> str:
+def strip_line_end(line: str) -> str:
     """Return a line without blanks at its end."""
     return line.rstrip() if "\x1b" not in line or strip_colours(line) == line else line.rstrip(" ")

@@ -147,7 +147,7 @@ def make_rows(data: TopData, entities: Sequence[Entity], level: Level, now: floa
     return sorted((Row(entities=group) for group in alike.values()), key=lambda row: (len(row.nodes), row.place))
 
 
-def finest_level(entities: Sequence[Entity], room: int) -> Level:
+def find_finest_level(entities: Sequence[Entity], room: int) -> Level:
     """Return the finest level of which all rows have room."""
     if len(entities) <= room:
         return Level.RANKS

@@ -12,7 +12,7 @@ from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import BOLD, DIM, RED, Glyphs, Terminal, fit
 from clusterctl.render.footer import speed_text
 from clusterctl.render.run_messages import count_worker_states, describe_worker
-from clusterctl.render.stats import GIB, STALE_S, describe_gaps, percent, temperature_cell, util_style
+from clusterctl.render.stats import GIB, STALE_S, describe_gaps, percent, temperature_cell, utilisation_style
 from clusterctl.render.status import render_summary, worker_cell
 from clusterctl.render.table import Cell, Column, make_columns, render_table
 from clusterctl.render.top_rows import (
@@ -22,7 +22,7 @@ from clusterctl.render.top_rows import (
     Row,
     SortState,
     TopData,
-    finest_level,
+    find_finest_level,
     list_entities,
     make_rows,
     sort_rows,
@@ -51,13 +51,13 @@ def render_top(
     head = _head(data, now, terminal, width or _WIDE)[: max(1, height - 4)]
     entities = list_entities(data)
     room = max(1, height - len(head) - 3)
-    level = order.fold or finest_level(entities, room)
+    level = order.fold or find_finest_level(entities, room)
     rows = sort_rows(make_rows(data, entities, level, now), order)
     first = max(0, min(order.first, len(rows) - room))
     lines = [
         *head,
-        _as_of(data, entities, level, now, terminal),
-        *table(rows[first : first + room], data, width, terminal),
+        _status_line(data, entities, level, now, terminal),
+        *render_rows(rows[first : first + room], data, width, terminal),
     ]
     lines += [""] * max(0, height - 1 - len(lines))
     foot = _foot(order, first, room, len(rows), terminal)
@@ -67,7 +67,7 @@ def render_top(
 def current_level(data: TopData, order: SortState, now: float, terminal: Terminal, height: int) -> Level:
     """Return what a row of the screen represents."""
     head = _head(data, now, terminal, terminal.width or _WIDE)[: max(1, height - 4)]
-    return order.fold or finest_level(list_entities(data), max(1, height - len(head) - 3))
+    return order.fold or find_finest_level(list_entities(data), max(1, height - len(head) - 3))
 
 
 def _head(data: TopData, now: float, terminal: Terminal, width: int) -> list[str]:
@@ -78,30 +78,30 @@ def _head(data: TopData, now: float, terminal: Terminal, width: int) -> list[str
     if len(news) > _MOST_NEWS:
         news = [*news[: _MOST_NEWS - 1], f"  {len(news) - _MOST_NEWS + 1} more: `clusterctl status`"]
     news = [part for line in news for part in wrap_line(line, width)[:_MOST_OF_ONE]]
-    return [_within(line, width, terminal) for line in (lines[0], *news)]
+    return [_fit_line(line, width, terminal) for line in (lines[0], *news)]
 
 
-def _within(line: str, width: int, terminal: Terminal) -> str:
+def _fit_line(line: str, width: int, terminal: Terminal) -> str:
     """Return a line that fits; a line that must be cut loses its colours."""
     bare = strip_colours(line)
     return line if count_columns(bare) <= width else fit(bare, width, terminal.glyphs)
 
 
-def _as_of(data: TopData, entities: Sequence[Entity], level: Level, now: float, terminal: Terminal) -> str:
+def _status_line(data: TopData, entities: Sequence[Entity], level: Level, now: float, terminal: Terminal) -> str:
     """Return a line with totals, the age of the values, and the folding."""
-    parts = [*_whole(data, entities, terminal)]
+    parts = [*_describe_totals(data, entities, terminal)]
     if data.view is not None and data.view.state.over:
         ended = data.view.state.ended
         parts.append("as it was at the end" + ("" if ended is None else f", {duration_text(now - ended)} ago"))
     else:
-        parts += _ages(data, now)
+        parts += _describe_ages(data, now)
     if _FOLDED[level]:
         parts.append(_FOLDED[level])
     text = f"  {f' {terminal.glyphs.dot} '.join(parts)}" if parts else ""
     return terminal.style(fit(text, terminal.width, terminal.glyphs), DIM)
 
 
-def _ages(data: TopData, now: float) -> list[str]:
+def _describe_ages(data: TopData, now: float) -> list[str]:
     """Return the age of the values of ranks and machines: that of the oldest current sample."""
     fresh = [now - n.time for n in data.nodes if n.time is not None and now - n.time <= STALE_S]
     machines = f"machines {duration_text(max(0.0, *fresh))} ago" if len(fresh) > 1 else ""
@@ -111,13 +111,13 @@ def _ages(data: TopData, now: float) -> list[str]:
     return [text for text in (ranks, machines) if text]
 
 
-def _whole(data: TopData, entities: Sequence[Entity], terminal: Terminal) -> list[str]:
+def _describe_totals(data: TopData, entities: Sequence[Entity], terminal: Terminal) -> list[str]:
     paces = [entity.pace for entity in entities if entity.pace]
     parts = [speed_text(median(paces))] if paces else []
     of_gpus = any(entity.gpu is not None for entity in entities)
-    busy = mean_trend([entity.trend for entity in entities if (entity.gpu is not None) == of_gpus])
+    busy = average_trends([entity.trend for entity in entities if (entity.gpu is not None) == of_gpus])
     if busy:
-        parts.append(utilisation_text(busy, "GPUs" if of_gpus else "CPUs", terminal.glyphs))
+        parts.append(format_utilisation(busy, "GPUs" if of_gpus else "CPUs", terminal.glyphs))
     return parts
 
 
@@ -149,7 +149,7 @@ class _Column:
     drop_priority: int
 
 
-def table(rows: Sequence[Row], data: TopData, width: int | None, terminal: Terminal) -> list[str]:
+def render_rows(rows: Sequence[Row], data: TopData, width: int | None, terminal: Terminal) -> list[str]:
     """Return the table of these rows with a header, no wider than the terminal.
 
     Args:
@@ -220,7 +220,7 @@ def _column(title: str, drop_priority: int, cell: Callable[[Row], Cell | str]) -
 
 
 def _busy_text(values: Sequence[float | None], glyphs: Glyphs) -> str:
-    return f"{bar(_mean(values), _BAR, glyphs)} {_range(values, '%'):>4}"
+    return f"{render_bar(_mean(values), _BAR, glyphs)} {_range(values, '%'):>4}"
 
 
 def _largest(values: Iterable[float | None]) -> float | None:
@@ -242,7 +242,7 @@ def _which_gpu(row: Row) -> str:
 
 def _util(row: Row, glyphs: Glyphs) -> Cell:
     values = [gpu.util for gpu in row.gpus]
-    style = util_style(min((value for value in values if value is not None), default=None))
+    style = utilisation_style(min((value for value in values if value is not None), default=None))
     return Cell(_busy_text(values, glyphs) if row.gpus else "-", style)
 
 
@@ -284,10 +284,10 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _trend(row: Row, glyphs: Glyphs) -> str:
-    return trend(mean_trend([entity.trend for entity in row.entities]), _TREND, glyphs)
+    return render_trend(average_trends([entity.trend for entity in row.entities]), _TREND, glyphs)
 
 
-def mean_trend(trends: Sequence[Sequence[float]]) -> list[float]:
+def average_trends(trends: Sequence[Sequence[float]]) -> list[float]:
     """Return the mean of several trends, as long as the longest of them."""
     known: list[list[float]] = [[] for _ in range(max(map(len, trends), default=0))]
     for values in trends:
@@ -307,12 +307,12 @@ def _last_line(row: Row, data: TopData) -> str:
     return data.last_line(workers[0].rank)[:_MOST_OF_A_LINE] if workers else ""
 
 
-def utilisation_text(scene_trend: Sequence[float], name: str, glyphs: Glyphs) -> str:
+def format_utilisation(scene_trend: Sequence[float], name: str, glyphs: Glyphs) -> str:
     """Return a trend and the last value of a utilisation: `GPUs ▆▇█ 96%`."""
-    return f"{name} {trend(scene_trend, _TREND, glyphs)} {percent(scene_trend[-1])}"
+    return f"{name} {render_trend(scene_trend, _TREND, glyphs)} {percent(scene_trend[-1])}"
 
 
-def bar(percent: float | None, width: int, glyphs: Glyphs) -> str:
+def render_bar(percent: float | None, width: int, glyphs: Glyphs) -> str:
     """Return a bar of `width` columns, filled by a share in percent; blank if the share is unknown."""
     if percent is None:
         return " " * width
@@ -323,7 +323,7 @@ def bar(percent: float | None, width: int, glyphs: Glyphs) -> str:
     return text + glyphs.empty * (width - len(text))
 
 
-def trend(values: Sequence[float], width: int, glyphs: Glyphs, most: float = 100.0) -> str:
+def render_trend(values: Sequence[float], width: int, glyphs: Glyphs, most: float = 100.0) -> str:
     """Return the last so many values as a line of columns, the newest at the right.
 
     Args:

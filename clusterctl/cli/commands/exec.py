@@ -20,12 +20,12 @@ from clusterctl.config.spec import ClusterSpec
 from clusterctl.errors import ExitCode, NodeError, NodesError
 from clusterctl.plan.launch import build_program_arguments
 from clusterctl.render.errors import render_error
-from clusterctl.render.exec_output import diff_lines, end_lines, exit_code_of, folded_errors, folded_output
+from clusterctl.render.exec_output import compute_exit_code, describe_ends, diff_lines, fold_errors, fold_output
 from clusterctl.render.live_view import WaitingLine
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
-    from clusterctl.render.exec_output import Answer
+    from clusterctl.render.exec_output import CommandResult
 
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "python", "python3", "perl", "awk", "find", "grep", "sed")
@@ -101,14 +101,14 @@ def command(
     tell = None if common.quiet or stream else console.err
     early = _Early([host.name for host in hosts], remote, console, folds=not (diff or as_json))
 
-    def show(answers: Mapping[str, Answer], errors: Mapping[str, NodeError]) -> None:
+    def show(answers: Mapping[str, CommandResult], errors: Mapping[str, NodeError]) -> None:
         if diff:
             console.data(*diff_lines(answers, console.out))
-            console.narrate(*folded_errors(answers, console.err))
+            console.narrate(*fold_errors(answers, console.err))
         elif not stream:
             _print_output({node: answer for node, answer in answers.items() if node not in early.shown}, console)
         if not common.quiet:
-            console.narrate(*end_lines(answers, every=verbose))
+            console.narrate(*describe_ends(answers, every=verbose))
         if errors:
             console.narrate(*render_error(NodesError(list(errors.values())), console.err))
 
@@ -135,9 +135,9 @@ def command(
         console.json([_entry(host.name, answers.get(host.name), errors.get(host.name)) for host in hosts])
     else:
         show(answers, errors)
-    if not shell and any(map(exit_code_of, answers.values())) and is_for_shell(words):
+    if not shell and any(map(compute_exit_code, answers.values())) and is_for_shell(words):
         console.narrate("hint: no shell reads these words; `--shell` gives them to bash")
-    return int(ExitCode.NODE) if errors else max(map(exit_code_of, answers.values()), default=0)
+    return int(ExitCode.NODE) if errors else max(map(compute_exit_code, answers.values()), default=0)
 
 
 def _load_spec(
@@ -163,7 +163,7 @@ def is_for_shell(words: Sequence[str]) -> bool:
     )
 
 
-def _entry(node: str, answer: Answer | None, error: NodeError | None) -> dict[str, Any]:
+def _entry(node: str, answer: CommandResult | None, error: NodeError | None) -> dict[str, Any]:
     def text(data: bytes) -> str:
         return data.decode("utf-8", "replace")
 
@@ -201,6 +201,6 @@ class _Early:
         _print_output(fresh, self._console)
 
 
-def _print_output(answers: Mapping[str, Answer], console: Console) -> None:
-    console.data(*folded_output(answers, console.out))
-    console.narrate(*folded_errors(answers, console.err))
+def _print_output(answers: Mapping[str, CommandResult], console: Console) -> None:
+    console.data(*fold_output(answers, console.out))
+    console.narrate(*fold_errors(answers, console.err))

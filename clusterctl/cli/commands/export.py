@@ -40,11 +40,11 @@ def command(
     losses = (export_kubernetes if kind == "k8s" else export_slurm).list_losses(spec, loaded.written_keys)
     if kind == "k8s":
         assert spec.job is not None, "it was required"
-        text = export_kubernetes.manifest(spec, spec.job, image=image or "IMAGE", losses=losses)
+        text = export_kubernetes.render_manifest(spec, spec.job, image=image or "IMAGE", losses=losses)
     else:
         paths = [os.path.abspath(path) for path in list_cluster_files(path, common.files)]
         folder = os.path.dirname(paths[0])
-        text = export_slurm.script(
+        text = export_slurm.render_script(
             spec, program=_program(), folder=folder, files=paths, sets=common.sets, losses=losses
         )
     console.narrate(*(f"warning: {line}" for line in losses))

@@ -17,7 +17,7 @@ from clusterctl.errors import ExitCode
 from clusterctl.formatting import duration_text
 from clusterctl.render.stats import describe_gaps, render_stats, stats_json
 from clusterctl.render.top_rows import Level, TopData, list_entities, make_rows
-from clusterctl.render.top_screen import table
+from clusterctl.render.top_screen import render_rows
 from clusterctl.run.record import state_reader
 from clusterctl.run.record.clock import read_head_time
 
@@ -96,4 +96,4 @@ def _show(stats: list[NodeStats], console: Console, *, as_json: bool, every: boo
 def _folded(stats: list[NodeStats], console: Console) -> list[str]:
     scene = TopData(nodes=stats)
     rows = make_rows(scene, list_entities(scene), Level.ALIKE, time.time())
-    return table(rows, scene, console.out.width, console.out)
+    return render_rows(rows, scene, console.out.width, console.out)

@@ -10,7 +10,7 @@ import click
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.run_views import add_stragglers, build_run_view, warn_of_unreadable_lines
-from clusterctl.render.status import lists_ranks, render_status, status_json
+from clusterctl.render.status import has_row_per_rank, render_status, status_json
 from clusterctl.run.record.run_facts import read_start_times
 from clusterctl.run.record.sample_files import read_newest_activity
 from clusterctl.run.record.state_reader import find_run, load_visible_state
@@ -28,7 +28,7 @@ def command(common: CommonOptions, reference: str | None, as_json: bool, verbose
     run = find_run(reference)
     state, attended = load_visible_state(run)
     newest = read_newest_activity(run, state)
-    outputs = as_json or lists_ranks(state, every=verbose)
+    outputs = as_json or has_row_per_rank(state, every=verbose)
     view = add_stragglers(run, build_run_view(run, state, attended=attended, newest=newest, outputs=outputs), newest)
     warn_of_unreadable_lines(view.state, console)
     if as_json:

@@ -15,7 +15,7 @@ from clusterctl.cli.verdicts import load_verdict, load_verdict_with_evidence, op
 from clusterctl.errors import ExitCode, RefusedError
 from clusterctl.formatting import format_size
 from clusterctl.render.end_report import render_why
-from clusterctl.render.status import slow_start
+from clusterctl.render.status import describe_slow_start
 from clusterctl.run.record import run_bundle, state_reader
 from clusterctl.run.record.run_facts import read_start_times
 from clusterctl.run.record.rundir import RunDir
@@ -64,7 +64,7 @@ def command(
         _save(console, run, save, look, redact=redact, quiet=common.quiet)
     code = _tell(console, told, as_json=as_json)
     if not as_json:
-        console.tell(*slow_start(read_start_times(run)))
+        console.tell(*describe_slow_start(read_start_times(run)))
     return code
 
 

@@ -9,7 +9,7 @@ from clusterctl.agent.protocol import events as node_events
 from clusterctl.cli.run_views import describe_stalled_ranks, find_blocking_ranks
 from clusterctl.render import run_messages
 from clusterctl.render.attempts import describe_restart
-from clusterctl.render.status import slow_lines
+from clusterctl.render.status import describe_slow_ranks
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.sample_files import read_latest_activity
 from clusterctl.run.rules import controller_events, rank_timing
@@ -125,7 +125,7 @@ class StragglerNotice:
         if not slow or key in self._reported:
             return []
         self._reported.add(key)
-        return [*slow_lines(state, slow), f"hint: `clusterctl stacks {state.run}` shows where every rank is"]
+        return [*describe_slow_ranks(state, slow), f"hint: `clusterctl stacks {state.run}` shows where every rank is"]
 
     def _find_stragglers(self, state: RunState) -> dict[int, str]:
         first = state.workers.get(0)

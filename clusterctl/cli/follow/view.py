@@ -23,7 +23,7 @@ from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
 from clusterctl.logs.follow import Follower
 from clusterctl.logs.line import LogLine, LogQuery
 from clusterctl.render import run_messages
-from clusterctl.render.attempts import separator_line
+from clusterctl.render.attempts import render_separator
 from clusterctl.render.end_report import OutputTail, VisibleOutput
 from clusterctl.render.footer import Footer
 from clusterctl.render.live_view import LiveView, ProgressMode, phase_view
@@ -212,7 +212,7 @@ class RunScreen:
         for piece in self._backlog.among(history, self._options.tail or 0):
             if isinstance(piece, str):
                 self._write(self._folder.flush())
-                self._console.narrate(separator_line(piece, self._console.err))
+                self._console.narrate(render_separator(piece, self._console.err))
             else:
                 self._write(self._folder.feed(piece, time.monotonic()))
         self._narrate(*current_problems(self.state, time.time()))

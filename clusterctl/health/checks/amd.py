@@ -164,7 +164,7 @@ def _outside(devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
         others = max((count for hive, count in hives.items() if hive and hive != own), default=0)
         if others == len(devices) - 1:
             message = f"{gpus.describe_gpu(device)}: not in the XGMI hive of the other {others} GPUs"
-            hint = _together([d["index"] for d in devices])
+            hint = _describe_remedy([d["index"] for d in devices])
             yield fail(message, gpu=device["index"], hint=hint, action=Action.RESET_GPU)
 
 
@@ -177,7 +177,7 @@ def _unlinked(view: NodeView, devices: Sequence[gpus.Device]) -> Iterator[Outcom
                 pairs.append((device, other))
     if pairs:
         names = [f"{one['index']}-{other['index']}" for one, other in pairs]
-        hint = _together(list_hive_members(view, pairs[0][0]))
+        hint = _describe_remedy(list_hive_members(view, pairs[0][0]))
         yield fail(f"no XGMI between GPUs {', '.join(names[:8])}, which are in one hive", value=names, hint=hint)
 
 
@@ -197,11 +197,11 @@ def _down(view: NodeView, devices: Sequence[gpus.Device]) -> Iterator[Outcome]:
         usual, times = Counter(members).most_common(1)[0] if members else (0, 0)
         if index in up and up[index] < usual and times * 2 > len(members):
             message = f"{gpus.describe_gpu(device)}: {up[index]} of {usual} XGMI links up"
-            hint = _together(list_hive_members(view, device))
+            hint = _describe_remedy(list_hive_members(view, device))
             yield fail(message, gpu=index, value=up[index], expected=usual, hint=hint)
 
 
-def _together(members: Sequence[int]) -> str:
+def _describe_remedy(members: Sequence[int]) -> str:
     return f"{describe_joint_reset(members)}; if the link stays down, have the module looked at"
 
 

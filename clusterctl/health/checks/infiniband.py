@@ -59,7 +59,7 @@ def select_ports(view: NodeView) -> Selection:
     efa = [port for port in every if port.get("link_layer") not in _LINKS]
     verbs = [port for port in every if port not in efa]
     hca = env.get("NCCL_IB_HCA", "")
-    named = tuple(port for port in verbs if _is_named(port, hca))
+    named = tuple(port for port in verbs if _is_named_in_full(port, hca))
     by_plugin = tuple(filter(is_active, efa)) if versions.get("net_plugin") and wanted != "ib" else ()
     if env.get("NCCL_IB_DISABLE", "0") not in ("0", ""):
         return Selection(used=by_plugin, why_none="NCCL_IB_DISABLE is set")
@@ -116,7 +116,7 @@ def _matches(port: Port, hca: str) -> bool:
     return hit != hca.startswith("^")
 
 
-def _is_named(port: Port, hca: str) -> bool:
+def _is_named_in_full(port: Port, hca: str) -> bool:
     """Return whether a port is named in full; a prefix such as `mlx5` names no port in particular."""
     return not hca.startswith("^") and any(
         port["device"] == device and number in ("", str(port["port"])) for device, number in _entries(hca)

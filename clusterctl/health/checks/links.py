@@ -76,7 +76,7 @@ def check_pcie_outliers(view: ClusterView) -> Outcome | list[Outcome]:
         the card is visible (`gpu.pcie_width`)
     """
     slots = compare.group_by_slot(
-        view, lambda node: compare.read_by_index(node, lambda device: _unseen_width(node, device))
+        view, lambda node: compare.read_by_index(node, lambda device: _read_unchecked_width(node, device))
     )
     if not slots:
         seen = any(_slot_width(node, device) for node in view.views for device in gpus.list_used_gpus(node))
@@ -91,7 +91,7 @@ def _report_lesser(slot: compare.LesserSlot, what: str, is_certain: bool) -> Out
     return say(message, node=slot.node, gpu=int(slot.index), value=slot.number, expected=slot.needed)
 
 
-def _unseen_width(node: NodeView, device: gpus.Device) -> int | None:
+def _read_unchecked_width(node: NodeView, device: gpus.Device) -> int | None:
     """Return the lanes of a GPU that is not judged by its slot."""
     width = gpus.read_value(device, "pcie_width")
     return None if width is None or _slot_width(node, device) else int(width)

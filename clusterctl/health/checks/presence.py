@@ -256,7 +256,7 @@ def check_device_access(view: NodeView) -> Iterator[Outcome]:
     if not nodes:
         yield unknown("there are no /dev/nvidia* nodes to look at")
         return
-    wanted = _wanted(view, nodes)
+    wanted = _list_needed_nodes(view, nodes)
     shut = [path for path in wanted if not nodes.get(path, True)]
     absent = [path for path in wanted if path not in nodes]
     uvm = view.group("nvml").data.get("uvm")
@@ -278,7 +278,7 @@ def check_device_access(view: NodeView) -> Iterator[Outcome]:
         yield ok(f"{len(wanted) + 1} device nodes are accessible")
 
 
-def _wanted(view: NodeView, nodes: dict[str, bool]) -> list[str]:
+def _list_needed_nodes(view: NodeView, nodes: dict[str, bool]) -> list[str]:
     """Return the device nodes that the run needs, except the one of unified memory."""
     minors = [minor for device in gpus.list_used_gpus(view) if (minor := gpus.read_value(device, "minor")) is not None]
     if not minors:

@@ -16,11 +16,11 @@ ENOUGH = 100.0 * 1024**3
 """Bytes with which none is crowded, whatever its size."""
 
 
-def _places(view: NodeView) -> list[dict[str, Any]]:
+def _list_paths(view: NodeView) -> list[dict[str, Any]]:
     return [entry for entry in view.group().data.get("paths") or [] if entry.get("total") is not None]
 
 
-def _unseen(view: NodeView) -> Iterator[Outcome]:
+def _list_unmeasured(view: NodeView) -> Iterator[Outcome]:
     for entry in view.group().data.get("paths") or []:
         if entry.get("total") is None:
             yield unknown(f"{entry['path']} cannot be measured: {entry.get('error')}")
@@ -45,11 +45,11 @@ def check_disk_space(view: NodeView) -> Iterator[Outcome]:
         checkpoints fit. WARN from `warn` percent used if less than `enough` bytes are free: a file server with
         terabytes free is healthy at 96 %. The root file system never FAILs, and a read-only one is full by design
     """
-    adverse = [outcome for entry in _folded(view) if (outcome := _space(view, entry)) is not None]
+    adverse = [outcome for entry in _list_file_systems(view) if (outcome := _space(view, entry)) is not None]
     yield from adverse
-    yield from _unseen(view)
-    if not adverse and _places(view):
-        yield ok(f"{format_size(min(entry['free'] for entry in _places(view)))} free at least")
+    yield from _list_unmeasured(view)
+    if not adverse and _list_paths(view):
+        yield ok(f"{format_size(min(entry['free'] for entry in _list_paths(view)))} free at least")
 
 
 def _space(view: NodeView, entry: dict[str, Any]) -> Outcome | None:
@@ -81,10 +81,10 @@ _ORDER = ("checkpoints", "path", "workdir", "tmp", "home", "root")
 """What a place is for, the most telling first, where several lie on one file system."""
 
 
-def _folded(view: NodeView) -> list[dict[str, Any]]:
+def _list_file_systems(view: NodeView) -> list[dict[str, Any]]:
     """Return one entry per file system: paths with equal total and free space are on one."""
     first_by_size: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for entry in sorted(_places(view), key=lambda entry: _ORDER.index(entry["what"])):
+    for entry in sorted(_list_paths(view), key=lambda entry: _ORDER.index(entry["what"])):
         first_by_size.setdefault((entry["total"], entry["free"], entry["inodes"]), entry)
     return list(first_by_size.values())
 
@@ -98,7 +98,7 @@ def check_free_inodes(view: NodeView) -> list[Outcome]:
     Healthy: FAIL under `least` inodes free; WARN from `warn` percent used if fewer than `enough` are free
     """
     bad = []
-    for entry in _folded(view):
+    for entry in _list_file_systems(view):
         free, total = entry["inodes_free"], entry["inodes"]
         if not total or _is_image(entry):
             continue
@@ -106,7 +106,7 @@ def check_free_inodes(view: NodeView) -> list[Outcome]:
         if is_full or (percent >= view.limit("warn") and free < view.limit("enough")):
             say = fail if is_full and entry["what"] != "root" else warn
             bad.append(say(f"{entry['path']}: {percent:.0f} % of inodes used, {free} free", value=free))
-    return [*bad, *_unseen(view), *([] if bad or not _places(view) else [ok("enough inodes everywhere")])]
+    return [*bad, *_list_unmeasured(view), *([] if bad or not _list_paths(view) else [ok("enough inodes everywhere")])]
 
 
 @remedy(Action.CHECK_MOUNT, "Remount or repair the file system, or correct owner and mode of the directory")
@@ -117,12 +117,12 @@ def check_writable_folders(view: NodeView) -> Iterator[Outcome]:
     Source: one small file written, synced and removed in working directory, temporary directory and checkpoints
     Healthy: can be written
     """
-    tried = [entry for entry in _places(view) if entry.get("writable") is not None]
+    tried = [entry for entry in _list_paths(view) if entry.get("writable") is not None]
     for entry in tried:
         if not entry["writable"]:
             why = "read-only file system" if entry.get("readonly") else entry.get("error")
             yield fail(f"{entry['path']} cannot be written: {why}", value=entry["path"])
-    yield from _unseen(view)
+    yield from _list_unmeasured(view)
     if not tried:
         yield unknown("nothing was written")
     elif all(entry["writable"] for entry in tried):

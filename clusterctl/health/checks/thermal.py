@@ -77,7 +77,7 @@ def check_throttling_outliers(view: ClusterView) -> Iterable[Outcome]:
     Source: NVML clock event reasons of all GPUs of one model, bits 0x40 and 0x80, in every reading
     Healthy: no GPU alone has them: FAIL if most GPUs of the same board, on at least two nodes, do not
     """
-    return compare.compare_gpus(view, _constant, "slowdown", _named, say=fail, at_least_nodes=2)
+    return compare.compare_gpus(view, _constant, "slowdown", _format_reasons, say=fail, at_least_nodes=2)
 
 
 def _constant(device: gpus.Device) -> int | None:
@@ -92,7 +92,7 @@ def _constant(device: gpus.Device) -> int | None:
     return causes
 
 
-def _named(bits: int) -> str:
+def _format_reasons(bits: int) -> str:
     return name_reasons(bits) or "none"
 
 
@@ -121,7 +121,7 @@ def check_temperatures(gpu: gpus.GpuValue) -> Outcome | None:
         hwmon's `crit`
     Healthy: below the GPU's own limit; WARN within `margin` degrees of it; UNKNOWN if no limit can be read
     """
-    left = {"core": _core_left(gpu.device, gpu.value), "memory": _memory_left(gpu.device)}
+    left = {"core": _core_margin(gpu.device, gpu.value), "memory": _memory_margin(gpu.device)}
     margins = {part: degrees for part, degrees in left.items() if degrees is not None}
     if not margins:
         message = f"{gpus.describe_gpu(gpu.device)}: {gpu.value} °C, and no limit that could be read"
@@ -135,7 +135,7 @@ def check_temperatures(gpu: gpus.GpuValue) -> Outcome | None:
     return say(f"{part} {degrees:.0f} °C, limit {limit:.0f} °C", value=degrees, expected=limit)
 
 
-def _core_left(device: gpus.Device, degrees: float) -> float | None:
+def _core_margin(device: gpus.Device, degrees: float) -> float | None:
     """Return how many degrees a GPU is below its limit; `None` if it does not report one."""
     margin = gpus.read_value(device, "margin")
     if margin is not None:
@@ -144,7 +144,7 @@ def _core_left(device: gpus.Device, degrees: float) -> float | None:
     return float(limit - degrees) if limit else None
 
 
-def _memory_left(device: gpus.Device) -> float | None:
+def _memory_margin(device: gpus.Device) -> float | None:
     degrees, limit = gpus.read_value(device, "mem_temp"), gpus.read_value(device, "mem_temp_max")
     return float(limit - degrees) if degrees and limit else None
 

@@ -308,10 +308,10 @@ def check_environment_variables(view: ClusterView) -> Iterable[Outcome]:
     for name in names:
         result = compare.count_votes({node: hashes.get(name, compare.ABSENT) for node, hashes in told.items()})
         if result.majority is None:
-            shown = ", ".join(f"{_shown(values[node], name)} on {node}" for node in told)
+            shown = ", ".join(f"{_format_setting(values[node], name)} on {node}" for node in told)
             odd.append(warn(f"nodes disagree on {name}: {shown}", value=name))
         odd += [
-            warn(f"{name} is {_shown(values[node], name)}, unlike elsewhere", node=node, value=name)
+            warn(f"{name} is {_format_setting(values[node], name)}, unlike elsewhere", node=node, value=name)
             for node in result.odd
         ]
     return odd[:_MOST] or [ok(f"{plural(len(names), 'setting')} alike on {len(told)} nodes")]
@@ -325,7 +325,7 @@ def _hashes(node: NodeView) -> dict[str, str] | None:
     return {n: h for n, h in hashes.items() if n.startswith(_COMPARED) and n not in _OWN and not n.endswith("_FILE")}
 
 
-def _shown(env: dict[str, Any], name: str) -> str:
+def _format_setting(env: dict[str, Any], name: str) -> str:
     if name not in env:
         return "not set"
     return "another value" if env[name] is None else f"`{env[name]}`"

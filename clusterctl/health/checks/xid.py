@@ -139,27 +139,9 @@ CATALOGUE: dict[int, Xid] = {
     **_rows(Weight.HARDWARE, Action.RESET_GPU, confirmed=True, x109="context switch timed out"),
     **_rows(Weight.HARDWARE, Action.REBOOT_NODE, x79="GPU has fallen off the bus", x151="key rotation failed"),
     **_rows(Weight.HARDWARE, Action.CHECK_POWER_COOLING, x54="auxiliary power is not connected"),
-    **_range(
-        Weight.UNUSED,
-        Action.CONTACT_SUPPORT,
-        "not in use",
-        *(
-            *range(1, 8),
-            9,
-            10,
-            12,
-            *range(15, 25),
-            *range(26, 31),
-            *range(33, 37),
-            42,
-            47,
-            *range(49, 54),
-            *range(55, 60),
-        ),
-        *(61, 65, 73, 81, 87, 90, 91, *range(111, 119), *range(122, 126), 138),
-    ),
 }
 """Codes with a fixed meaning; 144-150 and 154 depend on their text (see `xid.judge_event`)."""
+CATALOGUE |= _range(Weight.UNUSED, Action.CONTACT_SUPPORT, "not in use", *({*range(1, 144)} - CATALOGUE.keys()))
 
 
 # --- XIDs: errors that NVIDIA's driver reports of a GPU, as the kernel log counts them and as a running job meets them.

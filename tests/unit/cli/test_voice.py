@@ -15,7 +15,7 @@ from clusterctl.cli.main import run
 from clusterctl.cli.templates import Template
 from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.console import Console, Terminal
-from clusterctl.render.exec_output import Answer, diff_lines, folded_output
+from clusterctl.render.exec_output import CommandResult, diff_lines, fold_output
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules.state import RunPhase, RunState
 
@@ -60,8 +60,8 @@ def test_after_phases_in_json_the_end_is_one_line_of_json(
     assert {key: record[key] for key in told} == told
 
 
-def answers(**outputs: str) -> dict[str, Answer]:
-    return {node: Answer(exit_code=0, stdout=text.encode()) for node, text in outputs.items()}
+def answers(**outputs: str) -> dict[str, CommandResult]:
+    return {node: CommandResult(exit_code=0, stdout=text.encode()) for node, text in outputs.items()}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def answers(**outputs: str) -> dict[str, Answer]:
     ],
 )
 def test_equal_output_is_shown_once(outputs: dict[str, str], lines: list[str]) -> None:
-    assert folded_output(answers(**outputs), PLAIN) == lines
+    assert fold_output(answers(**outputs), PLAIN) == lines
 
 
 def test_a_difference_is_shown_against_what_most_nodes_say() -> None:

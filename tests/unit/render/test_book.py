@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusterctl.render.status import commit_words, render_origin
+from clusterctl.render.status import describe_commit, render_origin
 from clusterctl.run.record.run_facts import Commit, Origin
 from clusterctl.run.rules.state import RunState
 
@@ -54,4 +54,4 @@ def test_a_run_says_who_began_it_when_and_with_what(pipe: Terminal, origin: Orig
     ],
 )
 def test_a_commit_is_told_with_what_differs_from_it(commit: Commit, expected: str) -> None:
-    assert commit_words(commit) == expected
+    assert describe_commit(commit) == expected

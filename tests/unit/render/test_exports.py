@@ -23,7 +23,7 @@ def spec_of(*hosts: HostSpec, **job: object) -> ClusterSpec:
 
 
 def exported(spec: ClusterSpec, *sets: str) -> str:
-    return export_slurm.script(
+    return export_slurm.render_script(
         spec, program=("/my venv/bin/clusterctl",), folder="/p/my jobs", files=["/p/my jobs/cluster.yaml"], sets=sets
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ def test_the_batch_script_says_which_program_is_missing_where_it_runs() -> None:
 def pods(spec: ClusterSpec) -> tuple[Any, Any, Any]:
     """The service, the job, and the container of its pods."""
     assert spec.job is not None
-    service, job = yaml.safe_load_all(export_kubernetes.manifest(spec, spec.job, image="registry/llm:1"))
+    service, job = yaml.safe_load_all(export_kubernetes.render_manifest(spec, spec.job, image="registry/llm:1"))
     return service, job, job["spec"]["template"]["spec"]["containers"][0]
 
 
@@ -91,7 +91,7 @@ def test_the_job_has_a_pod_for_each_node_and_they_find_the_first_by_its_name() -
 
 def test_a_secret_is_named_and_its_value_is_nowhere() -> None:
     spec = replace(spec_of(), secrets={"TOKEN": "s3cret"})
-    assert "s3cret" not in export_kubernetes.manifest(spec, spec.job, image="i")  # type: ignore[arg-type]
+    assert "s3cret" not in export_kubernetes.render_manifest(spec, spec.job, image="i")  # type: ignore[arg-type]
     assert pods(spec)[2]["env"][-1]["valueFrom"] == {"secretKeyRef": {"name": "llm", "key": "TOKEN"}}
 
 
@@ -174,7 +174,7 @@ def test_keys_that_do_not_hold_in_pods_are_named(rich: LoadedClusterFile) -> Non
     ]
     assert "kubectl create secret generic llm --from-literal=HF_TOKEN=VALUE" in others[-1]
     assert rich.spec.job is not None
-    text = export_kubernetes.manifest(rich.spec, rich.spec.job, image="i", losses=lost)
+    text = export_kubernetes.render_manifest(rich.spec, rich.spec.job, image="i", losses=lost)
     assert [line.removeprefix("# ") for line in text.splitlines()[2 : 2 + len(lost)]] == lost
     assert [*yaml.safe_load_all(text)]
 
@@ -192,7 +192,7 @@ def test_keys_of_hosts_that_do_not_hold_in_an_allocation_are_named(rich: LoadedC
         "not carried over: `hosts[].env`, `hosts[].user`, `hosts[].role`: the nodes are those of the allocation",
         "`secrets`: `HF_TOKEN` must be found where the script runs, as here",
     ]
-    text = export_slurm.script(rich.spec, program=("x",), folder="/p", files=[], sets=[], losses=lost)
+    text = export_slurm.render_script(rich.spec, program=("x",), folder="/p", files=[], sets=[], losses=lost)
     assert {f"# {line}" for line in lost} <= {*text.splitlines()}
 
 

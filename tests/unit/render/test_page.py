@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from clusterctl.render.charts import MAX_CURVES, Span, TimelineEvent, drawable_points, make_chart, select_curves
-from clusterctl.render.report_page import FindingRow, ReportData, page_text, render_report_page, speed
+from clusterctl.render.report_page import FindingRow, ReportData, compute_speed, render_report_page, sanitize_page_text
 from clusterctl.render.status import RunView
 from clusterctl.run.record.run_facts import Commit, Origin
 from clusterctl.run.record.sample_files import Curves
@@ -87,7 +87,7 @@ def test_a_page_loads_nothing_and_says_so_to_the_browser() -> None:
 
 @given(st.text())
 def test_text_is_text(value: str) -> None:
-    shown = escape(page_text(value))
+    shown = escape(sanitize_page_text(value))
 
     assert not {"<", ">", '"', "'"} & set(shown)
     assert STEERING.findall(shown) == []
@@ -161,7 +161,7 @@ def test_without_numbers_there_is_no_picture() -> None:
 def test_speed_counts_the_times_in_which_a_rank_went_forward(
     points: list[tuple[float, float]], steps_a_second: float | None
 ) -> None:
-    assert speed(points) == steps_a_second
+    assert compute_speed(points) == steps_a_second
 
 
 def test_a_rank_that_is_clearly_slower_is_a_straggler() -> None:

@@ -14,7 +14,7 @@ from clusterctl.render.console import ASCII, UNICODE, Terminal
 from clusterctl.render.stats import GpuStats, NodeStats, describe_gaps, stats_from_sample, stats_json
 from clusterctl.render.status import RunView, WorkerActivity
 from clusterctl.render.top_rows import SORTS, Level, Row, SortState, TopData, list_entities, make_rows, sort_rows
-from clusterctl.render.top_screen import bar, render_top, trend
+from clusterctl.render.top_screen import render_bar, render_top, render_trend
 from clusterctl.render.wrapping import count_columns
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.controller_events import Health
@@ -123,13 +123,18 @@ def test_how_the_whole_goes_stands_above_the_table(narrow: Terminal) -> None:
 def test_in_ascii_a_bar_is_a_bar(new_screen: type[Screen]) -> None:
     lines = picture(scene(), new_screen(width=80, unicode=False).terminal)
     assert all(line.isascii() for line in lines)
-    assert [bar(50, 4, ASCII), bar(None, 4, ASCII), bar(99, 4, UNICODE), bar(500, 2, ASCII)] == [
+    assert [
+        render_bar(50, 4, ASCII),
+        render_bar(None, 4, ASCII),
+        render_bar(99, 4, UNICODE),
+        render_bar(500, 2, ASCII),
+    ] == [
         "##..",
         "    ",
         "████",
         "##",
     ]
-    assert trend([0, 50, 100], 2, ASCII) == "=#"
+    assert render_trend([0, 50, 100], 2, ASCII) == "=#"
 
 
 def test_gpus_that_the_run_chose_are_given_to_its_ranks_in_order() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.agent.protocol.run_files import INDEX_RECORD, format_index_path
 from clusterctl.render.console import Terminal
-from clusterctl.render.status import render_timings, slow_start, timings_json
+from clusterctl.render.status import describe_slow_start, render_timings, timings_json
 from clusterctl.run.nodes.fan_out import Progress
 from clusterctl.run.record import rundir
 from clusterctl.run.record.run_facts import StartTimes, StepTime, read_start_times
@@ -80,7 +80,7 @@ def test_a_run_that_has_told_nothing_has_no_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("seconds", "told"), [(59.0, 0), (75.0, 1)])
 def test_only_a_start_that_took_long_is_worth_a_line_of_why(seconds: float, told: int) -> None:
     step = StepTime(name="health", seconds=seconds - 5.0, nodes={"gpu07": seconds - 5.0, "gpu08": 1.0})
-    lines = slow_start(StartTimes(seconds=seconds, steps=(step,)))
+    lines = describe_slow_start(StartTimes(seconds=seconds, steps=(step,)))
     assert len(lines) == told
     assert all("to health, slowest gpu07" in line for line in lines)
 
