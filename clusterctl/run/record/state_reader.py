@@ -27,7 +27,7 @@ NodeNews = tuple[str, events.Stamp, events.Event]
 ControllerNews = tuple[float, head.ControllerEvent]
 
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, LookupError, RecursionError)
-"""What a line that is none of ours may raise, wherever it is taken apart; a torn one is among them."""
+"""Errors that a torn or foreign line may raise."""
 _QUOTED = 200
 
 
@@ -71,7 +71,7 @@ class LineTail:
 
 
 class StateReader:
-    """Folds a run directory. `state` is what the last `refresh` made of it."""
+    """Reads the state of a run from its journals, and keeps it up to date. `state` is the state after the last call."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -81,7 +81,7 @@ class StateReader:
         self.state = RunState()
 
     def refresh(self) -> tuple[list[ControllerNews], list[NodeNews]]:
-        """Take in what is new; return it, the controller's events and the nodes'."""
+        """Apply and return the new events of the controller and of the nodes."""
         heads: list[ControllerNews] = []
         nodes: list[NodeNews] = []
         self.apply_new_events(heads.append, nodes.append)
@@ -92,13 +92,17 @@ class StateReader:
         head_news: Callable[[ControllerNews], object] = lambda _: None,
         node_news: Callable[[NodeNews], object] = lambda _: None,
     ) -> None:
-        """Take in what is new, and hand each event on; nothing of it is kept but the state.
+        """Apply the new events to the state, and pass each on.
 
-        The nodes' journals are taken in last, up to where they went before the controller's was read: an attempt is
-        always known before what happened in it. While an event is handed on, `state` is what it led to, for that long:
-        its tables go on changing.
+        The nodes' journals come last, up to their ends before the controller's journal was read, so that an attempt is
+        known before its events. While an event is passed on, `state` is the state after it, whose tables change with
+        the next event.
         """
-        ends = self._find_ends()
+        folder = f"{self._run.path}/nodes"
+        for node in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+            if node not in self._nodes:
+                self._nodes[node] = LineTail(f"{folder}/{node}/{run_files.JOURNAL_FILE}")
+        ends = {node: tail.end() for node, tail in self._nodes.items()}
         errors: dict[str, Exception] = {}
         self.apply_new_controller_events(head_news)
         builder = StateBuilder(self.state)
@@ -117,7 +121,7 @@ class StateReader:
             self._add_unreadable(file, why)
 
     def apply_new_controller_events(self, head_news: Callable[[ControllerNews], object] = lambda _: None) -> None:
-        """Take in what the controller alone has told since the last look."""
+        """Apply the new events of the controller alone."""
         builder = StateBuilder(self.state)
         errors: Exception | None = None
         for line in self._head.read():
@@ -135,37 +139,23 @@ class StateReader:
             self._add_unreadable(self._run.events.name, errors)
 
     def _add_unreadable(self, file: str, error: Exception) -> None:
-        """Name the first line of a file that cannot be read."""
+        """Record the first unreadable line of a file."""
         if file not in self._named:
             self._named.add(file)
             self.state = replace(
                 self.state, unreadable_lines=(*self.state.unreadable_lines, f"{file}: {str(error)[:_QUOTED]}")
             )
 
-    def _find_ends(self) -> dict[str, int]:
-        folder = f"{self._run.path}/nodes"
-        for node in _list_node_names(folder):
-            if node not in self._nodes:
-                self._nodes[node] = LineTail(f"{folder}/{node}/{run_files.JOURNAL_FILE}")
-        return {node: tail.end() for node, tail in self._nodes.items()}
-
-
-def _list_node_names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
-
 
 def load_state(run: RunDir) -> RunState:
-    """Return the state of a run from its files alone."""
+    """Return the state of a run from its journals."""
     reader = StateReader(run)
     reader.apply_new_events()
     return reader.state
 
 
 def load_controller_state(run: RunDir) -> RunState:
-    """Return what the controller alone told of a run: name and file, who takes part, and whether it is over."""
+    """Return the state of a run from the journal of its controller: its name, file, nodes, and whether it is over."""
     reader = StateReader(run)
     reader.apply_new_controller_events()
     return reader.state
@@ -179,8 +169,8 @@ class RunSummary:
     """What lists show of a run that has ended.
 
     Attributes:
-        state: Its state without workers, and of its nodes the names alone; what ended it stands as `no_exit`.
-        step: What its slowest rank had reached, or `None`.
+        state: Its state without workers and with the names of its nodes. Its cause is the `external_cause`.
+        step: The last step of its slowest rank, or `None`.
     """
 
     state: RunState
@@ -188,7 +178,7 @@ class RunSummary:
 
 
 def encode_summary(state: RunState, step: int | None, events: Path) -> bytes:
-    """Return the file of a run that has ended; `events` is the journal of its controller."""
+    """Return the summary file of a run that has ended; `events` is the journal of its controller."""
     value = {field: getattr(state, field) for field in _SUMMARY_FIELDS}
     value |= {"phase": state.phase.value, "nodes": list(state.nodes), "step": step, "events": os.stat(events).st_size}
     value["remaining"] = list(state.remaining)
@@ -215,7 +205,7 @@ def read_summary(path: Path, events: Path) -> RunSummary | None:
 
 
 _MAX_NAMES = 8
-"""Runs that are named where several could be meant: the newest."""
+"""The most runs in the message about an ambiguous name."""
 
 
 def list_runs(root: Path | None = None) -> list[RunDir]:
@@ -226,20 +216,20 @@ def list_runs(root: Path | None = None) -> list[RunDir]:
 
 
 def find_run(reference: str | None, root: Path | None = None) -> RunDir:
-    """Return the run that a person means.
+    """Return the run that a reference names.
 
     Args:
-        reference: An id or its unique beginning, a name, or a cluster file; `None` for the only active run, or the
-            newest.
-        root: Where runs lie; the user's own by default.
+        reference: An id or a unique prefix of it, a name, or a cluster file; `None` for the only active run, else the
+            newest run.
+        root: The folder of the runs; by default that of the user.
 
     Raises:
-        NotFoundError: There is none.
-        RefusedError: Several could be meant.
+        NotFoundError: There is no such run.
+        RefusedError: The reference fits several runs.
     """
     runs = list_runs(root)
     if reference is None and len(runs) == 1:
-        # There is nothing to choose, so nothing to read.
+        # There is no choice, so no state has to be read.
         return runs[0]
     if reference is None:
         active = [r for r in runs if not _load_controller_state(r).over]
@@ -270,7 +260,7 @@ def _match_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
 
 
 def _describe_near_match(runs: list[RunDir], reference: str | None) -> str | None:
-    """Return which run, or which cluster file, somebody may have meant who wrote something else."""
+    """Return a hint with a run or cluster file of a similar name."""
     if reference is None:
         return None
     if os.sep in reference or reference.endswith((".yaml", ".yml")):
@@ -288,37 +278,37 @@ def _match_prefix(runs: list[RunDir], reference: str) -> list[RunDir]:
 
 
 def _load_controller_state(run: RunDir) -> RunState:
-    """Return as much of a run's state as tells whether it is meant: its nodes' journals say nothing of that."""
+    """Return the summary or the controller's state of a run, which is enough to find a run."""
     known = read_summary(run.summary, run.events)
     return _load_or_unreadable(run, load_controller_state) if known is None else known.state
 
 
 def is_over(run: RunDir) -> bool:
-    """Return whether a run has ended, or never began: the controller's journal alone tells."""
+    """Return whether a run has ended or never began, by the journal of its controller."""
     return _apply_dead_start(_load_controller_state(run), attended=run.is_attended).over
 
 
 def load_visible_state(run: RunDir, load: Callable[[RunDir], RunState] = load_state) -> tuple[RunState, bool]:
-    """Return the state of a run and whether it is attended.
+    """Return the state of a run, and whether it has a controller.
 
-    A start whose controller died before any attempt began left nothing to adopt: it has failed.
+    If the controller died before the first attempt, the start has failed.
 
     Args:
-        run: Which.
-        load: Reads the state, for somebody who wants more of the same files.
+        run: The run.
+        load: Reads the state of the run.
     """
     attended = run.is_attended
     return _apply_dead_start(_load_or_unreadable(run, load), attended=attended), attended
 
 
 def load_summary_or_state(run: RunDir) -> RunState:
-    """Return the state of a run; of one that has ended no more than lists need."""
+    """Return the state of a run; if it has ended, only the part that lists need."""
     known = read_summary(run.summary, run.events)
     return _load_or_unreadable(run) if known is None else known.state
 
 
 def _load_or_unreadable(run: RunDir, load: Callable[[RunDir], RunState] = load_state) -> RunState:
-    """Return the state of a run; of one whose files say nothing, just that."""
+    """Return the state of a run, with the phase `UNREADABLE` if its files cannot be read."""
     try:
         state = load(run)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Which node has which files of a checkpoint, and whether they are a whole checkpoint together. Pure.
+"""Decides which nodes lack files of a checkpoint, and whether all files are there. Pure.
 
-A node may hold all files of a checkpoint, a part of them (its shards), or none. A copy that we made is the same file
-as its source, until the source is written anew: then it is nothing.
+A node may hold all files of a checkpoint, a part of them (its shards), or none. A copy counts as the same file as its
+source. If the source is written again, the copy does not count any more.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Version = tuple[float, int]
 """Time (seconds, by the file system) and size (bytes) of a file."""
 
 _RANK = re.compile(r"(?<!mp_)rank[-_]?(\d+)|__(\d+)_\d+\.distcp$")
-"""How names of files tell which rank has written them. DeepSpeed's `mp_rank_00` is no rank of the job."""
+"""The rank in the name of a checkpoint file. DeepSpeed's `mp_rank_00` is no rank of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedFile:
-    """A file that was copied to a node: its version there, whence it came, and which version it had there."""
+    """A file that was copied to a node: its version there, and the node and version of its source."""
 
     node: str
     path: str
@@ -35,13 +35,13 @@ class CopiedFile:
 def resolve_copies(
     files: Mapping[str, Mapping[str, Version]], copies: Iterable[CopiedFile]
 ) -> dict[str, dict[str, Version]]:
-    """Return the files of each node, each copy by the version of its source; a copy whose source has changed is none.
+    """Return the files of each node, each copy with the version of its source.
 
-    Nor is one whose source has gone from a checkpoint that is still there.
+    A copy is left out if its source has changed, or is missing in a checkpoint that is still there.
 
     Args:
-        files: By node: what is there, by path.
-        copies: What was copied to nodes, and may have been written anew since.
+        files: The files of each node, by path.
+        copies: The files that were copied to nodes, and may have been written again since.
     """
     copied = {(copy.node, copy.path, copy.version): copy for copy in copies}
     written: dict[str, set[Version]] = {}
@@ -78,7 +78,7 @@ def find_conflicting_paths(files: Mapping[str, Mapping[str, H]]) -> set[str]:
 def find_missing_files(
     files: Mapping[str, Mapping[str, H]], nodes: Sequence[str], order: Sequence[str]
 ) -> dict[str, dict[str, str]]:
-    """Return which files these nodes lack, by node: path and the first node in `order` that has it."""
+    """Return the files that each node lacks, with the first node in `order` that has them."""
     source = {path: node for node in reversed(order) for path in files[node]}
     all_lacking = {node: {p: source[p] for p in sorted(source) if p not in files[node]} for node in nodes}
     return {node: paths for node, paths in all_lacking.items() if paths}
@@ -87,15 +87,15 @@ def find_missing_files(
 def find_nodes_with_lost_files(
     files: Mapping[str, Mapping[str, H]], unreachable: Mapping[str, Collection[int]]
 ) -> list[str]:
-    """Return the nodes that cannot be asked and with which a part of the checkpoint is lost, as far as one can tell.
+    """Return the unreachable nodes that may hold the only copy of a part of the checkpoint.
 
     Args:
-        files: By node: what is there, by path.
-        unreachable: Nodes that cannot be asked, and their ranks.
+        files: The files of each node, by path.
+        unreachable: The unreachable nodes, and their ranks.
     """
     paths = {path for paths_at_node in files.values() for path in paths_at_node}
     named = {int(found[1] or found[2]) for path in paths for found in _RANK.finditer(path)}
     if named:
         return [node for node, ranks in unreachable.items() if not named.issuperset(ranks)]
-    # Where one node has all of it, no node had a part of its own.
+    # If one node has all files, no node has files of its own.
     return [] if any(paths == paths_at_node.keys() for paths_at_node in files.values()) else list(unreachable)

@@ -1,7 +1,4 @@
-"""What the controller writes into its own journal: what it did, saw of the links, and decided. Values only.
-
-An error that ended a start, as the controller's journal keeps it.
-"""
+"""The events in the journal of a controller: actions, decisions, and changes of links, stalls and health. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from clusterctl.errors import ClusterctlError, NodesError, UnhealthyError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Created:
-    """The run exists. Written once, before anything else."""
+    """The run exists. This is the first event of a journal."""
 
     KIND: ClassVar[str] = "created"
     run: str
@@ -27,19 +24,19 @@ class Created:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """How far a step of the start is.
+    """The progress of a step of the start.
 
     Attributes:
         name: connect, health, sync, resume, prepare, start.
-        done: Nodes (for `start`: workers) that are through.
-        total: How many there are.
+        done: How many nodes (for `start`: workers) have finished it.
+        total: How many nodes or workers there are.
         waiting: `[node, what it waits for]`, slowest first.
-        detail: What a person wants to know of the finished step.
-        seconds: Since the step began.
+        detail: The result of the finished step, for people.
+        seconds: Seconds since the step began.
         ended: The step is over.
-        failed: It is over because it failed.
-        nodes: Once it is over: seconds from its beginning until each node was through.
-        parts: What a node spent most of them with, and for how long, where it was waited for several things.
+        failed: The step is over because it failed.
+        nodes: After the end: the seconds until each node had finished the step.
+        parts: After the end: the longest part of the step on a node, and its seconds.
     """
 
     KIND: ClassVar[str] = "phase"
@@ -60,9 +57,9 @@ class Link:
     """The connection to a node changed: connected, unreachable (since `seconds`), or lost for this attempt.
 
     Attributes:
-        rebooted: The machine has started anew since, so nothing of the attempt can be running there.
-        lost_in: Seconds after which it is given up if it stays unreachable; `None` where it never is.
-        stop_in: Seconds after which it stops its workers by itself; `None` where they go on.
+        rebooted: The machine has rebooted since, so nothing of the attempt can run there.
+        lost_in: Seconds after which the node counts as lost if it stays unreachable; `None` for never.
+        stop_in: Seconds after which the node stops its workers by itself; `None` for never.
     """
 
     KIND: ClassVar[str] = "link"
@@ -77,9 +74,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Head time is the node's monotonic clock plus `offset`, give or take `error` (seconds), in this boot.
+    """The clock of a node: head time is its monotonic clock plus `offset`, within `error` seconds, in this boot.
 
-    `ahead` is by how many seconds the node's wall clock is ahead of the head's, which both may be set at any time.
+    `ahead` is by how many seconds the node's wall clock is ahead of the head's. Both may be set at any time.
     """
 
     KIND: ClassVar[str] = "clock"
@@ -92,7 +89,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TouchedNodes:
-    """From now on something of the run may lie on these nodes, whether or not an attempt comes to begin there."""
+    """From now on these nodes may hold files of the run, even if no attempt begins there."""
 
     KIND: ClassVar[str] = "traces"
     nodes: list[str] = field(default_factory=list)
@@ -102,8 +99,8 @@ class TouchedNodes:
 class Attempt:
     """A new attempt begins; `nodes` holds `{node, node_rank, address, ranks}` in order of node rank.
 
-    `resume_from` is the checkpoint that its workers are told to go on from; `newest` names the newest that there was
-    then, in words that differ once it is written anew.
+    `resume_from` is the checkpoint from which its workers resume. `newest_checkpoint` names the newest checkpoint and
+    its version.
     """
 
     KIND: ClassVar[str] = "attempt"
@@ -119,7 +116,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndDecided:
-    """The attempt is being ended everywhere, for this `StopReason`."""
+    """The controller ends the attempt on all nodes, for this `StopReason`."""
 
     KIND: ClassVar[str] = "decided"
     attempt: int
@@ -132,12 +129,12 @@ class Restarting:
     """Attempt `attempt` will begin at `at` (head's clock) on `nodes`, in order of node rank.
 
     Attributes:
-        ended: How the attempt before it ended, in words that are equal for attempts that end alike.
-        newest: What was the newest checkpoint when that one began.
-        cause: Why that one ended: the first observed failure, as `rules.ended_attempts.cause_record` gives it.
-        step: Which step its slowest rank had reached.
-        number: Which restart this is of those that count.
-        budget: How many may count.
+        ended: The failure signature of the attempt before, which is equal for equal failures.
+        newest_checkpoint: The newest checkpoint when that attempt began.
+        cause: Why that attempt ended: its first observed failure, from `rules.state.cause_to_json`.
+        step: The last step of its slowest rank.
+        number: The number of this restart among those that count.
+        budget: How many restarts may count.
     """
 
     KIND: ClassVar[str] = "restarting"
@@ -155,7 +152,7 @@ class Restarting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallChanged:
-    """The stall rule's view changed. `phase` is none, suspected or confirmed; `evidence` is a folder of the run."""
+    """A stall begins, changes or ends. `phase` is none, suspected or confirmed; `evidence` is a folder of the run."""
 
     KIND: ClassVar[str] = "stall"
     attempt: int
@@ -168,15 +165,16 @@ class StallChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Trouble of a node began or is over, as its samples tell; told once.
+    """A health problem of a node begins or is over.
 
     Attributes:
-        check: The check that would find it before a run.
-        key: `check`, finer where one check finds several things (`host.disk /`); with node and GPU it names a trouble.
-        status: FAIL or WARN, PASS when it is over.
-        message: Names the node and the GPU.
+        check: The check that finds the problem before a run.
+        key: `check`, with a suffix if the check finds several problems (`host.disk /`). With node and GPU it identifies
+            the problem.
+        status: FAIL or WARN; PASS if the problem is over.
+        message: A text with the node and the GPU.
         action: What a person should do (`health.model.Action`).
-        lasted_s: For how long it has been so.
+        lasted_s: For how long the problem has lasted.
     """
 
     KIND: ClassVar[str] = "health"
@@ -192,7 +190,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A line for people: a warning, or what the controller waits for."""
+    """A line for people: a warning, or a reason for waiting."""
 
     KIND: ClassVar[str] = "note"
     text: str
@@ -201,7 +199,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFailed:
-    """The start ended with an error of ours; nothing is left running.
+    """The start failed; nothing is running.
 
     `error` holds `{class, message, hint, exit_code}`, and for several nodes `nodes: [{node, message, hint}]`, or for
     checks `findings`.
@@ -213,13 +211,13 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What came of `results` from the nodes at the end.
+    """The files of `results` that were fetched from the nodes at the end.
 
     Attributes:
-        to: Folder on the head, with one a node in it.
-        files: How many came.
-        bytes: Of all of them.
-        lacking: Why something did not come, a sentence each.
+        to: The folder on the head, with a folder for each node.
+        files: How many files were fetched.
+        bytes: Their size in bytes.
+        missing: One sentence for each reason why files are missing.
     """
 
     KIND: ClassVar[str] = "results"
@@ -231,7 +229,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The run is over. `remaining` holds `{node, pid, start_time, command, why}`; `code` is the run's own exit code."""
+    """The run is over, with its exit code. `remaining` holds `{node, pid, start_time, command, why}`."""
 
     KIND: ClassVar[str] = "ended"
     state: str
@@ -264,7 +262,7 @@ def encode(seq: int, time: float, event: ControllerEvent) -> str:
 
 
 def decode(line: str | bytes) -> tuple[int, float, ControllerEvent] | None:
-    """Return what a line says, or `None` for a kind that a newer controller wrote.
+    """Return sequence number, time and event of a line; `None` for an event of a newer controller.
 
     Raises:
         FrameError: The line is torn.
@@ -281,7 +279,7 @@ def decode(line: str | bytes) -> tuple[int, float, ControllerEvent] | None:
 
 
 def build_start_failed(error: ClusterctlError) -> StartFailed:
-    """Return the event that says why a start has failed."""
+    """Return the event of a failed start."""
     reason: dict[str, Any] = {
         "class": type(error).__name__,
         "message": str(error),

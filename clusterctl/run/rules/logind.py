@@ -1,4 +1,4 @@
-"""What would harm a run later, judged from what nodes say at the first contact. Pure."""
+"""Checks whether logind would end a run at a logout. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from clusterctl.errors import RefusedError
 
 
 def kills_at_logout(logind: Mapping[str, Any] | None) -> bool:
-    """Return whether logind ends all processes of the user when the last login of theirs does; `None`: no logind."""
+    """Return whether logind ends all processes of the user after the last logout; `None` means no logind."""
     return logind is not None and bool(logind.get("kill_user_processes")) and not logind.get("linger")
 
 
 def refuse_kill_at_logout(hellos: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a start whose workers would not outlive our connections.
+    """Refuse a start whose workers would end with the connection.
 
     Args:
-        hellos: Node to what its agent said first.
+        hellos: The first answer of each node's agent.
 
     Raises:
-        RefusedError: Some nodes end all processes at logout; says how to change that.
+        RefusedError: Some nodes end all processes at logout. The hint tells how to change that.
     """
     bad = [node for node, hello in hellos.items() if kills_at_logout(hello.get("logind"))]
     if not bad:
@@ -35,7 +35,7 @@ def refuse_kill_at_logout(hellos: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def describe_head_warning(logind: Mapping[str, Any] | None, user: str) -> str | None:
-    """Return what a person should know of this head before logging out, or `None`."""
+    """Return a warning about a logout from this head, or `None`."""
     if not kills_at_logout(logind):
         return None
     return (

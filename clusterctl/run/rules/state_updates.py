@@ -1,4 +1,4 @@
-"""A run's state after one more event: of a node's journal, or of its controller's. Pure."""
+"""Applies the events of a run's journals to its state. Pure."""
 
 from __future__ import annotations
 
