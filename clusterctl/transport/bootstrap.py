@@ -260,16 +260,11 @@ def put(folder, data):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        try:
-            os.link(part, final)
-        except OSError:
-            if not load(folder):
-                os.replace(part, final)
+        if not load(folder):
+            os.replace(part, final)
     finally:
-        try:
+        if os.path.exists(part):
             os.unlink(part)
-        except OSError:
-            pass
 def complete(place):
     try:
         with open(place + "/.files") as file:

@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from typing_extensions import override
 
@@ -46,6 +45,8 @@ _LAST_OUTPUT_TIMEOUT_S = 1.0
 _INTERACTIVE_LOGIN_TIMEOUT_S = 120.0
 _MAX_QUOTED_CHARACTERS = 300
 _CONNECTION_LOST_TEXT = 255
+_Hop = tuple[Destination, SshOptions]
+"""A jump host and its ssh_config."""
 _NEUTRAL_OPTIONS = {
     "remotecommand": "none",
     "sessiontype": "default",
@@ -53,13 +54,6 @@ _NEUTRAL_OPTIONS = {
     "forkafterauthentication": "no",
 }
 """Settings of ssh_config that would corrupt a byte stream and that some `ssh` do not know: reset if known."""
-
-
-class _Hop(NamedTuple):
-    """A jump host and its ssh_config."""
-
-    destination: Destination
-    options: SshOptions
 
 
 class OpenSshChannel(LocalChannel):
@@ -178,12 +172,12 @@ class OpenSshTransport:
             chain, hop = last_hop(node, options, chains)
             options = self._approach.resolve(node, hop)
             chains = (*chains, chain)
-            hops.append(_Hop(hop, options))
+            hops.append((hop, options))
         return hops
 
     def _way(self, options: SshOptions, hops: Iterable[_Hop]) -> object:
         """Return what identifies a connection: target, jump hosts, and the trusted keys of each."""
-        on_the_way = [options, *(hop.options for hop in hops)]
+        on_the_way = [options, *(options for _, options in hops)]
         files = [(o.user_known_hosts, o.global_known_hosts, o.revoked_host_keys) for o in on_the_way]
         places = [(o.hostname, o.port, o.user, o.known_name, o.proxy_command) for o in on_the_way]
         return (

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, Callable
 
-    from clusterctl.agent.linux.helper_process import HelperOutput, TaskResult
+    from clusterctl.agent.linux.helper_process import HelperOutput, Task, TaskResult
     from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.frames import Message
     from clusterctl.agent.serve.session import Handler, Session
 
 
@@ -215,44 +216,64 @@ class _FileCommands:
 
     def manifest(self, request_id: int, arguments: command_types.ManifestArguments, _epoch: int | None) -> None:
         place = synced_code.SyncedWorkdir(_resolve_workdir(arguments), self._session.root)
-        run, stream = arguments.get("run"), int(arguments["stream"])
+        run, stream, locks = arguments.get("run"), int(arguments["stream"]), self._session.workdir_locks
 
         def compare(data: bytes) -> None:
             if arguments.get("look"):
                 self._session.run_task(request_id, lambda _out: _describe_sync(place, run, data))
-            else:
-                self._compare(request_id, place, run, stream, data)
+                return
+            lock = locks.get(place, run)
+
+            def prepare_sync(_out: HelperOutput) -> command_types.ManifestAnswer:
+                starting = lock.wait_for_lock()
+                entries = requests.decode_file_list(data)
+                user = _find_live_run(place.folder, place.root, run) or starting
+                return _list_needed(entries, place.prepare_sync({path: entry for path, *entry in entries}, user, run))
+
+            def plan_transfer(outcome: Message) -> _PendingTransfer:
+                def make_receiver() -> file_tree.FileReceiver:
+                    entries = requests.decode_file_list(data)
+                    return place.make_receiver([entries[number] for number in outcome["need"]])
+
+                return _PendingTransfer(make_receiver, lambda: locks.downgrade(place))
+
+            self._compare(request_id, stream, prepare_sync, plan_transfer, lambda: locks.release(place), [lock.fd])
 
         self._collect_stream(request_id, stream, int(arguments["size"]), compare)
 
     def _compare(
-        self, request_id: int, place: synced_code.SyncedWorkdir, run: str | None, stream: int, data: bytes
+        self,
+        request_id: int,
+        stream: int,
+        task: Task,
+        plan_transfer: Callable[[Message], _PendingTransfer],
+        on_error: Callable[[], None] = lambda: None,
+        keep: Iterable[int] = (),
     ) -> None:
-        """Answer a MANIFEST whose listing came in `stream`."""
-        lock = self._session.workdir_locks.get(place, run)
+        """Answer with the result of a comparison in a fork, and store the transfer that may follow.
 
-        def look(_out: HelperOutput) -> command_types.ManifestAnswer:
-            starting = lock.wait_for_lock()
-            entries = requests.decode_file_list(data)
-            user = _find_live_run(place.folder, place.root, run) or starting
-            return _list_needed(entries, place.prepare_sync({path: entry for path, *entry in entries}, user, run))
+        Args:
+            request_id: The request to answer.
+            stream: The stream of the listing, by which RECEIVE names the transfer.
+            task: Compares the listing with the disk; its result has the numbers of the needed files.
+            plan_transfer: Returns the transfer for such a result.
+            on_error: Called if the task fails.
+            keep: Descriptors that stay open in the fork.
+        """
 
-        def compared(outcome: TaskResult) -> None:
+        def take_result(outcome: TaskResult) -> None:
             if isinstance(outcome, Exception):
-                self._session.workdir_locks.release(place)
+                on_error()
                 self._session.answer_error(request_id, outcome)
                 return
+            transfer = plan_transfer(outcome)
             if outcome["need"]:
-                entries = requests.decode_file_list(data)
-                files = [entries[number] for number in outcome["need"]]
-                self._transfers[stream] = _PendingTransfer(
-                    lambda: place.make_receiver(files), lambda: self._session.workdir_locks.downgrade(place)
-                )
+                self._transfers[stream] = transfer
             else:
-                self._session.workdir_locks.downgrade(place)
+                transfer.finish()
             self._session.answer(request_id, outcome)
 
-        self._session.children.run_task(look, compared, keep=[lock.fd])
+        self._session.children.run_task(task, take_result, keep)
 
     def _collect_stream(self, request_id: int, stream: int, size: int, whole: Callable[[bytes], None]) -> None:
         """Call `whole` with `size` bytes of a stream once they are there; its error, if any, answers the request."""
@@ -270,34 +291,21 @@ class _FileCommands:
         self._session.data_handlers[stream] = take
 
     def copy(self, request_id: int, arguments: command_types.CopyArguments, _epoch: int | None) -> None:
-        stream = int(arguments["stream"])
+        stream, root = int(arguments["stream"]), self._session.root
 
-        def look(data: bytes) -> None:
-            self._compare_copy(request_id, arguments, stream, data)
+        def compare(data: bytes) -> None:
+            def list_missing(_out: HelperOutput) -> command_types.CopyAnswer:
+                return list_missing_files(arguments, requests.decode_file_list(data), root)
 
-        self._collect_stream(request_id, stream, int(arguments["size"]), look)
-
-    def _compare_copy(self, request_id: int, arguments: command_types.CopyArguments, stream: int, data: bytes) -> None:
-        """Answer a COPY whose listing came in `stream`."""
-        root = self._session.root
-
-        def lacking(_out: HelperOutput) -> command_types.CopyAnswer:
-            return list_missing_files(arguments, requests.decode_file_list(data), root)
-
-        def looked(outcome: TaskResult) -> None:
-            if isinstance(outcome, Exception):
-                self._session.answer_error(request_id, outcome)
-                return
-            if outcome["need"]:
+            def plan_transfer(outcome: Message) -> _PendingTransfer:
                 entries = rename_first_part(requests.decode_file_list(data), outcome["name"])
                 files, tree = [entries[number] for number in outcome["need"]], file_tree.FileTree(outcome["folder"])
-                watch = SyncGuard(tree.folder, [path for path, *_ in files], root)
-                self._transfers[stream] = _PendingTransfer(
-                    lambda: file_tree.FileReceiver(tree, files, check=watch.check)
-                )
-            self._session.answer(request_id, outcome)
+                guard = SyncGuard(tree.folder, [path for path, *_ in files], root)
+                return _PendingTransfer(lambda: file_tree.FileReceiver(tree, files, check=guard.check))
 
-        self._session.children.run_task(lacking, looked)
+            self._compare(request_id, stream, list_missing, plan_transfer)
+
+        self._collect_stream(request_id, stream, int(arguments["size"]), compare)
 
     def receive(
         self, request_id: int, arguments: command_types.ReceiveArguments, _epoch: int | None

@@ -26,7 +26,7 @@ from clusterctl.errors import ConnectError
 CONFIG_VARIABLE = "CLUSTERCTL_SSH_CONFIG"
 """Environment variable that names a file to use in place of the user's ssh_config, like `ssh -F`."""
 
-_RESOLVE_SECONDS = 10.0
+_RESOLVE_TIMEOUT_S = 10.0
 _NAMES = {
     "h": ("a host name", value_parsers.is_host_name),
     "k": ("a name of a host key", value_parsers.is_known_hosts_name),
@@ -35,12 +35,6 @@ _NAMES = {
 }
 """Values that may be filled into a proxy command, by token. They are validated again, whatever their origin."""
 ALGORITHMS = ("ciphers", "macs", "kexalgorithms", "hostkeyalgorithms")
-_KEYS = {
-    *("hostname", "port", "user", "proxyjump", "proxycommand", "addressfamily", "bindaddress"),
-    *("identityfile", "certificatefile", "identitiesonly", "identityagent"),
-    *("hostkeyalias", "userknownhostsfile", "globalknownhostsfile", "stricthostkeychecking", "hashknownhosts"),
-    *("revokedhostkeys", "sendenv", "setenv", *ALGORITHMS),
-}
 _OTHERS = (
     *("knownhostscommand", "verifyhostkeydns", "gssapiauthentication", "hostbasedauthentication", "pkcs11provider"),
     *("controlpath", "bindinterface", "proxyusefdpass", "remotecommand", "sessiontype", "stdinnull"),
@@ -177,11 +171,11 @@ def arguments(destination: Destination, config_file: str | None) -> list[str]:
     options += ["-l", destination.user] if destination.user else []
     options += ["-p", str(destination.port)] if destination.port else []
     options += ["-i", destination.identity_file] if destination.identity_file else []
-    options += ["-J", ",".join(map(_hop, destination.proxy_jump.split(",")))] if destination.proxy_jump else []
+    options += ["-J", ",".join(map(_format_hop, destination.proxy_jump.split(",")))] if destination.proxy_jump else []
     return [*options, "--", destination.host]
 
 
-def _hop(text: str) -> str:
+def _format_hop(text: str) -> str:
     """Return a hop in the form that ssh accepts: an IPv6 address needs brackets even without a port."""
     user, at, place = text.strip().rpartition("@")
     return f"{user}{at}[{place}]" if place.count(":") > 1 and not set(place) & set("[/") else text.strip()
@@ -200,7 +194,7 @@ def resolve(node: str, destination: Destination, *, config_file: str | None = No
     command = [program, *arguments(destination, config_file)]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RESOLVE_SECONDS, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RESOLVE_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
         hint = "a `Match exec` in ~/.ssh/config may be waiting for something"
@@ -245,13 +239,8 @@ def _values(text: str) -> dict[str, list[str]]:
     values: dict[str, list[str]] = {}
     for line in text.split("\n"):
         key, _, value = line.partition(" ")
-        if key in _KEYS or key in _OTHERS:
-            values.setdefault(key, []).append(value.strip())
+        values.setdefault(key, []).append(value.strip())
     return values
-
-
-def _first(values: dict[str, list[str]], key: str) -> str | None:
-    return next((value for value in values.get(key, [])[:1] if value.lower() != "none"), None)
 
 
 def parse(node: str, text: str, destination: Destination) -> SshOptions:
@@ -265,7 +254,10 @@ def parse(node: str, text: str, destination: Destination) -> SshOptions:
     for token, (what, is_one) in _NAMES.items():
         _check(node, what, is_one, tokens[token] or None)
     _check(node, "a port", lambda text: text.isascii() and text.isdigit() and int(text[:6]) <= 65535, tokens["p"])
-    first = functools.partial(_first, values)
+
+    def first(key: str) -> str | None:
+        return next((value for value in values.get(key, [])[:1] if value.lower() != "none"), None)
+
     jump = first("proxyjump")
     for hop in jump.split(",") if jump else ():
         _check(node, "a jump host", value_parsers.is_proxy_hop, hop)
@@ -370,7 +362,6 @@ def _agent(value: str | None, tokens: dict[str, str]) -> str | None:
     return _path(value, tokens)
 
 
-_SECONDS = 10.0
 _ONE_ASKS = threading.Lock()
 """Many nodes are connected at once, and the answer is the same for all."""
 
@@ -401,12 +392,14 @@ def filter_algorithms(node: str, options: SshOptions, option: str, offered: Sequ
 @functools.cache
 def _list_defaults() -> dict[str, str]:
     """Return the lists of an ssh without configuration. It does not forbid algorithms that it does not know."""
-    program = shutil.which("ssh")
+    program = _program()
     if program is None:
         return {}
     command = [program, "-G", "-F", "none", "localhost"]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RESOLVE_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return {}
     pairs = (line.partition(" ") for line in done.stdout.decode("utf-8", "replace").split("\n"))

@@ -56,7 +56,10 @@ class ConnectionPool(Generic[C]):
                 future = self._found[name] = Future()
         assert future is not None
         if mine:
-            self._run(future, connect)
+            try:
+                future.set_result(connect())
+            except BaseException as error:  # All waiting callers get this exception.
+                future.set_exception(error)
         try:
             return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError as error:
@@ -70,13 +73,6 @@ class ConnectionPool(Generic[C]):
         for future in hops:
             if future.done() and _live_connection(future):
                 future.result().close()
-
-    @staticmethod
-    def _run(future: Future[C], connect: Callable[[], C]) -> None:
-        try:
-            future.set_result(connect())
-        except BaseException as error:  # All waiting callers get this exception.
-            future.set_exception(error)
 
 
 def _live_connection(future: Future[C]) -> bool:

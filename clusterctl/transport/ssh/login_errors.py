@@ -91,7 +91,10 @@ def _reason(node: str, tried: LoginAttempt) -> tuple[str, str]:
         takes = f"; sshd takes: {', '.join(tried.methods)}" if tried.methods else ""
         text = f"no key was accepted for user `{tried.user}` (offered: {', '.join(tried.refused)}{takes})"
         to = tried.address or f"{tried.user}@{node}"
-        return text, f"add one to the machine: `ssh-copy-id {_key_argument(tried.refused)}{to}`"
+        # `ssh-copy-id` finds the keys with default names by itself.
+        others = [key for key in tried.refused if os.path.isabs(key) and not _DEFAULT_KEY.fullmatch(Path(key).name)]
+        named = f"-i {shlex.quote(others[0])} " if others and len(others) == len(tried.refused) else ""
+        return text, f"add one to the machine: `ssh-copy-id {named}{to}`"
     if tried.unusable:
         path, reason = next(iter(tried.unusable.items()))
         if reason in (HARDWARE, UNSUPPORTED):
@@ -104,12 +107,6 @@ def _reason(node: str, tried: LoginAttempt) -> tuple[str, str]:
 
 
 _DEFAULT_KEY = re.compile(r"id_(rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk|xmss)")
-
-
-def _key_argument(keys: Sequence[str]) -> str:
-    """Return the `-i FILE` argument of `ssh-copy-id` if it would not find any of the offered keys by itself."""
-    others = [key for key in keys if os.path.isabs(key) and not _DEFAULT_KEY.fullmatch(Path(key).name)]
-    return f"-i {shlex.quote(others[0])} " if others and len(others) == len(keys) else ""
 
 
 def list_missing_keys(files: Sequence[str], named: str | None = None) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -240,7 +239,11 @@ class SshTransport:
         with Watchdog(wire, deadline) as watchdog:
             try:
                 transport = paramiko.Transport(cast("str", wire), _WINDOW, _PACKET)
-                self._choose_algorithms(transport, chosen)
+                limit = self._spec.connect_timeout
+                transport.banner_timeout = transport.auth_timeout = transport.handshake_timeout = limit
+                security = transport.get_security_options()
+                security.ciphers, security.digests = chosen["Ciphers"], chosen["MACs"]
+                security.kex, security.key_types = chosen["KexAlgorithms"], chosen["HostKeyAlgorithms"]
                 secured = threading.Event()
                 transport.start_client(event=secured)
                 secured.wait()
@@ -253,14 +256,6 @@ class SshTransport:
                     raise ConnectError(node, "connected, no answer from sshd", hint=hint) from error
                 raise _handshake_error(node, error) from error
         return _Link(transport, wire, options.environment)
-
-    def _choose_algorithms(self, transport: paramiko.Transport, chosen: Mapping[str, tuple[str, ...]]) -> None:
-        transport.banner_timeout = transport.auth_timeout = transport.handshake_timeout = self._spec.connect_timeout
-        security = transport.get_security_options()
-        security.ciphers = chosen["Ciphers"]
-        security.digests = chosen["MACs"]
-        security.kex = chosen["KexAlgorithms"]
-        security.key_types = chosen["HostKeyAlgorithms"]
 
     def _wire(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> BufferedStream:
         if not options.proxy_jump:
