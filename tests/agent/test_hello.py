@@ -14,9 +14,9 @@ from tests.compiled import compiled
 
 ACCOUNT = """
 import json, os, sys
-from clusterctl.agent.serve import hello
+from clusterctl.agent.serve import node_commands
 os.setuid(int(sys.argv[1]))
-print(json.dumps(hello.read_account()))
+print(json.dumps(node_commands.read_account()))
 """
 NOBODY_HERE = 54321
 LIBRARY = "libhung_directory.so"

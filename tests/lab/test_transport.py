@@ -17,11 +17,11 @@ from clusterctl.errors import AgentError, AuthError, ConnectError, HostKeyError,
 from clusterctl.session.connect import Transports, open_session, open_sessions
 from clusterctl.session.inbox import Item, SessionLost
 from clusterctl.session.session import Session
+from clusterctl.transport.ssh.host_keys import add_to_known_hosts, fetch_keys
 from clusterctl.transport.ssh.keys import AGENT_ONLY
 from clusterctl.transport.ssh.known_hosts import HostKeyVerdict
 from clusterctl.transport.ssh.login_errors import LoginRefusedError
 from clusterctl.transport.ssh.ssh import SshTransport
-from clusterctl.transport.ssh.trust import add_to_known_hosts, fetch_keys
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, next_of, standin_bundle
 from tests.lab.keys import make_key
 from tests.lab.spec import NOISE, NodeSpec

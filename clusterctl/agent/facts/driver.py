@@ -39,17 +39,12 @@ def read_pcie_link(place: str) -> dict[str, Any]:
     """
     while (above := os.path.dirname(place)) and is_pci_device(above) and _read_vendor(above) == _INSIDE:
         place = above
+    has_slot = is_pci_device(above) and _read_vendor(above) != _EMULATED
     return {
         "width": sysfs.read_int("/", f"{place}/current_link_width"),
         "max_width": sysfs.read_int("/", f"{place}/max_link_width"),
-        "slot_width": _slot_width(above),
+        "slot_width": sysfs.read_int("/", f"{above}/max_link_width") or None if has_slot else None,
     }
-
-
-def _slot_width(port: str) -> int | None:
-    if not is_pci_device(port) or _read_vendor(port) == _EMULATED:
-        return None
-    return sysfs.read_int("/", f"{port}/max_link_width") or None
 
 
 def is_pci_device(place: str) -> bool:
@@ -119,7 +114,7 @@ def _device(root: str, address: str) -> dict[str, Any]:
 
 def _can_open(root: str, path: str) -> dict[str, Any]:
     """Return whether this user may open a device node. Nothing is opened, because that would wake the driver."""
-    return {"path": path, "readable": os.access(sysfs.join_root(root, path), os.R_OK | os.W_OK)}
+    return {"path": path, "readable": sysfs.check_access(root, path) == "ok"}
 
 
 def _is_setuid(path: str) -> bool:

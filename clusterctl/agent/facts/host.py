@@ -10,6 +10,7 @@ second for a large environment. Shared libraries are found as the loader would f
 
 from __future__ import annotations
 
+import collections
 import os
 import re
 import resource
@@ -99,11 +100,8 @@ def _swapping(root: str) -> float | None:
 
 
 def _swapped(root: str) -> int | None:
-    pages = None
-    for line in (sysfs.read_text(root, "/proc/vmstat") or "").splitlines():
-        if line.startswith(("pswpin ", "pswpout ")):
-            pages = (pages or 0) + int(line.split()[1])
-    return None if pages is None else pages * os.sysconf("SC_PAGE_SIZE")
+    pages = re.findall(r"^pswp(?:in|out) (\d+)", sysfs.read_text(root, "/proc/vmstat") or "", re.MULTILINE)
+    return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE") if pages else None
 
 
 _CPU_FOLDER = "/sys/devices/system/cpu"
@@ -126,12 +124,8 @@ def collect_processors(root: str) -> dict[str, Any]:
 
 
 def _count_values(root: str, names: list[str], file: str) -> dict[str, int]:
-    count: dict[str, int] = {}
-    for name in names:
-        value = sysfs.read_text(root, f"{_CPU_FOLDER}/{name}/cpufreq/{file}")
-        if value:
-            count[value] = count.get(value, 0) + 1
-    return count
+    values = (sysfs.read_text(root, f"{_CPU_FOLDER}/{name}/cpufreq/{file}") for name in names)
+    return dict(collections.Counter(filter(None, values)))
 
 
 def read_first_number(content: str | None) -> float | None:
@@ -220,10 +214,8 @@ def collect_host(root: str, salt: str = "") -> dict[str, Any]:
 
 
 def _distro(root: str) -> str | None:
-    for line in (sysfs.read_text(root, "/etc/os-release") or "").splitlines():
-        if line.startswith("PRETTY_NAME="):
-            return line.partition("=")[2].strip('"')
-    return None
+    found = re.search(r'^PRETTY_NAME="?([^"\n]*)', sysfs.read_text(root, "/etc/os-release") or "", re.MULTILINE)
+    return found.group(1) if found else None
 
 
 _USUAL = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
@@ -330,11 +322,6 @@ def _packages() -> tuple[dict[str, str], dict[str, str]]:
 
 def _torch(place: str | None, what: str) -> str | None:
     """Return the CUDA or HIP version of torch, from the text of its version file."""
-    if place is None:
-        return None
-    try:
-        with open(os.path.join(place, "torch", "version.py"), encoding="utf-8") as file:
-            built = re.search(_BUILT.format(what), file.read(8192), re.MULTILINE)
-    except OSError:
-        return None
+    text = sysfs.read_text("/", os.path.join(place, "torch", "version.py")) if place is not None else None
+    built = re.search(_BUILT.format(what), text or "", re.MULTILINE)
     return built.group(1) if built else None

@@ -70,7 +70,11 @@ class Listener:
         until, served = time.monotonic() + seconds, 0
         try:
             while (remaining_s := until - time.monotonic()) > 0 and (enough is None or served < enough):
-                for fd, events in self._ready(remaining_s):
+                poll = select.poll()
+                poll.register(self.descriptor, select.POLLIN)
+                for fd, peer in self._peers.items():
+                    poll.register(fd, select.POLLIN | (select.POLLOUT if peer.pending else 0))
+                for fd, events in poll.poll(remaining_s * 1000):
                     if fd != self.descriptor:
                         served += fd in self._peers and self._serve(fd)
                     elif events & ~select.POLLIN or not self._accept():
@@ -85,13 +89,6 @@ class Listener:
             peer.sock.close()
         self._peers.clear()
         self._sock.close()
-
-    def _ready(self, seconds: float) -> list[tuple[int, int]]:
-        poll = select.poll()
-        poll.register(self.descriptor, select.POLLIN)
-        for fd, peer in self._peers.items():
-            poll.register(fd, select.POLLIN | (select.POLLOUT if peer.pending else 0))
-        return poll.poll(seconds * 1000)
 
     def _accept(self) -> bool:
         try:

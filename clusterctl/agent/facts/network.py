@@ -118,22 +118,20 @@ _NET_FOLDER = "/sys/class/net"
 
 def collect_network(root: str, peers: dict[str, str]) -> dict[str, Any]:
     """Return the group `net`. `peers` maps nodes to addresses or names."""
-    interfaces = [_interface(root, name) for name in sysfs.list_names(root, _NET_FOLDER)]
+    interfaces: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "operstate": sysfs.read_text(root, f"{_NET_FOLDER}/{name}/operstate"),
+            "mtu": sysfs.read_int(root, f"{_NET_FOLDER}/{name}/mtu"),
+            "speed": sysfs.read_int(root, f"{_NET_FOLDER}/{name}/speed"),
+            "virtual": not sysfs.list_names(root, f"{_NET_FOLDER}/{name}/device"),
+            "address": _address(name),
+        }
+        for name in sysfs.list_names(root, _NET_FOLDER)
+    ]
     by_address = {entry["address"]: entry["name"] for entry in interfaces if entry["address"]}
     routes = {node: _route(name, by_address) for node, name in peers.items()}
     return {"interfaces": interfaces, "routes": routes, "ib": list_rdma_ports(root)}
-
-
-def _interface(root: str, name: str) -> dict[str, Any]:
-    where = f"{_NET_FOLDER}/{name}"
-    return {
-        "name": name,
-        "operstate": sysfs.read_text(root, f"{where}/operstate"),
-        "mtu": sysfs.read_int(root, f"{where}/mtu"),
-        "speed": sysfs.read_int(root, f"{where}/speed"),
-        "virtual": not sysfs.list_names(root, f"{where}/device"),
-        "address": _address(name),
-    }
 
 
 def _address(name: str) -> str | None:

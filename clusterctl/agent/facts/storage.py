@@ -6,6 +6,7 @@ Each mount is listed in a child of its own, because a dead file server never ret
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import hashlib
 import itertools
@@ -103,27 +104,22 @@ def collect_mounts(root: str, required: list[str], deadline: float) -> dict[str,
     fstypes = {mount.mount_point: mount.fstype for mount in table}
     folders = [os.path.expanduser(path) for path in required]
     folders += [place for place, kind in fstypes.items() if filesystems.may_hang(kind) and place not in folders]
-    tasks = {path: _listing(path) for path in folders[:MAX_MOUNTS]}
+    tasks: dict[str, child_tasks.Task] = {p: functools.partial(_list_mount, p) for p in folders[:MAX_MOUNTS]}
     results = child_tasks.run_tasks(tasks, deadline - 0.4 if deadline - time.monotonic() > 0.8 else deadline - 0.15)
     entries: list[dict[str, Any]] = []
     for path, result in results.items():
         mount = filesystems.find_mount(path, table)
         kind, device = (None, None) if mount is None else (mount.fstype, mount.device)
-        entries.append(
-            {"path": path, "fs": kind, "device": device, "status": result.get("status"), "reason": result.get("reason"),
-             "ms": result.get("ms"), "state": result.get("state"), "wchan": result.get("wchan")}
-        )  # fmt: skip
+        outcome = {name: result.get(name) for name in ("status", "reason", "ms", "state", "wchan")}
+        entries.append({"path": path, "fs": kind, "device": device, **outcome})
     return {"paths": entries, "left_out": max(0, len(folders) - MAX_MOUNTS)}
 
 
-def _listing(path: str) -> child_tasks.Task:
-    def look() -> dict[str, Any]:
-        os.stat(path)
-        with os.scandir(path) as entries:
-            next(iter(entries), None)
-        return {}
-
-    return look
+def _list_mount(path: str) -> dict[str, Any]:
+    os.stat(path)
+    with os.scandir(path) as entries:
+        next(iter(entries), None)
+    return {}
 
 
 _UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", ".lock")
@@ -165,7 +161,7 @@ def find_checkpoint_folder(workdir: str, pattern: str) -> str:
 
 def list_file_versions(workdir: str, pattern: str) -> list[tuple[float, int]]:
     """Return time and size of every file of all checkpoints, complete or not."""
-    return sorted({version for path in _expand_pattern(workdir, pattern) for version in _files_of(path)})
+    return sorted({version for path in _expand_pattern(workdir, pattern) for version in _list_versions(path)})
 
 
 def list_checkpoint_files(workdir: str, path: str, *, with_hashes: bool) -> list[CheckpointFile]:
@@ -192,15 +188,15 @@ def _describe_if_complete(path: str) -> tuple[float, int] | None:
     except OSError:
         return None
     if names is None:
-        return next((version for version in _files_of(path) if version[1]), None)
+        return next((version for version in _list_versions(path) if version[1]), None)
     if ".metadata" in names:
-        return next(_files_of(os.path.join(path, ".metadata")), None)
+        return next(_list_versions(os.path.join(path, ".metadata")), None)
     sharded = any(name.endswith(".distcp") for name in names)
     # The time of a folder changes with new names only, not when existing files are rewritten.
-    return None if sharded else max(_files_of(path), default=None)
+    return None if sharded else max(_list_versions(path), default=None)
 
 
-def _files_of(path: str) -> Iterator[tuple[float, int]]:
+def _list_versions(path: str) -> Iterator[tuple[float, int]]:
     """Yield time and size of a file, or of all files in a folder."""
     for file in _list_files(path):
         with contextlib.suppress(OSError):
@@ -232,4 +228,4 @@ def collect_checkpoint(workdir: str, pattern: str) -> dict[str, Any]:
     if not checkpoints:
         return {"path": None, "bytes": None}
     path = os.path.join(os.path.expanduser(workdir), checkpoints[0]["path"])
-    return {"path": path, "bytes": sum(size for _, size in _files_of(path))}
+    return {"path": path, "bytes": sum(size for _, size in _list_versions(path))}

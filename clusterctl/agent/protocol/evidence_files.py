@@ -30,8 +30,9 @@ def format_rank_files(evidence: RankEvidence) -> dict[str, str]:
 
 
 def _format_text(evidence: RankEvidence) -> str:
+    node = f" on {evidence['node']}" if "node" in evidence else ""
     lines = [
-        f"rank {evidence['rank']}{_format_node(evidence)}: {_format_process(evidence)}",
+        f"rank {evidence['rank']}{node}: {_format_process(evidence)}",
         f"stacks by: {evidence['source']}" + "".join(f"\n  not {reason}" for reason in evidence["why"]),
         *([f"error: {evidence['error']}"] if "error" in evidence else []),
         *(f"  child {_format_process(child)}" for child in evidence["children"]),
@@ -42,10 +43,6 @@ def _format_text(evidence: RankEvidence) -> str:
     if evidence["source"] == "signal":
         lines += ["", "stacks:", evidence["stacks"].rstrip("\n")]
     return "\n".join(lines) + "\n"
-
-
-def _format_node(evidence: RankEvidence) -> str:
-    return f" on {evidence['node']}" if "node" in evidence else ""
 
 
 def _format_process(process: ProcessState) -> str:

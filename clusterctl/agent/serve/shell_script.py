@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from clusterctl.agent import inject
 from clusterctl.agent.linux import proc, spawn
 from clusterctl.agent.protocol.commands import ErrorKind, RequestError
-from clusterctl.agent.serve import hello
-from clusterctl.agent.serve.node_commands import build_program, make_python_setup, resolve_folder
+from clusterctl.agent.serve.node_commands import build_program, make_python_setup, read_account, resolve_folder
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol import command_types
@@ -36,7 +35,7 @@ def write_shell_script(
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else session.root
 
     def write() -> command_types.ShellScriptAnswer:
-        argv = [str(word) for word in arguments.get("argv") or [hello.read_account()[2] or "/bin/sh"]]
+        argv = [str(word) for word in arguments.get("argv") or [read_account()[2] or "/bin/sh"]]
         if program is not None:
             whole = spawn.Program([spawn.encode_peer_text(word) for word in argv], program.env, program.cwd)
         else:

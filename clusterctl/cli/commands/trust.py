@@ -20,7 +20,7 @@ from clusterctl.transport.openssh import OpenSshTransport
 from clusterctl.transport.ssh.host_keys import explain_untrusted_key
 from clusterctl.transport.ssh.predial import PreDialer
 from clusterctl.transport.ssh.ssh import SshTransport
-from clusterctl.transport.ssh.trust import add_to_known_hosts, fetch_keys
+from clusterctl.transport.ssh.host_keys import add_to_known_hosts, fetch_keys
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console

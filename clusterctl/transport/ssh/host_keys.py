@@ -1,4 +1,4 @@
-"""Decides whether a host key is accepted, by known-hosts files and policy, and explains a refusal."""
+"""Decides whether a host key is accepted, explains a refusal, and adds the keys that the user agreed to."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import shlex
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from clusterctl.config.spec import SshSpec
-from clusterctl.errors import HostKeyError
+from clusterctl.config.spec import HostSpec, SshSpec, TransportKind
+from clusterctl.errors import HostKeyError, NodeError
 from clusterctl.transport.ssh import known_hosts
 from clusterctl.transport.ssh.config import Destination, SshOptions
 from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyJudgement, HostKeyVerdict, find_revocation
@@ -218,3 +220,51 @@ class UntrustedKeyError(HostKeyError):
     def __init__(self, shown: PresentedKey, message: str, *, hint: str) -> None:
         super().__init__(shown.nodes[0], message, hint=hint)
         self.shown = shown
+
+
+class KeySource(Protocol):
+    """Fetches the key of a host; implemented by the SSH transport."""
+
+    def host_key(self, host: HostSpec) -> PresentedKey:
+        """Return the key that `host` presents."""
+
+
+def fetch_keys(
+    source: KeySource, hosts: Iterable[HostSpec], *, parallel: int = 64
+) -> tuple[list[PresentedKey], dict[str, NodeError]]:
+    """Return the keys of the ssh hosts, and the errors of the others.
+
+    A node behind an untrusted jump host yields the key of the jump host: accept it, and fetch again.
+    """
+    wanted = [host for host in hosts if host.transport is TransportKind.SSH]
+    with ThreadPoolExecutor(max(1, min(parallel, len(wanted)))) as pool:
+        answers = list(pool.map(lambda host: _fetch_key(source, host), wanted))
+    merged: dict[tuple[str, bytes], PresentedKey] = {}
+    for shown in answers:
+        if isinstance(shown, PresentedKey):
+            first = merged.setdefault((shown.name, shown.key.blob), replace(shown, nodes=()))
+            merged[shown.name, shown.key.blob] = replace(shown, nodes=(*first.nodes, *shown.nodes))
+    return list(merged.values()), {a.node: a for a in answers if isinstance(a, NodeError)}
+
+
+def _fetch_key(source: KeySource, host: HostSpec) -> PresentedKey | NodeError:
+    try:
+        return source.host_key(host)
+    except UntrustedKeyError as error:
+        return replace(error.shown, nodes=(host.name,))
+    except NodeError as error:
+        return error
+
+
+def add_to_known_hosts(keys: Sequence[PresentedKey]) -> None:
+    """Add keys to their known-hosts files.
+
+    Raises:
+        ValueError: One of them must not be added.
+        HostKeyError: A file cannot be changed.
+    """
+    refused = [key.name for key in keys if not key.can_be_added]
+    if refused:
+        raise ValueError(f"not to be accepted: {', '.join(refused)}")
+    for key in keys:
+        add_key(key)

@@ -12,6 +12,9 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -21,7 +24,6 @@ from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.transport.base import EXEC_COMMAND, SEND_DEADLINE_FACTOR, STDERR_TAIL_BYTES, Progress, ignore_progress
 from clusterctl.transport.ssh.config import Destination, SshOptions, destination_of, filter_algorithms, last_hop
-from clusterctl.transport.ssh.connection_pool import ConnectionPool
 from clusterctl.transport.ssh.host_keys import HostKeys, PresentedKey, UntrustedKeyError
 from clusterctl.transport.ssh.known_hosts import HostKey
 from clusterctl.transport.ssh.login import Keys, log_in
@@ -74,6 +76,60 @@ class _Link:
 
     def close(self) -> None:
         self.wire.close()
+
+
+class ConnectionPool:
+    """Connections to jump hosts, by name. The first caller connects; later callers wait for the result.
+
+    Any number may be opened at once: with a limit, dead machines that run into their timeout would delay the others.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[str, Future[_Link]] = {}
+        self._closed = False
+
+    def get(self, name: str, connect: Callable[[], _Link], deadline: float) -> _Link:
+        """Return the live connection called `name`.
+
+        Args:
+            name: Name of the whole chain up to the host.
+            connect: Opens the connection. Its exception is raised in all waiting callers; the next caller tries again.
+            deadline: On the monotonic clock.
+
+        Raises:
+            TimeoutError: The attempt of another caller did not end before `deadline`.
+        """
+        with self._lock:
+            if self._closed:
+                raise ConnectionError("closed")
+            future = self._found.get(name)
+            mine = future is None or (future.done() and not _live_connection(future))
+            if mine:
+                future = self._found[name] = Future()
+        assert future is not None
+        if mine:
+            try:
+                future.set_result(connect())
+            except BaseException as error:  # All waiting callers get this exception.
+                future.set_exception(error)
+        try:
+            return future.result(max(0.0, deadline - time.monotonic()))
+        except FutureTimeoutError as error:
+            raise TimeoutError from error
+
+    def close(self) -> None:
+        """Close all connections and refuse new ones."""
+        with self._lock:
+            self._closed = True
+            hops = list(self._found.values())
+        for future in hops:
+            if future.done() and _live_connection(future):
+                future.result().close()
+
+
+def _live_connection(future: Future[_Link]) -> bool:
+    return future.exception() is None and future.result().alive
 
 
 class SshChannel:
@@ -157,7 +213,7 @@ class SshTransport:
         self._spec = spec
         self._approach = approach or PreDialer(config_file)
         self._host_keys = HostKeys(spec, self._approach.own_known_hosts)
-        self._jumps: ConnectionPool[_Link] = ConnectionPool()
+        self._jumps = ConnectionPool()
         self._keys = Keys()
 
     def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> SshChannel:

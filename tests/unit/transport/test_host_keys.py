@@ -13,11 +13,16 @@ import pytest
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import HostKeyError, NodeError
 from clusterctl.transport.ssh.config import Destination
-from clusterctl.transport.ssh.host_keys import HostKeys, UntrustedKeyError, explain_untrusted_key
+from clusterctl.transport.ssh.host_keys import (
+    HostKeys,
+    UntrustedKeyError,
+    add_to_known_hosts,
+    explain_untrusted_key,
+    fetch_keys,
+)
 from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyVerdict
 from clusterctl.transport.ssh.predial import PreDialer
 from clusterctl.transport.ssh.ssh import SshTransport
-from clusterctl.transport.ssh.trust import add_to_known_hosts, fetch_keys
 from tests.lab.waiting import wait_for
 from tests.unit.transport.hostile import HostileServer
 

@@ -3,10 +3,11 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from clusterctl.transport.ssh.connection_pool import ConnectionPool
+from clusterctl.transport.ssh.ssh import ConnectionPool
 
 
 class Connection:
@@ -22,7 +23,7 @@ def soon() -> float:
 
 
 def test_many_who_ask_at_once_share_one_connection() -> None:
-    shared: ConnectionPool[Connection] = ConnectionPool()
+    shared: Any = ConnectionPool()
     together = threading.Barrier(8)
     made: list[Connection] = []
 
@@ -41,14 +42,14 @@ def test_many_who_ask_at_once_share_one_connection() -> None:
 
 
 def test_a_broken_connection_is_made_anew() -> None:
-    shared: ConnectionPool[Connection] = ConnectionPool()
+    shared: Any = ConnectionPool()
     first = shared.get("gate", Connection, soon())
     first.close()
     assert shared.get("gate", Connection, soon()) is not first
 
 
 def test_a_failure_is_everybodys_and_not_remembered() -> None:
-    shared: ConnectionPool[Connection] = ConnectionPool()
+    shared: Any = ConnectionPool()
 
     def fail() -> Connection:
         raise OSError("refused")
@@ -59,7 +60,7 @@ def test_a_failure_is_everybodys_and_not_remembered() -> None:
 
 
 def test_waiting_for_somebody_elses_attempt_is_bounded() -> None:
-    shared: ConnectionPool[Connection] = ConnectionPool()
+    shared: Any = ConnectionPool()
     hold, started = threading.Event(), threading.Event()
 
     def slow() -> Connection:
@@ -77,7 +78,7 @@ def test_waiting_for_somebody_elses_attempt_is_bounded() -> None:
 
 
 def test_closing_closes_all_and_makes_no_more() -> None:
-    shared: ConnectionPool[Connection] = ConnectionPool()
+    shared: Any = ConnectionPool()
     first = shared.get("gate", Connection, soon())
     shared.close()
     assert not first.alive
