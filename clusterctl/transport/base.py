@@ -43,8 +43,7 @@ class Channel(Protocol):
 
         Raises:
             OSError: The stream is closed, the peer took nothing for `timeout` seconds, or it did not take everything
-                within
-                `SEND_DEADLINE_FACTOR` times as long (`TimeoutError`).
+                within `SEND_DEADLINE_FACTOR` times as long (`TimeoutError`).
         """
 
     def recv(self, limit: int, *, timeout: float | None = None) -> bytes:

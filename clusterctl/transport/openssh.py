@@ -311,8 +311,7 @@ def kill_and_drop_unsent(leader: int) -> None:
     """Kill the process group of a child and its descendants, and reset their connections.
 
     After a plain kill the kernel still holds sent but unacknowledged data, and delivers it minutes later if a broken
-    link
-    recovers. If the kernel denies access to the sockets, that remains possible.
+    link recovers. If the kernel denies access to the sockets, that remains possible.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGSTOP)

@@ -129,8 +129,7 @@ def run_tasks(
         tasks: The functions by name.
         deadline: When unfinished tasks are killed, or abandoned if they cannot be killed.
         together: Names that share a fork, in this order, because none of them can hang by itself. A fork costs more
-            than
-            most tasks.
+            than most tasks.
         later: Later deadlines of some tasks. Beyond `deadline` such a task is given up early if it is stuck in the
             kernel.
     """

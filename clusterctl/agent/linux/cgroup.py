@@ -41,8 +41,7 @@ def _list_own_folders(hierarchy: str, root: str = "") -> Iterator[str]:
     """Yield the folder of our own cgroup and those above it.
 
     A container may see its own cgroup as the root of the mount, while the path is that of the machine. Such folders do
-    not
-    exist.
+    not exist.
     """
     top, own = _find_mount(hierarchy, root), _read_own_path(hierarchy, root)
     while top is not None and own is not None:

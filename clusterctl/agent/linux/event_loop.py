@@ -46,8 +46,7 @@ class EventLoop:
 
         Args:
             failed: Called inside the exception handler of an action that failed; the loop then goes on. Without it the
-                exception
-                ends the loop.
+                exception ends the loop.
         """
         self._failed = failed
         # `selectors` would add many imports and no function.

@@ -86,8 +86,7 @@ def list_amd_gpus(root: str) -> tuple[list[dict[str, Any]], int]:
     """Return the GPUs, and the number of further GPUs that the device cgroup hides from us.
 
     Each is `{index, node, gpu_id, uuid, pci, partition, render, device, gfx, hive}`. The index is that of HIP: it
-    counts
-    the nodes of the topology in their order, as `rocminfo` shows them, not the PCI addresses.
+    counts the nodes of the topology in their order, as `rocminfo` shows them, not the PCI addresses.
     """
     devices: list[dict[str, Any]] = []
     hidden = index = 0

@@ -54,8 +54,7 @@ def start_helper(task: Task, keep: Iterable[int] = ()) -> tuple[int, int]:
     """Call a function in a fork that ends with this process. The calling process must have one thread.
 
     When this returns, the fork has its own POSIX session and holds none of our descriptors, so a search for processes
-    of a
-    run does not take it for one.
+    of a run does not take it for one.
 
     Args:
         task: The function.

@@ -138,8 +138,7 @@ class Stop:
     """Stop the attempt: stop signal and SIGCONT to every group, then SIGKILL after `grace` seconds.
 
     The node kills until two searches in a row find no process. Repeating the request may shorten the grace, never
-    lengthen
-    it. `reason` is a `StopReason`.
+    lengthen it. `reason` is a `StopReason`.
     """
 
     run: str

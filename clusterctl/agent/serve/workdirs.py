@@ -109,10 +109,8 @@ def find_removable_code(run: RunDir) -> SyncedWorkdir | None:
     """Return the workdir of a run if its code may be removed together with the run, else `None`.
 
     If the start failed before the run was prepared here, that is the workdir that was synced for it. The code stays if
-    a
-    person chose the folder, if another run on this node uses it or does not name its workdir, if it is on a network
-    file
-    system (runs of other machines may use it), or if it was synced again for something other than a run.
+    a person chose the folder, if another run on this node uses it or does not name its workdir, if it is on a network
+    file system (runs of other machines may use it), or if it was synced again for something other than a run.
     """
     workdir = _read_workdir(run)
     if not workdir or not workdir.startswith(os.path.expanduser(DEFAULT_WORKDIRS) + "/"):
