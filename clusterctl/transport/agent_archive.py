@@ -82,19 +82,15 @@ def _sources() -> dict[str, Path]:
         inside = folder[len(str(_PACKAGE.parent)) + 1 :].replace(os.sep, "/")
         names = [name for name in files if name.endswith(".py")]
         agent |= {f"{inside}/{name}": Path(folder, name) for name in names}
+    bindings = importlib.util.find_spec("pynvml")
+    if bindings is None or bindings.origin is None:
+        raise ModuleNotFoundError("`pynvml` is not installed, although clusterctl depends on it", name="pynvml")
     return {
         **agent,
         "clusterctl/__init__.py": _PACKAGE / "__init__.py",
         "clusterctl/_version.py": _PACKAGE / "_version.py",
-        "pynvml.py": _module_file("pynvml"),
+        "pynvml.py": Path(bindings.origin),
     }
-
-
-def _module_file(name: str) -> Path:
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"`{name}` is not installed, although clusterctl depends on it", name=name)
-    return Path(spec.origin)
 
 
 def _read(sources: dict[str, Path]) -> dict[str, bytes]:

@@ -8,6 +8,7 @@ bytes; a value with all bits set is absent.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
@@ -23,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
-    Calls = dict[str, Callable[[], Any]]
+    Calls = dict[str, Callable[["GpuFiles"], Any]]
 
 _THERMAL_BITS = 0xFFFF << 32
 """The bits of `indep_throttle_status` for temperatures, and for an overheated regulator or board."""
@@ -88,9 +89,14 @@ class GpuFiles:
 
     def __init__(self, root: str, address: str) -> None:
         self.place = sysfs.join_root(root, f"/sys/bus/pci/devices/{address}")
-        names = _list_names(f"{self.place}/hwmon")
+        names = sysfs.list_names("/", f"{self.place}/hwmon")
         self._hwmon = f"{self.place}/hwmon/{names[0]}" if names else None
-        self._sensors = self._labels()
+        self._sensors: dict[str, str] = {}
+        """The file name prefix of each temperature, by its label."""
+        for name in sysfs.list_names("/", self._hwmon or ""):
+            if name.startswith("temp") and name.endswith("_label"):
+                label = (sysfs.read_bytes_or_none(f"{self._hwmon}/{name}") or b"").decode().strip()
+                self._sensors[label] = name[: -len("_label")]
 
     def is_asleep(self) -> bool:
         """Return whether the GPU is suspended. Reading it would wake it, or give nonsense."""
@@ -104,99 +110,54 @@ class GpuFiles:
         except OSError:
             return False
 
-    def list_sample_calls(self) -> Calls:
-        """Return the calls for the few values of a sample."""
-        # The hottest place of the chip that has a sensor.
-        core = "junction" if "junction" in self._sensors else "edge"
-        return {
-            "util": lambda: self._number("gpu_busy_percent"),
-            "memory": self._memory,
-            "temp": lambda: self._degrees(core, "input"),
-            "temp_max": lambda: self._degrees(core, "crit"),
-            "mem_temp": lambda: self._degrees("mem", "input"),
-            "mem_temp_max": lambda: self._degrees("mem", "crit"),
-            "power_w": self._power,
-            "sm_clock": lambda: self._sensor("freq1_input") // 1_000_000,
-            "ras": self._ras,
-        }
+    def read_text(self, name: str) -> str:
+        """Return the text of a file; like all readers here, it raises `OSError` if there is none."""
+        return str(_require_value(sysfs.read_bytes(f"{self.place}/{name}").decode("utf-8", "replace").strip()))
 
-    def list_all_calls(self) -> Calls:
-        """Return the calls for all values that are judged before a run."""
-        return {
-            **self.list_sample_calls(),
-            **self.list_sleeping_calls(),
-            "power_limit_w": lambda: _watts(self._sensor("power1_cap")),
-            "power_default_w": lambda: _watts(self._sensor("power1_cap_default")),
-            "bad_pages": self._bad_pages,
-            "modes": lambda: [self._text(f"current_{kind}_partition") for kind in ("compute", "memory")],
-        }
+    def read_number(self, name: str) -> int:
+        """Return the number in a file."""
+        return int(self.read_text(name), 0)
 
-    def list_sleeping_calls(self) -> Calls:
-        """Return the calls for values that can be read from a suspended GPU."""
-        link = driver.read_pcie_link(os.path.realpath(self.place))
-        return {
-            "name": lambda: self._text("product_name"),
-            "serial": lambda: self._text("serial_number"),
-            "vbios": lambda: self._text("vbios_version"),
-            "subsystem": lambda: f"{self._number('subsystem_device'):04x}{self._number('subsystem_vendor'):04x}",
-            "pcie_width": lambda: _require_value(link["width"]),
-            "pcie_width_max": lambda: _require_value(link["max_width"]),
-        }
+    def read_link(self, name: str) -> int:
+        """Return a width of the PCIe link."""
+        return int(_require_value(driver.read_pcie_link(os.path.realpath(self.place))[name]))
 
-    def _text(self, name: str) -> str:
-        text: str = _require_value(sysfs.read_bytes(f"{self.place}/{name}").decode("utf-8", "replace").strip())
-        return text
-
-    def _number(self, name: str) -> int:
-        return int(self._text(name), 0)
-
-    def _memory(self) -> dict[str, int]:
-        used, total = self._number("mem_info_vram_used"), self._number("mem_info_vram_total")
-        # As in NVML's first version, memory that the driver reserves counts as used.
-        return {"used": used, "total": total, "version": 1}
-
-    # --- sensors
-
-    def _labels(self) -> dict[str, str]:
-        """Return the file name prefix of each temperature, by its label."""
-        labels = {}
-        for name in _list_names(self._hwmon) if self._hwmon else []:
-            if name.startswith("temp") and name.endswith("_label"):
-                label = (sysfs.read_bytes_or_none(f"{self._hwmon}/{name}") or b"").decode().strip()
-                labels[label] = name[: -len("_label")]
-        return labels
-
-    def _sensor(self, name: str) -> int:
+    def read_sensor(self, name: str) -> int:
+        """Return the value of a sensor, in the unit of the kernel."""
         if self._hwmon is None:
             raise OSError(errno.ENOENT, "no sensors")
         return int(sysfs.read_bytes(f"{self._hwmon}/{name}"))
 
-    def _degrees(self, label: str, what: str) -> float:
-        return self._sensor(f"{self._sensors.get(label, label)}_{what}") / 1000
+    def read_degrees(self, label: str, what: str) -> float:
+        """Return a temperature: of the memory (`mem`), or of the hottest place of the chip that has a sensor."""
+        if label == "core":
+            label = "junction" if "junction" in self._sensors else "edge"
+        return self.read_sensor(f"{self._sensors.get(label, label)}_{what}") / 1000
 
-    def _power(self) -> float:
-        try:
-            return _watts(self._sensor("power1_average"))
-        except FileNotFoundError:
-            return _watts(self._sensor("power1_input"))
+    def read_watts(self, *names: str) -> float:
+        """Return the power from the first of these sensors that exists. Of two dies, the second reports zero."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                return round(int(_require_value(self.read_sensor(name))) / 1e6, 1)
+        raise OSError(errno.ENOENT, "no power sensor")
 
-    # --- errors of memory and engines
+    def read_memory(self) -> dict[str, int]:
+        """Return used and total bytes. As in NVML's first version, memory that the driver reserves counts as used."""
+        used, total = self.read_number("mem_info_vram_used"), self.read_number("mem_info_vram_total")
+        return {"used": used, "total": total, "version": 1}
 
-    def _ras(self) -> dict[str, list[int]]:
+    def read_ras(self) -> dict[str, list[int]]:
         """Return errors since the driver was loaded: `[uncorrectable, correctable]` of each block that counts them."""
-        names = [
-            name for name in _list_names(f"{self.place}/ras") if name.endswith("_err_count") or name.startswith("aca_")
-        ]
-        texts = {name: sysfs.read_bytes(f"{self.place}/ras/{name}").decode() for name in names}
-        counts = {
-            name.replace("_err_count", "").replace("aca_", ""): _parse_counts(text) for name, text in texts.items()
-        }
-        counted: dict[str, list[int]] = _require_value(
-            {block: pair for block, pair in counts.items() if pair is not None}
-        )
-        return counted
+        counts = {}
+        for name in sysfs.list_names("/", f"{self.place}/ras"):
+            if name.endswith("_err_count") or name.startswith("aca_"):
+                pair = _parse_counts(sysfs.read_bytes(f"{self.place}/ras/{name}").decode())
+                if pair is not None:
+                    counts[name.replace("_err_count", "").replace("aca_", "")] = pair
+        _require_value(counts)
+        return counts
 
-    def _bad_pages(self) -> dict[str, int]:
+    def read_bad_pages(self) -> dict[str, int]:
         """Return the numbers of bad memory pages: retired, pending, and those that could not be retired."""
         lines = sysfs.read_bytes(f"{self.place}/ras/gpu_vram_bad_pages").decode().splitlines()
         flags = [line.rpartition(":")[2].strip() for line in lines]
@@ -211,11 +172,6 @@ def _parse_counts(text: str) -> list[int] | None:
     return [0 if count % BOGUS == 0 else count for count in (numbers["ue"], numbers.get("ce", 0))]
 
 
-def _watts(microwatts: int) -> float:
-    """Return watts. Of two dies on one card, the second reports nothing or zero."""
-    return round(int(_require_value(microwatts)) / 1e6, 1)
-
-
 def _require_value(value: Any) -> Any:
     """Return a value unless it is empty or zero.
 
@@ -223,12 +179,40 @@ def _require_value(value: Any) -> Any:
         OSError: It is empty or zero: the card lacks this value.
     """
     if not value:
-        raise OSError(errno.ENOENT, "nothing told")
+        raise OSError(errno.ENOENT, "no value")
     return value
 
 
-def _list_names(place: str | None) -> list[str]:
-    return sysfs.list_names("/", place) if place else []
+SAMPLED_VALUES: Calls = {
+    "util": lambda gpu: gpu.read_number("gpu_busy_percent"),
+    "memory": lambda gpu: gpu.read_memory(),
+    "temp": lambda gpu: gpu.read_degrees("core", "input"),
+    "temp_max": lambda gpu: gpu.read_degrees("core", "crit"),
+    "mem_temp": lambda gpu: gpu.read_degrees("mem", "input"),
+    "mem_temp_max": lambda gpu: gpu.read_degrees("mem", "crit"),
+    "power_w": lambda gpu: gpu.read_watts("power1_average", "power1_input"),
+    "sm_clock": lambda gpu: gpu.read_sensor("freq1_input") // 1_000_000,
+    "ras": lambda gpu: gpu.read_ras(),
+}
+"""How each value of a sample is read from the files of a GPU."""
+SLEEPING_VALUES: Calls = {
+    "name": lambda gpu: gpu.read_text("product_name"),
+    "serial": lambda gpu: gpu.read_text("serial_number"),
+    "vbios": lambda gpu: gpu.read_text("vbios_version"),
+    "subsystem": lambda gpu: f"{gpu.read_number('subsystem_device'):04x}{gpu.read_number('subsystem_vendor'):04x}",
+    "pcie_width": lambda gpu: gpu.read_link("width"),
+    "pcie_width_max": lambda gpu: gpu.read_link("max_width"),
+}
+"""Values that can be read from a suspended GPU."""
+ALL_VALUES: Calls = {
+    **SAMPLED_VALUES,
+    **SLEEPING_VALUES,
+    "power_limit_w": lambda gpu: gpu.read_watts("power1_cap"),
+    "power_default_w": lambda gpu: gpu.read_watts("power1_cap_default"),
+    "bad_pages": lambda gpu: gpu.read_bad_pages(),
+    "modes": lambda gpu: [gpu.read_text(f"current_{kind}_partition") for kind in ("compute", "memory")],
+}
+"""Values that are judged before a run."""
 
 
 _KFD = "/dev/kfd"
@@ -314,14 +298,15 @@ class AmdgpuSession:
 
     def holders_of(self, gpu: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the processes that hold memory of a GPU."""
+
+        def describe(pid: int) -> dict[str, Any]:
+            # The kernel uses the machine's pids; in a container such a number belongs to another process.
+            return gpu_values.UNKNOWN_PROCESS if self._contained else gpu_values.describe_process(self._root, pid)
+
         return [
-            {"pid": pid, "used": used, "kind": "compute", **self._identity(pid)}
+            {"pid": pid, "used": used, "kind": "compute", **describe(pid)}
             for pid, used in gpus.list_gpu_memory_holders(self._root, gpu["gpu_id"]).items()
         ]
-
-    def _identity(self, pid: int) -> dict[str, Any]:
-        # The kernel uses the machine's pids; in a container such a number belongs to another process.
-        return gpu_values.UNKNOWN_PROCESS if self._contained else gpu_values.describe_process(self._root, pid)
 
 
 class AmdgpuReading(GpuReading):
@@ -342,13 +327,12 @@ class AmdgpuReading(GpuReading):
         self.values = {name: gpu[name] for name in ("uuid", "pci") if gpu[name]}
         self.metrics = before
         self._counted = False
-        self._calls: Calls = {}
 
     def read_all(self, holders: list[dict[str, Any]]) -> AmdgpuReading:
         """Read all values that are judged before a run."""
         plate = {"minor": self._gpu["render"], "gfx": self._gpu["gfx"], "hive": self._gpu["hive"]}
         self.values.update(plate, partition=self._gpu["partition"], procs=holders)
-        self._take(self._files.list_sleeping_calls() if self._files.is_asleep() else self._files.list_all_calls())
+        self._take(SLEEPING_VALUES if self._files.is_asleep() else ALL_VALUES)
         # Virtual functions and some cards have no name.
         if "name" not in self.values:
             self.codes.pop("name", None)
@@ -357,12 +341,12 @@ class AmdgpuReading(GpuReading):
 
     def read_sample_values(self) -> AmdgpuReading:
         """Read the few values of a sample."""
-        self._take({} if self._files.is_asleep() else self._files.list_sample_calls())
+        self._take({} if self._files.is_asleep() else SAMPLED_VALUES)
         return self
 
     def read_memory(self) -> dict[str, int] | None:
         """Return used and total bytes, or `None` if the GPU does not answer."""
-        self._read({"memory": self._files.list_sample_calls()["memory"]})
+        self._read({"memory": SAMPLED_VALUES["memory"]})
         return self.values.get("memory")
 
     def is_doubtful(self) -> bool:  # type: ignore[explicit-override]  # the mark would have to be imported
@@ -371,11 +355,10 @@ class AmdgpuReading(GpuReading):
 
     def read_again(self, names: list[str]) -> None:  # type: ignore[explicit-override]
         """Read these values once more, and the firmware's table."""
-        self._read({name: self._calls[name] for name in names if name in self._calls})
+        self._read({name: ALL_VALUES[name] for name in names if name in ALL_VALUES})
         self._read_firmware()
 
     def _take(self, calls: Calls) -> None:
-        self._calls = calls
         if self._files.is_gone():
             # Each further query of a missing device may take seconds.
             self.codes["config"] = errno.ENODEV
@@ -387,7 +370,7 @@ class AmdgpuReading(GpuReading):
     def _read(self, calls: Calls) -> None:
         for name, call in calls.items():
             try:
-                self.set_value(name, call(), None)
+                self.set_value(name, call(self._files), None)
             except OSError as error:
                 self.codes[name] = error.errno or errno.EIO
             except ValueError:

@@ -6,6 +6,7 @@ collect function and a session class.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import time
@@ -323,17 +324,12 @@ class XidWatcher:
         try:
             events = self._nvml.nvmlEventSetCreate()
             for handle in filter(None, handles):
-                self._register(handle, events)
+                # If one GPU cannot be watched, the others still can.
+                with contextlib.suppress(self._nvml.NVMLError):
+                    self._nvml.nvmlDeviceRegisterEvents(handle, self._nvml.nvmlEventTypeXidCriticalError, events)
             self._set = events
         except (self._nvml.NVMLError, AttributeError):
             # Old drivers and some virtual GPUs have no events; samples and kernel log still show errors.
-            return
-
-    def _register(self, handle: Any, events: Any) -> None:
-        try:
-            self._nvml.nvmlDeviceRegisterEvents(handle, self._nvml.nvmlEventTypeXidCriticalError, events)
-        except self._nvml.NVMLError:
-            # If one GPU cannot be watched, the others still can.
             return
 
     def take(self) -> list[dict[str, Any]]:
@@ -366,7 +362,7 @@ def collect_nvml(root: str, wanted: bool) -> dict[str, Any]:
     """
     if not wanted:
         raise AbsentError("no GPU is declared")
-    if not _library_is_there():
+    if not _has_library():
         return {"init_error": LIBRARY_NOT_FOUND, "devices": []}
     session = NvmlSession()
     if session.init_error is not None:
@@ -383,7 +379,7 @@ def collect_nvml(root: str, wanted: bool) -> dict[str, Any]:
 
 def open_nvml() -> NvmlSession | str:
     """Return an open NVML session, or the reason if there is none."""
-    if not _library_is_there():
+    if not _has_library():
         return "there is no NVIDIA driver library"
     try:
         return NvmlSession()
@@ -391,7 +387,7 @@ def open_nvml() -> NvmlSession | str:
         return str(error)
 
 
-def _library_is_there() -> bool:
+def _has_library() -> bool:
     """Return whether the driver's library loads, without importing the costly bindings."""
     try:
         ctypes.CDLL(LIBRARY)

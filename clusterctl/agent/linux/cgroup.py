@@ -122,13 +122,8 @@ def create_cgroup(name: str) -> str | None:
     if top is None or own is None:
         return None
     folder = os.path.join(top + own.rstrip("/"), f"clusterctl-{name}")
-    with contextlib.suppress(FileExistsError):
-        try:
-            os.mkdir(folder)
-        except FileExistsError:
-            raise
-        except OSError:
-            return None
+    with contextlib.suppress(OSError):
+        os.mkdir(folder)
     return folder if os.access(os.path.join(folder, "cgroup.procs"), os.W_OK) else None
 
 

@@ -343,17 +343,9 @@ class FolderWatcher:
             self._loop.every(_POLL_INTERVAL_S, self._changed)
 
     def _receive_changes(self) -> None:
-        self._drain()
-        self._loop.on_readable(self._fd, None)
-        self._changed()
-        self._loop.after(_PAUSE_AFTER_CHANGE_S, self._listen)
-
-    def _listen(self) -> None:
-        self._loop.on_readable(self._fd, self._receive_changes)
-
-    def _drain(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             while len(os.read(self._fd, 65536)) > 32768:
                 pass
-        except BlockingIOError:
-            pass
+        self._loop.on_readable(self._fd, None)
+        self._changed()
+        self._loop.after(_PAUSE_AFTER_CHANGE_S, lambda: self._loop.on_readable(self._fd, self._receive_changes))

@@ -34,20 +34,15 @@ def lock_against_cleanup(folder: str) -> list[int]:
     return []
 
 
-def touch_trees(paths: Iterable[str]) -> None:
-    """Touch files, and folders with everything in them."""
-    for path in paths:
-        _touch(path)
-        for place, folders, files in os.walk(path):
-            for name in (*folders, *files):
-                _touch(os.path.join(place, name))
-
-
 def touch_in_child(paths: Iterable[str]) -> None:
-    """Call `touch_trees` in a child, because it may take long."""
+    """Touch files, and folders with everything in them, in a child, because it may take long."""
 
     def work(_out: HelperOutput) -> dict[str, Any]:
-        touch_trees(paths)
+        for path in paths:
+            _touch(path)
+            for place, folders, files in os.walk(path):
+                for name in (*folders, *files):
+                    _touch(os.path.join(place, name))
         return {}
 
     with contextlib.suppress(OSError):

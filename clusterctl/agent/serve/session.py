@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 
@@ -45,13 +46,10 @@ class Session:
 
     def __init__(self, read: int, write: int, idle_s: float, tables: Sequence[Callable[[Session], Handlers]]) -> None:
         self.loop = EventLoop()
-        self._root: str | None = None
         self.channel = FrameChannel(self.loop, read, write, self._receive_frame, lambda _why: self.end())
         self.children = ChildProcesses(self.loop, self.channel)
         self.data_handlers: dict[int, Callable[[frames.StreamData], None]] = {}
-        self._workdir_locks: WorkdirLocks | None = None
         self._links: dict[tuple[str, str], SupervisorLink] = {}
-        self._journal_states: JournalCache | None = None
         self._epochs: dict[tuple[str, str], int] = {}
         self.end_actions: list[Callable[[], None]] = []
         self._idle_s = idle_s
@@ -130,25 +128,21 @@ class Session:
 
     # --- runs
 
-    @property
+    @functools.cached_property
     def root(self) -> str:
         """The state root.
 
         Raises:
             RequestError: This node has no usable place for our state.
         """
-        if self._root is None:
-            self._root = run_dir.make_state_root()
-        return self._root
+        return run_dir.make_state_root()
 
-    @property
+    @functools.cached_property
     def workdir_locks(self) -> WorkdirLocks:
         """The locks on workdirs of runs that are starting in this session."""
-        if self._workdir_locks is None:
-            from clusterctl.agent.serve.workdirs import WorkdirLocks
+        from clusterctl.agent.serve.workdirs import WorkdirLocks
 
-            self._workdir_locks = WorkdirLocks()
-        return self._workdir_locks
+        return WorkdirLocks()
 
     def get_run(self, arguments: command_types.RunArguments) -> RunDir:
         """Return the run that a request names, whether it exists or not."""
@@ -204,14 +198,12 @@ class Session:
             else:
                 fencing.touch_lease(run.lease)
 
-    @property
+    @functools.cached_property
     def journal_states(self) -> JournalCache:
         """The states that the journals on this node describe."""
-        if self._journal_states is None:
-            from clusterctl.agent.node_state.journal import JournalCache
+        from clusterctl.agent.node_state.journal import JournalCache
 
-            self._journal_states = JournalCache()
-        return self._journal_states
+        return JournalCache()
 
     def get_link(self, run: RunDir) -> SupervisorLink:
         """Return the link to the supervisor of a run."""
@@ -245,7 +237,7 @@ class Session:
                 run.make()
             self.check_epoch(run, epoch)
             if command is Command.FINISH:
-                self._release_workdirs(run)
+                self.workdir_locks.release_run(run.run)
             if command in (Command.STOP, Command.FINISH):
                 from clusterctl.agent.processes import run_processes
 
@@ -256,17 +248,13 @@ class Session:
             def pass_on(message: Message) -> None:
                 if command is Command.PREPARE and "result" in message:
                     # From here on the run directory shows that the run uses the workdir.
-                    self._release_workdirs(run)
+                    self.workdir_locks.release_run(run.run)
                 self.channel.send({**message, "id": request_id})
 
             self.get_link(run).send_request(command, arguments, epoch, pass_on)
             return None
 
         return forward
-
-    def _release_workdirs(self, run: RunDir) -> None:
-        if self._workdir_locks is not None:
-            self._workdir_locks.release_run(run.run)
 
     def _forward_replicated(
         self, _identity: int, arguments: command_types.ReplicatedArguments, epoch: int | None

@@ -19,7 +19,7 @@ from clusterctl.agent.protocol.commands import ErrorKind
 from clusterctl.agent.protocol.requests import FOLDER_MODE, LINK_MODE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from typing import Callable
 
     Note = Callable[[list[list[Any]], dict[str, Any]], None]
@@ -121,10 +121,11 @@ def make_write_error(folder: str, path: str, error: OSError, left: int = 0) -> c
     return commands.make_refused_error(f"{text} ({room}{_format_mib(left)} still to come)", _FREE_SPACE_HINT)
 
 
-def find_matches(workdir: str, pattern: str, *, links: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield `(relative path, absolute path)` of everything inside the workdir that matches.
+def find_matching_files(workdir: str, pattern: str, *, links: bool = False) -> list[tuple[str, str]]:
+    """Return relative and absolute path of every regular file that matches, or lies in a matching folder.
 
-    With `links`, matches may be links that lead outside.
+    With `links`, links to files count too, even if they lead outside; links to folders count only if they match
+    themselves.
 
     Raises:
         RequestError: The pattern leads outside.
@@ -132,25 +133,13 @@ def find_matches(workdir: str, pattern: str, *, links: bool = False) -> Iterator
     if os.path.isabs(pattern) or ".." in pattern.split("/"):
         raise commands.RequestError(ErrorKind.BAD_REQUEST, f"not a pattern inside the workdir: {pattern!r}")
     top = os.path.realpath(workdir)
-    for path in sorted(glob.glob(os.path.join(glob.escape(top), pattern), recursive=True)):
-        if links or os.path.realpath(path).startswith(top.rstrip("/") + "/"):
-            yield os.path.relpath(path, top), path
-
-
-def find_matching_files(workdir: str, pattern: str, *, links: bool = False) -> list[tuple[str, str]]:
-    """Return every regular file that matches, or lies in a matching folder.
-
-    With `links`, links to files count too; links to folders count only if they match themselves.
-    """
     files: dict[str, str] = {}
-    for name, path in find_matches(workdir, pattern, links=links):
-        if os.path.isdir(path):
-            for place, _, names in os.walk(path):
-                for inner in names:
-                    whole = os.path.join(place, inner)
-                    files[os.path.join(name, os.path.relpath(whole, path))] = whole
-        else:
-            files[name] = path
+    for path in sorted(glob.glob(os.path.join(glob.escape(top), pattern), recursive=True)):
+        if not links and not os.path.realpath(path).startswith(top.rstrip("/") + "/"):
+            continue
+        inside = [os.path.join(place, name) for place, _, names in os.walk(path) for name in names]
+        for whole in inside if os.path.isdir(path) else [path]:
+            files[os.path.relpath(whole, top)] = whole
     return [(name, path) for name, path in sorted(files.items()) if _is_regular_file(path, links=links)]
 
 

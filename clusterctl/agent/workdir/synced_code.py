@@ -235,13 +235,13 @@ class SyncedWorkdir(FileTree):
 
     def make_receiver(self, files: list[list[Any]]) -> FileReceiver:
         """Return a receiver for the content of these files, in that order; `prepare_sync` has checked their paths."""
-        return FileReceiver(self, files, self._save_received)
 
-    def _save_received(self, files: list[list[Any]], hashes: dict[str, Any]) -> None:
-        """Store the files that a sync has brought, and their hashes on disk."""
-        remembered = self._read_state()
-        remembered["files"].update({path: rest for path, *rest in files})
-        self._save(remembered["files"], {**remembered["hashes"], **hashes}, remembered["run"])
+        def store(files: list[list[Any]], hashes: dict[str, Any]) -> None:
+            remembered = self._read_state()
+            remembered["files"].update({path: rest for path, *rest in files})
+            self._save(remembered["files"], {**remembered["hashes"], **hashes}, remembered["run"])
+
+        return FileReceiver(self, files, store)
 
 
 def find_synced_workdir(run: str, root: str) -> SyncedWorkdir | None:
