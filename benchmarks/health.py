@@ -19,7 +19,7 @@ import yaml
 
 from benchmarks.lab import BenchLab, lab
 from benchmarks.measures import Measure, spread, timed
-from clusterctl.agent.facts.sampler import INTERVAL
+from clusterctl.agent.facts.sampler import INTERVAL_S
 from clusterctl.agent.linux.helper_process import START_SCRIPT
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.config.loader import load_cluster_file
@@ -117,8 +117,8 @@ def _sampler(machine: _Machine) -> Measure:
             sampler.stdout.readline()
         a_pass = (_of_tree(sampler.pid) - before) / _PASSES
         sampler.terminate()
-    share = 100 * a_pass / INTERVAL
-    detail = f"{1000 * a_pass:.1f} ms of CPU a pass, one in {INTERVAL:g} s, {GPUS} GPUs played"
+    share = 100 * a_pass / INTERVAL_S
+    detail = f"{1000 * a_pass:.1f} ms of CPU a pass, one in {INTERVAL_S:g} s, {GPUS} GPUs played"
     return Measure(name="sampler, share of a core", value=share, unit="%", goal=0.5, detail=detail)
 
 

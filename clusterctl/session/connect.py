@@ -49,14 +49,14 @@ class Transports:
         self._ssh_spec = ssh or SshSpec()
         self._lock = threading.Lock()
         self._made: dict[TransportKind | None, Transport] = {}
-        self._approach = PreDialer()
+        self._predialer = PreDialer()
 
     def of(self, host: HostSpec) -> Transport:
         """Return the transport for `host`."""
         built_in = host.transport is TransportKind.SSH and self._ssh_spec.client != "openssh"
         if built_in and TransportKind.SSH not in self._made:
             # While one thread imports, the others dial.
-            self._approach.prefetch(host, self._ssh_spec.connect_timeout)
+            self._predialer.prefetch(host, self._ssh_spec.connect_timeout)
         with self._lock:
             kind = host.transport if isinstance(host.transport, TransportKind) else None
             if kind not in self._made:
@@ -67,7 +67,7 @@ class Transports:
         """Close what connections share. Open sessions go on unless they pass through a jump host."""
         with self._lock:
             made = list(self._made.values())
-        self._approach.close()
+        self._predialer.close()
         for transport in made:
             transport.close()
 
@@ -76,7 +76,7 @@ class Transports:
             return CommandTransport()
         if kind is TransportKind.LOCAL:
             return LocalTransport()
-        openssh = OpenSshTransport(self._ssh_spec, self._approach)
+        openssh = OpenSshTransport(self._ssh_spec, self._predialer)
         if self._ssh_spec.client == "openssh":
             return openssh
         # paramiko's own ssh_config reader, which we do not use, imports `invoke` for `Match exec`: a third of the
@@ -84,8 +84,8 @@ class Transports:
         with _hide_module("invoke"):
             from clusterctl.transport.ssh.ssh import SshTransport
 
-        builtin = SshTransport(self._ssh_spec, approach=self._approach)
-        return builtin if self._ssh_spec.client == "builtin" else FallbackTransport(builtin, openssh, self._approach)
+        builtin = SshTransport(self._ssh_spec, predialer=self._predialer)
+        return builtin if self._ssh_spec.client == "builtin" else FallbackTransport(builtin, openssh, self._predialer)
 
 
 @contextlib.contextmanager

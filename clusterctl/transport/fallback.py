@@ -10,8 +10,8 @@ from clusterctl.config.spec import HostSpec
 from clusterctl.errors import NodeError
 from clusterctl.transport.base import Channel, Progress, Transport, ignore_progress
 from clusterctl.transport.openssh import OpenSshTransport, has_askpass
-from clusterctl.transport.ssh.config import destination_of
-from clusterctl.transport.ssh.login_errors import why_openssh
+from clusterctl.transport.ssh.config import get_destination
+from clusterctl.transport.ssh.login_errors import find_reason_for_openssh
 from clusterctl.transport.ssh.predial import PreDialer
 
 _RESTRICTED_SHELL = re.compile(r"\brestricted\b")
@@ -23,13 +23,13 @@ class FallbackTransport:
     Args:
         builtin: The client that is tried first.
         openssh: The user's own `ssh`.
-        approach: Asks `ssh` for its configuration.
+        predialer: Asks `ssh` for its configuration.
     """
 
-    def __init__(self, builtin: Transport, openssh: OpenSshTransport, approach: PreDialer) -> None:
+    def __init__(self, builtin: Transport, openssh: OpenSshTransport, predialer: PreDialer) -> None:
         self._builtin = builtin
         self._openssh = openssh
-        self._approach = approach
+        self._predialer = predialer
         self._reasons: dict[str, str] = {}
 
     def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> Channel:
@@ -61,7 +61,7 @@ class FallbackTransport:
         self._openssh.close()
 
     def _fallback_reason(self, host: HostSpec, error: NodeError) -> str | None:
-        options = self._approach.resolve(host.name, destination_of(host))
-        path = options.other("controlpath")
-        shared = Path(path).is_socket() if path is not None else self._openssh.is_shared(host, options)
-        return why_openssh(error, options, answers=has_askpass(os.environ), shared=shared)
+        options = self._predialer.resolve_options(host.name, get_destination(host))
+        path = options.get_other("controlpath")
+        shared = Path(path).is_socket() if path is not None else self._openssh.has_connection_to(host, options)
+        return find_reason_for_openssh(error, options, answers=has_askpass(os.environ), shared=shared)

@@ -183,7 +183,7 @@ class CommandTransport:
         """Start the command of `host` (see `Transport.open`)."""
         progress("starting")
         # The command must work from any folder, and for a controller that outlives the folder.
-        process, ours, stderr = spawn(host.name, command_argv(host), folder="/")
+        process, ours, stderr = spawn(host.name, build_command_argv(host), folder="/")
         rlimits.restore_rlimits(process.pid)
         return LocalChannel(process, ours, stderr, relays=True)
 
@@ -191,7 +191,7 @@ class CommandTransport:
         """Channels share nothing."""
 
 
-def command_argv(host: HostSpec) -> list[str]:
+def build_command_argv(host: HostSpec) -> list[str]:
     """Return the command of a host with its placeholders filled in.
 
     Raises:
@@ -210,12 +210,12 @@ def command_argv(host: HostSpec) -> list[str]:
     return [value_parsers.fill_placeholders(word, values) for word in host.transport]
 
 
-def terminal_argv(host: HostSpec, script: str) -> list[str]:
+def build_terminal_argv(host: HostSpec, script: str) -> list[str]:
     """Return the command of a host that runs a script on a terminal; the shell at its end gets the script.
 
     `srun` needs `--pty`; `docker`, `podman` and `kubectl` need `-t` with `-i`. Other commands pass our terminal on.
     """
-    program, *words = command_argv(host)
+    program, *words = build_command_argv(host)
     name = os.path.basename(program)
     if name == "srun":
         words = ["--pty", *words]

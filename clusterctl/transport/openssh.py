@@ -33,7 +33,13 @@ from clusterctl.errors import AuthError, ConnectError, NodeError
 from clusterctl.transport.base import Progress, ignore_progress
 from clusterctl.transport.local import LocalChannel, spawn
 from clusterctl.transport.ssh import known_hosts
-from clusterctl.transport.ssh.config import Destination, SshOptions, arguments, destination_of, last_hop
+from clusterctl.transport.ssh.config import (
+    Destination,
+    SshOptions,
+    build_ssh_arguments,
+    get_destination,
+    split_last_hop,
+)
 from clusterctl.transport.ssh.host_keys import accepts_new_keys
 from clusterctl.transport.ssh.login_errors import explain_ssh_log
 from clusterctl.transport.ssh.predial import PreDialer
@@ -72,20 +78,20 @@ class OpenSshTransport:
 
     Args:
         spec: Time limit and host key policy of the cluster file.
-        approach: Asks `ssh` for its configuration.
+        predialer: Asks `ssh` for its configuration.
         environment: The environment of `ssh`; default: that of this process.
     """
 
-    def __init__(self, spec: SshSpec, approach: PreDialer, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, spec: SshSpec, predialer: PreDialer, environment: Mapping[str, str] | None = None) -> None:
         self._spec = spec
-        self._approach = approach
+        self._predialer = predialer
         self._environment = dict(os.environ if environment is None else environment)
         self._asking = threading.Lock()
 
     def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> OpenSshChannel:
         """Log in to `host` with `ssh` and run a shell there (see `Transport.open`)."""
         progress("connecting")
-        options = self._approach.resolve(host.name, destination_of(host))
+        options = self._predialer.resolve_options(host.name, get_destination(host))
         if not has_askpass(self._environment):
             return self._logged_in(host, options, self._spec.connect_timeout)
         # A user could not tell the questions of several nodes apart.
@@ -101,7 +107,7 @@ class OpenSshTransport:
             # `ssh` does not pass BatchMode to jump hosts, which would open a window.
             environment = environment | {"SSH_ASKPASS_REQUIRE": "never"}
         with tempfile.NamedTemporaryFile(prefix="clusterctl-ssh-") as log:
-            argv = self.argv_of(host, options, log.name)
+            argv = self.build_argv(host, options, log.name)
             process, ours, stderr = spawn(host.name, argv, env=environment, folder="/")
             rlimits.restore_rlimits(process.pid)
             channel = OpenSshChannel(process, ours, stderr)
@@ -115,7 +121,7 @@ class OpenSshTransport:
                 raise
         return channel
 
-    def argv_of(self, host: HostSpec, options: SshOptions, log: str) -> list[str]:
+    def build_argv(self, host: HostSpec, options: SshOptions, log: str) -> list[str]:
         """Return the command that connects to `host`.
 
         Args:
@@ -127,38 +133,38 @@ class OpenSshTransport:
         hops = self._hops(host.name, options)
         shared = self._share_options(options, hops)
         logged = ["-v", "-E", log]
-        to = self._arguments(destination_of(host), hops, [*logged, *_join_words(batch)])
+        to = self._arguments(get_destination(host), hops, [*logged, *_join_words(batch)])
         return ["ssh", "-T", *logged, *_join_words([*batch, *shared, *self._settings(options)]), *to, _SHELL]
 
-    def terminal_argv(self, host: HostSpec, command: str) -> list[str]:
+    def build_terminal_argv(self, host: HostSpec, command: str) -> list[str]:
         """Return the `ssh` that runs a shell command on a terminal. It may ask its user, who sits at ours."""
-        options = self._approach.resolve(host.name, destination_of(host))
+        options = self._predialer.resolve_options(host.name, get_destination(host))
         hops = self._hops(host.name, options)
         words = _join_words([*self._share_options(options, hops), *self._settings(options)])
-        return ["ssh", "-t", *words, *self._arguments(destination_of(host), hops), command]
+        return ["ssh", "-t", *words, *self._arguments(get_destination(host), hops), command]
 
-    def forward_argv(self, host: HostSpec, forwards: Sequence[str]) -> list[str]:
+    def build_forward_argv(self, host: HostSpec, forwards: Sequence[str]) -> list[str]:
         """Return the `ssh` that forwards ports, each given as for `ssh -L`.
 
         A forward through a shared connection would outlive this `ssh`, so it makes one of its own.
         """
-        options = self._approach.resolve(host.name, destination_of(host))
+        options = self._predialer.resolve_options(host.name, get_destination(host))
         own = ["ClearAllForwardings=no", "ExitOnForwardFailure=yes", "ControlMaster=no", "ControlPath=none"]
         words = [*(word for forward in forwards for word in ("-L", forward)), *_join_words(own)]
-        to = self._arguments(destination_of(host), self._hops(host.name, options))
+        to = self._arguments(get_destination(host), self._hops(host.name, options))
         return ["ssh", "-N", "-T", *words, *_join_words(self._settings(options)), *to]
 
     def _share_options(self, options: SshOptions, hops: Sequence[_Hop]) -> list[str]:
         """Return options for one connection that ends with its process, or for an existing shared connection."""
         shared = ["ControlMaster=no", "ControlPersist=no"]
-        path = control_path(self._way(options, hops))
-        if not options.other("controlpath") and has_shared_connection(path):
+        path = get_control_path(self._way(options, hops))
+        if not options.get_other("controlpath") and has_shared_connection(path):
             shared.append(f"ControlPath={path}")
         return shared
 
-    def is_shared(self, host: HostSpec, options: SshOptions) -> bool:
+    def has_connection_to(self, host: HostSpec, options: SshOptions) -> bool:
         """Return whether `trust --login` left a connection to `host` that still matches ssh_config."""
-        return has_shared_connection(control_path(self._way(options, self._hops(host.name, options))))
+        return has_shared_connection(get_control_path(self._way(options, self._hops(host.name, options))))
 
     def _hops(self, node: str, options: SshOptions) -> list[_Hop]:
         """Return the jump hosts to a host with their ssh_config, the nearest to the host first.
@@ -169,8 +175,8 @@ class OpenSshTransport:
         hops: list[_Hop] = []
         chains: tuple[str, ...] = ()
         while options.proxy_jump:
-            chain, hop = last_hop(node, options, chains)
-            options = self._approach.resolve(node, hop)
+            chain, hop = split_last_hop(node, options, chains)
+            options = self._predialer.resolve_options(node, hop)
             chains = (*chains, chain)
             hops.append((hop, options))
         return hops
@@ -189,12 +195,12 @@ class OpenSshTransport:
     def _arguments(self, destination: Destination, hops: Sequence[_Hop], habits: Sequence[str] = ()) -> list[str]:
         """Return the arguments that lead to a host; jump hosts get our settings, which `ssh -J` would not pass on."""
         if not hops:
-            return arguments(destination, self._approach.config_file)[1:]
+            return build_ssh_arguments(destination, self._predialer.config_file)[1:]
         (hop, options), *before = hops
         words = ["ssh", *habits, *_join_words(self._settings(options)), *self._arguments(hop, before, habits)]
         # `--` and the host come last; the outer `ssh` fills in the host behind the jump host.
         command = shlex.join(words[:-2]).replace("%", "%%") + " -W '[%h]:%p' " + shlex.join(words[-2:])
-        to = arguments(dataclasses.replace(destination, proxy_jump=None), self._approach.config_file)[1:]
+        to = build_ssh_arguments(dataclasses.replace(destination, proxy_jump=None), self._predialer.config_file)[1:]
         return [*_join_words([f"ProxyCommand={command}"]), *to]
 
     def _settings(self, options: SshOptions) -> list[str]:
@@ -213,20 +219,20 @@ class OpenSshTransport:
         Raises:
             NodeError: The login failed.
         """
-        options = self._approach.resolve(host.name, destination_of(host))
+        options = self._predialer.resolve_options(host.name, get_destination(host))
         hops = self._hops(host.name, options)
         try:
-            control_folder().mkdir(mode=0o700, exist_ok=True)
-            private = is_private_folder(control_folder().lstat())
+            get_control_folder().mkdir(mode=0o700, exist_ok=True)
+            private = is_private_folder(get_control_folder().lstat())
         except OSError as error:
-            raise ConnectError(host.name, f"{control_folder()} cannot be made: {error.strerror}") from error
+            raise ConnectError(host.name, f"{get_control_folder()} cannot be made: {error.strerror}") from error
         if not private:
-            hint = f"remove it; if it belongs to another user: as root, `rm -r {control_folder()}`"
-            raise ConnectError(host.name, f"{control_folder()} is not this user's alone", hint=hint)
-        path = control_path(self._way(options, hops))
+            hint = f"remove it; if it belongs to another user: as root, `rm -r {get_control_folder()}`"
+            raise ConnectError(host.name, f"{get_control_folder()} is not this user's alone", hint=hint)
+        path = get_control_path(self._way(options, hops))
         path.unlink(missing_ok=True)
         shared = ["ControlMaster=yes", f"ControlPersist={IDLE_TIMEOUT_S}", f"ControlPath={path}"]
-        to = self._arguments(destination_of(host), hops)
+        to = self._arguments(get_destination(host), hops)
         argv = ["ssh", "-f", "-N", "-T", *_join_words([*shared, *self._settings(options)]), *to]
         environment = self._environment | {"SSH_ASKPASS_REQUIRE": "never"}
         if subprocess.run(argv, env=environment, check=False).returncode != 0:
@@ -351,24 +357,24 @@ IDLE_TIMEOUT_S = 3600
 """How long a connection stays open after its last use. A run uses it as long as it goes on."""
 
 
-def control_folder() -> Path:
+def get_control_folder() -> Path:
     """Return the folder of the sockets. It is the same for every login of this user, local, and its path is short."""
     return Path("/tmp", f"clusterctl-ssh-{os.geteuid()}")
 
 
-def control_path(way: object) -> Path:
+def get_control_path(way: object) -> Path:
     """Return the socket of a connection (ControlPath).
 
     Args:
         way: The resolved route to the host and the trusted keys: a change of ssh_config changes the path.
     """
-    return control_folder() / hashlib.sha256(repr(way).encode()).hexdigest()[:32]
+    return get_control_folder() / hashlib.sha256(repr(way).encode()).hexdigest()[:32]
 
 
 def has_shared_connection(path: Path) -> bool:
     """Return whether there is a connection to share that no other user can have created."""
     try:
-        private, made = control_folder().lstat(), path.lstat()
+        private, made = get_control_folder().lstat(), path.lstat()
     except OSError:
         return False
     return is_private_folder(private) and stat.S_ISSOCK(made.st_mode) and made.st_uid == os.geteuid()

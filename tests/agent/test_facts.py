@@ -376,7 +376,7 @@ def sleeping(root: Path, woken: str) -> str:
 
 
 def test_a_process_with_a_gpu_that_is_never_woken_is_stuck(tmp_path: Path) -> None:
-    (entry,) = processes.collect_processes(sleeping(tmp_path, "7"), certain=0.6)["dstate"]
+    (entry,) = processes.collect_processes(sleeping(tmp_path, "7"), stuck_after_s=0.6)["dstate"]
     assert (entry["gpu"], entry["stuck_s"] >= 0.6) == (True, True)
 
 
@@ -397,7 +397,7 @@ def test_a_process_with_a_gpu_that_is_woken_meanwhile_is_at_work(tmp_path: Path)
 
     working = threading.Thread(target=work)
     working.start()
-    (entry,) = processes.collect_processes(root, certain=60)["dstate"]
+    (entry,) = processes.collect_processes(root, stuck_after_s=60)["dstate"]
     seen.set()
     working.join()
     assert (entry["gpu"], entry["stuck_s"]) == (True, None)

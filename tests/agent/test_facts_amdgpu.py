@@ -269,7 +269,7 @@ def test_a_sample_compares_counters_and_links_with_the_one_before(root: Path) ->
 
 def test_who_holds_memory_after_a_run_is_told_like_nvidias(root: Path) -> None:
     fake_amdgpu.write(root, mi300x(procs=[{"pid": 4242, "used": GIB, "kind": "compute", **OURS}]))
-    (held,) = amdgpu.AmdgpuSession(str(root)).holders([0])
+    (held,) = amdgpu.AmdgpuSession(str(root)).list_holders([0])
     assert (held["gpu"], held["version"], [entry["pid"] for entry in held["procs"]]) == (0, 1, [4242])
 
 

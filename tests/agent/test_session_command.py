@@ -17,7 +17,7 @@ from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError, NodeError
 from clusterctl.session.connect import Transports, open_session
 from clusterctl.session.inbox import Item, SessionLost
-from clusterctl.transport.local import CommandTransport, command_argv
+from clusterctl.transport.local import CommandTransport, build_command_argv
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, next_of, standin_bundle
 from tests.lab.waiting import wait_for
 
@@ -69,12 +69,12 @@ def test_hosts_with_a_command_are_reached_by_it(tmp_path: Path) -> None:
 
 def test_host_user_and_port_are_filled_in_and_nothing_is_filled_in_twice() -> None:
     host = host_of("tsh", "ssh", "-p", "{port}", "{user}@{host}", address="10.0.0.7", user="alice", port=22)
-    assert command_argv(host) == ["tsh", "ssh", "-p", "22", "alice@10.0.0.7"]
+    assert build_command_argv(host) == ["tsh", "ssh", "-p", "22", "alice@10.0.0.7"]
 
 
 def test_a_user_that_the_file_does_not_say_is_asked_for() -> None:
     with pytest.raises(ConnectError, match=r"its command names `\{user\}`, and the file does not say it"):
-        command_argv(host_of("tsh", "ssh", "{user}@{host}"))
+        build_command_argv(host_of("tsh", "ssh", "{user}@{host}"))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_user_that_the_file_does_not_say_is_asked_for() -> None:
 )
 def test_no_value_that_came_past_the_file_is_put_into_a_command(values: dict[str, str]) -> None:
     with pytest.raises(ConnectError, match="cannot be put into a command"):
-        command_argv(host_of("sh", "-c", "echo {host}", **values))
+        build_command_argv(host_of("sh", "-c", "echo {host}", **values))
 
 
 def test_an_error_tells_what_the_command_said() -> None:

@@ -83,7 +83,7 @@ def test_either_client_sends_the_variables_that_ssh_config_names(
     monkeypatch.setenv("NCCL_DEBUG", "of this machine")
     config = tmp_path / "config"
     config.write_text('SendEnv WANDB_* NCCL_*\nSetEnv NCCL_DEBUG="set here" REFUSED=1\n' + lab.ssh_config.read_text())
-    transport = client(SshSpec(), approach=PreDialer(str(config)))
+    transport = client(SshSpec(), predialer=PreDialer(str(config)))
     channel = transport.open(host_of(node))
     channel.send(b"env; echo end\n")
     heard = b""

@@ -36,9 +36,9 @@ def scene(lab: Lab, nodes: NodeFactory, head_env: dict[str, str], tmp_path: Path
             made = Scene(lab, tmp_path, node, dict(head_env), ends)
             LOGIN.prepare(made)
         made.env = {k: v for k, v in made.env.items() if not k.startswith("SSH_")}
-        before = set(openssh.control_folder().glob("*"))
+        before = set(openssh.get_control_folder().glob("*"))
         yield made
-        for socket in set(openssh.control_folder().glob("*")) - before:
+        for socket in set(openssh.get_control_folder().glob("*")) - before:
             argv = ["ssh", "-O", "exit", "-S", str(socket), "any"]
             subprocess.run(argv, env=made.env, check=False, capture_output=True)
 

@@ -283,7 +283,7 @@ def preamble(data: bytes) -> None:
 
 
 def ssh_answer(lines: list[tuple[str, str]]) -> None:
-    config.parse("n", "\n".join(" ".join(pair) for pair in lines), config.Destination(host="h"))
+    config.parse_options("n", "\n".join(" ".join(pair) for pair in lines), config.Destination(host="h"))
 
 
 def cluster_file(text: str | bytes) -> None:

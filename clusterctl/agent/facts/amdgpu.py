@@ -264,7 +264,7 @@ class AmdgpuSession:
     def read_gpus(self) -> list[AmdgpuReading]:
         """Read every GPU."""
         by_node = {gpu["node"]: gpu["index"] for gpu in self.gpus}
-        readings = [AmdgpuReading(self._root, gpu).read_all(self.holders_of(gpu)) for gpu in self.gpus]
+        readings = [AmdgpuReading(self._root, gpu).read_all(self.list_holders_of(gpu)) for gpu in self.gpus]
         for reading, gpu in zip(readings, self.gpus):
             reading.values["xgmi"] = gpus.list_xgmi_links(self._root, gpu, by_node)
         read_doubtful_again(readings)
@@ -280,23 +280,23 @@ class AmdgpuSession:
             devices.append(reading.to_facts())
         return devices
 
-    def links(self, index: int) -> int:
+    def count_links(self, index: int) -> int:
         """Return how many XGMI links of a GPU were up in the last sample."""
         if index not in self._links:
             self.sample()
         return self._links.get(index, 0)
 
-    def holders(self, indices: list[int]) -> list[dict[str, Any]]:
+    def list_holders(self, indices: list[int]) -> list[dict[str, Any]]:
         """Return memory and processes of some GPUs; GPUs that do not answer are left out, as nothing can use them."""
         holding = []
         for gpu in self.gpus:
             if gpu["index"] in indices:
                 memory = AmdgpuReading(self._root, gpu).read_memory()
                 if memory is not None:
-                    holding.append({"gpu": gpu["index"], **memory, "procs": self.holders_of(gpu)})
+                    holding.append({"gpu": gpu["index"], **memory, "procs": self.list_holders_of(gpu)})
         return holding
 
-    def holders_of(self, gpu: dict[str, Any]) -> list[dict[str, Any]]:
+    def list_holders_of(self, gpu: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the processes that hold memory of a GPU."""
 
         def describe(pid: int) -> dict[str, Any]:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _SIGKILL = 9  # importing `signal` takes two milliseconds, for enumerations of all its numbers
 
-REAP_SECONDS = 0.1
+REAP_TIMEOUT_S = 0.1
 """Seconds for a killed child to exit before it is abandoned."""
-STUCK_SECONDS = 5.0
+STUCK_AFTER_S = 5.0
 """Seconds of sleep in the kernel without one wake-up, after which a child counts as stuck."""
 _LOOK_SECONDS = 1.0
 
@@ -72,7 +72,7 @@ class _Child:
         woken = count_wakeups("/", self.pid)
         if woken is None or woken != self._asleep[0]:
             self._asleep = (woken, now)
-        return woken is not None and now - self._asleep[1] >= STUCK_SECONDS
+        return woken is not None and now - self._asleep[1] >= STUCK_AFTER_S
 
     def _deadline(self) -> float:
         """Return the deadline of the present task, or of the last one."""
@@ -105,7 +105,7 @@ class _Child:
             os.killpg(self.pid, _SIGKILL)
         except OSError:
             os.kill(self.pid, _SIGKILL)
-        abandoned = syscalls.wait_for_exit(self.pid, REAP_SECONDS) is None
+        abandoned = syscalls.wait_for_exit(self.pid, REAP_TIMEOUT_S) is None
         where: FactGroup = {"status": "timeout", "pid": self.pid, "state": state, "wchan": wchan}
         result: FactGroup = {**where, "data": {}, "abandoned": abandoned}
         first = self.unfinished[0]

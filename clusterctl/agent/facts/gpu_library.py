@@ -60,7 +60,7 @@ def wait_until_free(indices: list[int], seconds: float, run: str) -> dict[str, A
     if session.init_error is not None:
         return _answer("error", f"NVML does not open (code {session.init_error})", [])
     deadline = time.monotonic() + seconds
-    busy_gpus = [gpu for gpu in session.holders(indices) if not _is_free(gpu)]
+    busy_gpus = [gpu for gpu in session.list_holders(indices) if not _is_free(gpu)]
     sys.stdout.write("\n")
     sys.stdout.flush()
     while busy_gpus:
@@ -72,7 +72,7 @@ def wait_until_free(indices: list[int], seconds: float, run: str) -> dict[str, A
         if time.monotonic() >= deadline or not may_change:
             return _answer("held", None, busy_gpus)
         time.sleep(_RECHECK_S)
-        busy_gpus = [gpu for gpu in session.holders(indices) if not _is_free(gpu)]
+        busy_gpus = [gpu for gpu in session.list_holders(indices) if not _is_free(gpu)]
     return _answer("free", None, [])
 
 

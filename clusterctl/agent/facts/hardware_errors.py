@@ -234,9 +234,9 @@ class KernelEvents:
             entry["ages"] = [*entry["ages"], age][-_AGES:]
 
 
-KEEP = 200
+MAX_LINES = 200
 """The newest lines are kept, so many; the rest is counted. GPU errors are counted separately, all of them."""
-WHOLE_SECONDS = 60.0
+COMPLETE_WITHIN_S = 60.0
 """A log that begins within so many seconds after boot is complete enough."""
 _JOURNAL_SECONDS = 1.5
 
@@ -277,7 +277,7 @@ def collect_kernel_log(root: str) -> dict[str, Any]:
             continue
         seen: dict[str, Any] = {"source": source, "uptime": uptime, **filter_lines(output, pattern, uptime)}
         best = seen if best is None or (seen["since_s"] or 0.0) > (best["since_s"] or 0.0) else best
-        if best["since_s"] is None or uptime - best["since_s"] <= WHOLE_SECONDS:
+        if best["since_s"] is None or uptime - best["since_s"] <= COMPLETE_WITHIN_S:
             break
     if best is not None:
         return best
@@ -347,6 +347,6 @@ def filter_lines(output: str, pattern: re.Pattern[str] = _STAMP, uptime: float =
     return {
         "since_s": since,
         "events": sorted(events.entries.values(), key=lambda entry: int(entry["order"])),
-        "lines": kept[-KEEP:],
-        "dropped": max(0, len(kept) - KEEP),
+        "lines": kept[-MAX_LINES:],
+        "dropped": max(0, len(kept) - MAX_LINES),
     }

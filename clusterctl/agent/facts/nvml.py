@@ -370,9 +370,9 @@ def collect_nvml(root: str, wanted: bool) -> dict[str, Any]:
     readings = session.read_gpus(root)
     devices = [reading.to_facts() for reading in readings]
     return {
-        **session.system(),
+        **session.read_system(),
         "devices": devices,
-        "p2p": session.p2p(readings),
+        "p2p": session.read_p2p(readings),
         "uvm": sysfs.check_open(root, "/dev/nvidia-uvm"),
     }
 
@@ -427,7 +427,7 @@ class NvmlSession:
         """Return the indices of the GPUs."""
         return list(range(len(self.handles)))
 
-    def system(self) -> dict[str, Any]:
+    def read_system(self) -> dict[str, Any]:
         """Return versions, number of GPUs, and error and time of opening."""
         n = self._nvml
         cuda, cuda_error = try_call(n, n.nvmlSystemGetCudaDriverVersion_v2)
@@ -456,14 +456,14 @@ class NvmlSession:
             NvmlReading(self._nvml, i, handle).read_sample_values().to_facts() for i, handle in enumerate(self.handles)
         ]
 
-    def links(self, index: int) -> int:
+    def count_links(self, index: int) -> int:
         """Return how many NVLinks of a GPU are up."""
         handle = self.handles[index]
         return (
             0 if handle[0] is None else sum(state == 1 for state in NvmlReading(self._nvml, index, handle).read_links())
         )
 
-    def holders(self, indices: list[int]) -> list[dict[str, Any]]:
+    def list_holders(self, indices: list[int]) -> list[dict[str, Any]]:
         """Return memory and processes of some GPUs; GPUs that do not answer are left out, as nothing can use them."""
         holding = []
         for index in indices:
@@ -475,7 +475,7 @@ class NvmlSession:
                 holding.append({"gpu": index, **memory, "procs": procs})
         return holding
 
-    def p2p(self, readings: list[NvmlReading]) -> list[list[int | None]]:
+    def read_p2p(self, readings: list[NvmlReading]) -> list[list[int | None]]:
         """Return `[i, j, over NVLink, read]` for every pair: NVML's status, or `None` if it is unknown."""
         n = self._nvml
         pairs: list[list[int | None]] = []

@@ -23,12 +23,12 @@ _INIT_NAMESPACE = "pid:[4026531836]"
 _TIME_DAEMONS = ("chronyd", "ntpd", "systemd-timesyn", "ptp4l", "openntpd", "phc2sys")
 
 
-def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> dict[str, Any]:
+def collect_processes(root: str, stuck_after_s: float = child_tasks.STUCK_AFTER_S) -> dict[str, Any]:
     """Return the group `procs`.
 
     Args:
         root: Prefix of /proc.
-        certain: Seconds of sleep in the kernel without one wake-up, after which a process counts as stuck.
+        stuck_after_s: Seconds of sleep in the kernel without one wake-up, after which a process counts as stuck.
     """
     names, zombies = set(), 0
     runs: list[dict[str, Any]] = []
@@ -51,7 +51,7 @@ def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> 
             runs.append({"run": run, "pid": stat.pid, "comm": stat.comm})
     return {
         "runs": runs,
-        "dstate": _list_stuck(root, stuck, certain),
+        "dstate": _list_stuck(root, stuck, stuck_after_s),
         "zombies": zombies,
         "own_namespace": has_own_pid_namespace(root),
         "fabric_manager": any(name.startswith("nv-fabricmanage") for name in names),
@@ -59,7 +59,7 @@ def collect_processes(root: str, certain: float = child_tasks.STUCK_SECONDS) -> 
     }
 
 
-def _list_stuck(root: str, sleepers: list[proc.ProcessStat], certain: float) -> list[dict[str, Any]]:
+def _list_stuck(root: str, sleepers: list[proc.ProcessStat], stuck_after_s: float) -> list[dict[str, Any]]:
     """Return the processes that stay in state D; any process is in it for a moment when it reads a disk."""
     began = time.monotonic()
     for _ in range(_LOOKS if sleepers else 0):
@@ -78,7 +78,7 @@ def _list_stuck(root: str, sleepers: list[proc.ProcessStat], certain: float) -> 
     ]
     # How often each process that holds a GPU was woken; `None` once it was.
     woken = {entry["pid"]: child_tasks.count_wakeups(root, entry["pid"]) for entry in described if entry["gpu"]}
-    while any(often is not None for often in woken.values()) and time.monotonic() - began < certain:
+    while any(often is not None for often in woken.values()) and time.monotonic() - began < stuck_after_s:
         time.sleep(_LONG_PAUSE)
         woken = {pid: often if often == child_tasks.count_wakeups(root, pid) else None for pid, often in woken.items()}
     for entry in described:

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.protocol import record_types
 
-INTERVAL = 15.0
-PASS_DEADLINE = 5.0
+INTERVAL_S = 15.0
+PASS_TIMEOUT_S = 5.0
 """Seconds that one pass over all GPUs may take before the driver counts as stuck."""
 
 _NVLINK_ERROR = 74
@@ -61,14 +61,14 @@ def sample_machine() -> record_types.MachineSample:
 
 def main(arguments: list[str]) -> int:
     """Print samples until stdout is closed. `arguments`: [seconds between samples]."""
-    interval = float(arguments[0]) if arguments else INTERVAL
+    interval = float(arguments[0]) if arguments else INTERVAL_S
     machine, driver = _Machine(), _DriverChild()
     parent = os.getppid()
     following = time.monotonic()
     try:
         while os.getppid() == parent:
             began = time.monotonic()
-            deadline = began + min(PASS_DEADLINE, max(0.2, interval * 0.8))
+            deadline = began + min(PASS_TIMEOUT_S, max(0.2, interval * 0.8))
             values = {"t": round(time.time(), 3), "m": round(began, 3), **machine.read(), **driver.ask(deadline)}
             values["ms"] = round((time.monotonic() - began) * 1000, 1)
             sys.stdout.write(json.dumps(values) + "\n")
@@ -238,7 +238,7 @@ class LinkCounter:
     def __init__(self, session: Any) -> None:
         readable = not isinstance(session, str) and session.init_error is None
         self._session = session
-        self._first = {index: session.links(index) for index in session.indices} if readable else {}
+        self._first = {index: session.count_links(index) for index in session.indices} if readable else {}
         self._watched = set(self._first) if readable and session.vendor == "amd" else set[int]()
 
     def add(self, sample: record_types.GpuSamples) -> None:
@@ -246,7 +246,7 @@ class LinkCounter:
         self._watched |= {xid["gpu"] for xid in sample["xids"] if xid["xid"] == _NVLINK_ERROR} & set(self._first)
         for gpu in sample["gpus"]:
             if gpu["gpu"] in self._watched:
-                gpu["links_lost"] = self._first[gpu["gpu"]] - self._session.links(gpu["gpu"])
+                gpu["links_lost"] = self._first[gpu["gpu"]] - self._session.count_links(gpu["gpu"])
 
 
 def sample_session(session: Any = None) -> record_types.GpuSamples:

@@ -32,7 +32,13 @@ from clusterctl.render.table import Column, render_table
 from clusterctl.run.nodes.code_exclusions import list_unsent_arguments
 from clusterctl.run.nodes.fan_out import raise_first
 from clusterctl.run.nodes.network_probe import build_node_info, resolve_rendezvous
-from clusterctl.transport.ssh.config import CONFIG_VARIABLE, SshOptions, destination_of, names_of_one_host, resolve
+from clusterctl.transport.ssh.config import (
+    CONFIG_VARIABLE,
+    SshOptions,
+    get_destination,
+    group_names_by_host,
+    resolve_options,
+)
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
@@ -131,7 +137,7 @@ def _refuse_two_names(spec: ClusterSpec) -> None:
 
     def options_of(host: HostSpec) -> SshOptions | None:
         try:
-            return resolve(host.name, destination_of(host), config_file=file)
+            return resolve_options(host.name, get_destination(host), config_file=file)
         except NodeError:
             return None
 
@@ -141,7 +147,7 @@ def _refuse_two_names(spec: ClusterSpec) -> None:
     with ThreadPoolExecutor(spec.ssh.parallel) as pool:
         found = zip(hosts, pool.map(options_of, hosts), strict=True)
         options = {host.name: one for host, one in found if one is not None}
-    doubles = names_of_one_host(options)
+    doubles = group_names_by_host(options)
     if doubles:
         text = f"hosts: {' and '.join(f'`{name}`' for name in doubles[0])} are one machine for ssh"
         address = f"{options[doubles[0][0]].address} is the address of each; leave one of them out"

@@ -74,7 +74,7 @@ def command(
     sys.stdout.flush()
     pairs = zip(addresses, forwards, strict=True)
     words = [f"{_join(*address)}:{_join(forward.remote_host, forward.remote_port)}" for address, forward in pairs]
-    become_program(OpenSshTransport(target.spec.ssh, PreDialer()).forward_argv(target.host, words))
+    become_program(OpenSshTransport(target.spec.ssh, PreDialer()).build_forward_argv(target.host, words))
 
 
 def _join(address: str, port: int) -> str:

@@ -25,7 +25,7 @@ from clusterctl.run.nodes.fan_out import raise_first
 from clusterctl.run.record import state_reader
 from clusterctl.session.requests import SHELL_SCRIPT
 from clusterctl.suggestion import similar
-from clusterctl.transport.local import terminal_argv
+from clusterctl.transport.local import build_terminal_argv
 from clusterctl.transport.openssh import OpenSshTransport
 from clusterctl.transport.ssh.predial import PreDialer
 
@@ -62,10 +62,10 @@ def command(
 
 def _terminal_argv(ssh: SshSpec, host: HostSpec, script: str) -> list[str]:
     if isinstance(host.transport, tuple):
-        return terminal_argv(host, script)
+        return build_terminal_argv(host, script)
     if host.transport is TransportKind.LOCAL:
         return ["/bin/sh", script]
-    return OpenSshTransport(ssh, PreDialer()).terminal_argv(host, f"sh {shlex.quote(script)}")
+    return OpenSshTransport(ssh, PreDialer()).build_terminal_argv(host, f"sh {shlex.quote(script)}")
 
 
 def become_program(argv: Sequence[str]) -> NoReturn:

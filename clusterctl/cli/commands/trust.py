@@ -17,10 +17,9 @@ from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import AuthError, ExitCode, NodeError, NodesError, RefusedError
 from clusterctl.formatting import plural
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.ssh.host_keys import explain_untrusted_key
+from clusterctl.transport.ssh.host_keys import add_to_known_hosts, explain_untrusted_key, fetch_keys
 from clusterctl.transport.ssh.predial import PreDialer
 from clusterctl.transport.ssh.ssh import SshTransport
-from clusterctl.transport.ssh.host_keys import add_to_known_hosts, fetch_keys
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console

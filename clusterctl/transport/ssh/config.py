@@ -92,7 +92,7 @@ class SshOptions:
     algorithms: tuple[tuple[str, str], ...] = ()
     others: tuple[tuple[str, str], ...] = ()
 
-    def other(self, key: str) -> str | None:
+    def get_other(self, key: str) -> str | None:
         """Return the value of an option that only `ssh` supports; `None` if it is not set."""
         value = dict(self.others).get(key)
         return None if value in (None, "none", "no", "false") else value
@@ -123,7 +123,7 @@ class Destination:
     proxy_jump: str | None = None
 
 
-def names_of_one_host(options: Mapping[str, SshOptions]) -> list[list[str]]:
+def group_names_by_host(options: Mapping[str, SshOptions]) -> list[list[str]]:
     """Return groups of names that ssh_config maps to one address and port by the same jump hosts."""
     places: dict[tuple[object, ...], list[str]] = {}
     for name, one in options.items():
@@ -143,7 +143,7 @@ def parse_hop(text: str, proxy_jump: str | None = None) -> Destination:
     return Destination(host=host, user=user or None, port=port, proxy_jump=proxy_jump)
 
 
-def last_hop(node: str, options: SshOptions, chains: tuple[str, ...]) -> tuple[str, Destination]:
+def split_last_hop(node: str, options: SshOptions, chains: tuple[str, ...]) -> tuple[str, Destination]:
     """Return the chain of jump hosts to a host, and the last of them.
 
     Args:
@@ -162,7 +162,7 @@ def last_hop(node: str, options: SshOptions, chains: tuple[str, ...]) -> tuple[s
     return chain, parse_hop(last, proxy_jump=",".join(before) or None)
 
 
-def arguments(destination: Destination, config_file: str | None) -> list[str]:
+def build_ssh_arguments(destination: Destination, config_file: str | None) -> list[str]:
     """Return the arguments of `ssh` that print the options for `destination`."""
     options = ["-G"]
     options += ["-F", config_file] if config_file else []
@@ -181,7 +181,7 @@ def _format_hop(text: str) -> str:
     return f"{user}{at}[{place}]" if place.count(":") > 1 and not set(place) & set("[/") else text.strip()
 
 
-def resolve(node: str, destination: Destination, *, config_file: str | None = None) -> SshOptions:
+def resolve_options(node: str, destination: Destination, *, config_file: str | None = None) -> SshOptions:
     """Ask `ssh` how it would reach `destination`; without `ssh`, use the defaults of OpenSSH.
 
     Raises:
@@ -191,7 +191,7 @@ def resolve(node: str, destination: Destination, *, config_file: str | None = No
     program = _program()
     if program is None:
         return _defaults(node, destination)
-    command = [program, *arguments(destination, config_file)]
+    command = [program, *build_ssh_arguments(destination, config_file)]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RESOLVE_TIMEOUT_S, check=False
@@ -203,7 +203,7 @@ def resolve(node: str, destination: Destination, *, config_file: str | None = No
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
         hint = f"`ssh -G {destination.host}` shows the same; mend ~/.ssh/config"
         raise ConnectError(node, f"ssh cannot read its configuration: {lines[-1]}", hint=hint)
-    return parse(node, done.stdout.decode("utf-8", "surrogateescape"), destination)
+    return parse_options(node, done.stdout.decode("utf-8", "surrogateescape"), destination)
 
 
 def _check_asked(node: str, destination: Destination) -> None:
@@ -223,7 +223,7 @@ def _check(node: str, what: str, is_one: Callable[[str], bool], text: str | None
         raise ConnectError(node, f"`{repr(text[:60])[1:-1]}` is not {what}", hint=hint)
 
 
-def destination_of(host: HostSpec) -> Destination:
+def get_destination(host: HostSpec) -> Destination:
     """Return the destination that the cluster file describes."""
     return Destination(
         host=host.host,
@@ -243,7 +243,7 @@ def _values(text: str) -> dict[str, list[str]]:
     return values
 
 
-def parse(node: str, text: str, destination: Destination) -> SshOptions:
+def parse_options(node: str, text: str, destination: Destination) -> SshOptions:
     """Return the options in `text`, the output of `ssh -G`.
 
     Raises:
@@ -303,7 +303,7 @@ def _defaults(node: str, destination: Destination) -> SshOptions:
     lines += ["userknownhostsfile " + " ".join(f"{home}/.ssh/{name}" for name in _DEFAULT_KNOWN_HOSTS)]
     lines += ["globalknownhostsfile /etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"]
     lines += [f"proxyjump {destination.proxy_jump}"] if destination.proxy_jump else []
-    return parse(node, "\n".join(lines), destination)
+    return parse_options(node, "\n".join(lines), destination)
 
 
 @functools.cache

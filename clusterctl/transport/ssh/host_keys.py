@@ -68,10 +68,10 @@ class HostKeys:
         self._lock = threading.Lock()
         self._files: dict[str, tuple[_Version, list[known_hosts.Entry]]] = {}
 
-    def algorithms(self, options: SshOptions, supported: Sequence[str]) -> tuple[str, ...]:
+    def order_algorithms(self, options: SshOptions, supported: Sequence[str]) -> tuple[str, ...]:
         """Return `supported` in an order of preference that makes a server present a known key."""
         entries = [*self._of_user(options), *self._of_file()]
-        return known_hosts.preferred_algorithms(entries, options.known_name, supported)
+        return known_hosts.order_algorithms(entries, options.known_name, supported)
 
     def inspect(self, node: str, destination: Destination, options: SshOptions, key: HostKey) -> PresentedKey:
         """Return the judgement of the files about `key`; change nothing.
@@ -219,13 +219,13 @@ class UntrustedKeyError(HostKeyError):
 
     def __init__(self, shown: PresentedKey, message: str, *, hint: str) -> None:
         super().__init__(shown.nodes[0], message, hint=hint)
-        self.shown = shown
+        self.presented = shown
 
 
 class KeySource(Protocol):
     """Fetches the key of a host; implemented by the SSH transport."""
 
-    def host_key(self, host: HostSpec) -> PresentedKey:
+    def fetch_host_key(self, host: HostSpec) -> PresentedKey:
         """Return the key that `host` presents."""
 
 
@@ -249,9 +249,9 @@ def fetch_keys(
 
 def _fetch_key(source: KeySource, host: HostSpec) -> PresentedKey | NodeError:
     try:
-        return source.host_key(host)
+        return source.fetch_host_key(host)
     except UntrustedKeyError as error:
-        return replace(error.shown, nodes=(host.name,))
+        return replace(error.presented, nodes=(host.name,))
     except NodeError as error:
         return error
 

@@ -132,7 +132,7 @@ def judge_host_key(entries: Sequence[Entry], name: str, key: HostKey) -> HostKey
     )
 
 
-def preferred_algorithms(entries: Sequence[Entry], name: str, all_algorithms: Sequence[str]) -> tuple[str, ...]:
+def order_algorithms(entries: Sequence[Entry], name: str, all_algorithms: Sequence[str]) -> tuple[str, ...]:
     """Return `all_algorithms` with the types of known keys of `name` first, so that a server presents a known key."""
     types = {entry.key.type for entry in entries if not entry.marker and entry.matches(name)}
     filed = {a for a in all_algorithms if a in types or (a in _RSA_SIGNATURES and "ssh-rsa" in types)}

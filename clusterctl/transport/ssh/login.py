@@ -64,7 +64,7 @@ class Keys:
         with self._lock:
             return self._agents.setdefault(path, keys.SshAgent(path))
 
-    def of_file(self, offer: keys.Offer) -> paramiko.PKey | str:
+    def load_key(self, offer: keys.Offer) -> paramiko.PKey | str:
         """Return the private key of an offer, as it is on disk now, or why it is unusable."""
         with self._lock:
             version = _version(offer.path or "")
@@ -196,7 +196,7 @@ class _Login:
         return False
 
     def _by_file(self, offer: keys.Offer) -> bool:
-        key = self._keys.of_file(offer)
+        key = self._keys.load_key(offer)
         if isinstance(key, str):
             self.tried.unusable[offer.path or ""] = key
             return False
@@ -205,7 +205,7 @@ class _Login:
     def _note_of(self, offer: keys.Offer) -> str | None:
         if self._forwarded:
             return keys.FORWARDED_ONLY
-        alone = offer.path is not None and not isinstance(self._keys.of_file(keys.Offer(path=offer.path)), str)
+        alone = offer.path is not None and not isinstance(self._keys.load_key(keys.Offer(path=offer.path)), str)
         return None if alone else keys.AGENT_ONLY
 
     def offer(self, key: paramiko.PKey | None, name: str) -> bool:

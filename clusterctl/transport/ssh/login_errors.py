@@ -203,7 +203,7 @@ class NoCommonAlgorithmError(ConnectError):
     """Client and server have no common algorithm."""
 
 
-def why_openssh(error: NodeError, options: SshOptions, *, answers: bool, shared: bool) -> str | None:
+def find_reason_for_openssh(error: NodeError, options: SshOptions, *, answers: bool, shared: bool) -> str | None:
     """Return why the built-in client cannot reach a host that `ssh` may reach; `None` if `ssh` could do no more.
 
     Args:
@@ -215,22 +215,22 @@ def why_openssh(error: NodeError, options: SshOptions, *, answers: bool, shared:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, UntrustedKeyError):
-            return _why_for_host_key(cause.shown.verdict, options)
+            return _why_for_host_key(cause.presented.verdict, options)
         if isinstance(cause, LoginRefusedError):
             return _why_for_login(cause.tried, options, answers=answers, shared=shared)
         if isinstance(cause, NoCommonAlgorithmError):
             return "speak an algorithm that the server asks for"
         cause = cause.__cause__
-    way = next((key for key in ("bindinterface", "proxyusefdpass") if options.other(key)), None)
+    way = next((key for key in ("bindinterface", "proxyusefdpass") if options.get_other(key)), None)
     return "follow `BindInterface` or `ProxyUseFdpass` of ssh_config" if way else None
 
 
 def _why_for_host_key(verdict: HostKeyVerdict, options: SshOptions) -> str | None:
     if verdict is HostKeyVerdict.AUTHORITY:
         return "check a host certificate (@cert-authority)"
-    if verdict is HostKeyVerdict.UNKNOWN and options.other("knownhostscommand"):
+    if verdict is HostKeyVerdict.UNKNOWN and options.get_other("knownhostscommand"):
         return "ask the `KnownHostsCommand` of ssh_config"
-    if verdict is HostKeyVerdict.UNKNOWN and options.other("verifyhostkeydns"):
+    if verdict is HostKeyVerdict.UNKNOWN and options.get_other("verifyhostkeydns"):
         return "look host keys up in the DNS (`VerifyHostKeyDNS`)"
     return None
 
@@ -241,11 +241,11 @@ def _why_for_login(tried: LoginAttempt, options: SshOptions, *, answers: bool, s
         return "share the connection that is open already (ControlPath)"
     if any(reason != ENCRYPTED for reason in tried.unusable.values()):
         return "use a key of this type"
-    if options.other("pkcs11provider"):
+    if options.get_other("pkcs11provider"):
         return "use keys of a smart card (PKCS11Provider)"
-    if "gssapi-with-mic" in offered and options.other("gssapiauthentication"):
+    if "gssapi-with-mic" in offered and options.get_other("gssapiauthentication"):
         return "log in by GSSAPI (Kerberos)"
-    if "hostbased" in offered and options.other("hostbasedauthentication"):
+    if "hostbased" in offered and options.get_other("hostbasedauthentication"):
         return "log in by the key of this machine (HostbasedAuthentication)"
     if answers and (offered & set(_INTERACTIVE_METHODS) or tried.unusable):
         return "answer questions (SSH_ASKPASS does)"

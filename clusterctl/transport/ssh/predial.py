@@ -11,7 +11,7 @@ import time
 
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import NodeError
-from clusterctl.transport.ssh.config import CONFIG_VARIABLE, Destination, SshOptions, destination_of, resolve
+from clusterctl.transport.ssh.config import CONFIG_VARIABLE, Destination, SshOptions, get_destination, resolve_options
 from clusterctl.transport.ssh.stream import BufferedStream, open_stream
 
 
@@ -37,9 +37,9 @@ class PreDialer:
             timeout: Time limit of the connection in seconds.
         """
         deadline = time.monotonic() + timeout
-        destination = destination_of(host)
+        destination = get_destination(host)
         try:
-            options = resolve(host.name, destination, config_file=self.config_file)
+            options = resolve_options(host.name, destination, config_file=self.config_file)
         except NodeError as error:
             self._options[host.name, destination] = error
             return
@@ -58,7 +58,7 @@ class PreDialer:
         if isinstance(found, BufferedStream):
             found.close()
 
-    def resolve(self, node: str, destination: Destination) -> SshOptions:
+    def resolve_options(self, node: str, destination: Destination) -> SshOptions:
         """Return the ssh_config of `destination`.
 
         Raises:
@@ -67,18 +67,18 @@ class PreDialer:
         options = self._options.pop((node, destination), None)
         if isinstance(options, NodeError):
             raise options
-        return options or resolve(node, destination, config_file=self.config_file)
+        return options or resolve_options(node, destination, config_file=self.config_file)
 
-    def own_known_hosts(self, node: str, destination: Destination) -> tuple[str, ...]:
+    def list_own_known_hosts(self, node: str, destination: Destination) -> tuple[str, ...]:
         """Return the known-hosts files that ssh_config names for a host, whatever the cluster file says.
 
         Raises:
             ConnectError: ssh_config is invalid.
         """
         alone = Destination(host=destination.host)
-        return resolve(node, alone, config_file=self.config_file).user_known_hosts
+        return resolve_options(node, alone, config_file=self.config_file).user_known_hosts
 
-    def wire(self, node: str, options: SshOptions, deadline: float) -> BufferedStream:
+    def open_wire(self, node: str, options: SshOptions, deadline: float) -> BufferedStream:
         """Return a stream to the SSH port in `options` (see `open_stream`)."""
         with self._lock:
             held = self._wires.pop((node, options), None)

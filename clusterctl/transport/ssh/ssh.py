@@ -23,7 +23,7 @@ import paramiko
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, HostKeyError, NodeError
 from clusterctl.transport.base import EXEC_COMMAND, SEND_DEADLINE_FACTOR, STDERR_TAIL_BYTES, Progress, ignore_progress
-from clusterctl.transport.ssh.config import Destination, SshOptions, destination_of, filter_algorithms, last_hop
+from clusterctl.transport.ssh.config import Destination, SshOptions, filter_algorithms, get_destination, split_last_hop
 from clusterctl.transport.ssh.host_keys import HostKeys, PresentedKey, UntrustedKeyError
 from clusterctl.transport.ssh.known_hosts import HostKey
 from clusterctl.transport.ssh.login import Keys, log_in
@@ -206,13 +206,13 @@ class SshTransport:
     Args:
         spec: The `ssh` section of the cluster file: time limit, policy and known-hosts files.
         config_file: Replaces the user's ssh_config; default: the variable `CLUSTERCTL_SSH_CONFIG`.
-        approach: Holds hosts that are already resolved and dialed.
+        predialer: Holds hosts that are already resolved and dialed.
     """
 
-    def __init__(self, spec: SshSpec, *, config_file: str | None = None, approach: PreDialer | None = None) -> None:
+    def __init__(self, spec: SshSpec, *, config_file: str | None = None, predialer: PreDialer | None = None) -> None:
         self._spec = spec
-        self._approach = approach or PreDialer(config_file)
-        self._host_keys = HostKeys(spec, self._approach.own_known_hosts)
+        self._predialer = predialer or PreDialer(config_file)
+        self._host_keys = HostKeys(spec, self._predialer.list_own_known_hosts)
         self._jumps = ConnectionPool()
         self._keys = Keys()
 
@@ -220,7 +220,7 @@ class SshTransport:
         """Connect, log in and run `/bin/sh` on `host` (see `Transport.open`)."""
         progress("connecting")
         deadline = time.monotonic() + self._spec.connect_timeout
-        link = self._connect(host.name, destination_of(host), deadline, progress=progress)
+        link = self._connect(host.name, get_destination(host), deadline, progress=progress)
         with Watchdog(link.wire, deadline) as watchdog:
             try:
                 channel = link.transport.open_session(_WINDOW, _PACKET, timeout=self._spec.connect_timeout)
@@ -232,15 +232,15 @@ class SshTransport:
                 raise _shell_error(host.name, error, expired=watchdog.expired) from error
         return SshChannel(link, channel)
 
-    def host_key(self, host: HostSpec) -> PresentedKey:
+    def fetch_host_key(self, host: HostSpec) -> PresentedKey:
         """Return the key that `host` presents, without a login on it (its jump hosts must be trusted already).
 
         Raises:
             NodeError: The host cannot be reached.
         """
         deadline = time.monotonic() + self._spec.connect_timeout
-        destination = destination_of(host)
-        options = self._approach.resolve(host.name, destination)
+        destination = get_destination(host)
+        options = self._predialer.resolve_options(host.name, destination)
         link = self._secure_with_retries(host.name, options, deadline, ())
         key = _shown_key(link)
         link.close()
@@ -248,7 +248,7 @@ class SshTransport:
 
     def close(self) -> None:
         """Close the connections to jump hosts."""
-        self._approach.close()
+        self._predialer.close()
         self._jumps.close()
 
     def _connect(
@@ -261,7 +261,7 @@ class SshTransport:
         progress: Progress = ignore_progress,
     ) -> _Link:
         """Secure a connection and log in. `path` names the jump hosts whose connections wait for this one."""
-        options = self._approach.resolve(node, destination)
+        options = self._predialer.resolve_options(node, destination)
         link = self._secure_with_retries(node, options, deadline, path)
         try:
             warning = self._host_keys.check(node, destination, options, _shown_key(link))
@@ -290,7 +290,7 @@ class SshTransport:
 
     def _secure(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> _Link:
         chosen = {option: filter_algorithms(node, options, option, offered) for option, offered in _OFFERED.items()}
-        chosen["HostKeyAlgorithms"] = self._host_keys.algorithms(options, chosen["HostKeyAlgorithms"])
+        chosen["HostKeyAlgorithms"] = self._host_keys.order_algorithms(options, chosen["HostKeyAlgorithms"])
         wire = self._wire(node, options, deadline, path)
         with Watchdog(wire, deadline) as watchdog:
             try:
@@ -315,8 +315,8 @@ class SshTransport:
 
     def _wire(self, node: str, options: SshOptions, deadline: float, path: tuple[str, ...]) -> BufferedStream:
         if not options.proxy_jump:
-            return self._approach.wire(node, options, deadline)
-        name, hop = last_hop(node, options, path)
+            return self._predialer.open_wire(node, options, deadline)
+        name, hop = split_last_hop(node, options, path)
         last, inner = options.proxy_jump[-1], (*path, name)
         try:
             link = self._jumps.get(name, lambda: self._connect(last, hop, deadline, path=inner), deadline)

@@ -114,7 +114,7 @@ def _connect(node: str, options: SshOptions, deadline: float) -> socket.socket:
             return _open(node, family, address, timeout, options.bind_address)
         except OSError as error:
             if is_last:
-                raise connect_error(node, error, options.port) from error
+                raise make_connect_error(node, error, options.port) from error
         except ConnectError:
             if is_last:
                 raise
@@ -176,7 +176,7 @@ def _resolve_addresses(node: str, options: SshOptions, deadline: float) -> list[
     return [(family, address) for family, _, _, _, address in answer]
 
 
-def connect_error(node: str, error: OSError, port: int) -> ConnectError:
+def make_connect_error(node: str, error: OSError, port: int) -> ConnectError:
     """Return the error for a failed connection, with the remedy."""
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         return ConnectError(node, f"no answer on port {port}", hint="is the machine up, and does a firewall drop SSH?")

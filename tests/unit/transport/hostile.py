@@ -42,7 +42,7 @@ class HostileServer:
 
     def __init__(self, key: paramiko.PKey | None = None) -> None:
         self.key = key or paramiko.ECDSAKey.generate()
-        self.host_key = HostKey(self.key.get_name(), self.key.asbytes())
+        self.fetch_host_key = HostKey(self.key.get_name(), self.key.asbytes())
         self.seen: list[tuple[str, str]] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]

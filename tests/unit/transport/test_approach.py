@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError
-from clusterctl.transport.ssh.config import destination_of
+from clusterctl.transport.ssh.config import get_destination
 from clusterctl.transport.ssh.predial import PreDialer
 
 DEADLINE = 10.0
@@ -24,7 +24,7 @@ def server() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def approach(tmp_path: Path) -> Iterator[PreDialer]:
+def predialer(tmp_path: Path) -> Iterator[PreDialer]:
     (tmp_path / "config").write_text("")
     with closing(PreDialer(str(tmp_path / "config"))) as made:
         yield made
@@ -42,26 +42,31 @@ def closed_port() -> int:
 def test_an_answer_that_was_asked_for_ahead_is_used_once_and_then_asked_for_anew(tmp_path: Path) -> None:
     config, host = tmp_path / "config", HostSpec(name="gpu1", host="gpu1")
     config.write_text("Host gpu1\n  Port 2201\n  ProxyJump gate\n")
-    with closing(PreDialer(str(config))) as approach:
-        approach.prefetch(host, DEADLINE)
+    with closing(PreDialer(str(config))) as predialer:
+        predialer.prefetch(host, DEADLINE)
         config.write_text("Host gpu1\n  Port 2202\n")
-        assert [approach.resolve("gpu1", destination_of(host)).port for _ in range(2)] == [2201, 2202]
+        assert [predialer.resolve_options("gpu1", get_destination(host)).port for _ in range(2)] == [2201, 2202]
 
 
-def test_a_connection_that_was_made_ahead_is_the_first_that_is_used(approach: PreDialer, server: socket.socket) -> None:
+def test_a_connection_that_was_made_ahead_is_the_first_that_is_used(
+    predialer: PreDialer, server: socket.socket
+) -> None:
     host = host_at(server.getsockname()[1])
-    approach.prefetch(host, DEADLINE)
+    predialer.prefetch(host, DEADLINE)
     peer, _ = server.accept()
-    with peer, closing(approach.wire("gpu1", approach.resolve("gpu1", destination_of(host)), 0.0)) as wire:
+    with (
+        peer,
+        closing(predialer.open_wire("gpu1", predialer.resolve_options("gpu1", get_destination(host)), 0.0)) as wire,
+    ):
         peer.sendall(b"SSH-2.0-")
         assert wire.recv(8) == b"SSH-2.0-"
 
 
-def test_a_second_connection_is_a_new_one(approach: PreDialer, server: socket.socket) -> None:
+def test_a_second_connection_is_a_new_one(predialer: PreDialer, server: socket.socket) -> None:
     host = host_at(server.getsockname()[1])
-    approach.prefetch(host, DEADLINE)
-    options = approach.resolve("gpu1", destination_of(host))
-    wires = [approach.wire("gpu1", options, time.monotonic() + DEADLINE) for _ in range(2)]
+    predialer.prefetch(host, DEADLINE)
+    options = predialer.resolve_options("gpu1", get_destination(host))
+    wires = [predialer.open_wire("gpu1", options, time.monotonic() + DEADLINE) for _ in range(2)]
     peers = [server.accept()[0] for _ in wires]
     assert len({peer.getpeername() for peer in peers}) == 2
     for wire, peer in zip(wires, peers, strict=True):
@@ -69,25 +74,25 @@ def test_a_second_connection_is_a_new_one(approach: PreDialer, server: socket.so
         peer.close()
 
 
-def test_a_connection_that_nobody_asked_for_is_closed_at_the_end(approach: PreDialer, server: socket.socket) -> None:
-    approach.prefetch(host_at(server.getsockname()[1]), DEADLINE)
+def test_a_connection_that_nobody_asked_for_is_closed_at_the_end(predialer: PreDialer, server: socket.socket) -> None:
+    predialer.prefetch(host_at(server.getsockname()[1]), DEADLINE)
     peer, _ = server.accept()
     peer.settimeout(DEADLINE)
-    approach.close()
+    predialer.close()
     with peer:
         assert peer.recv(1) == b""
 
 
-def test_a_name_that_cannot_be_one_is_refused_when_it_is_needed(approach: PreDialer) -> None:
+def test_a_name_that_cannot_be_one_is_refused_when_it_is_needed(predialer: PreDialer) -> None:
     host = HostSpec(name="bad", host="-oProxyCommand=touch")
-    approach.prefetch(host, DEADLINE)
+    predialer.prefetch(host, DEADLINE)
     with pytest.raises(ConnectError, match="is not a host name"):
-        approach.resolve("bad", destination_of(host))
+        predialer.resolve_options("bad", get_destination(host))
 
 
-def test_a_refused_connection_is_told_of_when_it_is_needed_and_not_tried_twice(approach: PreDialer) -> None:
+def test_a_refused_connection_is_told_of_when_it_is_needed_and_not_tried_twice(predialer: PreDialer) -> None:
     host = host_at(closed_port())
-    approach.prefetch(host, DEADLINE)
-    options = approach.resolve("gpu1", destination_of(host))
+    predialer.prefetch(host, DEADLINE)
+    options = predialer.resolve_options("gpu1", get_destination(host))
     with pytest.raises(ConnectError, match="connection refused"):
-        approach.wire("gpu1", options, 0.0)
+        predialer.open_wire("gpu1", options, 0.0)

@@ -11,8 +11,8 @@ from clusterctl.transport.ssh.predial import PreDialer
 
 
 def test_every_session_that_met_a_restricted_shell_goes_by_ssh_whoever_met_it_first() -> None:
-    approach = PreDialer()
-    either = FallbackTransport(LocalTransport(), OpenSshTransport(SshSpec(), approach), approach)
+    predialer = PreDialer()
+    either = FallbackTransport(LocalTransport(), OpenSshTransport(SshSpec(), predialer), predialer)
     host = HostSpec(name="n1", host="n1")
     error = AgentError("n1", "the connection broke; it said: 'rbash: /bin/sh: restricted'")
     assert [either.switch_to_openssh(host, error), either.switch_to_openssh(host, error)] == [True, True]

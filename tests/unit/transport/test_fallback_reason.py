@@ -13,7 +13,7 @@ from clusterctl.transport.ssh.login_errors import (
     LoginAttempt,
     NoCommonAlgorithmError,
     explain_login_failure,
-    why_openssh,
+    find_reason_for_openssh,
 )
 from clusterctl.transport.ssh.login_errors import explain_ssh_log as failure_of_ssh
 
@@ -66,7 +66,7 @@ KEYS = ("publickey",)
 )
 def test_ssh_is_tried_where_it_could_do_more(error: NodeError, options: dict[str, str], reason: str | None) -> None:
     asked = SshOptions(hostname="n", port=22, user="u", others=tuple(options.items()))
-    found = why_openssh(error, asked, answers=False, shared=False)
+    found = find_reason_for_openssh(error, asked, answers=False, shared=False)
     assert (found is None) == (reason is None)
     assert (reason or "") in (found or "")
 
@@ -74,8 +74,8 @@ def test_ssh_is_tried_where_it_could_do_more(error: NodeError, options: dict[str
 def test_who_answers_questions_or_shares_a_connection_makes_a_difference() -> None:
     options = SshOptions(hostname="n", port=22, user="u")
     error = refused(methods=("keyboard-interactive",))
-    assert "answer questions" in (why_openssh(error, options, answers=True, shared=False) or "")
-    assert "share the connection" in (why_openssh(error, options, answers=False, shared=True) or "")
+    assert "answer questions" in (find_reason_for_openssh(error, options, answers=True, shared=False) or "")
+    assert "share the connection" in (find_reason_for_openssh(error, options, answers=False, shared=True) or "")
 
 
 LOGIN = """OpenSSH_9.2p1 Debian

@@ -49,9 +49,9 @@ def check(tmp_path: Path) -> Check:
     ) -> str | None:
         path = tmp_path / "ssh_config"
         path.write_text(f"{config}\nUserKnownHostsFile {files if files.startswith('/') else tmp_path / files}\n")
-        approach = PreDialer(str(path))
-        keys = HostKeys(SshSpec(**spec), approach.own_known_hosts)  # type: ignore[arg-type]
-        return keys.check("n", destination, approach.resolve("n", destination), key)
+        predialer = PreDialer(str(path))
+        keys = HostKeys(SshSpec(**spec), predialer.list_own_known_hosts)  # type: ignore[arg-type]
+        return keys.check("n", destination, predialer.resolve_options("n", destination), key)
 
     return make
 
@@ -101,7 +101,7 @@ def test_known_hosts_of_a_file_are_read_beside_the_users_own_and_never_written(c
     assert check("StrictHostKeyChecking yes", known_hosts=(str(of_file),)) is None
     with pytest.raises(UntrustedKeyError) as changed:
         check("StrictHostKeyChecking accept-new", OTHER, known_hosts=(str(of_file),))
-    assert changed.value.shown.verdict is HostKeyVerdict.CHANGED
+    assert changed.value.presented.verdict is HostKeyVerdict.CHANGED
     elsewhere = Destination(host="gpu02")
     assert check("StrictHostKeyChecking accept-new", destination=elsewhere, known_hosts=(str(of_file),)) is None
     assert of_file.read_text() == before
@@ -139,7 +139,7 @@ def test_a_revoked_key_is_refused_however_well_it_is_known(check: Check, tmp_pat
         revoked.write_text((tmp_path / "key.pub").read_text())
     with pytest.raises(UntrustedKeyError, match=f"is revoked by {revoked}") as caught:
         check(f"RevokedHostKeys {revoked}")
-    assert caught.value.shown.verdict is HostKeyVerdict.REVOKED
+    assert caught.value.presented.verdict is HostKeyVerdict.REVOKED
     assert check(f"RevokedHostKeys {revoked}", OTHER) is None
 
 
@@ -238,7 +238,7 @@ def test_an_algorithm_that_ssh_config_leaves_out_is_not_used(
 ) -> None:
     host = HostSpec(name="n", host="127.0.0.1", port=server.port)
     with pytest.raises(NodeError, match=words):
-        transport(f"{option} {value}\nUserKnownHostsFile {tmp_path}/known").host_key(host)
+        transport(f"{option} {value}\nUserKnownHostsFile {tmp_path}/known").fetch_host_key(host)
 
 
 def test_lists_of_algorithms_that_leave_something_are_kept_to(
@@ -247,6 +247,6 @@ def test_lists_of_algorithms_that_leave_something_are_kept_to(
     lists = "Ciphers aes256-ctr\nMACs hmac-sha2-512\nKexAlgorithms curve25519-sha256\nHostKeyAlgorithms ecdsa-sha2-*\n"
     host = HostSpec(name="n", host="127.0.0.1", port=server.port)
     before = len(server.seen)
-    assert transport(f"{lists}UserKnownHostsFile {tmp_path}/known").host_key(host).key == server.host_key
+    assert transport(f"{lists}UserKnownHostsFile {tmp_path}/known").fetch_host_key(host).key == server.fetch_host_key
     # Threads of the server may still be at work on connections of other tests.
     wait_for(lambda: ("aes256-ctr", "hmac-sha2-512") in server.seen[before:], what="a connection with just these")

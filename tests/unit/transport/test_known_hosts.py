@@ -19,8 +19,8 @@ from clusterctl.transport.ssh.known_hosts import (
     hash_name,
     judge_host_key,
     load_known_hosts,
+    order_algorithms,
     parse_known_hosts,
-    preferred_algorithms,
 )
 from tests.lab.waiting import wait_for
 
@@ -123,15 +123,15 @@ def test_a_hidden_name_of_openssh_is_found() -> None:
 def test_a_server_is_asked_for_the_types_that_are_filed() -> None:
     supported = ("ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512", "rsa-sha2-256")
     entries = parse_known_hosts(line("gpu1", RSA) + line("gpu2", ED))
-    assert preferred_algorithms(entries, "gpu1", supported) == (
+    assert order_algorithms(entries, "gpu1", supported) == (
         "rsa-sha2-512",
         "rsa-sha2-256",
         "ssh-ed25519",
         "ecdsa-sha2-nistp256",
     )
-    assert preferred_algorithms(entries, "gpu3", supported) == supported
-    assert preferred_algorithms(entries, "gpu2", supported[::-1]) == ("ssh-ed25519", *supported[:0:-1])
-    assert preferred_algorithms(parse_known_hosts(line("gpu1", RSA, "@revoked")), "gpu1", supported) == supported
+    assert order_algorithms(entries, "gpu3", supported) == supported
+    assert order_algorithms(entries, "gpu2", supported[::-1]) == ("ssh-ed25519", *supported[:0:-1])
+    assert order_algorithms(parse_known_hosts(line("gpu1", RSA, "@revoked")), "gpu1", supported) == supported
 
 
 def test_the_fingerprint_is_the_one_that_ssh_shows() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.cli.main import run
 from clusterctl.errors import ConnectError, ExitCode
-from clusterctl.transport.ssh.config import Destination, parse, resolve
+from clusterctl.transport.ssh.config import Destination, parse_options, resolve_options
 from clusterctl.transport.ssh.stream import open_stream
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def test_no_command_hands_a_value_of_the_file_to_a_shell(
 def test_nor_is_one_that_came_past_the_file(place: Path, key: str, payload: str) -> None:
     hostile = Destination(**{"host": "gpu01", key: PAYLOADS[payload]})
     with pytest.raises(ConnectError, match="` is not an? "):
-        open_stream("n", resolve("n", hostile, config_file=os.environ["CLUSTERCTL_SSH_CONFIG"]), 0.0)
+        open_stream("n", resolve_options("n", hostile, config_file=os.environ["CLUSTERCTL_SSH_CONFIG"]), 0.0)
     assert not (place / "pwned").exists()
 
 
@@ -106,7 +106,7 @@ def test_nor_is_one_that_came_past_the_file(place: Path, key: str, payload: str)
 def test_what_ssh_says_is_looked_at_again_before_a_command_is_made_of_it(key: str) -> None:
     said = {"hostname": "gpu01", "user": "bob", "proxycommand": "nc %h %p", key: "a;b"}
     with pytest.raises(ConnectError, match="`a;b` is not an? "):
-        parse("n", "".join(f"{name} {value}\n" for name, value in said.items()), Destination(host="gpu01"))
+        parse_options("n", "".join(f"{name} {value}\n" for name, value in said.items()), Destination(host="gpu01"))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,9 @@ def test_what_ssh_says_is_looked_at_again_before_a_command_is_made_of_it(key: st
     [("10.0.0.9", "10.0.0.9"), ("fd00::9", "fd00::9"), ("fe80::9%eth0", "fe80::9%eth0"), ("gpu_1.lan", "gpu_1.lan")],
 )
 def test_an_address_of_any_kind_reaches_ssh_as_it_is(place: Path, address: str, hostname: str) -> None:
-    found = resolve("n", Destination(host="gpu01", address=address), config_file=os.environ["CLUSTERCTL_SSH_CONFIG"])
+    found = resolve_options(
+        "n", Destination(host="gpu01", address=address), config_file=os.environ["CLUSTERCTL_SSH_CONFIG"]
+    )
     assert (found.hostname, found.proxy_command) == (hostname, f'sh -c "exit 1" {hostname} gpu01 {found.user} gpu01')
 
 

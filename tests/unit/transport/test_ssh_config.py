@@ -16,11 +16,11 @@ from clusterctl.transport.ssh.config import (
     CONFIG_VARIABLE,
     Destination,
     SshOptions,
-    arguments,
-    names_of_one_host,
-    parse,
+    build_ssh_arguments,
+    group_names_by_host,
     parse_hop,
-    resolve,
+    parse_options,
+    resolve_options,
 )
 
 
@@ -60,7 +60,7 @@ def test_every_option_of_use_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_MODE", "A1", "A2", "A22", "C"):
         monkeypatch.setenv(name, "sent")
     user = pwd.getpwuid(os.getuid()).pw_name
-    assert parse("n", PRINTED, Destination(host="gpu1")) == SshOptions(
+    assert parse_options("n", PRINTED, Destination(host="gpu1")) == SshOptions(
         hostname="10.0.0.1",
         port=2222,
         user="bob",
@@ -111,12 +111,12 @@ def test_a_hop_is_read_in_all_its_spellings(text: str, hop: Destination) -> None
 
 
 def test_hops_are_in_the_order_of_the_config() -> None:
-    assert parse("n", "hostname h\nproxyjump a@b:33, c", Destination(host="h")).proxy_jump == ("a@b:33", "c")
+    assert parse_options("n", "hostname h\nproxyjump a@b:33, c", Destination(host="h")).proxy_jump == ("a@b:33", "c")
 
 
 def test_the_cluster_file_overrides_the_config_through_ssh_itself() -> None:
     wanted = Destination(host="h", address="1.2.3.4", user="u", port=23, identity_file="/k", proxy_jump="j")
-    assert arguments(wanted, "/f") == [
+    assert build_ssh_arguments(wanted, "/f") == [
         *("-G", "-F", "/f", "-o", "HostName=1.2.3.4", "-l", "u", "-p", "23", "-i", "/k", "-J", "j", "--", "h")
     ]
 
@@ -124,7 +124,7 @@ def test_the_cluster_file_overrides_the_config_through_ssh_itself() -> None:
 def test_the_key_of_the_cluster_file_is_remembered_where_ssh_passes_it_over(tmp_path: Path) -> None:
     (tmp_path / "config").touch()
     gone = str(tmp_path / "gone")
-    options = resolve("n", Destination(host="h", identity_file=gone), config_file=str(tmp_path / "config"))
+    options = resolve_options("n", Destination(host="h", identity_file=gone), config_file=str(tmp_path / "config"))
     assert (gone in options.identity_files, options.named_key) == (False, gone)
 
 
@@ -142,13 +142,13 @@ def test_a_hop_named_by_an_ipv6_address_is_understood_by_ssh(
 ) -> None:
     with open(f"{tmp_path}/config", "w"):
         pass
-    found = resolve("n", Destination(host="h", proxy_jump=written), config_file=f"{tmp_path}/config")
+    found = resolve_options("n", Destination(host="h", proxy_jump=written), config_file=f"{tmp_path}/config")
     assert found.proxy_jump == hops
 
 
 def test_a_host_that_looks_like_an_option_is_refused() -> None:
     with pytest.raises(ConnectError, match="`-oProxyCommand=x` is not a host name"):
-        resolve("n", Destination(host="-oProxyCommand=x"))
+        resolve_options("n", Destination(host="-oProxyCommand=x"))
 
 
 def test_a_config_that_ssh_cannot_read_is_quoted(tmp_path: object) -> None:
@@ -156,7 +156,7 @@ def test_a_config_that_ssh_cannot_read_is_quoted(tmp_path: object) -> None:
     with open(path, "w") as file:
         file.write("NoSuchOption yes\n")
     with pytest.raises(ConnectError, match="ssh cannot read its configuration"):
-        resolve("n", Destination(host="h"), config_file=path)
+        resolve_options("n", Destination(host="h"), config_file=path)
 
 
 def test_without_an_ssh_program_the_usual_defaults_hold(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
@@ -165,7 +165,7 @@ def test_without_an_ssh_program_the_usual_defaults_hold(monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
     config._program.cache_clear()
     try:
-        options = resolve("n", Destination(host="h", user="u", proxy_jump="j"))
+        options = resolve_options("n", Destination(host="h", user="u", proxy_jump="j"))
     finally:
         config._program.cache_clear()
     assert (options.hostname, options.port, options.user, options.proxy_jump) == ("h", 22, "u", ("j",))
@@ -185,7 +185,7 @@ def test_without_an_ssh_program_the_usual_defaults_hold(monkeypatch: pytest.Monk
 def test_names_that_ssh_leads_to_one_place_are_found(second: dict[str, Any], *, is_one: bool) -> None:
     first = SshOptions(hostname="gpu.example", port=22, user="me")
     options = {"a": first, "b": replace(first, **second), "c": replace(first, hostname="other.example")}
-    assert names_of_one_host(options) == ([["a", "b"]] if is_one else [])
+    assert group_names_by_host(options) == ([["a", "b"]] if is_one else [])
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
