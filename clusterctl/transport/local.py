@@ -137,10 +137,7 @@ class LocalTransport:
     def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> LocalChannel:
         """Start `/bin/sh` for `host` (see `Transport.open`)."""
         progress("starting")
-        process, ours, stderr = spawn(host.name, [EXEC_COMMAND], env=self._env)
-        # The shell waits for our script and has started nothing yet.
-        rlimits.restore_rlimits(process.pid)
-        return LocalChannel(process, ours, stderr)
+        return LocalChannel(*spawn(host.name, [EXEC_COMMAND], env=self._env))
 
     def close(self) -> None:
         """Channels share nothing."""
@@ -173,6 +170,8 @@ def spawn(
         raise ConnectError(node, text, hint=rlimits.open_files_hint(error)) from error
     finally:
         theirs.close()
+    # The child waits for our input and has started nothing yet.
+    rlimits.restore_rlimits(process.pid)
     return process, ours, stderr
 
 
@@ -183,9 +182,7 @@ class CommandTransport:
         """Start the command of `host` (see `Transport.open`)."""
         progress("starting")
         # The command must work from any folder, and for a controller that outlives the folder.
-        process, ours, stderr = spawn(host.name, build_command_argv(host), folder="/")
-        rlimits.restore_rlimits(process.pid)
-        return LocalChannel(process, ours, stderr, relays=True)
+        return LocalChannel(*spawn(host.name, build_command_argv(host), folder="/"), relays=True)
 
     def close(self) -> None:
         """Channels share nothing."""

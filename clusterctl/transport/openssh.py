@@ -27,7 +27,6 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from clusterctl import rlimits
 from clusterctl.config.spec import HostSpec, SshSpec
 from clusterctl.errors import AuthError, ConnectError, NodeError
 from clusterctl.transport.base import Progress, ignore_progress
@@ -109,7 +108,6 @@ class OpenSshTransport:
         with tempfile.NamedTemporaryFile(prefix="clusterctl-ssh-") as log:
             argv = self.build_argv(host, options, log.name)
             process, ours, stderr = spawn(host.name, argv, env=environment, folder="/")
-            rlimits.restore_rlimits(process.pid)
             channel = OpenSshChannel(process, ours, stderr)
             try:
                 _wait_for_shell(channel, time.monotonic() + seconds)

@@ -102,14 +102,11 @@ def _pci(root: str) -> tuple[list[dict[str, Any]], int]:
         kind = (sysfs.read_text(root, f"{_BUS}/{address}/class") or "")[:6]
         switches += vendor == "nvidia" and kind == _BRIDGE_CLASS
         if kind in _CLASSES[vendor]:
-            gpus.append({"address": address, "vendor": vendor, "class": kind, **_device(root, address)})
+            place = os.path.realpath(sysfs.join_root(root, f"{_BUS}/{address}"))
+            driver = os.path.basename(os.readlink(f"{place}/driver")) if os.path.islink(f"{place}/driver") else None
+            card = {"address": address, "vendor": vendor, "class": kind, "driver": driver}
+            gpus.append({**card, "minor": read_device_minor(root, address), **read_pcie_link(place)})
     return gpus, switches
-
-
-def _device(root: str, address: str) -> dict[str, Any]:
-    place = os.path.realpath(sysfs.join_root(root, f"{_BUS}/{address}"))
-    driver = os.path.basename(os.readlink(f"{place}/driver")) if os.path.islink(f"{place}/driver") else None
-    return {"driver": driver, "minor": read_device_minor(root, address), **read_pcie_link(place)}
 
 
 def _can_open(root: str, path: str) -> dict[str, Any]:

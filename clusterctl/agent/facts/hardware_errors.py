@@ -88,16 +88,10 @@ def _errors(place: str) -> dict[str, Any] | None:
     texts = {grade: sysfs.read_text("/", f"{place}/aer_dev_{grade}") for grade in ("correctable", "nonfatal", "fatal")}
     if all(text is None for text in texts.values()):
         return None
-    correctable, nonfatal, fatal = (_kinds(text or "") for text in texts.values())
-    return {"correctable": correctable, "nonfatal": nonfatal, "fatal": fatal}
-
-
-def _kinds(text: str) -> dict[str, int]:
-    counts = {}
-    for line in text.splitlines():
-        name, _, count = line.rpartition(" ")
-        if count.isdigit() and int(count) and not name.startswith("TOTAL_"):
-            counts[name.strip()] = int(count)
+    counts: dict[str, dict[str, int]] = {}
+    for grade, text in texts.items():
+        pairs = (line.rpartition(" ")[::2] for line in (text or "").splitlines() if not line.startswith("TOTAL_"))
+        counts[grade] = {kind.strip(): int(count) for kind, count in pairs if count.isdigit() and int(count)}
     return counts
 
 

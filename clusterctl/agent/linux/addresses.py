@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _DISCARD_PORT = 9
 # Linux's own numbers. Importing `socket`, which only routes need, takes longer than all of this.
-_AF_INET, _AF_INET6 = 2, 10
+_FAMILIES = {2: ("inet", 4), 10: ("inet6", 8)}
+"""Name of each address family, and where its address begins."""
 _MAX_ADDRESS_CHARS = 46
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -34,20 +35,13 @@ _Ifaddrs._fields_ = [
 
 def _parse_sockaddr(pointer: int | None) -> tuple[str, str] | None:
     """Return family and text of a `struct sockaddr`, or `None` for other families than IPv4 and IPv6."""
-    if not pointer:
+    family = struct.unpack("H", ctypes.string_at(pointer, 2))[0] if pointer else None
+    if not pointer or family not in _FAMILIES:
         return None
-    family = struct.unpack("H", ctypes.string_at(pointer, 2))[0]
-    if family == _AF_INET:
-        return "inet", _format_address(family, pointer + 4)
-    if family == _AF_INET6:
-        return "inet6", _format_address(family, pointer + 8)
-    return None
-
-
-def _format_address(family: int, place: int) -> str:
+    name, offset = _FAMILIES[family]
     text = ctypes.create_string_buffer(_MAX_ADDRESS_CHARS)
-    _LIBC.inet_ntop(family, ctypes.c_void_p(place), text, _MAX_ADDRESS_CHARS)
-    return text.value.decode()
+    _LIBC.inet_ntop(family, ctypes.c_void_p(pointer + offset), text, _MAX_ADDRESS_CHARS)
+    return name, text.value.decode()
 
 
 def list_addresses() -> list[NetworkAddress]:

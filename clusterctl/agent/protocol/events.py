@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args
 
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.requests import parse_dataclass
@@ -212,9 +212,7 @@ class Alarm:
 
 
 Event = Union[Prepared, Started, Exited, Grouped, Stopping, Swept, Finished, Adopted, Dropped, Alarm]
-EVENT_CLASSES: dict[str, type[Any]] = {
-    c.KIND: c for c in (Prepared, Started, Exited, Grouped, Stopping, Swept, Finished, Adopted, Dropped, Alarm)
-}
+EVENT_CLASSES: dict[str, type[Any]] = {event.KIND: event for event in get_args(Event)}
 """Kind of an event to its class. A newer agent may write other kinds, which every reader ignores."""
 
 

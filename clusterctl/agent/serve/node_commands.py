@@ -145,7 +145,7 @@ class _NodeCommands:
         program = build_program(
             arguments, helper_process.build_agent_command("facts", python=name, isolated=False), workdir
         )
-        program = replace_environment(program, spawn.prepend_program_folder(encode_peer_text(python), program.env))
+        program = put_python_first(program, python)
         output: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
 
         def take(number: int, data: bytes) -> None:
@@ -166,7 +166,11 @@ class _NodeCommands:
     def execute(self, request_id: int, arguments: command_types.ExecArguments, _epoch: int | None) -> None:
         """Run a program and send its output; answer with its exit status."""
         stream = int(arguments["stream"])
-        program = build_program(arguments, _choose_argv(arguments), resolve_folder(arguments.get("cwd")))
+        argv = [str(word) for word in arguments.get("argv") or ()]
+        if not argv:
+            shell = spawn.find_program(b"bash", dict(os.environb)) or b"/bin/sh"
+            argv = [os.fsdecode(shell), "-c", str(arguments["command"])]
+        program = build_program(arguments, argv, resolve_folder(arguments.get("cwd")))
         offsets = {1: 0, 2: 0}
         timed_out = [False]
 
@@ -199,14 +203,6 @@ class _NodeCommands:
             self._session.children.terminate(running)
 
 
-def _choose_argv(arguments: command_types.ProgramArguments) -> list[str]:
-    if arguments.get("argv"):
-        return [str(word) for word in arguments["argv"]]
-    import shutil
-
-    return [shutil.which("bash") or "/bin/sh", "-c", str(arguments["command"])]
-
-
 def resolve_folder(path: str | None) -> str:
     """Return the absolute path of a folder; the home folder if none is given."""
     return os.path.abspath(os.path.expanduser(path or "~"))
@@ -231,8 +227,9 @@ def build_program(
     )
 
 
-def replace_environment(program: spawn.Program, env: dict[bytes, bytes]) -> spawn.Program:
-    """Return the same program with another environment."""
+def put_python_first(program: spawn.Program, python: str) -> spawn.Program:
+    """Return the same program with the folder of an interpreter first on PATH."""
+    env = spawn.prepend_program_folder(encode_peer_text(python), program.env)
     return spawn.Program(program.argv, env, program.cwd, program.prologue, program.tag)
 
 
@@ -249,7 +246,7 @@ def make_python_setup(arguments: command_types.ProgramArguments) -> child_proces
         except (commands.RequestError, OSError):
             # A program that needs no Python can run all the same.
             return program
-        return replace_environment(program, spawn.prepend_program_folder(encode_peer_text(python), program.env))
+        return put_python_first(program, python)
 
     return prepare
 
