@@ -93,7 +93,7 @@ class OpenSshTransport:
         options = self._predialer.resolve_options(host.name, get_destination(host))
         if not has_askpass(self._environment):
             return self._logged_in(host, options, self._spec.connect_timeout)
-        # A user could not tell the questions of several nodes apart.
+        # A user could not match the questions of several nodes to their nodes.
         with self._asking:
             return self._logged_in(host, options, max(self._spec.connect_timeout, _INTERACTIVE_LOGIN_TIMEOUT_S))
 

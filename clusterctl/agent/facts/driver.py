@@ -68,7 +68,7 @@ _CLASSES = {
 _BRIDGE_CLASS = "0x0680"
 _BUS = "/sys/bus/pci/devices"
 _BUILT_IN = "0000:00:"
-"""The bus address of graphics in an Intel processor; nobody computes on them."""
+"""The bus address of graphics in an Intel processor, which no job uses."""
 _HELPERS = ("/usr/bin/nvidia-modprobe", "/bin/nvidia-modprobe", "/usr/sbin/nvidia-modprobe")
 _IMEX = "/dev/nvidia-caps-imex-channels"
 

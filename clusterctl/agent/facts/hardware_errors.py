@@ -299,7 +299,7 @@ def _run_reader(argv: list[str], seconds: float | None) -> tuple[str | None, str
 
 
 def _this_boot(root: str, name: str, uptime: float) -> str | None:
-    """Return the lines of this boot at the end of a log file, or `None` if they cannot be told from older ones.
+    """Return the lines of this boot at the end of a log file, or `None` if they cannot be distinguished.
 
     Time stamps since boot only rise; a lower one starts a new boot.
     """

@@ -1,13 +1,13 @@
-"""What GPUs and machine do while a run goes on: one line of JSON every few seconds, whatever the driver does.
+"""Samples of GPUs and machine during a run: one line of JSON every few seconds, even if the driver hangs.
 
-The driver is asked in a child that keeps NVML open between passes. Where it hangs, the lines go on and say for how long
-it has been stuck; no second child is sent after it, for that one would only hang too.
+A child keeps the driver's library open and reads the GPUs. If it hangs, the lines go on and say for how long. No second
+child is started, because it would hang too.
 
 A sample:
 
     {"t": wall clock, "m": monotonic clock, "ms": what the pass took,
      "status": "ok" | "stuck" | "error" | "absent", "reason": text | null,
-     "stuck_s": seconds (only where stuck, with "state" and "wchan" of the child),
+     "stuck_s": seconds (only if stuck, with "state" and "wchan" of the child),
      "cpu": percent | null, "mem": percent, "mem_used": bytes, "mem_total": bytes, "load1": number,
      "disk": [{"path", "free", "total"}],
      "gpus": [{"gpu", "vendor", "uuid", "util", "mem_used", "mem_total", "temp_c", "mem_temp_c", "power_w", "sm_clock",
@@ -16,9 +16,9 @@ A sample:
                "err": {field: word}, "codes": {field: the vendor's number}, "links_lost": n | null}],
      "xids": [{"gpu": index | null, "xid": code}]}   reported by the driver since the sample before
 
-A value that could not be read is null; "err" holds the answers that speak of the GPU itself (`gpu_values`), by the
-call that got them. "links_lost" is counted once the GPU has reported an NVLink error, of XGMI always: links that were
-up when we began. While the driver is stuck, "gpus" is empty: an old value would look like a new one.
+A value that could not be read is null; "err" has the errors that concern the GPU itself (`gpu_values`), by value.
+"links_lost" counts links that were up at the start: NVLinks once the GPU has reported a link error, XGMI links always.
+While the driver is stuck, "gpus" is empty, because an old value would look like a new one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PASS_TIMEOUT_S = 5.0
 """Seconds that one pass over all GPUs may take before the driver counts as stuck."""
 
 _NVLINK_ERROR = 74
-"""The XID after which the links of a GPU are watched: lost links tell a lasting fault from a passing one."""
+"""The XID after which the links of a GPU are watched: lost links show that a fault lasts."""
 _RESTART_SECONDS = 60.0
 _CPU_SECONDS = 0.25
 """Seconds over which a single sample measures the CPUs."""

@@ -74,7 +74,7 @@ _XGMI_LINK_TYPE = 11
 _GPU_HEAP_TYPES = (1, 2)
 """Types of memory banks that belong to a GPU: public and private frame buffer."""
 _MIN_GPU_MEMORY_BYTES = 3 << 30
-"""A GPU with fewer bytes of memory is the graphics part of a processor, on which nobody trains."""
+"""A GPU with fewer bytes of memory is the graphics part of a processor, which no job uses."""
 
 
 def has_amd_driver(root: str) -> bool:

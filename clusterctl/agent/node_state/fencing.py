@@ -52,7 +52,7 @@ def read_lease_clock() -> float:
 
 
 def read_lease(path: str) -> float | None:
-    """Return the time of the controller's last frame (`read_lease_clock`), or `None` if no file tells it."""
+    """Return the time of the controller's last frame (`read_lease_clock`), or `None` without a lease file."""
     try:
         return float(syscalls.read_bytes(path))
     except ValueError:

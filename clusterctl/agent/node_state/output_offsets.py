@@ -160,15 +160,15 @@ _INDEX_BLOCK = 4096
 
 def find_first_index_byte(fd: int, size: int) -> int:
     """Return the first byte of an index of `size` bytes that is not punched out."""
-    return 0 if _read_record(fd, 0) else _find_first_record(fd, size, lambda told: told > 0) * _INDEX_RECORD.size
+    return 0 if _read_record(fd, 0) else _find_first_record(fd, size, lambda size_at: size_at > 0) * _INDEX_RECORD.size
 
 
 def count_obsolete_index_bytes(fd: int, size: int, first_byte: int) -> int:
     """Return how many bytes at the start of an index describe only output before `first_byte`, in whole blocks.
 
-    The last such record stays: it tells the earliest time of the first byte that is left.
+    The last such record stays: it has the earliest time of the first remaining byte.
     """
-    records = _find_first_record(fd, size, lambda told: told >= first_byte)
+    records = _find_first_record(fd, size, lambda size_at: size_at >= first_byte)
     return max(0, records - 1) * _INDEX_RECORD.size // _INDEX_BLOCK * _INDEX_BLOCK
 
 
@@ -257,7 +257,7 @@ def read_growing_file(path: str, name: str, offset: int, length: int) -> OutputP
 
     Args:
         path: The file.
-        name: Its name in the run, which tells whether its front may be gone.
+        name: Its name in the run; the front of samples and indices may be discarded.
         offset: Start of the piece.
         length: Maximum number of bytes.
 

@@ -38,7 +38,7 @@ def find_filesystem_type(path: str, root: str = "") -> str:
 def is_on_network_filesystem(path: str, root: str = "") -> bool:
     """Return whether `path` (or its nearest existing parent) lies on a filesystem that other machines may share.
 
-    FUSE counts too: most FUSE filesystems are remote, and nobody knows all their names.
+    FUSE counts too: most FUSE filesystems are remote, and no list of their names is complete.
     """
     while not os.path.exists(path) and path != "/":
         path = os.path.dirname(path)
@@ -66,7 +66,7 @@ def make_state_root() -> str:
             what = f"belongs to uid {info.st_uid}" if stat.S_ISDIR(info.st_mode) else "is not a folder"
             raise make_refused_error(f"{root} {what}", "set XDG_STATE_HOME to a folder of your own on a local disk")
         if info.st_mode & 0o022:
-            # A umask of 002 leaves it group-writable, and whoever may write here could replace the folder of a run.
+            # A umask of 002 leaves it group-writable, and the group could replace the folder of a run.
             os.chmod(root, 0o700)
         # `tempfile` would do the same, but its import takes longer than the rest of a hello.
         path = os.path.join(root, f".try-{os.getpid()}-{os.urandom(6).hex()}")
@@ -205,7 +205,7 @@ class RunDir:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
         if self.tmpfs_dir() is None:
             with contextlib.suppress(OSError):
-                # Nobody can make a folder with this name first.
+                # The name is random, so no other user can make this folder first.
                 place = f"/dev/shm/clusterctl-{os.getuid()}-{os.urandom(8).hex()}"
                 os.mkdir(place, 0o700)
                 with open(self.file("memory"), "wb") as file:

@@ -22,13 +22,13 @@ _NAMES_FILE = "secrets.names"
 """File in the run directory with the names of the workers' secrets."""
 
 
-def store_or_restore_secrets(run: RunDir, start: Start, tell: Callable[[str], None]) -> Start:
+def store_or_restore_secrets(run: RunDir, start: Start, report: Callable[[str], None]) -> Start:
     """Store the secrets of a start for later attempts; fill in the stored ones if the start brings none.
 
     Args:
         run: The run.
         start: The start, with or without secrets.
-        tell: Called with the reason and the consequence if the secrets cannot be stored: any user can fill the tmpfs.
+        report: Called with the reason and the consequence if the secrets cannot be stored: any user can fill the tmpfs.
 
     Raises:
         RequestError: The secrets were not stored, or are gone: workers must not start without them.
@@ -42,7 +42,7 @@ def store_or_restore_secrets(run: RunDir, start: Start, tell: Callable[[str], No
                 if folder is not None:
                     syscalls.write_json(folder, start.secrets)
             except OSError as error:
-                tell(f"{os.path.dirname(folder or '')}: {error.strerror}: {run_dir.SECRETS_NOT_KEPT}")
+                report(f"{os.path.dirname(folder or '')}: {error.strerror}: {run_dir.SECRETS_NOT_KEPT}")
                 # The secrets of an earlier attempt must not replace these.
                 remove_secrets(run)
         return start

@@ -69,7 +69,7 @@ class Exited:
     """A worker has ended.
 
     Attributes:
-        exit_code: The exit status, or `None` after a signal or if nobody could read it.
+        exit_code: The exit status, or `None` after a signal or if it is unknown.
         signal: The number of the signal that ended it, or `None`.
         stopped: We ended it; it did not fail by itself.
         earliest: Monotonic clock of the node when it was last known to be alive.
@@ -85,7 +85,7 @@ class Exited:
         failed_child: The first process of `multiprocessing`, or script that its Python started, that failed although it
             ended well.
         shell_error: What a shell below it said of a command that it could not run or that died, although it ended well.
-        output_failure: A line of a framework that trained nothing, or the exception of a Python that nobody watched,
+        output_failure: A line of a framework that trained nothing, or the exception of a Python that our shim did not watch,
             in its output, although it ended well.
         lacks_python: It ended well, its command names a Python, and none has begun in it.
     """

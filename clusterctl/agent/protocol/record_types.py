@@ -199,7 +199,7 @@ class SpawnRecord(TypedDict, total=False):
 
 
 class ExitRecord(TypedDict, total=False):
-    """The exit of a worker: `exit_code` or `signal`; neither if nobody could read its status.
+    """The exit of a worker: `exit_code` or `signal`; neither if its status is unknown.
 
     The worker was alive at `earliest` and gone at `mono`, on the node's monotonic clock (seconds).
     """

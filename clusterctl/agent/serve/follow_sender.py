@@ -88,7 +88,7 @@ class FollowSender:
                 try:
                     sent += follower.send_next_data(self._credit - sent)
                 except OSError:
-                    # For example, this machine has too many open files. No event tells when that ends.
+                    # For example, this machine has too many open files. No event reports when that ends.
                     self._loop.after(_RETRY_DELAY_S, self.mark_changed)
                 if sent >= self._credit:
                     break

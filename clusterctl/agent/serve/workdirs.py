@@ -52,7 +52,7 @@ class WorkdirLock:
         return None if other == self.run else other or "that is being started"
 
     def try_exclusive(self) -> bool:
-        """Take the exclusive lock if nobody else holds the workdir; return whether that worked."""
+        """Take the exclusive lock if no other process holds it; return whether that worked."""
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True

@@ -92,7 +92,7 @@ _FREE_SPACE_HINT = "free space there, or set `workdir` to a folder on another di
 
 
 def _read_free_bytes(folder: str) -> int | None:
-    """Return the free bytes of a folder's filesystem; `None` if it does not tell."""
+    """Return the free bytes of a folder's filesystem; `None` if it does not report them."""
     try:
         disk = os.statvfs(folder)
     except OSError:

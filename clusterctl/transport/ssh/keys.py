@@ -200,7 +200,7 @@ def read_public_key(path: str) -> bytes | None:
 
 
 def _read_embedded_public_key(path: str) -> bytes | None:
-    """Read the public key in OpenSSH's own format, where it is not encrypted even if the private key is."""
+    """Read the public key in OpenSSH's own format, which does not encrypt it even if the private key is encrypted."""
     try:
         body = "".join(line for line in Path(path).read_text("ascii").splitlines() if not line.startswith("-----"))
         data = base64.b64decode(body, validate=True)

@@ -123,7 +123,7 @@ def log_in(node: str, transport: paramiko.Transport, options: SshOptions, keys: 
         login.offer(None, "none")
         tried.lost = False
     if watchdog.expired:
-        # Not an AuthError: a slow server has rejected nobody, and may be fast again in a second.
+        # Not an AuthError: a slow server has rejected no key, and may be fast again in a second.
         hint = "the machine may be overloaded, or its directory service down (LDAP, SSSD)"
         raise ConnectError(node, "no answer to the login in time", hint=hint)
     if tried.lost and not tried.refused:

@@ -59,7 +59,7 @@ def explain_login_failure(node: str, tried: LoginAttempt) -> AuthError:
     text, hint = _reason(node, tried)
     gone = next((path for path in tried.missing if path not in text), None)
     if gone is not None:
-        # ssh, too, ignores it without an error, and then nobody thinks of it.
+        # ssh, too, ignores a missing key without an error, so the user does not notice.
         hint = f"{gone} does not exist: name another by `identity_file:`; or {hint}"
     return LoginRefusedError(node, f"{text}, and {tried.agent}" if tried.agent else text, hint=hint, tried=tried)
 

@@ -73,7 +73,7 @@ class BufferedStream:
 
 
 class Watchdog:
-    """Context manager that closes a stream at a deadline (monotonic clock), whatever the thread waits for."""
+    """Context manager that closes a stream at a deadline (monotonic clock), which ends any wait for it."""
 
     def __init__(self, wire: BufferedStream, deadline: float) -> None:
         self.expired = False
