@@ -276,6 +276,6 @@ def test_who_holds_memory_after_a_run_is_told_like_nvidias(root: Path) -> None:
 def test_a_probe_in_a_process_of_its_own_finds_them_too(root: Path) -> None:
     fake_amdgpu.write(root, mi300x())
     asked = json.dumps({"root": str(root), "groups": ["amdgpu", "driver"]})
-    argv = [sys.executable, "-m", "clusterctl.agent.facts"]
+    argv = [sys.executable, "-m", "clusterctl.agent", "facts"]
     done = subprocess.run(argv, input=asked, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["groups"]["amdgpu"]["data"]["count"] == 8

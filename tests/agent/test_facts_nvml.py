@@ -43,7 +43,7 @@ class Machine:
     def look(self, deadline: float = 5.0, **request: Any) -> dict[str, Any]:
         env = {**os.environ, **self.scene.environment(), "PATH": ":".join([*self.path, os.environ["PATH"]])}
         asked = {"root": str(self.root), "deadline": deadline, **request}
-        argv = [sys.executable, "-m", "clusterctl.agent.facts"]
+        argv = [sys.executable, "-m", "clusterctl.agent", "facts"]
         done = subprocess.run(argv, input=json.dumps(asked), env=env, capture_output=True, text=True, check=True)
         told: dict[str, Any] = json.loads(done.stdout)
         return told

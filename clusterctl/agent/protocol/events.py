@@ -85,8 +85,8 @@ class Exited:
         failed_child: The first process of `multiprocessing`, or script that its Python started, that failed although it
             ended well.
         shell_error: What a shell below it said of a command that it could not run or that died, although it ended well.
-        output_failure: A line of a framework that trained nothing, or the exception of a Python that our shim did not watch,
-            in its output, although it ended well.
+        output_failure: A line of its output, although it ended well: a framework trained nothing, or a Python that our
+            shim did not watch had an exception.
         lacks_python: It ended well, its command names a Python, and none has begun in it.
     """
 
