@@ -270,7 +270,7 @@ class AmdgpuSession:
         read_doubtful_again(readings)
         return readings
 
-    def sample(self) -> list[dict[str, Any]]:
+    def read_samples(self) -> list[dict[str, Any]]:
         """Return the few values of a sample."""
         devices = []
         for gpu in self.gpus:
@@ -283,7 +283,7 @@ class AmdgpuSession:
     def count_links(self, index: int) -> int:
         """Return how many XGMI links of a GPU were up in the last sample."""
         if index not in self._links:
-            self.sample()
+            self.read_samples()
         return self._links.get(index, 0)
 
     def list_holders(self, indices: list[int]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ import errno
 import os
 import time
 
-from clusterctl.agent.facts.processes import get_run
+from clusterctl.agent.facts.processes import read_run_id
 from clusterctl.agent.linux import sysfs
 from clusterctl.agent.linux.proc import sanitize_name
 
@@ -97,21 +97,21 @@ class GpuReading:
         else:
             self.codes[name] = error
 
-    def word(self, code: int) -> str:
+    def get_error_word(self, code: int) -> str:
         """Return the word for an error number."""
         return self._words.get(code, FAILED)
 
-    def find_odd(self) -> dict[str, int]:
+    def find_transient_errors(self) -> dict[str, int]:
         """Return the errors that a healthy GPU gives now and then."""
-        return {name: code for name, code in self.codes.items() if self.word(code) in ODD}
+        return {name: code for name, code in self.codes.items() if self.get_error_word(code) in ODD}
 
     def is_doubtful(self) -> bool:
         """Return whether a result may be chance, so that it must be read again."""
-        return bool(self.find_odd())
+        return bool(self.find_transient_errors())
 
     def retry(self) -> None:
         """Read the doubtful values once more."""
-        wrong = self.find_odd()
+        wrong = self.find_transient_errors()
         self.read_again(list(wrong))
         self.odd.update({name: code for name, code in wrong.items() if name not in self.codes})
 
@@ -121,7 +121,7 @@ class GpuReading:
 
     def to_facts(self) -> dict[str, Any]:
         """Return the reading as facts (`clusterctl.agent.facts` has the format)."""
-        words = {name: self.word(code) for name, code in self.codes.items()}
+        words = {name: self.get_error_word(code) for name, code in self.codes.items()}
         facts = {"vendor": self._vendor, "index": self._index, "v": self.values, "err": words, "codes": self.codes}
         return {**facts, "odd": self.odd} if self.odd else facts
 
@@ -154,6 +154,6 @@ def describe_process(root: str, pid: int) -> dict[str, Any]:
         owner: int | None = os.stat(sysfs.join_root(root, f"/proc/{pid}")).st_uid
     except OSError:
         owner = None
-    run = get_run(root, pid) if comm else None
+    run = read_run_id(root, pid) if comm else None
     comm = None if comm is None else sanitize_name(comm)
     return {"comm": comm, "user": owner, "run": run, "visible": comm is not None, "agent": comm in _AGENTS}

@@ -32,7 +32,7 @@ def collect_names(peers: dict[str, str]) -> dict[str, Any]:
     return {"hostname": hostname, "addresses": addresses, "error": error, "peers": looked}
 
 
-def resolve(name: str, port: int | None, kind: int) -> list[Any]:
+def resolve_name(name: str, port: int | None, kind: int) -> list[Any]:
     """Resolve a name, as `socket.getaddrinfo` does, without loading a text codec for plain names.
 
     Raises:
@@ -44,7 +44,7 @@ def resolve(name: str, port: int | None, kind: int) -> list[Any]:
 
 def _resolve(name: str) -> tuple[list[str], str | None]:
     try:
-        entries = resolve(name, None, socket.SOCK_STREAM)
+        entries = resolve_name(name, None, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         return [], getattr(error, "strerror", None) or str(error)
     return sorted({str(entry[4][0]) for entry in entries}), None
@@ -146,7 +146,7 @@ def _address(name: str) -> str | None:
 def _route(name: str, by_address: dict[str, str]) -> dict[str, Any]:
     """Return the route to a peer: the kernel chooses the source address, and no packet is sent."""
     try:
-        family, _, _, _, target = resolve(name, 9, socket.SOCK_DGRAM)[0]
+        family, _, _, _, target = resolve_name(name, 9, socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect(target)
             source = str(sock.getsockname()[0])

@@ -243,7 +243,7 @@ class NvmlReading(GpuReading):
         for link in range(_MOST_LINKS):
             state, error = try_call(self._nvml, self._nvml.nvmlDeviceGetNvLinkState, self.handle, link)
             # An unsupported link may be a gap: others can follow.
-            if error is not None and self.word(error) != gpu_values.UNSUPPORTED:
+            if error is not None and self.get_error_word(error) != gpu_values.UNSUPPORTED:
                 break
             states.append(state)
         while states and states[-1] is None:
@@ -332,7 +332,7 @@ class XidWatcher:
             # Old drivers and some virtual GPUs have no events; samples and kernel log still show errors.
             return
 
-    def take(self) -> list[dict[str, Any]]:
+    def take_events(self) -> list[dict[str, Any]]:
         """Return the events since the last call: `[{"gpu": index or None, "xid": code}]`."""
         errors: list[dict[str, Any]] = []
         while self._set is not None and len(errors) < _MOST:
@@ -450,7 +450,7 @@ class NvmlSession:
         read_doubtful_again(readings)
         return readings
 
-    def sample(self) -> list[dict[str, Any]]:
+    def read_samples(self) -> list[dict[str, Any]]:
         """Return the few values of a sample."""
         return [
             NvmlReading(self._nvml, i, handle).read_sample_values().to_facts() for i, handle in enumerate(self.handles)

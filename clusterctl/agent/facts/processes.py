@@ -45,7 +45,7 @@ def collect_processes(root: str, stuck_after_s: float = child_tasks.STUCK_AFTER_
         if stat.state == "D" and stat.ppid != os.getppid():
             stuck.append(stat)
         # Kernel threads have no environment.
-        run = None if stat.state == "Z" or stat.is_kernel_thread else get_run(root, name)
+        run = None if stat.state == "Z" or stat.is_kernel_thread else read_run_id(root, name)
         # The probe and its parents carry the marker of the run that asked for it.
         if run is not None and not _is_ancestor(root, stat.pid):
             runs.append({"run": run, "pid": stat.pid, "comm": stat.comm})
@@ -95,7 +95,7 @@ def has_own_pid_namespace(root: str) -> bool:
         return False
 
 
-def get_run(root: str, pid: str | int) -> str | None:
+def read_run_id(root: str, pid: str | int) -> str | None:
     """Return the run in the environment of a process, or `None` if it has none or we may not read it."""
     environ = sysfs.read_bytes_or_none(sysfs.join_root(root, f"/proc/{pid}/environ")) or b""
     _, marker, rest = (b"\0" + environ).partition(b"\0" + MARKER)

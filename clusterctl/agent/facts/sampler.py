@@ -225,7 +225,7 @@ def _serve(requests: int, answers: int) -> None:
         while os.read(requests, 1):
             sample = sample_session(session)
             # After the values, because a GPU that dies during the reading has reported the reason by then.
-            sample["xids"] = xids.take() if xids else []
+            sample["xids"] = xids.take_events() if xids else []
             links.add(sample)
             syscalls.write_all(answers, json.dumps(sample).encode() + b"\n")
     finally:
@@ -260,7 +260,7 @@ def sample_session(session: Any = None) -> record_types.GpuSamples:
         return _without("absent", session)
     if session.init_error is not None:
         return _without("error", f"NVML does not open (code {session.init_error})")
-    return {"status": "ok", "reason": None, "gpus": [_gpu(device) for device in session.sample()]}
+    return {"status": "ok", "reason": None, "gpus": [_gpu(device) for device in session.read_samples()]}
 
 
 def _without(status: str, reason: str) -> record_types.GpuSamples:

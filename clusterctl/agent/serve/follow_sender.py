@@ -56,7 +56,7 @@ class FollowSender:
         if follower is not None:
             follower.close()
 
-    def credit(self, count: int) -> None:
+    def add_credit(self, count: int) -> None:
         """Allow `count` more bytes of output."""
         self._credit += count
         self.mark_changed()

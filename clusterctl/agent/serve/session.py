@@ -65,7 +65,7 @@ class Session:
         return {
             **{command: self._make_forwarder(command) for command in supervised},
             Command.FOLLOW: self._follow,
-            Command.CREDIT: lambda _id, arguments, _epoch: self._follow_sender.credit(int(arguments["bytes"])),
+            Command.CREDIT: lambda _id, arguments, _epoch: self._follow_sender.add_credit(int(arguments["bytes"])),
             Command.REPLICATED: self._forward_replicated,
             Command.BYE: self._handle_bye,
         }

@@ -41,7 +41,7 @@ class PresentedKey:
     name: str
     key: HostKey
     verdict: HostKeyVerdict
-    entry: known_hosts.Entry | None
+    entry: known_hosts.KnownHostsLine | None
     path: str
     hashed: bool
 
@@ -66,7 +66,7 @@ class HostKeys:
         self._spec = spec
         self._own_files = own_files
         self._lock = threading.Lock()
-        self._files: dict[str, tuple[_Version, list[known_hosts.Entry]]] = {}
+        self._files: dict[str, tuple[_Version, list[known_hosts.KnownHostsLine]]] = {}
 
     def order_algorithms(self, options: SshOptions, supported: Sequence[str]) -> tuple[str, ...]:
         """Return `supported` in an order of preference that makes a server present a known key."""
@@ -117,14 +117,14 @@ class HostKeys:
         )
         return other if undecided or other.verdict is HostKeyVerdict.REVOKED else own
 
-    def _of_user(self, options: SshOptions) -> list[known_hosts.Entry]:
+    def _of_user(self, options: SshOptions) -> list[known_hosts.KnownHostsLine]:
         paths = (*options.user_known_hosts, *options.global_known_hosts)
         return [entry for path in paths for entry in self._load_file(path)]
 
-    def _of_file(self) -> list[known_hosts.Entry]:
+    def _of_file(self) -> list[known_hosts.KnownHostsLine]:
         return [entry for path in self._spec.known_hosts for entry in self._load_file(path)]
 
-    def _load_file(self, path: str) -> list[known_hosts.Entry]:
+    def _load_file(self, path: str) -> list[known_hosts.KnownHostsLine]:
         try:
             state = Path(path).stat()
         except OSError:
@@ -175,9 +175,9 @@ def _revoked(node: str, options: SshOptions, key: HostKey) -> HostKeyJudgement |
         reason = error.strerror if isinstance(error, OSError) else error
         hint = "mend that file, or `RevokedHostKeys` in ssh_config: without it ssh trusts no host either"
         raise HostKeyError(node, f"the revoked host keys in {path} cannot be read: {reason}", hint=hint) from error
-    return (
-        None if line is None else HostKeyJudgement(HostKeyVerdict.REVOKED, known_hosts.Entry(path, line, "", (), key))
-    )
+    if line is None:
+        return None
+    return HostKeyJudgement(HostKeyVerdict.REVOKED, known_hosts.KnownHostsLine(path, line, "", (), key))
 
 
 def explain_untrusted_key(shown: PresentedKey, *, strict: bool = False) -> UntrustedKeyError:

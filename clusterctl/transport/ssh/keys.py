@@ -141,7 +141,7 @@ class SshAgent:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class KeyOffer:
     """One attempt to log in: with the agent's `identity`, or with the private key in the file `path`.
 
     Attributes:
@@ -160,13 +160,13 @@ class Offer:
         return self.certificate or self.path or ""
 
 
-def list_offers(
+def list_key_offers(
     files: Sequence[str],
     certificates: Sequence[str],
     identities: Sequence[AgentIdentity],
     *,
     identities_only: bool,
-) -> list[Offer]:
+) -> list[KeyOffer]:
     """Return the attempts in order: certificates, file keys that the agent holds, its other keys, the files.
 
     Args:
@@ -178,15 +178,15 @@ def list_offers(
     public = {path: read_public_key(path) for path in files}
     held = {identity.blob: identity for identity in identities}
     certified = [
-        Offer(path=path, certificate=name)
+        KeyOffer(path=path, certificate=name)
         for path in files
         for name in dict.fromkeys((f"{path}-cert.pub", *certificates))
         if Path(path).is_file() and Path(name).is_file()
     ]
-    known = [Offer(path=path, identity=held[blob]) for path, blob in public.items() if blob in held]
+    known = [KeyOffer(path=path, identity=held[blob]) for path, blob in public.items() if blob in held]
     taken = {offer.identity.blob for offer in known if offer.identity}
-    others = [] if identities_only else [Offer(identity=i) for i in identities if i.blob not in taken]
-    plain = [Offer(path=path) for path in files if Path(path).is_file() and public[path] not in held]
+    others = [] if identities_only else [KeyOffer(identity=i) for i in identities if i.blob not in taken]
+    plain = [KeyOffer(path=path) for path in files if Path(path).is_file() and public[path] not in held]
     return [*certified, *known, *others, *plain]
 
 

@@ -44,7 +44,7 @@ class HostKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KnownHostsLine:
     """One line: `names` holds its patterns; `marker` is empty, `@cert-authority` or `@revoked`."""
 
     path: str
@@ -82,10 +82,10 @@ class HostKeyJudgement:
     """A verdict and the line that led to it, if there is one."""
 
     verdict: HostKeyVerdict
-    entry: Entry | None = None
+    entry: KnownHostsLine | None = None
 
 
-def parse_known_hosts(text: str, path: str = "") -> list[Entry]:
+def parse_known_hosts(text: str, path: str = "") -> list[KnownHostsLine]:
     """Return the valid lines of a known-hosts file; like OpenSSH, ignore the others."""
     entries = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -97,11 +97,11 @@ def parse_known_hosts(text: str, path: str = "") -> list[Entry]:
             blob = base64.b64decode(fields[2], validate=True)
         except ValueError:
             continue
-        entries.append(Entry(path, number, marker, tuple(fields[0].split(",")), HostKey(fields[1], blob)))
+        entries.append(KnownHostsLine(path, number, marker, tuple(fields[0].split(",")), HostKey(fields[1], blob)))
     return entries
 
 
-def load_known_hosts(paths: Iterable[str]) -> list[Entry]:
+def load_known_hosts(paths: Iterable[str]) -> list[KnownHostsLine]:
     """Return the entries of the files that exist and are readable."""
     entries = []
     for path in paths:
@@ -113,7 +113,7 @@ def load_known_hosts(paths: Iterable[str]) -> list[Entry]:
     return entries
 
 
-def judge_host_key(entries: Sequence[Entry], name: str, key: HostKey) -> HostKeyJudgement:
+def judge_host_key(entries: Sequence[KnownHostsLine], name: str, key: HostKey) -> HostKeyJudgement:
     """Return how far `key`, presented by the host `name`, is trusted."""
     about = [entry for entry in entries if entry.matches(name)]
     for entry in entries:
@@ -132,7 +132,7 @@ def judge_host_key(entries: Sequence[Entry], name: str, key: HostKey) -> HostKey
     )
 
 
-def order_algorithms(entries: Sequence[Entry], name: str, all_algorithms: Sequence[str]) -> tuple[str, ...]:
+def order_algorithms(entries: Sequence[KnownHostsLine], name: str, all_algorithms: Sequence[str]) -> tuple[str, ...]:
     """Return `all_algorithms` with the types of known keys of `name` first, so that a server presents a known key."""
     types = {entry.key.type for entry in entries if not entry.marker and entry.matches(name)}
     filed = {a for a in all_algorithms if a in types or (a in _RSA_SIGNATURES and "ssh-rsa" in types)}

@@ -49,12 +49,12 @@ class _AgentKey:
         return Message(signature)
 
 
-class Keys:
+class LoginKeys:
     """Private keys of files, loaded once for all nodes, and the ssh-agents."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loaded: dict[keys.Offer, tuple[_Version, paramiko.PKey]] = {}
+        self._loaded: dict[keys.KeyOffer, tuple[_Version, paramiko.PKey]] = {}
         self._agents: dict[str, keys.SshAgent] = {}
 
     def agent(self, path: str | None) -> keys.SshAgent | None:
@@ -64,7 +64,7 @@ class Keys:
         with self._lock:
             return self._agents.setdefault(path, keys.SshAgent(path))
 
-    def load_key(self, offer: keys.Offer) -> paramiko.PKey | str:
+    def load_key(self, offer: keys.KeyOffer) -> paramiko.PKey | str:
         """Return the private key of an offer, as it is on disk now, or why it is unusable."""
         with self._lock:
             version = _version(offer.path or "")
@@ -85,7 +85,7 @@ def _version(path: str) -> _Version | None:
     return status.st_mtime_ns, status.st_size
 
 
-def _load(offer: keys.Offer) -> paramiko.PKey | str:
+def _load(offer: keys.KeyOffer) -> paramiko.PKey | str:
     path = offer.path or ""
     if keys.parse_key_type(keys.read_public_key(path) or b"").startswith("sk-"):
         return keys.HARDWARE
@@ -104,7 +104,9 @@ def _load(offer: keys.Offer) -> paramiko.PKey | str:
     return key
 
 
-def log_in(node: str, transport: paramiko.Transport, options: SshOptions, keys: Keys, watchdog: Watchdog) -> str | None:
+def log_in(
+    node: str, transport: paramiko.Transport, options: SshOptions, keys: LoginKeys, watchdog: Watchdog
+) -> str | None:
     """Try keys until one is accepted; return a note about the login, or `None`.
 
     Raises:
@@ -142,7 +144,7 @@ class _Login:
         note: A note for the user about the accepted login, or `None`.
     """
 
-    def __init__(self, transport: paramiko.Transport, options: SshOptions, keys: Keys) -> None:
+    def __init__(self, transport: paramiko.Transport, options: SshOptions, keys: LoginKeys) -> None:
         self.tried = login_errors.LoginAttempt(
             options.user,
             missing=login_errors.list_missing_keys(options.identity_files, options.named_key),
@@ -164,11 +166,11 @@ class _Login:
                 return False
         return False
 
-    def _offers(self) -> Iterator[keys.Offer]:
+    def _offers(self) -> Iterator[keys.KeyOffer]:
         """Yield the attempts. An agent that ends with this login session is used only if no file is accepted."""
         options = self._options
         plan = functools.partial(
-            keys.list_offers,
+            keys.list_key_offers,
             options.identity_files,
             options.certificate_files,
             identities_only=options.identities_only,
@@ -182,7 +184,7 @@ class _Login:
             held = ()
         yield from (offer for offer in plan(held) if not self._forwarded or offer.identity is not None)
 
-    def _by(self, offer: keys.Offer) -> bool:
+    def _by(self, offer: keys.KeyOffer) -> bool:
         if offer.identity is None or self._agent is None:
             return self._by_file(offer)
         key = _AgentKey(self._agent, offer.identity)
@@ -192,20 +194,20 @@ class _Login:
         if key.declined:
             self.tried.agent = "the ssh-agent would not sign"
             if offer.path is not None and self._transport.is_active():
-                return self._by_file(keys.Offer(path=offer.path))
+                return self._by_file(keys.KeyOffer(path=offer.path))
         return False
 
-    def _by_file(self, offer: keys.Offer) -> bool:
+    def _by_file(self, offer: keys.KeyOffer) -> bool:
         key = self._keys.load_key(offer)
         if isinstance(key, str):
             self.tried.unusable[offer.path or ""] = key
             return False
         return self.offer(key, offer.name)
 
-    def _note_of(self, offer: keys.Offer) -> str | None:
+    def _note_of(self, offer: keys.KeyOffer) -> str | None:
         if self._forwarded:
             return keys.FORWARDED_ONLY
-        alone = offer.path is not None and not isinstance(self._keys.load_key(keys.Offer(path=offer.path)), str)
+        alone = offer.path is not None and not isinstance(self._keys.load_key(keys.KeyOffer(path=offer.path)), str)
         return None if alone else keys.AGENT_ONLY
 
     def offer(self, key: paramiko.PKey | None, name: str) -> bool:

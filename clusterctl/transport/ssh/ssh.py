@@ -26,7 +26,7 @@ from clusterctl.transport.base import EXEC_COMMAND, SEND_DEADLINE_FACTOR, STDERR
 from clusterctl.transport.ssh.config import Destination, SshOptions, filter_algorithms, get_destination, split_last_hop
 from clusterctl.transport.ssh.host_keys import HostKeys, PresentedKey, UntrustedKeyError
 from clusterctl.transport.ssh.known_hosts import HostKey
-from clusterctl.transport.ssh.login import Keys, log_in
+from clusterctl.transport.ssh.login import LoginKeys, log_in
 from clusterctl.transport.ssh.login_errors import NoCommonAlgorithmError
 from clusterctl.transport.ssh.predial import PreDialer
 from clusterctl.transport.ssh.stream import BufferedStream, Watchdog
@@ -78,7 +78,7 @@ class _Link:
         self.wire.close()
 
 
-class ConnectionPool:
+class JumpConnections:
     """Connections to jump hosts, by name. The first caller connects; later callers wait for the result.
 
     Any number may be opened at once: with a limit, dead machines that run into their timeout would delay the others.
@@ -213,8 +213,8 @@ class SshTransport:
         self._spec = spec
         self._predialer = predialer or PreDialer(config_file)
         self._host_keys = HostKeys(spec, self._predialer.list_own_known_hosts)
-        self._jumps = ConnectionPool()
-        self._keys = Keys()
+        self._jumps = JumpConnections()
+        self._keys = LoginKeys()
 
     def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> SshChannel:
         """Connect, log in and run `/bin/sh` on `host` (see `Transport.open`)."""

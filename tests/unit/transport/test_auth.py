@@ -10,8 +10,8 @@ from clusterctl.transport.ssh.keys import (
     ENCRYPTED,
     HARDWARE,
     AgentIdentity,
-    Offer,
-    list_offers,
+    KeyOffer,
+    list_key_offers,
     parse_key_type,
     read_public_key,
 )
@@ -36,17 +36,17 @@ FOREIGN = AgentIdentity("ssh-rsa", b"foreign", "")
 
 def test_offers_come_in_the_order_of_openssh(keys: list[str]) -> None:
     a, b, c = keys
-    assert list_offers([a, b, c, "/missing"], [], [FOREIGN, HELD], identities_only=False) == [
-        Offer(path=c, certificate=f"{c}-cert.pub"),
-        Offer(path=a, identity=HELD),
-        Offer(identity=FOREIGN),
-        Offer(path=b),
-        Offer(path=c),
+    assert list_key_offers([a, b, c, "/missing"], [], [FOREIGN, HELD], identities_only=False) == [
+        KeyOffer(path=c, certificate=f"{c}-cert.pub"),
+        KeyOffer(path=a, identity=HELD),
+        KeyOffer(identity=FOREIGN),
+        KeyOffer(path=b),
+        KeyOffer(path=c),
     ]
 
 
 def test_identities_only_leaves_out_what_no_file_stands_for(keys: list[str]) -> None:
-    assert Offer(identity=FOREIGN) not in list_offers(keys, [], [FOREIGN, HELD], identities_only=True)
+    assert KeyOffer(identity=FOREIGN) not in list_key_offers(keys, [], [FOREIGN, HELD], identities_only=True)
 
 
 def test_an_encrypted_key_alone_still_tells_its_public_half(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.transport.ssh.ssh import ConnectionPool
+from clusterctl.transport.ssh.ssh import JumpConnections
 
 
 class Connection:
@@ -23,7 +23,7 @@ def soon() -> float:
 
 
 def test_many_who_ask_at_once_share_one_connection() -> None:
-    shared: Any = ConnectionPool()
+    shared: Any = JumpConnections()
     together = threading.Barrier(8)
     made: list[Connection] = []
 
@@ -42,14 +42,14 @@ def test_many_who_ask_at_once_share_one_connection() -> None:
 
 
 def test_a_broken_connection_is_made_anew() -> None:
-    shared: Any = ConnectionPool()
+    shared: Any = JumpConnections()
     first = shared.get("gate", Connection, soon())
     first.close()
     assert shared.get("gate", Connection, soon()) is not first
 
 
 def test_a_failure_is_everybodys_and_not_remembered() -> None:
-    shared: Any = ConnectionPool()
+    shared: Any = JumpConnections()
 
     def fail() -> Connection:
         raise OSError("refused")
@@ -60,7 +60,7 @@ def test_a_failure_is_everybodys_and_not_remembered() -> None:
 
 
 def test_waiting_for_somebody_elses_attempt_is_bounded() -> None:
-    shared: Any = ConnectionPool()
+    shared: Any = JumpConnections()
     hold, started = threading.Event(), threading.Event()
 
     def slow() -> Connection:
@@ -78,7 +78,7 @@ def test_waiting_for_somebody_elses_attempt_is_bounded() -> None:
 
 
 def test_closing_closes_all_and_makes_no_more() -> None:
-    shared: Any = ConnectionPool()
+    shared: Any = JumpConnections()
     first = shared.get("gate", Connection, soon())
     shared.close()
     assert not first.alive

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.transport.ssh.known_hosts import (
-    Entry,
     HostKey,
     HostKeyVerdict,
     KeyNotAddedError,
+    KnownHostsLine,
     append_key,
     hash_name,
     judge_host_key,
@@ -110,7 +110,7 @@ def test_a_verdict_names_the_line_that_led_to_it(text: str, verdict: HostKeyVerd
 
 def test_a_line_is_read_whole() -> None:
     (entry,) = parse_known_hosts(line("gpu1,[gpu1]:22", ED, "@revoked"), "/k")
-    assert entry == Entry("/k", 1, "@revoked", ("gpu1", "[gpu1]:22"), ED)
+    assert entry == KnownHostsLine("/k", 1, "@revoked", ("gpu1", "[gpu1]:22"), ED)
     assert parse_known_hosts(line("gpu1", ED))[0].path == ""
 
 
