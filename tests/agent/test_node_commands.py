@@ -580,7 +580,7 @@ def test_a_copy_that_goes_on_changes_no_code_of_a_run_that_began_meanwhile(code:
     code.send(files)
     node.prepare(code.talk, workdir=str(code.workdir), code_hash=hash_of(files))
 
-    with pytest.raises(Refused, match=f"{path} was written by a sync while this copy ran"):
+    with pytest.raises(Refused, match=f"{path} is code that run {node.run} was started with"):
         other.bring(b"copieddata")
     assert (code.workdir / path).read_bytes() == b"synced"
 

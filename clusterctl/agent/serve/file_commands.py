@@ -95,47 +95,6 @@ def _refuse_code_of_live_runs(root: str, paths: set[str]) -> None:
                 raise commands.make_refused_error(f"{folder}/{path} is code that run {run.run} was started with", hint)
 
 
-class SyncGuard:
-    """Protects the code of a sync that begins in a folder while files are copied into it.
-
-    Args:
-        folder: The folder that the files go to.
-        paths: Their paths, relative to the folder.
-        root: The state root.
-    """
-
-    def __init__(self, folder: str, paths: Iterable[str], root: str) -> None:
-        self._folder, self._root = os.path.realpath(folder), root
-        self._by_folder: dict[str, list[synced_code.SyncedWorkdir]] = {}
-        self._stamps = {
-            place.folder: place.read_sync_stamp() for path in paths for place in self._list_workspaces(path)
-        }
-
-    def check(self, path: str) -> None:
-        """Refuse to replace a file that a sync has written since the copy began.
-
-        Raises:
-            RequestError: A sync has written this file.
-        """
-        for place in self._list_workspaces(path):
-            whole = os.path.join(self._folder, path)
-            if (
-                place.read_sync_stamp() != self._stamps[place.folder]
-                and os.path.relpath(whole, place.folder) in place.list_synced_files()
-            ):
-                text = f"{whole} was written by a sync while this copy ran"
-                raise commands.make_refused_error(text, "copy it again once no run needs it, or to another place")
-
-    def _list_workspaces(self, path: str) -> list[synced_code.SyncedWorkdir]:
-        """Return a workspace for each folder above a path: any of them may be the workdir of a sync."""
-        folder = os.path.dirname(os.path.join(self._folder, path))
-        if folder not in self._by_folder:
-            parts = folder.split("/")
-            above = ["/".join(parts[: end + 1]) for end in range(1, len(parts))]
-            self._by_folder[folder] = [synced_code.SyncedWorkdir(place, self._root) for place in above]
-        return self._by_folder[folder]
-
-
 _MAX_FILE_BYTES = 1 << 62
 """A file size, or a request number, is never larger."""
 _MAX_REMOVED_NAMES = 100
@@ -300,8 +259,14 @@ class _FileCommands:
             def plan_transfer(outcome: Message) -> _PendingTransfer:
                 entries = rename_first_part(requests.decode_file_list(data), outcome["name"])
                 files, tree = [entries[number] for number in outcome["need"]], file_tree.FileTree(outcome["folder"])
-                guard = SyncGuard(tree.folder, [path for path, *_ in files], root)
-                return _PendingTransfer(lambda: file_tree.FileReceiver(tree, files, check=guard.check))
+
+                def make_receiver() -> file_tree.FileReceiver:
+                    # A run may have started since the comparison.
+                    folder = os.path.realpath(tree.folder)
+                    _refuse_code_of_live_runs(root, {os.path.join(folder, path) for path, *_ in files})
+                    return file_tree.FileReceiver(tree, files)
+
+                return _PendingTransfer(make_receiver)
 
             self._compare(request_id, stream, list_missing, plan_transfer)
 

@@ -267,7 +267,6 @@ class FileReceiver:
         tree: The target folder.
         files: Path, size, mode and hash of each file, in the order of arrival; the paths are checked already.
         note: Called at the end with these files, and with size, time, inode and hash of each as it is on disk.
-        check: Called before a file is moved into place; raises `RequestError` to refuse it.
 
     Attributes:
         is_complete: All announced files have arrived.
@@ -279,9 +278,8 @@ class FileReceiver:
         tree: FileTree,
         files: list[list[Any]],
         note: Note | None = None,
-        check: Callable[[str], None] = lambda _path: None,
     ) -> None:
-        self._tree, self._files, self._on_complete, self._check = tree, files, note, check
+        self._tree, self._files, self._on_complete = tree, files, note
         self._number = -1
         self._remaining_bytes = 0
         self._open: tuple[int, str, str] | None = None
@@ -367,7 +365,6 @@ class FileReceiver:
             if target is not None:
                 os.unlink(temporary)
                 os.symlink(_check_link_target(path, target), temporary)
-            self._check(path)
             if os.path.isdir(place) and not os.path.islink(place):
                 # A folder with content stays, and the file is refused.
                 with contextlib.suppress(OSError):

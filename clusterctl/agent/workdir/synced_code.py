@@ -90,14 +90,6 @@ class SyncedWorkdir(FileTree):
         """Return the files of the last sync."""
         return list(self._read_state()["files"])
 
-    def read_sync_stamp(self) -> tuple[int, int] | None:
-        """Return a value that changes as soon as a sync begins here; `None` if there was no sync."""
-        try:
-            status = os.stat(self._file)
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_ino
-
     def read_synced_run(self) -> str | None:
         """Return the run of the last sync, or `None`."""
         run = self._read_state()["run"]
