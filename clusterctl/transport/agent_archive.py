@@ -61,7 +61,7 @@ def load_agent_archive() -> AgentArchive:
 
 @functools.cache
 def _load_or_pack() -> AgentArchive:
-    sources = _sources()
+    sources = _list_sources()
     stats = [(name, str(p), (s := p.stat()).st_size, s.st_mtime_ns) for name, p in sorted(sources.items())]
     key = hashlib.sha256(repr((_FORMAT, _MAIN, stats)).encode()).hexdigest()[:32]
     cached = platformdirs.user_cache_path("clusterctl") / "bundles" / f"{key}.pyz"
@@ -70,12 +70,15 @@ def _load_or_pack() -> AgentArchive:
         digest, data = stored[:32], stored[32:]
         if hashlib.sha256(data).digest() == digest:
             return AgentArchive(data, digest.hex())
-    bundle = pack_files(_read(sources))
+    files = {name: path.read_bytes() for name, path in sources.items()}
+    # zipimport does not support namespace packages: each folder must be a package.
+    folders = {name.rpartition("/")[0] for name in files if "/" in name}
+    bundle = pack_files({**{f"{folder}/__init__.py": b"" for folder in folders}, **files, "__main__.py": _MAIN})
     _store(cached, bundle.data)
     return bundle
 
 
-def _sources() -> dict[str, Path]:
+def _list_sources() -> dict[str, Path]:
     # Every command that reaches a node checks all sources. Names are faster than `Path` objects.
     agent: dict[str, Path] = {}
     for folder, _, files in os.walk(_PACKAGE / "agent"):
@@ -91,13 +94,6 @@ def _sources() -> dict[str, Path]:
         "clusterctl/_version.py": _PACKAGE / "_version.py",
         "pynvml.py": Path(bindings.origin),
     }
-
-
-def _read(sources: dict[str, Path]) -> dict[str, bytes]:
-    files = {name: path.read_bytes() for name, path in sources.items()}
-    # zipimport does not support namespace packages: each folder must be a package.
-    folders = {name.rpartition("/")[0] for name in files if "/" in name}
-    return {**{f"{folder}/__init__.py": b"" for folder in folders}, **files, "__main__.py": _MAIN}
 
 
 def _store(path: Path, data: bytes) -> None:

@@ -119,7 +119,14 @@ def start_agent(
     progress("connected, looking for Python")
     with _translate_errors(node, channel, parser, timeout):
         channel.send(make_script(nonce, bundle, pythons, first=first), timeout=timeout)
-        word, text, rest = _wait_for_preamble(channel, parser, timeout)
+        deadline = time.monotonic() + timeout
+        preamble = None
+        while preamble is None:
+            data = channel.recv(65536, timeout=max(0.001, deadline - time.monotonic()))
+            if not data:
+                raise ConnectionError("end of stream")
+            preamble = parser.feed(data)
+        word, text, rest = preamble
         if word == "need":
             progress("sending the agent")
             channel.send(bundle.data, timeout=_SEND_TIMEOUT_S)
@@ -150,16 +157,6 @@ def _translate_errors(node: str, channel: Channel, parser: PreambleParser, timeo
     except OSError as error:
         _drain_output(channel, parser)
         raise _error_from_failure(node, "the connection broke before the agent answered", channel, parser) from error
-
-
-def _wait_for_preamble(channel: Channel, parser: PreambleParser, timeout: float) -> tuple[str, str, bytes]:
-    deadline = time.monotonic() + timeout
-    while True:
-        data = channel.recv(65536, timeout=max(0.001, deadline - time.monotonic()))
-        if not data:
-            raise ConnectionError("end of stream")
-        if preamble := parser.feed(data):
-            return preamble
 
 
 def _drain_output(channel: Channel, parser: PreambleParser) -> None:

@@ -90,16 +90,14 @@ def _rows(n: Any, handle: Any) -> dict[str, int]:
 
 
 def _fabric(n: Any, handle: Any) -> dict[str, Any]:
+    info = n.c_nvmlGpuFabricInfo_v3_t()
     try:
-        return _fabric_info(n, handle, n.c_nvmlGpuFabricInfo_v3_t())
+        n.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
     except n.NVMLError as error:
         if error.value not in (n.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, n.NVML_ERROR_INVALID_ARGUMENT):
             raise
-    return _fabric_info(n, handle, n.c_nvmlGpuFabricInfo_v2_t())
-
-
-def _fabric_info(n: Any, handle: Any, info: Any) -> dict[str, Any]:
-    n.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+        info = n.c_nvmlGpuFabricInfo_v2_t()
+        n.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
     cluster = bytes(info.clusterUuid).hex()
     return {
         "state": info.state,

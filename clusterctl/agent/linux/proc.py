@@ -216,18 +216,13 @@ def is_exiting(stat: ProcessStat) -> bool:
 
 def is_exiting_unblocked(stat: ProcessStat) -> bool:
     """Return whether the kernel is tearing the process down and no thread is blocked, so that it will end."""
-    return all(one.state in "ZX" or (is_exiting(one) and one.state != "D") for one in _read_threads(stat))
-
-
-def _read_threads(stat: ProcessStat) -> list[ProcessStat]:
-    """Return the present state of each thread of this very process; none if it has ended."""
     base = f"/proc/{stat.pid}/task"
     try:
         names = os.listdir(base) if is_alive(stat.identity) else []
     except OSError:
         names = []
-    threads = (parse_stat(read_bytes(f"{base}/{name}/stat")) for name in names)
-    return [one for one in threads if one is not None]
+    threads = [thread for name in names if (thread := parse_stat(read_bytes(f"{base}/{name}/stat"))) is not None]
+    return all(thread.state in "ZX" or (is_exiting(thread) and thread.state != "D") for thread in threads)
 
 
 def is_dying(identity: ProcessIdentity) -> bool:

@@ -125,7 +125,11 @@ def _open(node: str, family: int, address: Any, timeout: float, bind: str | None
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if bind is not None:
-            _bind(node, sock, family, bind)
+            try:
+                sock.bind(socket.getaddrinfo(bind, 0, family, socket.SOCK_STREAM)[0][4])
+            except OSError as error:
+                text = f"`BindAddress {bind}` is not an address of this machine that could reach it"
+                raise ConnectError(node, text, hint="mend it in ssh_config") from error
         sock.settimeout(max(0.001, timeout))
         sock.connect(address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -137,14 +141,6 @@ def _open(node: str, family: int, address: Any, timeout: float, bind: str | None
         sock.close()
         raise
     return sock
-
-
-def _bind(node: str, sock: socket.socket, family: int, address: str) -> None:
-    try:
-        sock.bind(socket.getaddrinfo(address, 0, family, socket.SOCK_STREAM)[0][4])
-    except OSError as error:
-        text = f"`BindAddress {address}` is not an address of this machine that could reach it"
-        raise ConnectError(node, text, hint="mend it in ssh_config") from error
 
 
 def _resolve_addresses(node: str, options: SshOptions, deadline: float) -> list[tuple[int, Any]]:
