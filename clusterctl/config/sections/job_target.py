@@ -253,21 +253,16 @@ def check_shell_texts(
     for node, path in _list_literals(root):
         for what, hint in find_literal_mistakes(str(node.value), is_argument="env" not in path):
             context.report.warn(node.mark, f"{format_path(path)}: {what}", hint)
-    for mark, where, text in _list_texts(root, job):
+    scripts = [
+        (_mark(root, "command"), f"`{name}` of job.command", data.decode("utf-8", "replace"))
+        for name, data in files.items()
+    ]
+    for mark, where, text in (*_list_texts(root, job), *scripts):
         for mistake in find_shell_mistakes(text):
             start = max(text.rfind(blank, 0, mistake.offset) for blank in " \t\n") + 1
             shown = " ".join(text[start:].split()[:2])[:60]
             context.report.warn(mark, f"{where}: {mistake.text} (`{shown}`)", mistake.hint)
-    texts = [
-        (mark, where, find_variables(text))
-        for mark, where, text in (
-            *_list_texts(root, job),
-            *(
-                (_mark(root, "command"), f"`{name}` of job.command", data.decode("utf-8", "replace"))
-                for name, data in files.items()
-            ),
-        )
-    ]
+    texts = [(mark, where, find_variables(text)) for mark, where, text in (*_list_texts(root, job), *scripts)]
     # A transport of a command may lead into a job of another launcher.
     is_open = any(machine.spec.transport not in (TransportKind.SSH, TransportKind.LOCAL) for machine in machines)
     known = {*given, *context.environ, *(name for _, _, found in texts for name in found.assigned)}
@@ -326,8 +321,11 @@ def _list_literals(root: Node) -> Iterator[tuple[Node, Path]]:
         if items is not None and isinstance(items.value, list):
             shell = list_shell_items(("job", key), [item.value for item in items.value])
             yield from ((item, ("job", key, i)) for i, item in enumerate(items.value) if i not in shell)
-    defaults = root.child("defaults")
-    for above, section in (((), root), (("defaults",), defaults)):
+    hosts = root.child("hosts")
+    count = len(hosts.value) if hosts is not None and isinstance(hosts.value, list) else 0
+    sections: list[tuple[Path, Node | None]] = [((), root), (("defaults",), root.child("defaults"))]
+    sections += [(("hosts", number), hosts.child(number)) for number in range(count) if hosts is not None]
+    for above, section in sections:
         values = section.child("env") if section is not None else None
         if values is not None and isinstance(values.value, dict):
             yield from ((value, (*above, "env", name)) for name, value in values.value.items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from clusterctl.config.sections.shell_text import (
@@ -10,6 +12,11 @@ from clusterctl.config.sections.shell_text import (
     find_shell_mistakes,
     find_variables,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from clusterctl.config.loader import LoadedClusterFile
 
 MISTAKEN = [
     pytest.param("ulimit -c unlimited \\ python train.py", "backslash before a blank", id="folded"),
@@ -116,6 +123,15 @@ def test_a_usual_text_for_bash_is_let_through(text: str) -> None:
 def test_an_argument_that_no_program_fills_in_is_warned_of(value: str, what: str | None) -> None:
     found = find_literal_mistakes(value, is_argument=True)
     assert [what is not None and what in text for text, _ in found] == [True] * (what is not None)
+
+
+def test_the_env_of_a_host_and_a_script_that_a_command_runs_are_looked_at(
+    parse_text: Callable[..., LoadedClusterFile],
+) -> None:
+    text = "version: 1\nhosts: [{host: a, env: {X: '`id`'}}]\njob: {command: bash run.sh}\n"
+    contents = {"run.sh": "python t.py \\ \n  --lr 1\n"}
+    found = [warning.text for warning in parse_text(text, contents=contents).warnings]
+    assert [text.partition(":")[0] for text in found] == ["hosts[0].env.X", "`run.sh` of job.command"]
 
 
 def test_the_value_of_a_variable_may_be_an_operator() -> None:
