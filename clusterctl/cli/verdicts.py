@@ -224,7 +224,9 @@ def _path_of(run: RunDir, node: str, name: str) -> str | None:
     """Return where a login shell finds a program, "" where it does not; `None` where the node does not answer."""
     spec = load_spec(run.spec.read_text())
     hosts = [host for host in spec.hosts if host.name == node]
-    remote = RemoteCommand({"argv": ["bash", "-lc", 'type -P -- "$0"', name]}, _LIMIT_S, 1, None)
+    # A `.bashrc` often returns at its beginning if the shell is not interactive.
+    look = """type -P -- "$0" || exec bash -lic 'type -P -- "$0"' "$0\""""
+    remote = RemoteCommand({"argv": ["bash", "-lc", look, name]}, _LIMIT_S, 1, None)
     with (
         open_reachable_sessions(spec, hosts, remote.begin, of_run=True) as (sessions, _),
         WaitingLine(sessions, 0.0, None, stage="running") as waiting,

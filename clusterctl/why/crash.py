@@ -81,7 +81,10 @@ def find_advice(end: RankExit) -> str:
             "has replaced or removed it"
         )
     if launcher is None:
-        return ""
+        is_of_environment = not end.message.startswith("KeyError") or "os.environ[" in f"{end.traceback}{end.tail}"
+        if not (name.isupper() and is_of_environment):
+            return ""
+        return f"ranks have no `{name}`: `env` sets it; what the `.bashrc` of a node exports may not reach them"
     own = find_substitute(name)
     remedy = f"read `{own}` instead" if own is not None else "set it in `env`"
     return f"`{name}` is a variable of {launcher.name}, and nobody sets it here: {remedy}"
@@ -113,6 +116,8 @@ def next_command(cls: Class, run: str, rank: int | None, node: str | None, messa
             )
         case Class.MISSING_MODULE:
             return (f"clusterctl health{at} version.python", logs)
+        case Class.NO_PERMISSION if script := _NOT_EXECUTABLE.search(message):
+            return (f"`chmod +x {script[1]}` here, or `bash {script[1]}` in `job.command`", logs)
         case Class.MISSING_FILE | Class.NO_PERMISSION:
             return (logs, f"clusterctl exec{at} -- ls -la")
         case Class.GPU | Class.UNHEALTHY | Class.NODE_LOST:
@@ -123,6 +128,7 @@ def next_command(cls: Class, run: str, rank: int | None, node: str | None, messa
             return (logs,)
 
 
+_NOT_EXECUTABLE = re.compile(r"sh: line \d+: (\S+\.sh): Permission denied")
 _MORE_GPU_MEMORY = (
     "if nobody else uses the GPU: a smaller batch, or `env: {PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True}` "
     "where much is reserved and not allocated"

@@ -70,6 +70,13 @@ def test_a_python_that_fails_below_a_shell_that_ends_with_0_is_named(
 RESTARTS = "import os, subprocess, sys\nsubprocess.run([sys.executable, 'train.py'], env={**os.environ, 'RANK': '0'})\n"
 
 
+@pytest.mark.parametrize("script", ["sys.exit(256)", "sys.exit(os.system('exit 2'))", "os._exit(256)"])
+def test_an_exit_code_of_which_0_arrives_is_named(node: Node, script: str) -> None:
+    event = end_of(node, "exec python train.py", train=f"import os, sys\n{script}\n")
+    assert event["exit_code"] == 0
+    assert event["error"]["message"].rstrip(")").endswith(("256", "512"))
+
+
 @pytest.mark.parametrize("name", ["torchrun", "deepspeed"])
 def test_a_launcher_is_not_the_rank_and_judges_its_workers_itself(node: Node, name: str) -> None:
     launcher = node.home / name
@@ -91,6 +98,7 @@ if __name__ == '__main__':
     m.set_start_method('METHOD')
     WORK
 """
+FUTURE = "x = concurrent.futures.ThreadPoolExecutor(2); "
 STARTS = "p = m.Process(target={}); p.start(); p.join()"
 
 
@@ -131,6 +139,13 @@ STARTS = "p = m.Process(target={}); p.start(); p.join()"
             "fork", "p = m.Process(target=time.sleep, args=(60,), daemon=True); p.start()", None, id="daemon_at_exit"
         ),
         pytest.param("fork", "with m.Manager() as manager: manager.list([1])", None, id="manager"),
+        pytest.param("fork", FUTURE + "x.submit(works, 1)", "future: ValueError: for the parent", id="a_future"),
+        pytest.param(
+            "fork",
+            FUTURE + "y = x.submit(works, 1); x.submit(works, 2); print(y.exception())",
+            None,
+            id="a_future_that_was_asked_for",
+        ),
         pytest.param("fork", "subprocess.run([sys.executable, 'raises.py'])", "ValueError: no data", id="script"),
         pytest.param("fork", "subprocess.run([sys.executable, 'killed.py'])", "SIGKILL", id="script_killed"),
         pytest.param("fork", "subprocess.call('python killed.py || exit 3', shell=True)", "exit code 3", id="text"),
@@ -138,9 +153,7 @@ STARTS = "p = m.Process(target={}); p.start(); p.join()"
             "fork", "subprocess.call('python raises.py | cat', shell=True)", "ValueError: no data", id="below_a_pipe"
         ),
         pytest.param("fork", "os.system('python raises.py')", "ValueError: no data", id="os_system"),
-        pytest.param(
-            "fork", "sys.exit(os.system('cd . && python usage.py || exit 1'))", "SystemExit: 2", id="exit_256"
-        ),
+        pytest.param("fork", "os.system('cd . && python usage.py || exit 1')", "SystemExit: 2", id="os_system_usage"),
         pytest.param("fork", "os.system('python good.py')", None, id="os_system_ends_well"),
         pytest.param("fork", "os.system('python usage.py --help >/dev/null')", None, id="os_system_asks_for_help"),
         pytest.param("fork", "subprocess.run([sys.executable, '-c', '1/0'])", None, id="a_question"),
@@ -254,6 +267,13 @@ WITH_A_SCRIPT = "bash run.sh"
             "RuntimeError: boom",
             False,
             id="an_exception_of_a_python_without_our_shim",
+        ),
+        pytest.param(
+            WITH_A_SCRIPT,
+            "python good.py\nPYTHONPATH=. python raises.py | tee log\necho done\n",
+            "RuntimeError: boom",
+            False,
+            id="an_exception_behind_a_python_with_our_shim",
         ),
         pytest.param(
             WITH_A_SCRIPT,

@@ -5,7 +5,7 @@ TARGET is STATE_ROOT/inject/CONTENT: runs with the same shim have the same folde
     TARGET/sitecustomize.py         first on PYTHONPATH; starts the shim in the process that is the rank
     TARGET/_clusterctl_shim/        the shim (agent/shim): counters, status file, stack dumps by signal
     TARGET/_clusterctl_forkserver/  the forkserver (agent/forkserver)
-    TARGET/lib/clusterctl/          `import clusterctl` for workers that have not installed it; last on `sys.path`
+    TARGET/_clusterctl_lib/clusterctl/  `import clusterctl` for workers that have not installed it; last on `sys.path`
 
 Files in the status directory (a 0700 directory on tmpfs, one per run, node and attempt), R being the global rank:
 
@@ -15,11 +15,12 @@ Files in the status directory (a 0700 directory on tmpfs, one per run, node and 
     rank-R.ready.json   how to request a stack dump: pid, start_time, signal, fd, dev, ino, main_thread
     rank-R.python.json  how the Python ended, if a shell has started it; see `agent.shim.event_records`
     rank-R.signal.json  the last SIGTERM or SIGINT that it has handled; see `agent.shim.event_records`
-    rank-R.child.json   its first child process that failed: pid, message; see `agent.shim.child_failure`
+    rank-R.child.json   its first child process, or future, that failed: pid, message; see `agent.shim.child_failure`
     rank-R.system       exists once its Python has run a script by `os.system`
     rank-R.group.json   rank and size of its default process group
     rank-R.python       exists once any Python has started in the rank
     wants-python        exists if the command of the workers names a Python
+    hides-python        exists if it replaces PYTHONPATH, so that a Python may have no shim
     rank-R.met          exists once one of its processes has met a peer
     rank-R.alone        exists if its Python has loaded torch, has met no peer and has ended
     rank-R.refused      why the shim could not start
@@ -38,13 +39,13 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _AGENT = os.path.dirname(_HERE)
 _FILES = {
     "sitecustomize.py": os.path.join(_HERE, "sitecustomize.py"),
-    "lib/clusterctl/__init__.py": os.path.join(os.path.dirname(_AGENT), "__init__.py"),
-    "lib/clusterctl/agent/__init__.py": os.path.join(_AGENT, "__init__.py"),
+    "_clusterctl_lib/clusterctl/__init__.py": os.path.join(os.path.dirname(_AGENT), "__init__.py"),
+    "_clusterctl_lib/clusterctl/agent/__init__.py": os.path.join(_AGENT, "__init__.py"),
 }
 _FOLDERS = {
     "_clusterctl_shim": os.path.join(_AGENT, "shim"),
     "_clusterctl_forkserver": os.path.join(_AGENT, "forkserver"),
-    "lib/clusterctl/agent/worker": os.path.join(_AGENT, "worker"),
+    "_clusterctl_lib/clusterctl/agent/worker": os.path.join(_AGENT, "worker"),
 }
 """Path below TARGET -> source."""
 

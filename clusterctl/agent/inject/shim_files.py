@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _STALE_S = 10.0
-_WANTS_PYTHON = "wants-python"
+_WANTS_PYTHON, _HIDES_PYTHON = "wants-python", "hides-python"
 _RANK_DIGITS, _MAX_RANKS = 7, 1024
 _MAX_FLIGHT_RECORD_ENTRIES, _MAX_NAME_LENGTH = 128, 200
 _MAX_MESSAGE_LENGTH, _MAX_TRACEBACK_LENGTH = 8192, 32768
@@ -204,7 +204,7 @@ def read_swallowed_failure(status_dir: str, rank: int, leader: int) -> WorkerErr
         who, end, program = _parse_identity(value), str(value["end"]), str(value["program"])[:_MAX_NAME_LENGTH]
         trace = str(value["traceback"])[-_MAX_TRACEBACK_LENGTH:] or None
         message = str(value["message"])[:_MAX_MESSAGE_LENGTH]
-        if who.pid == leader or (end == "running" and proc.is_alive(who)):
+        if end == "running" and (who.pid == leader or proc.is_alive(who)):
             return None
         if end == "running":
             return {"message": f"`{program}` (pid {who.pid}) ended without a report, as by a signal", "traceback": None}
@@ -229,9 +229,9 @@ def has_worked_alone(status_dir: str, rank: int) -> bool:
     return os.path.exists(f"{base}.alone") and not os.path.exists(f"{base}.met")
 
 
-def note_wanted_python(status_dir: str) -> None:
-    """Note that the command of the workers names a Python."""
-    with contextlib.suppress(OSError), open(os.path.join(status_dir, _WANTS_PYTHON), "w", encoding="ascii"):
+def note_pythons(status_dir: str, pythons: str) -> None:
+    """Note that the command of the workers "wants-python", or "hides-python"."""
+    with contextlib.suppress(OSError), open(os.path.join(status_dir, pythons), "w", encoding="ascii"):
         pass
 
 
@@ -242,8 +242,10 @@ def lacks_python(status_dir: str, rank: int) -> bool:
 
 
 def has_watched_python(status_dir: str, rank: int) -> bool:
-    """Return whether a Python with our shim has begun in a rank; true as well if the attempt has no status folder."""
-    return not os.path.isdir(status_dir) or os.path.exists(os.path.join(status_dir, f"rank-{rank}.python"))
+    """Return whether a Python with our shim has begun in a rank and none without it, as far as anybody knows."""
+    has_begun = os.path.exists(os.path.join(status_dir, f"rank-{rank}.python"))
+    is_hidden = os.path.exists(os.path.join(status_dir, _HIDES_PYTHON))
+    return not os.path.isdir(status_dir) or (has_begun and not is_hidden)
 
 
 def read_failed_child(status_dir: str, rank: int) -> ChildFailure | None:

@@ -93,6 +93,6 @@ def _serve():
 _here = os.path.dirname(os.path.realpath(__file__))
 if _serve():
     # Last on the path, so that an installed clusterctl comes first. Without one, `import clusterctl` finds ours.
-    sys.path.append(os.path.join(_here, "lib"))
+    sys.path.append(os.path.join(_here, "_clusterctl_lib"))
     _arm()
 _chain(_here)

@@ -1,4 +1,4 @@
-"""Records the first failed child process of a rank's Python code, because the code may ignore the failure.
+"""Records the first failed child process or future of a rank's Python code, because the code may ignore the failure.
 
 A process of `multiprocessing`, and a script that `subprocess` has started, write the exception that ends them. Their
 parent writes the exit code or the signal, unless it ended them itself.
@@ -24,6 +24,8 @@ _KILL = 9
 _ENDING_SIGNALS = (1, 2, 3, 6, 9, 15)
 _ORDERLY_SIGNALS = (1, 2, 13, 15)
 """HUP, INT, PIPE, TERM: another process requested the end, or has closed the pipe."""
+UNASKED_FUTURE = "future: "
+"""What begins the message of a future, whose process has not failed."""
 _RUNS_A_SCRIPT = r"(?:\S*/)?(?:python[\d.]*(?: -[a-zA-Z]+)* \S+\.py|torchrun|accelerate|deepspeed)(?=\s|$)"
 
 
@@ -42,6 +44,7 @@ class ChildFailureRecord:
             "multiprocessing.util": self._watch,
             "multiprocessing.popen_fork": self._watch_children,
             "subprocess": self._watch_children,
+            "concurrent.futures._base": lambda module: _FutureError(self._write_failure).watch(module.Future),
         }
 
     def begin_script(self, watch_exit: Callable[[Callable[[str, str, str], None]], None]) -> None:
@@ -173,6 +176,43 @@ class _ReturnCode:
 
     def __delete__(self, popen: Any) -> None:
         del vars(popen)["returncode"]
+
+
+class _FutureError:
+    """The attribute `_exception` of a `Future`: at exit, it tells of the first one if nobody has asked for any."""
+
+    def __init__(self, write_failure: Callable[[int, str], None]) -> None:
+        self._write_failure = write_failure
+        self._pid = os.getpid()
+        self._message = ""
+        self._was_asked = False
+
+    def watch(self, future_class: Any) -> None:
+        import atexit
+
+        future_class._exception = self  # noqa: SLF001
+        atexit.register(self._finish)
+
+    def __get__(self, future: Any, owner: Any = None) -> Any:
+        if future is None:
+            return self
+        try:
+            error = vars(future)["_exception"]
+        except KeyError:
+            raise AttributeError("_exception") from None
+        self._was_asked = self._was_asked or error is not None
+        return error
+
+    def __set__(self, future: Any, error: Any) -> None:
+        vars(future)["_exception"] = error
+        # No reference to the error stays here: its frames hold memory.
+        if isinstance(error, Exception) and not isinstance(error, (OSError, EOFError)) and not self._message:
+            text = str(error).strip().partition("\n")[0]
+            self._message = f"{UNASKED_FUTURE}{type(error).__name__}: {text}"
+
+    def _finish(self) -> None:
+        if self._message and not self._was_asked and os.getpid() == self._pid:
+            self._write_failure(self._pid, self._message)
 
 
 def _is_daemon() -> bool:

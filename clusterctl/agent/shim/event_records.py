@@ -91,7 +91,7 @@ class ExitRecord:
     """The file about the end of one Python. Of several in a row, the first one that failed stays in it.
 
     If a shell has started this Python, the exit code of the rank may be another program's. A Python that is the first
-    process of its rank writes nothing: its own exit code is enough.
+    process of its rank writes nothing but an exit code of which 0 arrives: any other code is enough by itself.
     """
 
     def __init__(self, status_dir: str, rank: int, start_time: int) -> None:
@@ -100,10 +100,19 @@ class ExitRecord:
 
     def begin(self) -> None:
         """Watch this process if a shell has started it, unless it is a `python -c`, which may be a mere question."""
-        if os.getsid(0) == self._pid or is_child_of_python() or sys.argv[:1] == ["-c"] or self._has_earlier_failure():
+        if os.getsid(0) == self._pid:
+            ExitWatch(self._write_multiple).begin()
+            return
+        if is_child_of_python() or sys.argv[:1] == ["-c"] or self._has_earlier_failure():
             return
         self._write(_RUNNING)
         ExitWatch(self._write).begin()
+
+    def _write_multiple(self, end: str, message: str, trace: str) -> None:
+        """Write an exit code such as 256, which `os.system` returns: its lowest 8 bits alone arrive, which are 0."""
+        code = message.replace("(", " ").rstrip(")").rpartition(" ")[2]
+        if not trace and code.isdigit() and int(code) % 256 == 0:
+            self._write(end, message)
 
     def _has_earlier_failure(self) -> bool:
         """Return whether a Python before this one has failed, or has ended without a record of its end."""

@@ -135,8 +135,8 @@ class Attempt:
         ranks = [[one.rank, one.local_rank] for one in planned]
         syscalls.write_json(self._run.start(self.number), {"workers": ranks, "cgroup": self.known_processes.cgroup})
         wanted = [one for one in planned if one.rank not in self.workers]
-        if start.inject and wanted and workers.names_python(wanted[0].argv, self.prepare.workdir):
-            shim_files.note_wanted_python(self._run.status_dir(self.number))
+        if start.inject and wanted and (pythons := workers.judge_pythons(wanted[0].argv, self.prepare.workdir)):
+            shim_files.note_pythons(self._run.status_dir(self.number), pythons)
         for worker in self.start_workers([(one, self._make_waiter_config(start, one)) for one in wanted]):
             self.watch_worker(worker)
             self._record_started(worker)

@@ -39,6 +39,7 @@ _ELSEWHERE = re.compile(
     r"|systemd-run|chroot|bwrap|nix)\b|\benv -[iu]\b|\bunset\b|\bpython[\d.]* -[A-Za-z]*[IES]|PYTHONPATH=|--cleanenv"
 )
 """Our shim cannot see a Python that one of these starts."""
+_REPLACES_PATH = re.compile(r"\bPYTHONPATH=(?!\S*\$\{?PYTHONPATH\b)")
 _SCRIPT = re.compile(r"[\w./~+@-]+")
 
 _UNTRAINED = re.compile(
@@ -143,8 +144,10 @@ def is_shell_error(line: str) -> bool:
     return not _QUIET_SHELL.match(found["file"]) or bool(_WORK.match(what))
 
 
-def names_python(argv: Sequence[str], workdir: str) -> bool:
-    """Return whether a command, or a shell script that it runs, starts a Python or a launcher that our shim can see.
+def judge_pythons(argv: Sequence[str], workdir: str) -> str:
+    """Return "wants-python" if a command, or a shell script that it runs, starts a Python that our shim can see.
+
+    Return "hides-python" if it replaces PYTHONPATH, by which the shim gets into a Python; else "".
 
     Call this in a child: the folder may lie on a mount that hangs.
 
@@ -162,4 +165,8 @@ def names_python(argv: Sequence[str], workdir: str) -> bool:
             if word.endswith(".sh") or re.match(rb"#!.*sh\b", content):
                 texts.append(content.decode("utf-8", "replace"))
     script = "\n".join(line for each in texts for line in each.splitlines() if not line.lstrip().startswith("#"))
-    return bool(_WANTS_PYTHON.search(script)) and not _ELSEWHERE.search(script)
+    if not _WANTS_PYTHON.search(script):
+        return ""
+    if _ELSEWHERE.search(script):
+        return "hides-python" if _REPLACES_PATH.search(script) else ""
+    return "wants-python"

@@ -144,19 +144,19 @@ def prepare_workdir(run: RunDir, prepare: requests.Prepare) -> str:
     return python
 
 
-def names_python(argv: list[str], workdir: str) -> bool:
-    """Return whether the command of a worker, or a script that it runs, starts a Python; false if this is unknown."""
+def judge_pythons(argv: list[str], workdir: str) -> str:
+    """Return what `shell_errors.judge_pythons` says of the command of a worker; "" if this is unknown."""
 
     def check(out: HelperOutput) -> dict[str, Any]:
         out.message({"at": workdir})
-        return {"names_python": shell_errors.names_python(argv, workdir)}
+        return {"pythons": shell_errors.judge_pythons(argv, workdir)}
 
     if argv[:1] == [spawn.PYTHON_PLACEHOLDER]:
-        return False
+        return ""
     try:
-        return bool(_run_in_child(check, _FILES_TIMEOUT_S)["names_python"])
+        return str(_run_in_child(check, _FILES_TIMEOUT_S)["pythons"])
     except commands.RequestError:
-        return False
+        return ""
 
 
 def _run_in_child(task: helper_process.Task, seconds: float) -> dict[str, Any]:

@@ -189,6 +189,11 @@ def _warn_of_failed_children(workers: Iterable[WorkerState]) -> Iterator[str]:
     groups = sorted(by_message.values(), key=lambda group: is_peer_loss(group[0][2]))
     for group in groups[:_MAX_LINES]:
         rank, pid, message = group[0]
+        if message.startswith("future: "):
+            whose = "their futures, which" if len(group) > 1 else "its future, which"
+            error = shorten(message.removeprefix("future: "))
+            yield f"{name_ranks(each[0] for each in group)} ended with 0, but nobody asked for {whose} raised {error}"
+            continue
         preposition = "with" if message.startswith("exit code ") else "by"
         how = f"ended {preposition} {shorten(message.splitlines()[0])}"
         if len(group) == 1:

@@ -248,11 +248,13 @@ def test_the_whole_shim_is_written(tmp_path):
     shim = {f"_clusterctl_shim/{path.name}" for path in source.glob("agent/shim/*.py")}
     forkserver = {f"_clusterctl_forkserver/{path.name}" for path in source.glob("agent/forkserver/*.py")}
     assert (
-        shim | forkserver | {"sitecustomize.py", "lib/clusterctl/__init__.py", "lib/clusterctl/agent/__init__.py"}
+        shim
+        | forkserver
+        | {"sitecustomize.py", "_clusterctl_lib/clusterctl/__init__.py", "_clusterctl_lib/clusterctl/agent/__init__.py"}
         <= written
     )
     assert {path for path in written if "worker" in path} == {
-        f"lib/clusterctl/agent/worker/{path.name}" for path in source.glob("agent/worker/*.py")
+        f"_clusterctl_lib/clusterctl/agent/worker/{path.name}" for path in source.glob("agent/worker/*.py")
     }
 
 

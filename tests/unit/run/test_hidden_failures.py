@@ -441,6 +441,11 @@ PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:{}"
             ["rank 0: its child process 7 ended by IndexError: no 1, and the rank ended with 0"],
             id="its_traceback_is_told_once",
         ),
+        pytest.param(
+            [child(7, "future: ValueError: no bucket"), {}, child(8, "future: ValueError: no bucket"), {}],
+            ["ranks 0,2 ended with 0, but nobody asked for their futures, which raised ValueError: no bucket"],
+            id="futures",
+        ),
     ],
 )
 def test_ranks_whose_child_processes_failed_unnoticed_are_told_of(how: list[dict[str, Any]], words: list[str]) -> None:

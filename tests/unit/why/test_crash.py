@@ -184,6 +184,8 @@ def test_of_a_killed_rank_it_says_what_to_look_for_in_the_kernel_log() -> None:
         pytest.param("KeyError: 'PMI_SIZE'", "read `WORLD_SIZE` instead", id="pmi"),
         pytest.param("KeyError: 'SLURM_SUBMIT_DIR'", "set it in `env`", id="nothing like it"),
         pytest.param("run.sh: line 3: SLURM_NODEID: unbound variable", "read `GROUP_RANK` instead", id="bash"),
+        pytest.param("run.sh: line 3: DATA_DIR: unbound variable", "ranks have no `DATA_DIR`: `env` sets", id="own"),
+        pytest.param("run.sh: line 3: outdir: unbound variable", None, id="a slip of the script"),
         pytest.param("X: Environment variable 'LWS_LEADER_ADDRESS' not found", "read `MASTER_ADDR`", id="omegaconf"),
         pytest.param(
             "ValueError: Error initializing: environment variable RANK expected, but not set",
@@ -199,6 +201,18 @@ def test_of_a_variable_that_is_not_there_it_is_said_which_one_is(message: str, a
     summary = judge_run(case(raised(message), lost_peer())).summary
     assert summary.endswith(message) if advice is None else f"{message}; " in summary
     assert advice is None or advice in summary
+
+
+def test_of_a_key_of_the_environment_it_is_said_who_sets_it() -> None:
+    end = ended(
+        1, message="KeyError: 'DATA_DIR'", traceback='  File "t.py", line 3, in f\n    os.environ["DATA_DIR"]\n'
+    )
+    assert "ranks have no `DATA_DIR`: `env` sets it" in judge_run(case(end, lost_peer())).summary
+
+
+def test_of_a_script_that_may_not_be_executed_it_is_said_how_to_run_it() -> None:
+    end = ended(126, message="bash: line 1: ./run.sh: Permission denied", cls=Class.NO_PERMISSION)
+    assert judge_run(case(end, lost_peer())).next[0].startswith("`chmod +x ./run.sh` here")
 
 
 @pytest.mark.parametrize(
