@@ -270,7 +270,6 @@ def indexed(data: bytes) -> None:
         for moment in (0.0, 1.0, 2e9):
             index.size_before(moment)
             index.size_until(moment)
-        index.last()
         index.position_of_size(7)
 
 
