@@ -28,14 +28,14 @@ def _path() -> Path:
 
 
 def list_unaccepted_commands(hosts: Iterable[HostSpec]) -> list[Argv]:
-    """Return the commands that lead to these hosts and were not accepted, each once."""
+    """Return the commands that connect to these hosts and that the user has not accepted, each once."""
     wanted = dict.fromkeys(host.transport for host in hosts if isinstance(host.transport, tuple))
     known = _accepted() if wanted else set()
     return [argv for argv in wanted if argv not in known and not host_lists.is_srun_command(argv)]
 
 
 def refuse_unaccepted_commands(hosts: Iterable[HostSpec]) -> None:
-    """See that nothing of a file is run here that its user has not seen.
+    """Refuse commands of a cluster file that the user has not accepted.
 
     Raises:
         RefusedError: A command was not accepted.
@@ -47,12 +47,12 @@ def refuse_unaccepted_commands(hosts: Iterable[HostSpec]) -> None:
 
 
 def is_accepted_command(argv: Argv) -> bool:
-    """Tell whether a command was accepted."""
+    """Return whether the user has accepted a command."""
     return argv in _accepted()
 
 
 def accept_commands(accepted_commands: Iterable[Argv]) -> None:
-    """Accept commands, word for word."""
+    """Store commands as accepted; they are compared word for word."""
     make_private_folder(_path().parent)
     with ownership.lock_folder(_path().parent):
         write_atomically(_path(), json.dumps(sorted(map(list, _accepted() | set(accepted_commands)))).encode())
@@ -67,11 +67,11 @@ def _accepted() -> set[Argv]:
 
 
 def run_accepted_listing(argv: tuple[str, ...]) -> str:
-    """Run a command that `clusterctl trust` has accepted, and return what it says.
+    """Run an accepted command that lists hosts, and return its output.
 
     Raises:
-        RefusedError: It was not accepted.
-        ListingError: It fails.
+        RefusedError: The user has not accepted the command.
+        HostListError: The command failed.
     """
     if not is_accepted_command(argv):
         text = f"the cluster file lists its hosts by a command that would be run on this machine: `{shlex.join(argv)}`"
@@ -80,10 +80,10 @@ def run_accepted_listing(argv: tuple[str, ...]) -> str:
 
 
 def run_listing(argv: tuple[str, ...]) -> str:
-    """Run a command, without a shell, and return what it says.
+    """Run a command that lists hosts, without a shell, and return its output.
 
     Raises:
-        ListingError: It cannot be run, fails, does not end, or says too much.
+        HostListError: The command cannot be run, fails, does not end, or prints too much.
     """
     shown = f"`{shlex.join(argv)}`"
     try:
@@ -99,5 +99,5 @@ def run_listing(argv: tuple[str, ...]) -> str:
         said = " ".join(done.stderr.decode("utf-8", "replace").split())[-_QUOTED_CHARS:] or "nothing"
         raise HostListError(f"{shown} ended with status {done.returncode}; it said: {said}")
     if len(done.stdout) > _LISTING_LIMIT_BYTES:
-        raise HostListError(f"{shown} says more than {_LISTING_LIMIT_BYTES >> 20} MiB")
+        raise HostListError(f"{shown} prints more than {_LISTING_LIMIT_BYTES >> 20} MiB")
     return done.stdout.decode("utf-8", "replace")

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FetchedFiles = dict[str, tuple[list[str], int]]
-"""Paths, with the files that each names and their bytes in all."""
+"""Files and total bytes of each requested path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What both ways need.
+    """The settings of a transfer.
 
     Attributes:
-        spec: Of the cluster.
-        console: Where it is said.
-        quiet: Nothing is said but what went wrong.
-        most: Bytes of one node.
-        at_home: Relative paths of nodes begin in the home, not in the code folder.
+        spec: The cluster.
+        console: Where messages go.
+        quiet: Print errors only.
+        most: The limit of bytes for one node.
+        at_home: Relative paths on nodes begin in the home folder instead of the code folder.
     """
 
     spec: ClusterSpec
@@ -48,12 +48,12 @@ class Transfer:
     at_home: bool
 
     def base(self, node: str) -> str:
-        """Return where relative paths of a node begin."""
+        """Return the folder in which relative paths of a node begin."""
         return "~" if self.at_home else get_workdir(self.spec, node)
 
 
 class _Counter:
-    """Says on a terminal how many bytes have moved so far, on all nodes together."""
+    """Shows on a terminal how many bytes have been copied so far, on all nodes together."""
 
     def __init__(self, way: Transfer, total: int | None) -> None:
         self._way, self._total, self._done, self._shown = way, total, 0, 0
@@ -70,10 +70,10 @@ class _Counter:
 
 
 def copy_to_nodes(way: Transfer, sources: Sequence[str], hosts: Sequence[HostSpec], target: str) -> None:
-    """Copy files of this machine to all of these nodes at once.
+    """Copy files of this machine to several nodes in parallel.
 
     Raises:
-        ClusterctlError: A source is not there, or a node did not take them.
+        ClusterctlError: A source does not exist, or a node refused the files.
     """
     load = uploads.collect_upload(sources, way.most)
     for path in [] if way.quiet else load.excluded:
@@ -93,16 +93,16 @@ def copy_to_nodes(way: Transfer, sources: Sequence[str], hosts: Sequence[HostSpe
 
 
 def copy_from_nodes(way: Transfer, sources: Sequence[tuple[Sequence[HostSpec], str]], target: str) -> None:
-    """Copy files of nodes here, into a folder a node where there are several.
+    """Copy files of nodes to this machine; several nodes get one folder each.
 
     Args:
-        way: How.
-        sources: Paths, and the nodes on which each is.
+        way: The settings of the transfer.
+        sources: Paths with their nodes.
         target: A path of this machine.
 
     Raises:
-        NotFoundError: A node has none of what a path names.
-        ClusterctlError: A node did not give it, or it cannot be written.
+        NotFoundError: A path matches no file on a node.
+        ClusterctlError: A node refused, or a file cannot be written.
     """
     hosts = {host.name: host for some, _ in sources for host in some}
     wanted = {name: [path for some, path in sources if name in [h.name for h in some]] for name in hosts}
@@ -132,7 +132,7 @@ def copy_from_nodes(way: Transfer, sources: Sequence[tuple[Sequence[HostSpec], s
 def _fetch(
     way: Transfer, session: Session, paths: Sequence[str], into: Callable[[str], _Into], told: Callable[[int], None]
 ) -> FetchedFiles:
-    """Fetch each of these paths of a node; return the files of each, and their bytes."""
+    """Fetch paths of a node; return the files and bytes of each path."""
     found: FetchedFiles = {}
     for path in paths:
         asked, to = split_pattern(path), into(path)
@@ -145,7 +145,7 @@ def _fetch(
 
 
 def _keep_from_nodes(folder: Path, *, something: bool) -> None:
-    """Have no later start send a folder of results to every node; remove it where nothing came."""
+    """Exclude a folder of fetched files from later syncs, or remove it if nothing was fetched."""
     if something:
         (folder / ".gitignore").write_text("*\n")
     elif not any(folder.iterdir()):
@@ -159,7 +159,7 @@ class _Into:
 
 
 def _into(target: str, path: str, *, alone: bool) -> _Into:
-    """Return where files of one node go: into a folder, or under the name that the target is."""
+    """Return the folder for files of one node, and the new name if the target is a name."""
     here = Path(target)
     if here.is_dir() or target.endswith("/") or not split_pattern(path).one or not alone:
         return _Into(here, None)
@@ -172,7 +172,7 @@ def _told(found: FetchedFiles, here: Path) -> str:
 
 
 def _say(way: Transfer, texts: Mapping[str, str]) -> None:
-    """Say what moved, once for nodes of which the same is true."""
+    """Print what was copied, with one line for nodes with equal results."""
     if way.quiet:
         return
     alike: dict[str, list[str]] = {}
@@ -183,7 +183,7 @@ def _say(way: Transfer, texts: Mapping[str, str]) -> None:
 
 
 def _by_node(node: str, call: Callable[[], T]) -> T:
-    """Do something with a node; what it refuses is told with its name, once for nodes that refuse the same."""
+    """Call a function for a node; a refusal names the node, so that equal refusals are folded."""
     try:
         return call()
     except RefusedError as error:
@@ -208,11 +208,11 @@ _WILD = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class RemotePath:
-    """Files of nodes.
+    """A path on nodes.
 
     Attributes:
-        nodes: A set of their names, or `all`.
-        path: On each of them; relative to the code folder.
+        nodes: The set of nodes, or `all`.
+        path: The path on each node; relative paths begin in the code folder.
     """
 
     nodes: str
@@ -220,12 +220,12 @@ class RemotePath:
 
 
 def parse_path(word: str) -> RemotePath | str:
-    """Return what a word names: `NODES:PATH`, or a path of this machine.
+    """Return the remote path of `NODES:PATH`, or a path of this machine.
 
-    As for `scp`, a colon behind a slash belongs to a path: `./a:b` is a file here. One in brackets is part of a set.
+    As in `scp`, a colon after a slash belongs to a path: `./a:b` is a local file. A colon in brackets is part of a set.
 
     Raises:
-        ValueError: Nodes are to be named, and none are.
+        ValueError: There is no node before the colon.
     """
     depth = 0
     for at, sign in enumerate(word):
@@ -241,12 +241,12 @@ def parse_path(word: str) -> RemotePath | str:
 
 @dataclass(frozen=True, slots=True)
 class FilePattern:
-    """Files of a node, as it is asked for them.
+    """A pattern for files of a node.
 
     Attributes:
-        folder: Where the pattern begins; relative to the code folder, unless it begins with `/` or `~`.
-        pattern: What is meant there.
-        one: It names one file or folder, which may be given another name.
+        folder: The folder of the pattern; relative to the code folder, unless it begins with `/` or `~`.
+        pattern: The pattern in that folder.
+        one: The pattern names one file or folder, which the copy may rename.
     """
 
     folder: str
@@ -255,10 +255,10 @@ class FilePattern:
 
 
 def split_pattern(path: str) -> FilePattern:
-    """Return how a node is asked for a path, which may hold wildcards: `*`, `?`, `[...]`, and `**` for any folders.
+    """Split a path into its folder and its pattern with wildcards: `*`, `?`, `[...]`, and `**` for any folders.
 
     Raises:
-        ValueError: It names no files.
+        ValueError: The path names no files.
     """
     absolute = path.startswith("/")
     parts = [part for part in path.split("/") if part not in ("", ".")]
@@ -274,5 +274,5 @@ def split_pattern(path: str) -> FilePattern:
 
 
 def resolve_node_folder(workdir: str, folder: str) -> str:
-    """Return a folder that may be relative to the code folder as a node finds it."""
+    """Return a folder on a node; a relative folder begins in the code folder."""
     return folder if folder.startswith(("/", "~")) else posixpath.join(workdir, folder)

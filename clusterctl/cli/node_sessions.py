@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 def open_all_sessions(
     spec: ClusterSpec, hosts: Sequence[HostSpec], *, tell: Terminal | None = None
 ) -> Iterator[dict[str, Session]]:
-    """Give a session with every host; `tell` is where it is said for whom is waited.
+    """Yield a session with every host, by name. `tell` shows for which hosts this waits.
 
     Raises:
-        NodeError, NodesError: Some cannot be had.
+        NodeError, NodesError: Hosts cannot be reached.
     """
     with open_reachable_sessions(spec, hosts, tell=tell) as (sessions, errors):
         raise_first(errors)
@@ -48,18 +48,22 @@ def open_reachable_sessions(
     tell: Terminal | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[dict[str, Session], dict[str, NodeError]]]:
-    """Give a session with every host that can be reached, and the errors of the others.
+    """Yield a session with every reachable host, and the errors of the other hosts.
 
-    Each session is given to `joined` as soon as it is there, in a thread of its own. What a run was started with
-    (`of_run`) was run here before; the commands of a file are run if they were accepted.
-    `tell` is where it is said for whom is waited; `meanwhile` is called before each time that it is.
+    Args:
+        spec: The cluster of the hosts.
+        hosts: The hosts to connect to.
+        joined: Gets each new session, in a thread of its own.
+        of_run: The spec is that of a started run, so its commands need no acceptance.
+        tell: Shows for which hosts this waits.
+        meanwhile: Called before each update of `tell`.
 
     Raises:
-        RefusedError: A command of the file was not.
+        RefusedError: The user has not accepted a command that connects to a host.
     """
     if not of_run:
         accepted_commands.refuse_unaccepted_commands(hosts)
-    # A program that answers for `ssh` may ask on this very terminal, and takes as long as a person does.
+    # An askpass program may ask on this terminal, and a person takes time to answer.
     tell = None if has_askpass(os.environ) else tell
 
     transports = Transports(spec.ssh)
@@ -78,12 +82,12 @@ def open_reachable_sessions(
 
 
 def build_host_spec(names: str) -> ClusterSpec:
-    """Return the spec of a cluster of these hosts, which are reached as ssh knows them.
+    """Return the spec of a cluster of the named hosts; ssh's own configuration says how to reach them.
 
-    The names are checked as those of a cluster file are: they reach ssh, and through its configuration a shell.
+    Names are validated as in a cluster file, because ssh may pass them to a shell.
 
     Raises:
-        click.BadParameter: One is no name of a host.
+        click.BadParameter: A name is not a valid host name.
     """
     from clusterctl.config.loader import ClusterFileText, DiskFiles, parse_cluster_file
 

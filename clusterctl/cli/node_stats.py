@@ -28,21 +28,21 @@ _MARGIN = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatsSource:
-    """What to look at: a run, or the hosts of a file."""
+    """The source of statistics: a run, or the hosts of a cluster file."""
 
     run: RunDir | None = None
     path: str | None = None
 
 
 def find_stats_source(reference: str | None) -> StatsSource:
-    """Return what a person means: the run, if one is active; else the nodes of the cluster file.
+    """Return the active run, or else the cluster file.
 
     Args:
-        reference: A run's id or name, or a cluster file; `None` for the only active run, or `./cluster.yaml`.
+        reference: The id or name of a run, or a cluster file; `None` for the only active run, or `./cluster.yaml`.
 
     Raises:
-        NotFoundError: There is neither; a run that has ended is meant only by its name.
-        RefusedError: Several runs could be meant.
+        NotFoundError: There is neither. Ended runs must be named.
+        RefusedError: Several runs match.
     """
     path = option_values.DEFAULT_FILE if reference is None else reference
     is_file = os.path.isfile(path)
@@ -65,13 +65,13 @@ def find_stats_source(reference: str | None) -> StatsSource:
 
 
 def load_run_stats(run: RunDir, state: RunState) -> list[NodeStats]:
-    """Return the newest samples of all nodes of a run, in order of node rank."""
+    """Return the newest statistics of all nodes of a run, in the order of their node ranks."""
     nodes = sorted(state.nodes.values(), key=lambda n: n.node_rank)
     return [make_node_stats(state, node.node, sample_files.read_latest_health(run, node.node)) for node in nodes]
 
 
 def make_node_stats(state: RunState, node: str, sample: HealthSample | None) -> NodeStats:
-    """Return a sample of a node as values, with its time by the clock of this head."""
+    """Return the statistics of a sample of a node, with its time on the clock of this head."""
     if sample is None:
         return NodeStats(node=node, time=None, status="unknown", reason="no sample yet")
     told = stats_from_sample(node, sample)
@@ -79,7 +79,7 @@ def make_node_stats(state: RunState, node: str, sample: HealthSample | None) -> 
 
 
 def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:
-    """Return the GPUs that a run uses on each node, in order of local rank; nodes that use all are left out."""
+    """Return the GPUs of a run on each node, in the order of local ranks; nodes that use all GPUs are left out."""
     try:
         hosts = json.loads(run.spec.read_text())["hosts"]
     except (OSError, ValueError, KeyError):
@@ -92,9 +92,9 @@ def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:
 
 
 def probe_nodes(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[NodeStats]:
-    """Ask nodes what they do right now, all at once; one that does not answer says why.
+    """Return the current statistics of nodes; they are asked in parallel. A node without an answer has a reason.
 
-    Nothing of the cluster file is run: a person who looks at machines need not have read it.
+    No command of the cluster file runs on the nodes, so the user need not have read the file.
     """
 
     def ask(node: str, session: Session) -> NodeStats:
@@ -110,7 +110,7 @@ def probe_nodes(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> l
         try:
             return _from_facts(node, facts)
         except (TypeError, ValueError, AttributeError, LookupError) as error:
-            return _unknown(node, f"what it told does not fit: {error!r}")
+            return _unknown(node, f"its answer cannot be read: {error!r}")
 
     by_name = {host.name: host for host in hosts}
     seen, errors = call_all({n: s for n, s in sessions.items() if n in by_name}, ask)
@@ -119,7 +119,7 @@ def probe_nodes(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> l
 
 
 def make_unknown_stats(nodes: Mapping[str, object]) -> list[NodeStats]:
-    """Return what is known of nodes to which there is no way, and why."""
+    """Return empty statistics of unreachable nodes, with the reasons."""
     return [_unknown(node, error) for node, error in nodes.items()]
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, written once."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_argument(command: F) -> F:
 
 
 def refuse_together(*given: tuple[str, object]) -> None:
-    """Refuse options of which one would be ignored; each comes with its value.
+    """Refuse options that exclude each other; each comes with its value.
 
     Raises:
         click.UsageError: More than one was given.
@@ -65,10 +65,10 @@ def refuse_together(*given: tuple[str, object]) -> None:
 
 
 def refuse_with(option: str, *others: tuple[str, object]) -> None:
-    """Refuse what would be ignored beside an option that was given; each comes with its value.
+    """Refuse other options that have no effect with a given option; each comes with its value.
 
     Raises:
-        click.UsageError: Something of it was given.
+        click.UsageError: One of them was given.
     """
     names = [f"`{name}`" for name, value in others if value]
     if names:
@@ -76,12 +76,12 @@ def refuse_with(option: str, *others: tuple[str, object]) -> None:
 
 
 def join_sets(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
-    """Return the sets of an option as one, or `None` if it was not given."""
+    """Return the values of a repeated option as one set, or `None` without a value."""
     return ",".join(values) or None
 
 
 def nodes_option(command: F) -> F:
-    """`--nodes SET`; given again, it adds to what was named."""
+    """`--nodes SET`; a repeated option adds to the set."""
     return click.option(
         "--nodes",
         "nodes",
@@ -94,7 +94,7 @@ def nodes_option(command: F) -> F:
 
 
 def exclude_option(description: str) -> Callable[[F], F]:
-    """`--exclude SET`; given again, it adds to what was named."""
+    """`--exclude SET`; a repeated option adds to the set."""
     return click.option(
         "--exclude",
         metavar="SET",
@@ -116,7 +116,7 @@ def verbose_option(description: str) -> Callable[[F], F]:
 
 
 def rank_set_option(command: F) -> F:
-    """`--rank SET`; given again, it adds to the set."""
+    """`--rank SET`; a repeated option adds to the set."""
     return click.option(
         "--rank",
         "ranks",
@@ -181,13 +181,13 @@ def select_spec_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None 
     """Return the hosts that `--nodes` and `--exclude` choose, in the order of the file.
 
     Raises:
-        NotFoundError: A name that is no host of the file.
-        click.UsageError: No set of names.
+        NotFoundError: A name is not in the file.
+        click.UsageError: The text is no set of names.
     """
     if nodes is None and exclude is None:
         return spec.hosts
     try:
         names = set(select_hosts([h.name for h in spec.hosts], nodes, exclude))
     except HostRangeError as error:
-        raise click.UsageError(f"these are no nodes: {error}") from error
+        raise click.UsageError(f"this is not a set of nodes: {error}") from error
     return tuple(h for h in spec.hosts if h.name in names)

@@ -30,11 +30,11 @@ _LOOK_SECONDS = 1.0
 
 
 class OutputClosedError(Exception):
-    """The reader of the output has gone, so that the command serves no purpose any more."""
+    """The reader of the output has closed it, so the command can stop."""
 
 
 class OutputCollector:
-    """Takes what a command writes on one node; with a console it is shown line by line and not kept."""
+    """Collects the output of a command on one node. With a console, it shows complete lines at once instead."""
 
     def __init__(self, node: str, console: Console | None, guard: threading.Lock) -> None:
         self.node = node
@@ -44,7 +44,7 @@ class OutputCollector:
         self._buffers = (bytearray(), bytearray())
 
     def take(self, data: StreamData) -> None:
-        """Take bytes of stdout (the first stream) or of stderr (the one after it)."""
+        """Add bytes of stdout (the first stream) or of stderr (the second stream)."""
         which = data.stream - self.first_stream
         buffer = self._buffers[which]
         buffer += data.payload
@@ -54,7 +54,7 @@ class OutputCollector:
             del buffer[:end]
 
     def finish(self) -> tuple[bytes, bytes]:
-        """Return what was kept; show what stands behind the last line end."""
+        """Return the collected output; with a console, show the last incomplete line."""
         for which, buffer in enumerate(self._buffers):
             if self._console is not None and buffer:
                 self._put(which, bytes(buffer))
@@ -70,17 +70,17 @@ class OutputCollector:
 
 
 class RemoteCommand:
-    """One command, run on nodes as they join, on so many at a time.
+    """A command that runs on each node as soon as the node has joined.
 
     Args:
-        program: What to run.
-        seconds: Its time limit, or `None`.
-        parallel: On how many nodes at once.
-        console: Where lines are shown as they come, or `None`.
-        around: What the program finds around it, by node; by default what a login has.
+        program: The program to run.
+        seconds: The time limit, or `None`.
+        parallel: The number of nodes that may run the program at the same time.
+        console: Shows lines at once; `None` collects the output.
+        around: Folder and environment of the program, by node; by default those of a login.
 
     Attributes:
-        last: When a node was through last, by the monotonic clock.
+        last: Monotonic time of the latest answer of a node.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class RemoteCommand:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the threads: without this they wait for more to run until the garbage collector finds them."""
+        """Stop the threads, which would otherwise wait for more work."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def begin(self, session: Session) -> None:
-        """Run it on a node, as soon as another node is through where only so many may run it at once."""
+        """Run the program on a node as soon as the limit of parallel nodes allows it."""
         collector = self._collectors[session.node] = OutputCollector(session.node, self._console, self._guard)
         running = self._running[session.node] = self._pool.submit(self._run, session, collector)
         running.add_done_callback(self._is_through)
@@ -128,10 +128,10 @@ class RemoteCommand:
         return EXEC.call_async(session, asked).result(limit)
 
     def ends(self, nodes: Iterable[str], waiting: WaitingLine) -> tuple[dict[str, CommandResult], dict[str, NodeError]]:
-        """Wait for the nodes; return how it ended on each, and which were lost meanwhile.
+        """Wait for all nodes; return the answers, and the errors of nodes that were lost.
 
         Raises:
-            UnreadError: Nobody reads the lines that are shown as they come.
+            OutputClosedError: The reader of the shown lines has closed the output.
         """
         nodes = list(nodes)
         for node in nodes:
@@ -143,12 +143,12 @@ class RemoteCommand:
         )
 
     def answered(self) -> dict[str, CommandResult]:
-        """Return how it ended on the nodes that have ended it by now; lines that are shown as they come aside."""
+        """Return the answers of the nodes that have already finished."""
         through = [node for node, running in list(self._running.items()) if running.done()]
         return {node: end for node in through if isinstance(end := self._end(node), CommandResult)}
 
     def _end(self, node: str) -> CommandResult | NodeError:
-        """Wait for a node; return how it ended there, or why nobody knows."""
+        """Wait for a node; return its answer, or the error of a lost node."""
         collector = self._collectors[node]
         try:
             result = self._result(self._running[node])
@@ -176,25 +176,25 @@ def _is_there(waiting: WaitingLine, node: str, _running: Future[ExecAnswer]) -> 
 
 
 MAX_INPUT_BYTES = 2 << 20
-"""The longest input: however its bytes are written down, it fits into one message to a node."""
+"""Longest input; encoded, it fits into one message to a node."""
 _PATIENCE, _LONGEST = 2.0, 60.0
-"""Seconds of silence after which a word is said, and after which nothing more is waited for."""
+"""Seconds of silence before the notice, and before this gives up."""
 _WAITING = "waiting for the end of standard input; `< /dev/null` gives none"
 
 
 def read_piped_input(
     fd: int, tell: Callable[[str], None], *, patience: float = _PATIENCE, longest: float = _LONGEST
 ) -> bytes:
-    """Return all that is piped into this process, or the file that is its input; nothing of a terminal or a device.
+    """Return all standard input from a pipe or a file; nothing from a terminal or a device.
 
     Args:
-        fd: The standard input.
-        tell: Takes a word where its end is waited for.
-        patience: Seconds of silence after which that is said.
-        longest: Seconds of silence more after which it is given up: whoever started us left a pipe open.
+        fd: File descriptor of the standard input.
+        tell: Prints a notice while this waits for the end of the input.
+        patience: Seconds of silence before the notice.
+        longest: Further seconds of silence before this gives up; the caller may have left a pipe open.
 
     Raises:
-        RefusedError: It is too long, or does not end.
+        RefusedError: The input is too long, or does not end.
     """
     try:
         kind = os.fstat(fd).st_mode

@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Console
 
 _RECENT_BYTES, _FEW = 256 << 10, 8
-"""Of each node's samples: `status` is asked often, and a run may have many nodes."""
+"""Limits for the samples of each node, because `status` is run often and a run may have many nodes."""
 _NOTHING_SEEN = WorkerActivity()
 
 
 def warn_of_unreadable_lines(state: RunState, console: Console) -> None:
-    """Name the first line of each file of a run that could not be read; what else there is was read."""
+    """Warn of unreadable lines in the files of a run; all other lines were read."""
     for line in state.unreadable_lines:
         console.narrate(f"warning: {state.run}: {line}; what cannot be read is left out")
 
 
 def add_stragglers(run: RunDir, view: RunView, newest: Mapping[str, ActivitySample]) -> RunView:
-    """Return a view that names the ranks for which the others wait again and again, with the likely reason.
+    """Return a view with the stragglers of a run and the likely reason of each.
 
     Args:
-        run: Which.
-        view: What else is known of it.
+        run: The run.
+        view: The view without stragglers.
         newest: The newest samples of ranks, by node.
     """
     state = view.state
@@ -67,7 +67,7 @@ def _end(run: RunDir, node: str) -> list[bytes]:
 
 
 def find_blocking_ranks(run: RunDir, state: RunState) -> dict[int, str]:
-    """Return for whom all others have waited since long, and what it does."""
+    """Return the ranks that block all others for long, with the activity of each."""
     standing = rank_timing.find_idle_ranks(sample_files.read_newest_lines(run, state, _RECENT_BYTES), state.attempt)
     return {rank: standing[rank].activity for rank in slowness.find_blocking_ranks(standing, len(state.workers))}
 
@@ -83,7 +83,7 @@ def _reasons(view: RunView, slow: Sequence[int], ends: Mapping[str, Sequence[byt
 
 
 def load_brief_view(run: RunDir) -> RunView:
-    """Return what `view_from` does, but not where a run comes from, what its ranks write, and where they stand."""
+    """Return a view without the origin of the run, the output of its ranks, and their positions."""
     state, attended = state_reader.load_visible_state(run)
     seen = _sampled(state, sample_files.read_newest_activity(run, state), time.time())
     return RunView(
@@ -96,7 +96,7 @@ def load_brief_view(run: RunDir) -> RunView:
 
 
 def load_list_view(run: RunDir) -> RunView:
-    """Return what lists show of a run now; of one that has ended only its summary is read, where there is one."""
+    """Return the view of a run for lists; for an ended run, only its summary is read."""
     end = state_reader.read_summary(run.summary, run.events)
     if end is None:
         return load_brief_view(run)
@@ -111,14 +111,14 @@ def build_run_view(
     newest: Mapping[str, ActivitySample] | None = None,
     outputs: bool = True,
 ) -> RunView:
-    """Return what is known of a run whose state has been read already.
+    """Return the full view of a run from its state.
 
     Args:
-        run: Which.
-        state: As it was read.
+        run: The run.
+        state: The state of the run.
         attended: A controller is alive.
-        newest: The newest samples of ranks, by node, where they have been read already.
-        outputs: Look when each rank wrote something last: there are two files of each.
+        newest: The newest samples of ranks, by node; `None` reads them.
+        outputs: Read the time of the last output of each rank, which takes two files for each rank.
     """
     where: list[str] = []
     if state.stall is not None and state.stall.phase == "confirmed":
@@ -135,7 +135,7 @@ def build_run_view(
 
 
 def build_report_view(run: RunDir, state: RunState, *, attended: bool, step: int | None) -> RunView:
-    """Return what a page tells of a run: nothing of what its ranks do now but the step that the slowest has reached."""
+    """Return the view of a run for its report; the only activity is the step of the slowest rank."""
     return RunView(
         state=_with_stall_age(state),
         attended=attended,
@@ -145,7 +145,7 @@ def build_report_view(run: RunDir, state: RunState, *, attended: bool, step: int
 
 
 def predict_fate(run: RunDir, state: RunState, *, attended: bool = False) -> Unattended:
-    """Return what becomes of a run that no controller follows, from its file and the last sign of one."""
+    """Return what will happen to a run without a controller, from its spec and the last write of a controller."""
     if attended or state.over:
         return Unattended()
     # Without a readable spec the fate is unknown. Two numbers are enough: to validate all of it would import pydantic.
@@ -157,14 +157,14 @@ def predict_fate(run: RunDir, state: RunState, *, attended: bool = False) -> Una
 
 
 def _verdict(run: RunDir, state: RunState) -> dict[str, Any] | None:
-    """Return what the evidence of a stall that goes on told."""
+    """Return the stored verdict about the current stall."""
     if state.stall is None or state.stall.phase != "confirmed":
         return None
     return read_saved_verdict(run)
 
 
 def _with_stall_age(state: RunState) -> RunState:
-    """Let the age of a stall grow: the journal holds what it was when the rule changed its mind."""
+    """Return the state with the current age of its stall; the journal has the age at the last change."""
     if state.stall is None or state.reason is not None or state.over:
         return state
     grown = state.stall.at_time(time.time())
@@ -203,7 +203,7 @@ def _with_output_age(
 
 
 def _written(path: str) -> float:
-    """Return when a file was written last; 0 where there is none."""
+    """Return the time of the last write of a file; 0 without a file."""
     try:
         return os.stat(path).st_mtime
     except OSError:
@@ -211,7 +211,7 @@ def _written(path: str) -> float:
 
 
 def describe_stalled_ranks(run: RunDir, state: RunState) -> list[str]:
-    """Return a few lines that say where which ranks are; nothing while no evidence is there."""
+    """Return lines with the positions of the ranks of a stalled run, from the stored evidence."""
     nodes = {rank: worker.node for rank, worker in state.workers.items()}
     for name in reversed(list_stall_folders(str(run.path))):
         if found := read_evidence(run.path / name):

@@ -14,7 +14,7 @@ _NEVER = frozenset({"__pycache__", ".ruff_cache", ".mypy_cache", ".pytest_cache"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A ready-to-run job: a folder with a README and a cluster file. `summary` is what its README says first."""
+    """A ready-to-run job: a folder with a README and a cluster file. `summary` is the first sentence of the README."""
 
     name: str
     path: Path
@@ -29,7 +29,7 @@ class Template:
 
 
 def find_templates_folder() -> Path | None:
-    """Return the folder of all templates, or `None` where this installation has none."""
+    """Return the folder of all templates, or `None` if this installation has none."""
     package = Path(__file__).resolve().parents[1]
     candidates = (package / "_templates", package.parent / "templates")
     return next((path for path in candidates if path.is_dir()), None)
@@ -46,7 +46,7 @@ def find_template(name: str) -> Template:
     """Return the template of that name.
 
     Raises:
-        NotFoundError: There is none.
+        NotFoundError: There is no such template.
     """
     by_name = {template.name: template for template in list_templates()}
     if name not in by_name:

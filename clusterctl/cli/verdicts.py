@@ -30,12 +30,12 @@ _LONGEST_MEMBER = 64 << 20
 
 
 def load_verdict(run: RunDir, state: RunState | None = None, *, live: bool = True) -> Verdict:
-    """Return what went wrong with a run.
+    """Return the verdict about a run.
 
     Args:
-        run: Which.
-        state: Its own, where that was read already.
-        live: Look at ranks that may be alive, where nothing is kept of a stall that goes on.
+        run: The run.
+        state: The state of the run; `None` reads it.
+        live: Look at living ranks if no evidence of a current stall is stored.
     """
     return load_verdict_with_evidence(run, state, live=live)[0]
 
@@ -43,13 +43,12 @@ def load_verdict(run: RunDir, state: RunState | None = None, *, live: bool = Tru
 def load_verdict_with_evidence(
     run: RunDir, state: RunState | None = None, *, live: bool = True
 ) -> tuple[Verdict, dict[str, RankEvidence]]:
-    """Return what went wrong with a run, and what was seen of its ranks to tell that; nothing where nobody looked.
+    """Return the verdict about a run, and the new evidence of its ranks, which is empty if nothing was collected.
 
     Args:
-        run: Which.
-        state: Its own, where that was read already.
-        live: Look at ranks that may be alive, where nothing is kept of a stall that goes on; ask the node for a command
-            that was not found.
+        run: The run.
+        state: The state of the run; `None` reads it.
+        live: Look at living ranks if no evidence of a current stall is stored, and ask the node for a missing command.
     """
     if state is None:
         state, _ = state_reader.load_visible_state(run)
@@ -59,7 +58,7 @@ def load_verdict_with_evidence(
         return add_file_hints(run, add_login_path_hint(run, saved_verdict.judge_saved_run(run, state))), {}
     if saved_verdict.find_evidence_folder(state) is not None:
         told = saved_verdict.judge_saved_run(run, state)
-        # Where nobody could look then, somebody may now: a node may have been too busy.
+        # A node may have been too busy at the time of the stored evidence.
         if told.confidence is not Confidence.UNKNOWN:
             return told, {}
     elif state.stall is None:
@@ -68,13 +67,13 @@ def load_verdict_with_evidence(
             return told, {}
     seen = _now(run, state)
     if not seen:
-        # The controller looks as well, and may be through by now.
+        # The controller may have stored evidence in the meantime.
         state, _ = state_reader.load_visible_state(run)
     return saved_verdict.judge_saved_run(run, state, seen), seen
 
 
 def add_file_hints(run: RunDir, told: Verdict) -> Verdict:
-    """Return a verdict with what the code folder and the cluster file of its run tell; no node is asked."""
+    """Return a verdict with hints from the code folder and the cluster file of its run; no node is asked."""
     return add_missing_code_hint(run, add_blank_argument_hint(run, told))
 
 
@@ -87,10 +86,10 @@ def _now(run: RunDir, state: RunState) -> dict[str, RankEvidence]:
 
 @contextlib.contextmanager
 def open_bundle(bundle: Path) -> Iterator[RunDir]:
-    """Give the run in a bundle: a folder, or the file that `why --save` made.
+    """Yield the run in a bundle: a folder, or a file of `why --save`.
 
     Raises:
-        NotFoundError: It is none.
+        NotFoundError: The path is no bundle.
     """
     with contextlib.ExitStack() as stack:
         folder = bundle
@@ -106,7 +105,7 @@ def open_bundle(bundle: Path) -> Iterator[RunDir]:
 
 
 def _unpack(bundle: Path, folder: Path) -> None:
-    """Write the plain files of a bundle below a folder; whatever else it holds is left out."""
+    """Write the plain files of a bundle to a folder; links and other kinds of files are left out."""
     try:
         with tarfile.open(bundle) as archive:
             for member in archive:
@@ -121,7 +120,7 @@ def _unpack(bundle: Path, folder: Path) -> None:
 
 
 def collect_rank_evidence(run: RunDir, state: RunState, ranks: Collection[int] | None = None) -> Evidence:
-    """Ask for states and stacks of the ranks, or of these alone."""
+    """Return states and stacks of all ranks, or of the given ranks; without a controller, the nodes are asked."""
     try:
         answer = control_socket.send_request(run, "evidence", {"ranks": None if ranks is None else sorted(ranks)})
     except control_socket.NoControllerError:
@@ -139,11 +138,11 @@ def _without_controller(run: RunDir, state: RunState, ranks: Collection[int] | N
 
 
 _COMPARED = 80
-"""Characters of an argument; a verdict shows no more of a long one."""
+"""Compared characters of an argument; a verdict shows no more of a long one."""
 
 
 def add_blank_argument_hint(run: RunDir, verdict: Verdict) -> Verdict:
-    """Return a verdict with the place of the argument; as it is where no argument is wrong, or this is not why."""
+    """Return a verdict that names an argument with blanks, if the program did not understand that argument."""
     if verdict.cls is not Class.WRONG_ARGUMENT:
         return verdict
     try:
@@ -156,7 +155,7 @@ def add_blank_argument_hint(run: RunDir, verdict: Verdict) -> Verdict:
 
 
 def explain_blank_argument(job: JobSpec, said: str) -> str | None:
-    """Return which argument of a job with blanks a program speaks of, and what to write instead; `None` for none."""
+    """Return a hint about an argument with blanks that a text quotes; `None` without one."""
     items = [(f"job.args[{i}]", item) for i, item in enumerate(job.args)]
     if isinstance(job.command, tuple):
         items += [(f"job.command[{i}]", item) for i, item in enumerate(job.command)]
@@ -168,7 +167,7 @@ def explain_blank_argument(job: JobSpec, said: str) -> str | None:
 
 
 def add_missing_code_hint(run: RunDir, verdict: Verdict) -> Verdict:
-    """Return a verdict with what the folder tells; as it is where nothing is missing, or nothing is told."""
+    """Return a verdict with the reason why a module or file is missing, if the code folder shows it."""
     if verdict.cls not in (Class.MISSING_MODULE, Class.MISSING_FILE):
         return verdict
     try:
@@ -200,7 +199,7 @@ _LIMIT_S = 10.0
 
 
 def add_login_path_hint(run: RunDir, verdict: Verdict) -> Verdict:
-    """Return a verdict with what a login shell finds; as it is where no command is missing, or nobody can look."""
+    """Return a verdict that says whether a login shell of the node finds the missing command."""
     culprit = next((one for one in verdict.culprits if one.node is not None), None)
     name = parse_missing_command(culprit.evidence) if culprit is not None else None
     if verdict.cls is not Class.COMMAND_NOT_FOUND or culprit is None or culprit.node is None or name is None:
@@ -221,7 +220,7 @@ def add_login_path_hint(run: RunDir, verdict: Verdict) -> Verdict:
 
 
 def _path_of(run: RunDir, node: str, name: str) -> str | None:
-    """Return where a login shell finds a program, "" where it does not; `None` where the node does not answer."""
+    """Return the path of a program in a login shell, "" if it is not found; `None` if the node does not answer."""
     spec = load_spec(run.spec.read_text())
     hosts = [host for host in spec.hosts if host.name == node]
     # A `.bashrc` often returns at its beginning if the shell is not interactive.

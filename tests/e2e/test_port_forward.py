@@ -22,10 +22,10 @@ def head(make_head: MakeHead) -> LocalHead:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        pytest.param(("x",), 2, "`x` is no port", id="no port"),
+        pytest.param(("x",), 2, "`x` is not PORT", id="no port"),
         pytest.param(("70000",), 2, "no port between 1 and 65535", id="beyond all ports"),
         pytest.param(("0:0",), 2, "no port between 1 and 65535", id="any port there"),
-        pytest.param(("0:gpu01:1",), 2, "`gpu01` in `0:gpu01:1` is no address", id="a name"),
+        pytest.param(("0:gpu01:1",), 2, "`gpu01` in `0:gpu01:1` is not an IP address", id="a name"),
         pytest.param(("0:1", "--node", "nowhere"), 102, "no node `nowhere`", id="no such node"),
     ],
 )
