@@ -28,7 +28,8 @@ class Recorded(SimpleNamespace):
     """What a controller knows of its run, and what it has written of clocks."""
 
     def __init__(self) -> None:
-        super().__init__(state=RunState(nodes={"n0": NodeState(node="n0", node_rank=0)}), told=[])
+        state = RunState(nodes={"n0": NodeState(node="n0", node_rank=0)})
+        super().__init__(state=state, told=[], links=SimpleNamespace())
 
     def record(self, event: controller_events.Clock) -> None:
         self.told.append(event)
