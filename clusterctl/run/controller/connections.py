@@ -67,7 +67,6 @@ class Connections(ThreadOwnedState):
 
     def __init__(self, run: ControlledRun) -> None:
         self._run = run
-        run.links.on_dialed = self.on_reconnect
         self._uncompared: set[str] = set()
         self._stale: set[str] = set()
         self._violations = ViolationCounter()

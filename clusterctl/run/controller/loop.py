@@ -74,6 +74,7 @@ class Controller:
         self._health = HealthMonitor(folder, spec)
         self._samples = SampleLineSplitter()
         self._connections = Connections(run)
+        run.links.on_dialed = self._connections.on_reconnect
         self._replication = Replication(run, self._feed)
         self._start = StartSequence(run, self._connections, preflight)
         self._adoption = Adoption(run, self._connections, self._start)
