@@ -28,6 +28,7 @@ _TEMPLATE = r"\$?\{\{-?\s*\.?[A-Za-z_][^{}\n]{,200}\}\}"
 _TYPESET = "[\u2012-\u2015\u2212](?=[\u2012-\u2015\u2212\\w-])"
 """A dash as word processors write it, before an option."""
 _INVISIBLE = "[\u00a0\u00ad\u200b-\u200d\u2060\u3000\ufeff]"
+_NESTED_QUOTES = re.compile(r"\"[^\"]*\$\([^)\"]*\"[^)]*\Z")
 _OPTION_LINE = re.compile(r"(?m)^[ \t]*(--?[A-Za-z][\w-]*)(?:[ \t=][^\n|)]*)?$")
 
 
@@ -91,7 +92,7 @@ _SHELL_RULES: tuple[tuple[re.Pattern[str], tuple[Quoting, ...], str, str], ...] 
         _HYDRA,
     ),
     (
-        re.compile(r"(?<!\\)\$\{[A-Za-z_]\w*:(?![-=+?\s\d$(]|[A-Za-z_]\w*(?:[:+*}-]|\Z))[^}\n]{,200}\}"),
+        re.compile(r"(?<!\\)\$\{[A-Za-z_]\w*:(?![-=+?\s\d$(]|[A-Za-z_]\w*(?:[%:+*}-]|\Z))[^}\n]{,200}\}"),
         _FILLED_IN,
         "bash takes this for a part of a variable, and leaves an empty text",
         _HYDRA,
@@ -157,6 +158,8 @@ def find_shell_mistakes(text: str) -> list[TextMistake]:
         for pattern, where, what, hint in _SHELL_RULES
         for match in pattern.finditer(text)
         if quoting[match.start()] in where and quoting[match.end() - 1] in where
+        # The quotes of a `"$(… "…" …)"` are not paired here.
+        if not _NESTED_QUOTES.search(text[text.rfind("\n", 0, match.start()) + 1 : match.start()])
     ]
     found += _list_quoted(text, quoting)
     found += _list_braces(text, quoting)

@@ -65,6 +65,7 @@ USUAL = [
     "bash -c 'python t.py --rank $RANK'",
     "awk '{print $RANK}' x; ssh host '~/bin/x'",
     "echo ${X:-0} ${X:=1} ${X:?no} ${X:+y} ${X:1} ${X:1:2} ${X: -1} ${X:$N} ${X:N+1} ${X:OFFSET}",
+    'echo "it_$(printf "%07d\\n" "$N")"; s="${VALID:RANDOM%${#VALID}:1}"',
     "echo ${X%.py} ${X##*/} ${#X} ${X[0]} ${X/a/b}",
     "for i in {0..3}; do echo $i; done; mkdir -p {a,b}; python train.py",
     "# don't C:\\data {{ x }} ~/y\npython train.py",
