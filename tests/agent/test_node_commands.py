@@ -339,6 +339,15 @@ def test_only_what_changed_is_sent_and_modes_are_kept(code: Code) -> None:
     assert (code.workdir / "train.py").stat().st_mode & 0o777 == 0o644
 
 
+def test_a_file_that_changed_on_the_node_alone_is_named_when_it_is_replaced(code: Code) -> None:
+    code.send({"a.py": b"1\n", "b.json": b"{}", "c.py": b"x"})
+    (code.workdir / "b.json").write_text("[1]")
+    (code.workdir / "c.py").unlink()
+    files = {"a.py": entry(b"2\n"), "b.json": entry(b"{}"), "c.py": entry(b"x")}
+    answer = code.talk.answer(code.ask_to_compare(files))
+    assert (answer["need"], answer["edited"]) == ([0, 1, 2], ["b.json"])
+
+
 def test_the_hash_of_the_code_is_that_of_what_was_synced_until_a_file_changes(code: Code) -> None:
     def told() -> str | None:
         found: str | None = code.talk.ask(Command.CODE, workdir=str(code.workdir))["hash"]

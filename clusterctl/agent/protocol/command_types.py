@@ -419,10 +419,11 @@ class ManifestAnswer(TypedDict):
     """The numbers of the files in the manifest that the node needs.
 
     With `look` also how many files a sync would remove (`going`), the first of them (`gone`), and the live run that
-    uses the workdir (`user`).
+    uses the workdir (`user`). Without it the first needed files that something on the node has changed (`edited`).
     """
 
     need: Annotated[list[bounds.FileNumber], MaxItems(1 << 22)]
+    edited: NotRequired[Annotated[list[bounds.Path], MaxItems(100)]]
     going: NotRequired[int]
     gone: NotRequired[Annotated[list[bounds.Path], MaxItems(100)]]
     user: NotRequired[bounds.Name | None]

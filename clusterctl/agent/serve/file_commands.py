@@ -187,7 +187,9 @@ class _FileCommands:
                 starting = lock.wait_for_lock()
                 entries = requests.decode_file_list(data)
                 user = _find_live_run(place.folder, place.root, run) or starting
-                return _list_needed(entries, place.prepare_sync({path: entry for path, *entry in entries}, user, run))
+                found = place.prepare_sync({path: entry for path, *entry in entries}, user, run)
+                edited: command_types.ManifestAnswer = {"need": [], "edited": found.edited[:_MAX_REMOVED_NAMES]}
+                return {**edited, **_list_needed(entries, found.changed_files)}
 
             def plan_transfer(outcome: Message) -> _PendingTransfer:
                 def make_receiver() -> file_tree.FileReceiver:

@@ -42,12 +42,14 @@ class SyncDiff:
         modes: Files with other permissions, and the permissions to set.
         removed: Files that an earlier sync brought and this one lacks.
         hashes: Size, time, inode and hash of the files that were read.
+        edited: Those of `changed_files` that are as in the last sync, and that something on this node has changed.
     """
 
     changed_files: list[str]
     modes: list[tuple[str, int]]
     removed: list[str]
     hashes: dict[str, Any]
+    edited: list[str]
 
     @property
     def changed(self) -> list[str]:
@@ -123,11 +125,13 @@ class SyncedWorkdir(FileTree):
             check_relative_path(path)
         remembered = self._read_state()
         fresh: dict[str, Any] = {}
-        need, modes = [], []
+        need, modes, edited = [], [], []
         for path, (size, mode, digest) in files.items():
             entry = self.read_entry(path, remembered["hashes"], fresh)
             if entry is None or not has_same_content(entry, (size, mode, digest)):
                 need.append(path)
+                if entry is not None and remembered["files"].get(path) == [size, mode, digest]:
+                    edited.append(path)
             elif entry[1] != mode:
                 modes.append((path, mode))
         # An empty folder that is no longer sent may have files now, of the code or of a run: it stays.
@@ -136,10 +140,10 @@ class SyncedWorkdir(FileTree):
             for path, (_, mode, _) in remembered["files"].items()
             if path not in files and mode != FOLDER_MODE and self._is_unchanged(path, remembered, fresh)
         ]
-        return SyncDiff(changed_files=need, modes=modes, removed=gone, hashes=fresh)
+        return SyncDiff(changed_files=need, modes=modes, removed=gone, hashes=fresh, edited=edited)
 
-    def prepare_sync(self, files: dict[str, list[Any]], live: str | None, run: str | None = None) -> list[str]:
-        """Remove files that this sync lacks, set permissions, and return the files that have to be sent.
+    def prepare_sync(self, files: dict[str, list[Any]], live: str | None, run: str | None = None) -> SyncDiff:
+        """Remove files that this sync lacks, set permissions, and return the changes.
 
         Args:
             files: Path to size, mode and hash.
@@ -165,7 +169,7 @@ class SyncedWorkdir(FileTree):
         lacking = set(found.changed_files)
         refuse_without_space(self.folder, [(path, files[path][0]) for path in found.changed_files])
         self._save({path: entry for path, entry in files.items() if path not in lacking}, found.hashes, run)
-        return found.changed_files
+        return found
 
     def find_change(self, code_hash: str) -> str | None:
         """Return in words how the workdir differs from the manifest with this hash, or `None` if it does not.

@@ -21,7 +21,13 @@ from clusterctl.render.console import safe
 from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.downloads import MAX_BYTES, FetchOptions, pull
 from clusterctl.run.nodes.fan_out import call_all, raise_first
-from clusterctl.run.nodes.uploads import SyncPreview, build_code_upload, preview_sync, sync_files
+from clusterctl.run.nodes.uploads import (
+    SyncPreview,
+    build_code_upload,
+    describe_replaced_files,
+    preview_sync,
+    sync_files,
+)
 from clusterctl.run.record.rundir import find_runs_root
 from clusterctl.session.session import Session
 
@@ -127,8 +133,10 @@ def _push(
         )
     if not quiet:
         of_all = plural(len(manifest.files), "file")
-        for (number, total), nodes in _alike(sent):
+        for (number, total, _), nodes in _alike(sent):
             console.narrate(f"{fold_hosts(nodes)}: {number} of {of_all} sent, {format_size(total)}")
+    if (warning := describe_replaced_files(sent)) is not None:
+        console.narrate(f"warning: {warning}")
     raise_first(errors)
 
 

@@ -27,7 +27,7 @@ from clusterctl.run.nodes import code_exclusions, code_manifest
 from clusterctl.run.nodes.checkpoints import Checkpoint, CheckpointPicker
 from clusterctl.run.nodes.fan_out import CancelledError, Progress, call_all, raise_first, select_sessions
 from clusterctl.run.nodes.network_probe import build_node_info, resolve_rendezvous
-from clusterctl.run.nodes.uploads import build_code_upload, sync_files
+from clusterctl.run.nodes.uploads import build_code_upload, describe_replaced_files, sync_files
 from clusterctl.run.record.disk_files import ignore_shortage, write_atomically
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.rules import controller_events
@@ -180,7 +180,7 @@ class Launcher:
         step = Progress("sync", len(remote), self._post)
         files = build_code_upload(manifest, store)
 
-        def send(node: str, session: Session) -> tuple[int, int]:
+        def send(node: str, session: Session) -> tuple[int, int, tuple[str, ...]]:
             workdir = get_workdir(self.spec, node)
             sent = sync_files(session, workdir, files, run=self._run.run, say=lambda what: step.set_waiting(node, what))
             step.finish_node(node)
@@ -190,7 +190,9 @@ class Launcher:
         if errors:
             step.end(failed=True)
             raise_first(errors)
-        most_bytes = max(size for _, size in sent.values())
+        most_bytes = max(size for _, size, _ in sent.values())
+        if (warning := describe_replaced_files(sent)) is not None:
+            self._note(warning, "warn")
         step.end(f"{plural(len(manifest.files), 'file')}, {format_size(most_bytes)} changed")
         self._raise_if_cancelled()
 

@@ -135,8 +135,8 @@ def build_code_upload(manifest: Manifest, store: ContentStore) -> Upload:
 
 def sync_files(
     session: Session, workdir: str, code: Upload, *, run: str | None, say: Callable[[str], None]
-) -> tuple[int, int]:
-    """Sync the code to the workdir of a node; return how many files and bytes were sent.
+) -> tuple[int, int, tuple[str, ...]]:
+    """Sync the code to the workdir of a node; return how many files and bytes were sent, and which were edited there.
 
     Args:
         session: The session with the node.
@@ -159,8 +159,18 @@ def sync_files(
         return code.read(numbers)
 
     say("comparing files")
-    need = send_missing(session, code.listing, compare, read)["need"]
-    return len(need), sum(code.entries[number][1] for number in need)
+    found = send_missing(session, code.listing, compare, read)
+    sizes = [code.entries[number][1] for number in found["need"]]
+    return len(sizes), sum(sizes), tuple(found.get("edited", ()))
+
+
+def describe_replaced_files(sent: Mapping[str, tuple[int, int, tuple[str, ...]]]) -> str | None:
+    """Return a warning about files that a job on the nodes had written, and that syncs have replaced; else `None`."""
+    names = sorted({name for *_, edited in sent.values() for name in edited})
+    if not names:
+        return None
+    what = f"`{names[0]}`" if len(names) == 1 else f"{len(names)} files, `{names[0]}` first"
+    return f"replaced what a job or a person had changed on nodes: {what}; `sync.exclude` leaves files there alone"
 
 
 @dataclass(frozen=True, slots=True)
