@@ -34,8 +34,9 @@ _MOST_BARS = 2
 
 _WHILE = " (while handling "
 _TABLE = re.compile(
-    r"ChildFailedError:.*\n\W*\n?(?P<who>\S+) FAILED[\s\S]*?exitcode +: (?P<code>-?\d+)"
-    r"(?:[\s\S]*?traceback : (?P<signal>Signal .*))?"
+    r"ChildFailedError:.*\n\W*\n?(?P<who>\S+) FAILED[\s\S]*?\nRoot Cause[\s\S]*?"
+    r"\(local_rank: (?P<rank>\d+)\)\s+exitcode +: (?P<code>-?\d+).*"
+    r"(?:\s+error_file: .*\s+traceback : (?:(?P<signal>Signal .*)|Traceback .*(?P<frames>(?:\n(?: .*)?)*)))?"
 )
 """What torchrun tells of the first of its workers that failed."""
 
@@ -115,7 +116,7 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
     # What only reports the end of something else, or is said in passing, may be followed by another reason.
     is_own = (
         found.weight == 3
-        or cls is Class.KILLED
+        or (cls is Class.KILLED and headline_patterns.ENDED_BY_SIGNAL not in found.text)
         or (name is not None and cls is Class.SIGNAL)
         or (exit_code == 127 and cls is Class.COMMAND_NOT_FOUND)
     )
@@ -459,13 +460,19 @@ class _Tracebacks:
         again = "" if told is last or _is_same(told, last) else f" (raised again as {last.text})"
         if told is last and told.link == "during" and not headline_patterns.CONSEQUENCE.match(chain[-2].text):
             again = f"{_WHILE}{_root_of(chain[:-1]).text[:_LONGEST_PROMPT]})"
-        is_child_death = "died with <Signals." in told.text
+        is_child_death = "died with <Signals." in told.text or headline_patterns.ENDED_BY_SIGNAL in told.text
         is_consequence = headline_patterns.CONSEQUENCE.match(told.text)
         weight = 1 if is_consequence and (is_child_death or not class_of_words(told.text)) else 3
-        if found := _TABLE.search(words):
+        table = "\n".join(line.text for line in self._lines[last.at :]) if "ChildFailedError" in last.text else ""
+        if found := _TABLE.search(table):
             by = f", {found['signal']}" if found["signal"] else ""
-            told = replace(told, text=f"{found['who']}: exit code {found['code']}{by}")
-            again = ""
+            raised = [line.strip() for line in (found["frames"] or "").splitlines() if re.match("  [^ ]", line)]
+            text = (
+                raised[-1]
+                if raised
+                else f"{found['who']}: exit code {found['code']} of its local rank {found['rank']}{by}"
+            )
+            told, words, again = replace(told, text=text), text, ""
         if told.is_ignored or (weight == 3 and last.is_aside):
             weight = 2
         lines = self._lines[chain[0].start if told.link or told is not last else last.start : last.at + 1]

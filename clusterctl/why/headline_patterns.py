@@ -116,6 +116,7 @@ _CLASSES = (
             r"is killed by signal: (?:Killed|Terminated)|signal 9 \(Killed\)",
             r"\bSignal (?:9|15) \(SIG|exitcode: -(?:9|15)\b|died with <Signals\.SIG(?:KILL|TERM): \d+>",
             r"^(?:.*\d )?Killed\b|^Terminated$|\bCANCELLED AT\b|terminated with signal SIG(?:KILL|TERM)",
+            r"SignalException: Process \d+ got signal: \d",
             r"return code = -(?:9|15)\b|^KeyboardInterrupt\b|^killed by SIG(?:KILL|TERM|HUP)$",
         ),
     ),
@@ -214,11 +215,13 @@ ASIDE = _any(
 CONSEQUENCE = _any(
     r"(?:\w+\.)*(?:ChildFailedError|ProcessExitedException|CalledProcessError|BrokenProcessPool|TerminatedWorkerError"
     r"|RayActorError|ActorDiedError|WorkerCrashedError|EOFError|BrokenPipeError|ConnectionResetError|KeyboardInterrupt"
-    r"|SystemExit|(?:queue\.|_queue\.)Empty|CancelledError|BrokenBarrierError)\b",
+    r"|SystemExit|(?:queue\.|_queue\.)Empty|CancelledError|BrokenBarrierError|SignalException)\b",
     r"RuntimeError: DataLoader worker \(pid\(?s?\)?[\d ,]*\) exited unexpectedly",
     r".*[Ss]ee (?:the )?(?:root cause|error|stack ?trace|traceback|logs?)s? above",
 )
 """Exceptions that tell of the end of something else."""
+ENDED_BY_SIGNAL = "SignalException: Process "
+"""What torchrun raises if it gets a signal: who sent it has a reason that stands elsewhere."""
 
 # --- other causes
 

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from clusterctl.agent.protocol.record_types import LeftoverProcess, WorkerError
+from clusterctl.agent.protocol.record_types import ChildFailure, LeftoverProcess, WorkerError
 from clusterctl.formatting import duration_text, signal_name
 from clusterctl.why import headline
 from clusterctl.why.crash import find_user_position
@@ -29,7 +29,9 @@ _TRACEBACK = re.compile(r"^(?:\[?rank\d+\]?:? ?)?Traceback \(most recent call la
 
 BACKGROUND_MAX_S = 30.0
 """A rank that ends with 0 within this time and leaves a working process has started its job in the background."""
-_OF_A_LAUNCHER = re.compile(r"\b(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b|: exit code \d+$")
+_OF_A_LAUNCHER = re.compile(
+    r"\b(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b|: exit code \d+ of its local"
+)
 _BARE_EXIT = re.compile(r"(?:SystemExit: -?\d+|os\._exit\(-?\d+\))$")
 _IDLE = ("bash", "sh", "dash", "zsh", "sleep", "tail", "tee", "cat", "watch", "ssh", "sshd")
 """Programs that only wait for other programs."""
@@ -43,6 +45,7 @@ class WorkerExit:
         earliest: The earliest time of the exit on the head's clock, in seconds.
         latest: The latest time of the exit on the head's clock.
         on_node_clock: Both bounds on the clock of the node, without the error of the head's clock.
+        failed_child: The first of its child processes that failed.
     """
 
     rank: int
@@ -55,6 +58,7 @@ class WorkerExit:
     earliest: float
     latest: float
     on_node_clock: tuple[float, float] | None = None
+    failed_child: ChildFailure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +116,7 @@ class ExitAnalysis:
 
 def analyse_exit(exit_: WorkerExit) -> ExitAnalysis:
     """Return the analysis of one exit."""
-    heading = _find_headline(exit_)
+    heading = _find_child_failure(exit_, _find_headline(exit_))
     cause = _build_cause(exit_, heading)
     places = _ADDRESS.finditer(_find_reason_text(exit_, heading)) if cause.secondary else ()
     peers = frozenset((match["in"] or match["plain"]).removeprefix("::ffff:") for match in places)
@@ -256,6 +260,21 @@ def _find_headline(exit_: WorkerExit) -> headline.Headline:
         # `torch.distributed.elastic` records nothing but exceptions.
         return replace(heading, cls=Class.EXCEPTION, confidence=Confidence.CERTAIN)
     return heading
+
+
+def _find_child_failure(exit_: WorkerExit, heading: headline.Headline) -> headline.Headline:
+    """Return the failure of the first child process that failed, if the headline tells of none or of a signal.
+
+    A script ends its other children by SIGTERM if one has failed, and the words of that one may be in a file.
+    """
+    child = exit_.failed_child
+    is_victim = heading.cls in (Class.UNKNOWN, Class.KILLED) and not heading.is_recognised
+    if child is None or exit_.signal is not None or not is_victim:
+        return heading
+    told = headline.find_headline(child["message"])
+    text = f"{told.text or child['message']} (in its child process {child['pid']}, which failed first)"
+    cls = Class.EXCEPTION if told.cls is Class.UNKNOWN else told.cls
+    return replace(told, text=text, cls=cls, confidence=Confidence.LIKELY)
 
 
 def _find_reason_text(exit_: WorkerExit, heading: headline.Headline) -> str:

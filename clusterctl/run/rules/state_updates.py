@@ -172,6 +172,7 @@ def _analyse(node: NodeState, event: events.Exited) -> ExitAnalysis:
         signal=event.signal,
         oom=event.oom,
         error=event.error,
+        failed_child=event.failed_child,
         tail=event.tail if event.exit_code != 0 or event.error else "",
         earliest=event.earliest + offset - error,
         latest=event.latest + offset + error,

@@ -393,3 +393,26 @@ def test_a_mere_exit_status_is_no_headline_of_a_rank_that_said_why(message: str,
         headline,
         Class.WRONG_ARGUMENT if "override" in headline else Class.EXCEPTION,
     )
+
+
+ENDED = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 12693 got signal: 15"
+
+
+@pytest.mark.parametrize(
+    ("tail", "message"),
+    [
+        pytest.param(
+            TRACE.format("api.py", "raise", ENDED), "RuntimeError: no memory (in its child process 7", id="sigterm"
+        ),
+        pytest.param("", "RuntimeError: no memory (in its child process 7", id="no_output"),
+        pytest.param(OWN, "ValueError: bad batch", id="a_reason_of_its_own"),
+    ],
+)
+def test_a_child_that_failed_is_the_cause_of_a_rank_that_tells_of_none(tail: str, message: str) -> None:
+    failed = replace(exited(0, 1.0, tail=tail), failed_child={"pid": 7, "message": "RuntimeError: no memory"})
+    assert cause(failed).message.startswith(message)
+
+
+def test_a_launcher_that_was_ended_by_a_signal_is_no_certain_cause() -> None:
+    found = cause(exited(0, 1.0, tail=TRACE.format("api.py", "raise", ENDED)))
+    assert (found.cls, found.is_recognised) == (Class.KILLED, False)
