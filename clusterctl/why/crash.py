@@ -14,6 +14,10 @@ from clusterctl.why.stack_position import Activity, StackPosition, is_user_code,
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase, shorten
 
 _OUT_OF_MEMORY = "a kernel that lacked memory has `oom-kill` or `Out of memory: Killed process` in its log of that time"
+_WHO_SENDS = (
+    "find who sent the signal: a script that ends its other processes if one has failed, a scheduler, or a person; "
+    "the kernel sends SIGKILL alone if memory is short"
+)
 _GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP|ROCm|CUBLAS\w*)\b|\bGPU \d", re.I)
 _MISSING_VARIABLE = re.compile(
     r"KeyError: ['\"](\w+)['\"]|[Ee]nvironment variable ['\"`]?(\w+)['\"`]? (?:expected|not found|is not set)"
@@ -72,6 +76,8 @@ def find_advice(end: RankExit) -> str:
     """Return advice that the message of a rank does not give; "" if there is none."""
     if classify_exit(end) is Class.SHARED_MEMORY and not headline_patterns.SHARED_MEMORY.search(end.message):
         return _BUS_ERROR
+    if " of its local rank " in end.message:
+        return "what that rank said is in the output, or with `--redirects` in a file below the `--log-dir` of torchrun"
     found = _MISSING_VARIABLE.search(end.message)
     name = next(filter(None, found.groups()), "") if found is not None else ""
     launcher = find_launcher(name)
@@ -108,6 +114,8 @@ def next_command(cls: Class, run: str, rank: int | None, node: str | None, messa
             return (f"clusterctl exec{at} -- df -h /dev/shm", logs)
         case Class.COMMAND_NOT_FOUND:
             return (f"clusterctl exec{at} --in-job --shell 'echo $PATH'", logs)
+        case Class.KILLED if not re.search(r"SIGKILL|\b9\b", message):
+            return (_WHO_SENDS, logs)
         case Class.KILLED:
             return (
                 f"clusterctl exec{at} --shell 'dmesg -T | grep -iE \"oom|out of memory\" | tail'",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,35 @@ def test_a_launcher_is_not_the_rank_and_judges_its_workers_itself(node: Node, na
     launcher.write_text(RESTARTS)
     event = end_of(node, f"python {launcher}; true", train=RAISES)
     assert (event["exit_code"], event["error"]) == (0, None)
+
+
+REDIRECTS = """import os, subprocess, sys
+folder = os.path.join(os.path.dirname(__file__), "logs")
+os.mkdir(folder)
+with open(os.path.join(folder, "stderr.log"), "w") as log:
+    env = {**os.environ, "RANK": "0", "TORCHELASTIC_ERROR_FILE": os.path.join(folder, "error.json")}
+    subprocess.run([sys.executable, "train.py"], env=env, stderr=log)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        pytest.param(RAISES, "RuntimeError: boom", id="exception"),
+        pytest.param("import sys\nsys.exit(3)\n", "SystemExit: 3; its output is in ", id="exit_code"),
+        pytest.param("print(1)\n", None, id="well"),
+    ],
+)
+def test_a_worker_of_torchrun_whose_output_is_in_a_file_tells_torchrun_why_it_ended(
+    node: Node, script: str, message: str | None
+) -> None:
+    launcher = node.home / "torchrun"
+    launcher.write_text(REDIRECTS)
+    end_of(node, f"python {launcher}; true", train=script)
+    path = node.home / "logs" / "error.json"
+    assert path.exists() == (message is not None)
+    if message is not None:
+        assert message in json.loads(path.read_text())["message"]["message"]
 
 
 PROCESS = """

@@ -12,7 +12,7 @@ import sys
 from time import monotonic
 
 from .child_failure import is_child_of_python
-from .rank_claim import read_start_ticks
+from .rank_claim import is_launcher, read_start_ticks
 from .status_files import create_file, encode, remove_file, replace_file
 
 # Not from `typing`: importing that would cost more than all the rest at start.
@@ -141,6 +141,39 @@ class ExitRecord:
         except (OSError, ValueError):
             # An old record would be wrong.
             remove_file(self._path)
+
+
+def record_error_for_torchrun() -> None:
+    """If torchrun sends the output of this worker to a file, write what ends it to its error file, as `@record` does.
+
+    torchrun then reports it. Otherwise the output of the rank would not hold the reason.
+    """
+    path = os.path.realpath(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    try:
+        output = os.readlink("/proc/self/fd/2")
+    except OSError:
+        return
+    if os.path.dirname(output) != os.path.dirname(path) or not is_launcher(os.getppid()):
+        return
+
+    def write(end: str, message: str, trace: str) -> None:
+        if end != _FAILED or os.path.exists(path):
+            return
+        import time
+
+        # A rank that lost a connection failed later than its peer; torchrun compares whole seconds.
+        extra = {"timestamp": str(int(time.time()) + ("onnection" in message))}
+        if trace:
+            extra["py_callstack"] = trace
+        else:
+            message = f"{message}; its output is in {output}"
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(_encode_long({"message": {"message": message, "extraInfo": extra}}))
+        except OSError:
+            return
+
+    ExitWatch(write).begin()
 
 
 def _encode_long(record: dict[str, Any]) -> str:

@@ -9,10 +9,10 @@ _LAUNCHERS = (b"torchrun", b"accelerate", b"accelerate-launch", b"deepspeed")
 _MODULES = (b"torch.distributed.run", b"torch.distributed.launch", b"accelerate.commands.launch")
 
 
-def is_launcher() -> bool:
-    """Return whether this Python only starts the ranks, each with a RANK of its own."""
+def is_launcher(pid: object = "self") -> bool:
+    """Return whether a Python only starts the ranks, each with a RANK of its own."""
     try:
-        with open("/proc/self/cmdline", "rb") as file:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(4096).split(b"\0")
     except OSError:
         return False

@@ -116,8 +116,10 @@ class ExitAnalysis:
 
 def analyse_exit(exit_: WorkerExit) -> ExitAnalysis:
     """Return the analysis of one exit."""
-    heading = _find_child_failure(exit_, _find_headline(exit_))
+    own = _find_headline(exit_)
+    heading = _find_child_failure(exit_, own)
     cause = _build_cause(exit_, heading)
+    cause = cause if heading is own else replace(cause, traceback=None)
     places = _ADDRESS.finditer(_find_reason_text(exit_, heading)) if cause.secondary else ()
     peers = frozenset((match["in"] or match["plain"]).removeprefix("::ffff:") for match in places)
     return ExitAnalysis(
@@ -271,10 +273,10 @@ def _find_child_failure(exit_: WorkerExit, heading: headline.Headline) -> headli
     is_victim = heading.cls in (Class.UNKNOWN, Class.KILLED) and not heading.is_recognised
     if child is None or exit_.signal is not None or not is_victim:
         return heading
-    told = headline.find_headline(child["message"])
-    text = f"{told.text or child['message']} (in its child process {child['pid']}, which failed first)"
-    cls = Class.EXCEPTION if told.cls is Class.UNKNOWN else told.cls
-    return replace(told, text=text, cls=cls, confidence=Confidence.LIKELY)
+    found = headline.find_headline(child["message"])
+    text = f"{found.text or child['message']} (in its child process {child['pid']}, which failed first)"
+    cls = Class.EXCEPTION if found.cls is Class.UNKNOWN else found.cls
+    return replace(found, text=text, cls=cls, confidence=Confidence.LIKELY)
 
 
 def _find_reason_text(exit_: WorkerExit, heading: headline.Headline) -> str:
