@@ -74,7 +74,7 @@ def describe_exit(end: RankExit) -> str:
 
 def find_advice(end: RankExit) -> str:
     """Return advice that the message of a rank does not give; "" if there is none."""
-    if classify_exit(end) is Class.SHARED_MEMORY and not headline_patterns.SHARED_MEMORY.search(end.message):
+    if classify_exit(end) is Class.SHARED_MEMORY and not re.search(headline_patterns.SHARED_MEMORY, end.message):
         return _BUS_ERROR
     if " of its local rank " in end.message:
         return "what that rank said is in the output, or with `--redirects` in a file below the `--log-dir` of torchrun"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from clusterctl.formatting import signal_name
-from clusterctl.why import headline_patterns
+from clusterctl.why import headline_patterns as forms
 from clusterctl.why.headline_patterns import class_of_words
 from clusterctl.why.verdict import Class, Confidence
 
@@ -75,12 +75,9 @@ def find_headline(output: str, *, exit_code: int | None = None, signal: int | No
         signal: The number of the signal that ended it.
     """
     found = add_detail(_read(output, exit_code, signal), output)
-    if signal is not None or not headline_patterns.ASKED.search(found.text):
+    if signal is not None or not re.search(forms.ASKED, found.text):
         return found
-    prompts = [
-        match["prompt"].strip()
-        for match in headline_patterns.PROMPT.finditer(headline_patterns.SEQUENCE.sub("", output))
-    ]
+    prompts = [match["prompt"].strip() for match in re.finditer(forms.PROMPT, re.sub(forms.SEQUENCE, "", output))]
     prompt = prompts[-1][-_LONGEST_PROMPT:] if prompts and prompts[-1] not in found.text else ""
     text = f"{found.text} (a rank has no stdin{f', and asked `{prompt}`' if prompt else ''})"
     sure = Confidence.CERTAIN if "Abort" not in found.text else found.confidence
@@ -89,10 +86,10 @@ def find_headline(output: str, *, exit_code: int | None = None, signal: int | No
 
 def add_detail(found: Headline, output: str) -> Headline:
     """Return a headline that only announces a cause with what the output says of it elsewhere."""
-    for announces, detail in headline_patterns.DETAILS:
-        told = detail.search(output) if announces.search(found.text) else None
+    for announces, detail in forms.DETAILS:
+        told = re.search(detail, output) if re.search(announces, found.text) else None
         if told is not None and told["text"] not in found.text:
-            place = f" ({told['place']})" if "place" in detail.groupindex else ""
+            place = f" ({told['place']})" if "place" in told.groupdict() else ""
             text = f"{found.text.removesuffix(':')}: {' '.join(told['text'].split())}{place}"
             return replace(found, text=_shortened(text), cls=class_of_words(told["text"]) or found.cls)
     return found
@@ -116,12 +113,12 @@ def _read(output: str, exit_code: int | None, signal: int | None) -> Headline:
     # What only reports the end of something else, or is said in passing, may be followed by another reason.
     is_own = (
         found.weight == 3
-        or (cls is Class.KILLED and headline_patterns.ENDED_BY_SIGNAL not in found.text)
+        or (cls is Class.KILLED and forms.ENDED_BY_SIGNAL not in found.text)
         or (name is not None and cls is Class.SIGNAL)
         or (exit_code == 127 and cls is Class.COMMAND_NOT_FOUND)
     )
-    is_bare_bus_error = cls is Class.SHARED_MEMORY and not headline_patterns.SHARED_MEMORY.search(
-        f"{found.text}\n{found.words}"
+    is_bare_bus_error = cls is Class.SHARED_MEMORY and not re.search(
+        forms.SHARED_MEMORY, f"{found.text}\n{found.words}"
     )
     sure = near and is_own and not found.goes_on and not is_bare_bus_error
     return Headline(
@@ -142,7 +139,7 @@ def find_closing_traceback(output: str) -> Headline | None:
         return None
     part_of = {at for cause in causes for at in range(cause.start, cause.at + 1) if cause.traceback is not None}
     behind = _without_ignored([line.text for at, line in enumerate(lines) if at > last.at and at not in part_of])
-    bars = [text for text in behind if headline_patterns.BAR.match(text)]
+    bars = [text for text in behind if re.match(forms.BAR, text)]
     if len(bars) > _MOST_BARS or not all(map(_may_follow_the_last_words, behind)):
         return None
     return Headline(
@@ -157,18 +154,18 @@ def find_closing_traceback(output: str) -> Headline | None:
 def find_last_words(output: str) -> str:
     """Return what a program said that ended with 0: a cause, or its last line; "" where it only told of steps."""
     text = find_headline(output).text if output else ""
-    return "" if headline_patterns.PROGRESS.match(text) else text
+    return "" if re.match(forms.PROGRESS, text) else text
 
 
 def _without_ignored(texts: Sequence[str]) -> list[str]:
     """Return lines without the exceptions of which Python says that it ignores them."""
     rest, is_ignored = [], False
     for text in texts:
-        if headline_patterns.IGNORED.match(text):
+        if re.match(forms.IGNORED, text):
             is_ignored = True
         elif not is_ignored:
             rest.append(text)
-        elif not (_is_indented(text) or headline_patterns.HEADER.match(text)):
+        elif not (_is_indented(text) or re.match(forms.HEADER, text)):
             is_ignored = False
     return rest
 
@@ -178,17 +175,17 @@ def _may_follow_the_last_words(text: str) -> bool:
     if not text.strip() or _is_border(text) or _is_indented(text):
         return True
     of_an_end = (
-        headline_patterns.GOODBYE,
-        headline_patterns.BAR,
-        headline_patterns.LOGGED,
-        headline_patterns.SAID,
+        forms.GOODBYE,
+        forms.BAR,
+        forms.LOGGED,
+        forms.SAID,
     )
-    return any(pattern.match(text) for pattern in of_an_end) and not headline_patterns.PROGRESS.match(text)
+    return any(re.match(pattern, text) for pattern in of_an_end) and not re.match(forms.PROGRESS, text)
 
 
 def parse_missing_command(text: str) -> str | None:
     """Return the program that was not found, from a headline of the class `COMMAND_NOT_FOUND`."""
-    match = headline_patterns.MISSING_COMMAND.search(text)
+    match = re.search(forms.MISSING_COMMAND, text)
     return next((name for name in match.groups() if name), None) if match is not None else None
 
 
@@ -205,19 +202,19 @@ class _Line:
 
 
 def _lines(output: str) -> list[_Line]:
-    printed = re.split(r"\r?\n|\r", headline_patterns.SEQUENCE.sub("", output))[-_MOST_LINES:]
+    printed = re.split(r"\r?\n|\r", re.sub(forms.SEQUENCE, "", output))[-_MOST_LINES:]
     # A cause stands near the start of its line; a line of many kilobytes would be searched by every pattern.
     texts = [text[:_MAX_SEARCHED_CHARACTERS] for line in printed for text in _from_json(line)]
-    raws = [raw.rstrip() for text in texts for raw in headline_patterns.GLUED.sub(r"\1\n", text).split("\n")]
+    raws = [raw.rstrip() for text in texts for raw in re.sub(forms.GLUED, r"\1\n", text).split("\n")]
     sources = sorted({s for s in map(_source_of, raws, [*raws[1:], ""]) if s}, key=len, reverse=True)
     patterns = [re.compile(source) for source in sources]
     lines = []
     for raw in raws:
         found = next((match for pattern in patterns if (match := pattern.match(raw) or pattern.match(f"{raw} "))), None)
         source = raw[: found.end()] if found is not None else ""
-        if not source and (found := headline_patterns.OF_A_PROCESS.match(raw)):
+        if not source and (found := re.match(forms.OF_A_PROCESS, raw)):
             source = found.group()
-        name = source if found is None or found.re is headline_patterns.OF_A_PROCESS else found.re.pattern
+        name = source if found is None or found.re.pattern == forms.OF_A_PROCESS else found.re.pattern
         lines.append(_Line(name.rstrip(), raw[len(source) :] if source else raw, raw))
     return lines
 
@@ -227,7 +224,7 @@ def _source_of(raw: str, following: str) -> str:
 
     Numbers may differ, as those of a time do.
     """
-    match = headline_patterns.HEADER.match(raw)
+    match = re.match(forms.HEADER, raw)
     before = match["before"] if match is not None and match["kind"] is None else ""
     form = re.sub(r"\d+", r"\\d+", re.escape(before))
     return form if before.strip() and any(map(str.isalnum, before)) and re.match(form, following) else ""
@@ -339,9 +336,9 @@ class _Tracebacks:
     def _one(self, at: int, raised: list[_Raised]) -> int:
         """Take in the traceback that begins at a line, if one does; return where to go on."""
         text = self._text(at)
-        header = headline_patterns.HEADER.match(text)
-        if header is None and not headline_patterns.FRAME.match(text):
-            if not headline_patterns.NAMED.match(text) or headline_patterns.NOISE.match(text):
+        header = re.match(forms.HEADER, text)
+        if header is None and not re.match(forms.FRAME, text):
+            if not re.match(forms.NAMED, text) or re.match(forms.NOISE, text):
                 return at + 1
             return self._exception(at, at, raised, has_header=False)
         if header is not None and header["kind"] == "Exception Group ":
@@ -355,18 +352,18 @@ class _Tracebacks:
         """Return the line of the exception behind frames; lines of others may stand between them."""
         for at in range(start + 1, len(self._own)):
             text = self._text(at)
-            if not text or _is_indented(text) or _is_border(text) or headline_patterns.HEADER.match(text):
+            if not text or _is_indented(text) or _is_border(text) or re.match(forms.HEADER, text):
                 continue
-            if headline_patterns.WARNED.match(text):
+            if re.match(forms.WARNED, text):
                 # Another process of the rank writes to the same output while the traceback is printed.
                 continue
-            if text.startswith(" ") or (headline_patterns.BOX.match(text) and text[0] in "│┃|"):
+            if text.startswith(" ") or (re.match(forms.BOX, text) and text[0] in "│┃|"):
                 continue
-            if headline_patterns.HEADER.match(self._text(start)) is None and not headline_patterns.NAMED.match(text):
+            if re.match(forms.HEADER, self._text(start)) is None and not re.match(forms.NAMED, text):
                 # Frames that stand in a text: a traceback without its head ends with an exception.
                 return None
             follows = next((self._text(i) for i in range(at + 1, min(at + 4, len(self._own))) if self._text(i)), "")
-            if headline_patterns.FRAME.match(follows) and not headline_patterns.NAMED.match(text):
+            if re.match(forms.FRAME, follows) and not re.match(forms.NAMED, text):
                 continue
             return at
         return None
@@ -376,13 +373,11 @@ class _Tracebacks:
         block = [self._text(at)]
         for i in range(at + 1, min(at + _LONGEST_BLOCK, len(self._own))):
             text = self._text(i)
-            if not text and len(block) == 1 and headline_patterns.ANNOUNCES.search(block[0]):
+            if not text and len(block) == 1 and re.search(forms.ANNOUNCES, block[0]):
                 continue
             # The text of an exception may hold the name of another: `ncclSystemError: ...`.
-            is_another = headline_patterns.WARNED.match(text) or (
-                headline_patterns.NAMED.match(text) and not has_header
-            )
-            if not text or is_another or headline_patterns.HEADER.match(text) or headline_patterns.FRAME.match(text):
+            is_another = re.match(forms.WARNED, text) or (re.match(forms.NAMED, text) and not has_header)
+            if not text or is_another or re.match(forms.HEADER, text) or re.match(forms.FRAME, text):
                 break
             block.append(text)
         before = self._before(start)
@@ -394,8 +389,8 @@ class _Tracebacks:
                 at=numbers[-1],
                 words="\n".join(block),
                 link=self._link(before, start),
-                is_ignored=any(map(headline_patterns.IGNORED.match, before[:2])),
-                is_aside=any(map(headline_patterns.ASIDE.match, before[:1])),
+                is_ignored=any(re.match(forms.IGNORED, one) for one in before[:2]),
+                is_aside=any(re.match(forms.ASIDE, one) for one in before[:1]),
                 has_header=has_header,
             )
         )
@@ -404,7 +399,7 @@ class _Tracebacks:
         while (
             has_header
             and after < at + len(block)
-            and (_is_indented(block[after - at]) or headline_patterns.NAMED.match(block[after - at]))
+            and (_is_indented(block[after - at]) or re.match(forms.NAMED, block[after - at]))
         ):
             self._taken.add(self._own[after][0])
             after += 1
@@ -416,37 +411,37 @@ class _Tracebacks:
 
     def _link(self, before: Sequence[str], start: int) -> str:
         """Return how an exception goes with the one before it; "" where it does not."""
-        header = headline_patterns.HEADER.match(self._text(start))
+        header = re.match(forms.HEADER, self._text(start))
         if header is not None and header["kind"] == "Original ":
             return "wrapped"
-        if before and headline_patterns.WRAPS.match(before[0].strip()):
+        if before and re.match(forms.WRAPS, before[0].strip()):
             return "wrapped"
-        if headline_patterns.CAUSED in before[:1]:
+        if forms.CAUSED in before[:1]:
             return "caused"
-        return "during" if headline_patterns.DURING in before[:1] else ""
+        return "during" if forms.DURING in before[:1] else ""
 
     def _group(self, start: int, raised: list[_Raised]) -> int:
         """Take in a group of exceptions: its first member tells."""
         at = start + 1
         while at < len(self._own) and re.match(r"\s+[|+]", self._text(at)):
             at += 1
-            if headline_patterns.GROUP_END.match(self._text(at - 1)):
+            if re.match(forms.GROUP_END, self._text(at - 1)):
                 break
         inner = []
         for i in range(start, at):
             text = self._text(i)
             number = self._own[i][0]
-            header = "Traceback (most recent call last):" if headline_patterns.MEMBER.match(text) else None
+            header = "Traceback (most recent call last):" if re.match(forms.MEMBER, text) else None
             bare = text
-            while header is None and headline_patterns.MARGIN.match(bare) and not _is_frame_text(bare):
-                bare = headline_patterns.MARGIN.sub("", bare, count=1)
+            while header is None and re.match(forms.MARGIN, bare) and not _is_frame_text(bare):
+                bare = re.sub(forms.MARGIN, "", bare, count=1)
             inner.append((number, header or bare.replace("Exception Group Traceback", "Traceback")))
         members: list[_Raised] = []
         parser = _Tracebacks(self._lines, inner, self._taken)
         i = 0
         while i < len(inner):
             i = parser._one(i, members)
-        told = next((m for m in members if not headline_patterns.GROUP.search(m.text)), members[0] if members else None)
+        told = next((m for m in members if not re.search(forms.GROUP, m.text)), members[0] if members else None)
         self._taken.update(number for number, _ in inner)
         if told is not None:
             end = inner[-1][0]
@@ -458,10 +453,10 @@ class _Tracebacks:
         told = _root_of(chain)
         words = "\n".join(dict.fromkeys((told.words, last.words)))
         again = "" if told is last or _is_same(told, last) else f" (raised again as {last.text})"
-        if told is last and told.link == "during" and not headline_patterns.CONSEQUENCE.match(chain[-2].text):
+        if told is last and told.link == "during" and not re.match(forms.CONSEQUENCE, chain[-2].text):
             again = f"{_WHILE}{_root_of(chain[:-1]).text[:_LONGEST_PROMPT]})"
-        is_child_death = "died with <Signals." in told.text or headline_patterns.ENDED_BY_SIGNAL in told.text
-        is_consequence = headline_patterns.CONSEQUENCE.match(told.text)
+        is_child_death = "died with <Signals." in told.text or forms.ENDED_BY_SIGNAL in told.text
+        is_consequence = re.match(forms.CONSEQUENCE, told.text)
         weight = 1 if is_consequence and (is_child_death or not class_of_words(told.text)) else 3
         table = "\n".join(line.text for line in self._lines[last.at :]) if "ChildFailedError" in last.text else ""
         if found := _TABLE.search(table):
@@ -490,18 +485,16 @@ class _Tracebacks:
 
 
 def _is_frame_text(text: str) -> bool:
-    return bool(re.match(r"\s*\|\s{2,}", text)) and not headline_patterns.MARGIN.sub("", text, count=1).lstrip(
-        " "
-    ).startswith(("|", "+"))
+    return bool(re.match(r"\s*\|\s{2,}", text)) and not re.sub(forms.MARGIN, "", text, count=1).lstrip(" ").startswith(
+        ("|", "+")
+    )
 
 
 def _root_of(chain: Sequence[_Raised]) -> _Raised:
     """Return the exception of which the last one was made."""
     at = len(chain) - 1
     while at > 0:
-        if chain[at].link == "caused" or (
-            chain[at].link == "during" and headline_patterns.CONSEQUENCE.match(chain[at].text)
-        ):
+        if chain[at].link == "caused" or (chain[at].link == "during" and re.match(forms.CONSEQUENCE, chain[at].text)):
             at -= 1
         else:
             break
@@ -510,11 +503,11 @@ def _root_of(chain: Sequence[_Raised]) -> _Raised:
 
 def _is_same(one: _Raised, other: _Raised) -> bool:
     first, second = (_name_and_text(each.text)[1] for each in (one, other))
-    return not second or first in second or second in first or bool(headline_patterns.CONSEQUENCE.match(other.text))
+    return not second or first in second or second in first or bool(re.match(forms.CONSEQUENCE, other.text))
 
 
 def _name_and_text(text: str) -> tuple[str, str]:
-    match = headline_patterns.EXCEPTION.match(text)
+    match = re.match(forms.EXCEPTION, text)
     return (match["name"], (match["text"] or "").strip()) if match else ("", text)
 
 
@@ -522,7 +515,7 @@ def _headline_of(block: Sequence[str], *, joined: bool = False) -> str:
     """Return the first line of what was said, with the next where it announces it."""
     text = block[0].strip()
     for line in block[1:]:
-        if not (headline_patterns.ANNOUNCES.search(text) or (joined and len(text) > 60)):
+        if not (re.search(forms.ANNOUNCES, text) or (joined and len(text) > 60)):
             break
         if not _is_border(line):
             text = f"{text} {line.strip()}"
@@ -537,32 +530,32 @@ def _other_cause(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | N
     boxed = _of_box(lines, at, taken)
     if boxed is not None:
         return boxed
-    if match := headline_patterns.SIGNALLED.match(lines[at].text):
+    if match := re.match(forms.SIGNALLED, lines[at].text):
         what, command = [*filter(None, match.groups()), ""][:2]
-        text = f"killed by {headline_patterns.SIGNALS[what]}"
-        command = headline_patterns.REDIRECTIONS.sub("", command)
+        text = f"killed by {forms.SIGNALS[what]}"
+        command = re.sub(forms.REDIRECTIONS, "", command)
         return _Cause(text=text, start=at, at=at, weight=1, words=text, command=command)
     if lines[at].text.startswith(("\t", "    ")) and not text.startswith(("ERROR ", "CRITICAL ")):
         return None
-    if match := headline_patterns.FATAL.match(text):
+    if match := re.match(forms.FATAL, text):
         return _fatal_cause(lines, at, text, match)
-    if headline_patterns.DIED.match(text):
+    if re.match(forms.DIED, text):
         return _Cause(text=text, start=at, at=at, weight=1, words=text)
-    if headline_patterns.NOISE.match(text) and not headline_patterns.LOGGED.match(text):
+    if re.match(forms.NOISE, text) and not re.match(forms.LOGGED, text):
         return None
-    if headline_patterns.SHELL.match(text):
+    if re.match(forms.SHELL, text):
         return _Cause(text=text, start=at, at=at, weight=3, words=text, is_raised=True)
-    if headline_patterns.SAID.match(text):
+    if re.match(forms.SAID, text):
         block = [text, *_until_blank(_following_texts(lines, at))]
         return _Cause(text=_headline_of(block), start=at, at=at, weight=3, words="\n".join(block))
-    if match := headline_patterns.LOGGED.match(text):
+    if match := re.match(forms.LOGGED, text):
         text = next(found for found in (*match.groups(), text) if found)
         text = re.sub(r" {2,}\S+\.py:\d+$", "", text)
         block = [text, *_until_blank(_following_texts(lines, at))]
         return _Cause(text=_headline_of(block), start=at, at=at, weight=2, words="\n".join(block))
-    if at < len(lines) - _MOST_NEAR or _is_indented(lines[at].text) or headline_patterns.C_FRAME.match(text):
+    if at < len(lines) - _MOST_NEAR or _is_indented(lines[at].text) or re.match(forms.C_FRAME, text):
         return None
-    if headline_patterns.SPOKEN.match(text) or class_of_words(text):
+    if re.match(forms.SPOKEN, text) or class_of_words(text):
         block = [text, *_until_blank(_following_texts(lines, at))]
         return _Cause(text=_headline_of(block), start=at, at=at, weight=2, words=text)
     return None
@@ -591,12 +584,12 @@ def _following_texts(lines: Sequence[_Line], at: int) -> list[str]:
 
 def _of_box(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | None:
     """Return what stands in a box whose title says that it is an error."""
-    match = headline_patterns.BOX_TOP.match(lines[at].text)
+    match = re.match(forms.BOX_TOP, lines[at].text)
     if match is None or "error" not in match["title"].lower():
         return None
     content = []
     for i in range(at + 1, min(at + _LONGEST_BLOCK, len(lines))):
-        inside = headline_patterns.BOX.match(lines[i].text)
+        inside = re.match(forms.BOX, lines[i].text)
         if inside is None or _is_border(inside["text"]):
             break
         taken.add(i)
@@ -608,8 +601,8 @@ def _of_box(lines: Sequence[_Line], at: int, taken: set[int]) -> _Cause | None:
 def _until_blank(texts: Sequence[str]) -> list[str]:
     block = []
     for text in texts:
-        ends = headline_patterns.HEADER, headline_patterns.C_FRAME, headline_patterns.SIGNALLED
-        if not text.strip() or any(pattern.match(text) for pattern in ends):
+        ends = forms.HEADER, forms.C_FRAME, forms.SIGNALLED
+        if not text.strip() or any(re.match(pattern, text) for pattern in ends):
             break
         block.append(text)
     return block
@@ -634,7 +627,7 @@ def _choose(causes: Sequence[_Cause], lines: Sequence[_Line], signal: int | None
     heavy = [cause for cause in group if cause.weight == heaviest]
     raised = [cause for cause in heavy if cause.is_raised]
     # Ranks below one launcher write to one output: who lost a peer is not the first that failed.
-    raised = [cause for cause in raised if not headline_patterns.PEER_LOSS.search(cause.text)] or raised
+    raised = [cause for cause in raised if not re.search(forms.PEER_LOSS, cause.text)] or raised
     if not raised:
         return heavy[0]
     # What C++ says before the last exception is of another process; what it says behind it follows from it.
@@ -657,26 +650,21 @@ def _behind(causes: Sequence[_Cause], lines: Sequence[_Line]) -> list[int]:
 
 def _is_step(text: str) -> bool:
     """Return whether a program tells of a step; a bar is drawn once more at the end."""
-    return bool(headline_patterns.PROGRESS.match(text)) and not headline_patterns.NOISE.match(text)
+    return bool(re.match(forms.PROGRESS, text)) and not re.match(forms.NOISE, text)
 
 
 def _is_speech(text: str) -> bool:
     """Return whether a line is neither empty nor frame, border, warning or advice."""
     beside = (
-        headline_patterns.C_FRAME,
-        headline_patterns.NOISE,
-        headline_patterns.ADVICE,
-        headline_patterns.DIED,
-        headline_patterns.SIGNALLED,
-        headline_patterns.IGNORED,
+        forms.C_FRAME,
+        forms.NOISE,
+        forms.ADVICE,
+        forms.DIED,
+        forms.SIGNALLED,
+        forms.IGNORED,
     )
-    is_empty = (
-        not text.strip()
-        or _is_border(text)
-        or _is_indented(text)
-        or text in (headline_patterns.CAUSED, headline_patterns.DURING)
-    )
-    return not is_empty and not any(pattern.match(text) for pattern in beside)
+    is_empty = not text.strip() or _is_border(text) or _is_indented(text) or text in (forms.CAUSED, forms.DURING)
+    return not is_empty and not any(re.match(pattern, text) for pattern in beside)
 
 
 def _is_of_this_end(found: _Cause, *, has_shell: bool) -> bool:
@@ -689,14 +677,14 @@ def _is_of_this_end(found: _Cause, *, has_shell: bool) -> bool:
 
 
 def _class_of(found: _Cause, exit_code: int | None, name: str | None) -> Class:
-    words = [line for line in found.words.splitlines() if not headline_patterns.CONSEQUENCE.match(line)]
+    words = [line for line in found.words.splitlines() if not re.match(forms.CONSEQUENCE, line)]
     cls = class_of_words(found.text.partition(_WHILE)[0]) or class_of_words("\n".join(words))
     if exit_code == 127 and not found.has_header and cls in (None, Class.MISSING_FILE, Class.NO_PERMISSION):
         return Class.COMMAND_NOT_FOUND
     if cls is None and exit_code == 2 and re.match(r"\S+: error: ", found.text):
         return Class.WRONG_ARGUMENT
     if name is None:
-        return cls or (Class.SIGNAL if headline_patterns.ABORTS.search(found.text) else Class.EXCEPTION)
+        return cls or (Class.SIGNAL if re.search(forms.ABORTS, found.text) else Class.EXCEPTION)
     if name in SENT_FROM_OUTSIDE:
         return cls or (Class.EXCEPTION if found.is_raised else Class.KILLED)
     if name == "SIGABRT":
@@ -742,23 +730,17 @@ def _last_words(lines: Sequence[_Line]) -> str:
         return _shortened(next((line.text.strip() for line in reversed(lines) if not _is_border(line.text)), ""))
     start = at
     while start > 0 and lines[start - 1].text.strip() and not _is_border(lines[start - 1].text):
-        if headline_patterns.PROGRESS.match(lines[start - 1].text) or headline_patterns.NOISE.match(
-            lines[start - 1].text
-        ):
+        if re.match(forms.PROGRESS, lines[start - 1].text) or re.match(forms.NOISE, lines[start - 1].text):
             break
         start -= 1
     block = [line.text for line in lines[start : at + _LONGEST_BLOCK]]
     flat = [i for i in range(at - start + 1) if not _is_indented(block[i])] or [at - start]
     complaint = next(
-        (
-            i
-            for i in flat
-            if headline_patterns.COMPLAINT.search(block[i]) and not headline_patterns.ADVICE.match(block[i])
-        ),
+        (i for i in flat if re.search(forms.COMPLAINT, block[i]) and not re.match(forms.ADVICE, block[i])),
         None,
     )
     chosen = flat[-1] if complaint is None else complaint
-    if complaint is None and headline_patterns.PROGRESS.match(block[chosen]):
+    if complaint is None and re.match(forms.PROGRESS, block[chosen]):
         # What is set in behind a step says more than the step.
         chosen = next((i for i in range(len(block) - 1, chosen, -1) if not _is_border(block[i])), chosen)
     return _shortened(_headline_of(_until_blank(block[chosen:]) or [block[chosen]]))

@@ -1,4 +1,7 @@
-"""The forms in which programs print why a process ends, and those of what they print beside it."""
+"""The forms in which programs print why a process ends, and those of what they print beside it.
+
+The patterns are texts, which `re` compiles at the first search: most commands that read a run search no output.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import re
 from clusterctl.why.verdict import Class
 
 
-def _any(*forms: str, flags: int = 0) -> re.Pattern[str]:
-    return re.compile("|".join(forms), flags)
+def _any(*forms: str, flags: str = "") -> str:
+    return flags + "|".join(forms)
 
 
 _RAISED = r"(?:^|\]: ?|\bCaught )(?:\w+\.)*"
@@ -121,7 +124,7 @@ _CLASSES = (
         ),
     ),
 )
-_SEARCHES = tuple((cls, _any(*words, flags=re.MULTILINE)) for cls, words in _CLASSES)
+_SEARCHES = tuple((cls, _any(*words, flags="(?m)")) for cls, words in _CLASSES)
 
 
 SHARED_MEMORY = _any(
@@ -132,7 +135,7 @@ SHARED_MEMORY = _any(
 
 def class_of_words(text: str) -> Class | None:
     """Return the class of which a text speaks."""
-    return next((cls for cls, pattern in _SEARCHES if pattern.search(text)), None)
+    return next((cls for cls, pattern in _SEARCHES if re.search(pattern, text)), None)
 
 
 ABORTS = _any(
@@ -142,31 +145,27 @@ ABORTS = _any(
 )
 """Words of a process that a signal of its own has ended."""
 
-PEER_LOSS = re.compile(
-    "|".join(
-        (
-            r"connection (was )?closed by (remote )?peer",
-            r"connection reset",
-            r"broken pipe",
-            r"connection refused",
-            r"timed out waiting \d+ ?ms for (recv|send)",
-            r"socket timeout|read timeout|wait timeout|connection timed out|client socket has timed out",
-            r"collective operation timeout|timed out after \d+ ?(ms|milliseconds) waiting",
-            r"nccl ?remote ?error|ncclRemoteError|remote process exited",
-            r"DistNetworkError|DistStoreError",
-            r"failed to (recv|send), got",
-            r"connection was likely closed|connectFullMesh failed|pair closure|communicator was aborted",
-            r"UNAVAILABLE: .{0,80}socket closed",
-            r"heartbeat|coordination service|another task died|peer .{0,40}(disconnected|unavailable)",
-        )
-    ),
-    re.IGNORECASE,
+PEER_LOSS = _any(
+    r"connection (was )?closed by (remote )?peer",
+    r"connection reset",
+    r"broken pipe",
+    r"connection refused",
+    r"timed out waiting \d+ ?ms for (recv|send)",
+    r"socket timeout|read timeout|wait timeout|connection timed out|client socket has timed out",
+    r"collective operation timeout|timed out after \d+ ?(ms|milliseconds) waiting",
+    r"nccl ?remote ?error|ncclRemoteError|remote process exited",
+    r"DistNetworkError|DistStoreError",
+    r"failed to (recv|send), got",
+    r"connection was likely closed|connectFullMesh failed|pair closure|communicator was aborted",
+    r"UNAVAILABLE: .{0,80}socket closed",
+    r"heartbeat|coordination service|another task died|peer .{0,40}(disconnected|unavailable)",
+    flags="(?i)",
 )
 """What a rank says whose peer has left the group: seldom the first failure."""
 
 # --- lines
 
-SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_=>]")
+SEQUENCE = r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_=>]"
 OF_A_PROCESS = _any(
     r"\[?rank:? ?\d+\]?:? ?",  # torch
     r"\[[A-Za-z_]*\d+\]: ?",  # torchrun
@@ -179,23 +178,21 @@ OF_A_PROCESS = _any(
 
 # --- tracebacks
 
-HEADER = re.compile(r"^(?P<before>.*?)\b(?P<kind>Original |Exception Group )?Traceback \(most recent call last\)")
-FRAME = re.compile(r'^\s+File "[^"]*", line \d+(?:, in .*)?$')
-EXCEPTION = re.compile(
-    r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([\w.]+\))?(?:\[[\w., ]+\])?)(?::(?= |$)(?P<text>.*)|$)"
-)
-NAMED = re.compile(
+HEADER = r"^(?P<before>.*?)\b(?P<kind>Original |Exception Group )?Traceback \(most recent call last\)"
+FRAME = r'^\s+File "[^"]*", line \d+(?:, in .*)?$'
+EXCEPTION = r"(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\([\w.]+\))?(?:\[[\w., ]+\])?)(?::(?= |$)(?P<text>.*)|$)"
+NAMED = (
     r"(?:[A-Za-z_]\w*\.)*[A-Za-z]\w*"
     r"(?:Error|Exception|Interrupt|SystemExit|Failure|ExceptionGroup|StopIteration|Timeout)(?:\([\w.]+\))?(?:: |:?$)"
 )
 """An exception that stands without its traceback, by its name."""
-WARNED = re.compile(r"\S*?:\d+: \w*Warning: |(?:\S+: )?resource_tracker: There appear to be ")
+WARNED = r"\S*?:\d+: \w*Warning: |(?:\S+: )?resource_tracker: There appear to be "
 """The first line of a warning, as Python prints it."""
-GROUP = re.compile(r"Group: .* \(\d+ sub-exceptions?\)$")
-MEMBER = re.compile(r"^\s*\+[-+]*-+ (?:\d+|\.\.\.) -+$")
-GROUP_END = re.compile(r"^\s*\+-{8,}$")
-MARGIN = re.compile(r"^\s*[|+] ?")
-ANNOUNCES = re.compile(r":\s*$|Exception encountered when calling .*$")
+GROUP = r"Group: .* \(\d+ sub-exceptions?\)$"
+MEMBER = r"^\s*\+[-+]*-+ (?:\d+|\.\.\.) -+$"
+GROUP_END = r"^\s*\+-{8,}$"
+MARGIN = r"^\s*[|+] ?"
+ANNOUNCES = r":\s*$|Exception encountered when calling .*$"
 """The end of a line whose next one is what matters."""
 CAUSED = "The above exception was the direct cause of the following exception:"
 DURING = "During handling of the above exception, another exception occurred:"
@@ -265,7 +262,7 @@ SIGNALLED = _any(
     rf"({_SIGNAL})(?: \(core dumped\))?$",
 )
 """A shell tells which signal has ended a command of its own, and, but in a word that stands alone, which command."""
-REDIRECTIONS = re.compile(r"(?: +(?:\d*>&\d|&?\d*>{1,2} ?\S+|\d*< ?\S+))+$")
+REDIRECTIONS = r"(?: +(?:\d*>&\d|&?\d*>{1,2} ?\S+|\d*< ?\S+))+$"
 SHELL = _any(
     rf"[\w./~+-]+: (?:line )?\d+: (?! *\d+ (?:{'|'.join(SIGNALS)}|Done|Exit \d+) )\S.*",
     r"(?:-?bash|(?:/\S*/)?(?:ba|da|z|k)?sh): \S.*|.*: command not found$|(?:/\S*/)?env: \S.*",
@@ -299,10 +296,10 @@ LOGGED = _any(
     r"\S+:\d+:\d+ \[\d+\] (?:[\w/.]+:\d+ )?NCCL (?:WARN|ERROR) (?P<nccl>.*)",
 )
 """A line of a log at the level of an error."""
-SPOKEN = re.compile(r".{0,80}\b(?:error|Error|ERROR)\b ?(?:#?\d+)?: (?![\d.\s%e-]*$)")
+SPOKEN = r".{0,80}\b(?:error|Error|ERROR)\b ?(?:#?\d+)?: (?![\d.\s%e-]*$)"
 """A line that speaks of an error; a number behind it is that of a model."""
 DETAILS = tuple(
-    (re.compile(announces), re.compile(detail, re.MULTILINE))
+    (announces, f"(?m){detail}")
     for announces, detail in (
         (
             r"(?:CUDA|HIP) error: device-side assert|CUDA_ERROR_ASSERT|hipErrorAssert",
@@ -318,7 +315,7 @@ DETAILS = tuple(
     )
 )
 """Headlines that only announce a cause, and where an output tells it."""
-GLUED = re.compile(r"((?<!\d)\d{1,3}%\|[^\n\r]{,300}?\[[^\]\n\r]{,200}(?:it/s|s/it)[^\]\n\r]{,200}\])(?=[^\s\x1b])")
+GLUED = r"((?<!\d)\d{1,3}%\|[^\n\r]{,300}?\[[^\]\n\r]{,200}(?:it/s|s/it)[^\]\n\r]{,200}\])(?=[^\s\x1b])"
 """A bar of progress behind which another text goes on in the same line."""
 DIED = _any(
     r".*(?:mpirun|prterun|mpiexec)\S* noticed that process rank|MPI_ABORT was invoked|application called MPI_Abort",
@@ -331,8 +328,8 @@ DIED = _any(
 
 # --- what stands beside a cause
 
-BOX_TOP = re.compile(r"^\s*[╭┌╔+][─━═-]+ (?P<title>[\w ()-]+?) [─━═-]+[╮┐╗+]?.?$")
-BOX = re.compile(r"^\s*[│┃║|] ?(?P<text>.*?) *[│┃║|]?\s*$")
+BOX_TOP = r"^\s*[╭┌╔+][─━═-]+ (?P<title>[\w ()-]+?) [─━═-]+[╮┐╗+]?.?$"
+BOX = r"^\s*[│┃║|] ?(?P<text>.*?) *[│┃║|]?\s*$"
 C_FRAME = _any(
     r"(?:frame )?#\d+:? |\s*@ +0x|\[ ?\d+\] |/\S+\(.*\) ?\[0x|PC: @|0x[0-9a-f]+\b|\tat |<unknown function>",
     r"\*\*\* .*\*\*\*|==+ ?\w* ?==+|Exception raised from |C\+\+ CapturedTraceback|Extension modules: ",
@@ -357,13 +354,13 @@ NOISE = _any(
     r"The preceding (?:is|stack)|Call stack:|Message: |Arguments: |Additional information:",
     r".*(?:\d+%\|.*\||\bit/s\b|\bs/it\b|[━█▇#=]{6,}|\bETA\b)",
 )
-ADVICE = re.compile(
+ADVICE = (
     r"\W*(?:Set|Try|Use|Run|See|Please|[Hh]int:|HINT|[Nn]ote:|NOTE|For|To|You|Did you|Consider|Compile with"
     r"|CUDA kernel errors|Pass --help|Refer|Check (?!failed)|Visit|[Rr]erun|If|This|Make sure|Available|More"
     r"|[Ss]uggestion|Documentation|[Ll]earn|Tip|Usage|Options|Call arguments|Bug|[Rr]eport)\b"
 )
-PROGRESS = re.compile(r"\W*(?:epoch|step|iter|iteration|batch|train|val|eval|loss)\b.*\d", re.IGNORECASE)
-BAR = re.compile(r"(?!.*\b100%).*(?:\d+%\|.*\||\bit/s\b|\bs/it\b)")
+PROGRESS = r"(?i)\W*(?:epoch|step|iter|iteration|batch|train|val|eval|loss)\b.*\d"
+BAR = r"(?!.*\b100%).*(?:\d+%\|.*\||\bit/s\b|\bs/it\b)"
 """A bar of progress that has not come to its end."""
 GOODBYE = _any(
     r"(?:\S+: )?resource_tracker: There appear to be ",
@@ -379,15 +376,13 @@ COMPLAINT = _any(
     r"|unexpected|refus|denied|expected|required|abort|broken|corrupt|does not|do not|don't|doesn't|exceed|empty|wrong"
     r"|bad\b|giving up|gave up|nan\b|diverged|out of)",
     r"\bnot (?:found|valid|a|allowed|exist|supported|set|enough|installed)\b",
-    flags=re.IGNORECASE,
+    flags="(?i)",
 )
 
-ASKED = re.compile(
+ASKED = (
     r"EOFError: EOF when reading a line|\bBdbQuit\b|\bexceptions\.Abort\b|\bAborted[.!]$"
     r"|No such device or address: '/dev/tty'|input device is not a TTY"
 )
 """What a program says that wanted to ask somebody: a rank has no stdin and no terminal."""
-PROMPT = re.compile(
-    r"^(?P<prompt>[^\n]*[?:>\])] ?)(?=Traceback \(most recent call last\):|[╭+]|Aborted[.!])", re.MULTILINE
-)
+PROMPT = r"(?m)^(?P<prompt>[^\n]*[?:>\])] ?)(?=Traceback \(most recent call last\):|[╭+]|Aborted[.!])"
 """A question without the end of its line, directly before what followed from it."""

@@ -268,11 +268,6 @@ def save_origin(run: RunDir, spec: ClusterSpec) -> None:
         write_atomically(run.path / _FILE, json.dumps(value).encode())
 
 
-def _format_slurm_job(environ: Mapping[str, str]) -> str:
-    number = environ.get("SLURM_JOB_ID")
-    return f"{environ.get('SLURM_CLUSTER_NAME', '')}/{number}" if number else ""
-
-
 def list_runs_before_requeue(run: RunDir) -> list[RunDir]:
     """Return the runs that the same Slurm job started with the same file and command before it was requeued.
 
@@ -335,10 +330,8 @@ def read_commit(folder: str) -> Commit | None:
 
 
 def _run_git(folder: str, *arguments: str) -> str:
-
-    argv = [*_GIT, "-C", folder, *arguments]
     done = subprocess.run(
-        argv,
+        [*_GIT, "-C", folder, *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

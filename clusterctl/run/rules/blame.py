@@ -238,7 +238,7 @@ def find_swallowed_exception(output: str) -> str:
 
 def is_peer_loss(text: str) -> bool:
     """Return whether an error says that a peer was lost."""
-    return bool(PEER_LOSS.search(text))
+    return bool(re.search(PEER_LOSS, text))
 
 
 def _find_headline(exit_: WorkerExit) -> headline.Headline:
