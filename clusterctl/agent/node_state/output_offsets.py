@@ -205,14 +205,7 @@ class OutputPiece:
 
 
 def read_output(
-    path: str,
-    offset_table: OffsetTable,
-    rank: int,
-    offset: int,
-    length: int,
-    *,
-    first_valid: int = 0,
-    sending: bool = False,
+    path: str, offset_table: OffsetTable, rank: int, offset: int, length: int, *, sending: bool = False
 ) -> OutputPiece | None:
     """Return a piece of an output from `offset` on, or from its first valid byte if that is later.
 
@@ -222,7 +215,6 @@ def read_output(
         rank: The rank of the output.
         offset: Start of the piece; a negative offset counts from the end.
         length: Maximum number of bytes.
-        first_valid: First valid byte according to the journal.
         sending: The piece goes to a controller. Its end is recorded before the piece is verified, so that bytes of an
             emptied file get offsets behind it.
 
@@ -238,7 +230,7 @@ def read_output(
             offset = max(0, offset_table.of(rank).file_start + os.fstat(fd).st_size + offset)
         while True:
             offsets = offset_table.of(rank)
-            begin = max(offset, offsets.first_valid, first_valid)
+            begin = max(offset, offsets.first_valid)
             data = os.pread(fd, length, begin - offsets.file_start)
             now, size = _check_output(fd, offset_table, rank)
             if size is not None and sending and begin + len(data) > now.sent and _has_same_start(offsets, now):
@@ -247,7 +239,7 @@ def read_output(
             if size is None:
                 return None
             if _has_same_start(offsets, now):
-                return OutputPiece(begin, data, size, max(offsets.first_valid, first_valid))
+                return OutputPiece(begin, data, size, offsets.first_valid)
     finally:
         os.close(fd)
 

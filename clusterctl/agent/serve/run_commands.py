@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 _MAX_READ_BYTES = 4 << 20
 _EVIDENCE_DEADLINE_S = 10.0
-_OUTPUT_FILE = re.compile(r"attempt-(\d+)/rank-(\d+)\.(?:log|idx)")
 
 
 def make_run_handlers(session: Session) -> dict[Command, Handler]:
@@ -63,16 +62,16 @@ class _RunCommands:
     ) -> command_types.ReadAnswer:
         run = self._session.find_run(arguments)
         name = str(arguments["file"])
-        match = _OUTPUT_FILE.fullmatch(name)
-        if match is None and name not in (run_files.JOURNAL_FILE, run_files.SAMPLES_FILE):
+        output = run_files.parse_attempt_and_rank(name)
+        is_index = run_files.parse_attempt_and_rank(name, run_files.format_index_path) is not None
+        if output is None and not is_index and name not in (run_files.JOURNAL_FILE, run_files.SAMPLES_FILE):
             raise commands.RequestError(ErrorKind.BAD_REQUEST, f"no file of a run: `{name}`")
         offset, length = int(arguments["offset"]), max(0, min(int(arguments["length"]), _MAX_READ_BYTES))
         try:
-            output = run_files.parse_attempt_and_rank(name)
             if output is None:
                 piece = output_offsets.read_growing_file(run.file(name), name, offset, length)
             else:
-                piece = _read_output(run, *output, offset, length, self._session.journal_states.of(run))
+                piece = _read_output(run, *output, offset, length)
         except FileNotFoundError as error:
             raise commands.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} has no {name} on this node") from error
         return {
@@ -154,15 +153,10 @@ class _RunCommands:
         self._session.run_task(request_id, lambda _out: {"bytes": _remove_run(run, state)})
 
 
-def _read_output(
-    run: RunDir, attempt: int, rank: int, offset: int, length: int, state: NodeState
-) -> output_offsets.OutputPiece:
+def _read_output(run: RunDir, attempt: int, rank: int, offset: int, length: int) -> output_offsets.OutputPiece:
     offset_table = OffsetTable(run.attempt(attempt))
-    first = state.dropped.get((attempt, rank), (0, 0))[0]
     try:
-        piece = output_offsets.read_output(
-            run.of_rank(attempt, rank, "log"), offset_table, rank, offset, length, first_valid=first
-        )
+        piece = output_offsets.read_output(run.of_rank(attempt, rank, "log"), offset_table, rank, offset, length)
         if piece is None:
             # The file was emptied and its supervisor has not noticed yet: nothing follows the bytes that were there.
             offsets = offset_table.of(rank)

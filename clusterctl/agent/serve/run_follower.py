@@ -23,7 +23,6 @@ class _FollowedFile:
 
     Attributes:
         offset: The bytes of the file that were sent.
-        first_valid: The first byte that the node still has, by the journal.
         attempt: The attempt of the file; -1 for the samples.
         rank: The rank whose output the file holds; `None` for any other file.
         stream: The number of its stream, 0 before the stream was announced.
@@ -35,7 +34,6 @@ class _FollowedFile:
     offset: int
     attempt: int = -1
     rank: int | None = None
-    first_valid: int = 0
     stream: int = 0
     idle_status: tuple[int, int, int] | None = None
 
@@ -102,10 +100,6 @@ class RunFollower:
             self._add_file(protocol_files.format_index_path(event.attempt, event.rank), event.attempt)
         elif isinstance(event, events.Swept) and not event.remaining:
             self._swept_attempts.add(event.attempt)
-        elif isinstance(event, events.Dropped):
-            file = self._files.get(protocol_files.format_output_path(event.attempt, event.rank))
-            if file is not None:
-                file.first_valid = max(file.first_valid, event.first_valid)
 
     # --- bytes
 
@@ -160,17 +154,10 @@ class RunFollower:
         if file.rank is None:
             return output_offsets.read_growing_file(file.path, file.name, file.offset, limit)
         offset_table = self._offset_table[file.attempt]
-        while True:
-            first = file.first_valid
-            piece = output_offsets.read_output(
-                file.path, offset_table, file.rank, file.offset, limit, first_valid=first, sending=True
-            )
-            if file.attempt != self.state.attempt:
-                offset_table.close()
-            # An agent without offset files records discarded output in the journal only, before it discards it.
-            self.send_events()
-            if file.first_valid == first:
-                return piece
+        piece = output_offsets.read_output(file.path, offset_table, file.rank, file.offset, limit, sending=True)
+        if file.attempt != self.state.attempt:
+            offset_table.close()
+        return piece
 
     def _announce_stream(self, file: _FollowedFile) -> None:
         if not file.stream:

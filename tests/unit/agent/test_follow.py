@@ -9,6 +9,7 @@ import pytest
 
 from clusterctl.agent.linux.event_loop import EventLoop, FolderWatcher
 from clusterctl.agent.node_state import journal
+from clusterctl.agent.node_state.output_offsets import OffsetTable, OutputOffsets
 from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.protocol import events, requests
 from clusterctl.agent.serve.run_follower import RunFollower
@@ -59,7 +60,9 @@ def test_where_the_front_of_an_output_is_given_up_while_it_is_read_the_rest_is_s
     followed.begin()
     followed.follower.send_events()
     followed.log().write_bytes(b"a" * BLOCK + b"b" * BLOCK)
-    followed.journal.append(events.Dropped(0, 0, BLOCK, BLOCK, "disk full"))
+    offset_table = OffsetTable(followed.dir.attempt(0))
+    offset_table.make([0])
+    offset_table.put(0, OutputOffsets(first_valid=BLOCK, size=2 * BLOCK, lost=BLOCK))
 
     assert followed.follower.send_next_data(1 << 20) == BLOCK
     assert followed.data == [(BLOCK, b"b" * BLOCK)]
