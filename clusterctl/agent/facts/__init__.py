@@ -75,7 +75,7 @@ Data of each group:
     mounts      {paths: [{path, fs, device, status, reason, ms, state, wchan}], left_out}
     names       {hostname, addresses, error, peers: {node: {name, addresses, error}}}
     net         {interfaces: [{name, operstate, mtu, speed, virtual, address}],
-                routes: {node: {address, source, interface, error}},
+                routes: {node: {source, interface, error}},
                 ib: [{device, port, state, phys, rate, link_layer, gids, roce_v2, firmware, board, driver, pci, width,
                 max_width, slot_width}]}
     ports       {ports: [{port, free, error, owner}]}

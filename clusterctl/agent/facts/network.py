@@ -6,13 +6,11 @@ restricted functions this floods the kernel log (leptonai/gpud#1164).
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
 
 from clusterctl.agent.facts import driver
-from clusterctl.agent.linux import sysfs
+from clusterctl.agent.linux import addresses, sysfs
 from clusterctl.agent.linux.ports import bind_port, describe_port_owner
 
 TYPE_CHECKING = False
@@ -20,31 +18,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from clusterctl.agent.protocol.command_types import NetworkAddress
+
 
 def collect_names(peers: dict[str, str]) -> dict[str, Any]:
     """Return the group `names`. `peers` maps nodes to addresses or names."""
     hostname = socket.gethostname()
-    addresses, error = _resolve(hostname)
+    own, error = _resolve(hostname)
     looked: dict[str, dict[str, Any]] = {}
     for node, name in peers.items():
         found, why = _resolve(name)
         looked[node] = {"name": name, "addresses": found, "error": why}
-    return {"hostname": hostname, "addresses": addresses, "error": error, "peers": looked}
-
-
-def resolve_name(name: str, port: int | None, kind: int) -> list[Any]:
-    """Resolve a name, as `socket.getaddrinfo` does, without loading a text codec for plain names.
-
-    Raises:
-        OSError: The name does not exist.
-        UnicodeError: The name is invalid.
-    """
-    return socket.getaddrinfo(name.encode() if name.isascii() else name, port, type=kind)
+    return {"hostname": hostname, "addresses": own, "error": error, "peers": looked}
 
 
 def _resolve(name: str) -> tuple[list[str], str | None]:
     try:
-        entries = resolve_name(name, None, socket.SOCK_STREAM)
+        entries = addresses.resolve_name(name, None, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         return [], getattr(error, "strerror", None) or str(error)
     return sorted({str(entry[4][0]) for entry in entries}), None
@@ -112,12 +102,13 @@ def _state_name(state: str | None) -> str | None:
     return state.rpartition(":")[2].strip() if state else None
 
 
-_SIOCGIFADDR = 0x8915
 _NET_FOLDER = "/sys/class/net"
 
 
 def collect_network(root: str, peers: dict[str, str]) -> dict[str, Any]:
     """Return the group `net`. `peers` maps nodes to addresses or names."""
+    known = addresses.list_addresses()
+    by_interface = {entry["interface"]: entry["address"] for entry in reversed(known) if entry["family"] == "inet"}
     interfaces: list[dict[str, Any]] = [
         {
             "name": name,
@@ -125,32 +116,16 @@ def collect_network(root: str, peers: dict[str, str]) -> dict[str, Any]:
             "mtu": sysfs.read_int(root, f"{_NET_FOLDER}/{name}/mtu"),
             "speed": sysfs.read_int(root, f"{_NET_FOLDER}/{name}/speed"),
             "virtual": not sysfs.list_names(root, f"{_NET_FOLDER}/{name}/device"),
-            "address": _address(name),
+            "address": by_interface.get(name),
         }
         for name in sysfs.list_names(root, _NET_FOLDER)
     ]
-    by_address = {entry["address"]: entry["name"] for entry in interfaces if entry["address"]}
-    routes = {node: _route(name, by_address) for node, name in peers.items()}
+    routes = {node: _find_route(name, known) for node, name in peers.items()}
     return {"interfaces": interfaces, "routes": routes, "ib": list_rdma_ports(root)}
 
 
-def _address(name: str) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])
-
-
-def _route(name: str, by_address: dict[str, str]) -> dict[str, Any]:
-    """Return the route to a peer: the kernel chooses the source address, and no packet is sent."""
+def _find_route(name: str, known: list[NetworkAddress]) -> dict[str, Any]:
     try:
-        family, _, _, _, target = resolve_name(name, 9, socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect(target)
-            source = str(sock.getsockname()[0])
+        return {**addresses.find_route(name, known), "error": None}
     except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        return {"address": name, "source": None, "interface": None, "error": why}
-    return {"address": str(target[0]), "source": source, "interface": by_address.get(source), "error": None}
+        return {"source": None, "interface": None, "error": getattr(error, "strerror", None) or str(error)}

@@ -7,6 +7,8 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from clusterctl.agent.protocol.command_types import NetworkAddress, Route
 
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
@@ -68,25 +70,40 @@ def list_addresses() -> list[NetworkAddress]:
     return every
 
 
-def find_route(target: str, known: list[NetworkAddress]) -> Route | None:
-    """Return source address and interface of packets to a target, or `None` if there is no route. No packet is sent."""
+def resolve_name(name: str, port: int | None, kind: int) -> list[Any]:
+    """Resolve a name, as `socket.getaddrinfo` does, without loading a text codec for plain names.
+
+    Raises:
+        OSError: The name does not exist.
+        UnicodeError: The name is invalid.
+    """
     import socket
 
-    try:
-        resolved = socket.getaddrinfo(target, _DISCARD_PORT, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):
-        return None
-    for family, kind, number, _, where in resolved:
+    return socket.getaddrinfo(name.encode() if name.isascii() else name, port, type=kind)
+
+
+def find_route(target: str, known: list[NetworkAddress]) -> Route:
+    """Return source address and interface of packets to a target. No packet is sent.
+
+    Raises:
+        OSError: There is no such name, or no route.
+        UnicodeError: The name is invalid.
+    """
+    import socket
+
+    failure = OSError("no address")
+    for family, kind, number, _, destination in resolve_name(target, _DISCARD_PORT, socket.SOCK_DGRAM):
         try:
             with socket.socket(family, kind, number) as sock:
-                sock.connect(where)
+                sock.connect(destination)
                 source = str(sock.getsockname()[0]).partition("%")[0]
-        except OSError:
+        except OSError as error:
+            failure = error
             continue
         loopback = "lo" if source.startswith("127.") else None
         interface = next((str(one["interface"]) for one in known if one["address"] == source), loopback)
         return {"source": source, "interface": interface}
-    return None
+    raise failure
 
 
 def is_ip_address(target: str) -> bool:

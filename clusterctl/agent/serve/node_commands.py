@@ -65,7 +65,11 @@ class _NodeCommands:
 
         def find_routes() -> command_types.RoutesAnswer:
             local = addresses.list_addresses()
-            return {"routes": {target: addresses.find_route(target, local) for target in targets}}
+            routes: dict[str, command_types.Route | None] = dict.fromkeys(targets)
+            for target in targets:
+                with contextlib.suppress(OSError, UnicodeError):
+                    routes[target] = addresses.find_route(target, local)
+            return {"routes": routes}
 
         if all(addresses.is_ip_address(target) for target in targets):
             return find_routes()

@@ -221,7 +221,7 @@ def facts(node: int = 0, gpus: int = 8) -> dict[str, Any]:
                     "address": "10.0.0.1",
                 },
             ],
-            "routes": {"other": {"address": "10.0.0.99", "source": "10.0.0.1", "interface": "eth0", "error": None}},
+            "routes": {"other": {"source": "10.0.0.1", "interface": "eth0", "error": None}},
             "ib": [hca("mlx5_0")],
         },
         "ports": {"ports": [{"port": 29500, "free": True, "error": None, "owner": None}]},
