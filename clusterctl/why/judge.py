@@ -187,7 +187,7 @@ def _describe_refusals(error: RunError) -> Verdict:
 def _judge_healthy(evidence: Evidence) -> Verdict:
     timings = slowness.describe_timings(evidence.timings)
     more = f"; {timings}" if timings else ", or may still be at their first step"
-    ended = "; ".join(("it ended well", *evidence.warnings))
+    ended = "; ".join(("all ranks ended with 0" if evidence.warnings else "it ended well", *evidence.warnings))
     # Without timings no rank reports its state.
     known = Confidence.CERTAIN if evidence.over or timings else Confidence.LIKELY
     summary = ended if evidence.over else f"nothing is wrong: ranks make progress{more}"

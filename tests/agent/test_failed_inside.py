@@ -42,13 +42,13 @@ def end_of(node: Node, shell: str, **files: str) -> dict[str, Any]:
         pytest.param("python train.py & wait", RAISES, "RuntimeError: boom", id="background"),
         pytest.param("python -m train; true", RAISES, "RuntimeError: boom", id="module"),
         pytest.param("python train.py; python good.py", RAISES, "RuntimeError: boom", id="another_ends_well"),
-        pytest.param("python train.py; true", "import sys\nsys.exit(3)\n", "SystemExit: 3", id="exit_code"),
+        pytest.param("python train.py; true", "import sys\nsys.exit(3)\n", "exit code 3 of train.py", id="exit_code"),
         pytest.param(
             "python train.py; true", "import sys\nsys.exit('no data')\n", "SystemExit: no data", id="exit_text"
         ),
-        pytest.param("python train.py; true", "exit(3)\n", "SystemExit: 3", id="exit_of_site"),
+        pytest.param("python train.py; true", "exit(3)\n", "exit code 3 of train.py", id="exit_of_site"),
         pytest.param("python train.py; true", "quit('no data')\n", "SystemExit: no data", id="quit_of_site"),
-        pytest.param("python train.py; true", "import os\nos._exit(4)\n", "os._exit(4)", id="quick_exit"),
+        pytest.param("python train.py; true", "import os\nos._exit(4)\n", "exit code 4 of train.py", id="quick_exit"),
         pytest.param(
             "python train.py; true", "import os\nos.kill(os.getpid(), 9)\n", "ended without a report", id="killed"
         ),
@@ -68,6 +68,11 @@ def test_a_python_that_fails_below_a_shell_that_ends_with_0_is_named(
     assert message in event["error"]["message"]
 
 
+def test_what_a_script_says_behind_its_failed_python_is_none_of_its_last_words(node: Node) -> None:
+    event = end_of(node, "python train.py; echo EXIT=$?; echo done", train="print('no GPU', flush=True)\nexit(42)\n")
+    assert event["tail"] == "no GPU\n"
+
+
 RESTARTS = "import os, subprocess, sys\nsubprocess.run([sys.executable, 'train.py'], env={**os.environ, 'RANK': '0'})\n"
 
 
@@ -75,7 +80,7 @@ RESTARTS = "import os, subprocess, sys\nsubprocess.run([sys.executable, 'train.p
 def test_an_exit_code_of_which_0_arrives_is_named(node: Node, script: str) -> None:
     event = end_of(node, "exec python train.py", train=f"import os, sys\n{script}\n")
     assert event["exit_code"] == 0
-    assert event["error"]["message"].rstrip(")").endswith(("256", "512"))
+    assert event["error"]["message"] in ("exit code 256 of train.py", "exit code 512 of train.py")
 
 
 @pytest.mark.parametrize("name", ["torchrun", "deepspeed"])

@@ -7,6 +7,7 @@ import glob
 import json
 import math
 import os
+import re
 import signal
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -194,23 +195,26 @@ def read_group_ranks(status_dir: str) -> dict[int, int]:
     return sizes
 
 
-def read_swallowed_failure(status_dir: str, rank: int, leader: int) -> WorkerError | None:
+def read_swallowed_failure(status_dir: str, rank: int, leader: int) -> tuple[WorkerError | None, int | None]:
     """Return how the Python of a rank failed although its first process (the pid `leader`) ended with 0.
 
-    `None` means that it ended well, still runs, or has written no record.
+    `None` means that it ended well, still runs, or has written no record. The second value is the size of the output
+    at the end of that Python; `None` if its output does not go straight to the file.
     """
 
-    def parse(value: Any) -> WorkerError | None:
+    def parse(value: Any) -> tuple[WorkerError, int | None] | None:
         who, end, program = _parse_identity(value), str(value["end"]), str(value["program"])[:_MAX_NAME_LENGTH]
         trace = str(value["traceback"])[-_MAX_TRACEBACK_LENGTH:] or None
         message = str(value["message"])[:_MAX_MESSAGE_LENGTH]
-        if end == "running" and (who.pid == leader or proc.is_alive(who)):
+        if end not in ("running", "failed") or (end == "running" and (who.pid == leader or proc.is_alive(who))):
             return None
         if end == "running":
-            return {"message": f"`{program}` (pid {who.pid}) ended without a report, as by a signal", "traceback": None}
-        return {"message": message, "traceback": trace} if end == "failed" else None
+            message = f"`{program}` (pid {who.pid}) ended without a report, as by a signal"
+        if bare := re.match(r"(?:SystemExit: |os\._exit\()(-?\d+)\)?$", message):
+            message = f"exit code {bare[1]} of {os.path.basename(program)}"
+        return {"message": message, "traceback": trace}, int(value["output_size"]) or None
 
-    return _read_rank_record(status_dir, rank, "python", parse)
+    return _read_rank_record(status_dir, rank, "python", parse) or (None, None)
 
 
 def read_handled_signal(status_dir: str, rank: int) -> tuple[int, float] | None:

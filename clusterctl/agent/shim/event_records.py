@@ -135,12 +135,22 @@ class ExitRecord:
             "end": end,
             "message": message[:_MAX_MESSAGE_LENGTH],
             "traceback": trace[-_MAX_TRACEBACK_LENGTH:],
+            "output_size": _read_output_size() if end == _FAILED else 0,
         }
         try:
             replace_file(self._path, _encode_long(record) if message else encode(record))
         except (OSError, ValueError):
             # An old record would be wrong.
             remove_file(self._path)
+
+
+def _read_output_size() -> int:
+    """Return the size of the output of the rank, behind which a shell may write; 0 if this Python writes elsewhere."""
+    try:
+        own = os.fstat(1)
+        return own.st_size if os.path.samestat(own, os.stat(f"/proc/{os.getsid(0)}/fd/1")) else 0
+    except OSError:
+        return 0
 
 
 def record_error_for_torchrun() -> None:

@@ -287,11 +287,11 @@ class Attempt:
         code, number = exit_record["exit_code"], exit_record["signal"]
         output = self._run.of_rank(self.number, worker.rank, "log")
         status_dir = self._run.status_dir(self.number)
-        bad = code != 0
+        bad, size = code != 0, None
         if bad:
             error = exit_status.read_error_file(self._run.of_rank(self.number, worker.rank, "error.json"))
         else:
-            error = shim_files.read_swallowed_failure(status_dir, worker.rank, worker.identity.pid)
+            error, size = shim_files.read_swallowed_failure(status_dir, worker.rank, worker.identity.pid)
         has_ended_well = not (bad or stopped or error)
         shell_error = output_failure = ""
         if has_ended_well:
@@ -312,7 +312,9 @@ class Attempt:
             latest=latest,
             oom=oom,
             error=error,
-            tail=exit_status.read_last_words(
+            tail=exit_status.read_output_tail(output, size=size)
+            if size is not None and not stopped
+            else exit_status.read_last_words(
                 output, has_failed=bad, stopped_size=self._sizes_at_stop.get(worker.rank, 0) if stopped else None
             ),
             outside_signal=None if bad or stopped else self._outside_signal(worker.rank, latest),

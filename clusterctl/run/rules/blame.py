@@ -32,7 +32,7 @@ BACKGROUND_MAX_S = 30.0
 _OF_A_LAUNCHER = re.compile(
     r"\b(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b|: exit code \d+ of its local"
 )
-_BARE_EXIT = re.compile(r"(?:SystemExit: -?\d+|os\._exit\(-?\d+\))$")
+_BARE_EXIT = re.compile(r"(?:SystemExit: -?\d+|os\._exit\(-?\d+\))$|(?P<inside>exit code -?\d+ of )")
 _IDLE = ("bash", "sh", "dash", "zsh", "sleep", "tail", "tee", "cat", "watch", "ssh", "sshd")
 """Programs that only wait for other programs."""
 
@@ -251,10 +251,12 @@ def _find_headline(exit_: WorkerExit) -> headline.Headline:
         heading = headline.find_headline(exit_.tail, exit_code=code or 1)
         if heading.is_recognised and not _OF_A_LAUNCHER.search(heading.text):
             return heading
-    if _BARE_EXIT.match(str(record["message"])) and headline.find_last_words(exit_.tail):
+    bare = _BARE_EXIT.match(str(record["message"]))
+    if bare is not None and headline.find_last_words(exit_.tail):
         # The program has printed its error and then called `exit` with a number.
         heading = headline.find_headline(exit_.tail, exit_code=code or 1)
-        return heading if heading.cls is not Class.UNKNOWN else replace(heading, cls=Class.EXCEPTION)
+        text = f"{record['message']}; last words: {heading.text}" if bare["inside"] else heading.text
+        return heading if heading.cls is not Class.UNKNOWN else replace(heading, text=text, cls=Class.EXCEPTION)
     traced = headline.find_headline(str(record.get("traceback") or ""))
     heading = traced if traced.traceback else headline.find_headline(str(record["message"]))
     heading = headline.add_detail(heading, exit_.tail)

@@ -128,7 +128,11 @@ def list_end_warnings(state: RunState) -> list[str]:
         who = "the rank started no" if len(workers) == 1 else f"none of the {len(workers)} ranks started a"
         lines.append(f"{who} Python, though the job names one: nothing was trained")
     failures = {w.rank: shorten(w.output_failure) for w in successful if w.output_failure and not w.swallowed}
-    lines += _group_messages(failures, "output says: {}", "failures in the output of ranks that ended with 0")
+    lost = {rank: message for rank, message in failures.items() if is_peer_loss(message)}
+    own = {rank: message for rank, message in failures.items() if rank not in lost}
+    what = "failures in the output of ranks that ended with 0"
+    lines += _group_messages(own, f"output says{' first' if lost and own else ''}: {{}}", what)
+    lines += _group_messages(lost, f"output says{' that it then lost a peer' if own else ''}: {{}}", what)
     lines += _warn_of_outside_signals(successful)
     lines += [] if state.has_left_work else _warn_of_leftovers(nodes)
     return [*lines, *_warn_of_kills(nodes)]

@@ -381,6 +381,10 @@ def test_the_condition_that_failed_on_a_gpu_is_taken_from_the_output_of_a_rank_w
             id="a_cause",
         ),
         pytest.param("os._exit(1)", "no GPU for me\n", "no GPU for me", id="last_words"),
+        pytest.param(
+            "exit code 42 of a.py", "no GPU\n", "exit code 42 of a.py; last words: no GPU", id="below_a_shell"
+        ),
+        pytest.param("exit code 42 of a.py", "step 4 loss 2.0\n", "exit code 42 of a.py", id="a_step_below_a_shell"),
         pytest.param("SystemExit: 1", "step 4 loss 2.0\n", "SystemExit: 1", id="a_step"),
         pytest.param("SystemExit: 1", "", "SystemExit: 1", id="no_output"),
         pytest.param("SystemExit: no data", "loading\n", "SystemExit: no data", id="an_exit_with_words"),

@@ -394,6 +394,14 @@ NO_PYTHON: dict[str, Any] = {"lacks_python": True}
             ["rank 0 ended with 0, but its output says: `Trainer.fit` stopped: No training batches."],
             id="trained_nothing",
         ),
+        pytest.param(
+            [{"output_failure": "ERROR: Connection closed by peer"}, {"output_failure": "ERROR: NCCL error"}, {}, {}],
+            [
+                "rank 1 ended with 0, but its output says first: ERROR: NCCL error",
+                "rank 0 ended with 0, but its output says that it then lost a peer: ERROR: Connection closed by peer",
+            ],
+            id="one_lost_the_other",
+        ),
         pytest.param([NO_TORCHRUN] * 4, [f"ranks 0-3 ended with 0, but their shell said {SHELL_SAID}"], id="all"),
         pytest.param(
             [NO_PYTHON] * 4,
