@@ -34,7 +34,7 @@ T = TypeVar("T")
 _UNKNOWN_COUNT = "GPUS"
 """Placeholder for a number on a command line that is only known at the start."""
 
-STRICT_BASH = ("bash", "-eo", "pipefail", "-c")
+STRICT_BASH = ("bash", "--norc", "-eo", "pipefail", "-c")
 """Runs a shell text of the user: the first failing command ends it, in a pipe too, as in a prologue."""
 
 

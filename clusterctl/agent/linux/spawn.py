@@ -80,7 +80,8 @@ def build_command_line(program: Program) -> list[bytes]:
     if program.prologue is None:
         return program.argv
     text = _PROLOGUE_TRAP + program.prologue + b'\ntrap - EXIT\nexec "$@"'
-    return [b"bash", b"-c", text, b"bash", *program.argv]
+    # Below sshd, bash reads .bashrc even for -c, and its exports would replace the environment of the program.
+    return [b"bash", b"--norc", b"-c", text, b"bash", *program.argv]
 
 
 def find_program(name: bytes, env: dict[bytes, bytes]) -> bytes | None:

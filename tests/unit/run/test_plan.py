@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterctl.agent.linux import spawn
 from clusterctl.config.spec import ClusterSpec, Framework, HostSpec, JobSpec, NetworkSpec
 from clusterctl.errors import RefusedError
 from clusterctl.plan import environment, layout, rendezvous
@@ -295,7 +298,7 @@ def test_a_node_without_a_route_to_rank_0_is_refused_by_name() -> None:
         pytest.param(JobSpec(command=("./run", "$(id)"), args=("-x",)), ("./run", "$(id)", "-x"), id="command list"),
         pytest.param(
             JobSpec(command="echo $RANK", args=("a b",)),
-            ("bash", "-eo", "pipefail", "-c", "echo $RANK", "bash", "a b"),
+            ("bash", "--norc", "-eo", "pipefail", "-c", "echo $RANK", "bash", "a b"),
             id="command string",
         ),
     ],
@@ -377,3 +380,15 @@ def test_bash_names_the_variables_of_a_command_that_are_not_set() -> None:
     done = subprocess.run(argv, env={}, capture_output=True, text=True, check=True)
     assert done.stderr == "clusterctl: `$DATA_DIR` is not set on this node: bash takes it as empty\n"
     assert subprocess.run(argv, env={"DATA_DIR": "/d"}, capture_output=True, text=True, check=True).stderr == ""
+
+
+@pytest.mark.parametrize("by", ["command", "prologue"])
+def test_the_bashrc_of_a_node_does_not_replace_the_env_of_the_file(tmp_path: Path, by: str) -> None:
+    (tmp_path / ".bashrc").write_text("export HF_HOME=/data\n")
+    env = {"PATH": os.defpath, "HOME": str(tmp_path), "SSH_CLIENT": "10.0.0.1 1 22", "HF_HOME": "/scratch"}
+    argv = [*planning.STRICT_BASH, "echo $HF_HOME"]
+    if by == "prologue":
+        program = spawn.Program([b"sh", b"-c", b"echo $HF_HOME"], {}, prologue=b"true")
+        argv = [word.decode() for word in spawn.build_command_line(program)]
+
+    assert subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout == "/scratch\n"
