@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -194,10 +195,24 @@ def parse_cluster_file(
     built = spec_builder.build_spec(root, context)
     if report.problems or built is None:
         raise ConfigError(report.ordered(source.path for source in sources))
+    _warn_of_active_environment(built.spec, environ, root, report)
     if any(host.transport is not TransportKind.LOCAL for host in built.spec.hosts):
         _warn_of_search_paths(filling)
         _warn_of_shell_settings(built.spec, environ, files, root, report)
     return LoadedClusterFile(built.spec, tuple(report.warnings), built)
+
+
+def _warn_of_active_environment(spec: ClusterSpec, environ: Mapping[str, str], root: Node, report: Report) -> None:
+    """Warn of an active virtualenv or conda environment whose Python does not run the ranks."""
+    prefix = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
+    is_base = "VIRTUAL_ENV" not in environ and environ.get("CONDA_DEFAULT_ENV") == "base"
+    if not prefix or is_base or os.path.normpath(prefix) == os.path.normpath(sys.prefix):
+        return
+    if spec.job is not None and not spec.job.prologue and not all(host.python for host in spec.hosts):
+        what = (
+            f"python: the active environment {prefix} does not run the ranks; {sys.executable} does, if a node has it"
+        )
+        report.warn(root.mark, what, f"`defaults: {{python: {prefix}/bin/python}}` chooses the active one")
 
 
 def _warn_of_search_paths(filling: Interpolation) -> None:

@@ -16,7 +16,7 @@ from clusterctl.config.text.tree import Document, Mark, Node, Path, Report, form
 from clusterctl.config.value_parsers import describe_value
 from clusterctl.config.worker_variables import REMEDIES, is_owned
 
-_LINE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][\w.-]*)[ \t]*=[ \t]*(.*)", re.DOTALL)
+_LINE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][\w.-]*)[ \t]*=(.*)", re.DOTALL)
 _QUOTED = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 
 
@@ -168,7 +168,7 @@ def _parse_env_file(document: Document, context: BuildContext) -> Node:
             continue
         value = _unquote(match[2], mark, report)
         entry = Node(value, mark, raw=value, quoted=True)
-        name, is_kept = match[1], match[2].startswith("'")
+        name, is_kept = match[1], match[2].lstrip().startswith("'")
         entries[name], keys[name] = (
             entry if is_kept else context.filling.interpolate_tree(entry, ("env_file", name)),
             mark,
@@ -179,13 +179,14 @@ def _parse_env_file(document: Document, context: BuildContext) -> Node:
 
 
 def _unquote(text: str, mark: Mark, report: Report) -> str:
-    if text[:1] not in ("'", '"'):
-        value = re.split(r"\s+#", text, maxsplit=1)[0]
+    if text.lstrip()[:1] not in ("'", '"'):
+        value = re.split(r"\s+#", text, maxsplit=1)[0].strip()
         for what, hint in find_literal_mistakes(value, is_argument=False):
             report.warn(mark, f"env_file: {what}", hint)
         if re.search(r"[\s;](?:export\s+)?[A-Z_][A-Z0-9_]*=", value):
             report.warn(mark, "env_file: the value holds another assignment", "write one variable a line")
         return value
+    text = text.lstrip()
     match = _QUOTED.match(text)
     if match is None:
         report.add(mark, "this quote is not closed", "a value is one line")

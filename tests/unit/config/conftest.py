@@ -50,7 +50,7 @@ SHELF = Shelf(
         f"{FOLDER}/src/run.py": b"",
         f"{FOLDER}/.env": b"# settings\nA=1\nexport B='x y' \nC=a b # note\n\n",
         f"{FOLDER}/dollar.env": b"A=^x$\nPW=pa$word\n",
-        f"{FOLDER}/quoted.env": b"PW='pa$word ${x}'\nN=${env:N}\n",
+        f"{FOLDER}/quoted.env": b"PW='pa$word ${x}'\nN=${env:N}\nNONE=   # a comment\nHASH=#1\nQ = \"a # b\"  # c\n",
         f"{FOLDER}/bad.env": b"A=1\nRANK=1\nno equals sign\n",
         f"{FOLDER}/latin.env": b"A=\xe4\n",
         "/home/me/.token": b"s3cret\n",

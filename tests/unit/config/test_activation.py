@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -95,3 +96,22 @@ def test_the_python_of_a_host_is_named_by_its_place(parse_text: Callable[..., Lo
 def test_a_command_runs_what_the_prologue_puts_first(parse_text: Callable[..., LoadedClusterFile]) -> None:
     text = "version: 1\nhosts: a\ndefaults: {python: /e/A/bin/python}\n"
     assert parse_text(text + "job: {command: python x.py, prologue: conda activate B}\n").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("environ", "hosts", "warns"),
+    [
+        pytest.param({"VIRTUAL_ENV": "/e/A"}, "a", True, id="another virtualenv"),
+        pytest.param({"CONDA_PREFIX": "/c/envs/A", "CONDA_DEFAULT_ENV": "A"}, "a", True, id="a conda environment"),
+        pytest.param({"CONDA_PREFIX": "/c", "CONDA_DEFAULT_ENV": "base"}, "a", False, id="base of conda"),
+        pytest.param({"VIRTUAL_ENV": sys.prefix}, "a", False, id="the one of clusterctl"),
+        pytest.param({"VIRTUAL_ENV": "/e/A"}, "{a: {python: /e/A/bin/python}}", False, id="python is set"),
+        pytest.param({}, "a", False, id="none"),
+    ],
+)
+def test_an_active_environment_that_does_not_run_the_ranks_is_named(
+    parse_text: Callable[..., LoadedClusterFile], environ: dict[str, str], hosts: str, warns: bool
+) -> None:
+    loaded = parse_text(f"version: 1\nhosts: {hosts}\njob: {{module: torch.utils.collect_env}}\n", environ=environ)
+
+    assert any("the active environment" in str(problem) for problem in loaded.warnings) is warns

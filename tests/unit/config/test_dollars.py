@@ -173,8 +173,9 @@ def test_a_dollar_that_is_meant_can_be_written(
     assert parse_text(render_yaml(resolve_spec(loaded.spec)), environ=HERE).spec.env == {"A": value}
 
 
-def test_single_quotes_of_an_env_file_keep_dollars(parse_text: Callable[..., LoadedClusterFile]) -> None:
-    assert parse_text(H + "env_file: quoted.env\n", environ=HERE).spec.env == {"PW": "pa$word ${x}", "N": "3"}
+def test_an_env_file_is_read_as_a_shell_reads_it(parse_text: Callable[..., LoadedClusterFile]) -> None:
+    env = parse_text(H + "env_file: quoted.env\n", environ=HERE).spec.env
+    assert env == {"PW": "pa$word ${x}", "N": "3", "NONE": "", "HASH": "#1", "Q": "a # b"}
 
 
 @pytest.mark.parametrize(
