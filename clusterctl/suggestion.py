@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable
 
 
 def similar(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known word that is most like another, if one is like it at all."""
+    import difflib  # `clusterctl --help` imports this module
+
     return next(iter(difflib.get_close_matches(word, list(known), 1, cutoff)), None)
 
 

@@ -146,8 +146,8 @@ class SessionContract:
 
     def test_credit_is_given_without_an_answer(self, opened: Open) -> None:
         session = opened()
-        session.credit(1000)
-        session.credit(24)
+        session.grant_credit(1000)
+        session.grant_credit(24)
         assert session.call(Command.RUNS)["credits"] == 1024
 
     def test_beats_measure_the_clocks_of_the_node(self, opened: Open, inbox: queue.SimpleQueue[Item]) -> None:

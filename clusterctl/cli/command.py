@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
-from typing_extensions import override
 
 from clusterctl.cli.command_table import COMMANDS
 
@@ -16,8 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from click.shell_completion import CompletionItem
+    from typing_extensions import override as override  # noqa: PLC0414 - `main` imports it from here
 
     from clusterctl.render.console import Console
+else:
+    # `typing_extensions` would take a tenth of the time of `--help`.
+    def override(method: Any) -> Any:
+        """Return the method as it is."""
+        return method
 
 
 class CommonOptions:
@@ -46,12 +51,12 @@ class CommonOptions:
 
 
 def complete_with(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]:
-    """Return what a parameter's `shell_complete` takes; see `clusterctl.cli.completion.items` for the kinds."""
+    """Return the `shell_complete` function of a parameter; `completion.list_completions` knows the kinds."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-        from clusterctl.cli.completion import items
+        from clusterctl.cli.completion import list_completions
 
-        return items(kind, context, parameter, incomplete)
+        return list_completions(kind, context, parameter, incomplete)
 
     return complete
 

@@ -25,7 +25,9 @@ _NEWEST = 50
 """Runs offered; reading the journals of more would make the key feel slow."""
 
 
-def items(kind: str, context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+def list_completions(
+    kind: str, context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
     """Return what may stand at this place; `kind` is one of `files`, `runs`, `active`, `nodes`, `ranks` and so on."""
     if context.meta.get("clusterctl.dashes"):
         return [CompletionItem(incomplete, type="file")]

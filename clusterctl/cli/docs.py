@@ -36,7 +36,7 @@ also stand before the command.
 """
 
 
-def page() -> str:
+def render_page() -> str:
     """Return the text of `docs/cli.md`."""
     context = click.Context(cli, info_name="clusterctl")
     names = cli.list_commands(context)
@@ -81,9 +81,5 @@ def _row(option: click.Option, context: click.Context) -> str:
     return f"| {cells[0]} | {cells[1]} |"
 
 
-def _main(path: str) -> None:
-    Path(path).write_text(page(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    Path(sys.argv[1]).write_text(render_page(), encoding="utf-8")

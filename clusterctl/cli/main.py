@@ -11,15 +11,12 @@ import importlib
 import os
 import re
 import sys
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
-from typing_extensions import override
 
 from clusterctl._version import __version__
-from clusterctl.cli.command import COMMON_OPTIONS, JobCommand
+from clusterctl.cli.command import COMMON_OPTIONS, JobCommand, override
 from clusterctl.cli.command_table import ALIASES, COMMANDS, GROUPS
 from clusterctl.errors import ClusterctlError, ExitCode
 from clusterctl.render import streams
@@ -27,6 +24,8 @@ from clusterctl.suggestion import similar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from click.shell_completion import CompletionItem
 
 _VALUES = 200_000
 """Objects that may be created before Python's garbage collector looks for circles again."""
@@ -59,6 +58,8 @@ class LazyGroup(click.Group):
         """Offer the commands without importing them."""
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
+        from click.shell_completion import CompletionItem
+
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         return [CompletionItem(name, help=COMMANDS[name].summary) for name in names]
 
@@ -135,26 +136,12 @@ def _say_error(text: str, hint: str | None = None) -> None:
     terminal.prose([error_line(text, terminal), *hint_lines(hint, terminal)])
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        click.echo(f"clusterctl {__version__}")
-        ctx.exit()
-
-
 @click.group(
     cls=LazyGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option(
-    "--version",
-    "-V",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Print the version.",
-)
+@click.version_option(__version__, "--version", "-V", message="clusterctl %(version)s", help="Print the version.")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Run multi-node training over SSH: start every rank, collect all output, find the bad node, leave no process.
@@ -167,7 +154,7 @@ def cli(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         from clusterctl.cli import overview
 
-        overview.show()
+        overview.print_overview()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -225,6 +212,8 @@ def _program() -> str:
 
 
 def _bug() -> int:
+    import traceback
+
     from clusterctl.run.record.disk_files import make_private_folder
     from clusterctl.run.record.rundir import find_runs_root
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-def cluster_file(command: F) -> F:
+def cluster_file_argument(command: F) -> F:
     """`[FILE]`; `--file` adds more."""
     return click.argument("path", metavar="[FILE]", required=False, shell_complete=complete_with("files"))(command)
 
@@ -53,7 +53,7 @@ def run_argument(command: F) -> F:
     return click.argument("reference", metavar="[RUN]", required=False, shell_complete=complete_with("runs"))(command)
 
 
-def refuse_together(*given: tuple[str, object]) -> None:
+def refuse_combination(*given: tuple[str, object]) -> None:
     """Refuse options that exclude each other; each comes with its value.
 
     Raises:
@@ -64,7 +64,7 @@ def refuse_together(*given: tuple[str, object]) -> None:
         raise click.UsageError(f"{', '.join(names[:-1])} and {names[-1]} cannot be used together")
 
 
-def refuse_with(option: str, *others: tuple[str, object]) -> None:
+def refuse_options_with(option: str, *others: tuple[str, object]) -> None:
     """Refuse other options that have no effect with a given option; each comes with its value.
 
     Raises:
@@ -128,7 +128,7 @@ def rank_set_option(command: F) -> F:
     )(command)
 
 
-def load_file(
+def load_cluster_file_options(
     common: CommonOptions,
     path: str | None,
     *,

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Terminal
 
 
-def show() -> None:
+def print_overview() -> None:
     """Print the overview."""
     console = Console.standard()
     here = os.path.isfile("cluster.yaml")
-    console.tell(*page(__version__, _active(console.out), console.out, has_file=here))
+    console.tell(*render_overview(__version__, _active(console.out), console.out, has_file=here))
 
 
-def page(version: str, active: Sequence[str], terminal: Terminal, *, has_file: bool) -> list[str]:
+def render_overview(version: str, active: Sequence[str], terminal: Terminal, *, has_file: bool) -> list[str]:
     """Return the lines of the overview; `active` are the lines of the active runs."""
     width = max(map(len, GROUPS))
     rows = [

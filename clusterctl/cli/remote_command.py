@@ -97,7 +97,7 @@ class RemoteCommand:
         self._pool = ThreadPoolExecutor(max(1, parallel), thread_name_prefix="exec")
         self._collectors: dict[str, OutputCollector] = {}
         self._running: dict[str, Future[ExecAnswer]] = {}
-        self.last = time.monotonic()
+        self.last_answer_at = time.monotonic()
 
     def __enter__(self) -> RemoteCommand:
         return self
@@ -106,14 +106,14 @@ class RemoteCommand:
         """Stop the threads, which would otherwise wait for more work."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def begin(self, session: Session) -> None:
+    def start_on(self, session: Session) -> None:
         """Run the program on a node as soon as the limit of parallel nodes allows it."""
         collector = self._collectors[session.node] = OutputCollector(session.node, self._console, self._guard)
         running = self._running[session.node] = self._pool.submit(self._run, session, collector)
         running.add_done_callback(self._is_through)
 
     def _is_through(self, _running: Future[ExecAnswer]) -> None:
-        self.last = time.monotonic()
+        self.last_answer_at = time.monotonic()
 
     def _run(self, session: Session, collector: OutputCollector) -> ExecAnswer:
         collector.first_stream = session.new_stream(collector.take, count=2)
@@ -127,7 +127,9 @@ class RemoteCommand:
         limit = None if self._seconds is None else self._seconds + _SLACK_SECONDS
         return EXEC.call_async(session, asked).result(limit)
 
-    def ends(self, nodes: Iterable[str], waiting: WaitingLine) -> tuple[dict[str, CommandResult], dict[str, NodeError]]:
+    def wait_for_results(
+        self, nodes: Iterable[str], waiting: WaitingLine
+    ) -> tuple[dict[str, CommandResult], dict[str, NodeError]]:
         """Wait for all nodes; return the answers, and the errors of nodes that were lost.
 
         Raises:
@@ -135,14 +137,14 @@ class RemoteCommand:
         """
         nodes = list(nodes)
         for node in nodes:
-            self._running[node].add_done_callback(partial(_is_there, waiting, node))
+            self._running[node].add_done_callback(partial(_mark_as_joined, waiting, node))
         ends = {node: self._end(node) for node in nodes}
         return (
             {node: end for node, end in ends.items() if isinstance(end, CommandResult)},
             {node: end for node, end in ends.items() if isinstance(end, NodeError)},
         )
 
-    def answered(self) -> dict[str, CommandResult]:
+    def collect_finished(self) -> dict[str, CommandResult]:
         """Return the answers of the nodes that have already finished."""
         through = [node for node, running in list(self._running.items()) if running.done()]
         return {node: end for node in through if isinstance(end := self._end(node), CommandResult)}
@@ -171,7 +173,7 @@ class RemoteCommand:
         return running.result()
 
 
-def _is_there(waiting: WaitingLine, node: str, _running: Future[ExecAnswer]) -> None:
+def _mark_as_joined(waiting: WaitingLine, node: str, _running: Future[ExecAnswer]) -> None:
     waiting.at(node, "joined")
 
 

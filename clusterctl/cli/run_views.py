@@ -91,7 +91,7 @@ def load_brief_view(run: RunDir) -> RunView:
         attended=attended,
         activity=seen,
         verdict=_verdict(run, state),
-        unattended=predict_fate(run, state, attended=attended),
+        unattended=predict_outlook(run, state, attended=attended),
     )
 
 
@@ -130,7 +130,7 @@ def build_run_view(
         verdict=_verdict(run, state),
         origin=run_facts.read_origin(run),
         where=where,
-        unattended=predict_fate(run, state, attended=attended),
+        unattended=predict_outlook(run, state, attended=attended),
     )
 
 
@@ -144,7 +144,7 @@ def build_report_view(run: RunDir, state: RunState, *, attended: bool, step: int
     )
 
 
-def predict_fate(run: RunDir, state: RunState, *, attended: bool = False) -> Unattended:
+def predict_outlook(run: RunDir, state: RunState, *, attended: bool = False) -> Unattended:
     """Return what will happen to a run without a controller, from its spec and the last write of a controller."""
     if attended or state.over:
         return Unattended()

@@ -65,7 +65,9 @@ def load_verdict_with_evidence(
         told = saved_verdict.judge_saved_run(run, state)
         if not saved_verdict.should_collect_stacks(run, state, told):
             return told, {}
-    seen = _now(run, state)
+    seen: dict[str, RankEvidence] = {}
+    with contextlib.suppress(ClusterctlError):
+        seen = dict(collect_rank_evidence(run, state).ranks)
     if not seen:
         # The controller may have stored evidence in the meantime.
         state, _ = state_reader.load_visible_state(run)
@@ -75,13 +77,6 @@ def load_verdict_with_evidence(
 def add_file_hints(run: RunDir, told: Verdict) -> Verdict:
     """Return a verdict with hints from the code folder and the cluster file of its run; no node is asked."""
     return add_missing_code_hint(run, add_blank_argument_hint(run, told))
-
-
-def _now(run: RunDir, state: RunState) -> dict[str, RankEvidence]:
-
-    with contextlib.suppress(ClusterctlError):
-        return dict(collect_rank_evidence(run, state).ranks)
-    return {}
 
 
 @contextlib.contextmanager
@@ -227,10 +222,10 @@ def _path_of(run: RunDir, node: str, name: str) -> str | None:
     look = """type -P -- "$0" || exec bash -lic 'type -P -- "$0"' "$0\""""
     remote = RemoteCommand({"argv": ["bash", "-lc", look, name]}, _LIMIT_S, 1, None)
     with (
-        open_reachable_sessions(spec, hosts, remote.begin, of_run=True) as (sessions, _),
+        open_reachable_sessions(spec, hosts, remote.start_on, of_run=True) as (sessions, _),
         WaitingLine(sessions, 0.0, None, stage="running") as waiting,
     ):
-        answers, _ = remote.ends(sessions, waiting)
+        answers, _ = remote.wait_for_results(sessions, waiting)
     answer = answers.get(node)
     if answer is None or answer.exit_code not in (0, 1):
         return None

@@ -85,13 +85,21 @@ class SessionLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Superseded:
+class ControllerSuperseded:
     """The node obeys a later controller of this run: this one must stop acting."""
 
     node: str
 
 
-Item = EventReceived | OutputReceived | AttemptsReplicated | StreamReceived | ClockMeasured | SessionLost | Superseded
+Item = (
+    EventReceived
+    | OutputReceived
+    | AttemptsReplicated
+    | StreamReceived
+    | ClockMeasured
+    | SessionLost
+    | ControllerSuperseded
+)
 
 
 class ItemQueue(Protocol):

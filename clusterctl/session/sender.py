@@ -49,7 +49,7 @@ class Sender:
             self._changed.wait_for(lambda: self._closed or self._queued < _BULK_QUEUE_BYTES)
             self._add(frame)
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Send a heartbeat before all queued frames."""
         with self._changed:
             self._beat_due = True

@@ -38,12 +38,12 @@ from clusterctl.session.errors import ProtocolError, error_from_wire
 from clusterctl.session.heartbeat import HEARTBEAT_TIMER, ClockSync
 from clusterctl.session.inbox import (
     AttemptsReplicated,
+    ControllerSuperseded,
     EventReceived,
     ItemQueue,
     OutputReceived,
     SessionLost,
     StreamReceived,
-    Superseded,
 )
 from clusterctl.session.requests import REQUESTS
 from clusterctl.session.sender import Sender
@@ -91,7 +91,9 @@ class Session:
         self._streams = Streams()
         self._state = threading.Lock()
         self._sender = Sender(
-            channel, self._next_beat, lambda _: self._end_as_lost(ConnectError(self.node, "the connection was lost"))
+            channel,
+            lambda: self._clock.make_frame(next(self._numbers)),
+            lambda _: self._end_as_lost(ConnectError(self.node, "the connection was lost")),
         )
         self._pending: dict[int, tuple[Command, Future[Any]]] = {}
         self._quota = SessionQuota()
@@ -107,7 +109,7 @@ class Session:
         threading.Thread(target=self._read, args=(first,), name=f"session-{self.node}", daemon=True).start()
         self._sender.start(f"sender-{self.node}")
         HEARTBEAT_TIMER.add(self)
-        self.beat()
+        self.send_heartbeat()
 
     @property
     def alive(self) -> bool:
@@ -172,7 +174,7 @@ class Session:
             self._quota.count_request(number, command, message)
         self._sender.put(encode_message(make_request(number, command, message, self.epoch)))
 
-    def credit(self, count: int) -> None:
+    def grant_credit(self, count: int) -> None:
         """Allow the node to send `count` more bytes of output."""
         self.post(Command.CREDIT, {"bytes": count})
 
@@ -198,9 +200,9 @@ class Session:
             if self._error is not None:
                 raise self._error
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Send a heartbeat now. The timer does so every `HEARTBEAT_INTERVAL_S`."""
-        self._sender.beat()
+        self._sender.send_heartbeat()
 
     def close(self, *, error: NodeError | None = None) -> None:
         """End the session without waiting. Pending requests get an error. May be called again."""
@@ -223,12 +225,7 @@ class Session:
                 ConnectError(self.node, text, hint="the machine or the network between is down, or frozen")
             )
         elif time.monotonic() - self._clock.last >= HEARTBEAT_INTERVAL_S:
-            self.beat()
-
-    # --- sending
-
-    def _next_beat(self) -> bytes:
-        return self._clock.make_frame(next(self._numbers))
+            self.send_heartbeat()
 
     # --- reading
 
@@ -308,7 +305,7 @@ class Session:
     def _stale(self) -> None:
         if not self._has_reported_stale:
             self._has_reported_stale = True
-            self._inbox.put(Superseded(self.node))
+            self._inbox.put(ControllerSuperseded(self.node))
 
     def _take_beat(self, answer: dict[str, Any]) -> None:
         messages.HEARTBEAT_ANSWER(answer)

@@ -88,7 +88,7 @@ def test_nothing_but_bulk_waits_for_a_peer_that_takes_nothing(peer: Peer, sender
     bulk = fill(sender)
     for _ in range(1000):
         sender.put(b"<request>")
-        sender.beat()
+        sender.send_heartbeat()
     peer.resume()
     bulk.join()
     wait_for(lambda: peer.taken.count(b"<request>") == 1000, what="all requests to arrive")
@@ -99,7 +99,7 @@ def test_a_sign_of_life_goes_before_all_that_waits(peer: Peer, sender: Sender) -
     peer.stop()
     bulk = fill(sender)
     sender.put(b"<request>")
-    sender.beat()
+    sender.send_heartbeat()
     peer.resume()
     bulk.join()
     wait_for(lambda: b"<request>" in peer.taken, what="the request to arrive")

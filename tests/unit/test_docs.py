@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.cli import docs
 from clusterctl.cli.command_table import COMMANDS
-from clusterctl.cli.commands.why import exit_code_of
+from clusterctl.cli.commands.why import get_exit_code
 from clusterctl.cli.main import run
 from clusterctl.errors import ExitCode
 from clusterctl.why.verdict import Class, Confidence, Kind, Verdict
@@ -35,7 +35,7 @@ def test_the_readme_is_at_most_160_lines() -> None:
 
 
 def test_the_page_of_commands_is_not_stale() -> None:
-    assert (REPOSITORY / "docs" / "cli.md").read_text() == docs.page(), "run `make docs`"
+    assert (REPOSITORY / "docs" / "cli.md").read_text() == docs.render_page(), "run `make docs`"
 
 
 def test_the_readme_lists_the_exit_codes_that_there_are() -> None:
@@ -55,7 +55,7 @@ def test_the_page_on_why_names_the_exit_code_of_a_run_that_nobody_understands() 
     (code,) = re.findall(r"`unknown` .* The exit code is (\d+)", (REPOSITORY / "docs" / "why.md").read_text())
     unknown = Verdict(kind=Kind.NONE, cls=Class.UNKNOWN, confidence=Confidence.UNKNOWN, summary="nobody knows")
 
-    assert int(code) == exit_code_of(unknown)
+    assert int(code) == get_exit_code(unknown)
 
 
 def test_every_command_has_examples() -> None:

@@ -49,7 +49,7 @@ def command(
 
     It first shows the latest lines of output, with earlier events between them.
     """
-    options.refuse_together(("--all-ranks", all_ranks), ("--rank", ranks))
+    options.refuse_combination(("--all-ranks", all_ranks), ("--rank", ranks))
     run = state_reader.find_run(reference)
     console = common.console()
     state, attended = state_reader.load_visible_state(run)

@@ -49,7 +49,7 @@ _MOST_PADDED = 60
 
 
 @click.command("config", cls=CliCommand, reads_file=True)
-@options.cluster_file
+@options.cluster_file_argument
 @click.option("--ranks", is_flag=True, help="Print the ranks of each node.")
 @click.option(
     "--env",
@@ -94,13 +94,13 @@ def command(
         raise click.UsageError("`--output` needs `--schema`")
     printed = (("--ranks", ranks), ("--env", by_rank), ("--origin", origin))
     if schema:
-        options.refuse_with("--schema", *printed, ("--json", as_json), ("FILE", path), ("--file", common.files))
+        options.refuse_options_with("--schema", *printed, ("--json", as_json), ("FILE", path), ("--file", common.files))
         return _print_schema(common, output)
-    options.refuse_together(*printed)
+    options.refuse_combination(*printed)
     if common.quiet:
-        options.refuse_with("--quiet", *printed, ("--json", as_json))
+        options.refuse_options_with("--quiet", *printed, ("--json", as_json))
     console = common.console()
-    loaded = options.load_file(common, path, require_job=by_rank, console=console)
+    loaded = options.load_cluster_file_options(common, path, require_job=by_rank, console=console)
     _refuse_two_names(loaded.spec)
     for warning in list_unsent_arguments(loaded.spec):
         console.narrate(f"warning: {safe(warning)}")
@@ -109,7 +109,8 @@ def command(
     elif env_rank is not None:
         shown, lines = _env(loaded, env_rank, console, live=live)
     elif origin:
-        shown, lines = _origins(loaded)
+        width = max(map(len, loaded.origins), default=0)
+        shown, lines = loaded.origins, [f"{pad(key, width)}  {place}" for key, place in loaded.origins.items()]
     else:
         shown = resolve_spec(loaded.spec)
         lines = render_yaml(shown).rstrip("\n").split("\n")
@@ -231,8 +232,8 @@ def _live_env(
             RemoteCommand(program, _ENV_SECONDS, 1, None) as remote,
             WaitingLine([node], _ENV_SECONDS, None, stage="running") as waiting,
         ):
-            remote.begin(sessions[node])
-            ends, lost = remote.ends([node], waiting)
+            remote.start_on(sessions[node])
+            ends, lost = remote.wait_for_results([node], waiting)
         raise_first(lost)
     variables = ends[node].stdout.decode("utf-8", "replace").split("\0")
     of_login = {name: value for name, equals, value in (line.partition("=") for line in variables) if equals}
@@ -256,8 +257,3 @@ def _source(loaded: LoadedClusterFile, name: str, source: str, host: int) -> str
     if place == "default":
         return "network" if source == "network.interface" else source
     return f"{source}, {place}"
-
-
-def _origins(loaded: LoadedClusterFile) -> tuple[Any, list[str]]:
-    width = max(map(len, loaded.origins), default=0)
-    return loaded.origins, [f"{pad(key, width)}  {place}" for key, place in loaded.origins.items()]

@@ -77,7 +77,7 @@ def _load_spec(
 ) -> ClusterSpec | None:
     """Return what the cluster file says, or `None` where there is none: then hosts are those that ssh knows."""
     if common.files or common.sets or os.path.isfile(DEFAULT_FILE):
-        return options.load_file(common, None, console=console).spec
+        return options.load_cluster_file_options(common, None, console=console).spec
     if exclude or any(one.nodes == _ALL for one in named):
         raise NotFoundError(
             f"there is no {DEFAULT_FILE} here to say which nodes there are",

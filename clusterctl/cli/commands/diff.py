@@ -31,7 +31,7 @@ def command(common: CommonOptions, first: str, second: str, as_json: bool) -> in
 
     It reads the records on this head and asks no node.
     """
-    options.refuse_together(("--json", as_json), ("--quiet", common.quiet))
+    options.refuse_combination(("--json", as_json), ("--quiet", common.quiet))
     console = common.console()
     left, right = (_portrait(reference, console) for reference in (first, second))
     if as_json:

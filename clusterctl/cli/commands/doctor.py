@@ -116,11 +116,12 @@ def _ssh_agent() -> SshAgentFacts | None:
 
 def _state_folder(folder: Path) -> StateFolderFacts:
     error = _use(folder)
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    kind = _filesystem(there)
+    existing = next(place for place in (folder, *folder.parents) if place.exists()).resolve()
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    kind = next((mounts[above] for above in (existing, *existing.parents) if above in mounts), None)
     free = None
     with contextlib.suppress(OSError):
-        usage = psutil.disk_usage(str(there))
+        usage = psutil.disk_usage(str(existing))
         free = usage.free if usage.total else None  # what the kernel shows as files has no size
     shared = kind is not None and filesystems.may_hang(kind)
     return StateFolderFacts(path=str(folder), filesystem=kind, shared=shared, free=free, error=error)
@@ -139,12 +140,6 @@ def _use(folder: Path) -> str | None:
     return None
 
 
-def _filesystem(folder: Path) -> str | None:
-    place = folder.resolve()
-    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
-    return next((mounts[above] for above in (place, *place.parents) if above in mounts), None)
-
-
 def _open_files() -> tuple[int | None, int | None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
@@ -152,8 +147,8 @@ def _open_files() -> tuple[int | None, int | None]:
 
 
 def _controllers() -> list[ControllerFacts]:
-    seen = [_controller(run) for run in list_runs() if run.is_attended]
-    return [controller for controller in seen if controller is not None]
+    found = (_controller(run) for run in list_runs() if run.is_attended)
+    return [controller for controller in found if controller is not None]
 
 
 def _controller(run: RunDir) -> ControllerFacts | None:

@@ -13,7 +13,7 @@ import click
 from clusterctl.agent.protocol.command_types import RunSummary
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
-from clusterctl.cli.follow.backlog import JournalPosition, current_position
+from clusterctl.cli.follow.backlog import JournalPosition, read_journal_position
 from clusterctl.cli.follow.outcome import ExitReason
 from clusterctl.cli.follow.view import RunScreen, ViewOptions
 from clusterctl.cli.node_sessions import open_reachable_sessions
@@ -80,10 +80,10 @@ def command(
     """
     console = common.console()
     if everything:
-        options.refuse_with("--all", ("--stalled", stalled), ("RUN", references))
+        options.refuse_options_with("--all", ("--stalled", stalled), ("RUN", references))
     if orphans:
         others = (("--all", everything), ("--stalled", stalled), ("--kill", kill))
-        options.refuse_with("--orphans", *others, ("--verbose", verbose))
+        options.refuse_options_with("--orphans", *others, ("--verbose", verbose))
         if len(references) > 1:
             raise click.UsageError("--orphans takes one cluster file")
         return end_orphans(next(iter(references), "cluster.yaml"), common, console, as_json=as_json)
@@ -94,7 +94,7 @@ def command(
     # All are asked before any is waited for: they end side by side.
     ending, errors, before = [], list[ClusterctlError](), dict[str, JournalPosition]()
     for run in runs:
-        before[run.run] = current_position(run)
+        before[run.run] = read_journal_position(run)
         try:
             if _ask(run, console, how):
                 ending.append(run)
@@ -170,18 +170,14 @@ def _ask(run: RunDir, console: Console, how: _How) -> bool:
     if load_state(run).over:
         return True
     if not how.stalled:
-        _cancel(run, kill=how.kill)
+        # A controller may end at its start: what counts is that there is none in the end.
+        with contextlib.suppress(ControllerEndedError):
+            ask_or_adopt(run, "down", {"kill": how.kill}, lambda: adopt_run(run, cancel=True, kill=how.kill))
     elif not end_if_stalled(run, kill=how.kill):
         if not how.is_silent:
             console.narrate(f"{run.run} moves again: left alone")
         return False
     return True
-
-
-def _cancel(run: RunDir, *, kill: bool) -> None:
-    # One that ends at its start is like one that ends later: in the end there may have to be none.
-    with contextlib.suppress(ControllerEndedError):
-        ask_or_adopt(run, "down", {"kill": kill}, lambda: adopt_run(run, cancel=True, kill=kill))
 
 
 def _end(run: RunDir, console: Console, before: JournalPosition, how: _How) -> RunState:
@@ -261,7 +257,7 @@ def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
 
 def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: bool) -> int:
     """End on the nodes of a cluster file every run that no run directory of this head stands for, or that has ended."""
-    spec = options.load_file(common, path, console=console).spec
+    spec = options.load_cluster_file_options(common, path, console=console).spec
     own = {run.run: run for run in state_reader.list_runs()}
     with open_reachable_sessions(spec, spec.hosts, tell=console.err) as (sessions, errors):
         listed, _ = call_all(sessions, lambda _, s: RUNS.call(s, {})["runs"])

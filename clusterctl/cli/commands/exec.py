@@ -36,7 +36,7 @@ _QUIET_SECONDS = 1.0
 
 
 @click.command("exec", cls=JobCommand, reads_file=True)
-@options.cluster_file
+@options.cluster_file_argument
 @click.option(
     "-w",
     "where",
@@ -87,7 +87,7 @@ def command(
         raise click.UsageError("no command: write it after `--`, as in `clusterctl exec -- nvidia-smi -L`")
     if diff + stream + as_json > 1:
         raise click.UsageError("only one of `--diff`, `--stream` and `--json` can be used")
-    options.refuse_together(("--json", as_json), ("--verbose", verbose))
+    options.refuse_combination(("--json", as_json), ("--verbose", verbose))
     seconds = parse_duration_option(timeout, "--timeout")
     console = common.console()
     spec = _load_spec(common, console, path, where, in_job=in_job)
@@ -115,18 +115,18 @@ def command(
     try:
         with (
             remote,
-            open_reachable_sessions(spec, hosts, remote.begin, tell=tell, meanwhile=early.look) as (
+            open_reachable_sessions(spec, hosts, remote.start_on, tell=tell, meanwhile=early.look) as (
                 sessions,
                 unreached,
             ),
             WaitingLine(sessions, 0.0, tell, stage="running", meanwhile=early.look) as waiting,
         ):
             try:
-                answers, lost = remote.ends(sessions, waiting)
+                answers, lost = remote.wait_for_results(sessions, waiting)
             except KeyboardInterrupt:
                 if not as_json:
                     waiting.stop()
-                    show(remote.answered(), {})
+                    show(remote.collect_finished(), {})
                 raise
     except OutputClosedError:
         return int(ExitCode.OK)
@@ -135,7 +135,7 @@ def command(
         console.json([_entry(host.name, answers.get(host.name), errors.get(host.name)) for host in hosts])
     else:
         show(answers, errors)
-    if not shell and any(map(compute_exit_code, answers.values())) and is_for_shell(words):
+    if not shell and any(map(compute_exit_code, answers.values())) and needs_shell(words):
         console.narrate("hint: no shell reads these words; `--shell` gives them to bash")
     return int(ExitCode.NODE) if errors else max(map(compute_exit_code, answers.values()), default=0)
 
@@ -144,12 +144,14 @@ def _load_spec(
     common: CommonOptions, console: Console, path: str | None, where: str | None, *, in_job: bool
 ) -> ClusterSpec:
     if where is None:
-        return options.load_file(common, path, with_secrets=in_job, console=console).spec
-    options.refuse_with("-w", ("--in-job", in_job), ("FILE", path), ("--file", common.files), ("--set", common.sets))
+        return options.load_cluster_file_options(common, path, with_secrets=in_job, console=console).spec
+    options.refuse_options_with(
+        "-w", ("--in-job", in_job), ("FILE", path), ("--file", common.files), ("--set", common.sets)
+    )
     return build_host_spec(where)
 
 
-def is_for_shell(words: Sequence[str]) -> bool:
+def needs_shell(words: Sequence[str]) -> bool:
     """Return whether words hold what only a shell understands, and none is started to read them."""
     program, rest = words[0], words[1:]
     if os.path.basename(program) in _SHELLS:
@@ -193,9 +195,9 @@ class _Early:
 
     def look(self) -> None:
         """Show what is to be shown by now."""
-        if not self._wanted or time.monotonic() - self._remote.last < _QUIET_SECONDS:
+        if not self._wanted or time.monotonic() - self._remote.last_answer_at < _QUIET_SECONDS:
             return
-        answers = self._remote.answered()
+        answers = self._remote.collect_finished()
         fresh = {node: answers[node] for node in self._nodes if node in answers and node not in self.shown}
         self.shown.update(fresh)
         _print_output(fresh, self._console)

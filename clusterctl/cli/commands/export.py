@@ -16,7 +16,7 @@ from clusterctl.render import export_kubernetes, export_slurm
 
 @click.command("export", cls=CliCommand, reads_file=True)
 @click.argument("kind", metavar="KIND", type=click.Choice(["slurm", "k8s"]))
-@options.cluster_file
+@options.cluster_file_argument
 @options.nodes_option
 @options.exclude_option("Leave out these nodes.")
 @click.option("--image", metavar="IMAGE", help="Container image for the pods (k8s only).")
@@ -33,7 +33,7 @@ def command(
     if image is not None and kind != "k8s":
         raise click.UsageError("`--image` needs `k8s`")
     console = common.console()
-    loaded = options.load_file(common, path, require_job=True, console=console)
+    loaded = options.load_cluster_file_options(common, path, require_job=True, console=console)
     spec = replace(loaded.spec, hosts=options.select_spec_hosts(loaded.spec, nodes, exclude))
     if not spec.workers:
         raise click.UsageError("no host is left that would be a worker")

@@ -42,7 +42,7 @@ _CHECK_COLUMNS = (Column(title="CHECK"), Column(title="WORST"), Column(title="WH
 
 
 @click.command("health", cls=CliCommand, reads_file=True)
-@options.cluster_file
+@options.cluster_file_argument
 @options.nodes_option
 @click.option(
     "--only",
@@ -97,25 +97,25 @@ def command(
     not a pass.
     """
     console = common.console()
-    options.refuse_together(("--json", as_json), ("--format", form))
-    options.refuse_together(("--record", record), ("--watch", watch))
+    options.refuse_combination(("--json", as_json), ("--format", form))
+    options.refuse_combination(("--record", record), ("--watch", watch))
     file = (("FILE", path), ("--file", common.files), ("--set", common.sets), ("--nodes", nodes))
     looks = (*file, ("--watch", watch), ("--record", record))
     if listed:
         others = (("--replay", replay), ("--strict", strict), ("--format", form), ("--verbose", verbose))
-        options.refuse_with("--list", *looks, *others)
+        options.refuse_options_with("--list", *looks, *others)
     if replay is not None:
-        options.refuse_with("--replay", *looks)
+        options.refuse_options_with("--replay", *looks)
     printed = "json" if as_json else form or "table"
     if printed != "table":
-        options.refuse_with("--json" if as_json else f"--format {form}", ("--verbose", verbose))
+        options.refuse_options_with("--json" if as_json else f"--format {form}", ("--verbose", verbose))
     checks = _checks(only, skip)
     if listed:
         return _list(checks, console, as_json=as_json)
     show = partial(_show, console=console, form=printed, strict=strict, verbose=verbose, quiet=common.quiet)
     if replay is not None:
         return show(_replayed(replay, checks, strict=strict))
-    spec = options.load_file(common, path, console=console).spec
+    spec = options.load_cluster_file_options(common, path, console=console).spec
     hosts = options.select_spec_hosts(spec, nodes)
     # A node is compared with the chosen ones alone: one by itself has no ways to others that could be judged.
     spec = replace(spec, hosts=hosts)

@@ -82,8 +82,8 @@ def command(common: CommonOptions, /, *, words: tuple[str, ...], is_listing: boo
     """
     if is_listing:
         others = ((f"--{name.replace('source', 'from')}", value) for name, value in chosen.items())
-        options.refuse_with("--list", ("HOSTS", words), *others)
-        options.refuse_together(("--json", as_json), ("--quiet", common.quiet))
+        options.refuse_options_with("--list", ("HOSTS", words), *others)
+        options.refuse_combination(("--json", as_json), ("--quiet", common.quiet))
         _list_templates(common.console(), as_json=as_json, quiet=common.quiet)
         return 0
     if as_json:
@@ -188,8 +188,8 @@ def _write_starter(given: _Options) -> None:
     _refuse_overwriting([path, *([schema] if given.schema else [])], force=given.force)
     hosts, script, python = _list_hosts(given), given.script or find_script(path.parent), None
     arguments = (given.hosts, given.path, given.script, given.source, given.gpus, given.schema, given.quiet)
-    if not any(arguments) and can_ask():
-        answers = ask_answers(script, given.console.narrate)
+    if not any(arguments) and is_interactive():
+        answers = ask_questions(script, given.console.narrate)
         hosts, script, python = answers.machines, answers.script, answers.python
     text = starter_file.render_starter_file(
         hosts, script=script or "train.py", python=python, schema=_SCHEMA if given.schema else None
@@ -210,7 +210,7 @@ def _report_check(message: str, path: Path, given: _Options, *, has_hosts: bool)
     """Print what was written, and the problems of the new file; the problems even with `--quiet`."""
     shown = "" if str(path) == DEFAULT_FILE else f" {path}"
     try:
-        loaded = options.load_file(CommonOptions(), str(path), require_job=True)
+        loaded = options.load_cluster_file_options(CommonOptions(), str(path), require_job=True)
     except ConfigError as error:
         problems = [f"warning: it does not check yet: {problem.text}" for problem in error.problems]
         hint = f"hint: `clusterctl config{shown}` checks it again"
@@ -276,12 +276,12 @@ class Answers:
     python: str | None
 
 
-def can_ask() -> bool:
+def is_interactive() -> bool:
     """Whether there is somebody to ask."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def ask_answers(script: str | None, tell: Callable[[str], None]) -> Answers:
+def ask_questions(script: str | None, tell: Callable[[str], None]) -> Answers:
     """Ask.
 
     Args:

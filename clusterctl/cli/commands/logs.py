@@ -85,8 +85,8 @@ def command(
     """
     if output_format != "text":
         whole = (("--timestamps", timestamps), ("--no-prefix", no_prefix))
-        options.refuse_with(f"--format {output_format}", *whole)
-    options.refuse_together(("--all-ranks", all_ranks), ("--rank", ranks))
+        options.refuse_options_with(f"--format {output_format}", *whole)
+    options.refuse_combination(("--all-ranks", all_ranks), ("--rank", ranks))
     run = find_run(reference)
     reader, exited = StateReader(run), _Exits()
     reader.apply_new_events(node_news=exited.hear)

@@ -11,7 +11,7 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.commands.shell import become_program, find_target
+from clusterctl.cli.commands.shell import find_shell_target, replace_process
 from clusterctl.config.spec import TransportKind
 from clusterctl.errors import RefusedError
 from clusterctl.transport.openssh import OpenSshTransport
@@ -58,7 +58,7 @@ def command(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="PORT") from error
     console = common.console()
-    target = find_target(common, node=node, host=host, rank=rank, reference=reference)
+    target = find_shell_target(common, node=node, host=host, rank=rank, reference=reference)
     name = target.host.name
     if target.host.transport is TransportKind.LOCAL:
         raise RefusedError(f"{name} is this machine: its ports are here already")
@@ -74,7 +74,7 @@ def command(
     sys.stdout.flush()
     pairs = zip(addresses, forwards, strict=True)
     words = [f"{_join(*address)}:{_join(forward.remote_host, forward.remote_port)}" for address, forward in pairs]
-    become_program(OpenSshTransport(target.spec.ssh, PreDialer()).build_forward_argv(target.host, words))
+    replace_process(OpenSshTransport(target.spec.ssh, PreDialer()).build_forward_argv(target.host, words))
 
 
 def _join(address: str, port: int) -> str:

@@ -24,7 +24,7 @@ def command(common: CommonOptions, everything: bool, as_json: bool) -> int:
     An ended run counts as active while processes of it may be left on a node; its line names the node. Runs that
     failed before any worker started come last. `--json` and `-q` keep the order of the table.
     """
-    options.refuse_together(("--json", as_json), ("--quiet", common.quiet))
+    options.refuse_combination(("--json", as_json), ("--quiet", common.quiet))
     console = common.console()
     views = [load_list_view(run) for run in list_runs()]
     shown = sort_runs([v for v in views if everything or v.state.may_run or v.state.phase is RunPhase.UNREADABLE])

@@ -14,7 +14,7 @@ from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.follow.event_messages import EventFormatter
-from clusterctl.cli.follow.outcome import code_folders
+from clusterctl.cli.follow.outcome import find_code_folders
 from clusterctl.cli.option_values import write_text_file
 from clusterctl.cli.run_views import build_report_view, warn_of_unreadable_lines
 from clusterctl.cli.verdicts import load_verdict
@@ -112,7 +112,7 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
                     TimelineEvent(time=moment, label=f"{event.state} (exit code {event.exit_code})", tone=tone)
                 )
             case _:
-                lines = formatter.format_past(moment, event, reader.state)
+                lines = formatter.format_old_event(moment, event, reader.state)
                 tone = (
                     "bad"
                     if isinstance(event, _BAD)
@@ -126,7 +126,7 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
         node, stamp, event = heard
         if isinstance(event, run_messages.SILENT):
             return
-        lines = formatter.format_node(node, stamp, event, reader.state)
+        lines = formatter.format_node_event(node, stamp, event, reader.state)
         moment = stamp.wall - reader.state.ahead(node)
         found.extend(TimelineEvent(time=moment, label=line, tone="warn") for line in lines[:1])
 
@@ -139,7 +139,7 @@ def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
     well = state.phase is RunPhase.SUCCEEDED or (not state.over and state.stall is None)
     if well:
         return []
-    beside = ReportContext(folders=code_folders(run, state), memory=find_memory_before_kill(run, state))
+    beside = ReportContext(folders=find_code_folders(run, state), memory=find_memory_before_kill(run, state))
     verdict = load_verdict(run, state, live=False)
     if state.phase is RunPhase.CANCELLED and verdict.kind is Kind.NONE and not state.remaining:
         return []  # a person ended it, and nothing was wrong until then

@@ -45,7 +45,7 @@ def command(
     `shell` becomes your own `ssh -t`, with the host, user, port, key and jump hosts of the cluster file. A node with a
     command transport gets the same command (`srun --pty`, `docker exec -it`).
     """
-    target = find_target(common, node=node, host=host, rank=rank, reference=reference)
+    target = find_shell_target(common, node=node, host=host, rank=rank, reference=reference)
     if not (os.isatty(0) and os.isatty(1)):
         hint = "`clusterctl exec --nodes NODE -- COMMAND` runs a command without one"
         raise RefusedError("standard input and output are no terminal", hint=hint)
@@ -57,7 +57,7 @@ def command(
     with open_reachable_sessions(target.spec, [target.host], of_run=target.rank is not None) as (sessions, errors):
         raise_first(errors)
         script = SHELL_SCRIPT.call(sessions[target.host.name], program)["path"]
-    become_program(_terminal_argv(target.spec.ssh, target.host, script))
+    replace_process(_terminal_argv(target.spec.ssh, target.host, script))
 
 
 def _terminal_argv(ssh: SshSpec, host: HostSpec, script: str) -> list[str]:
@@ -68,7 +68,7 @@ def _terminal_argv(ssh: SshSpec, host: HostSpec, script: str) -> list[str]:
     return OpenSshTransport(ssh, PreDialer()).build_terminal_argv(host, f"sh {shlex.quote(script)}")
 
 
-def become_program(argv: Sequence[str]) -> NoReturn:
+def replace_process(argv: Sequence[str]) -> NoReturn:
     """Replace this process by a program.
 
     Raises:
@@ -84,7 +84,7 @@ def become_program(argv: Sequence[str]) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ShellTarget:
     """A node.
 
     Attributes:
@@ -98,9 +98,9 @@ class Target:
     rank: RankArguments | None = None
 
 
-def find_target(
+def find_shell_target(
     common: CommonOptions, *, node: str | None, host: str | None, rank: int | None, reference: str | None
-) -> Target:
+) -> ShellTarget:
     """Return the node that the options name, or the first node of the file if they name none.
 
     Args:
@@ -118,7 +118,9 @@ def find_target(
     if len(chosen) > 1:
         raise click.UsageError(f"{' and '.join(chosen)} name two things; only one can be used")
     if rank is not None or host is not None:
-        options.refuse_with("--rank" if host is None else "-w", ("--file", common.files), ("--set", common.sets))
+        options.refuse_options_with(
+            "--rank" if host is None else "-w", ("--file", common.files), ("--set", common.sets)
+        )
     if rank is not None:
         return _find_rank(reference, rank)
     if reference is not None:
@@ -126,8 +128,8 @@ def find_target(
     if host is not None:
         spec = build_host_spec(host)
     else:
-        spec = options.load_file(common, None, with_secrets=True, console=common.console()).spec
-    return Target(spec, _find_host(spec, node))
+        spec = options.load_cluster_file_options(common, None, with_secrets=True, console=common.console()).spec
+    return ShellTarget(spec, _find_host(spec, node))
 
 
 def _find_host(spec: ClusterSpec, node: str | None) -> HostSpec:
@@ -143,7 +145,7 @@ def _find_host(spec: ClusterSpec, node: str | None) -> HostSpec:
     )
 
 
-def _find_rank(reference: str | None, rank: int) -> Target:
+def _find_rank(reference: str | None, rank: int) -> ShellTarget:
     run = state_reader.find_run(reference)
     state, _ = state_reader.load_visible_state(run)
     if state.over or rank not in state.workers:
@@ -151,4 +153,4 @@ def _find_rank(reference: str | None, rank: int) -> Target:
         raise NotFoundError(f"{run.run} {what}", hint="`clusterctl ps` lists the runs that go on")
     spec = load_spec(run.spec.read_text())
     node = state.workers[rank].node
-    return Target(spec, _find_host(spec, node), {"run": run.run, "node": node, "rank": rank})
+    return ShellTarget(spec, _find_host(spec, node), {"run": run.run, "node": node, "rank": rank})

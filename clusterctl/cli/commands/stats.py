@@ -45,7 +45,7 @@ def command(
     cluster file, and exits with 4 if a node cannot be reached.
     """
     console = common.console()
-    options.refuse_together(("--json", as_json), ("--verbose", verbose))
+    options.refuse_combination(("--json", as_json), ("--verbose", verbose))
     pause = parse_pause_option(watch, "--watch")
     subject = node_stats.find_stats_source(reference)
     while True:
@@ -60,7 +60,7 @@ def command(
 
 def _stats(common: CommonOptions, subject: StatsSource, chosen: str | None, console: Console) -> list[NodeStats]:
     if subject.run is None:
-        spec = options.load_file(common, subject.path, console=console).spec
+        spec = options.load_cluster_file_options(common, subject.path, console=console).spec
         hosts = options.select_spec_hosts(spec, chosen)
         with open_reachable_sessions(spec, hosts, tell=console.err) as (sessions, errors):
             joined = [host for host in hosts if host.name in sessions]

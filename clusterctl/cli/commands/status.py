@@ -23,7 +23,7 @@ from clusterctl.run.record.state_reader import find_run, load_visible_state
 @click.pass_obj
 def command(common: CommonOptions, reference: str | None, as_json: bool, verbose: bool) -> int:
     """Show the state of a run, its nodes and workers, and its first failure."""
-    options.refuse_together(("--json", as_json), ("--quiet", common.quiet), ("--verbose", verbose))
+    options.refuse_combination(("--json", as_json), ("--quiet", common.quiet), ("--verbose", verbose))
     console = common.console()
     run = find_run(reference)
     state, attended = load_visible_state(run)

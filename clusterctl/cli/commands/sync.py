@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @click.command("sync", cls=CliCommand, reads_file=True)
-@options.cluster_file
+@options.cluster_file_argument
 @options.nodes_option
 @options.exclude_option("Leave out these nodes.")
 @click.option(
@@ -75,7 +75,7 @@ def command(
     if dry_run and pull:
         raise click.UsageError("`--dry-run` shows what would be pushed: leave out `--pull`")
     console = common.console()
-    spec = options.load_file(common, path, console=console).spec
+    spec = options.load_cluster_file_options(common, path, console=console).spec
     hosts = options.select_spec_hosts(spec, nodes, exclude)
     if pull:
         _pull(

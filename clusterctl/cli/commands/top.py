@@ -16,7 +16,7 @@ import click
 from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import node_stats, options
 from clusterctl.cli.command import CliCommand, CommonOptions, complete_with
-from clusterctl.cli.follow.screen import Screen
+from clusterctl.cli.follow.screen import AlternateScreen
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.node_stats import StatsSource
 from clusterctl.cli.option_values import parse_pause_option
@@ -83,7 +83,7 @@ def _render_once(source: TopSource, order: SortState, console: Console) -> list[
 
 
 def _run_screen(source: TopSource, order: SortState, terminal: Terminal, pause: float) -> None:
-    with Screen(terminal) as screen:
+    with AlternateScreen(terminal) as screen:
         data = source.load_data()
         while True:
             height, now = terminal.height, time.time()
@@ -118,7 +118,7 @@ def _open_source(common: CommonOptions, subject: StatsSource, console: Console) 
     if subject.run is not None:
         yield _RunSource(subject.run)
         return
-    spec = options.load_file(common, subject.path, console=console).spec
+    spec = options.load_cluster_file_options(common, subject.path, console=console).spec
     with open_reachable_sessions(spec, spec.hosts) as (sessions, errors):
         joined = [host for host in spec.hosts if host.name in sessions]
         dead = {n.node: n for n in node_stats.make_unknown_stats(errors)}
@@ -169,7 +169,13 @@ class _RunSource:
         self._reader.apply_new_events()
         state = self._reader.state
         nodes = sorted(state.nodes.values(), key=lambda node: node.node_rank)
-        recent = {node.node: self._refreshed(node.node, len(nodes)) for node in nodes}
+        most = _SAMPLES_AT_FIRST // max(1, len(nodes))
+        for node in nodes:
+            if node.node not in self._recent:
+                self._recent[node.node] = sample_files.NodeStats(self._run, node.node, max_first=most)
+        recent = {node.node: self._recent[node.node] for node in nodes}
+        for samples in recent.values():
+            samples.refresh()
         newest = {name: r.activity for name, r in recent.items() if r.activity is not None}
         of_attempt = [s for s in newest.values() if s.get("attempt") == state.attempt]
         times = [newest[name]["t"] - state.ahead(name) for name in newest if newest[name] in of_attempt]
@@ -188,13 +194,6 @@ class _RunSource:
             ranks_at=min(times, default=None),
             last_line=lambda rank: self._last_line(state, rank),
         )
-
-    def _refreshed(self, node: str, node_count: int) -> sample_files.NodeStats:
-        recent = self._recent.setdefault(
-            node, sample_files.NodeStats(self._run, node, max_first=_SAMPLES_AT_FIRST // node_count)
-        )
-        recent.refresh()
-        return recent
 
     def _last_line(self, state: RunState, rank: int) -> str:
         path = self._run.node(state.workers[rank].node) / format_output_path(state.attempt, rank)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command("trust", cls=CliCommand, reads_file=True)
-@options.cluster_file
+@options.cluster_file_argument
 @options.nodes_option
 @click.option("--yes", "-y", is_flag=True, help="Accept without asking; compare the fingerprints before.")
 @click.option("--login", is_flag=True, help="Also log in to each node, and share the connections with later commands.")
@@ -42,7 +42,7 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, yes: boo
     commands and runs share these connections until one hour after their last use.
     """
     console = common.console()
-    spec = options.load_file(common, path, console=console, run_listing=_listing(console, yes=yes)).spec
+    spec = options.load_cluster_file_options(common, path, console=console, run_listing=_listing(console, yes=yes)).spec
     hosts = options.select_spec_hosts(spec, nodes)
     _trust_commands(accepted_commands.list_unaccepted_commands(hosts), "to reach the hosts", console, yes=yes)
     failed = _report(_trust_keys(spec, hosts, console, yes=yes), console)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @click.command("up", cls=JobCommand, reads_file=True)
-@options.cluster_file
+@options.cluster_file_argument
 @click.option("--detach", "-d", is_flag=True, help="Return as soon as every rank has started.")
 @click.option("--dry-run", is_flag=True, help="Print the plan without connecting to any node.")
 @options.nodes_option
@@ -103,15 +103,15 @@ def command(
     if dry_run:
         start = (("--timings", timings), other_progress, ("--verbose", verbose))
         checks = (("--no-health", no_health), ("--strict", strict))
-        options.refuse_with("--dry-run", ("--detach", detach), *shown_output, *start, *checks)
+        options.refuse_options_with("--dry-run", ("--detach", detach), *shown_output, *start, *checks)
     elif detach:
-        options.refuse_with("--detach", *shown_output)
-    options.refuse_together(("--no-health", no_health), ("--strict", strict))
-    options.refuse_together(("--quiet", common.quiet), other_progress)
+        options.refuse_options_with("--detach", *shown_output)
+    options.refuse_combination(("--no-health", no_health), ("--strict", strict))
+    options.refuse_combination(("--quiet", common.quiet), other_progress)
     console = common.console()
     if no_sync:
         common.sets += ("sync=none",)
-    loaded = options.load_file(
+    loaded = options.load_cluster_file_options(
         common,
         path,
         overrides=Overrides(name=name, script=script, module=module, command=shell_command, args=common.job_arguments),

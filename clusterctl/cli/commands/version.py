@@ -13,11 +13,10 @@ from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.config.host_ranges import fold_hosts
-from clusterctl.config.spec import ClusterSpec, HostSpec
 
 
 @click.command("version", cls=CliCommand, reads_file=True)
-@options.cluster_file
+@options.cluster_file_argument
 @options.nodes_option
 @options.json_option
 @click.pass_obj
@@ -29,27 +28,23 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, as_json:
     console = common.console()
     shown: dict[str, Any] = {"clusterctl": __version__, "python": platform.python_version()}
     if path or nodes or common.files or common.sets:
-        spec = options.load_file(common, path, console=console).spec
-        shown["nodes"] = _ask_nodes(spec, options.select_spec_hosts(spec, nodes))
+        spec = options.load_cluster_file_options(common, path, console=console).spec
+        with open_all_sessions(spec, options.select_spec_hosts(spec, nodes)) as sessions:
+            shown["nodes"] = [
+                {
+                    "node": node,
+                    "python": session.hello["python_version"],
+                    "kernel": session.hello["kernel"],
+                    "machine": session.hello["machine"],
+                    "agent": session.hello["version"],
+                }
+                for node, session in sessions.items()
+            ]
     if as_json:
         console.json(shown)
     else:
         console.data(f"clusterctl {__version__}, Python {shown['python']}", *_fold_entries(shown.get("nodes", [])))
     return 0
-
-
-def _ask_nodes(spec: ClusterSpec, hosts: tuple[HostSpec, ...]) -> list[dict[str, str]]:
-    with open_all_sessions(spec, hosts) as sessions:
-        return [
-            {
-                "node": node,
-                "python": session.hello["python_version"],
-                "kernel": session.hello["kernel"],
-                "machine": session.hello["machine"],
-                "agent": session.hello["version"],
-            }
-            for node, session in sessions.items()
-        ]
 
 
 def _fold_entries(entries: list[dict[str, str]]) -> Iterator[str]:

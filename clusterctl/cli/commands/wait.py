@@ -11,10 +11,10 @@ import click
 
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.follow.outcome import exit_code_of
+from clusterctl.cli.follow.outcome import get_exit_code
 from clusterctl.cli.follow.poller import RunPoller, RunStatus
 from clusterctl.cli.option_values import parse_duration_option
-from clusterctl.cli.run_views import predict_fate
+from clusterctl.cli.run_views import predict_outlook
 from clusterctl.errors import ExitCode
 from clusterctl.render.run_messages import Outlook
 from clusterctl.run.record.rundir import RunDir
@@ -37,7 +37,7 @@ def command(common: CommonOptions, reference: str | None, timeout: str | None, a
     state, code = _wait(run, math.inf if limit is None else time.monotonic() + limit)
     console.err.clear()
     if code is None:
-        code = exit_code_of(state)
+        code = get_exit_code(state)
     if as_json:
         console.data(json.dumps({"run": run.run, "state": state.phase.value, "exit_code": state.exit_code}))
     elif not common.quiet:
@@ -50,7 +50,7 @@ def _why(run: RunDir, state: RunState, code: int) -> str:
         return "; gave up waiting"
     if code != ExitCode.UNATTENDED:
         return ""
-    alone = predict_fate(run, state)
+    alone = predict_outlook(run, state)
     told = "" if alone.outlook is Outlook.GOES_ON else f"; {alone.message}"
     return f" without a controller{told}; `clusterctl attach --adopt` takes over"
 

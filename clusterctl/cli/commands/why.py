@@ -55,7 +55,7 @@ def command(
     if redact and save is None:
         raise click.UsageError("`--redact` needs `--save`")
     if bundle is not None:
-        options.refuse_with("--bundle", ("RUN", reference), ("--save", save))
+        options.refuse_options_with("--bundle", ("RUN", reference), ("--save", save))
         with open_bundle(bundle) as run:
             return _tell(console, load_verdict(run, live=False), as_json=as_json)
     run = state_reader.find_run(reference)
@@ -73,10 +73,10 @@ def _tell(console: Console, verdict: Verdict, *, as_json: bool) -> int:
         console.json(verdict.as_json())
     else:
         console.tell(*render_why(verdict, console.out))
-    return exit_code_of(verdict)
+    return get_exit_code(verdict)
 
 
-def exit_code_of(verdict: Verdict) -> int:
+def get_exit_code(verdict: Verdict) -> int:
     """Return the exit code of the command for an answer."""
     return int(ExitCode.FAILED if verdict.confidence is Confidence.UNKNOWN else ExitCode.OK)
 

@@ -27,7 +27,7 @@ class JournalPosition:
     nodes: Mapping[str, int] = field(default_factory=dict)
 
 
-def current_position(run: RunDir) -> JournalPosition:
+def read_journal_position(run: RunDir) -> JournalPosition:
     """Return the ends of the journals: a command that begins now shows later events alone."""
     reader = StateReader(run)
     heads, _ = reader.refresh()
@@ -46,11 +46,11 @@ class Backlog:
         """Add the message of an event; head time."""
         self._events.append((moment, text))
 
-    def add_ends(self, lines: Sequence[LogLine]) -> None:
+    def add_failure_tails(self, lines: Sequence[LogLine]) -> None:
         """Add the last lines of failed ranks that are not shown in full."""
         self._ends += lines
 
-    def among(self, history: Sequence[LogLine], most: int) -> Iterator[list[LogLine] | str]:
+    def merge_with_lines(self, history: Sequence[LogLine], most: int) -> Iterator[list[LogLine] | str]:
         """Yield lines and the events between them, in the order of time; events as text, with their date.
 
         Args:
@@ -66,20 +66,20 @@ class Backlog:
             if until > shown:
                 yield lines[shown:until]
             shown = until
-            yield dated(moment, text, time.time())
+            yield format_dated_event(moment, text, time.time())
         if shown < len(lines):
             yield lines[shown:]
         self._events, self._ends = [], []
 
 
-def dated(moment: float, text: str, now: float) -> str:
+def format_dated_event(moment: float, text: str, now: float) -> str:
     """Return an event of the past: `22:54:58 gpu03: connected again`, with its day where that is another one."""
     then = datetime.fromtimestamp(moment).astimezone()
     day = "" if then.date() == datetime.fromtimestamp(now).astimezone().date() else f"{then:%b} {then.day} "
     return f"{day}{then:%H:%M:%S} {text}"
 
 
-def current_problems(state: RunState, now: float) -> list[str]:
+def list_current_problems(state: RunState, now: float) -> list[str]:
     """Return what is wrong with a run now (head's wall clock), for whoever has just come."""
     if state.over:
         return []

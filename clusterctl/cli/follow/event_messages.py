@@ -59,7 +59,7 @@ class EventFormatter:
             case _:
                 return []
 
-    def format_node(
+    def format_node_event(
         self, node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState
     ) -> Sequence[str]:
         """Return the messages of a node's event; mostly none."""
@@ -71,7 +71,9 @@ class EventFormatter:
         self._forked.add(event.attempt)
         return [f"{line} (the first of {len(state.nodes)} nodes)" for line in lines]
 
-    def format_past(self, moment: float, event: controller_events.ControllerEvent, state: RunState) -> Sequence[str]:
+    def format_old_event(
+        self, moment: float, event: controller_events.ControllerEvent, state: RunState
+    ) -> Sequence[str]:
         """Return the messages of an old event, without those of problems that go on (`backlog.current_problems`)."""
         match event:
             case controller_events.Health() if event in state.troubles.values():

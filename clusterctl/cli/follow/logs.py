@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from clusterctl.cli.follow.poller import RunPoller, RunStatus
-from clusterctl.cli.run_views import predict_fate
+from clusterctl.cli.run_views import predict_outlook
 from clusterctl.errors import ExitCode
 from clusterctl.logs.failure_tails import FailureTails, merge_lines, read_failure_tails
 from clusterctl.logs.follow import Follower
@@ -74,7 +74,7 @@ def _follow(poller: RunPoller, query: LogQuery, shown: Output, console: Console,
         if over or not console.out.has_reader():
             return int(ExitCode.OK)
     console.narrate(
-        error_line(predict_fate(poller.run, poller.state).error(poller.run.run), console.err),
+        error_line(predict_outlook(poller.run, poller.state).error(poller.run.run), console.err),
         *hint_lines(f"`clusterctl attach --adopt {poller.run.run}` takes over", console.err),
     )
     return int(ExitCode.UNATTENDED)

@@ -6,7 +6,7 @@ import json
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.run_views import predict_fate
+from clusterctl.cli.run_views import predict_outlook
 from clusterctl.cli.verdicts import add_file_hints
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.errors import ExitCode
@@ -38,7 +38,7 @@ class ExitReason(str, Enum):
     STARTED = "started"
 
 
-def exit_code_of(state: RunState) -> int:
+def get_exit_code(state: RunState) -> int:
     """Return the exit code for a run that is over: 7 where something may still run and it does not say so by itself."""
     if outcome.changes_exit_code(state):
         return int(ExitCode.TEARDOWN_INCOMPLETE)
@@ -77,19 +77,19 @@ def _ending(
     match leave:
         case ExitReason.ENDED:
             if quiet and state.phase.value == "succeeded":
-                return [], exit_code_of(state)
+                return [], get_exit_code(state)
             memory = find_memory_before_kill(run, state)
-            folders = code_folders(run, state)
+            folders = find_code_folders(run, state)
             beside = ReportContext(log_path=str(run.path / "nodes"), folders=folders, shown=shown, memory=memory)
             report = render_report(state, terminal, beside)
-            return [*report, *_why(run, state), *_job_files(run, state)], exit_code_of(state)
+            return [*report, *_why(run, state), *_job_files(run, state)], get_exit_code(state)
         case ExitReason.DETACHED:
-            return [f"detached: {run.run} goes on", *next_commands(run)], int(ExitCode.OK)
+            return [f"detached: {run.run} goes on", *list_next_commands(run)], int(ExitCode.OK)
         case ExitReason.STARTED:
             return [], int(ExitCode.OK)
         case ExitReason.UNATTENDED:
             hint = f"`clusterctl attach --adopt {run.run}` takes over, `clusterctl down {run.run}` ends it"
-            error = error_line(predict_fate(run, state).error(run.run), terminal)
+            error = error_line(predict_outlook(run, state).error(run.run), terminal)
             return [error, *hint_lines(hint, terminal)], int(ExitCode.UNATTENDED)
 
 
@@ -119,7 +119,7 @@ def _job_files(run: RunDir, state: RunState) -> list[str]:
     return [*places, "  `clusterctl sync --pull 'PATTERN'` fetches them"] if places else []
 
 
-def code_folders(run: RunDir, state: RunState) -> frozenset[str]:
+def find_code_folders(run: RunDir, state: RunState) -> frozenset[str]:
     """Return where the code of a run that failed lies on its nodes; nothing where nobody knows."""
     if state.cause is None or not state.cause.traceback:
         return frozenset()
@@ -135,7 +135,7 @@ def _hosts(run: RunDir) -> list[dict[str, str]]:
         return []
 
 
-def next_commands(run: RunDir) -> list[str]:
+def list_next_commands(run: RunDir) -> list[str]:
     """Return what to type to deal with a run that goes on."""
     return [
         f"  clusterctl attach {run.run}   follow it again",

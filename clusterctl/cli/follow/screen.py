@@ -30,7 +30,7 @@ _SEQUENCES = {
 
 
 @contextlib.contextmanager
-def keys(*, enabled: bool) -> Iterator[int | None]:
+def open_keyboard(*, enabled: bool) -> Iterator[int | None]:
     """Give single key presses, not echoed; Ctrl-C stays a signal. `None` where no keys can be read."""
     if not enabled or not _in_foreground(fd := sys.stdin.fileno()):
         yield None
@@ -58,7 +58,7 @@ def _in_foreground(fd: int) -> bool:
         return False
 
 
-def typed(fd: int) -> bytes:
+def read_keys(fd: int) -> bytes:
     """Return what was typed; nothing where the terminal is gone."""
     try:
         return os.read(fd, 64)
@@ -67,12 +67,14 @@ def typed(fd: int) -> bytes:
 
 
 @contextlib.contextmanager
-def signals(*others: int) -> Iterator[int]:
+def catch_signals(*others: int) -> Iterator[int]:
     """Give SIGINT, SIGTERM, SIGHUP and others, a byte with its number each."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     old_fd = signal.set_wakeup_fd(writer)
-    old = {n: signal.signal(n, lambda *_: None) for n in (*without_ignored(*LEAVE_SIGNALS), *others)}
+    # `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT for what it starts with `&`.
+    caught = [number for number in LEAVE_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    old = {number: signal.signal(number, lambda *_: None) for number in (*caught, *others)}
     # A signal that was held back until the view could answer it comes now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, process.DEFERRED_SIGNALS)
     try:
@@ -85,7 +87,7 @@ def signals(*others: int) -> Iterator[int]:
         os.close(writer)
 
 
-class Screen:
+class AlternateScreen:
     """The alternate screen of a terminal with single keys, as a context; afterwards everything is as it was before.
 
     Ctrl-C, SIGTERM and SIGHUP leave; Ctrl-Z gives the terminal back until the command is continued.
@@ -97,7 +99,7 @@ class Screen:
         self._typed = ""
 
     def __enter__(self) -> Self:
-        self._wake = self._signals.enter_context(signals(signal.SIGTSTP, signal.SIGWINCH))
+        self._wake = self._signals.enter_context(catch_signals(signal.SIGTSTP, signal.SIGWINCH))
         self._take()
         return self
 
@@ -123,7 +125,7 @@ class Screen:
                     self._take()
             if self._keyboard is None or self._keyboard not in ready or self._wake in ready:
                 return None
-            self._typed = typed(self._keyboard).decode(errors="replace")
+            self._typed = read_keys(self._keyboard).decode(errors="replace")
         return self._next()
 
     def _next(self) -> str:
@@ -136,18 +138,10 @@ class Screen:
         return key
 
     def _take(self) -> None:
-        self._keyboard = self._keys.enter_context(keys(enabled=True))
+        self._keyboard = self._keys.enter_context(open_keyboard(enabled=True))
         self._terminal.switch_screen(alternate=True)
 
     def _give_back(self) -> None:
         with contextlib.suppress(OSError):
             self._terminal.switch_screen(alternate=False)
         self._keys.close()
-
-
-def without_ignored(*numbers: signal.Signals) -> list[signal.Signals]:
-    """Return those that are not ignored from the start.
-
-    `nohup` asks that SIGHUP be ignored; a shell without job control asks it of SIGINT, for what it starts with `&`.
-    """
-    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.follow.backlog import Backlog, JournalPosition, current_problems
+from clusterctl.cli.follow.backlog import Backlog, JournalPosition, list_current_problems
 from clusterctl.cli.follow.event_messages import EventFormatter, StragglerNotice
-from clusterctl.cli.follow.outcome import ExitReason, next_commands
+from clusterctl.cli.follow.outcome import ExitReason, list_next_commands
 from clusterctl.cli.follow.poller import RunPoller, RunStatus, Snapshot
-from clusterctl.cli.follow.screen import keys, signals, typed
+from clusterctl.cli.follow.screen import catch_signals, open_keyboard, read_keys
 from clusterctl.formatting import plural
 from clusterctl.logs.failure_tails import FailureTails, default_ranks
 from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
@@ -122,11 +122,11 @@ class RunScreen:
     def follow(self) -> ExitReason:
         """Show the run; return why the view ended."""
         try:
-            with keys(enabled=sys.stdin.isatty() and sys.stderr.isatty()) as keyboard, signals() as wake:
+            with open_keyboard(enabled=sys.stdin.isatty() and sys.stderr.isatty()) as keyboard, catch_signals() as wake:
                 self._follow(keyboard, wake)
         except Exception:
             # Nobody has been told of the run yet, and it goes on whatever is wrong with showing it.
-            self._narrate(*next_commands(self._run))
+            self._narrate(*list_next_commands(self._run))
             raise
         self._console.out.clear()
         if self._exit_reason is not ExitReason.ENDED or not self._is_watched:
@@ -143,7 +143,7 @@ class RunScreen:
                 self._note_silence()
                 self._wait(keyboard, wake)
                 self._live.tick(time.monotonic())
-                self._draw_footer(keys=keyboard is not None and not self._is_stdin_closed)
+                self._draw_footer(has_keys=keyboard is not None and not self._is_stdin_closed)
 
     # --- looking
 
@@ -158,7 +158,7 @@ class RunScreen:
         for node, stamp, told in snapshot.nodes:
             if self._options.verbose and (step := run_messages.node_step_message(told)):
                 self._narrate(f"{node}: {step}")
-            self._narrate(*self._events.format_node(node, stamp, told, self.state))
+            self._narrate(*self._events.format_node_event(node, stamp, told, self.state))
         if snapshot.status is RunStatus.OVER:
             self._finish(wake)
         elif self._options.until_started and self._all_started():
@@ -195,13 +195,13 @@ class RunScreen:
             fresh = [news for news in snapshot.nodes if news[1].seq > old.nodes.get(news[0], 0)]
             return replace(snapshot, heads=snapshot.heads[old.heads :], nodes=fresh)
         for moment, event in snapshot.heads:
-            for text in self._events.format_past(moment, event, state):
+            for text in self._events.format_old_event(moment, event, state):
                 self._backlog.add(moment, text)
         for node, stamp, told in snapshot.nodes:
-            for text in self._events.format_node(node, stamp, told, state):
+            for text in self._events.format_node_event(node, stamp, told, state):
                 self._backlog.add(stamp.wall - state.ahead(node), text)
         ends = self._ends.lines(snapshot.exits) if self._options.output else []
-        self._backlog.add_ends([line for line in ends if line.attempt < state.attempt])
+        self._backlog.add_failure_tails([line for line in ends if line.attempt < state.attempt])
         self._held_tails += [line for line in ends if line.attempt >= state.attempt]
         if state.attempt < 0:
             self._show_past([])
@@ -209,13 +209,13 @@ class RunScreen:
 
     def _show_past(self, history: Sequence[LogLine]) -> None:
         """Show lines and what happened between them, then what is wrong now."""
-        for piece in self._backlog.among(history, self._options.tail or 0):
+        for piece in self._backlog.merge_with_lines(history, self._options.tail or 0):
             if isinstance(piece, str):
                 self._write(self._folder.flush())
                 self._console.narrate(render_separator(piece, self._console.err))
             else:
                 self._write(self._folder.feed(piece, time.monotonic()))
-        self._narrate(*current_problems(self.state, time.time()))
+        self._narrate(*list_current_problems(self.state, time.time()))
 
     def _show_event(self, moment: float, event: controller_events.ControllerEvent) -> None:
         if isinstance(event, controller_events.Phase) and self._options.phases:
@@ -259,17 +259,14 @@ class RunScreen:
         if self._follower is None and state.attempt >= 0:
             ranks = self._shown_ranks()
             query = LogQuery(ranks=ranks, nodes=self._options.nodes, tail=self._options.tail)
-            follower = Follower(self._run.path, query, skew=self._ahead)
+            skew = lambda node: self.state.ahead(node)  # noqa: E731, PLW0108 - of the newest state
+            follower = Follower(self._run.path, query, skew=skew)
             history = [] if self._options.tail is None else list(follower.history())
             self._follower = follower
             self._log.expect(list(state.nodes), state.workers.keys() if ranks is None else ranks)
             self._folder = LineFolder(frozenset(state.workers) if ranks is None else ranks)
             self._show_past(history)
         return self._follower
-
-    def _ahead(self, node: str) -> float:
-        """Return how far a node's clock is ahead, as far as that is known when this is called."""
-        return self.state.ahead(node)
 
     def _silent_for(self) -> float | None:
         """Return how long ranks have run without a word; `None` once that was said, and where the last line says it."""
@@ -292,11 +289,11 @@ class RunScreen:
             self._last.add(lines)
             self._footer.wrote(bar=lines[-1].partial)
 
-    def _draw_footer(self, *, keys: bool) -> None:
+    def _draw_footer(self, *, has_keys: bool) -> None:
         """Say what is followed, unless a step of a start has the last line."""
         wanted = self._options.output and self._options.progress in (ProgressMode.AUTO, ProgressMode.TTY)
         if wanted and self._exit_reason is None and self._is_watched and not self._live.has_phase:
-            self._footer.draw(self.state, self._shown_ranks(), owns=self._options.stops_on_interrupt, keys=keys)
+            self._footer.draw(self.state, self._shown_ranks(), owns=self._options.stops_on_interrupt, keys=has_keys)
 
     # --- waiting
 
@@ -305,9 +302,16 @@ class RunScreen:
         others = [wake] if keyboard is None else [keyboard, wake]
         ready = self._poller.wait(*others, until=self._due())
         if wake in ready:
-            self._signalled(os.read(wake, 64))
+            for number in os.read(wake, 64):
+                if number == signal.SIGHUP:
+                    self._exit_reason = ExitReason.DETACHED
+                elif number in (signal.SIGINT, signal.SIGTERM):
+                    self._interrupted()
         if keyboard is not None and keyboard in ready:
-            self._pressed(typed(keyboard))
+            data = read_keys(keyboard)
+            if data[:1] in (b"d", b"\x04"):
+                self._exit_reason = ExitReason.DETACHED
+            self._is_stdin_closed = not data
 
     def _due(self) -> float:
         """Return when to look again at the latest, on the monotonic clock."""
@@ -320,18 +324,6 @@ class RunScreen:
             due = min(due, now + max(0.0, _SILENT - silent))
         held = self._folder.next_due()
         return due if held is None else min(due, held)
-
-    def _pressed(self, data: bytes) -> None:
-        if data[:1] in (b"d", b"\x04"):
-            self._exit_reason = ExitReason.DETACHED
-        self._is_stdin_closed = not data
-
-    def _signalled(self, numbers: bytes) -> None:
-        for number in numbers:
-            if number == signal.SIGHUP:
-                self._exit_reason = ExitReason.DETACHED
-            elif number in (signal.SIGINT, signal.SIGTERM):
-                self._interrupted()
 
     def _interrupted(self) -> None:
         if not self._options.stops_on_interrupt:

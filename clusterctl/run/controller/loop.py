@@ -36,11 +36,11 @@ from clusterctl.run.rules.state import RunPhase
 from clusterctl.session.inbox import (
     AttemptsReplicated,
     ClockMeasured,
+    ControllerSuperseded,
     EventReceived,
     ItemQueue,
     OutputReceived,
     SessionLost,
-    Superseded,
 )
 from clusterctl.validation.samples import SampleLineSplitter
 
@@ -186,7 +186,7 @@ class Controller:
                 self._connections.record_clock(item)
             case SessionLost():
                 self._connections.on_session_lost(item)
-            case Superseded():
+            case ControllerSuperseded():
                 self._connections.on_stale_epoch(item.node)
             case ControlRequest():
                 answer_request(self._run, self._stalls, item)

@@ -89,12 +89,12 @@ class Replication(ThreadOwnedState):
         if session is not None:
             self._pending_credit[session] = self._pending_credit.get(session, 0) + len(item.payload)
             if self._pending_credit[session] >= _CREDIT_AT_ONCE:
-                session.credit(self._pending_credit.pop(session))
+                session.grant_credit(self._pending_credit.pop(session))
 
     def _give_credit(self) -> None:
         while self._pending_credit:
             session, count = self._pending_credit.popitem()
-            session.credit(count)
+            session.grant_credit(count)
 
     def acknowledge(self) -> None:
         """Give nodes credit, and from time to time acknowledge stored bytes, which nodes with a full disk may drop.

@@ -204,7 +204,7 @@ def _probe(
     def probe(node: str, session: Session) -> Facts:
         step.set_waiting(node, "checking")
         # The answer comes before the facts, from an idle agent, so the error of the clock is small.
-        session.beat()
+        session.send_heartbeat()
         host = hosts[node]
         ports = [spec.network.master_port] if spec.network.master_port and node == first else []
         request = build_probe_request(

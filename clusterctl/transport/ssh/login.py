@@ -57,7 +57,7 @@ class LoginKeys:
         self._loaded: dict[keys.KeyOffer, tuple[_Version, paramiko.PKey]] = {}
         self._agents: dict[str, keys.SshAgent] = {}
 
-    def agent(self, path: str | None) -> keys.SshAgent | None:
+    def get_agent(self, path: str | None) -> keys.SshAgent | None:
         """Return the ssh-agent that listens at `path`."""
         if path is None:
             return None
@@ -154,7 +154,7 @@ class _Login:
         self._transport = transport
         self._options = options
         self._keys = keys
-        self._agent = keys.agent(options.identity_agent)
+        self._agent = keys.get_agent(options.identity_agent)
         self._forwarded = self._agent is not None and self._agent.is_forwarded(os.environ)
 
     def try_keys(self) -> bool:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from clusterctl.cli.follow.backlog import Backlog, dated
+from clusterctl.cli.follow.backlog import Backlog, format_dated_event
 from clusterctl.logs.line import LogLine
 
 NOON = datetime(2026, 3, 4, 12, 0, 0).astimezone().timestamp()
@@ -21,7 +21,7 @@ LINES = [line(10, "a"), line(20, "b"), line(30, "c")]
 
 def shown(past: Backlog, most: int, lines: list[LogLine] = LINES) -> list[str]:
     """Lines as their text, events as theirs, without dates."""
-    pieces = list(past.among(lines, most))
+    pieces = list(past.merge_with_lines(lines, most))
     texts = [[piece.split(" ")[-1]] if isinstance(piece, str) else [line.text for line in piece] for piece in pieces]
     return [text for one in texts for text in one]
 
@@ -47,7 +47,7 @@ def test_events_stand_among_the_lines_of_their_time(seconds: list[float], most: 
 
 def test_the_ends_of_other_ranks_stand_at_their_time() -> None:
     past = Backlog()
-    past.add_ends([line(25, "the end of rank 1"), line(5, "too old")])
+    past.add_failure_tails([line(25, "the end of rank 1"), line(5, "too old")])
 
     assert shown(past, 3) == ["a", "b", "the end of rank 1", "c"]
 
@@ -60,4 +60,4 @@ def test_the_ends_of_other_ranks_stand_at_their_time() -> None:
     ],
 )
 def test_an_event_of_another_day_is_told_with_its_day(later: float, expected: str) -> None:
-    assert dated(NOON, "gpu03: connected again", NOON + later) == expected
+    assert format_dated_event(NOON, "gpu03: connected again", NOON + later) == expected

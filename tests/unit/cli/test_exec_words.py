@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.cli.commands.exec import is_for_shell
+from clusterctl.cli.commands.exec import needs_shell
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from clusterctl.cli.commands.exec import is_for_shell
     ids=" ".join,
 )
 def test_words_for_a_shell_are_told(words: list[str]) -> None:
-    assert is_for_shell(words)
+    assert needs_shell(words)
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_words_for_a_shell_are_told(words: list[str]) -> None:
     ids=" ".join,
 )
 def test_other_words_are_not(words: list[str]) -> None:
-    assert not is_for_shell(words)
+    assert not needs_shell(words)

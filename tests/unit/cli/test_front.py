@@ -9,25 +9,25 @@ import pytest
 
 from clusterctl.cli.command_table import GROUPS
 from clusterctl.cli.main import run
-from clusterctl.cli.overview import page
+from clusterctl.cli.overview import render_overview
 from clusterctl.render.console import Terminal
 
 PLAIN = Terminal(io.StringIO(), colour=False, live=False, unicode=True, width=80)
 
 
 def test_a_run_that_goes_on_stands_first() -> None:
-    assert page("9", ["RUN", "a-1234"], PLAIN, has_file=True)[:3] == ["RUN", "a-1234", ""]
+    assert render_overview("9", ["RUN", "a-1234"], PLAIN, has_file=True)[:3] == ["RUN", "a-1234", ""]
 
 
 @pytest.mark.parametrize(
     ("has_file", "said"), [(True, "`clusterctl up`"), (False, "`clusterctl init`")], ids=["a file", "none"]
 )
 def test_the_page_says_what_to_type_next(has_file: bool, said: str) -> None:
-    assert any(said in line for line in page("9", [], PLAIN, has_file=has_file))
+    assert any(said in line for line in render_overview("9", [], PLAIN, has_file=has_file))
 
 
 def test_the_page_fits_80_columns() -> None:
-    assert max(map(len, page("10.10.10", [], PLAIN, has_file=False))) <= 80
+    assert max(map(len, render_overview("10.10.10", [], PLAIN, has_file=False))) <= 80
 
 
 def test_the_program_alone_is_no_mistake(
