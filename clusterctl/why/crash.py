@@ -10,7 +10,7 @@ from clusterctl.formatting import fold_ranks
 from clusterctl.why import headline_patterns
 from clusterctl.why.evidence import Evidence, Rank, RankExit
 from clusterctl.why.headline import find_last_words
-from clusterctl.why.stack_position import Activity, StackPosition, is_user_code, name_culprits, short_path
+from clusterctl.why.stack_position import Activity, StackPosition, is_user_code, locate_rank, name_culprits, short_path
 from clusterctl.why.verdict import Class, Confidence, Culprit, Kind, Verdict, Waiting, ranks_phrase, shorten
 
 _OUT_OF_MEMORY = "a kernel that lacked memory has `oom-kill` or `Out of memory: Killed process` in its log of that time"
@@ -292,7 +292,9 @@ def _judge_peer_losses(evidence: Evidence, failed: Sequence[RankEnd]) -> Verdict
         cls=Class.NOT_JOINED,
         confidence=Confidence.LIKELY if len(missed) == 1 else Confidence.AMBIGUOUS,
         summary=f"{names} did not join a collective, and {gave_up} gave up waiting",
-        culprits=name_culprits(missed, lambda _: "its peers waited for it in vain"),
+        culprits=name_culprits(
+            missed, lambda _: "its peers waited for it in vain", lambda rank: locate_rank(rank.snapshot)
+        ),
         waiting=_list_victims(rank for rank, _ in victims),
         next=next_command(Class.NOT_JOINED, evidence.run, missed[0].rank, missed[0].node),
     )

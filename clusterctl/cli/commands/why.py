@@ -58,7 +58,10 @@ def command(
         options.refuse_options_with("--bundle", ("RUN", reference), ("--save", save))
         with open_bundle(bundle) as run:
             return _tell(console, load_verdict(run, live=False), as_json=as_json)
-    run = state_reader.find_run(reference)
+    of_folder = state_reader.find_run_of_folder(Path()) if reference is None else None
+    run = of_folder or state_reader.find_run(reference)
+    if of_folder is not None and not as_json:
+        console.narrate(f"{run.run}, the newest run of this folder")
     told, look = load_verdict_with_evidence(run)
     if save is not None:
         _save(console, run, save, look, redact=redact, quiet=common.quiet)

@@ -24,7 +24,7 @@ _ANY = re.compile(
 _WORD = re.compile(r"\$\{env:([^{}]{,1000})(\}?)|\$\{(?:[^{}]{,1000}\})?")
 """What is looked at in the name of a host and the like, of which every other `$` is refused anyway."""
 _BODY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-|:\?)(.*))?", re.DOTALL)
-_NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)(?![\w\s])")
+_NAMED = re.compile(r"\$\{?(?:oc\.env:)?([A-Za-z_]\w*)(?![\w\s])")
 _OF_KUBERNETES = re.compile(r"\$\(([A-Z][A-Z0-9_]+)\)")
 _WHOLLY_FILLED_IN = re.compile(r"\$\{env:[^{}]*\}")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*")

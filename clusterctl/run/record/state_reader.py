@@ -249,6 +249,14 @@ def find_run(reference: str | None, root: Path | None = None) -> RunDir:
     return candidates[0]
 
 
+def find_run_of_folder(folder: Path, root: Path | None = None) -> RunDir | None:
+    """Return the newest run of the cluster files in a folder, if this head has runs of other folders as well."""
+    runs = list_runs(root)
+    wanted = os.path.realpath(folder)
+    here = [run for run in runs if os.path.dirname(os.path.realpath(_load_controller_state(run).path)) == wanted]
+    return here[-1] if here and len(runs) > 1 else None
+
+
 def _match_name_or_file(runs: list[RunDir], reference: str) -> list[RunDir]:
     path = Path(reference)
     real_path = os.path.realpath(path) if path.is_file() else None

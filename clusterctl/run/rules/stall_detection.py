@@ -299,9 +299,11 @@ def describe_late_limit(watch: StallWatch, limits: StallLimits) -> str | None:
     group, limit = _find_group_timeout_s(watch), find_max_limit_s(watch, limits)
     if group is None or limit + _confirmation_delay_s(limit) < group:
         return None
+    fitting = min(group * SHARE_OF_GROUP_TIMEOUT, group - CONFIRM_MIN_S - 1.0)
     return (
-        f"`stall.timeout` of {limit:.0f} s does not lie before the process group's own timeout of {group:.0f} s,"
-        f" which would end the ranks and their evidence first; {group * SHARE_OF_GROUP_TIMEOUT:.0f} s or less does"
+        f"`stall.timeout` of {limit:.0f} s{' (the default)' if limits.timeout is None else ''} does not lie before the "
+        f"process group's own timeout of {group:.0f} s, which would end the ranks and their evidence first; "
+        + (f"{fitting:.0f} s or less does" if fitting >= 1.0 else "with a longer timeout of the group it does")
     )
 
 

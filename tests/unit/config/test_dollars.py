@@ -60,6 +60,7 @@ def test_a_variable_of_the_head_is_filled_in_where_it_is_asked_for(
 REFUSED = {
     "env": ("env: {PATH: '/opt/x/bin:$PATH'}", "env.PATH: nothing fills in `$PATH`", "job.prologue"),
     "env_braces": ("env: {A: '${PATH}'}", "env.A: nothing fills in `${PATH}`", "`${env:PATH}`"),
+    "hydra": ("env: {A: '${oc.env:B}'}", "env.A: nothing fills in `${oc.env:B}`", "`${env:B}` is its value on this"),
     "env_default": ("env: {A: '${A:-1}'}", "env.A: nothing fills in `${A:-1}`", "`$${A:-1}` keeps the text"),
     "host_env": ("defaults: {env: {A: '$B'}}", "defaults.env.A: nothing fills in `$B`", "job.prologue"),
     "args": ("job: {script: train.py, args: [--out, $HOME/x]}", "job.args[1]: nothing fills in `$HOME`", "job.command"),

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from clusterctl.errors import NotFoundError, RefusedError
-from clusterctl.run.record.state_reader import find_run
+from clusterctl.run.record.state_reader import find_run, find_run_of_folder
 from clusterctl.run.rules import controller_events
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def begun(root: Path, *ids: str) -> None:
+def begun(root: Path, *ids: str, path: str = "") -> None:
     for run in ids:
         folder = root / run
         folder.mkdir(parents=True)
-        created = controller_events.Created(run=run, name=run.rpartition("-")[0], path="")
+        created = controller_events.Created(run=run, name=run.rpartition("-")[0], path=path)
         (folder / "events.jsonl").write_text(controller_events.encode(1, 1.0, created) + "\n")
 
 
@@ -87,3 +87,14 @@ def test_who_names_no_run_is_told_which_one_comes_near(reference: str, hint: str
         find_run(reference, tmp_path)
 
     assert caught.value.hint == hint
+
+
+def test_the_newest_run_of_a_folder_is_meant_there_and_none_in_another_folder(tmp_path: Path) -> None:
+    root, work = tmp_path / "runs", tmp_path / "work"
+    begun(root, "digits-k3x9", path=str(work / "cluster.yaml"))
+    assert find_run_of_folder(work, root) is None
+    begun(root, "crash-gq4d", path=str(tmp_path / "other" / "cluster.yaml"))
+    found = find_run_of_folder(work, root)
+    assert found is not None
+    assert found.run == "digits-k3x9"
+    assert find_run_of_folder(tmp_path, root) is None

@@ -204,11 +204,25 @@ def test_before_every_rank_was_seen_nothing_is_said() -> None:
             " which would end the ranks and their evidence first; 288 s or less does",
             id="sure only when the group ends",
         ),
+        pytest.param(
+            None,
+            25.0,
+            "`stall.timeout` of 20 s (the default) does not lie before the process group's own timeout of 25 s,"
+            " which would end the ranks and their evidence first; 9 s or less does",
+            id="a short timeout of the group",
+        ),
+        pytest.param(
+            5.0,
+            10.0,
+            "`stall.timeout` of 5 s does not lie before the process group's own timeout of 10 s,"
+            " which would end the ranks and their evidence first; with a longer timeout of the group it does",
+            id="no limit is short enough",
+        ),
         pytest.param(299.0, 360.0, None, id="sure before the group ends"),
         pytest.param(300.0, None, None, id="no timeout of a group"),
     ],
 )
-def test_a_limit_that_is_too_long_is_warned_of(timeout: float, group: float | None, said: str | None) -> None:
+def test_a_limit_that_is_too_long_is_warned_of(timeout: float | None, group: float | None, said: str | None) -> None:
     seen = watch(rank(), rank(group_timeout_s=group), rank(group_timeout_s=group and group + 1))
 
     assert stall_detection.describe_late_limit(seen, StallLimits(timeout=timeout)) == said

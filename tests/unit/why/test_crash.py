@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from clusterctl.why.evidence import RankExit, RunError
@@ -131,6 +133,13 @@ def gave_up(message: str = "Timed out waiting 4000ms for recv operation to compl
 
 
 STOPPED = ended(None, 11.0, signal="SIGTERM", stopped=True)
+
+
+def test_a_rank_that_did_not_join_is_named_with_the_line_at_which_it_was_seen() -> None:
+    made = case(gave_up(), gave_up(), gave_up(), STOPPED)
+    ranks = (*made.ranks[:3], replace(made.ranks[3], snapshot=waiting("sleep", line=7)))
+    (culprit,) = judge_run(replace(made, ranks=ranks)).culprits
+    assert (culprit.rank, culprit.where) == (3, "train.py:7")
 
 
 def test_whom_a_barrier_names_is_to_blame_and_not_the_rank_that_says_so() -> None:
