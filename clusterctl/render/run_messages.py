@@ -131,7 +131,7 @@ def describe_worker(worker: WorkerState) -> str:
         return worker.phase.value
     if worker.stopped:
         return "stopped"
-    if worker.oom:
+    if worker.exited is not None and worker.exited.oom:
         return "killed: out of memory"
     if worker.signal is not None:
         return f"killed by {signal_name(worker.signal)}"

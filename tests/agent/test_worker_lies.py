@@ -11,6 +11,7 @@ import pytest
 
 from clusterctl.agent.inject import shim_files
 from clusterctl.agent.linux import proc
+from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.record_types import WorkerStatusSample
 from clusterctl.agent.supervisor.exit_status import read_error_file
 from clusterctl.run.rules import blame
@@ -99,11 +100,9 @@ def test_an_error_of_blanks_alone_says_nothing(tmp_path: Path, error: dict[str, 
     (tmp_path / "error.json").write_text(json.dumps(error))
     found = read_error_file(str(tmp_path / "error.json"))
 
-    exit_ = blame.WorkerExit(
-        rank=0, node="n", exit_code=1, signal=None, oom=None, error=found, tail="", earliest=0.0, latest=0.0
-    )
+    exited = Exited(attempt=0, rank=0, exit_code=1, error=found)
 
-    assert blame.analyse_exit(exit_).cause.message == ""
+    assert blame.analyse_exit("n", exited).cause.message == ""
 
 
 HOSTILE = f"""

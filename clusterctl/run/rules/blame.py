@@ -13,7 +13,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from clusterctl.agent.protocol.record_types import ChildFailure, LeftoverProcess, WorkerError
+from clusterctl.agent.protocol.events import Exited
+from clusterctl.agent.protocol.record_types import LeftoverProcess, WorkerError
 from clusterctl.formatting import duration_text, signal_name
 from clusterctl.why import headline
 from clusterctl.why.crash import find_user_position
@@ -35,30 +36,6 @@ _OF_A_LAUNCHER = re.compile(
 _BARE_EXIT = re.compile(r"(?:SystemExit: -?\d+|os\._exit\(-?\d+\))$|(?P<inside>exit code -?\d+ of )")
 _IDLE = ("bash", "sh", "dash", "zsh", "sleep", "tail", "tee", "cat", "watch", "ssh", "sshd")
 """Programs that only wait for other programs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerExit:
-    """The exit of a worker that the controller did not stop.
-
-    Attributes:
-        earliest: The earliest time of the exit on the head's clock, in seconds.
-        latest: The latest time of the exit on the head's clock.
-        on_node_clock: Both bounds on the clock of the node, without the error of the head's clock.
-        failed_child: The first of its child processes that failed.
-    """
-
-    rank: int
-    node: str
-    exit_code: int | None
-    signal: int | None
-    oom: str | None
-    error: WorkerError | None
-    tail: str
-    earliest: float
-    latest: float
-    on_node_clock: tuple[float, float] | None = None
-    failed_child: ChildFailure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +72,7 @@ class ExitAnalysis:
     """The analysis of one exit, which searches its texts once.
 
     Attributes:
-        on_node_clock: The bounds of the exit on the clock of its node (see `WorkerExit`).
+        on_node_clock: The bounds of the exit on the clock of its node, without the error of the head's clock.
         peers: The addresses of the peers that the rank says it lost.
         output: The last output of a rank that ended with 0. It is searched only if this exit is to blame.
     """
@@ -114,16 +91,29 @@ class ExitAnalysis:
         return self.earliest <= other.latest
 
 
-def analyse_exit(exit_: WorkerExit) -> ExitAnalysis:
-    """Return the analysis of one exit."""
-    own = _find_headline(exit_)
-    heading = _find_child_failure(exit_, own)
-    cause = _build_cause(exit_, heading)
+def analyse_exit(node: str, exited: Exited, clock: tuple[float, float] = (0.0, 0.0)) -> ExitAnalysis:
+    """Return the analysis of the exit of a worker that the controller did not stop.
+
+    Args:
+        node: The node of the worker.
+        exited: The exit.
+        clock: Offset and error from the clock of the node to the head's.
+    """
+    output = exited.tail if exited.exit_code == 0 else ""
+    if output and not exited.error:
+        exited = replace(exited, tail="")
+    own = _find_headline(exited)
+    heading = _find_child_failure(exited, own)
+    cause = _build_cause(node, exited, heading)
     cause = cause if heading is own else replace(cause, traceback=None)
-    places = _ADDRESS.finditer(_find_reason_text(exit_, heading)) if cause.secondary else ()
-    peers = frozenset((match["in"] or match["plain"]).removeprefix("::ffff:") for match in places)
+    places = _ADDRESS.finditer(_find_reason_text(exited, heading)) if cause.secondary else ()
     return ExitAnalysis(
-        cause=cause, earliest=exit_.earliest, latest=exit_.latest, on_node_clock=exit_.on_node_clock, peers=peers
+        cause=cause,
+        earliest=exited.earliest + clock[0] - clock[1],
+        latest=exited.latest + clock[0] + clock[1],
+        on_node_clock=(exited.earliest, exited.latest),
+        peers=frozenset((match["in"] or match["plain"]).removeprefix("::ffff:") for match in places),
+        output=output,
     )
 
 
@@ -173,18 +163,8 @@ def find_cause_in_output(rank: int, node: str, output: str) -> Cause | None:
     """
     if not _ends_with_traceback(output):
         return None
-    exit_ = WorkerExit(
-        rank=rank,
-        node=node,
-        exit_code=1,
-        signal=None,
-        oom=None,
-        error=None,
-        tail=output,
-        earliest=0.0,
-        latest=0.0,
-    )
-    return _build_cause(exit_, _find_headline(exit_))
+    exited = Exited(attempt=0, rank=rank, exit_code=1, tail=output)
+    return _build_cause(node, exited, _find_headline(exited))
 
 
 def find_failed_before_stop(stopped: Sequence[Cause], failed: Sequence[tuple[ExitAnalysis, str]]) -> tuple[Cause, ...]:
@@ -241,39 +221,39 @@ def is_peer_loss(text: str) -> bool:
     return bool(re.search(PEER_LOSS, text))
 
 
-def _find_headline(exit_: WorkerExit) -> headline.Headline:
+def _find_headline(exited: Exited) -> headline.Headline:
     """Return the headline of a worker's end. The error file of the worker goes before its output."""
-    record = exit_.error or {}
-    code, number = exit_.exit_code, exit_.signal
+    record = exited.error or {}
+    code, number = exited.exit_code, exited.signal
     if not record.get("message"):
-        return headline.find_headline(exit_.tail, exit_code=code, signal=number)
-    if exit_.tail and reports_another_process(record):
-        heading = headline.find_headline(exit_.tail, exit_code=code or 1)
+        return headline.find_headline(exited.tail, exit_code=code, signal=number)
+    if exited.tail and reports_another_process(record):
+        heading = headline.find_headline(exited.tail, exit_code=code or 1)
         if heading.is_recognised and not _OF_A_LAUNCHER.search(heading.text):
             return heading
     bare = _BARE_EXIT.match(str(record["message"]))
-    if bare is not None and headline.find_last_words(exit_.tail):
+    if bare is not None and headline.find_last_words(exited.tail):
         # The program has printed its error and then called `exit` with a number.
-        heading = headline.find_headline(exit_.tail, exit_code=code or 1)
+        heading = headline.find_headline(exited.tail, exit_code=code or 1)
         text = f"{record['message']}; last words: {heading.text}" if bare["inside"] else heading.text
         return heading if heading.cls is not Class.UNKNOWN else replace(heading, text=text, cls=Class.EXCEPTION)
     traced = headline.find_headline(str(record.get("traceback") or ""))
     heading = traced if traced.traceback else headline.find_headline(str(record["message"]))
-    heading = headline.add_detail(heading, exit_.tail)
+    heading = headline.add_detail(heading, exited.tail)
     if heading.cls is Class.UNKNOWN:
         # `torch.distributed.elastic` records nothing but exceptions.
         return replace(heading, cls=Class.EXCEPTION, confidence=Confidence.CERTAIN)
     return heading
 
 
-def _find_child_failure(exit_: WorkerExit, heading: headline.Headline) -> headline.Headline:
+def _find_child_failure(exited: Exited, heading: headline.Headline) -> headline.Headline:
     """Return the failure of the first child process that failed, if the headline tells of none or of a signal.
 
     A script ends its other children by SIGTERM if one has failed, and the words of that one may be in a file.
     """
-    child = exit_.failed_child
+    child = exited.failed_child
     is_victim = heading.cls in (Class.UNKNOWN, Class.KILLED) and not heading.is_recognised
-    if child is None or exit_.signal is not None or not is_victim:
+    if child is None or exited.signal is not None or not is_victim:
         return heading
     found = headline.find_headline(child["message"])
     text = f"{found.text or child['message']} (in its child process {child['pid']}, which failed first)"
@@ -281,58 +261,58 @@ def _find_child_failure(exit_: WorkerExit, heading: headline.Headline) -> headli
     return replace(found, text=text, cls=cls, confidence=Confidence.LIKELY)
 
 
-def _find_reason_text(exit_: WorkerExit, heading: headline.Headline) -> str:
+def _find_reason_text(exited: Exited, heading: headline.Headline) -> str:
     """Return the text with the reason: the known message, or the last lines."""
-    if exit_.error and exit_.error.get("message") and not _BARE_EXIT.match(str(exit_.error["message"])):
-        return str(exit_.error["message"])
-    lines = [] if heading.traceback else [line for line in exit_.tail.splitlines() if line.strip()][-6:]
+    if exited.error and exited.error.get("message") and not _BARE_EXIT.match(str(exited.error["message"])):
+        return str(exited.error["message"])
+    lines = [] if heading.traceback else [line for line in exited.tail.splitlines() if line.strip()][-6:]
     return "\n".join([heading.words, *lines])
 
 
-def _build_cause(exit_: WorkerExit, heading: headline.Headline) -> Cause:
-    name = None if exit_.signal is None else signal_name(exit_.signal)
+def _build_cause(node: str, exited: Exited, heading: headline.Headline) -> Cause:
+    name = None if exited.signal is None else signal_name(exited.signal)
     kind = "exit"
-    if exit_.oom:
+    if exited.oom:
         kind = "oom"
-    elif exit_.signal is not None:
+    elif exited.signal is not None:
         kind = "signal"
-    elif exit_.exit_code is None:
+    elif exited.exit_code is None:
         kind = "unknown"
-    elif exit_.exit_code == 0:
-        kind = "exited_early" if exit_.error is None else "failed_inside"
+    elif exited.exit_code == 0:
+        kind = "exited_early" if exited.error is None else "failed_inside"
     return Cause(
         kind=kind,
-        node=exit_.node,
-        rank=exit_.rank,
-        exit_code=exit_.exit_code,
+        node=node,
+        rank=exited.rank,
+        exit_code=exited.exit_code,
         signal=name,
-        message=_build_message(exit_, heading),
-        traceback=_find_traceback(exit_, heading),
+        message=_build_message(exited, heading),
+        traceback=_find_traceback(exited, heading),
         # Any signal but the abort with which runtimes react to a lost peer has a reason of its own.
-        secondary=not exit_.oom
-        and exit_.signal in (None, signal.SIGABRT)
-        and is_peer_loss(_find_reason_text(exit_, heading)),
-        cls=Class.OUT_OF_MEMORY if exit_.oom else heading.cls,
-        is_recognised=bool(exit_.oom) or heading.is_recognised,
+        secondary=not exited.oom
+        and exited.signal in (None, signal.SIGABRT)
+        and is_peer_loss(_find_reason_text(exited, heading)),
+        cls=Class.OUT_OF_MEMORY if exited.oom else heading.cls,
+        is_recognised=bool(exited.oom) or heading.is_recognised,
     )
 
 
-def _build_message(exit_: WorkerExit, heading: headline.Headline) -> str:
-    if exit_.oom and not (exit_.error and exit_.error.get("message")):
-        doubt = "probably " if exit_.oom == "probably" else ""
-        return f"{doubt}killed by the kernel for lack of memory ({exit_.oom})"
-    if exit_.exit_code is None and exit_.signal is None and not heading.is_recognised:
+def _build_message(exited: Exited, heading: headline.Headline) -> str:
+    if exited.oom and not (exited.error and exited.error.get("message")):
+        doubt = "probably " if exited.oom == "probably" else ""
+        return f"{doubt}killed by the kernel for lack of memory ({exited.oom})"
+    if exited.exit_code is None and exited.signal is None and not heading.is_recognised:
         return "exit status unknown: supervisor and waiter were both gone"
     return heading.text
 
 
-def _find_traceback(exit_: WorkerExit, heading: headline.Headline) -> str | None:
+def _find_traceback(exited: Exited, heading: headline.Headline) -> str | None:
     """Return the traceback from the worker's error file or output."""
-    if exit_.error and heading.traceback and reports_another_process(exit_.error):
+    if exited.error and heading.traceback and reports_another_process(exited.error):
         return heading.traceback
-    if exit_.error and exit_.error.get("traceback"):
-        return str(exit_.error["traceback"])
-    return headline.find_headline(exit_.tail).traceback if exit_.error else heading.traceback
+    if exited.error and exited.error.get("traceback"):
+        return str(exited.error["traceback"])
+    return headline.find_headline(exited.tail).traceback if exited.error else heading.traceback
 
 
 # --- leftover processes

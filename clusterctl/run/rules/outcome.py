@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingProcess
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.errors import ExitCode
-from clusterctl.formatting import duration_text, fold_ranks, name_ranks, plural
+from clusterctl.formatting import duration_text, fold_ranks, name_ranks, plural, signal_name
 from clusterctl.run.rules.blame import Cause, describe_leftover, is_peer_loss
 from clusterctl.run.rules.state import NodeState, RunPhase, RunState, WorkerPhase, WorkerState
 from clusterctl.why.crash import normalize_message
@@ -109,31 +110,32 @@ _MAX_LINES = _MAX_NAMES = 4
 def list_end_warnings(state: RunState) -> list[str]:
     """Return what a person should know about a run that seems to have ended well: one sentence for each finding."""
     nodes, workers = list(state.nodes.values()), state.workers.values()
-    successful = [worker for worker in workers if worker.ended_well]
+    ends = [(worker, worker.exited) for worker in workers if worker.ended_well and worker.exited is not None]
+    exits = [exited for _, exited in ends]
     lines: list[str] = []
-    if len(workers) > 1 and len(successful) == len(workers) and all(worker.worked_alone for worker in workers):
+    if len(workers) > 1 and len(exits) == len(workers) and all(exited.worked_alone for exited in exits):
         lines.append(f"the {len(workers)} ranks formed no process group with each other: each worked for itself")
     else:
         lines += _warn_of_separate_groups(nodes, state.world_size)
-    swallowed = {w.rank: w.swallowed for w in successful if w.swallowed and w.failed_child is None}
+    swallowed = {w.rank: w.swallowed for w, exited in ends if w.swallowed and exited.failed_child is None}
     lines += _group_messages(swallowed, "last output is a traceback: {}", "tracebacks of ranks that ended with 0")
-    lines += _warn_of_failed_children(successful)
-    shell_errors = {w.rank: shorten(w.shell_error) for w in successful if w.shell_error}
+    lines += _warn_of_failed_children(exits)
+    shell_errors = {exited.rank: shorten(exited.shell_error) for exited in exits if exited.shell_error}
     lines += _group_messages(
         shell_errors,
         "shell said `{}`: `set -e` ends a script where a command fails",
         "errors of shells below ranks that ended with 0",
     )
-    if workers and not state.has_left_work and all(w.lacks_python and w.ended_well for w in workers):
+    if exits and not state.has_left_work and len(exits) == len(workers) and all(e.lacks_python for e in exits):
         who = "the rank started no" if len(workers) == 1 else f"none of the {len(workers)} ranks started a"
         lines.append(f"{who} Python, though the job names one: nothing was trained")
-    failures = {w.rank: shorten(w.output_failure) for w in successful if w.output_failure and not w.swallowed}
+    failures = {w.rank: shorten(e.output_failure) for w, e in ends if e.output_failure and not w.swallowed}
     lost = {rank: message for rank, message in failures.items() if is_peer_loss(message)}
     own = {rank: message for rank, message in failures.items() if rank not in lost}
     what = "failures in the output of ranks that ended with 0"
     lines += _group_messages(own, f"output says{' first' if lost and own else ''}: {{}}", what)
     lines += _group_messages(lost, f"output says{' that it then lost a peer' if own else ''}: {{}}", what)
-    lines += _warn_of_outside_signals(successful)
+    lines += _warn_of_outside_signals(exits)
     lines += [] if state.has_left_work else _warn_of_leftovers(nodes)
     return [*lines, *_warn_of_kills(nodes)]
 
@@ -171,25 +173,25 @@ def _warn_of_separate_groups(nodes: Sequence[NodeState], world_size: int) -> Ite
     yield f"ranks {whose} formed {'a group' if len(grouped) == 1 else 'groups'} of their own ({size})"
 
 
-def _warn_of_outside_signals(workers: Iterable[WorkerState]) -> Iterator[str]:
+def _warn_of_outside_signals(exits: Iterable[Exited]) -> Iterator[str]:
     """Warn of ranks that ended with 0 after a signal from outside clusterctl: they may not have finished their work."""
     by_signal: dict[str, dict[int, float]] = {}
-    for worker in workers:
-        if worker.outside_signal is not None and worker.outside_signal[1] <= _MAX_REACTION_S:
-            name, before_s = worker.outside_signal
-            by_signal.setdefault(name, {})[worker.rank] = max(before_s, 1.0)
+    for exited in exits:
+        received = exited.outside_signal
+        if received is not None and received["before_s"] <= _MAX_REACTION_S:
+            by_signal.setdefault(signal_name(received["signal"]), {})[exited.rank] = max(received["before_s"], 1.0)
     for name, times in by_signal.items():
         they, time = "they" if len(times) > 1 else "it", duration_text(max(times.values()))
         yield f"{name_ranks(times)} received {name} from outside clusterctl {time} before {they} ended with 0"
 
 
-def _warn_of_failed_children(workers: Iterable[WorkerState]) -> Iterator[str]:
+def _warn_of_failed_children(exits: Iterable[Exited]) -> Iterator[str]:
     """Warn of child processes that failed although their rank ended with 0. Those that lost a peer come last."""
     by_message: dict[str, list[tuple[int, int, str]]] = {}
-    for worker in workers:
-        if worker.failed_child is not None:
-            pid, message = worker.failed_child
-            by_message.setdefault(normalize_message(message), []).append((worker.rank, pid, message))
+    for exited in exits:
+        if exited.failed_child is not None:
+            pid, message = exited.failed_child["pid"], exited.failed_child["message"]
+            by_message.setdefault(normalize_message(message), []).append((exited.rank, pid, message))
     groups = sorted(by_message.values(), key=lambda group: is_peer_loss(group[0][2]))
     for group in groups[:_MAX_LINES]:
         rank, pid, message = group[0]

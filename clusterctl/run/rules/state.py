@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.record_types import LeftoverProcess, RemainingProcess
 from clusterctl.agent.protocol.requests import StopReason
 from clusterctl.formatting import duration_text
@@ -117,16 +118,11 @@ class WorkerState:
         stopped: The controller stopped it.
         tail: The end of its output. After a stop only if it had printed a traceback before.
         swallowed: If it ended with 0: the exception and line of a traceback at the end of its output; else "".
-        outside_signal: A signal from outside clusterctl that it handled, and how many seconds later it ended with 0.
         cause_before_stop: The error that it had printed before the controller stopped it.
-        worked_alone: It ended well, used torch, and was never in a process group with other ranks.
-        failed_child: Pid of the first failed child process of its Python, and its exception, exit code or signal.
-        shell_error: If it ended well: the message of a shell below it about a failed command; else "".
-        output_failure: If it ended well: the line of its output that says that the training failed; else "".
-        lacks_python: It ended well and started no Python, although its command names one.
         began_s: Its start on the monotonic clock of its node.
         lasted_s: How long its first process ran, once it has ended.
         has_failed_inside: Its Python failed, although its first process ended with 0.
+        exited: Its exit, as its node reported it.
         exit_analysis: The analysis of its exit; `None` before that, and if the controller stopped it.
     """
 
@@ -139,19 +135,13 @@ class WorkerState:
     exit_code: int | None = None
     signal: int | None = None
     stopped: bool = False
-    oom: str | None = None
     tail: str = ""
     swallowed: str = ""
-    outside_signal: tuple[str, float] | None = None
     cause_before_stop: Cause | None = None
-    worked_alone: bool = False
-    failed_child: tuple[int, str] | None = None
-    shell_error: str = ""
-    output_failure: str = ""
-    lacks_python: bool = False
     began_s: float | None = None
     lasted_s: float | None = None
     has_failed_inside: bool = False
+    exited: Exited | None = None
     exit_analysis: ExitAnalysis | None = None
 
     @property

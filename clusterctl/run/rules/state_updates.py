@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -9,12 +10,9 @@ from typing_extensions import assert_never
 
 from clusterctl.agent.protocol import events
 from clusterctl.agent.protocol.record_types import RemainingProcess
-from clusterctl.formatting import signal_name
 from clusterctl.run.rules import controller_events as head
 from clusterctl.run.rules.blame import (
     Cause,
-    ExitAnalysis,
-    WorkerExit,
     analyse_exit,
     find_cause_in_output,
     find_swallowed_exception,
@@ -144,42 +142,15 @@ def _exited(state: RunState, node: NodeState, event: events.Exited) -> RunState:
         exit_code=event.exit_code,
         signal=event.signal,
         stopped=event.stopped,
-        oom=event.oom,
         tail=event.tail,
         swallowed="" if event.stopped or event.exit_code or event.error else find_swallowed_exception(event.tail),
         cause_before_stop=find_cause_in_output(event.rank, node.node, event.tail) if event.stopped else None,
-        outside_signal=None
-        if event.outside_signal is None
-        else (signal_name(event.outside_signal["signal"]), float(event.outside_signal["before_s"])),
-        worked_alone=event.worked_alone,
-        failed_child=None if event.failed_child is None else (event.failed_child["pid"], event.failed_child["message"]),
-        shell_error=event.shell_error,
-        output_failure=event.output_failure,
-        lacks_python=event.lacks_python,
         lasted_s=None if worker.began_s is None else max(0.0, event.latest - worker.began_s),
         has_failed_inside=event.exit_code == 0 and event.error is not None,
-        exit_analysis=None if event.stopped else _analyse(node, event),
+        exited=event,
+        exit_analysis=None if event.stopped else analyse_exit(node.node, event, node.clock or (0.0, math.inf)),
     )
     return _with_worker(state, worker)
-
-
-def _analyse(node: NodeState, event: events.Exited) -> ExitAnalysis:
-    offset, error = node.clock or (0.0, float("inf"))
-    worker_exit = WorkerExit(
-        rank=event.rank,
-        node=node.node,
-        exit_code=event.exit_code,
-        signal=event.signal,
-        oom=event.oom,
-        error=event.error,
-        failed_child=event.failed_child,
-        tail=event.tail if event.exit_code != 0 or event.error else "",
-        earliest=event.earliest + offset - error,
-        latest=event.latest + offset + error,
-        on_node_clock=(event.earliest, event.latest),
-    )
-    analysis = analyse_exit(worker_exit)
-    return replace(analysis, output=event.tail) if event.exit_code == 0 else analysis
 
 
 def apply_controller_event(state: RunState, time: float, event: head.ControllerEvent) -> RunState:

@@ -107,7 +107,7 @@ def _rank_exit(worker: WorkerState, output: str) -> RankExit:
         earliest=analysis.earliest,
         latest=analysis.latest,
         on_node_clock=analysis.on_node_clock,
-        oom=worker.oom,
+        oom=None if worker.exited is None else worker.exited.oom,
         message=worker.swallowed or cause.message,
         traceback=cause.traceback,
         tail=worker.tail or output,

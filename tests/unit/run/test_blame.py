@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from clusterctl.run.rules.blame import Cause, WorkerExit, analyse_exit, find_early_exit, sort_causes
+from clusterctl.agent.protocol.events import Exited
+from clusterctl.run.rules import blame
+from clusterctl.run.rules.blame import Cause, ExitAnalysis, find_early_exit, sort_causes
 from clusterctl.why.verdict import Class
 
 PEER = "RuntimeError: [/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:34211"
@@ -24,10 +26,10 @@ def exited(
     tail: str = "",
     oom: str | None = None,
     left: dict[str, str | None] | None = None,
-) -> WorkerExit:
-    return WorkerExit(
+) -> Exited:
+    return Exited(
+        attempt=0,
         rank=rank,
-        node=f"n{rank}",
         exit_code=code,
         signal=number,
         oom=oom,
@@ -38,7 +40,11 @@ def exited(
     )
 
 
-def cause(exit_: WorkerExit) -> Cause:
+def analyse_exit(exit_: Exited) -> ExitAnalysis:
+    return blame.analyse_exit(f"n{exit_.rank}", exit_)
+
+
+def cause(exit_: Exited) -> Cause:
     return analyse_exit(exit_).cause
 
 
@@ -77,7 +83,7 @@ def cause(exit_: WorkerExit) -> Cause:
         pytest.param([exited(1, 1.0, error=0.5), exited(0, 1.4)], 0, False, id="who was surely dead first"),
     ],
 )
-def test_first_observed_failure_is(exits: list[WorkerExit], rank: int, certain: bool) -> None:
+def test_first_observed_failure_is(exits: list[Exited], rank: int, certain: bool) -> None:
     top = sort_causes([analyse_exit(one) for one in exits])[0]
 
     assert (top.rank, top.certain) == (rank, certain)
@@ -87,10 +93,10 @@ def test_first_observed_failure_is(exits: list[WorkerExit], rank: int, certain: 
     ("node", "certain"), [pytest.param("a", True, id="one node"), pytest.param("b", False, id="two")]
 )
 def test_ends_of_one_node_are_compared_by_its_clock_however_unsure_the_head_is_of_it(node: str, certain: bool) -> None:
-    first = replace(exited(0, 1.0, error=0.5), node="a", on_node_clock=(100.0, 100.01))
-    later = replace(exited(1, 1.1, error=0.5), node=node, on_node_clock=(100.02, 100.03))
+    first = blame.analyse_exit("a", replace(exited(0, 0.0), earliest=100.0, latest=100.01), (-99.0, 0.5))
+    later = blame.analyse_exit(node, replace(exited(1, 0.0), earliest=100.02, latest=100.03), (-99.0, 0.5))
 
-    top, *_ = sort_causes([analyse_exit(later), analyse_exit(first)])
+    top, *_ = sort_causes([later, first])
 
     assert (top.rank, top.certain) == (0, certain)
 
@@ -195,7 +201,7 @@ def test_what_a_worker_left_as_its_error_goes_before_what_it_printed(
         pytest.param(exited(0, 1.0, code=1, tail=PEER, oom="kernel log"), id="out of memory"),
     ],
 )
-def test_a_death_from_outside_is_never_secondary_whatever_was_printed_before_it(ended: WorkerExit) -> None:
+def test_a_death_from_outside_is_never_secondary_whatever_was_printed_before_it(ended: Exited) -> None:
     assert not analyse_exit(ended).cause.secondary
 
 
@@ -236,8 +242,8 @@ def test_a_death_from_outside_is_never_secondary_whatever_was_printed_before_it(
         ),
     ],
 )
-def test_what_an_exit_says_for_itself(ended: WorkerExit, kind: str, message: str) -> None:
-    found = cause(ended)
+def test_what_an_exit_says_for_itself(ended: Exited, kind: str, message: str) -> None:
+    found = sort_causes([analyse_exit(ended)])[0]
 
     assert (found.kind, found.message) == (kind, message)
     assert (found.node, found.rank, found.exit_code) == ("n0", 0, ended.exit_code)
@@ -306,7 +312,7 @@ UNNAMED = "torch.distributed.DistBackendError: NCCL error: remote process exited
     ],
 )
 def test_a_rank_that_ended_well_is_to_blame_where_its_peers_lost_their_connection_to_it(
-    failed: list[WorkerExit], well: list[WorkerExit], rank: int, certain: bool
+    failed: list[Exited], well: list[Exited], rank: int, certain: bool
 ) -> None:
     found = find_early_exit([analyse_exit(e) for e in failed], [analyse_exit(e) for e in well], ADDRESSES)
 
@@ -332,7 +338,7 @@ def test_a_rank_that_ended_well_is_to_blame_where_its_peers_lost_their_connectio
         pytest.param([exited(0, 2.0, number=9, tail=PEER)], [exited(1, 1.9, code=0)], id="killed"),
     ],
 )
-def test_no_rank_that_ended_well_is_to_blame(failed: list[WorkerExit], well: list[WorkerExit]) -> None:
+def test_no_rank_that_ended_well_is_to_blame(failed: list[Exited], well: list[Exited]) -> None:
     assert find_early_exit([analyse_exit(e) for e in failed], [analyse_exit(e) for e in well], ADDRESSES) is None
 
 

@@ -64,7 +64,7 @@ def test_a_run_is_shown_with_what_its_workers_do_and_how_each_ended() -> None:
             worker(3, pid=73, state="exited", signal="SIGTERM", stopped=True),
         ],
     }  # fmt: skip
-    assert (state.workers[2].tail, state.workers[2].oom) == ("x\nboom\n", None)
+    assert state.workers[2].tail == "x\nboom\n"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,8 @@ def test_what_a_worker_left_behind_is_what_is_told_of_its_end() -> None:
     assert cause is not None
     assert (cause.kind, cause.signal, cause.message) == ("oom", "SIGKILL", "CUDA error")
     assert (cause.node, cause.exit_code, cause.traceback) == ("n0", None, "Traceback of its own")
-    assert killed.workers[0].oom == "cgroup"
+    assert killed.workers[0].exited is not None
+    assert killed.workers[0].exited.oom == "cgroup"
 
 
 @pytest.mark.parametrize(
