@@ -142,10 +142,10 @@ def _templates(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
 
 def _keys(_: click.Context, incomplete: str) -> list[CompletionItem[str]]:
     """Offer keys of `--set`, up to the `=`."""
-    from clusterctl.config.sections.section_fields import CLUSTER_FILE, SECTIONS
+    from clusterctl.config.sections.section_fields import CLUSTER_FILE, MAPPINGS
 
-    keys = {name: key for name, key in CLUSTER_FILE.keys.items() if name not in SECTIONS}
-    keys |= {f"{name}.{key.name}": key for name, section in SECTIONS.items() for key in section.keys.values()}
+    keys = {name: key for name, key in CLUSTER_FILE.keys.items() if name not in MAPPINGS}
+    keys |= {f"{name}.{key.name}": key for name, section in MAPPINGS.items() for key in section.keys.values()}
     words = [(f"{name}=", key.description) for name, key in keys.items()]
     return [CompletionItem(word, help=description) for word, description in words if word.startswith(incomplete)]
 

@@ -148,10 +148,11 @@ def predict_outlook(run: RunDir, state: RunState, *, attended: bool = False) -> 
     """Return what will happen to a run without a controller, from its spec and the last write of a controller."""
     if attended or state.over:
         return Unattended()
-    # Without a readable spec the fate is unknown. Two numbers are enough: to validate all of it would import pydantic.
+    # Without a readable spec the fate is unknown. Two values are enough: to validate all of it would import pydantic.
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         stored = json.loads(run.spec.read_text())
-        limits, last = Limits(stop_after=stored["stop_after"], grace=stored["job"]["grace"]), run.find_last_write_time()
+        stop_after = (stored["on_controller_loss"] or {}).get("stop_after")
+        limits, last = Limits(stop_after=stop_after, grace=stored["job"]["grace"]), run.find_last_write_time()
         return predict_unattended(state.phase, time.time() - (last or 0.0), limits.stop_after, limits.fence)
     return Unattended()
 

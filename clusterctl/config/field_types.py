@@ -29,6 +29,7 @@ class FieldType:
         schema: JSON Schema for editors; `None` for the one of the type.
         limits: The smallest and the largest number.
         choices: The accepted words.
+        word: The word that a file has in place of a section, for `None`.
         keep_text: Whether scalars stay text: `1e-3` stays `1e-3`, `yes` stays `yes`.
     """
 
@@ -40,6 +41,7 @@ class FieldType:
     schema: dict[str, Any] | None = None
     limits: tuple[int, int] | None = None
     choices: tuple[str, ...] = ()
+    word: str = ""
     keep_text: bool = False
 
 

@@ -9,7 +9,7 @@ import yaml
 from typing_extensions import override
 
 from clusterctl.config.sections.host_section import DeclaredHost
-from clusterctl.config.sections.section_fields import CONTROLLER_LOSS, HOST, build_section
+from clusterctl.config.sections.section_fields import CLUSTER_FILE, HOST
 from clusterctl.config.sections.spec_builder import BuiltSpec
 from clusterctl.config.spec import ClusterSpec
 from clusterctl.config.text.interpolation import escape_text, is_shell_text, list_shell_items
@@ -22,29 +22,13 @@ REDACTED = "***"
 
 def resolve_spec(spec: ClusterSpec) -> dict[str, Any]:
     """Return a cluster file with all defaults; parsed again it gives the same spec, except for the secrets."""
-    document: dict[str, Any] = {
-        "version": 1,
-        "name": spec.name,
-        "hosts": [{"host": host.host} | HOST.format_value(host) for host in spec.hosts],
-        "ssh": _format_part(spec.ssh),
-        "network": _format_part(spec.network),
-        "sync": "none" if spec.sync is None else _format_part(spec.sync),
-        "env": dict(spec.env),
-        "secrets": dict.fromkeys(spec.secrets, REDACTED),
-        "results": None if spec.results is None else _format_part(spec.results),
-        "job": None if spec.job is None else _format_part(spec.job),
-        "restart": _format_part(spec.restart),
-        "on_controller_loss": "keep" if spec.stop_after is None else CONTROLLER_LOSS.format_value(spec),
-        "stall": _format_part(spec.stall),
-        "health": _format_part(spec.health),
-        "logs": _format_part(spec.logs),
-    }
+    document: dict[str, Any] = {"version": 1}
+    for name, key in CLUSTER_FILE.keys.items():
+        if hasattr(spec, name):
+            document[name] = key.format_value(getattr(spec, name))
+    document["hosts"] = [{"host": host.host} | HOST.format_value(host) for host in spec.hosts]
+    document["secrets"] = dict.fromkeys(spec.secrets, REDACTED)
     return {key: value for key, value in document.items() if value is not None}
-
-
-def _format_part(part: Any) -> dict[str, Any]:
-    of: Any = type(part)
-    return build_section(of).format_value(part)
 
 
 class _Dumper(yaml.SafeDumper):

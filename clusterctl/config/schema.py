@@ -21,19 +21,14 @@ from pydantic import TypeAdapter
 from clusterctl.config.field_types import FieldType
 from clusterctl.config.sections.section_fields import (
     CLUSTER_FILE,
-    CONTROLLER_LOSS,
-    DEFAULTS,
     HOST,
-    RESULTS,
+    MAPPINGS,
     SECTIONS,
-    SYNC,
     Section,
     SectionField,
-    build_section,
     split_annotation,
 )
 from clusterctl.config.sections.section_validation import build_validator
-from clusterctl.config.spec import HostSpec
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{env:"}
 _EXTENSION: dict[str, Any] = {"^x-": {}}
@@ -41,19 +36,15 @@ _EXTENSION: dict[str, Any] = {"^x-": {}}
 
 def build_schema() -> dict[str, Any]:
     """Return the schema as JSON data."""
-    sections = (CLUSTER_FILE, DEFAULTS, HOST, SYNC, RESULTS, CONTROLLER_LOSS)
     made: dict[str, Any]
     _, made = TypeAdapter.json_schemas(
-        [(section.title, "validation", build_validator(section)) for section in sections]
+        [(section.title, "validation", build_validator(section)) for section in (CLUSTER_FILE, HOST)]
     )
     definitions = {name: _convert_to_draft7(part) for name, part in made["$defs"].items()}
     root: dict[str, Any] = definitions.pop("ClusterFile")
     _describe(root["properties"], "hosts", _hosts_schema())
-    _describe(root["properties"], "sync", {"anyOf": [{"const": "none"}, _ref("SyncModel")]})
     patterns = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
     _describe(root["properties"], "results", {"anyOf": [*patterns, _ref("ResultsModel")]})
-    loss = {"anyOf": [{"const": "keep"}, _ref("ControllerLossModel")]}
-    _describe(root["properties"], "on_controller_loss", loss)
     head: dict[str, Any] = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "clusterctl cluster file"}
     return head | root | {"definitions": dict(sorted(definitions.items()))}
 
@@ -171,11 +162,10 @@ def render_page(text: str) -> str:
 
 def list_keys() -> Iterator[tuple[str, SectionField]]:
     """Yield path and field of each key, without the sections that consist of keys."""
-    yield from ((name, key) for name, key in CLUSTER_FILE.keys.items() if name == "defaults" or name not in SECTIONS)
-    yield from _list_keys_below("hosts[].", build_section(HostSpec))
-    sections = {name: section for name, section in SECTIONS.items() if name != "defaults"}
-    for name, section in (sections | {"sync": SYNC, "results": RESULTS, "on_controller_loss": CONTROLLER_LOSS}).items():
-        yield from _list_keys_below(f"{name}.", section)
+    yield from ((name, key) for name, key in CLUSTER_FILE.keys.items() if name == "defaults" or name not in MAPPINGS)
+    for path, section in ({"hosts[]": HOST} | SECTIONS).items():
+        if path != "defaults":
+            yield from _list_keys_below(f"{path}.", section)
 
 
 def _list_keys_below(path: str, section: Section) -> Iterator[tuple[str, SectionField]]:
@@ -194,6 +184,8 @@ def _format_row(path: str, key: SectionField) -> str:
 
 def _describe_values(annotation: Any, kind: FieldType) -> str:
     """Return what a user may write for a type."""
+    if kind.word:
+        return f"mapping or `{kind.word}`"
     words = kind.choices or _describe_type(annotation)
     if kind.syntax or words:
         return kind.syntax or ", ".join(f"`{word}`" for word in words)

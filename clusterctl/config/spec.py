@@ -24,6 +24,7 @@ from clusterctl.config.field_types import (
     Env,
     ExitCodes,
     FetchCondition,
+    FieldType,
     Gpus,
     Interface,
     Interpreter,
@@ -336,35 +337,94 @@ class ResultsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSpec:
-    """A whole cluster file.
+class SecretSpec:
+    """Where a secret's value comes from: exactly one of the two.
 
     Attributes:
-        name: Of the file, or its folder.
-        path: Absolute path of the (first) cluster file; for messages and for "the run of this file".
-        hosts: In order of node rank; spares among them.
-        env: For every worker; `hosts[].env` is merged over it. Secrets are not in it.
-        secrets: Name to value. Never written to disk by the head, never shown.
-        stop_after: Seconds after which nodes stop the run when no controller is heard; `None` keeps it.
-        min_nodes: With how few workers a run may begin (`up --min-nodes`); `None`: with all.
+        env: Environment variable here, where clusterctl is started.
+        file: File here that holds the value.
     """
 
-    name: str
+    env: Annotated[str | None, KeyInfo("HF_TOKEN")] = None
+    file: Annotated[str | None, KeyInfo("~/.secrets/hf")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerLossSpec:
+    """What nodes do when no controller is heard.
+
+    Attributes:
+        stop_after: Stop the run after this silence.
+    """
+
+    stop_after: Annotated[PositiveDuration, KeyInfo("10m")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """A clusterctl cluster file: machines, and what to run on them.
+
+    Here `hosts` has all hosts in order of node rank, with the spares. `secrets` has their values, which are never
+    written to disk by the head and never shown. `path` is the absolute path of the (first) cluster file. `min_nodes` is
+    the number of workers with which a run may begin (`up --min-nodes`); `None` stands for all.
+
+    Attributes:
+        name: Name of runs.
+        hosts: Machines, in order of node rank: text, a mapping of host to GPUs, or a list.
+        ssh: How connections are opened.
+        network: How workers meet.
+        sync: Which code goes to the nodes, or `none`.
+        env: Environment of all workers.
+        secrets: Values that are never shown nor stored.
+        job: What each worker runs.
+        results: What is fetched from the nodes at the end of a run.
+        restart: When a run is tried again.
+        on_controller_loss: `keep` the run (default), or stop it after a time.
+        stall: When a run counts as stalled.
+        health: How findings are weighed.
+        logs: Bounds of output files.
+    """
+
+    name: Annotated[str, KeyInfo("llm-pretrain", unset_text="the file's folder")]
     path: str
-    hosts: tuple[HostSpec, ...]
-    job: JobSpec | None
-    ssh: SshSpec = field(default_factory=SshSpec)
-    network: NetworkSpec = field(default_factory=NetworkSpec)
-    sync: SyncSpec | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    secrets: dict[str, str] = field(default_factory=dict)
-    restart: RestartSpec = field(default_factory=RestartSpec)
-    stall: StallSpec = field(default_factory=StallSpec)
-    health: HealthSpec = field(default_factory=HealthSpec)
-    logs: LogsSpec = field(default_factory=LogsSpec)
-    results: ResultsSpec | None = None
-    stop_after: float | None = None
+    hosts: Annotated[
+        tuple[HostSpec, ...],
+        FieldType(syntax="text, mapping or list"),
+        KeyInfo("gpu[01-04]", {"gpu[01-02]": 8}, [{"host": "gpu01", "gpus": 8}]),
+    ]
+    ssh: Annotated[SshSpec, KeyInfo({"connect_timeout": "10s"})] = field(default_factory=SshSpec)
+    network: Annotated[NetworkSpec, KeyInfo({"interface": "eth1"})] = field(default_factory=NetworkSpec)
+    sync: Annotated[
+        SyncSpec | None, FieldType(word="none"), KeyInfo({"exclude": ["data/"]}, "none", unset_text="the file's folder")
+    ] = None
+    env: Annotated[Env, KeyInfo({"HF_HOME": "/scratch/hf"})] = field(default_factory=dict)
+    secrets: Annotated[dict[str, str], KeyInfo({"HF_TOKEN": {"env": "HF_TOKEN"}, "KEY": {"file": "~/.key"}})] = field(
+        default_factory=dict
+    )
+    job: Annotated[
+        JobSpec | None,
+        KeyInfo(
+            {"script": "train.py", "args": ["--epochs", 3]}, unset_text="what `--script` and the like of `up` name"
+        ),
+    ]
+    results: Annotated[
+        ResultsSpec | None,
+        FieldType(syntax="text, list of texts, or mapping"),
+        KeyInfo(["ckpt/best*", "metrics.json"], {"patterns": ["ckpt/best*"], "when": "always"}),
+    ] = None
+    restart: Annotated[RestartSpec, KeyInfo({"max_restarts": 3})] = field(default_factory=RestartSpec)
+    on_controller_loss: Annotated[
+        ControllerLossSpec | None, FieldType(word="keep"), KeyInfo("keep", {"stop_after": "10m"})
+    ] = None
+    stall: Annotated[StallSpec, KeyInfo({"timeout": "15m", "action": "restart"})] = field(default_factory=StallSpec)
+    health: Annotated[HealthSpec, KeyInfo({"ignore": ["host.governor"]})] = field(default_factory=HealthSpec)
+    logs: Annotated[LogsSpec, KeyInfo({"max_size": "10GiB"})] = field(default_factory=LogsSpec)
     min_nodes: int | None = None
+
+    @property
+    def stop_after(self) -> float | None:
+        """Seconds without a controller after which nodes stop the run; `None` keeps it."""
+        return None if self.on_controller_loss is None else self.on_controller_loss.stop_after
 
     @property
     def workers(self) -> tuple[HostSpec, ...]:
@@ -375,6 +435,19 @@ class ClusterSpec:
     def spares(self) -> tuple[HostSpec, ...]:
         """Hosts that wait to replace a lost or unhealthy node."""
         return tuple(h for h in self.hosts if h.role is Role.SPARE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileOnlySpec:
+    """Keys of a cluster file that the spec does not hold.
+
+    Attributes:
+        version: Version of the format.
+        env_file: Files of NAME=value lines; `env` wins over them.
+    """
+
+    version: Annotated[Literal[1], KeyInfo(1)]
+    env_file: Annotated[Texts, KeyInfo([".env"])] = ()
 
 
 def dump_spec(spec: ClusterSpec) -> str:

@@ -11,10 +11,10 @@ from dataclasses import MISSING, dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from clusterctl.config import spec
-from clusterctl.config.field_types import Env, FieldType, KeyInfo, PositiveDuration, Texts
+from clusterctl.config.field_types import FieldType, KeyInfo
 
 _PLAIN_TYPE = FieldType()
 _DESCRIBED_KEY = re.compile(r"\n {8}(\w+): (.*(?:\n {12}.*)*)")
@@ -65,8 +65,8 @@ class SectionField:
         """Return a value of the spec in the form of a cluster file; `None` for a missing key."""
         if self.kind.unparse is not None:
             return self.kind.unparse(value)
-        if isinstance(self.type, Section) and value is not None:
-            return self.type.format_value(value)
+        if isinstance(self.type, Section):
+            return self.type.format_value(value) if value is not None else self.kind.word or None
         if isinstance(value, Enum):
             return value.value
         return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, dict) else value
@@ -119,108 +119,27 @@ def build_section(annotation: Any) -> Section:
     return Section(annotation.__name__.replace("Spec", "Model"), doc.partition("\n")[0], keys, annotation)
 
 
-def _build_host_sections() -> tuple[Section, Section]:
-    alone = build_section(spec.HostSpec)
-    shared = {name: key for name, key in alone.keys.items() if name != "host"}
-    about = "Keys that a host may have, for all hosts; a host's own win."
-    return Section("DefaultsModel", about, shared), dataclasses.replace(alone, keys=shared | alone.keys)
-
-
-def _build_field(
-    name: str, hint: Any, about: str, *examples: Any, unset_text: str = "", default: Any = None
-) -> SectionField:
-    return SectionField(name, about, *split_annotation(hint), KeyInfo(*examples, unset_text=unset_text), default)
-
-
-DEFAULTS, HOST = _build_host_sections()
-SYNC = build_section(spec.SyncSpec)
-RESULTS = build_section(spec.ResultsSpec)
-
-SECRET = Section(
-    "SecretModel",
-    "Where a secret's value comes from: exactly one of the two.",
-    {
-        "env": _build_field("env", str, "Environment variable here, where clusterctl is started.", "HF_TOKEN"),
-        "file": _build_field("file", str, "File here that holds the value.", "~/.secrets/hf"),
-    },
+HOST = build_section(spec.HostSpec)
+DEFAULTS = Section(
+    "DefaultsModel",
+    "Keys that a host may have, for all hosts; a host's own win.",
+    {name: key for name, key in HOST.keys.items() if name != "host"},
 )
-CONTROLLER_LOSS = Section(
-    "ControllerLossModel",
-    "What nodes do when no controller is heard.",
-    {
-        "stop_after": _build_field(
-            "stop_after", PositiveDuration, "Stop the run after this silence.", "10m", default=MISSING
-        )
-    },
-)
+SECRET = build_section(spec.SecretSpec)
 
+
+def _build_cluster_file() -> Section:
+    file, keys = build_section(spec.ClusterSpec), build_section(spec.FileOnlySpec).keys
+    example = KeyInfo({"user": "ubuntu", "gpus": 8})
+    defaults = SectionField("defaults", "Keys for all hosts.", DEFAULTS, _PLAIN_TYPE, example)
+    secrets = dataclasses.replace(file.keys["secrets"], type=dict[str, SECRET])  # type: ignore[valid-type]
+    return Section("ClusterFile", file.summary, {**keys, **file.keys, "defaults": defaults, "secrets": secrets})
+
+
+CLUSTER_FILE = _build_cluster_file()
 SECTIONS: dict[str, Section] = {
-    "defaults": DEFAULTS,
-    "ssh": build_section(spec.SshSpec),
-    "network": build_section(spec.NetworkSpec),
-    "job": build_section(spec.JobSpec),
-    "restart": build_section(spec.RestartSpec),
-    "stall": build_section(spec.StallSpec),
-    "health": build_section(spec.HealthSpec),
-    "logs": build_section(spec.LogsSpec),
+    name: key.type for name, key in CLUSTER_FILE.keys.items() if isinstance(key.type, Section)
 }
+"""All keys of a cluster file that are a mapping with keys of its own."""
+MAPPINGS = {name: section for name, section in SECTIONS.items() if CLUSTER_FILE.keys[name].kind is _PLAIN_TYPE}
 """Sections that are a mapping and nothing else."""
-
-
-def _build_section_field(name: str, about: str, *examples: Any) -> SectionField:
-    return SectionField(name, about, SECTIONS[name], _PLAIN_TYPE, KeyInfo(*examples))
-
-
-_TOP = (
-    _build_field("version", Literal[1], "Version of the format.", 1, default=MISSING),
-    _build_field("name", str, "Name of runs.", "llm-pretrain", unset_text="the file's folder"),
-    _build_field(
-        "hosts",
-        Annotated[Any, FieldType(syntax="text, mapping or list")],
-        "Machines, in order of node rank: text, a mapping of host to GPUs, or a list.",
-        *("gpu[01-04]", {"gpu[01-02]": 8}, [{"host": "gpu01", "gpus": 8}]),
-        default=MISSING,
-    ),
-    _build_section_field("defaults", "Keys for all hosts.", {"user": "ubuntu", "gpus": 8}),
-    _build_section_field("ssh", "How connections are opened.", {"connect_timeout": "10s"}),
-    _build_section_field("network", "How workers meet.", {"interface": "eth1"}),
-    _build_field(
-        "sync",
-        Annotated[Any, FieldType(syntax="mapping or `none`")],
-        "Which code goes to the nodes, or `none`.",
-        {"exclude": ["data/"]},
-        "none",
-    ),
-    _build_field("env", Env, "Environment of all workers.", {"HF_HOME": "/scratch/hf"}),
-    _build_field("env_file", Texts, "Files of NAME=value lines; `env` wins over them.", [".env"]),
-    _build_field(
-        "secrets",
-        dict[str, SECRET],  # type: ignore[valid-type]
-        "Values that are never shown nor stored.",
-        {"HF_TOKEN": {"env": "HF_TOKEN"}, "KEY": {"file": "~/.key"}},
-    ),
-    _build_section_field("job", "What each worker runs.", {"script": "train.py", "args": ["--epochs", 3]}),
-    _build_field(
-        "results",
-        Annotated[Any, FieldType(syntax="text, list of texts, or mapping")],
-        "What is fetched from the nodes at the end of a run.",
-        *(["ckpt/best*", "metrics.json"], {"patterns": ["ckpt/best*"], "when": "always"}),
-    ),
-    _build_section_field("restart", "When a run is tried again.", {"max_restarts": 3}),
-    _build_field(
-        "on_controller_loss",
-        Annotated[Any, FieldType(syntax="`keep` or mapping")],
-        "`keep` the run (default), or stop it after a time.",
-        "keep",
-        {"stop_after": "10m"},
-    ),
-    _build_section_field("stall", "When a run counts as stalled.", {"timeout": "15m", "action": "restart"}),
-    _build_section_field("health", "How findings are weighed.", {"ignore": ["host.governor"]}),
-    _build_section_field("logs", "Bounds of output files.", {"max_size": "10GiB"}),
-)
-
-CLUSTER_FILE = Section(
-    "ClusterFile",
-    "A clusterctl cluster file: machines, and what to run on them.",
-    {key.name: key for key in _TOP},
-)

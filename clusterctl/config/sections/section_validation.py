@@ -28,9 +28,7 @@ from clusterctl.config.field_types import FieldType
 from clusterctl.config.sections.section_fields import (
     CLUSTER_FILE,
     HOST,
-    RESULTS,
     SECTIONS,
-    SYNC,
     Section,
     SectionField,
     split_annotation,
@@ -77,7 +75,9 @@ def _annotate_converters(annotation: Any, kind: FieldType) -> Any:
 def _convert_annotation(annotation: Any, kind: FieldType) -> Any:
     """Convert a type of the spec to the pydantic type of its form in a file."""
     if isinstance(annotation, Section):
-        return Annotated[_build_typed_dict(annotation), AfterValidator(lambda values: annotation.spec(**values))]
+        typed_dict = _build_typed_dict(annotation)
+        section: Any = Annotated[typed_dict, AfterValidator(lambda values: annotation.spec(**values))]
+        return section | Literal[kind.word] if kind.word else section
     if kind.choices:
         return Literal[kind.choices]
     if kind.limits is not None:
@@ -225,7 +225,8 @@ def suggest_key(key: str, fields: Iterable[str]) -> str | None:
     meant = find_similar_key(key, names)
     if meant is not None:
         return f"did you mean `{meant}`?"
-    homes = [name for name, home in _KEY_SECTIONS.items() if key in home.keys]
+    sections = {"job": SECTIONS["job"], "hosts[]": HOST} | SECTIONS
+    homes = [name for name, home in sections.items() if key in home.keys]
     if homes:
         return f"`{key}` belongs to {' or '.join(f'`{home}`' for home in homes[:2])}"
     if key in CLUSTER_FILE.keys:
@@ -246,16 +247,6 @@ def find_similar_key(key: str, fields: Iterable[str]) -> str | None:
         return begun[0]
     close = difflib.get_close_matches(word, names, 1, 0.65)
     return close[0] if close else None
-
-
-_KEY_SECTIONS: dict[str, Section] = {
-    "job": SECTIONS["job"],
-    "hosts[]": HOST,
-    "defaults": SECTIONS["defaults"],
-    "sync": SYNC,
-    "results": RESULTS,
-    **{name: section for name, section in SECTIONS.items() if name not in ("job", "defaults")},
-}
 
 
 def _describe_error(detail: ErrorDetails, node: Node, key: str) -> tuple[str, str | None]:

@@ -12,10 +12,11 @@ from clusterctl.config.path_rules import default_workdir
 from clusterctl.config.sections import cross_checks, environment, host_section, job_target
 from clusterctl.config.sections.context import BuildContext
 from clusterctl.config.sections.host_section import DeclaredHost
-from clusterctl.config.sections.section_fields import CLUSTER_FILE, CONTROLLER_LOSS, RESULTS, SECTIONS, SYNC
+from clusterctl.config.sections.section_fields import CLUSTER_FILE, MAPPINGS, SECTIONS
 from clusterctl.config.sections.section_validation import find_similar_key, suggest_key, validate_section
 from clusterctl.config.spec import (
     ClusterSpec,
+    ControllerLossSpec,
     HealthSpec,
     JobSpec,
     ResultsSpec,
@@ -26,8 +27,6 @@ from clusterctl.config.text.tree import Node, Report
 from clusterctl.config.value_parsers import describe_value
 
 _TARGETS = ("script", "module", "command")
-_PARTS = ("ssh", "network", "restart", "stall", "health", "logs")
-"""Sections that a field of the spec holds as they are."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -64,7 +63,8 @@ def build_spec(root: Node, context: BuildContext) -> BuiltSpec | None:
         job_target.check_shell_texts(
             root, job, job_target.list_shell_files(root, job, sync, context), given, hosts, context
         )
-    stop_after = _build_stop_after(root, report)
+    loss_node = root.child("on_controller_loss")
+    loss = None if loss_node is None else _validate_section_or_word("on_controller_loss", loss_node, report)
     results = _build_results(root, context)
     name = _build_name(root, context)
     if report.problems:
@@ -82,7 +82,7 @@ def build_spec(root: Node, context: BuildContext) -> BuiltSpec | None:
         sync=sync,
         env=environ.env,
         secrets=environ.secrets,
-        stop_after=stop_after,
+        on_controller_loss=None if loss is None else ControllerLossSpec(**loss),
         results=results,
         **_build_parts(sections, context),
     )
@@ -118,7 +118,7 @@ def _check_top(root: Node, report: Report) -> None:
 def _validate_sections(root: Node, report: Report) -> dict[str, dict[str, Any]]:
     """Return the values of the valid sections."""
     sections = {}
-    for name, section in SECTIONS.items():
+    for name, section in MAPPINGS.items():
         node = root.child(name)
         values = {} if node is None or node.value is None else validate_section(section, node, (name,), report)
         if values is not None:
@@ -126,8 +126,23 @@ def _validate_sections(root: Node, report: Report) -> dict[str, dict[str, Any]]:
     return sections
 
 
+def _validate_section_or_word(name: str, node: Node, report: Report) -> dict[str, Any] | None:
+    """Return the values of a section; `None` if the file has its word, or after a problem."""
+    section, word = SECTIONS[name], CLUSTER_FILE.keys[name].kind.word
+    if node.value is None or node.value == word:
+        return None
+    if not isinstance(node.value, dict):
+        first = next(iter(section.keys.values()))
+        hint = f"write `{name}: {word}`, or `{name}: {{{first.name}: {first.key.examples[-1]}}}`"
+        report.add(node.mark, f"{name}: must be `{word}` or a mapping, not {describe_value(node.value)}", hint)
+        return None
+    return validate_section(section, node, (name,), report)
+
+
 def _build_parts(sections: Mapping[str, Mapping[str, Any]], context: BuildContext) -> dict[str, Any]:
-    parts = {name: SECTIONS[name].spec(**sections[name]) for name in _PARTS}
+    parts = {
+        name: MAPPINGS[name].spec(**values) for name, values in sections.items() if name not in ("defaults", "job")
+    }
     ssh, restart = parts["ssh"], parts["restart"]
     parts["ssh"] = replace(ssh, known_hosts=tuple(map(context.resolve, ssh.known_hosts)))
     parts["restart"] = replace(restart, backoff_max=max(restart.backoff, restart.backoff_max))
@@ -153,13 +168,7 @@ def _build_sync(root: Node, context: BuildContext) -> SyncSpec | None:
     node = root.child("sync")
     if node is None or node.value is None:
         return SyncSpec(source=context.folder)
-    if node.value == "none":
-        return None
-    if isinstance(node.value, (str, bool)):
-        hint = "write `sync: none`, or `sync: {source: FOLDER}`"
-        context.report.add(node.mark, f"sync: must be `none` or a mapping, not {describe_value(node.value)}", hint)
-        return None
-    values = validate_section(SYNC, node, ("sync",), context.report)
+    values = _validate_section_or_word("sync", node, context.report)
     if values is None:
         return None
     source = context.resolve(values.get("source", "."))
@@ -176,7 +185,7 @@ def _build_results(root: Node, context: BuildContext) -> ResultsSpec | None:
         return None
     if not isinstance(node.value, dict):
         node = Node({"patterns": node}, node.mark, keys={"patterns": node.mark})
-    values = validate_section(RESULTS, node, ("results",), context.report)
+    values = validate_section(SECTIONS["results"], node, ("results",), context.report)
     if values is None:
         return None
     for pattern in values["patterns"]:
@@ -184,19 +193,6 @@ def _build_results(root: Node, context: BuildContext) -> ResultsSpec | None:
             text = f"results: `{pattern}` does not lie in the workdir"
             context.report.add(node.mark, text, "patterns are relative to it, as in `ckpt/best*`")
     return ResultsSpec(**{**values, "to": context.resolve(values.get("to", "results"))})
-
-
-def _build_stop_after(root: Node, report: Report) -> float | None:
-    node = root.child("on_controller_loss")
-    if node is None or node.value is None or node.value == "keep":
-        return None
-    if not isinstance(node.value, dict):
-        hint = "write `on_controller_loss: {stop_after: 10m}`"
-        text = f"on_controller_loss: must be `keep` or a mapping, not {describe_value(node.value)}"
-        report.add(node.mark, text, hint)
-        return None
-    values = validate_section(CONTROLLER_LOSS, node, ("on_controller_loss",), report)
-    return None if values is None else float(values["stop_after"])
 
 
 def _build_job(root: Node, values: Mapping[str, Any] | None, context: BuildContext) -> JobSpec | None:

@@ -141,16 +141,16 @@ STORED = (
     '{"name":"llm","path":"/home/me/llm/cluster.yaml","hosts":[{"name":"gpu01","host":"gpu01","address":null,'
     '"internal_ip":null,"user":null,"port":null,"identity_file":null,"proxy_jump":null,"gpus":null,"workers":null,'
     '"python":null,"workdir":"~/.local/share/clusterctl/work/llm-HASH","env":{},"role":"worker","transport":"ssh"}],'
-    '"job":{"script":"train.py","module":null,"command":null,"args":[],"prologue":null,"framework":"auto",'
-    '"start_method":"spawn","preload":null,"inject":true,"grace":10.0,"stop_signal":"SIGTERM","finish_grace":300.0,"max_duration":null,'
-    '"checkpoint":{"pattern":null,"shared":false,"resume":"this run"}},'
     '"ssh":{"client":"auto","host_keys":null,"known_hosts":[],"connect_timeout":10.0,"parallel":64},'
     '"network":{"interface":null,"master_port":null,"node_lost_after":120.0},'
     '"sync":{"source":"/home/me/llm","exclude":[],"max_size":524288000},"env":{},"secrets":{},'
-    '"restart":{"max_restarts":0,"on":["crash","stall","node_lost"],"backoff":10.0,"backoff_max":300.0,"window":null,'
-    '"never_codes":[]},"stall":{"timeout":null,"startup_timeout":1500.0,"action":"report","watch":[]},'
+    '"job":{"script":"train.py","module":null,"command":null,"args":[],"prologue":null,"framework":"auto",'
+    '"start_method":"spawn","preload":null,"inject":true,"grace":10.0,"stop_signal":"SIGTERM","finish_grace":300.0,"max_duration":null,'
+    '"checkpoint":{"pattern":null,"shared":false,"resume":"this run"}},'
+    '"results":null,"restart":{"max_restarts":0,"on":["crash","stall","node_lost"],"backoff":10.0,"backoff_max":300.0,"window":null,'
+    '"never_codes":[]},"on_controller_loss":null,"stall":{"timeout":null,"startup_timeout":1500.0,"action":"report","watch":[]},'
     '"health":{"expect":{},"ignore":[],"severity":{},"required":[],"thresholds":{}},'
-    '"logs":{"max_size":null,"reserve":67108864},"results":null,"stop_after":null,"min_nodes":null}'
+    '"logs":{"max_size":null,"reserve":67108864},"min_nodes":null}'
 )
 
 

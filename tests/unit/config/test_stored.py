@@ -50,7 +50,7 @@ SPECS = st.builds(
     sync=st.none() | st.builds(spec.SyncSpec, source=st.text(), exclude=st.lists(st.text()).map(tuple)),
     restart=st.builds(spec.RestartSpec, never_codes=st.lists(st.integers()).map(tuple)),
     health=st.builds(spec.HealthSpec, expect=st.dictionaries(st.text(), st.integers() | st.text())),
-    stop_after=st.none() | st.floats(0, 1e9),
+    on_controller_loss=st.none() | st.builds(spec.ControllerLossSpec, stop_after=st.floats(0, 1e9)),
 )
 
 

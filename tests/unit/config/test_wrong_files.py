@@ -789,7 +789,7 @@ WRONG = [
         3,
         7,
         "sync: must be `none` or a mapping, not `false`",
-        "write `sync: none`, or `sync: {source: FOLDER}`",
+        "write `sync: none`, or `sync: {source: src}`",
         id="sync_false",
     ),
     pytest.param(
@@ -976,7 +976,7 @@ WRONG = [
         3,
         21,
         "on_controller_loss: must be `keep` or a mapping, not the text `stop`",
-        "write `on_controller_loss: {stop_after: 10m}`",
+        "write `on_controller_loss: keep`, or `on_controller_loss: {stop_after: 10m}`",
         id="controller_loss_word",
     ),
     pytest.param(

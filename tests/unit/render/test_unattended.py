@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE
 from clusterctl.cli.run_views import predict_outlook
-from clusterctl.config.spec import ClusterSpec, HostSpec, JobSpec, dump_spec
+from clusterctl.config.spec import ClusterSpec, ControllerLossSpec, HostSpec, JobSpec, dump_spec
 from clusterctl.render.console import Terminal
 from clusterctl.render.run_list import adoption_hints, render_ps
 from clusterctl.render.run_messages import Outlook, Unattended, predict_unattended
@@ -75,7 +75,7 @@ def of_run(folder: Path, *, stop_after: float | None, silent: float) -> str:
         name="demo",
         hosts=(HostSpec(name="n1", host="n1"),),
         job=JobSpec(grace=10.0),
-        stop_after=stop_after,
+        on_controller_loss=None if stop_after is None else ControllerLossSpec(stop_after=stop_after),
     )
     run.spec.write_text(dump_spec(spec))
     return predict_outlook(run, RUNNING).message
