@@ -32,6 +32,8 @@ class AttemptSettings:
     """Settings that all workers of an attempt share.
 
     Attributes:
+        tf_workers: The addresses of the workers of TensorFlow.
+        jax_coordinator: The address of JAX's coordinator.
         interfaces: Node to its variables that name an interface.
     """
 
@@ -41,36 +43,24 @@ class AttemptSettings:
     node_count: int
     rendezvous: Rendezvous | None
     master_port: int | None
-    frameworks: _FrameworkAddresses
+    tf_workers: Sequence[str] = ()
+    jax_coordinator: str | None = None
     interfaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FrameworkAddresses:
-    """Addresses that only TensorFlow or JAX needs."""
-
-    tf_workers: tuple[str, ...] = ()
-    jax_coordinator: str | None = None
-
-
-def plan_framework_addresses(
-    spec: ClusterSpec, layouts: Sequence[NodeLayout], rendezvous: Rendezvous | None, ports: Mapping[str, Sequence[int]]
-) -> _FrameworkAddresses:
-    """Return the addresses that the job's framework needs; empty for PyTorch."""
-    framework = get_job(spec).framework
-    if rendezvous is None or framework not in (Framework.TENSORFLOW, Framework.JAX):
-        return _FrameworkAddresses()
-    if framework is Framework.JAX:
-        port = ports[layouts[0].host.name][1]
-        return _FrameworkAddresses(jax_coordinator=_format_endpoint(rendezvous.master_addr, port))
-    workers = []
-    for layout in layouts:
-        own = list(ports[layout.host.name])[-len(layout.ranks) :]
-        workers += [_format_endpoint(rendezvous.addresses[layout.host.name], port) for port in own]
-    return _FrameworkAddresses(tf_workers=tuple(workers))
+def list_tensorflow_workers(
+    layouts: Sequence[NodeLayout], rendezvous: Rendezvous, ports: Mapping[str, Sequence[int]]
+) -> list[str]:
+    """Return the address of each worker of TensorFlow, in the order of the ranks."""
+    return [
+        format_endpoint(rendezvous.addresses[layout.host.name], port)
+        for layout in layouts
+        for port in list(ports[layout.host.name])[-len(layout.ranks) :]
+    ]
 
 
-def _format_endpoint(address: str, port: int) -> str:
+def format_endpoint(address: str, port: int) -> str:
+    """Return address and port as one text, with brackets around an IPv6 address."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
@@ -123,7 +113,6 @@ def build_shared_environment(
         node_count=0,
         rendezvous=None,
         master_port=None,
-        frameworks=_FrameworkAddresses(),
     )
     owned = _launcher_variables(settings, layout, 0, 0)
     return {n: v for n, v in build_worker_environment(settings, layout, info, 0, 0).items() if n not in owned}
@@ -193,21 +182,21 @@ def _is_amd(info: NodeInfo | None) -> bool:
 def _framework_variables(
     settings: AttemptSettings, layout: NodeLayout, info: NodeInfo | None, rank: int, local_rank: int
 ) -> dict[str, str]:
-    framework, values = get_job(settings.spec).framework, settings.frameworks
+    framework = get_job(settings.spec).framework
     # Frameworks would take all devices, so each worker gets one; a lone worker gets all.
     devices = layout.gpus if len(layout.ranks) == 1 else layout.gpus[local_rank % max(1, len(layout.gpus)) :][:1]
     one_device = _visible_device_variables(info, devices) if layout.gpus else {}
-    if framework is Framework.TENSORFLOW and values.tf_workers:
+    if framework is Framework.TENSORFLOW and settings.tf_workers:
         task: dict[str, Any] = {
-            "cluster": {"worker": list(values.tf_workers)},
+            "cluster": {"worker": list(settings.tf_workers)},
             "task": {"type": "worker", "index": rank},
         }
         return {"TF_CONFIG": json.dumps(task), **one_device}
-    if framework is Framework.JAX and values.jax_coordinator:
-        address, _, port = values.jax_coordinator.rpartition(":")
+    if framework is Framework.JAX and settings.jax_coordinator:
+        address, _, port = settings.jax_coordinator.rpartition(":")
         return {
             "KERAS_BACKEND": "jax",
-            "JAX_COORDINATOR_ADDRESS": values.jax_coordinator,
+            "JAX_COORDINATOR_ADDRESS": settings.jax_coordinator,
             "JAX_COORDINATOR_PORT": port,
             "JAX_NUM_PROCESSES": str(settings.world_size),
             "JAX_PROCESS_ID": str(rank),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from clusterctl.agent.protocol import requests
 from clusterctl.agent.protocol.command_types import ProgramArguments
@@ -23,13 +23,12 @@ from clusterctl.plan.environment import (
     build_worker_environment,
     choose_interface_variables,
     describe_replaced_login_variables,
+    format_endpoint,
     list_environment_sources,
-    plan_framework_addresses,
+    list_tensorflow_workers,
 )
 from clusterctl.plan.layout import PYTHON_PLACEHOLDER, NodeLayout, assign_ranks_assuming, get_job, get_workdir
 from clusterctl.plan.rendezvous import NodeInfo, Rendezvous
-
-T = TypeVar("T")
 
 _UNKNOWN_COUNT = "GPUS"
 """Placeholder for a number on a command line that is only known at the start."""
@@ -125,6 +124,13 @@ def _build_settings(
 ) -> AttemptSettings:
     reserved_ports = list(ports.get(layouts[0].host.name, ()))
     routes = {} if rendezvous is None else rendezvous.interfaces
+    framework = get_job(spec).framework
+    tf_workers: list[str] = []
+    jax_coordinator = None
+    if rendezvous is not None and framework is Framework.TENSORFLOW and ports:
+        tf_workers = list_tensorflow_workers(layouts, rendezvous, ports)
+    elif rendezvous is not None and framework is Framework.JAX and ports:
+        jax_coordinator = format_endpoint(rendezvous.master_addr, reserved_ports[1])
     return AttemptSettings(
         spec=spec,
         identity=identity,
@@ -132,7 +138,8 @@ def _build_settings(
         node_count=len(layouts),
         rendezvous=rendezvous,
         master_port=reserved_ports[0] if reserved_ports else spec.network.master_port,
-        frameworks=plan_framework_addresses(spec, layouts, rendezvous, ports),
+        tf_workers=tf_workers,
+        jax_coordinator=jax_coordinator,
         interfaces=choose_interface_variables(spec, [e.host for e in layouts], infos, routes),
     )
 
@@ -246,31 +253,17 @@ def partial_plan_to_json(spec: ClusterSpec, identity: RunIdentity) -> dict[str, 
         plan_to_json(plan_launch(spec, identity, assign_ranks_assuming(spec, gpus), {}, None, {}), spec.secrets)
         for gpus in (1, 2)
     )
-    nodes = [
-        {
-            **of_one,
-            # A single worker pairs with the last one of the larger plan.
-            "workers": [
-                _keep_equal_fields(a, b)
-                for a, b in zip(of_one["workers"], of_two["workers"][-len(of_one["workers"]) :], strict=True)
-            ],
-        }
-        for of_one, of_two in zip(one["nodes"], two["nodes"], strict=True)
-    ]
-    return {**one, "world_size": None, "nodes": nodes}
+    return {**_keep_equal(one, two), "world_size": None}
 
 
-def _keep_equal_fields(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a worker that are equal in two plans, and `None` for the others."""
-    return {
-        "rank": _keep_if_equal(one["rank"], two["rank"]),
-        "local_rank": _keep_if_equal(one["local_rank"], two["local_rank"]),
-        "argv": [a if a == b else _UNKNOWN_COUNT for a, b in zip(one["argv"], two["argv"], strict=True)],
-        "env": {name: _keep_if_equal(value, two["env"].get(name)) for name, value in one["env"].items()},
-    }
-
-
-def _keep_if_equal(one: T, two: T) -> T | None:
+def _keep_equal(one: Any, two: Any) -> Any:
+    """Return what is equal in two plans, and `None` for other values. Other words of a command are a placeholder."""
+    if isinstance(one, dict):
+        return {key: _keep_equal(value, two.get(key)) for key, value in one.items()}
+    if isinstance(one, list):
+        # A single worker pairs with the last one of the larger plan.
+        pairs = list(zip(one, two[-len(one) :], strict=True))
+        return [_UNKNOWN_COUNT if isinstance(a, str) and a != b else _keep_equal(a, b) for a, b in pairs]
     return one if one == two else None
 
 

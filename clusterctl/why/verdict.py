@@ -205,15 +205,12 @@ def brief_lines(verdict: Verdict, run: str, *, steps: bool = True, said: str = "
         at = f", at {place}" if place else ""
         return [f"why: {verdict.cls.value}, {verdict.confidence.value}{at}{advice}; `clusterctl why {run}` tells more"]
     shown = [label for label in ("who", "waits", "unseen", "next") if label in by_label and (steps or label != "next")]
+    more = {label: f"; and {len(texts) - 1} more" if len(texts) > 1 else "" for label, texts in by_label.items()}
     return [
         head if steps else f"why: {head}",
-        *(f"  {label:6} {by_label[label][0]}{_count_others(by_label[label])}" for label in shown[:_MOST_BRIEF]),
+        *(f"  {label:6} {by_label[label][0]}{more[label]}" for label in shown[:_MOST_BRIEF]),
         f"  `clusterctl why {run}` tells more",
     ]
-
-
-def _count_others(texts: list[str]) -> str:
-    return f"; and {len(texts) - 1} more" if len(texts) > 1 else ""
 
 
 def _format_place(culprit: Culprit) -> str:

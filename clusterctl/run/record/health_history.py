@@ -22,7 +22,6 @@ from clusterctl.run.rules import controller_events as head
 
 _FOLDER = "health"
 _MAX_FILES = 64
-_MAX_BYTES = 2 << 20
 _MAX_FINDINGS = 10_000
 _MAX_NAME = 160
 _MAX_LINES = 5
@@ -81,22 +80,10 @@ class KnownFindings:
     def _read(self) -> tuple[frozenset[str] | None, frozenset[str]]:
         """Return the last findings, `None` without any, and the nodes that were checked."""
         try:
-            with self._path.open("rb") as file:
-                stored = json.loads(file.read(_MAX_BYTES))
-            return _parse_names(stored["findings"]), _parse_names(stored["nodes"])
+            stored = json.loads(self._path.read_bytes())
+            return frozenset(map(str, stored["findings"])), frozenset(map(str, stored["nodes"]))
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None, frozenset()
-
-
-def _parse_names(listed: object) -> frozenset[str]:
-    """Return the names in a list from a file.
-
-    Raises:
-        TypeError: The value is not a list.
-    """
-    if not isinstance(listed, list):
-        raise TypeError("no list")
-    return frozenset(name for name in listed[:_MAX_FINDINGS] if isinstance(name, str) and len(name) <= _MAX_NAME)
 
 
 def list_old_files(state: Path, before: float) -> list[Path]:

@@ -157,14 +157,6 @@ class StallPhase(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StallLimits:
-    """The limits that the user has set, in seconds; `timeout` is `None` for the default maximum."""
-
-    timeout: float | None = None
-    startup_timeout: float = 1500.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StallJudgement:
     """The judgement of the rule.
 
@@ -261,7 +253,7 @@ def add_samples(watch: StallWatch, samples: Iterable[tuple[ActivitySample, str, 
     return watch
 
 
-def judge_stall(watch: StallWatch, limits: StallLimits, now: float) -> tuple[StallWatch, StallJudgement]:
+def judge_stall(watch: StallWatch, limits: StallSpec, now: float) -> tuple[StallWatch, StallJudgement]:
     """Judge an attempt. The returned watch holds a suspicion for the next judgement.
 
     Args:
@@ -289,12 +281,12 @@ def judge_stall(watch: StallWatch, limits: StallLimits, now: float) -> tuple[Sta
     )
 
 
-def find_max_limit_s(watch: StallWatch, limits: StallLimits) -> float:
+def find_max_limit_s(watch: StallWatch, limits: StallSpec) -> float:
     """Return the longest time without progress after the first steps: the user's limit, else the default."""
     return limits.timeout if limits.timeout is not None else _default_max_limit_s(watch)
 
 
-def describe_late_limit(watch: StallWatch, limits: StallLimits) -> str | None:
+def describe_late_limit(watch: StallWatch, limits: StallSpec) -> str | None:
     """Return a warning if the process group times out before the limit, which ends the run without evidence."""
     group, limit = _find_group_timeout_s(watch), find_max_limit_s(watch, limits)
     if group is None or limit + _confirmation_delay_s(limit) < group:
@@ -355,7 +347,7 @@ def _has_started(watch: StallWatch) -> bool:
     return len(watch.intervals) >= FIRST_ADVANCES or any(view.beats >= FIRST_STEPS for view in watch.ranks.values())
 
 
-def _measure_idle(watch: StallWatch, limits: StallLimits, view_time: float) -> tuple[float, float, str]:
+def _measure_idle(watch: StallWatch, limits: StallSpec, view_time: float) -> tuple[float, float, str]:
     """Return for how long nothing has moved, the limit of that time, and what is missing."""
     progressed_at = max(watch.began_at, watch.progress_at or watch.began_at, watch.phase_changed_at or watch.began_at)
     active_at = max(progressed_at, watch.activity_at or progressed_at)
@@ -432,7 +424,7 @@ class StallObserver:
 
     def __init__(self, attempt: int, ranks: Iterable[int], spec: StallSpec, now: float) -> None:
         self._attempt = attempt
-        self._limits = StallLimits(timeout=spec.timeout, startup_timeout=spec.startup_timeout)
+        self._limits = spec
         self._watch: StallWatch = start_watch(attempt, ranks, now)
         self._new_samples: list[tuple[ActivitySample, str, float]] = []
         self._heard_at: dict[str, tuple[float, float]] = {}

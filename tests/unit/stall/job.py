@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.supervisor.sampling import SampleThinning
+from clusterctl.config.spec import StallSpec
 from clusterctl.run.rules import stall_detection
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Seen:
 def watch(
     ranks: dict[int, Rank],
     until: float,
-    limits: stall_detection.StallLimits | None = None,
+    limits: StallSpec | None = None,
     *,
     gpus: bool = False,
     seen: Callable[[str, float], bool] = lambda node, t: True,
@@ -94,7 +95,7 @@ def watch(
 
     Samples are taken in one by one, and all of two seconds at once: the rule says the same.
     """
-    limits = limits or stall_detection.StallLimits()
+    limits = limits or StallSpec()
     steadiness: dict[str, SampleThinning] = defaultdict(SampleThinning)
     state, said, t = stall_detection.start_watch(0, ranks, 1000.0), Seen(), 0.0
     together = state

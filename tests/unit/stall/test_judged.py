@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from clusterctl.config.spec import StallSpec
 from clusterctl.run.rules import stall_detection
-from clusterctl.run.rules.stall_detection import RankView, StallJudgement, StallLimits, StallPhase, StallWatch
+from clusterctl.run.rules.stall_detection import RankView, StallJudgement, StallPhase, StallWatch
 
 NOW = 10_000.0
 NONE, SUSPECTED, CONFIRMED = StallPhase.NONE, StallPhase.SUSPECTED, StallPhase.CONFIRMED
@@ -32,8 +33,8 @@ def watch(*ranks: RankView, **more: Any) -> StallWatch:
     return replace(stall_detection.start_watch(0, views, 0.0), ranks=views, **more)
 
 
-def judged(seen: StallWatch, limits: StallLimits | None = None, now: float = NOW) -> StallJudgement:
-    return stall_detection.judge_stall(seen, limits or StallLimits(), now)[1]
+def judged(seen: StallWatch, limits: StallSpec | None = None, now: float = NOW) -> StallJudgement:
+    return stall_detection.judge_stall(seen, limits or StallSpec(), now)[1]
 
 
 def stepping(last: float, *, pace: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def test_three_steps_of_one_rank_are_a_start(beats: int, limit: float) -> None:
 
 def test_a_job_without_a_framework_is_judged_by_its_activity() -> None:
     plain = rank(has_framework=False)
-    limits = StallLimits(timeout=100.0, startup_timeout=500.0)
+    limits = StallSpec(timeout=100.0, startup_timeout=500.0)
 
     assert judged(watch(plain, activity_at=NOW - 99), limits).phase is NONE
     said = judged(watch(plain, activity_at=NOW - 100), limits)
@@ -141,7 +142,7 @@ def test_a_long_phase_outlasts_the_ceiling() -> None:
 )
 def test_a_second_look_makes_it_sure(limit: float, sure: float) -> None:
     plain = watch(rank(has_framework=False), activity_at=NOW - limit)
-    limits = StallLimits(timeout=limit, startup_timeout=9e9)
+    limits = StallSpec(timeout=limit, startup_timeout=9e9)
     first, said = stall_detection.judge_stall(plain, limits, NOW)
     assert said.phase is SUSPECTED
 
@@ -153,14 +154,14 @@ def test_a_second_look_makes_it_sure(limit: float, sure: float) -> None:
 
 
 def test_progress_between_two_looks_begins_the_second_look_anew() -> None:
-    first, _ = stall_detection.judge_stall(watch(**stepping(40.0)), StallLimits(), NOW)
+    first, _ = stall_detection.judge_stall(watch(**stepping(40.0)), StallSpec(), NOW)
     later = replace(first, ranks={0: rank(seen_at=NOW + 60)}, progress_at=NOW + 20)
-    again, said = stall_detection.judge_stall(later, StallLimits(), NOW + 60)
+    again, said = stall_detection.judge_stall(later, StallSpec(), NOW + 60)
     assert said.phase is SUSPECTED
-    last, said = stall_detection.judge_stall(replace(again, ranks={0: rank(seen_at=NOW + 80)}), StallLimits(), NOW + 80)
+    last, said = stall_detection.judge_stall(replace(again, ranks={0: rank(seen_at=NOW + 80)}), StallSpec(), NOW + 80)
     assert said.phase is CONFIRMED
     moved, said = stall_detection.judge_stall(
-        replace(last, ranks={0: rank(seen_at=NOW + 90)}, progress_at=NOW + 90), StallLimits(), NOW
+        replace(last, ranks={0: rank(seen_at=NOW + 90)}, progress_at=NOW + 90), StallSpec(), NOW
     )
     assert (said.phase, moved.suspected, moved.confirmed) == (NONE, None, False)
 
@@ -225,7 +226,7 @@ def test_before_every_rank_was_seen_nothing_is_said() -> None:
 def test_a_limit_that_is_too_long_is_warned_of(timeout: float | None, group: float | None, said: str | None) -> None:
     seen = watch(rank(), rank(group_timeout_s=group), rank(group_timeout_s=group and group + 1))
 
-    assert stall_detection.describe_late_limit(seen, StallLimits(timeout=timeout)) == said
+    assert stall_detection.describe_late_limit(seen, StallSpec(timeout=timeout)) == said
 
 
 # --- taking in
@@ -340,6 +341,6 @@ def collected(seconds: int, each: int, *, until: int) -> StallWatch:
 def test_a_job_whose_progress_shows_as_collectives_alone_has_begun(seconds: int, each: int, stalls: bool) -> None:
     seen = collected(seconds, each, until=200)
 
-    _, stall = stall_detection.judge_stall(seen, StallLimits(), 200.0)
+    _, stall = stall_detection.judge_stall(seen, StallSpec(), 200.0)
 
     assert (stall.phase is not StallPhase.NONE) == stalls

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clusterctl.config.spec import StallSpec
 from clusterctl.run.rules import stall_detection
-from clusterctl.run.rules.stall_detection import StallLimits, StallPhase
+from clusterctl.run.rules.stall_detection import StallPhase
 
 # Test folders are no packages: the model of a job is loaded by its path.
 _spec = importlib.util.spec_from_file_location("stall_job", Path(__file__).parent / "job.py")
@@ -145,14 +146,14 @@ def test_a_rank_that_polls_now_and_then_does_not_compute():
 
 
 def test_the_startup_timeout_rules_until_the_first_steps():
-    seen = watch(two(), 200, StallLimits(startup_timeout=60.0))
+    seen = watch(two(), 200, StallSpec(startup_timeout=60.0))
     assert 60 <= seen.suspected <= 64
     assert "first step" in seen.last.reason
 
 
 def test_a_job_without_progress_is_judged_by_its_activity():
     ranks = two(injected=False, output=lambda t: int(min(t, FREEZE)))
-    seen = watch(ranks, 200, StallLimits(timeout=40.0))
+    seen = watch(ranks, 200, StallSpec(timeout=40.0))
     assert FREEZE + 40 <= seen.suspected <= FREEZE + 45
 
 
@@ -213,7 +214,7 @@ def test_what_another_attempt_says_is_ignored():
 )
 def test_the_ceiling(backend, gpus, group, user, expected):
     state = _after_one_sample(Rank(step=steps(1), backend=backend, timeout_s=group), gpus)
-    assert stall_detection.find_max_limit_s(state, StallLimits(timeout=user)) == expected
+    assert stall_detection.find_max_limit_s(state, StallSpec(timeout=user)) == expected
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ def test_the_ceiling(backend, gpus, group, user, expected):
 )
 def test_a_limit_that_the_framework_would_forestall_is_warned_about(timeout, warned):
     state = _after_one_sample(Rank(step=steps(1), backend="nccl", timeout_s=300.0), True)
-    assert (stall_detection.describe_late_limit(state, StallLimits(timeout=timeout)) is not None) is warned
+    assert (stall_detection.describe_late_limit(state, StallSpec(timeout=timeout)) is not None) is warned
 
 
 def _after_one_sample(rank, gpus):
