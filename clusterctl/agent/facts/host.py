@@ -18,7 +18,7 @@ import sys
 import time
 import zlib
 
-from clusterctl.agent.linux import cgroup, proc, syscalls, sysfs
+from clusterctl.agent.linux import cgroup, config_files, proc, syscalls, sysfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def collect_environment(root: str, salt: str = "") -> dict[str, Any]:
     """
     own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     variables = {
-        **read_nccl_conf([sysfs.join_root(root, "/etc/nccl.conf"), own]),
+        **config_files.read_nccl_conf([sysfs.join_root(root, "/etc/nccl.conf"), own]),
         **{k: v for k, v in os.environ.items() if k.startswith(_PREFIXES) or k in _LOADER},
     }
     return {
@@ -175,17 +175,6 @@ def collect_environment(root: str, salt: str = "") -> dict[str, Any]:
         },
         "env_hashes": {name: _hash_variable(salt, name, value) for name, value in variables.items()},
     }
-
-
-def read_nccl_conf(files: list[str]) -> dict[str, str]:
-    """Return the settings in NCCL's configuration files; later files win."""
-    values: dict[str, str] = {}
-    for path in files:
-        for line in (sysfs.read_bytes_or_none(path) or b"").decode("utf-8", "replace").splitlines():
-            name, equals, value = line.strip().partition("=")
-            if equals and name.startswith("NCCL_"):
-                values[name] = value.strip()
-    return values
 
 
 def _hash_variable(salt: str, name: str, value: str) -> str:

@@ -10,7 +10,7 @@ import os
 import socket
 
 from clusterctl.agent.facts import driver
-from clusterctl.agent.linux import addresses, sysfs
+from clusterctl.agent.linux import addresses, routes, sysfs
 from clusterctl.agent.linux.ports import bind_port, describe_port_owner
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ def collect_names(peers: dict[str, str]) -> dict[str, Any]:
 
 def _resolve(name: str) -> tuple[list[str], str | None]:
     try:
-        entries = addresses.resolve_name(name, None, socket.SOCK_STREAM)
+        entries = routes.resolve_name(name, None, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         return [], getattr(error, "strerror", None) or str(error)
     return sorted({str(entry[4][0]) for entry in entries}), None
@@ -120,12 +120,15 @@ def collect_network(root: str, peers: dict[str, str]) -> dict[str, Any]:
         }
         for name in sysfs.list_names(root, _NET_FOLDER)
     ]
-    routes = {node: _find_route(name, known) for node, name in peers.items()}
-    return {"interfaces": interfaces, "routes": routes, "ib": list_rdma_ports(root)}
+    return {
+        "interfaces": interfaces,
+        "routes": {node: _find_route(name, known) for node, name in peers.items()},
+        "ib": list_rdma_ports(root),
+    }
 
 
 def _find_route(name: str, known: list[NetworkAddress]) -> dict[str, Any]:
     try:
-        return {**addresses.find_route(name, known), "error": None}
+        return {**routes.find_route(name, known), "error": None}
     except (OSError, UnicodeError) as error:
         return {"source": None, "interface": None, "error": getattr(error, "strerror", None) or str(error)}

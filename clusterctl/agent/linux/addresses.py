@@ -1,4 +1,4 @@
-"""The network addresses of this machine, and the source address of packets to a peer."""
+"""The network addresses of this machine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
-    from clusterctl.agent.protocol.command_types import NetworkAddress, Route
+    from clusterctl.agent.protocol.command_types import NetworkAddress
 
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
-_DISCARD_PORT = 9
 # Linux's own numbers. Importing `socket`, which only routes need, takes longer than all of this.
 _FAMILIES = {2: ("inet", 4), 10: ("inet6", 8)}
 """Name of each address family, and where its address begins."""
@@ -68,52 +65,3 @@ def list_addresses() -> list[NetworkAddress]:
     finally:
         _LIBC.freeifaddrs(first)
     return every
-
-
-def resolve_name(name: str, port: int | None, kind: int) -> list[Any]:
-    """Resolve a name, as `socket.getaddrinfo` does, without loading a text codec for plain names.
-
-    Raises:
-        OSError: The name does not exist.
-        UnicodeError: The name is invalid.
-    """
-    import socket
-
-    return socket.getaddrinfo(name.encode() if name.isascii() else name, port, type=kind)
-
-
-def find_route(target: str, known: list[NetworkAddress]) -> Route:
-    """Return source address and interface of packets to a target. No packet is sent.
-
-    Raises:
-        OSError: There is no such name, or no route.
-        UnicodeError: The name is invalid.
-    """
-    import socket
-
-    failure = OSError("no address")
-    for family, kind, number, _, destination in resolve_name(target, _DISCARD_PORT, socket.SOCK_DGRAM):
-        try:
-            with socket.socket(family, kind, number) as sock:
-                sock.connect(destination)
-                source = str(sock.getsockname()[0]).partition("%")[0]
-        except OSError as error:
-            failure = error
-            continue
-        loopback = "lo" if source.startswith("127.") else None
-        interface = next((str(one["interface"]) for one in known if one["address"] == source), loopback)
-        return {"source": source, "interface": interface}
-    raise failure
-
-
-def is_ip_address(target: str) -> bool:
-    """Return whether a target is an IP address, so that no name is looked up."""
-    import socket
-
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, target.partition("%")[0])
-        except OSError:
-            continue
-        return True
-    return False

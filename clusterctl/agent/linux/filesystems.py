@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.protocol.frozen_dataclass import frozen_dataclass
@@ -55,8 +56,6 @@ def _parse_mounts(table: bytes) -> tuple[Mount, ...]:
 def _decode_word(word: bytes) -> str:
     """Return a word of the table as text; the kernel writes blanks, newlines and backslashes as octal numbers."""
     if b"\\" in word:
-        import re
-
         word = re.sub(_OCTAL, lambda found: bytes([int(found[1], 8)]), word)
     return word.decode("utf-8", "surrogateescape")
 

@@ -219,9 +219,10 @@ def write_all(fd: int, data: bytes) -> None:
 
 def write_atomically(path: str, data: bytes, mode: int = 0o600, *, durable: bool = False) -> None:
     """Replace a file so that readers see the old or the new content, never a part; `durable`: also after a crash."""
-    import tempfile  # it imports half of the standard library
-
-    fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path))
+    # `tempfile` would import half of the standard library.
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{os.urandom(6).hex()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
             os.fchmod(fd, mode)

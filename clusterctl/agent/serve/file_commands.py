@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import HelperOutput, Task, TaskResult
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.protocol.frames import Message
+    from clusterctl.agent.serve.run_commands import RunCommands
     from clusterctl.agent.serve.session import Handler, Session
 
 
@@ -101,16 +102,16 @@ _MAX_REMOVED_NAMES = 100
 """A dry run of a sync lists at most so many of the files that the sync would remove."""
 
 
-def make_file_handlers(session: Session) -> dict[Command, Handler]:
+def make_file_handlers(session: Session, runs: RunCommands) -> dict[Command, Handler]:
     """Return the handlers of the file commands."""
-    sync = _FileCommands(session)
+    files = _FileCommands(session, runs)
     return {
-        Command.MANIFEST: sync.manifest,
-        Command.COPY: sync.copy,
-        Command.RECEIVE: sync.receive,
-        Command.FETCH: sync.fetch,
-        Command.CHECKPOINTS: sync.checkpoints,
-        Command.CODE: sync.code,
+        Command.MANIFEST: files.manifest,
+        Command.COPY: files.copy,
+        Command.RECEIVE: files.receive,
+        Command.FETCH: files.fetch,
+        Command.CHECKPOINTS: files.checkpoints,
+        Command.CODE: files.code,
     }
 
 
@@ -162,8 +163,8 @@ class _PendingTransfer:
 
 
 class _FileCommands:
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, runs: RunCommands) -> None:
+        self._session, self._runs = session, runs
         self._transfers: dict[int, _PendingTransfer] = {}
         """The transfers that may follow, by the stream of their listing."""
         self._receivers: dict[int, file_tree.FileReceiver] = {}
@@ -175,7 +176,7 @@ class _FileCommands:
 
     def manifest(self, request_id: int, arguments: command_types.ManifestArguments, _epoch: int | None) -> None:
         place = synced_code.SyncedWorkdir(_resolve_workdir(arguments), self._session.root)
-        run, stream, locks = arguments.get("run"), int(arguments["stream"]), self._session.workdir_locks
+        run, stream, locks = arguments.get("run"), int(arguments["stream"]), self._runs.workdir_locks
 
         def compare(data: bytes) -> None:
             if arguments.get("look"):
@@ -307,7 +308,7 @@ class _FileCommands:
         folder, pattern, stream = _resolve_workdir(arguments), str(arguments["pattern"]), int(arguments["stream"])
 
         of = arguments.get("of")
-        began = None if of is None else self._session.journal_states.of(self._session.find_run(of)).began
+        began = None if of is None else self._runs.journal_states.of(self._runs.find_run(of)).began
 
         def send(out: HelperOutput) -> command_types.FetchAnswer:
             files: list[tuple[str, int, int]] = []

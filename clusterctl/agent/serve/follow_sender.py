@@ -6,13 +6,13 @@ import time
 
 from clusterctl.agent.linux.event_loop import FolderWatcher
 from clusterctl.agent.protocol import commands
+from clusterctl.agent.serve.run_follower import RunFollower
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import EventLoop, FrameChannel, Timer
     from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol.requests import Follow
-    from clusterctl.agent.serve.run_follower import RunFollower
 
 _MAX_QUEUED_BYTES = 256 * 1024
 """If so many bytes wait for the connection, no more are added."""
@@ -41,8 +41,6 @@ class FollowSender:
 
     def follow(self, run: RunDir, follow: Follow) -> None:
         """Send everything of a run after the cursors; replaces an earlier request for the same run."""
-        from clusterctl.agent.serve.run_follower import RunFollower
-
         key = (run.run, run.node)
         self.unfollow(key)
         send, send_data = self._channel.send, self._channel.send_data

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> NoReturn:
     syscalls.set_process_title("clusterctl-agent serve")
     # The limit also holds for supervisors that are forked here.
     spawn.raise_file_limit()
-    session = Session(read, write, idle, (node_commands.make_node_handlers, _make_run_and_file_handlers))
+    session = Session(read, write, idle, (node_commands.make_node_handlers, _make_check_handlers, _make_run_handlers))
     # The modules stay loaded until the end and every fork shares them, so the garbage collector may skip them.
     gc.freeze()
     gc.enable()
@@ -39,12 +39,21 @@ def main(arguments: list[str]) -> NoReturn:
     os._exit(0)
 
 
-def _make_run_and_file_handlers(session: Session) -> Handlers:
-    # Commands on a node do not need these modules, and they would double the time of the start.
+# Programs on a node do not need these modules, which would double the time of the start.
+
+
+def _make_check_handlers(session: Session) -> Handlers:
+    from clusterctl.agent.serve import check_commands
+
+    return check_commands.make_check_handlers(session)
+
+
+def _make_run_handlers(session: Session) -> Handlers:
     from clusterctl.agent.serve import file_commands, run_commands, shell_script
 
+    runs = run_commands.RunCommands(session)
     return {
-        **run_commands.make_run_handlers(session),
-        **file_commands.make_file_handlers(session),
-        Command.SHELL_SCRIPT: functools.partial(shell_script.write_shell_script, session),
+        **runs.make_handlers(),
+        **file_commands.make_file_handlers(session, runs),
+        Command.SHELL_SCRIPT: functools.partial(shell_script.write_shell_script, session, runs),
     }

@@ -1,17 +1,13 @@
-"""Commands about a machine rather than a run: hello, routes, health facts, test connections, programs."""
+"""The facts of a machine at the first contact (hello), and programs on it. Every session loads these commands."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import json
 import os
 import pwd
 import sys
 import time
 
-from clusterctl.agent.linux import addresses, cgroup, gpus, helper_process, proc, spawn, syscalls, sysfs
-from clusterctl.agent.linux.logind import read_logind_settings
+from clusterctl.agent.linux import addresses, cgroup, config_files, gpus, helper_process, proc, spawn, sysfs
 from clusterctl.agent.linux.spawn import encode_peer_text
 from clusterctl.agent.linux.syscalls import read_bytes
 from clusterctl.agent.node_state import run_dir
@@ -19,19 +15,16 @@ from clusterctl.agent.protocol import commands
 from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.serve import child_processes
 
+try:
+    from clusterctl._version import __version__
+except ImportError:
+    __version__ = ""
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from clusterctl.agent.linux.helper_process import HelperOutput, TaskResult
+    from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.protocol import command_types
     from clusterctl.agent.serve.session import Handler, Session
-
-_PROBE_DEADLINE_S = 10.0
-_PROBE_MARGIN_S = 5.0
-_FIND_PYTHON_TIMEOUT_S = 5.0
-"""Seconds within which the file systems of the code folder and of the interpreter must answer."""
-_LISTEN_TIMEOUT_S = 10.0
-_MAX_OUTPUT_BYTES = 8 << 20
-_TAIL_BYTES = 2000
 
 
 def make_node_handlers(session: Session) -> dict[Command, Handler]:
@@ -39,11 +32,6 @@ def make_node_handlers(session: Session) -> dict[Command, Handler]:
     node = _NodeCommands(session)
     return {
         Command.HELLO: node.hello,
-        Command.ROUTES: node.routes,
-        Command.PROBE: node.probe,
-        Command.LISTEN: node.listen,
-        Command.UNLISTEN: node.unlisten,
-        Command.CONNECT: node.connect,
         Command.EXEC: node.execute,
         Command.CANCEL: node.cancel,
     }
@@ -53,119 +41,9 @@ class _NodeCommands:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._running: dict[int, child_processes.RunningProgram] = {}
-        self._listening: dict[str, tuple[int, list[int]]] = {}
 
     def hello(self, _identity: int, _asked: command_types.NoArguments, _epoch: int | None) -> command_types.HelloAnswer:
         return collect_hello(self._session.root)
-
-    def routes(
-        self, request_id: int, arguments: command_types.RoutesArguments, _epoch: int | None
-    ) -> command_types.RoutesAnswer | None:
-        targets = [str(target) for target in arguments["targets"]]
-
-        def find_routes() -> command_types.RoutesAnswer:
-            local = addresses.list_addresses()
-            routes: dict[str, command_types.Route | None] = dict.fromkeys(targets)
-            for target in targets:
-                with contextlib.suppress(OSError, UnicodeError):
-                    routes[target] = addresses.find_route(target, local)
-            return {"routes": routes}
-
-        if all(addresses.is_ip_address(target) for target in targets):
-            return find_routes()
-        # Looking up a name takes as long as a name server is silent.
-        self._session.run_task(request_id, lambda _out: find_routes())
-        return None
-
-    # --- ports
-
-    def listen(self, request_id: int, arguments: command_types.ListenArguments, _epoch: int | None) -> None:
-        from clusterctl.agent.facts import link_probe
-
-        payload, enough = int(arguments.get("payload", 0)), arguments.get("enough")
-        listener = link_probe.Listener(int(arguments["port"]), str(arguments["nonce"]), payload)
-        seconds = float(arguments.get("seconds", _LISTEN_TIMEOUT_S))
-        nonce = str(arguments["nonce"])
-        waiting: list[int] = []
-
-        def finish(_outcome: TaskResult) -> None:
-            self._listening.pop(nonce, None)
-            with contextlib.suppress(ChildProcessError):
-                # When a process ends, the kernel may close its pipe to us before it frees the port.
-                os.waitid(os.P_PID, task, os.WEXITED | os.WNOWAIT)
-            for request in waiting:
-                self._session.answer(request, {})
-
-        try:
-            task = self._session.children.run_task(
-                lambda _out: {"served": listener.serve(seconds, enough)}, finish, keep=[listener.descriptor]
-            )
-            self._listening[nonce] = (task, waiting)
-            self._session.answer(request_id, {"port": listener.port})
-        finally:
-            listener.close()
-
-    def unlisten(
-        self, request_id: int, arguments: command_types.UnlistenArguments, _epoch: int | None
-    ) -> command_types.NoArguments | None:
-        listener = self._listening.get(str(arguments["nonce"]))
-        if listener is None:
-            return {}
-        task, waiting = listener
-        waiting.append(request_id)
-        self._session.children.kill_task(task)
-        return None
-
-    def connect(self, request_id: int, arguments: command_types.ConnectArguments, _epoch: int | None) -> None:
-        from clusterctl.agent.facts import link_probe
-
-        words = (str(arguments["address"]), int(arguments["port"]), str(arguments["nonce"]))
-        timeout, payload = float(arguments["timeout"]), int(arguments.get("payload", 0))
-        self._session.run_task(request_id, lambda _out: link_probe.probe_connection(*words, timeout, payload))
-
-    # --- programs
-
-    def probe(self, request_id: int, arguments: command_types.ProbeArguments, _epoch: int | None) -> None:
-        """Run the health facts in the environment of a worker, and answer with what they print."""
-        from clusterctl.agent.supervisor import workers
-
-        workdir = resolve_folder(arguments.get("cwd"))
-        find_python = functools.partial(
-            workers.find_cwd_and_python, workdir, arguments.get("python"), arguments.get("python_hint"), False
-        )
-
-        def use_python(answer: TaskResult) -> None:
-            if isinstance(answer, Exception):
-                self._session.answer_error(request_id, answer)
-            else:
-                self._probe(request_id, arguments, str(answer["cwd"]), str(answer["python"]))
-
-        self._session.children.run_task(find_python, use_python, seconds=_FIND_PYTHON_TIMEOUT_S)
-
-    def _probe(self, request_id: int, arguments: command_types.ProbeArguments, workdir: str, python: str) -> None:
-        from clusterctl.agent.supervisor import workers
-
-        name = workers.get_python_argv0(python, arguments.get("python"), arguments.get("prologue"))
-        program = build_program(
-            arguments, helper_process.build_agent_command("facts", python=name, isolated=False), workdir
-        )
-        program = put_python_first(program, python)
-        output: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
-
-        def take(number: int, data: bytes) -> None:
-            output[number] += data[: max(0, _MAX_OUTPUT_BYTES - len(output[number]))]
-
-        def end(status: int) -> None:
-            try:
-                self._session.answer(request_id, _parse_facts(bytes(output[1]), bytes(output[2]), status, python))
-            except commands.RequestError as error:
-                self._session.answer_error(request_id, error)
-
-        request: command_types.FactsRequest = arguments.get("request") or {}
-        running = self._session.children.start_program(program, json.dumps(request).encode(), take, end)
-        deadlines = [float(request.get("deadline") or _PROBE_DEADLINE_S), *(request.get("deadlines") or {}).values()]
-        limit = max(deadlines) + _PROBE_MARGIN_S
-        self._session.loop.after(limit, lambda: None if running.ended else self._session.children.terminate(running))
 
     def execute(self, request_id: int, arguments: command_types.ExecArguments, _epoch: int | None) -> None:
         """Run a program and send its output; answer with its exit status."""
@@ -255,19 +133,6 @@ def make_python_setup(arguments: command_types.ProgramArguments) -> child_proces
     return prepare
 
 
-def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> command_types.Facts:
-    """Return the facts that the probe printed: its last line, because a prologue may have printed before."""
-    lines = [line for line in output.splitlines() if line.strip()]
-    with contextlib.suppress(ValueError, IndexError):
-        value = json.loads(lines[-1])
-        if isinstance(value, dict):
-            facts: command_types.Facts = value  # type: ignore[assignment]
-            return facts
-    ended = syscalls.describe_exit(status)
-    tail = (errors or output)[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
-    raise commands.make_failed_error(f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else ""))
-
-
 _LOOK_UP_TIMEOUT_S = 3.0
 
 
@@ -280,7 +145,7 @@ def collect_hello(root: str) -> command_types.HelloAnswer:
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return {
         "protocol": commands.PROTOCOL_VERSION,
-        "version": _read_version(),
+        "version": __version__,
         "python": sys.executable,
         "python_version": sys.version.split()[0],
         "hostname": os.uname().nodename,
@@ -303,7 +168,7 @@ def collect_hello(root: str) -> command_types.HelloAnswer:
         # The address of this machine behind any jump host or translation.
         "reached_at": connection[2] if len(connection) == 4 else None,
         "rdma": bool(sysfs.list_names("/", "/sys/class/infiniband")),
-        "logind": read_logind_settings(user),
+        "logind": config_files.read_logind_settings(user),
         "home_is_network": network_home,
         "login": _read_login_variables(home, network_home),
     }
@@ -314,9 +179,7 @@ def _read_login_variables(home: str, network_home: bool) -> dict[str, str]:
     found = {name: os.environ[name] for name in commands.LOGIN_VARIABLES if name in os.environ}
     files = ["/etc/nccl.conf"] if network_home else ["/etc/nccl.conf", f"{home}/.nccl.conf"]
     if any(os.path.exists(path) for path in files):
-        from clusterctl.agent.facts import host
-
-        of_files = host.read_nccl_conf(files)
+        of_files = config_files.read_nccl_conf(files)
         found = {**{name: value for name, value in of_files.items() if name in commands.LOGIN_VARIABLES}, **found}
     return {n: v.encode("utf-8", "replace").decode()[: commands.MAX_LOGIN_VALUE_CHARS] for n, v in found.items()}
 
@@ -343,12 +206,3 @@ def _look_up_account(_out: HelperOutput) -> dict[str, str]:
     except KeyError:
         return {"name": str(os.getuid()), "home": "/", "shell": os.environ.get("SHELL", "")}
     return {"name": user.pw_name, "home": user.pw_dir, "shell": user.pw_shell}
-
-
-def _read_version() -> str:
-    try:
-        from clusterctl import _version
-
-        return str(_version.__version__)
-    except ImportError:
-        return ""

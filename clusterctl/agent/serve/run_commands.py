@@ -1,4 +1,4 @@
-"""Commands about runs, answered from the run directories; none of them needs a supervisor."""
+"""Commands about runs: those for their supervisors, and those that the run directories answer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent import inject
 from clusterctl.agent.node_state import fencing, output_offsets, run_dir, secrets
+from clusterctl.agent.node_state.journal import JournalCache
 from clusterctl.agent.node_state.output_offsets import OffsetTable
+from clusterctl.agent.node_state.run_dir import RunDir
 from clusterctl.agent.processes import run_processes
-from clusterctl.agent.protocol import commands, evidence_files, run_files
+from clusterctl.agent.protocol import commands, evidence_files, requests, run_files
 from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.serve import workdirs
+from clusterctl.agent.serve.follow_sender import FollowSender
 from clusterctl.agent.serve.run_summary import (
     find_remaining_processes,
     has_supervisor,
@@ -25,6 +28,7 @@ from clusterctl.agent.serve.run_summary import (
     list_workers,
     summarize_run,
 )
+from clusterctl.agent.serve.supervisor_link import SupervisorLink
 from clusterctl.agent.watch import evidence
 
 if TYPE_CHECKING:
@@ -32,35 +36,182 @@ if TYPE_CHECKING:
 
     from clusterctl.agent.linux.helper_process import HelperOutput
     from clusterctl.agent.node_state.journal import NodeState
-    from clusterctl.agent.node_state.run_dir import RunDir
     from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.protocol.frames import Message
     from clusterctl.agent.protocol.record_types import RankProcess
-    from clusterctl.agent.serve.session import Handler, Session
+    from clusterctl.agent.serve.session import Handler, Result, Session
 
+_LEASE_INTERVAL_S = 0.5
 _MAX_READ_BYTES = 4 << 20
 _EVIDENCE_DEADLINE_S = 10.0
 
 
-def make_run_handlers(session: Session) -> dict[Command, Handler]:
-    """Return the handlers of the run commands."""
-    runs = _RunCommands(session)
-    return {
-        Command.READ: runs.read,
-        Command.STATUS: runs.status,
-        Command.RUNS: runs.runs,
-        Command.EVIDENCE: runs.evidence,
-        Command.CLEAN: runs.clean,
-    }
+class RunCommands:
+    """The commands about runs, and the runs that the controller of a session commands.
 
+    Attributes:
+        journal_states: The states that the journals on this node describe.
+        workdir_locks: The locks on workdirs of runs that are starting in this session.
+    """
 
-class _RunCommands:
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.journal_states, self.workdir_locks = JournalCache(), workdirs.WorkdirLocks()
+        self._links: dict[tuple[str, str], SupervisorLink] = {}
+        self._epochs: dict[tuple[str, str], int] = {}
+        self._last_lease_at = time.monotonic()
+        self._follow_sender = FollowSender(session.loop, session.channel)
+        session.frame_actions.append(self._renew_leases)
 
-    def read(
+    def make_handlers(self) -> dict[Command, Handler]:
+        """Return the handlers of the run commands."""
+        supervised = (Command.PREPARE, Command.START, Command.STOP, Command.FINISH)
+        return {
+            **{command: self._make_forwarder(command) for command in supervised},
+            Command.FOLLOW: self._follow,
+            Command.CREDIT: lambda _id, arguments, _epoch: self._follow_sender.add_credit(int(arguments["bytes"])),
+            Command.REPLICATED: self._forward_replicated,
+            Command.READ: self._read,
+            Command.STATUS: self._report_status,
+            Command.RUNS: self._list_runs,
+            Command.EVIDENCE: self._collect_evidence,
+            Command.CLEAN: self._clean,
+        }
+
+    # --- the runs of this controller
+
+    def _get_run(self, arguments: command_types.RunArguments) -> RunDir:
+        """Return the run that a request names, whether it exists or not."""
+        return RunDir(self._session.root, str(arguments["run"]), str(arguments["node"]))
+
+    def find_run(self, arguments: command_types.RunArguments) -> RunDir:
+        """Return the run that a request names.
+
+        Raises:
+            RequestError: This node has no such run.
+        """
+        run = self._get_run(arguments)
+        if not os.path.isdir(run.path):
+            raise commands.RequestError(ErrorKind.NOT_FOUND, f"no run {run.run} of node {run.node} on this machine")
+        return run
+
+    def check_epoch(self, run: RunDir, epoch: int | None) -> None:
+        """Refuse a command from a controller that lost the run; a request without an epoch may only read, and passes.
+
+        Raises:
+            RequestError: A newer controller has taken over.
+        """
+        if epoch is None:
+            return
+        key = (run.run, run.node)
+        try:
+            fencing.check_epoch(run.epoch, int(epoch))
+        except commands.RequestError:
+            self._release_run(key)
+            raise
+        if key not in self._epochs:
+            fencing.touch_lease(run.lease)
+        self._epochs[key] = int(epoch)
+
+    def _release_run(self, key: tuple[str, str]) -> None:
+        """Forget a run that another controller has taken over."""
+        self._epochs.pop(key, None)
+        self._follow_sender.unfollow(key)
+        link = self._links.pop(key, None)
+        if link is not None:
+            link.close()
+
+    def _renew_leases(self) -> None:
+        """Renew the leases of this controller's runs, because a frame has arrived."""
+        now = time.monotonic()
+        if now - self._last_lease_at < _LEASE_INTERVAL_S:
+            return
+        self._last_lease_at = now
+        for (name, node), epoch in list(self._epochs.items()):
+            run = RunDir(self._session.root, name, node)
+            if fencing.read_epoch(run.epoch) > epoch:
+                self._release_run((name, node))
+                self._session.channel.send({"push": "stale", "run": name, "node": node})
+            else:
+                fencing.touch_lease(run.lease)
+
+    # --- commands for supervisors
+
+    def _get_link(self, run: RunDir) -> SupervisorLink:
+        """Return the link to the supervisor of a run."""
+        key = (run.run, run.node)
+        if key not in self._links:
+            self._links[key] = SupervisorLink(self._session.loop, run, lambda: self._needs_supervisor(key))
+        return self._links[key]
+
+    def _needs_supervisor(self, key: tuple[str, str]) -> bool:
+        """Return whether this controller follows a run that still needs a supervisor."""
+        if key not in self._follow_sender or key not in self._epochs:
+            return False
+        return self.journal_states.of(RunDir(self._session.root, *key)).state not in ("new", "swept", "finished")
+
+    def _make_forwarder(self, command: Command) -> Handler:
+        def forward(request_id: int, arguments: Any, epoch: int | None) -> Result:
+            if epoch is None:
+                raise commands.RequestError(ErrorKind.BAD_REQUEST, f"`{command.value}` needs an epoch")
+            if command is Command.PREPARE:
+                run = self._get_run(arguments)
+                run.make()
+                arguments = {**arguments, "workdir": os.path.abspath(os.path.expanduser(arguments["workdir"]))}
+            elif command is Command.START:
+                run = self.find_run(arguments)
+            else:
+                # A node that does not know the run records the epoch all the same. It can then refuse a late request of
+                # an earlier controller.
+                run = self._get_run(arguments)
+                run.make()
+            self.check_epoch(run, epoch)
+            if command is Command.FINISH:
+                self.workdir_locks.release_run(run.run)
+            if command in (Command.STOP, Command.FINISH):
+                state = self.journal_states.of(run)
+                if state.finished is not None or (state.seq == 0 and run_processes.find_supervisor(run) is None):
+                    return {}
+
+            def pass_on(message: Message) -> None:
+                if command is Command.PREPARE and "result" in message:
+                    # From here on the run directory shows that the run uses the workdir.
+                    self.workdir_locks.release_run(run.run)
+                self._session.channel.send({**message, "id": request_id})
+
+            self._get_link(run).send_request(command, arguments, epoch, pass_on)
+            return None
+
+        return forward
+
+    def _forward_replicated(
+        self, _identity: int, arguments: command_types.ReplicatedArguments, epoch: int | None
+    ) -> Result:
+        run = self._get_run(arguments)
+        key = (run.run, run.node)
+        if key in self._epochs and key in self._links:
+            self._links[key].send_notice(Command.REPLICATED, arguments, epoch)
+        return None
+
+    # --- following
+
+    def _follow(self, _identity: int, arguments: Any, epoch: int | None) -> Result:
+        follow = requests.parse_dataclass(requests.Follow, arguments)
+        run = self.find_run(arguments)
+        self.check_epoch(run, epoch)
+        if not os.path.exists(run.journal):
+            raise commands.RequestError(ErrorKind.NOT_FOUND, f"run {run.run} was not prepared on this node")
+        self._follow_sender.follow(run, follow)
+        if epoch is not None and self._needs_supervisor((run.run, run.node)):
+            self._get_link(run).ensure_supervisor()
+        return {}
+
+    # --- answers from the run directories
+
+    def _read(
         self, _identity: int, arguments: command_types.ReadArguments, _epoch: int | None
     ) -> command_types.ReadAnswer:
-        run = self._session.find_run(arguments)
+        run = self.find_run(arguments)
         name = str(arguments["file"])
         output = run_files.parse_attempt_and_rank(name)
         is_index = run_files.parse_attempt_and_rank(name, run_files.format_index_path) is not None
@@ -81,12 +232,12 @@ class _RunCommands:
             "data": base64.b64encode(piece.data).decode(),
         }
 
-    def status(
+    def _report_status(
         self, request_id: int, arguments: command_types.RunArguments, epoch: int | None
     ) -> command_types.StatusAnswer | None:
-        run = self._session.find_run(arguments)
-        self._session.check_epoch(run, epoch)
-        state = self._session.journal_states.of(run)
+        run = self.find_run(arguments)
+        self.check_epoch(run, epoch)
+        state = self.journal_states.of(run)
         answer: command_types.StatusAnswer = {
             "supervisor": has_supervisor(run),
             "epoch": fencing.read_epoch(run.epoch),
@@ -108,14 +259,16 @@ class _RunCommands:
         )
         return None
 
-    def runs(self, request_id: int, _asked: command_types.NoArguments, _epoch: int | None) -> None:
-        states = [(run, self._session.journal_states.of(run)) for run in run_dir.list_run_dirs(self._session.root)]
+    def _list_runs(self, request_id: int, _asked: command_types.NoArguments, _epoch: int | None) -> None:
+        states = [(run, self.journal_states.of(run)) for run in run_dir.list_run_dirs(self._session.root)]
         # For a run without a supervisor, all processes of the machine must be searched.
         self._session.run_task(request_id, lambda _out: {"runs": [summarize_run(*each) for each in states]})
 
-    def evidence(self, request_id: int, arguments: command_types.EvidenceArguments, _epoch: int | None) -> None:
-        run = self._session.find_run(arguments)
-        state = self._session.journal_states.of(run)
+    def _collect_evidence(
+        self, request_id: int, arguments: command_types.EvidenceArguments, _epoch: int | None
+    ) -> None:
+        run = self.find_run(arguments)
+        state = self.journal_states.of(run)
         wanted_ranks = arguments.get("ranks")
         workers: list[RankProcess] = [
             {
@@ -141,15 +294,15 @@ class _RunCommands:
 
         self._session.run_task(request_id, collect)
 
-    def clean(self, request_id: int, arguments: command_types.RunArguments, epoch: int | None) -> None:
-        run = self._session.get_run(arguments)
+    def _clean(self, request_id: int, arguments: command_types.RunArguments, epoch: int | None) -> None:
+        run = self._get_run(arguments)
         if not os.path.isdir(run.path) and (code := workdirs.find_removable_code(run)) is not None:
             # The start of the run failed after the sync and before anything else on this node.
             self._session.run_task(request_id, lambda _out: {"bytes": workdirs.remove_code(code)})
             return
-        run = self._session.find_run(arguments)
-        self._session.check_epoch(run, epoch)
-        state = self._session.journal_states.of(run)
+        run = self.find_run(arguments)
+        self.check_epoch(run, epoch)
+        state = self.journal_states.of(run)
         self._session.run_task(request_id, lambda _out: {"bytes": _remove_run(run, state)})
 
 

@@ -17,6 +17,7 @@ from clusterctl.agent.serve.node_commands import build_program, make_python_setu
 
 if TYPE_CHECKING:
     from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.serve.run_commands import RunCommands
     from clusterctl.agent.serve.session import Session
 
 _RUN_VARIABLES = (b"CLUSTERCTL_NODE", b"CLUSTERCTL_STATUS_DIR", b"TORCHELASTIC_ERROR_FILE")
@@ -27,11 +28,15 @@ _LOGIN_VARIABLES = (b"TERM", b"PWD", b"OLDPWD", b"SHLVL", b"_")
 
 
 def write_shell_script(
-    session: Session, request_id: int, arguments: command_types.ShellScriptArguments, _epoch: int | None
+    session: Session,
+    runs: RunCommands,
+    request_id: int,
+    arguments: command_types.ShellScriptArguments,
+    _epoch: int | None,
 ) -> None:
     """Write a script that removes itself and becomes the shell; answer with its path."""
     rank = arguments.get("rank")
-    program = _copy_rank(session, rank) if rank else None
+    program = _copy_rank(runs, rank) if rank else None
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else session.root
 
     def write() -> command_types.ShellScriptAnswer:
@@ -68,10 +73,10 @@ def _quote(text: bytes) -> bytes:
     return os.fsencode(shlex.quote(os.fsdecode(text)))
 
 
-def _copy_rank(session: Session, arguments: command_types.RankArguments) -> spawn.Program:
+def _copy_rank(runs: RunCommands, arguments: command_types.RankArguments) -> spawn.Program:
     """Return folder and environment of a rank, without the marks of the run."""
-    run, rank = session.find_run(arguments), int(arguments["rank"])
-    started = session.journal_states.of(run).started.get(rank)
+    run, rank = runs.find_run(arguments), int(arguments["rank"])
+    started = runs.journal_states.of(run).started.get(rank)
     process = None if started is None else proc.read_identity(started.pid)
     if started is None or process is None or process.start_time != started.start_time:
         raise RequestError(ErrorKind.NOT_FOUND, f"rank {rank} of run {run.run} is not running here")

@@ -1,4 +1,4 @@
-"""Whether logind ends the processes of a user who logs out."""
+"""Configuration files of the machine that change how a job runs: those of logind and of NCCL."""
 
 from __future__ import annotations
 
@@ -41,3 +41,14 @@ def read_logind_settings(user: str, root: str = "/") -> LogindSettings | None:
     only = settings["KillOnlyUsers"].split()
     linger = os.path.exists(os.path.join(root, "var/lib/systemd/linger", user))
     return {"linger": linger, "kill_user_processes": kill and not spared and (not only or user in only)}
+
+
+def read_nccl_conf(files: list[str]) -> dict[str, str]:
+    """Return the settings in NCCL's configuration files; later files win."""
+    values: dict[str, str] = {}
+    for path in files:
+        for line in read_bytes(path).decode("utf-8", "replace").splitlines():
+            name, equals, value = line.strip().partition("=")
+            if equals and name.startswith("NCCL_"):
+                values[name] = value.strip()
+    return values

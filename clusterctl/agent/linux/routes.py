@@ -1,0 +1,56 @@
+"""Names and routes of peers: their addresses, and the source address of packets to them."""
+
+from __future__ import annotations
+
+import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from clusterctl.agent.protocol.command_types import NetworkAddress, Route
+
+_DISCARD_PORT = 9
+
+
+def resolve_name(name: str, port: int | None, kind: int) -> list[Any]:
+    """Resolve a name, as `socket.getaddrinfo` does, without loading a text codec for plain names.
+
+    Raises:
+        OSError: The name does not exist.
+        UnicodeError: The name is invalid.
+    """
+    return socket.getaddrinfo(name.encode() if name.isascii() else name, port, type=kind)
+
+
+def find_route(target: str, known: list[NetworkAddress]) -> Route:
+    """Return source address and interface of packets to a target. No packet is sent.
+
+    Raises:
+        OSError: There is no such name, or no route.
+        UnicodeError: The name is invalid.
+    """
+    failure = OSError("no address")
+    for family, kind, number, _, destination in resolve_name(target, _DISCARD_PORT, socket.SOCK_DGRAM):
+        try:
+            with socket.socket(family, kind, number) as sock:
+                sock.connect(destination)
+                source = str(sock.getsockname()[0]).partition("%")[0]
+        except OSError as error:
+            failure = error
+            continue
+        loopback = "lo" if source.startswith("127.") else None
+        interface = next((str(one["interface"]) for one in known if one["address"] == source), loopback)
+        return {"source": source, "interface": interface}
+    raise failure
+
+
+def is_ip_address(target: str) -> bool:
+    """Return whether a target is an IP address, so that no name is looked up."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, target.partition("%")[0])
+        except OSError:
+            continue
+        return True
+    return False

@@ -1,0 +1,157 @@
+"""Commands that check a machine before a run: routes, test connections and health facts."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+
+from clusterctl.agent.facts import link_probe
+from clusterctl.agent.linux import addresses, helper_process, routes, syscalls
+from clusterctl.agent.protocol import commands
+from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.serve import node_commands
+from clusterctl.agent.supervisor import workers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from clusterctl.agent.linux.helper_process import TaskResult
+    from clusterctl.agent.protocol import command_types
+    from clusterctl.agent.serve.session import Handler, Session
+
+_PROBE_DEADLINE_S = 10.0
+_PROBE_MARGIN_S = 5.0
+_FIND_PYTHON_TIMEOUT_S = 5.0
+"""Seconds within which the file systems of the code folder and of the interpreter must answer."""
+_LISTEN_TIMEOUT_S = 10.0
+_MAX_OUTPUT_BYTES = 8 << 20
+_TAIL_BYTES = 2000
+
+
+def make_check_handlers(session: Session) -> dict[Command, Handler]:
+    """Return the handlers of the check commands."""
+    checks = _CheckCommands(session)
+    return {
+        Command.ROUTES: checks.routes,
+        Command.PROBE: checks.probe,
+        Command.LISTEN: checks.listen,
+        Command.UNLISTEN: checks.unlisten,
+        Command.CONNECT: checks.connect,
+    }
+
+
+class _CheckCommands:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._listening: dict[str, tuple[int, list[int]]] = {}
+
+    def routes(
+        self, request_id: int, arguments: command_types.RoutesArguments, _epoch: int | None
+    ) -> command_types.RoutesAnswer | None:
+        targets = [str(target) for target in arguments["targets"]]
+
+        def find_routes() -> command_types.RoutesAnswer:
+            local = addresses.list_addresses()
+            found: dict[str, command_types.Route | None] = dict.fromkeys(targets)
+            for target in targets:
+                with contextlib.suppress(OSError, UnicodeError):
+                    found[target] = routes.find_route(target, local)
+            return {"routes": found}
+
+        if all(routes.is_ip_address(target) for target in targets):
+            return find_routes()
+        # Looking up a name takes as long as a name server is silent.
+        self._session.run_task(request_id, lambda _out: find_routes())
+        return None
+
+    def listen(self, request_id: int, arguments: command_types.ListenArguments, _epoch: int | None) -> None:
+        payload, enough = int(arguments.get("payload", 0)), arguments.get("enough")
+        listener = link_probe.Listener(int(arguments["port"]), str(arguments["nonce"]), payload)
+        seconds = float(arguments.get("seconds", _LISTEN_TIMEOUT_S))
+        nonce = str(arguments["nonce"])
+        waiting: list[int] = []
+
+        def finish(_outcome: TaskResult) -> None:
+            self._listening.pop(nonce, None)
+            with contextlib.suppress(ChildProcessError):
+                # When a process ends, the kernel may close its pipe to us before it frees the port.
+                os.waitid(os.P_PID, task, os.WEXITED | os.WNOWAIT)
+            for request in waiting:
+                self._session.answer(request, {})
+
+        try:
+            task = self._session.children.run_task(
+                lambda _out: {"served": listener.serve(seconds, enough)}, finish, keep=[listener.descriptor]
+            )
+            self._listening[nonce] = (task, waiting)
+            self._session.answer(request_id, {"port": listener.port})
+        finally:
+            listener.close()
+
+    def unlisten(
+        self, request_id: int, arguments: command_types.UnlistenArguments, _epoch: int | None
+    ) -> command_types.NoArguments | None:
+        listener = self._listening.get(str(arguments["nonce"]))
+        if listener is None:
+            return {}
+        task, waiting = listener
+        waiting.append(request_id)
+        self._session.children.kill_task(task)
+        return None
+
+    def connect(self, request_id: int, arguments: command_types.ConnectArguments, _epoch: int | None) -> None:
+        words = (str(arguments["address"]), int(arguments["port"]), str(arguments["nonce"]))
+        timeout, payload = float(arguments["timeout"]), int(arguments.get("payload", 0))
+        self._session.run_task(request_id, lambda _out: link_probe.probe_connection(*words, timeout, payload))
+
+    def probe(self, request_id: int, arguments: command_types.ProbeArguments, _epoch: int | None) -> None:
+        """Run the health facts in the environment of a worker, and answer with what they print."""
+        workdir = node_commands.resolve_folder(arguments.get("cwd"))
+        find_python = functools.partial(
+            workers.find_cwd_and_python, workdir, arguments.get("python"), arguments.get("python_hint"), False
+        )
+
+        def use_python(answer: TaskResult) -> None:
+            if isinstance(answer, Exception):
+                self._session.answer_error(request_id, answer)
+            else:
+                self._probe(request_id, arguments, str(answer["cwd"]), str(answer["python"]))
+
+        self._session.children.run_task(find_python, use_python, seconds=_FIND_PYTHON_TIMEOUT_S)
+
+    def _probe(self, request_id: int, arguments: command_types.ProbeArguments, workdir: str, python: str) -> None:
+        name = workers.get_python_argv0(python, arguments.get("python"), arguments.get("prologue"))
+        program = node_commands.build_program(
+            arguments, helper_process.build_agent_command("facts", python=name, isolated=False), workdir
+        )
+        program = node_commands.put_python_first(program, python)
+        output: dict[int, bytearray] = {1: bytearray(), 2: bytearray()}
+
+        def take(number: int, data: bytes) -> None:
+            output[number] += data[: max(0, _MAX_OUTPUT_BYTES - len(output[number]))]
+
+        def end(status: int) -> None:
+            try:
+                self._session.answer(request_id, _parse_facts(bytes(output[1]), bytes(output[2]), status, python))
+            except commands.RequestError as error:
+                self._session.answer_error(request_id, error)
+
+        request: command_types.FactsRequest = arguments.get("request") or {}
+        running = self._session.children.start_program(program, json.dumps(request).encode(), take, end)
+        deadlines = [float(request.get("deadline") or _PROBE_DEADLINE_S), *(request.get("deadlines") or {}).values()]
+        limit = max(deadlines) + _PROBE_MARGIN_S
+        self._session.loop.after(limit, lambda: None if running.ended else self._session.children.terminate(running))
+
+
+def _parse_facts(output: bytes, errors: bytes, status: int, python: str) -> command_types.Facts:
+    """Return the facts that the probe printed: its last line, because a prologue may have printed before."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    with contextlib.suppress(ValueError, IndexError):
+        value = json.loads(lines[-1])
+        if isinstance(value, dict):
+            facts: command_types.Facts = value  # type: ignore[assignment]
+            return facts
+    ended = syscalls.describe_exit(status)
+    tail = (errors or output)[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
+    raise commands.make_failed_error(f"the probe by `{python}` ended with {ended}" + (f": {tail}" if tail else ""))
