@@ -9,11 +9,11 @@ import contextlib
 import fcntl
 import os
 import time
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux import syscalls
 from clusterctl.agent.protocol.commands import ErrorKind, RequestError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.protocol.record_types import ExitRecord
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.facts import link_probe
 from clusterctl.agent.linux import addresses, helper_process, routes, syscalls
@@ -14,7 +15,6 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.serve import node_commands
 from clusterctl.agent.supervisor import workers
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.linux.helper_process import TaskResult
     from clusterctl.agent.protocol import command_types

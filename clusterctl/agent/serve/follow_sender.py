@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from clusterctl.agent.linux.event_loop import FolderWatcher
 from clusterctl.agent.protocol import commands
 from clusterctl.agent.serve.run_follower import RunFollower
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from clusterctl.agent.linux.event_loop import EventLoop, FrameChannel, Timer
     from clusterctl.agent.node_state.run_dir import RunDir
