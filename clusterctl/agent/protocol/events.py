@@ -82,8 +82,8 @@ class Exited:
         outside_signal: With exit code 0: the last SIGTERM or SIGINT that it handled and that we did not send, or
             `None`.
         worked_alone: It ended well, had torch, and was never in a process group with others.
-        failed_child: The first process of `multiprocessing`, or script that its Python started, that failed although it
-            ended well.
+        failed_child: The first process of `multiprocessing`, or script that its Python started, that failed; `None`
+            if it was stopped.
         shell_error: What a shell below it said of a command that it could not run or that died, although it ended well.
         output_failure: A line of its output, although it ended well: a framework trained nothing, or a Python that our
             shim did not watch had an exception.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _FIRST = 100
 _MOST_MESSAGE = 2048
 _LOST_BY_FORKSERVER = 255
+_LARGE, _RECENT_S = 1 << 20, 5.0
 _KILL = 9
 # By number: `signal` would import `enum`. HUP, INT, QUIT, ABRT, KILL and TERM end a process.
 _ENDING_SIGNALS = (1, 2, 3, 6, 9, 15)
@@ -85,6 +86,11 @@ class ChildFailureRecord:
             pid, signal = arguments
             if signal in _ENDING_SIGNALS and _is_alive(pid):
                 self._sent_signals.setdefault(pid, set()).add(int(signal))
+                util: Any = sys.modules.get("multiprocessing.util")
+                # Python ends the daemons of `multiprocessing` at its own end.
+                path = _find_unfinished_file(pid) if util is not None and util.is_exiting() else None
+                if path is not None:
+                    self._write_failure(pid, f"SIGTERM at the end of the rank, while writing {path}")
 
     def note_exit(self, popen: Any, code: int) -> None:
         """Record that a child has ended with an exit code other than 0, or by a signal (a negative code)."""
@@ -228,6 +234,32 @@ def _is_daemon_at_exit(popen: Any) -> bool:
         return False
     own = [each for each in list(vars(process)["_children"]) if getattr(each, "_popen", None) is popen]
     return not own or own[0].daemon
+
+
+def _find_unfinished_file(pid: int) -> str | None:
+    """Return the large file that a process is writing, as a checkpoint; `None` if it seems to write none.
+
+    A process that has written little itself, such as a worker of a data loader, has inherited its files. Logs are
+    appended to.
+    """
+    import time
+
+    try:
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:
+            if int(file.read().partition("\nwrite_bytes: ")[2].split()[0]) < _LARGE:
+                return None
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            path, status = os.readlink(f"/proc/{pid}/fd/{name}"), os.stat(f"/proc/{pid}/fd/{name}")
+            is_recent = status.st_size >= _LARGE and time.time() - status.st_mtime < _RECENT_S
+            if int(name) <= 2 or not is_recent or path.startswith("/dev/") or path.endswith(" (deleted)"):
+                continue
+            with open(f"/proc/{pid}/fdinfo/{name}", encoding="ascii") as file:
+                flags = int(file.read().partition("flags:")[2].split()[0], 8)
+            if flags & os.O_ACCMODE and not flags & os.O_APPEND:
+                return path
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
 
 
 def _is_alive(pid: int) -> bool:

@@ -253,7 +253,7 @@ def _find_child_failure(exited: Exited, heading: headline.Headline) -> headline.
     """
     child = exited.failed_child
     is_victim = heading.cls in (Class.UNKNOWN, Class.KILLED) and not heading.is_recognised
-    if child is None or exited.signal is not None or not is_victim:
+    if child is None or child["message"].startswith("SIGTERM") or exited.signal is not None or not is_victim:
         return heading
     found = headline.find_headline(child["message"])
     text = f"{found.text or child['message']} (in its child process {child['pid']}, which failed first)"
