@@ -89,7 +89,8 @@ def build_host_spec(names: str) -> ClusterSpec:
     Raises:
         click.BadParameter: A name is not a valid host name.
     """
-    from clusterctl.config.loader import ClusterFileText, DiskFiles, parse_cluster_file
+    from clusterctl.config.loader import ClusterFileText, parse_cluster_file
+    from clusterctl.config.sections.context import DiskFiles
 
     text = json.dumps({"version": 1, "name": "hosts", "hosts": names})
     source = ClusterFileText(path="-w", absolute=os.path.abspath("cluster.yaml"), text=text)

@@ -120,11 +120,11 @@ def _accept_word(kind: FieldType, word: str) -> FieldType:
 _MAX_DEVICES = 1024
 
 
-def _parse_count(value: object, what: str, least: int) -> int:
+def _parse_count(value: object, what: str, least: int, most: int = _MAX_DEVICES) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidValueError(f"must be {what}, not {describe_value(value)}")
-    if not least <= value <= _MAX_DEVICES:
-        raise InvalidValueError(f"must be between {least} and {_MAX_DEVICES}, not {describe_value(value)}")
+    if not least <= value <= most:
+        raise InvalidValueError(f"must be between {least} and {most}, not {describe_value(value)}")
     return value
 
 
@@ -137,14 +137,6 @@ def _parse_gpus(value: object) -> int | tuple[int, ...]:
     if len(set(indices)) < len(indices):
         raise InvalidValueError("lists a device twice")
     return indices
-
-
-def _parse_port(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidValueError(f"must be a port or `auto`, not {describe_value(value)}")
-    if not 1 <= value <= 65535:
-        raise InvalidValueError("must be a port from 1 to 65535")
-    return value
 
 
 def _parse_command(value: object) -> str | tuple[str, ...]:
@@ -252,7 +244,13 @@ SizeOrZero = Annotated[int, _SIZE]
 SizeOrNone = Annotated[int | None, _accept_word(_require_positive(_SIZE), "none")]
 Port = Annotated[int, FieldType(limits=(1, 65535))]
 PortOrAuto = Annotated[
-    int | None, _accept_word(FieldType(syntax="port", parse=_parse_port, schema=_PORT_SCHEMA), "auto")
+    int | None,
+    _accept_word(
+        FieldType(
+            syntax="port", parse=lambda value: _parse_count(value, "a port or `auto`", 1, 65535), schema=_PORT_SCHEMA
+        ),
+        "auto",
+    ),
 ]
 Gpus = Annotated[int | tuple[int, ...] | None, _accept_word(_GPUS, "auto")]
 Workers = Annotated[int | None, _accept_word(_WORKERS, "auto")]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from clusterctl.errors import NotFoundError
+from clusterctl.suggestion import similar
 
 MAX_HOSTS = 10_000
 """Maximum of hosts in one expression, so that a typing error cannot fill the memory."""
@@ -212,10 +213,8 @@ def _find_matching(names: Sequence[str], expression: str) -> set[str]:
         copy = re.compile(rf"{re.escape(pattern)}\.[0-9]+")
         hits = {n for n in names if n == pattern or copy.fullmatch(n) or fnmatch.fnmatchcase(n, pattern)}
         if not hits:
-            import difflib
-
-            close = difflib.get_close_matches(pattern, names, 1)
-            hint = f"did you mean `{close[0]}`?" if close else f"there are: {fold_hosts(names)}"
+            close = similar(pattern, names)
+            hint = f"did you mean `{close}`?" if close else f"there are: {fold_hosts(names)}"
             raise NotFoundError(f"no node `{pattern}`", hint=hint)
         matching |= hits
     return matching

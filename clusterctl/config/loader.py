@@ -1,7 +1,7 @@
 """Loader: from cluster files to a spec.
 
-`load_cluster_file` reads the files, and only it touches the disk. `parse_cluster_file` does the same as a pure function
-of texts, environment and a `FileAccess`.
+`load_cluster_file` reads the cluster files. `parse_cluster_file` does the same as a pure function of texts and
+environment; it reads all other files by `DiskFiles`, which a test replaces.
 """
 
 from __future__ import annotations
@@ -15,58 +15,20 @@ from functools import cached_property
 
 from typing_extensions import Unpack
 
-from clusterctl.config import path_rules, worker_variables
+from clusterctl.config import worker_variables
 from clusterctl.config.path_rules import UnsafePermissionsError
 from clusterctl.config.secret_redaction import is_secret_name
 from clusterctl.config.sections import spec_builder
-from clusterctl.config.sections.context import BuildContext, BuildOptions, FileAccess
+from clusterctl.config.sections.context import BuildContext, BuildOptions, DiskFiles
 from clusterctl.config.sections.shell_text import is_common_variable
 from clusterctl.config.spec import ClusterSpec, TransportKind
 from clusterctl.config.text.interpolation import Interpolation
 from clusterctl.config.text.overrides import Overrides, apply_overrides, apply_sets, merge_trees
 from clusterctl.config.text.tree import Document, Mark, Node, Report, format_path
-from clusterctl.config.text.yaml_parser import MAX_BYTES, parse_document
+from clusterctl.config.text.yaml_parser import parse_document
 from clusterctl.config.value_parsers import describe_value
 from clusterctl.errors import ConfigError, Problem
 from clusterctl.suggestion import file_hint
-
-
-class DiskFiles:
-    """The files of this machine (see `FileAccess`)."""
-
-    def read(self, path: str) -> bytes:
-        """Read at most 1 MiB and one byte."""
-        with open(path, "rb") as file:
-            return file.read(MAX_BYTES + 1)
-
-    def read_own(self, path: str) -> bytes:
-        """Read at most 1 MiB and one byte of a file that no other user could have written."""
-        with open(path, "rb") as file:
-            path_rules.check_ownership(path, os.fstat(file.fileno()))
-            return file.read(MAX_BYTES + 1)
-
-    def is_file(self, path: str) -> bool:
-        """Return whether the file exists."""
-        return os.path.isfile(path)
-
-    def is_dir(self, path: str) -> bool:
-        """Return whether the folder exists."""
-        return os.path.isdir(path)
-
-    def real(self, path: str) -> str:
-        """Return the path with all links resolved."""
-        return os.path.realpath(path)
-
-    def find_upload_obstacle(self, path: str) -> str | None:
-        """Return why a folder must not be sent to nodes, or `None`."""
-        return path_rules.find_upload_obstacle(path)
-
-    def names(self, path: str) -> Sequence[str]:
-        """Return the names in a folder; empty if it cannot be listed."""
-        try:
-            return sorted(os.listdir(path))
-        except OSError:
-            return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +133,7 @@ def _describe_read_error(name: str, error: OSError) -> Problem:
 def parse_cluster_file(
     sources: Sequence[ClusterFileText],
     *,
-    files: FileAccess,
+    files: DiskFiles,
     sets: Sequence[str] = (),
     overrides: Overrides | None = None,
     **options: Unpack[BuildOptions],
@@ -223,7 +185,7 @@ def _warn_of_search_paths(filling: Interpolation) -> None:
 
 
 def _warn_of_shell_settings(
-    spec: ClusterSpec, environ: Mapping[str, str], files: FileAccess, root: Node, report: Report
+    spec: ClusterSpec, environ: Mapping[str, str], files: DiskFiles, root: Node, report: Report
 ) -> None:
     """Warn of variables of this shell that matter to a job and that remote nodes do not get."""
     job = spec.job
@@ -258,7 +220,7 @@ _IMPORT = re.compile(r"(?m)^\s*(?:from\s+\.*([\w.]+)\s+import\s+([\w, ]+)|import
 _MAX_PROGRAM_FILES = 100
 
 
-def _list_variables_read(spec: ClusterSpec, files: FileAccess) -> set[str]:
+def _list_variables_read(spec: ClusterSpec, files: DiskFiles) -> set[str]:
     """Return the variables that the program's own files read by name and that no script of a shell sets.
 
     Its files are those that the job names and what they import from their folders. Variables that every login or
@@ -332,15 +294,8 @@ def _is_cluster_file(node: Node, report: Report) -> bool:
         hint = "a cluster file has `version:`, `hosts:` and `job:` at the left margin"
         report.add(node.mark, f"a cluster file is a mapping, and this is {describe_value(node.value)}", hint)
         return False
-    keys = node.value.keys()
-    if "hosts" in keys:
+    if "hosts" in node.value or not {"apiVersion", "available_node_types", "provider"} & node.value.keys():
         return True
-    if "available_node_types" in keys or {"cluster_name", "provider"} <= keys:
-        hint = "list its machines under `hosts`; `clusterctl init` writes a file to start from"
-        report.add(node.mark, "this is a cluster file of Ray, not of clusterctl", hint)
-        return False
-    if {"apiVersion", "kind"} <= keys:
-        hint = "clusterctl starts jobs over SSH; Kubernetes Cluster API has another program of this name"
-        report.add(node.mark, "this is a Kubernetes manifest, not a cluster file", hint)
-        return False
-    return True
+    hint = "`clusterctl init` writes a file to start from: list the machines under `hosts`"
+    report.add(node.mark, "this is a file of Ray or Kubernetes, and no cluster file", hint)
+    return False

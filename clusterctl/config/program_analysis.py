@@ -144,12 +144,9 @@ def find_python_problem(name: str, data: bytes) -> OtherFileType | str | None:
     if suffix in _SHELL_SUFFIXES:
         return OtherFileType("is a shell script, no Python", f"`command: bash {name}` runs it")
     if suffix in _DATA_SUFFIXES:
-        return _describe_data_file(name)
+        hint = f"name the program as `script`, and this file in `args: [{name}]`"
+        return OtherFileType("is data, no Python", hint)
     return _check_syntax(name, data, suffix)
-
-
-def _describe_data_file(name: str) -> OtherFileType:
-    return OtherFileType("is data, no Python", f"name the program as `script`, and this file in `args: [{name}]`")
 
 
 def _find_interpreter(data: bytes) -> str | None:
@@ -166,7 +163,7 @@ def _check_syntax(name: str, data: bytes, suffix: str) -> OtherFileType | str | 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(data)
+            ast.parse(data)
     except SyntaxError as error:
         if suffix.startswith(".py"):
             return f"line {error.lineno}: {error.msg}"
@@ -175,21 +172,7 @@ def _check_syntax(name: str, data: bytes, suffix: str) -> OtherFileType | str | 
         )
     except (ValueError, RecursionError, MemoryError):
         return None
-    is_docstring = len(tree.body) == 1 and ast.get_docstring(tree) is not None
-    if tree.body and not is_docstring and all(map(_does_nothing, tree.body)):
-        return _describe_data_file(name)
     return None
-
-
-_VALUES = (ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Name)
-_IDLE = (*_VALUES, ast.UnaryOp, ast.BinOp, ast.unaryop, ast.operator, ast.expr_context)
-
-
-def _does_nothing(statement: ast.stmt) -> bool:
-    """Return whether a statement is an unused value: JSON, YAML and plain text can parse as such."""
-    if isinstance(statement, ast.AnnAssign):
-        return statement.value is None
-    return isinstance(statement, ast.Expr) and all(isinstance(node, _IDLE) for node in ast.walk(statement.value))
 
 
 class Activation(NamedTuple):

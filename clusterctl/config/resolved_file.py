@@ -95,22 +95,12 @@ def list_origins(spec: ClusterSpec, built: BuiltSpec) -> dict[str, str]:
         elif path[0] == "env" and len(path) > 1:
             node = built.env.child(path[1])
         else:
-            node = _find_value(built.root, path)
-        places[format_path(path)] = node.mark.place if node is not None else "default"
+            node = built.root.find(*path)
+        places[format_path(path)] = node.mark.place if node is not None and node.value is not None else "default"
     return places
 
 
 def _find_host_value(path: Path, machines: Sequence[DeclaredHost], root: Node) -> Node | None:
     entry = machines[int(path[1])].entry.node
-    own = _find_value(entry, path[2:])
-    if own is not None:
-        return own
-    defaults = root.child("defaults")
-    return _find_value(defaults, path[2:]) if defaults is not None else None
-
-
-def _find_value(node: Node, path: Path) -> Node | None:
-    below: Node | None = node
-    for part in path:
-        below = below.child(part) if below is not None else None
-    return below if below is not None and below.value is not None else None
+    own = entry.find(*path[2:])
+    return own if own is not None and own.value is not None else root.find("defaults", *path[2:])

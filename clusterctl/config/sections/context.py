@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from typing_extensions import NotRequired, TypedDict
 
+from clusterctl.config import path_rules
 from clusterctl.config.spec import HealthSpec
 from clusterctl.config.text.interpolation import Interpolation
 from clusterctl.config.text.tree import Report
+from clusterctl.config.text.yaml_parser import MAX_BYTES
 
 
-class FileAccess(Protocol):
-    """Access to the other files of a cluster file: `env_file`, secrets, the script and the synced folder."""
+class DiskFiles:
+    """The other files of a cluster file: `env_file`, secrets, the script and the synced folder."""
 
     def read(self, path: str) -> bytes:
         """Read a file, at most 1 MiB and one byte of it.
@@ -23,6 +24,8 @@ class FileAccess(Protocol):
         Raises:
             OSError: It cannot be read.
         """
+        with open(path, "rb") as file:
+            return file.read(MAX_BYTES + 1)
 
     def read_own(self, path: str) -> bytes:
         """Read a file that decides what is executed (see `read`).
@@ -31,21 +34,32 @@ class FileAccess(Protocol):
             UnsafePermissionsError: Another user owns it or can write it.
             OSError: It cannot be read.
         """
+        with open(path, "rb") as file:
+            path_rules.check_ownership(path, os.fstat(file.fileno()))
+            return file.read(MAX_BYTES + 1)
 
     def is_file(self, path: str) -> bool:
         """Return whether the file exists."""
+        return os.path.isfile(path)
 
     def is_dir(self, path: str) -> bool:
         """Return whether the folder exists."""
+        return os.path.isdir(path)
 
     def real(self, path: str) -> str:
         """Return the path with all links resolved."""
+        return os.path.realpath(path)
 
     def find_upload_obstacle(self, path: str) -> str | None:
         """Return why a folder, such as a home, must not be sent to nodes (the text follows its name), or `None`."""
+        return path_rules.find_upload_obstacle(path)
 
     def names(self, path: str) -> Sequence[str]:
         """Return the names in a folder, for suggestions; empty if it cannot be listed."""
+        try:
+            return sorted(os.listdir(path))
+        except OSError:
+            return []
 
 
 HealthNameCheck = Callable[[HealthSpec], "Sequence[tuple[str, str, str | None]]"]
@@ -83,7 +97,7 @@ class BuildContext:
     path: str
     environ: Mapping[str, str]
     filling: Interpolation
-    files: FileAccess
+    files: DiskFiles
     report: Report
     require_job: bool = False
     with_secrets: bool = False

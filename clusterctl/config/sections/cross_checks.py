@@ -14,14 +14,15 @@ from clusterctl.config.sections.context import BuildContext
 from clusterctl.config.sections.environment import check_variable_names
 from clusterctl.config.sections.host_section import DeclaredHost, suggest_word
 from clusterctl.config.spec import CheckpointSpec, HealthSpec, JobSpec, Role, SyncSpec, TransportKind
-from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path
+from clusterctl.config.text.tree import Mark, Node, Path, Report, format_path, list_environments
 
 
 def check_sections(
     root: Node, machines: Sequence[DeclaredHost], sections: Mapping[str, Values], context: BuildContext
 ) -> None:
     """Check values that depend on several sections."""
-    _check_host_environments(root, machines, context.report)
+    for path, node in list_environments(root):
+        check_variable_names(node, path, context.report)
     _check_restarts(root, sections.get("restart", {}), sections.get("stall", {}), context.report)
     spares = [machine for machine in machines if machine.spec.role is Role.SPARE]
     if spares and sections.get("restart", {}).get("max_restarts"):
@@ -61,30 +62,14 @@ def _find_name_nodes(node: Node | None, name: str) -> Iterator[Mark]:
             yield item.inside(0, len(name))
 
 
-def _check_host_environments(root: Node, machines: Sequence[DeclaredHost], report: Report) -> None:
-    defaults = root.child("defaults")
-    check_variable_names(defaults.child("env") if defaults is not None else None, ("defaults", "env"), report)
-    for entry in {id(machine.entry): machine.entry for machine in machines}.values():
-        check_variable_names(entry.node.child("env"), (*entry.path, "env"), report)
-
-
-def _find_mark(root: Node, section: str, key: str) -> Mark:
-    parent = root.child(section)
-    node = parent.child(key) if parent is not None else None
-    return node.mark if node is not None else root.mark
-
-
 def _check_restarts(root: Node, restart: Values, stall: Values, report: Report) -> None:
     if stall.get("action") is StallAction.RESTART and not restart.get("max_restarts"):
-        hint = "set `restart: {max_restarts: 3}`"
-        report.warn(
-            _find_mark(root, "stall", "action"), "stall.action: `restart` without a budget acts as `stop`", hint
-        )
+        text = "stall.action: `restart` without a budget acts as `stop`"
+        report.warn(root.find_mark("stall", "action"), text, _SET_RESTARTS)
     if "node_lost" in restart.get("on", ()) and restart.get("max_restarts"):
         loss = root.child("on_controller_loss")
         if loss is None or not isinstance(loss.value, dict):
-            hint = "set `on_controller_loss: {stop_after: 10m}`, so that a lost node is known to have stopped"
-            report.warn(_find_mark(root, "restart", "on"), "restart.on: `node_lost` has no effect", hint)
+            report.warn(root.find_mark("restart", "on"), "restart.on: `node_lost` has no effect", _SET_STOP_AFTER)
 
 
 def _check_spares(root: Node, spares: Sequence[DeclaredHost], sections: Mapping[str, Values], report: Report) -> None:
@@ -93,14 +78,13 @@ def _check_spares(root: Node, spares: Sequence[DeclaredHost], sections: Mapping[
     loss = root.child("on_controller_loss")
     if on is None and (loss is None or not isinstance(loss.value, dict)):
         text = "hosts: no spare takes the place of a lost node, which may still be at work"
-        hint = "set `on_controller_loss: {stop_after: 10m}`, so that a lost node is known to have stopped"
-        report.warn(spares[0].mark, text, hint)
+        report.warn(spares[0].mark, text, _SET_STOP_AFTER)
     checkpoint: CheckpointSpec = sections.get("job", {}).get("checkpoint") or CheckpointSpec()
     copied = checkpoint.pattern is not None and not checkpoint.shared and checkpoint.resume is not ResumePolicy.NEVER
     if copied and any(machine.spec.transport is not TransportKind.LOCAL for machine in spares):
         text = "job.checkpoint: what only a lost node has is lost with it, and a spare cannot go on from it"
         hint = "write to a folder that all nodes share, and set `job.checkpoint.shared: true`"
-        report.warn(_find_mark(root, "job", "checkpoint"), text, hint)
+        report.warn(root.find_mark("job", "checkpoint"), text, hint)
 
 
 def check_activation(root: Node, machines: Sequence[DeclaredHost], job: JobSpec, report: Report) -> None:
@@ -114,7 +98,7 @@ def check_activation(root: Node, machines: Sequence[DeclaredHost], job: JobSpec,
             continue
         own = machine.entry.node.child("python")
         where = format_path(machine.entry.path) if own is not None else "defaults"
-        mark = own.mark if own is not None else _find_mark(root, "defaults", "python")
+        mark = own.mark if own is not None else root.find_mark("defaults", "python")
         text = f"{where}.python: `{python}` runs the job, not the Python of `{found.command}` in `job.prologue`"
         report.warn(mark, text, f"leave `{where}.python` out to run the one that the prologue puts first on PATH")
 
@@ -129,7 +113,7 @@ def check_identity_files(root: Node, machines: Sequence[DeclaredHost], context: 
         if context.files.is_file(path) or context.files.is_file(f"{path}.pub"):
             continue
         own = machine.entry.node.child("identity_file")
-        mark = own.mark if own is not None else _find_mark(root, "defaults", "identity_file")
+        mark = own.mark if own is not None else root.find_mark("defaults", "identity_file")
         where = format_path(machine.entry.path) if own is not None else "defaults"
         hint = "logins try other keys instead, as ssh does"
         context.report.warn(mark, f"{where}.identity_file: there is no file `{path}`", hint)
@@ -148,7 +132,7 @@ def check_sync_source(
     reason = context.files.find_upload_obstacle(sync.source) if sync is not None and remote else None
     if sync is not None and reason is not None:
         text = f"sync.source: `{sync.source}` {reason}, which is not sent to nodes"
-        context.report.add(_find_mark(root, "sync", "source"), text, UPLOAD_HINT)
+        context.report.add(root.find_mark("sync", "source"), text, UPLOAD_HINT)
 
 
 Values = Mapping[str, Any]
@@ -156,6 +140,7 @@ IneffectiveKey = tuple[Path, str, str]
 
 _NO_RESTARTS = "without `restart.max_restarts` there is no second attempt"
 _SET_RESTARTS = "set `restart: {max_restarts: 3}`"
+_SET_STOP_AFTER = "set `on_controller_loss: {stop_after: 10m}`, so that a lost node is known to have stopped"
 _NO_SSH = "no host is reached by SSH"
 _LEAVE_OUT = "leave it out"
 _OF_SSH = ("user", "port", "identity_file", "proxy_jump")
@@ -183,9 +168,7 @@ def check_ineffective_keys(
 
 
 def _warn_of_key(root: Node, path: Path, above: Path, why: str, hint: str, report: Report) -> None:
-    node: Node | None = root
-    for part in path:
-        node = node.child(part) if node is not None else None
+    node = root.find(*path)
     if node is not None and node.value is not None:
         report.warn(node.mark, f"{format_path((*above, *path))}: has no effect: {why}", hint)
 

@@ -12,7 +12,7 @@ from clusterctl.config.sections.context import BuildContext
 from clusterctl.config.sections.section_fields import SECRET
 from clusterctl.config.sections.section_validation import keep_scalars_as_text, validate_section
 from clusterctl.config.sections.shell_text import find_literal_mistakes
-from clusterctl.config.text.tree import Document, Mark, Node, Path, Report, format_path
+from clusterctl.config.text.tree import Document, Mark, Node, Path, Report, format_path, list_environments
 from clusterctl.config.value_parsers import describe_value
 from clusterctl.config.worker_variables import REMEDIES, is_owned
 
@@ -40,7 +40,8 @@ def build_environment(root: Node, context: BuildContext) -> Environment:
     secrets = _read_secrets(root, context)
     for name in secrets.keys() & entries.keys():
         place = f"as {keys[name].place} sets it too"
-        context.report.add(_find_key_mark(root, "secrets", name), f"secrets.{name}: cannot be a secret, {place}")
+        node = root.child("secrets") or root
+        context.report.add(node.key_mark(name), f"secrets.{name}: cannot be a secret, {place}")
     _warn_of_secrets(root, keys, context.report)
     _warn_of_secret_arguments(root, context.report)
     env = {name: str(node.value) for name, node in entries.items()}
@@ -49,16 +50,9 @@ def build_environment(root: Node, context: BuildContext) -> Environment:
 
 def _warn_of_secrets(root: Node, keys: dict[str, Mark], report: Report) -> None:
     """Warn once of names in `env` that look like a secret, because `env` is stored and shown."""
-    hosts = root.child("hosts")
-    entries = [hosts.child(key) for key in hosts.value] if hosts is not None and isinstance(hosts.value, dict) else []
-    items = (
-        [hosts.child(i) for i in range(len(hosts.value))] if hosts is not None and isinstance(hosts.value, list) else []
-    )
     unique = dict(keys)
-    for place in (root.child("defaults"), *entries, *items):
-        env = place.child("env") if place is not None else None
-        if env is not None and isinstance(env.value, dict):
-            unique |= {name: env.key_mark(name) for name in env.value}
+    for _, env in list_environments(root):
+        unique |= {name: env.key_mark(name) for name in env.value}
     names = [name for name in unique if is_secret_name(name)]
     if names:
         text = f"env: {', '.join(f'`{name}`' for name in names[:3])} looks like a secret: `env` is stored and shown"
@@ -67,8 +61,7 @@ def _warn_of_secrets(root: Node, keys: dict[str, Mark], report: Report) -> None:
 
 def _warn_of_secret_arguments(root: Node, report: Report) -> None:
     """Warn once of job arguments that look like a secret, because all users of a node can see them."""
-    job = root.child("job")
-    args = job.child("args") if job is not None else None
+    args = root.find("job", "args")
     nodes: list[Node] = args.value if args is not None and isinstance(args.value, list) else []
     words = [str(node.value) for node in nodes]
     for index, hidden in list(find_secret_words(words).items())[:1]:
@@ -78,25 +71,15 @@ def _warn_of_secret_arguments(root: Node, report: Report) -> None:
         report.warn(nodes[index].mark, text, hint)
 
 
-def check_variable_names(node: Node | None, path: Path, report: Report) -> None:
-    """Report names that the launcher owns, and names that no environment can contain."""
-    for name in node.value if node is not None and isinstance(node.value, dict) else ():
-        problem = _name_problem(name)
-        if problem is not None and node is not None:
-            report.add(node.key_mark(name), f"{format_path((*path, name))}: {problem[0]}", problem[1])
-
-
-def _name_problem(name: str) -> tuple[str, str | None] | None:
-    if is_owned(name):
-        return f"`{name}` is set by clusterctl for each worker", REMEDIES.get(name)
-    if not name or "=" in name or any(c.isspace() for c in name):
-        return "no variable can have this name", None
-    return None
-
-
-def _find_key_mark(root: Node, section: str, name: str) -> Mark:
-    node = root.child(section)
-    return node.key_mark(name) if node is not None else root.mark
+def check_variable_names(node: Node, path: Path, report: Report) -> None:
+    """Report keys that are names of clusterctl's own variables, or that no environment can contain."""
+    for name in node.value:
+        where = format_path((*path, name))
+        if is_owned(name):
+            text = f"{where}: `{name}` is set by clusterctl for each worker"
+            report.add(node.key_mark(name), text, REMEDIES.get(name))
+        elif not name or "=" in name or any(c.isspace() for c in name):
+            report.add(node.key_mark(name), f"{where}: no variable can have this name")
 
 
 def _read_env(root: Node, report: Report) -> Node | None:
@@ -107,19 +90,13 @@ def _read_env(root: Node, report: Report) -> Node | None:
         hint = "write `NAME: value` lines, without `- `" if isinstance(node.value, list) else None
         report.add(node.mark, f"env: must be a mapping, not {describe_value(node.value)}", hint)
         return None
-    check_variable_names(node, ("env",), report)
     shaped = keep_scalars_as_text(node)
     for name, child in shaped.value.items():
-        if not isinstance(child.value, str):
-            _env_value_problem(name, child, report)
+        if child.value is None and child.raw is not None:
+            report.add(child.mark, f"env.{name}: has no value", 'write `""` for empty text')
+        elif child.value is not None and not isinstance(child.value, str):
+            report.add(child.mark, f"env.{name}: must be text, not {describe_value(child.value)}")
     return shaped
-
-
-def _env_value_problem(name: str, child: Node, report: Report) -> None:
-    if child.value is not None:
-        report.add(child.mark, f"env.{name}: must be text, not {describe_value(child.value)}")
-    elif child.raw is not None:
-        report.add(child.mark, f"env.{name}: has no value", 'write `""` for empty text')
 
 
 def _read_env_files(root: Node, context: BuildContext) -> Iterator[Node]:

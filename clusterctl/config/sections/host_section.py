@@ -208,7 +208,10 @@ def _name_copies(machines: list[DeclaredHost], report: Report) -> list[DeclaredH
             numbers[host] += 1
         else:
             named.append(machine)
-    _check_unique_names(named, report)
+    names = Counter(machine.spec.name for machine in named)
+    for machine in named:
+        if names[machine.spec.name] > 1 and machine.spec.name != machine.spec.host:
+            report.add(machine.mark, f"`{machine.spec.name}` names two nodes", "rename the host that is called so")
     return named
 
 
@@ -220,33 +223,14 @@ def _check_repeated(machines: list[DeclaredHost], copies: Counter[str], report: 
         first = first_by_host.setdefault(spec.host, machine)
         local = spec.transport is first.spec.transport is TransportKind.LOCAL
         if first is not machine and not local:
-            hint = f"first {_describe_position(first, machine)}; only hosts with `transport: local` may repeat"
+            hint = f"first at {first.mark.place}; only hosts with `transport: local` may repeat"
             report.add(machine.mark, f"{format_path(machine.entry.path)}: `{spec.host}` is listed twice", hint)
         elif spec.transport is not TransportKind.LOCAL and copies[spec.host] == 1:
             other = by_address.setdefault((spec.address or spec.host, spec.port), machine)
             if other is not machine:
                 at = machine.entry.node.child("address") or machine.entry.node
                 text = f"{format_path(machine.entry.path)}: `{spec.host}` and `{other.spec.host}` have one address"
-                report.add(
-                    at.mark, text, f"`{spec.address or spec.host}` is taken {_describe_position(other, machine)}"
-                )
-
-
-def _describe_position(first: DeclaredHost, second: DeclaredHost) -> str:
-    if not first.mark.document.places:
-        return f"by {first.mark.document.path}"
-    if first.mark.document is second.mark.document:
-        return f"on line {first.mark.line}" if first.mark.line != second.mark.line else "in the same line"
-    return f"in {first.mark.place}"
-
-
-def _check_unique_names(machines: list[DeclaredHost], report: Report) -> None:
-    names: set[str] = set()
-    for machine in machines:
-        name = machine.spec.name
-        if name in names and machine.spec.name != machine.spec.host:
-            report.add(machine.mark, f"`{name}` names two nodes", "rename the host that is called so")
-        names.add(name)
+                report.add(at.mark, text, f"`{spec.address or spec.host}` is taken at {other.mark.place}")
 
 
 def suggest_word(word: str, words: list[str]) -> str | None:
@@ -273,8 +257,7 @@ def insert_external_hosts(root: Node, context: BuildContext) -> Node:
     except HostListError as error:
         context.report.add(source.mark, f"hosts.from: {error}", error.hint)
         listed = []
-    defaults = root.child("defaults")
-    has_transport = defaults is not None and defaults.child("transport") is not None
+    has_transport = root.find("defaults", "transport") is not None
     return _replace_hosts(root, [_build_host_node(one, source, has_transport=has_transport) for one in listed], hosts)
 
 

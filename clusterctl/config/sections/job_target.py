@@ -26,7 +26,7 @@ from clusterctl.config.sections.shell_text import (
 )
 from clusterctl.config.spec import JobSpec, Role, SyncSpec, TransportKind
 from clusterctl.config.text.interpolation import list_shell_items
-from clusterctl.config.text.tree import Mark, Node, Path, format_path
+from clusterctl.config.text.tree import Mark, Node, Path, format_path, list_environments
 from clusterctl.config.worker_variables import (
     OWNED_NAMES,
     REMEDIES,
@@ -51,10 +51,7 @@ def check_target(
     context: BuildContext,
 ) -> JobSpec:
     """Check what the job runs, as far as this machine has it; return the job with its script's path on the nodes."""
-    section = root.child("job")
-    marks = {
-        key: node.mark if node else root.mark for key in _KEYS for node in [section.child(key) if section else None]
-    }
+    marks = {key: root.find_mark("job", key) for key in ("script", "module", "command")}
     if job.module is not None:
         _check_module(job.module, marks["module"], context)
     synced = _synced(root, sync)
@@ -69,9 +66,6 @@ def check_target(
         hint = '`"$@"` in the text stands for all arguments; or make the arguments a part of the text'
         context.report.warn(marks["command"], text, hint)
     return job
-
-
-_KEYS = ("script", "module", "command")
 
 
 def list_shell_files(root: Node, job: JobSpec, sync: SyncSpec | None, context: BuildContext) -> dict[str, bytes]:
@@ -254,7 +248,7 @@ def check_shell_texts(
         for what, hint in find_literal_mistakes(str(node.value), is_argument="env" not in path):
             context.report.warn(node.mark, f"{format_path(path)}: {what}", hint)
     scripts = [
-        (_mark(root, "command"), f"`{name}` of job.command", data.decode("utf-8", "replace"))
+        (root.find_mark("job", "command"), f"`{name}` of job.command", data.decode("utf-8", "replace"))
         for name, data in files.items()
     ]
     for mark, where, text in (*_list_texts(root, job), *scripts):
@@ -301,41 +295,27 @@ def check_shell_texts(
 def _list_texts(root: Node, job: JobSpec) -> Iterator[tuple[Mark, str, str]]:
     """Yield each text of a job that bash reads, with its position."""
     if job.prologue:
-        yield _mark(root, "prologue"), "job.prologue", job.prologue
+        yield root.find_mark("job", "prologue"), "job.prologue", job.prologue
     if isinstance(job.command, str):
-        yield _mark(root, "command"), "job.command", job.command
+        yield root.find_mark("job", "command"), "job.command", job.command
     elif job.command is not None:
         shell = list_shell_items(("job", "command"), job.command)
         for number in sorted(shell & set(range(len(job.command)))):
-            yield _mark(root, "command", number), f"job.command[{number}]", job.command[number]
+            yield root.find_mark("job", "command", number), f"job.command[{number}]", job.command[number]
         if job.command and os.path.basename(job.command[0]) == "env":
             assigned = " ".join(f"{match[0]}x" for word in job.command if (match := ASSIGNMENT.match(word)))
-            yield _mark(root, "command"), "job.command", assigned
+            yield root.find_mark("job", "command"), "job.command", assigned
 
 
 def _list_literals(root: Node) -> Iterator[tuple[Node, Path]]:
     """Yield each text that no shell reads, with its key: arguments, items of a command, values of `env`."""
-    job = root.child("job")
     for key in ("args", "command"):
-        items = job.child(key) if job is not None else None
+        items = root.find("job", key)
         if items is not None and isinstance(items.value, list):
             shell = list_shell_items(("job", key), [item.value for item in items.value])
             yield from ((item, ("job", key, i)) for i, item in enumerate(items.value) if i not in shell)
-    hosts = root.child("hosts")
-    count = len(hosts.value) if hosts is not None and isinstance(hosts.value, list) else 0
-    sections: list[tuple[Path, Node | None]] = [((), root), (("defaults",), root.child("defaults"))]
-    sections += [(("hosts", number), hosts.child(number)) for number in range(count) if hosts is not None]
-    for above, section in sections:
-        values = section.child("env") if section is not None else None
-        if values is not None and isinstance(values.value, dict):
-            yield from ((value, (*above, "env", name)) for name, value in values.value.items())
-
-
-def _mark(root: Node, *path: str | int) -> Mark:
-    node: Node | None = root.child("job")
-    for part in path:
-        node = node.child(part) if node is not None else None
-    return root.mark if node is None else node.mark
+    for path, node in list_environments(root):
+        yield from ((value, (*path, name)) for name, value in node.value.items())
 
 
 def _describe_replaced(where: str, names: Sequence[str]) -> tuple[str, str]:

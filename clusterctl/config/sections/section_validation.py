@@ -6,6 +6,7 @@ mistake gives one message.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import cache
@@ -35,6 +36,7 @@ from clusterctl.config.sections.section_fields import (
 )
 from clusterctl.config.text.tree import Node, Path, Report, format_path
 from clusterctl.config.value_parsers import describe_value
+from clusterctl.suggestion import similar
 
 # Unknown keys are mistakes, and `"8"` is not a number.
 _STRICT = ConfigDict(extra="forbid", strict=True)
@@ -236,8 +238,6 @@ def suggest_key(key: str, fields: Iterable[str]) -> str | None:
 
 def find_similar_key(key: str, fields: Iterable[str]) -> str | None:
     """Return the known key that is most similar to an unknown one."""
-    import difflib
-
     names, word = list(fields), key.lower().replace("-", "_")
     alias = _ALIASES.get(word)
     if alias in names:
@@ -245,8 +245,7 @@ def find_similar_key(key: str, fields: Iterable[str]) -> str | None:
     begun = [name for name in names if len(word) >= 3 and name.startswith(word)]
     if len(begun) == 1:
         return begun[0]
-    close = difflib.get_close_matches(word, names, 1, 0.65)
-    return close[0] if close else None
+    return similar(word, names, 0.65)
 
 
 def _describe_error(detail: ErrorDetails, node: Node, key: str) -> tuple[str, str | None]:
@@ -282,10 +281,8 @@ _TYPES = {
 def _describe_choices(expected: str, node: Node) -> tuple[str, str | None]:
     words = [word.strip("'") for word in expected.replace(" or ", ", ").split(", ")]
     shown_words = " or ".join(filter(None, [", ".join(f"`{w}`" for w in words[:-1]), f"`{words[-1]}`"]))
-    import difflib
-
-    close = difflib.get_close_matches(str(node.value).lower(), words, 1, 0.5)
-    return f"must be {shown_words}, not {describe_value(node.value)}", f"did you mean `{close[0]}`?" if close else None
+    close = similar(str(node.value).lower(), words, 0.5)
+    return f"must be {shown_words}, not {describe_value(node.value)}", f"did you mean `{close}`?" if close else None
 
 
 def _type_hint(kind: str, node: Node, key: str) -> str | None:
@@ -299,22 +296,9 @@ def _type_hint(kind: str, node: Node, key: str) -> str | None:
     if kind == "bool_type" and raw.lower() in ("yes", "on", "no", "off"):
         return f"write `{'true' if raw.lower() in ('yes', 'on') else 'false'}`"
     if kind == "list_type" and isinstance(node.value, str):
-        return f"write `{key}: [{', '.join(_quote(word) for word in _split_choices(raw))}]`"
+        return f"write `{key}: [{', '.join(map(json.dumps, raw.split()))}]`"
     if kind == "list_type" and node.raw is not None:
         return f"write `{key}: [{raw}]`"
     if kind == "dict_type" and key == "env" and isinstance(node.value, list):
         return "write `NAME: value` lines, without `- `"
     return None
-
-
-def _split_choices(text: str) -> list[str]:
-    import shlex
-
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
-
-
-def _quote(word: str) -> str:
-    return f'"{word}"' if '"' not in word else f"'{word}'"

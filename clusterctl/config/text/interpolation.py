@@ -6,6 +6,7 @@ Nothing else is interpolated. A text that looks like another expansion is refuse
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,10 +70,11 @@ class Interpolation:
         if isinstance(node.value, dict):
             entries: dict[str, Node] = {}
             for key, child in node.value.items():
-                if key.startswith("x-"):
-                    _warn_hidden_host(node.key_mark(key), key, path, self.report)
-                    continue
-                entries[key] = self.interpolate_tree(child, (*path, key))
+                if not key.startswith("x-"):
+                    entries[key] = self.interpolate_tree(child, (*path, key))
+                elif path == ("hosts",):
+                    text = f"host `{key}` is ignored, as every key that begins with `x-`"
+                    self.report.warn(node.key_mark(key), text, "list hosts as `- x-1`")
             return node.with_entries(entries)
         if isinstance(node.value, list):
             shell = list_shell_items(path, [item.value for item in node.value])
@@ -110,11 +112,17 @@ class Interpolation:
                 continue
             mark = node.inside(match.start(), len(match[0]))
             if is_shell and match[0].startswith("$("):
-                self._doubt_command(match[0], mark, path)
+                name = match[0][2:-1]
+                text = f"{format_path(path)}: bash runs a command `{name}` for `{match[0]}`, a variable of Kubernetes"
+                self.report.warn(mark, text, f"write `${find_substitute(name) or name}`")
                 pieces.append(match[0])
                 continue
             used = True
-            pieces.append(self._expanded(match, mark, path) if match[0] != "$(" else self._kept(mark, path))
+            if match[0] == "$(":
+                hint = "`job.prologue` and a text of `job.command` are read by bash on the node"
+                text = f"{format_path(path)}: nothing runs the command of `$(`, the text stays as it is"
+                self.report.warn(mark, text, hint)
+            pieces.append(match[0] if match[0] == "$(" else self._expand(match, mark, path))
             if len(self.report.problems) + len(self.report.warnings) - reported > _MAX_MISTAKES:
                 break
         if len(self.report.problems) > before:
@@ -124,7 +132,7 @@ class Interpolation:
         value: Any = parse_scalar(text) if used and not node.quoted else text
         return Node(value, node.mark, raw=text, quoted=node.quoted)
 
-    def _expanded(self, match: re.Match[str], mark: Mark, path: Path) -> str:
+    def _expand(self, match: re.Match[str], mark: Mark, path: Path) -> str:
         body = None if match[1] is None or not match[2] else _BODY.fullmatch(match[1])
         if body is None:
             self._refuse(match, mark, path)
@@ -145,19 +153,6 @@ class Interpolation:
             hint = f"write `${{env:{name}:-}}` if meant"
             self.report.warn(mark, f"{format_path(path)}: `{name}` is not set and taken as empty", hint)
         return value
-
-    def _kept(self, mark: Mark, path: Path) -> str:
-        hint = "`job.prologue` and a text of `job.command` are read by bash on the node"
-        self.report.warn(mark, f"{format_path(path)}: nothing runs the command of `$(`, the text stays as it is", hint)
-        return "$("
-
-    def _doubt_command(self, token: str, mark: Mark, path: Path) -> None:
-        """Warn of a Kubernetes variable that bash would run as a command."""
-        name = token[2:-1]
-        text = (
-            f"{format_path(path)}: bash runs a command `{name}` for `{token}`, which is a variable for Kubernetes alone"
-        )
-        self.report.warn(mark, text, f"write `${find_substitute(name) or name}`")
 
     def _refuse(self, match: re.Match[str], mark: Mark, path: Path) -> None:
         token = match[0]
@@ -219,12 +214,9 @@ def _suggest_remedy(name: str, token: str, path: Path) -> str:
     if _is_variable_value(path):
         return f"`job.prologue` may export it with the node's value; {here}; {text}"
     if path[:2] == ("job", "args"):
-        return f"a text of `job.command` is read by bash on the node{_as_bash_writes(name, token)}; {here}; {text}"
+        there = f": write `${name}` there" if token.startswith("$(") else ""
+        return f"a text of `job.command` is read by bash on the node{there}; {here}; {text}"
     return f"{here}; {text}"
-
-
-def _as_bash_writes(name: str, token: str) -> str:
-    return f": write `${name}` there" if token.startswith("$(") else ""
 
 
 def _warn_of_blanks(
@@ -238,7 +230,8 @@ def _warn_of_blanks(
         is_filled_in = before.raw is not None and _WHOLLY_FILLED_IN.fullmatch(before.raw.strip()) is not None
         if i not in shell and holds_several_arguments(value, is_filled_in=is_filled_in and not follows):
             # As it is written: what the variable holds may be a secret.
-            text = f"{format_path((*path, i))}: `{_shortened(before.raw or value)}` is one argument with blanks"
+            shown = textwrap.shorten(before.raw or value, _MAX_SHOWN_CHARACTERS, placeholder="…")
+            text = f"{format_path((*path, i))}: `{shown}` is one argument with blanks"
             report.warn(item.mark, text, hint)
 
 
@@ -250,10 +243,6 @@ def holds_several_arguments(value: str, *, is_filled_in: bool = False) -> bool:
         is_filled_in: All of it is what a variable holds, and it follows no option whose value it may be.
     """
     return bool(_OPTION_AND_MORE.match(value)) or (is_filled_in and len(value.split()) > 1)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[: _MAX_SHOWN_CHARACTERS - 1] + "…"
 
 
 def _check_tilde(node: Node, path: Path, report: Report) -> bool:
@@ -283,11 +272,6 @@ def _is_file_path_key(path: Path) -> bool:
     return keys[-1] in ("workdir", "python", "source", "env_file", "to", "pattern", "watch", "known_hosts") or (
         keys[-1] == "file" and keys[0] in ("secrets", "hosts")
     )
-
-
-def _warn_hidden_host(mark: Mark, key: str, path: Path, report: Report) -> None:
-    if path == ("hosts",):
-        report.warn(mark, f"host `{key}` is ignored, as every key that begins with `x-`", "list hosts as `- x-1`")
 
 
 def _is_literal_key(path: Path) -> bool:

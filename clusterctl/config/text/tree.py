@@ -91,6 +91,18 @@ class Node:
             return item
         return None
 
+    def find(self, *path: str | int) -> Node | None:
+        """Return the node at a path below this one, or `None` if there is none."""
+        node: Node | None = self
+        for part in path:
+            node = node.child(part) if node is not None else None
+        return node
+
+    def find_mark(self, *path: str | int) -> Mark:
+        """Return the position of the node at a path below this one, or that of this node if there is none."""
+        node = self.find(*path)
+        return node.mark if node is not None else self.mark
+
     def key_mark(self, key: str | int) -> Mark:
         """Return the position of a key, or of the value if keys have no position."""
         mark = self.keys.get(str(key))
@@ -115,6 +127,16 @@ class Node:
         if self.raw is None or not line.startswith(self.raw, start):
             return self.mark
         return self.mark.shifted(start - self.mark.column + 1 + offset, length)
+
+
+def list_environments(root: Node) -> list[tuple[Path, Node]]:
+    """Return each mapping `env` of a cluster file, with its path: of the file, of the defaults and of the hosts."""
+    hosts = root.child("hosts")
+    some = hosts.value if hosts is not None and isinstance(hosts.value, (dict, list)) else ()
+    keys = some if isinstance(some, dict) else range(len(some))
+    paths: list[Path] = [("env",), ("defaults", "env"), *(("hosts", key, "env") for key in keys)]
+    found = [(path, root.find(*path)) for path in paths]
+    return [(path, node) for path, node in found if node is not None and isinstance(node.value, dict)]
 
 
 @dataclass

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typing_extensions import override
 
 from clusterctl.config.loader import ClusterFileText, LoadedClusterFile, parse_cluster_file
+from clusterctl.config.sections.context import DiskFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,12 +16,13 @@ if TYPE_CHECKING:
 FOLDER = "/home/me/llm"
 
 
-class Shelf:
+class Shelf(DiskFiles):
     """Files by path; folders are what holds them."""
 
     def __init__(self, contents: dict[str, bytes]) -> None:
         self.contents = contents
 
+    @override
     def read(self, path: str) -> bytes:
         if path not in self.contents:
             raise FileNotFoundError(2, "No such file or directory", path)
@@ -27,18 +30,23 @@ class Shelf:
 
     read_own = read
 
+    @override
     def is_file(self, path: str) -> bool:
         return path in self.contents
 
+    @override
     def is_dir(self, path: str) -> bool:
         return any(name.startswith(path.rstrip("/") + "/") for name in self.contents)
 
+    @override
     def real(self, path: str) -> str:
         return path.replace("/home/me/link", FOLDER).replace(f"{FOLDER}/linked.py", "/elsewhere/linked.py")
 
+    @override
     def find_upload_obstacle(self, path: str) -> str | None:
         return "is a home" if path == "/home/me" else None
 
+    @override
     def names(self, path: str) -> Sequence[str]:
         return sorted({name[len(path) + 1 :].split("/")[0] for name in self.contents if name.startswith(path + "/")})
 

@@ -46,8 +46,6 @@ def job_of(loaded: LoadedClusterFile) -> JobSpec:
         pytest.param("n", NOTEBOOK, "is a notebook", "nbconvert", id="notebook_by_content"),
         pytest.param("a.json", b'{"lr": 1}', "is data", "`args: [a.json]`", id="json"),
         pytest.param("a.yaml", b"lr: rate\n", "is data", "`args: [a.yaml]`", id="yaml"),
-        pytest.param("a", b'{"lr": [1, -2.0, null]}', "is data", "`args: [a]`", id="json_by_content"),
-        pytest.param("a.py", b"lr: rate\nsteps: n\n", "is data", "`args: [a.py]`", id="yaml_that_is_called_python"),
         pytest.param("t.toml", b"[job]\n", "is data", "`args: [t.toml]`", id="toml"),
         pytest.param("train", b"\x7fELF\x02\0\0", "is a binary file", "`command: ./train`", id="binary"),
     ],

@@ -240,8 +240,8 @@ WRONG = [
         "cluster_name: x\nprovider: {type: local}\n",
         1,
         1,
-        "this is a cluster file of Ray, not of clusterctl",
-        "list its machines under `hosts`; `clusterctl init` writes a file to start from",
+        "this is a file of Ray or Kubernetes, and no cluster file",
+        "`clusterctl init` writes a file to start from: list the machines under `hosts`",
         id="ray_file",
     ),
     pytest.param(
@@ -264,8 +264,8 @@ WRONG = [
         "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n",
         1,
         1,
-        "this is a Kubernetes manifest, not a cluster file",
-        "clusterctl starts jobs over SSH; Kubernetes Cluster API has another program of this name",
+        "this is a file of Ray or Kubernetes, and no cluster file",
+        "`clusterctl init` writes a file to start from: list the machines under `hosts`",
         id="kubernetes_manifest",
     ),
     pytest.param(
@@ -405,7 +405,7 @@ WRONG = [
         4,
         3,
         "hosts[1]: `gpu01` is listed twice",
-        "first on line 3; only hosts with `transport: local` may repeat",
+        "first at cluster.yaml:3:3; only hosts with `transport: local` may repeat",
         id="host_twice_in_list",
     ),
     pytest.param(
@@ -413,7 +413,7 @@ WRONG = [
         4,
         3,
         "hosts.gpu02: `gpu02` is listed twice",
-        "first on line 3; only hosts with `transport: local` may repeat",
+        "first at cluster.yaml:3:3; only hosts with `transport: local` may repeat",
         id="host_twice_by_range",
     ),
     pytest.param(
@@ -421,7 +421,7 @@ WRONG = [
         4,
         24,
         "hosts[1]: `b` and `a` have one address",
-        "`10.0.0.1` is taken on line 3",
+        "`10.0.0.1` is taken at cluster.yaml:3:12",
         id="address_twice",
     ),
     pytest.param(
@@ -429,7 +429,7 @@ WRONG = [
         4,
         12,
         "hosts[1]: `a` is listed twice",
-        "first on line 3; only hosts with `transport: local` may repeat",
+        "first at cluster.yaml:3:12; only hosts with `transport: local` may repeat",
         id="local_and_ssh_of_one_name",
     ),
     pytest.param(
@@ -991,7 +991,7 @@ WRONG = [
         "version: 1\nhosts: gpu01\nnetwork: {master_port: 0}\n",
         3,
         24,
-        "network.master_port: must be a port from 1 to 65535",
+        "network.master_port: must be between 1 and 65535, not `0`",
         None,
         id="master_port_zero",
     ),
