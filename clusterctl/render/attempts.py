@@ -12,7 +12,7 @@ from clusterctl.logs.line import LogLine
 from clusterctl.render.console import DIM, Terminal, safe
 from clusterctl.render.log_output import format_rfc3339
 from clusterctl.render.run_messages import cause_json, describe_exit, failure_line
-from clusterctl.render.table import Cell, Column, render_table
+from clusterctl.render.table import Cell, Column, make_columns, render_table
 from clusterctl.run.rules.blame import Cause
 from clusterctl.run.rules.controller_events import Restarting
 from clusterctl.run.rules.outcome import find_final_cause
@@ -123,10 +123,7 @@ def render_attempts(state: RunState, step: int | None, now: float, terminal: Ter
     if not state.past_attempts:
         return []
     columns = [
-        Column(title="ATTEMPT", right=True),
-        Column(title="TOOK", right=True),
-        Column(title="STEPS", right=True),
-        Column(title="FROM", shrink=True),
+        *make_columns(">ATTEMPT", ">TOOK", ">STEPS", "~FROM"),
         Column(title="END", shrink=True, wraps=True),
     ]
     rows: list[list[Cell | str]] = [

@@ -276,8 +276,8 @@ def render_why(verdict: Verdict, terminal: Terminal) -> list[str]:
         return [f"{terminal.style(terminal.glyphs.ok, GREEN)} {safe(verdict.summary)}"]
     colour = RED if verdict.confidence in (Confidence.CERTAIN, Confidence.LIKELY) else YELLOW
     (_, first), *rest = verdict_lines(verdict)
-    head, _, count_worker_states = first.partition(": ")
+    head, _, text = first.partition(": ")
     return [
-        f"{terminal.style(safe(head), BOLD, colour)}: {safe(count_worker_states)}",
-        *(f"  {terminal.style(f'{label:6}', DIM)} {safe(text)}" for label, text in rest),
+        f"{terminal.style(safe(head), BOLD, colour)}: {safe(text)}",
+        *(f"  {terminal.style(f'{label:6}', DIM)} {safe(line)}" for label, line in rest),
     ]

@@ -98,7 +98,7 @@ def _nodes(errors: Sequence[tuple[str, str, str | None]], terminal: Terminal) ->
     groups: dict[tuple[str, str | None], list[tuple[str, str | None]]] = {}
     for node, message, hint in errors:
         alike = _ADDRESS.sub("", hint) if hint else None
-        groups.setdefault((_without(node, message), alike), []).append((node, hint))
+        groups.setdefault((message.removeprefix(f"{node}: "), alike), []).append((node, hint))
     lines: list[str] = []
     hints = [_shared([hint for _, hint in same]) for same in groups.values()]
     for number, ((message, _), same) in enumerate(groups.items()):
@@ -113,11 +113,6 @@ def _shared(hints: Sequence[str | None]) -> str | None:
     """Return one hint for nodes whose hints differ in the address alone, if at all."""
     first, different = hints[0], len(set(hints))
     return first if different == 1 else f"{first}; likewise for the other {different - 1}"
-
-
-def _without(node: str, message: str) -> str:
-    """Return a message without the name of its node in front, so that those of many nodes are equal."""
-    return message.removeprefix(f"{node}: ")
 
 
 def _text(text: str) -> str:

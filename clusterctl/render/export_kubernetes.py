@@ -110,12 +110,12 @@ def _read_template(suffix: str) -> str:
 def _require_equal_hosts(spec: ClusterSpec) -> tuple[int, int]:
     """Return GPUs and workers of every pod."""
     for key, counts in (
-        ("gpus", {host.name: _gpus(host) for host in spec.workers}),
+        ("gpus", {host.name: count_gpus(host) for host in spec.workers}),
         ("workers", {host.name: host.workers for host in spec.workers}),
     ):
         if len({*counts.values()}) > 1:
             raise _unequal_hosts_error(key, counts)
-    gpus, workers = _gpus(spec.workers[0]), spec.workers[0].workers
+    gpus, workers = count_gpus(spec.workers[0]), spec.workers[0].workers
     if gpus is None:
         hint = "write `gpus: 8` below `defaults`, or add `--set defaults.gpus=8`"
         raise RefusedError("the file leaves the GPUs open, and a pod has to ask for them", hint=hint)
@@ -132,12 +132,9 @@ def _unequal_hosts_error(key: str, counts: Mapping[str, int | None]) -> RefusedE
     return RefusedError(text, hint=f"`--exclude {fold_hosts(others)}` exports the job of the other hosts")
 
 
-def _gpus(host: HostSpec) -> int | None:
-    match host.gpus:
-        case tuple() as indices:
-            return len(indices)
-        case count:
-            return count
+def count_gpus(host: HostSpec) -> int | None:
+    """Return the number of GPUs that the file gives a host; `None` if it leaves them open."""
+    return len(host.gpus) if isinstance(host.gpus, tuple) else host.gpus
 
 
 def _command(job: JobSpec) -> str:

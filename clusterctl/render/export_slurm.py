@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from clusterctl.config.spec import ClusterSpec, HostSpec
+from clusterctl.config.spec import ClusterSpec
+from clusterctl.render.export_kubernetes import count_gpus
 
 _MARGIN_SECONDS = 60
 """Slurm looks every 30 s or so whether a signal is due, and nodes take their time to be swept."""
@@ -15,6 +16,7 @@ _MARGIN_SECONDS = 60
 
 _ASKED_FOR = ("host", "gpus", "workers")
 """Keys of hosts that say which nodes are asked for."""
+_CONNECTION_KEYS = ("user", "address", "port", "identity_file", "proxy_jump")
 
 
 def list_losses(spec: ClusterSpec, keys: Sequence[str]) -> list[str]:
@@ -70,7 +72,7 @@ def _directives(spec: ClusterSpec) -> Iterator[str]:
     workers = {host.workers for host in spec.workers}
     if len(workers) == 1 and None not in workers:
         yield f"#SBATCH --ntasks-per-node={workers.pop()}"
-    gpus = max((_gpus(host) or 0 for host in spec.workers), default=0)
+    gpus = max((count_gpus(host) or 0 for host in spec.workers), default=0)
     if gpus:
         yield f"#SBATCH --gpus-per-node={gpus}"
     grace = spec.job.grace if spec.job is not None else 0
@@ -82,7 +84,7 @@ def _directives(spec: ClusterSpec) -> Iterator[str]:
 
 
 def _notes(spec: ClusterSpec) -> Iterator[str]:
-    gpus: set[int | None] = {_gpus(host) for host in spec.workers}
+    gpus: set[int | None] = {count_gpus(host) for host in spec.workers}
     if None in gpus:
         yield "# The file leaves the GPUs open (`auto`): ask for them here, as in `#SBATCH --gpus-per-node=8`."
     elif len(gpus) > 1:
@@ -91,18 +93,5 @@ def _notes(spec: ClusterSpec) -> Iterator[str]:
         yield "# Say how long it may take, as in `#SBATCH --time=24:00:00`; else the partition's own limit holds."
     if spec.spares:
         yield "# Spares of the file are not asked for."
-    if any(_has_connection_keys(host) for host in spec.hosts):
+    if any(getattr(host, key) is not None for host in spec.hosts for key in _CONNECTION_KEYS):
         yield "# What the file says of ways to its hosts (user, address, jump host) does not hold for the job's nodes."
-
-
-def _gpus(host: HostSpec) -> int | None:
-    match host.gpus:
-        case tuple() as indices:
-            return len(indices)
-        case count:
-            return count
-
-
-def _has_connection_keys(host: HostSpec) -> bool:
-    said: Iterable[object] = (host.user, host.address, host.port, host.identity_file, host.proxy_jump)
-    return any(value is not None for value in said)

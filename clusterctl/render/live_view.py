@@ -10,7 +10,7 @@ from enum import Enum
 
 from clusterctl.config.host_ranges import fold_hosts
 from clusterctl.formatting import format_duration
-from clusterctl.render.console import CYAN, DIM, GREEN, RED, YELLOW, Console, Glyphs, Terminal, fit, pad, safe
+from clusterctl.render.console import CYAN, DIM, GREEN, RED, Console, Glyphs, Terminal, fit, pad, safe
 from clusterctl.render.sanitize import json_line
 from clusterctl.render.wrapping import count_columns
 from clusterctl.run.rules.controller_events import Phase
@@ -37,7 +37,6 @@ class PhaseEnd(str, Enum):
 
     RUNNING = "running"
     OK = "ok"
-    WARN = "warn"
     FAIL = "fail"
 
 
@@ -78,7 +77,6 @@ def phase_line(view: PhaseView, glyphs: Glyphs, *, width: int | None = None, spi
     sign = {
         PhaseEnd.RUNNING: glyphs.running[spin % len(glyphs.running)],
         PhaseEnd.OK: glyphs.ok,
-        PhaseEnd.WARN: glyphs.warn,
         PhaseEnd.FAIL: glyphs.fail,
     }[view.end]
     count = f"{view.done}/{view.total}" if view.total else ""
@@ -202,7 +200,7 @@ class LiveView:
         return lines
 
     def _paint(self, view: PhaseView, line: str) -> str:
-        colour = {PhaseEnd.OK: GREEN, PhaseEnd.WARN: YELLOW, PhaseEnd.FAIL: RED, PhaseEnd.RUNNING: CYAN}[view.end]
+        colour = {PhaseEnd.OK: GREEN, PhaseEnd.FAIL: RED, PhaseEnd.RUNNING: CYAN}[view.end]
         sign, rest = line.split(" ", 1)
         return f"{self._terminal.style(sign, colour)} {rest}"
 

@@ -34,6 +34,11 @@ def format_time(time: float) -> str:
     return f"{local:%H:%M:%S}.{local.microsecond // 1000:03}"
 
 
+def format_local_time(time: float) -> str:
+    """Return a wall clock time with its day, as it is here: `2026-03-01 14:03:22`."""
+    return f"{datetime.fromtimestamp(time).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
 def format_rfc3339(time: float) -> str:
     """Return a wall clock time for machines, in UTC."""
     return datetime.fromtimestamp(time, tz=timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -21,6 +20,7 @@ from clusterctl.logs.sanitize import clean_text, strip_colours
 from clusterctl.render import charts
 from clusterctl.render.attempts import describe_cause, list_attempt_spans
 from clusterctl.render.charts import Bar, Chart, Span, TimelineEvent, make_chart
+from clusterctl.render.log_output import format_local_time
 from clusterctl.render.run_messages import format_step
 from clusterctl.render.sanitize import sanitize_line
 from clusterctl.render.status import RunView, describe_commit
@@ -115,7 +115,7 @@ def load_page_template(name: str) -> Template:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters |= {"n": charts.format_number, "clock": _clock, "hosts": fold_hosts}
+    environment.filters |= {"n": charts.format_number, "clock": format_local_time, "hosts": fold_hosts}
     environment.globals |= {
         "width": charts.WIDTH,
         "chart_height": charts.HEIGHT,
@@ -141,7 +141,7 @@ def _facts(view: RunView, ended: float) -> list[tuple[str, str]]:
     began = state.created
     facts = [
         ("why", "" if cause is None else describe_cause(cause, message=True)),
-        ("started", "" if began is None else _clock(began)),
+        ("started", "" if began is None else format_local_time(began)),
         ("took", "" if began is None else format_duration(ended - began) + ("" if state.over else ", and goes on")),
         ("exit code", "" if state.exit_code is None else str(state.exit_code)),
         ("size", f"{plural(len(state.workers), 'rank')} on {plural(len(state.nodes), 'node')}"),
@@ -210,7 +210,3 @@ def _straggler_rows(state: RunState, speeds: Mapping[int, float | None]) -> list
         [str(rank), state.workers[rank].node if rank in state.workers else "", f"{value:.2f}", f"{value / middle:.0%}"]
         for value, rank in slow
     ]
-
-
-def _clock(time: float) -> str:
-    return f"{datetime.fromtimestamp(time).astimezone():%Y-%m-%d %H:%M:%S}"

@@ -91,13 +91,8 @@ _REMEDIES = {
 def health_message(event: Health) -> str:
     """Return the line of the log view for the start or the end of a node's problem."""
     word = {"FAIL": "unhealthy", "WARN": "warn"}.get(event.status, "ok")
-    return f"{word}: {health_line(event)}"
-
-
-def health_line(event: Health) -> str:
-    """Return the problem of a node in one line, with the remedy."""
     remedy = _REMEDIES.get(event.action)
-    return f"{safe(event.message)} ({remedy})" if remedy else safe(event.message)
+    return f"{word}: {safe(event.message)}" + (f" ({remedy})" if remedy else "")
 
 
 def stall_line(stall: StallView) -> str:
@@ -182,11 +177,6 @@ def unreachable_message(event: Link) -> str:
     else:
         parts.append(f"its workers are stopped there in {duration_text(event.stop_in)} (on_controller_loss.stop_after)")
     return "; ".join(parts)
-
-
-def describe_silence(node: NodeState) -> str:
-    """Return a sentence about a node that is silent now."""
-    return f"{node.node}: {node.describe_silence()}"
 
 
 SILENT = (node_events.Prepared, node_events.Started, node_events.Exited, node_events.Grouped, node_events.Swept)

@@ -63,8 +63,4 @@ _JSON_ESCAPED = re.compile(f"[{CONTROL_CHARACTERS}]{STRAY_JOINER}")
 
 def json_line(value: Any) -> str:
     """Return a value as one line of JSON whose letters are readable in any script; what steers or hides is escaped."""
-    return _JSON_ESCAPED.sub(_escape, json.dumps(value, ensure_ascii=False))
-
-
-def _escape(match: re.Match[str]) -> str:
-    return json.dumps(match[0])[1:-1]
+    return _JSON_ESCAPED.sub(lambda match: json.dumps(match[0])[1:-1], json.dumps(value, ensure_ascii=False))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from statistics import median
 from typing import Any
 
@@ -13,7 +12,7 @@ from clusterctl.formatting import duration_text, fold_ranks, format_duration, na
 from clusterctl.render.attempts import attempts_json, describe_next_attempt, render_attempts
 from clusterctl.render.console import BOLD, DIM, GREEN, RED, YELLOW, Terminal, safe
 from clusterctl.render.errors import remaining_lines
-from clusterctl.render.log_output import format_rfc3339
+from clusterctl.render.log_output import format_local_time, format_rfc3339
 from clusterctl.render.run_messages import (
     Unattended,
     cause_json,
@@ -28,7 +27,7 @@ from clusterctl.render.run_messages import (
 from clusterctl.render.table import Cell, make_columns, render_table
 from clusterctl.run.record.run_facts import Commit, Origin, StartTimes, StepTime
 from clusterctl.run.rules.outcome import find_final_cause, list_end_warnings
-from clusterctl.run.rules.state import RunPhase, RunState, StallView, WorkerState
+from clusterctl.run.rules.state import RunPhase, RunState, WorkerState
 
 STATE_STYLES: dict[str, tuple[str, ...]] = {
     "starting": (YELLOW,),
@@ -266,15 +265,10 @@ def state_cell(state: str, word: str | None = None) -> Cell:
     return Cell(word or state, STATE_STYLES.get(state, ()))
 
 
-def stall_json(stall: StallView | None, verdict: Any = None) -> dict[str, Any] | None:
-    """Return a stall as JSON."""
-    fields = ("since_s", "limit_s", "phase")
-    return None if stall is None else {key: getattr(stall, key) for key in fields} | {"verdict": verdict}
-
-
 def run_json(view: RunView) -> dict[str, Any]:
     """Return the fields that `ps --json` and `status --json` share."""
-    state = view.state
+    state, stall = view.state, view.state.stall
+    stall_keys = ("since_s", "limit_s", "phase")
     return {
         "run": state.run,
         "name": state.name,
@@ -283,7 +277,9 @@ def run_json(view: RunView) -> dict[str, Any]:
         "attempt": state.attempt,
         "exit_code": state.exit_code,
         "cause": cause_json(find_final_cause(state)),
-        "stall": stall_json(state.stall, view.verdict),
+        "stall": None
+        if stall is None
+        else {key: getattr(stall, key) for key in stall_keys} | {"verdict": view.verdict},
         "remaining": list(state.remaining),
         "started": time_json(state.created),
         "ended": time_json(state.ended),
@@ -342,10 +338,10 @@ def render_origin(state: RunState, origin: Origin | None, now: float, terminal: 
     began = (
         ""
         if state.created is None
-        else f"started {_clock(state.created)} ({format_duration(now - state.created)} ago) "
+        else f"started {format_local_time(state.created)} ({format_duration(now - state.created)} ago) "
     )
     who = f"by {safe(origin.user)}@{safe(origin.host)}" if origin.user else ""
-    ended = "" if state.ended is None else f"ended {_clock(state.ended)}"
+    ended = "" if state.ended is None else f"ended {format_local_time(state.ended)}"
     commit = "" if origin.commit is None else describe_commit(origin.commit)
     lines = [(f"{began}{who}".strip(), ended), (safe(origin.command),), (safe(origin.file), commit)]
     return [f"  {dot.join(filter(None, parts))}" for parts in lines if any(parts)]
@@ -373,10 +369,6 @@ def origin_json(origin: Origin | None) -> dict[str, Any] | None:
 def time_json(time: float | None) -> str | None:
     """Return a wall clock time for machines."""
     return None if time is None else format_rfc3339(time)
-
-
-def _clock(time: float) -> str:
-    return f"{datetime.fromtimestamp(time).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 SLOW_SECONDS = 60.0

@@ -80,7 +80,8 @@ def _lines(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int]
         text, *more = _broken(cell.text, width) if column.wraps else [fit(cell.text, width, terminal.glyphs)]
         further += more
         texts.append(pad(terminal.style(text, *cell.style), width, right=column.right))
-    yield strip_line_end((" " * GAP).join(texts))
+    line = (" " * GAP).join(texts)
+    yield line.rstrip() if "\x1b" not in line or strip_colours(line) == line else line.rstrip(" ")
     indent = " " * (sum(widths[:-1]) + GAP * (len(widths) - 1))
     yield from (indent + text for text in further)
 
@@ -94,8 +95,3 @@ def _broken(text: str, width: int) -> Iterator[str]:
             yield rest[:end]
             rest = rest[end:]
         yield rest
-
-
-def strip_line_end(line: str) -> str:
-    """Return a line without blanks at its end."""
-    return line.rstrip() if "\x1b" not in line or strip_colours(line) == line else line.rstrip(" ")

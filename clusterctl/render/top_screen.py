@@ -117,7 +117,8 @@ def _describe_totals(data: TopData, entities: Sequence[Entity], terminal: Termin
     of_gpus = any(entity.gpu is not None for entity in entities)
     busy = average_trends([entity.trend for entity in entities if (entity.gpu is not None) == of_gpus])
     if busy:
-        parts.append(format_utilisation(busy, "GPUs" if of_gpus else "CPUs", terminal.glyphs))
+        name, trend = "GPUs" if of_gpus else "CPUs", render_trend(busy, _TREND, terminal.glyphs)
+        parts.append(f"{name} {trend} {percent(busy[-1])}")
     return parts
 
 
@@ -305,11 +306,6 @@ def _last_line(row: Row, data: TopData) -> str:
     """Return the last line of the first rank that failed, else of the first."""
     workers = sorted(row.workers, key=lambda worker: (not worker.failed, worker.rank))
     return data.last_line(workers[0].rank)[:_MOST_OF_A_LINE] if workers else ""
-
-
-def format_utilisation(scene_trend: Sequence[float], name: str, glyphs: Glyphs) -> str:
-    """Return a trend and the last value of a utilisation: `GPUs ▆▇█ 96%`."""
-    return f"{name} {render_trend(scene_trend, _TREND, glyphs)} {percent(scene_trend[-1])}"
 
 
 def render_bar(percent: float | None, width: int, glyphs: Glyphs) -> str:

@@ -83,7 +83,7 @@ def list_current_problems(state: RunState, now: float) -> list[str]:
     """Return what is wrong with a run now (head's wall clock), for whoever has just come."""
     if state.over:
         return []
-    away = [run_messages.describe_silence(node) for node in state.nodes.values() if node.link == "unreachable"]
+    away = [f"{node.node}: {node.describe_silence()}" for node in state.nodes.values() if node.link == "unreachable"]
     troubles = [run_messages.health_message(event) for event in state.troubles.values()]
     # Of a run that is being ended it is known for how long nothing had moved then.
     stall = state.stall if state.stall is None or state.reason is not None else state.stall.at_time(now)

@@ -79,7 +79,7 @@ class StartSequence(ThreadOwnedState):
 
         launcher.prepared = []
         self._run.is_busy = True
-        self._run.executor.in_thread(attempted).then_on_loop(self._on_launched, self._on_bug)
+        self._run.executor.in_thread(attempted, self._on_launched, self._on_bug)
 
     def handle_cancel(self) -> None:
         """Handle a cancel that comes before the first attempt exists."""
@@ -236,9 +236,10 @@ class StartSequence(ThreadOwnedState):
         concerned = tuple(dict.fromkeys([*run.all_nodes(), *result.prepared]))
         left = [*outcome.list_remaining_processes(run.state), *result.remaining]
         ended = controller_events.Ended(state=phase.value, exit_code=int(code), remaining=left)
-        task = run.executor.in_thread(lambda: self._undo_start(concerned, result.prepared, ended))
-        task.then_on_loop(
-            lambda nodes: self._on_undone(nodes, ended), lambda _: self._on_undone(list(result.prepared), ended)
+        run.executor.in_thread(
+            lambda: self._undo_start(concerned, result.prepared, ended),
+            lambda nodes: self._on_undone(nodes, ended),
+            lambda _: self._on_undone(list(result.prepared), ended),
         )
 
     def _undo_start(
@@ -314,7 +315,7 @@ class RestartSequence(ThreadOwnedState):
         replaced = [n.node for n in run.state.nodes.values() if n.node not in nodes and n.swept and not n.remaining]
         sessions = {node: session for node, session in run.links.sessions.items() if node in replaced}
         if sessions:
-            run.executor.in_thread(lambda: run.send_finish(sessions, "replaced", int(ExitCode.FAILED))).then_on_loop()
+            run.executor.in_thread(lambda: run.send_finish(sessions, "replaced", int(ExitCode.FAILED)))
 
     def measure_dirty_s(self) -> float:
         """Return for how many seconds a node of the attempt has had processes that could not be ended."""
@@ -391,5 +392,5 @@ class RestartSequence(ThreadOwnedState):
             def keep(newest: str | None) -> None:
                 self._newest[state.attempt] = newest
 
-            run.executor.in_thread(search).then_on_loop(keep, lambda _: keep(None))
+            run.executor.in_thread(search, keep, lambda _: keep(None))
         return True

@@ -167,7 +167,8 @@ class Connections(ThreadOwnedState):
         if name in run.state.nodes:
             self._record_reconnect(node, str(session.hello.get("boot_id") or ""))
         state = run.state
-        run.executor.in_thread(lambda: self._resume(state, node, session)).then_on_loop(
+        run.executor.in_thread(
+            lambda: self._resume(state, node, session),
             lambda outcome: self._on_resumed(name, session, outcome),
             lambda error: self._on_resume_failed(name, session, error),
         )

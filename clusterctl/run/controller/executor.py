@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from clusterctl.errors import ClusterctlError
 
@@ -60,38 +60,26 @@ class LoopExecutor:
         self.call_soon(run)
         return done.result()
 
-    def in_thread(self, work: Callable[[], T]) -> ThreadTask[T]:
-        """Prepare work for a thread of its own; `then_on_loop` starts it."""
-        return ThreadTask(self, work)
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadTask(Generic[T]):
-    """Work for a thread; the loop takes its result.
-
-    Thread: any may call `then_on_loop`.
-    """
-
-    executor: LoopExecutor
-    work: Callable[[], T]
-
-    def then_on_loop(
-        self, done: Callable[[T], object] = _ignore, failed: Callable[[Exception], object] = _ignore
+    def in_thread(
+        self,
+        work: Callable[[], T],
+        done: Callable[[T], object] = _ignore,
+        failed: Callable[[Exception], object] = _ignore,
     ) -> None:
-        """Start the thread; the loop calls `done` with its result or `failed` with its exception.
+        """Do work in a thread of its own; the loop calls `done` with its result or `failed` with its exception.
 
         An unexpected exception also writes a traceback to the controller's log.
         """
 
         def run() -> None:
             try:
-                result = self.work()
+                result = work()
             except Exception as error:
                 if not isinstance(error, ClusterctlError):
                     traceback.print_exc()
                 failure = error
-                self.executor.call_soon(lambda: failed(failure))
+                self.call_soon(lambda: failed(failure))
             else:
-                self.executor.call_soon(lambda: done(result))
+                self.call_soon(lambda: done(result))
 
         threading.Thread(target=run, daemon=True).start()

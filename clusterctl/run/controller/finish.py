@@ -93,8 +93,9 @@ class FinishSequence(ThreadOwnedState):
             fetch = self._results_fetch = downloads.ResultsFetch(run.spec, wanted, run.folder.run)
             self._ended_before = run.cancelled.is_set()
             sessions, nodes = run.sessions(), list(run.state.nodes)
-            task = run.executor.in_thread(lambda: fetch.fetch(sessions, nodes))
-            task.then_on_loop(self._take_results, lambda _: self._give_up_results("failed"))
+            run.executor.in_thread(
+                lambda: fetch.fetch(sessions, nodes), self._take_results, lambda _: self._give_up_results("failed")
+            )
         elif run.kill or (run.cancelled.is_set() and not self._ended_before):
             self._give_up_results("not fetched: a person ended the run")
         elif self._results_fetch is not None and self._results_fetch.is_stuck:
@@ -133,7 +134,7 @@ class FinishSequence(ThreadOwnedState):
             raise_first({f: error for f, error in errors.items() if not isinstance(error, NotFoundError)})
             return {file: answer["size"] for file, answer in answers.items()}
 
-        run.executor.in_thread(measure).then_on_loop(lambda sizes: self._sizes.update({node: sizes}))
+        run.executor.in_thread(measure, lambda sizes: self._sizes.update({node: sizes}))
 
     def _list_missing(self, node: str) -> list[tuple[str, int]]:
         """Return files with the number of missing bytes; all files if the node has not reported their sizes."""
@@ -195,7 +196,7 @@ class FinishSequence(ThreadOwnedState):
             run.record(ended)
             run.control.notify()
 
-        run.executor.in_thread(lambda: self._tell_nodes(sessions, ended)).then_on_loop(close, close)
+        run.executor.in_thread(lambda: self._tell_nodes(sessions, ended), close, close)
 
     def _tell_nodes(self, sessions: dict[str, Session], ended: controller_events.Ended) -> None:
         """Tell nodes that the run has ended. Runs in a thread.

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from clusterctl.agent.protocol.requests import Follow
 from clusterctl.config.spec import HostSpec
-from clusterctl.errors import (
-    AuthError,
-)
+from clusterctl.errors import AuthError
 from clusterctl.run.controller.executor import LoopExecutor
 from clusterctl.run.nodes.fan_out import call_all, raise_first
 from clusterctl.run.record.ownership import ThreadOwned
@@ -84,7 +82,7 @@ class Links(ThreadOwned):
         if current is not None:
             self._broken_at[host.name] = now - current.silence_s
             self.sessions = {node: s for node, s in self.sessions.items() if node != host.name}
-            self._executor.in_thread(current.close).then_on_loop()
+            self._executor.in_thread(current.close)
         self._broken_at.setdefault(host.name, now)
         self._cut_at.setdefault(host.name, now)
         if host.name in self._dialing:
@@ -95,8 +93,10 @@ class Links(ThreadOwned):
         was_good = now - self._added_at.get(host.name, float("-inf")) >= _GOOD_AFTER_S
         pause = 0.0 if was_good or host.name not in self._pauses else _next_pause(self._pauses[host.name])
         self._pauses[host.name], hurries = pause, self._hurries
-        task = self._executor.in_thread(lambda: self._dial_until_connected(host, pause, hurries))
-        task.then_on_loop(lambda opened: opened and self.on_dialed(host.name, opened))
+        self._executor.in_thread(
+            lambda: self._dial_until_connected(host, pause, hurries),
+            lambda opened: opened and self.on_dialed(host.name, opened),
+        )
 
     def is_broken(self, node: str) -> bool:
         """Return whether the connection of a node is broken: False if it has a new one, or never had one."""

@@ -320,4 +320,4 @@ def _send_evidence(run: ControlledRun, item: ControlRequest) -> None:
         collected = collect_evidence(run.folder.run, "stacks", sessions, ranks)
         item.reply({"ranks": collected.ranks, "errors": {**collected.errors, **unseen}})
 
-    run.executor.in_thread(collect).then_on_loop()
+    run.executor.in_thread(collect)

@@ -150,7 +150,7 @@ class StallMonitor(ThreadOwnedState):
             is_saved = collect_stall_evidence(run.folder, number, sessions)
             return self._judge_evidence() if is_saved and is_confirmed else []
 
-        run.executor.in_thread(collect).then_on_loop(self._on_collected, lambda _: self._on_collected([]))
+        run.executor.in_thread(collect, self._on_collected, lambda _: self._on_collected([]))
         return f"stall-{number}"
 
     def _judge_evidence(self) -> list[str]:

@@ -246,7 +246,7 @@ class ControlledRun(ThreadOwnedState):
             with contextlib.suppress(FutureTimeoutError):
                 STOP.call_async(session, request).result(STOP.timeout_s)
 
-        self.executor.in_thread(send).then_on_loop(failed=lambda _: self.links.redial(self.hosts[node], session))
+        self.executor.in_thread(send, failed=lambda _: self.links.redial(self.hosts[node], session))
 
     def send_finish(self, sessions: Mapping[str, Session], state: str, code: int) -> dict[str, ClusterctlError]:
         """Tell nodes that the run has ended; return the errors. For any thread."""
