@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from clusterctl.cli.node_sessions import open_all_sessions
-from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.config.host_ranges import fold_hosts, group_by_value
 from clusterctl.config.spec import ClusterSpec, HostSpec
 from clusterctl.errors import NodeRefusedError, NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
@@ -175,10 +175,8 @@ def _say(way: Transfer, texts: Mapping[str, str]) -> None:
     """Print what was copied, with one line for nodes with equal results."""
     if way.quiet:
         return
-    alike: dict[str, list[str]] = {}
     arrow = way.console.err.glyphs.arrow
-    for node, text in texts.items():
-        alike.setdefault(text.replace("{to}", arrow, 1), []).append(node)
+    alike = group_by_value({node: text.replace("{to}", arrow, 1) for node, text in texts.items()})
     way.console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in alike.items()))
 
 

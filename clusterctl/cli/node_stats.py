@@ -13,7 +13,7 @@ from clusterctl.agent.protocol.command_types import FactsRequest
 from clusterctl.agent.protocol.record_types import HealthSample
 from clusterctl.cli import option_values
 from clusterctl.config.spec import HostSpec
-from clusterctl.errors import NotFoundError
+from clusterctl.errors import ClusterctlError, NotFoundError
 from clusterctl.render.stats import NodeStats, stats_from_sample
 from clusterctl.run.nodes.fan_out import call_all
 from clusterctl.run.record import sample_files, state_reader
@@ -91,8 +91,12 @@ def read_run_gpus(run: RunDir) -> dict[str, tuple[int, ...]]:
 # --- a live look
 
 
-def probe_nodes(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> list[NodeStats]:
+def probe_nodes(
+    hosts: Sequence[HostSpec], sessions: Mapping[str, Session], errors: Mapping[str, ClusterctlError]
+) -> list[NodeStats]:
     """Return the current statistics of nodes; they are asked in parallel. A node without an answer has a reason.
+
+    `errors` are those of the nodes without a session.
 
     No command of the cluster file runs on the nodes, so the user need not have read the file.
     """
@@ -112,15 +116,9 @@ def probe_nodes(hosts: Sequence[HostSpec], sessions: Mapping[str, Session]) -> l
         except (TypeError, ValueError, AttributeError, LookupError) as error:
             return _unknown(node, f"its answer cannot be read: {error!r}")
 
-    by_name = {host.name: host for host in hosts}
-    seen, errors = call_all({n: s for n, s in sessions.items() if n in by_name}, ask)
-    unknown = {n: _unknown(n, errors.get(n, "not connected")) for n in by_name if n not in seen}
-    return [{**seen, **unknown}[host.name] for host in hosts]
-
-
-def make_unknown_stats(nodes: Mapping[str, object]) -> list[NodeStats]:
-    """Return empty statistics of unreachable nodes, with the reasons."""
-    return [_unknown(node, error) for node, error in nodes.items()]
+    stats, failed = call_all(sessions, ask)
+    stats |= {node: _unknown(node, error) for node, error in {**errors, **failed}.items()}
+    return [stats[host.name] for host in hosts]
 
 
 def _unknown(node: str, why: object) -> NodeStats:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from datetime import time as clock_time
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -14,6 +16,8 @@ from clusterctl.config import value_parsers
 from clusterctl.config.value_parsers import InvalidValueError
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.suggestion import file_hint
+
+T = TypeVar("T")
 
 DEFAULT_FILE = "cluster.yaml"
 
@@ -30,12 +34,7 @@ def parse_duration_option(text: str | None, option: str) -> float | None:
     Raises:
         click.BadParameter: The text is no duration.
     """
-    if text is None:
-        return None
-    try:
-        return value_parsers.parse_duration(text)
-    except InvalidValueError as error:
-        raise click.BadParameter(str(error), param_hint=option) from error
+    return None if text is None else _parse(value_parsers.parse_duration, text, option)
 
 
 def parse_pause_option(text: str | None, option: str) -> float | None:
@@ -56,10 +55,12 @@ def parse_size_option(text: str | None, option: str, default: int) -> int:
     Raises:
         click.BadParameter: The text is no size.
     """
-    if text is None:
-        return default
+    return default if text is None else _parse(value_parsers.parse_size, text, option)
+
+
+def _parse(parse: Callable[[str], T], text: str, option: str) -> T:
     try:
-        return value_parsers.parse_size(text)
+        return parse(text)
     except InvalidValueError as error:
         raise click.BadParameter(str(error), param_hint=option) from error
 

@@ -80,29 +80,21 @@ def join_sets(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     return ",".join(values) or None
 
 
+def _set_option(*names: str, description: str, kind: str) -> Callable[[F], F]:
+    shell_complete = complete_with(kind)
+    return click.option(
+        *names, metavar="SET", multiple=True, callback=join_sets, help=description, shell_complete=shell_complete
+    )
+
+
 def nodes_option(command: F) -> F:
     """`--nodes SET`; a repeated option adds to the set."""
-    return click.option(
-        "--nodes",
-        "nodes",
-        metavar="SET",
-        multiple=True,
-        callback=join_sets,
-        help="Only these nodes, e.g. gpu[01-04].",
-        shell_complete=complete_with("nodes"),
-    )(command)
+    return _set_option("--nodes", description="Only these nodes, e.g. gpu[01-04].", kind="nodes")(command)
 
 
 def exclude_option(description: str) -> Callable[[F], F]:
     """`--exclude SET`; a repeated option adds to the set."""
-    return click.option(
-        "--exclude",
-        metavar="SET",
-        multiple=True,
-        callback=join_sets,
-        help=description,
-        shell_complete=complete_with("nodes"),
-    )
+    return _set_option("--exclude", description=description, kind="nodes")
 
 
 def json_option(command: F) -> F:
@@ -117,15 +109,7 @@ def verbose_option(description: str) -> Callable[[F], F]:
 
 def rank_set_option(command: F) -> F:
     """`--rank SET`; a repeated option adds to the set."""
-    return click.option(
-        "--rank",
-        "ranks",
-        metavar="SET",
-        multiple=True,
-        callback=join_sets,
-        help="Only these ranks, e.g. 0-3,7.",
-        shell_complete=complete_with("ranks"),
-    )(command)
+    return _set_option("--rank", "ranks", description="Only these ranks, e.g. 0-3,7.", kind="ranks")(command)
 
 
 def load_cluster_file_options(

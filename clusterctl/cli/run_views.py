@@ -8,11 +8,13 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.agent.protocol.evidence_files import list_stall_folders
 from clusterctl.agent.protocol.record_types import ActivitySample
 from clusterctl.agent.protocol.run_files import SAMPLES_FILE, format_index_path, format_output_path
+from clusterctl.logs.sanitize import clean_block
 from clusterctl.render.run_messages import Unattended, predict_unattended
 from clusterctl.render.stacks import summarize_stacks
 from clusterctl.render.status import RunView, WorkerActivity, activity_from_sample
@@ -219,3 +221,13 @@ def describe_stalled_ranks(run: RunDir, state: RunState) -> list[str]:
             with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
                 return summarize_stacks(why_evidence.fold_stacks(why_evidence.parse_rank_stacks(found)), nodes)
     return []
+
+
+def read_output_end(path: Path, max_bytes: int) -> list[str]:
+    """Return the last lines of a rank's output, cleaned for a terminal; none if the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
+            return clean_block(file.read())
+    except OSError:
+        return []

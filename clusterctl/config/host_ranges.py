@@ -6,11 +6,14 @@ import fnmatch
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from clusterctl.errors import NotFoundError
 from clusterctl.suggestion import similar
+
+V = TypeVar("V")
 
 MAX_HOSTS = 10_000
 """Maximum of hosts in one expression, so that a typing error cannot fill the memory."""
@@ -139,6 +142,14 @@ def natural_sort_key(name: str) -> tuple[object, ...]:
     pieces = _NATURAL.split(name)
     numbers = (int(p) if len(p) <= _MAX_DIGITS else 10**_MAX_DIGITS for p in pieces[1::2])
     return (*zip(pieces[::2], [*numbers, -1], strict=True), name)
+
+
+def group_by_value(values: Mapping[str, V]) -> dict[V, list[str]]:
+    """Return the names with equal values, in the order of their first names."""
+    groups: dict[V, list[str]] = {}
+    for name, value in values.items():
+        groups.setdefault(value, []).append(name)
+    return groups
 
 
 def fold_hosts(names: Iterable[str]) -> str:

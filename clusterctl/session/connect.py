@@ -21,7 +21,7 @@ from clusterctl.transport.agent_archive import AgentArchive, load_agent_archive
 from clusterctl.transport.base import Channel, Transport
 from clusterctl.transport.bootstrap import Preamble, start_agent
 from clusterctl.transport.fallback import FallbackTransport
-from clusterctl.transport.local import CommandTransport, LocalTransport
+from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.openssh import OpenSshTransport
 from clusterctl.transport.ssh.predial import PreDialer
 
@@ -48,7 +48,7 @@ class Transports:
     def __init__(self, ssh: SshSpec | None = None) -> None:
         self._ssh_spec = ssh or SshSpec()
         self._lock = threading.Lock()
-        self._made: dict[TransportKind | None, Transport] = {}
+        self._made: dict[TransportKind, Transport] = {}
         self._predialer = PreDialer()
 
     def of(self, host: HostSpec) -> Transport:
@@ -58,7 +58,8 @@ class Transports:
             # While one thread imports, the others dial.
             self._predialer.prefetch(host, self._ssh_spec.connect_timeout)
         with self._lock:
-            kind = host.transport if isinstance(host.transport, TransportKind) else None
+            # A command of the user is a child process, as a local shell is.
+            kind = host.transport if isinstance(host.transport, TransportKind) else TransportKind.LOCAL
             if kind not in self._made:
                 self._made[kind] = self._make(kind)
             return self._made[kind]
@@ -71,9 +72,7 @@ class Transports:
         for transport in made:
             transport.close()
 
-    def _make(self, kind: TransportKind | None) -> Transport:
-        if kind is None:
-            return CommandTransport()
+    def _make(self, kind: TransportKind) -> Transport:
         if kind is TransportKind.LOCAL:
             return LocalTransport()
         openssh = OpenSshTransport(self._ssh_spec, self._predialer)
@@ -163,7 +162,10 @@ def _handshake(session: Session, timeout: float) -> None:
     node = session.node
     try:
         session.hello = HELLO.call(session, {}, timeout=timeout)
-        _check_protocol(session)
+        spoken = session.hello.get("protocol", PROTOCOL_VERSION)
+        if spoken != PROTOCOL_VERSION:
+            text = f"its agent speaks protocol {spoken}, this is {PROTOCOL_VERSION}"
+            raise AgentError(node, text, hint="use one version of clusterctl for all commands on a run")
     except RefusedError as error:
         raise NodeRefusedError(node, str(error).removeprefix(f"{node}: "), hint=error.hint) from error
     except NodeError:
@@ -187,8 +189,7 @@ def open_sessions(
     """Open a session with every host, `parallel` at a time. Return the sessions and the errors of the others.
 
     Both are by node, in the order of `hosts`. `joined` gets each session as soon as it is open, on a pool thread.
-    Ctrl-C
-    closes every session that was opened.
+    Ctrl-C closes every session that was opened.
     """
 
     def attempt(host: HostSpec) -> Session:
@@ -254,10 +255,3 @@ def _close_late(future: Future[Session | E]) -> None:
         outcome = future.result()
         if not isinstance(outcome, ClusterctlError):
             outcome.close()
-
-
-def _check_protocol(session: Session) -> None:
-    spoken = session.hello.get("protocol", PROTOCOL_VERSION)
-    if spoken != PROTOCOL_VERSION:
-        text = f"its agent speaks protocol {spoken}, this is {PROTOCOL_VERSION}"
-        raise AgentError(session.node, text, hint="use one version of clusterctl for all commands on a run")

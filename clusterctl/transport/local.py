@@ -125,18 +125,21 @@ def count_unsent_bytes(sock: socket.socket) -> int:
 
 
 class LocalTransport:
-    """Reaches nodes that are this machine.
+    """Reaches nodes by a child process: `/bin/sh` on this machine, or the command of the host in the cluster file.
 
     Args:
-        env: The environment of the agent; `None` for that of this process.
+        env: The environment of a local agent; `None` for that of this process.
     """
 
     def __init__(self, env: dict[str, str] | None = None) -> None:
         self._env = env
 
     def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> LocalChannel:
-        """Start `/bin/sh` for `host` (see `Transport.open`)."""
+        """Start `/bin/sh` or the command of `host` (see `Transport.open`)."""
         progress("starting")
+        if isinstance(host.transport, tuple):
+            # The command must work from any folder, and for a controller that outlives the folder.
+            return LocalChannel(*spawn(host.name, build_command_argv(host), folder="/"), relays=True)
         return LocalChannel(*spawn(host.name, [EXEC_COMMAND], env=self._env))
 
     def close(self) -> None:
@@ -173,19 +176,6 @@ def spawn(
     # The child waits for our input and has started nothing yet.
     rlimits.restore_rlimits(process.pid)
     return process, ours, stderr
-
-
-class CommandTransport:
-    """Reaches nodes by the command in the cluster file."""
-
-    def open(self, host: HostSpec, *, progress: Progress = ignore_progress) -> LocalChannel:
-        """Start the command of `host` (see `Transport.open`)."""
-        progress("starting")
-        # The command must work from any folder, and for a controller that outlives the folder.
-        return LocalChannel(*spawn(host.name, build_command_argv(host), folder="/"), relays=True)
-
-    def close(self) -> None:
-        """Channels share nothing."""
 
 
 def build_command_argv(host: HostSpec) -> list[str]:

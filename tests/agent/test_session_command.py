@@ -17,7 +17,7 @@ from clusterctl.config.spec import HostSpec
 from clusterctl.errors import ConnectError, NodeError
 from clusterctl.session.connect import Transports, open_session
 from clusterctl.session.inbox import Item, SessionLost
-from clusterctl.transport.local import CommandTransport, build_command_argv
+from clusterctl.transport.local import LocalTransport, build_command_argv
 from tests.contract_sessions import DEADLINE, Reach, SessionContract, next_of, standin_bundle
 from tests.lab.waiting import wait_for
 
@@ -33,7 +33,7 @@ def shell_in(home: Path) -> HostSpec:
 class TestCommand(SessionContract):
     @pytest.fixture
     def reach(self, tmp_path: Path) -> Reach:
-        return CommandTransport(), shell_in(tmp_path)
+        return LocalTransport(), shell_in(tmp_path)
 
 
 class TestRelayed(SessionContract):
@@ -42,7 +42,7 @@ class TestRelayed(SessionContract):
     @pytest.fixture
     def reach(self, tmp_path: Path) -> Reach:
         inner = " ".join(shell_in(tmp_path).transport)  # type: ignore[arg-type]
-        return CommandTransport(), host_of("/bin/sh", "-c", f"cat | {inner} | cat")
+        return LocalTransport(), host_of("/bin/sh", "-c", f"cat | {inner} | cat")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may enter namespaces")
@@ -51,20 +51,20 @@ class TestNamespace(SessionContract):
 
     @pytest.fixture
     def reach(self, tmp_path: Path) -> Reach:
-        return CommandTransport(), host_of("nsenter", "-t", str(os.getpid()), "-m", "-n", *shell_in(tmp_path).transport)  # type: ignore[arg-type]
+        return LocalTransport(), host_of("nsenter", "-t", str(os.getpid()), "-m", "-n", *shell_in(tmp_path).transport)  # type: ignore[arg-type]
 
 
 def test_an_agent_that_ends_in_a_step_that_stays_is_missed_at_once() -> None:
     *_, stay = host_lists.build_srun_command(1)
     inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
     host = host_of("/bin/sh", "-c", f"{stay}; exec sleep 600")
-    session = open_session(CommandTransport(), host, inbox, bundle=standin_bundle())
+    session = open_session(LocalTransport(), host, inbox, bundle=standin_bundle())
     session.post(Command.EVIDENCE)
     assert "RuntimeError: something broke" in str(next_of(inbox, SessionLost).error)
 
 
 def test_hosts_with_a_command_are_reached_by_it(tmp_path: Path) -> None:
-    assert isinstance(Transports().of(shell_in(tmp_path)), CommandTransport)
+    assert isinstance(Transports().of(shell_in(tmp_path)), LocalTransport)
 
 
 def test_host_user_and_port_are_filled_in_and_nothing_is_filled_in_twice() -> None:
@@ -93,17 +93,17 @@ def test_no_value_that_came_past_the_file_is_put_into_a_command(values: dict[str
 def test_an_error_tells_what_the_command_said() -> None:
     host = host_of("/bin/sh", "-c", "echo no such container: {host} >&2; exit 1")
     with pytest.raises(NodeError, match="no such container: box"):
-        open_session(CommandTransport(), host, queue.SimpleQueue(), bundle=standin_bundle(), answer_timeout=DEADLINE)
+        open_session(LocalTransport(), host, queue.SimpleQueue(), bundle=standin_bundle(), answer_timeout=DEADLINE)
 
 
 def test_a_command_that_is_not_there_is_named() -> None:
     with pytest.raises(ConnectError, match="`no-such-program` cannot be started"):
-        CommandTransport().open(host_of("no-such-program", "{host}"))
+        LocalTransport().open(host_of("no-such-program", "{host}"))
 
 
 def test_what_a_stopped_command_has_not_taken_never_arrives(tmp_path: Path) -> None:
     arrived, pid = tmp_path / "arrived", tmp_path / "pid"
-    channel = CommandTransport().open(host_of("/bin/sh", "-c", f"echo $$ >{pid}; echo; exec cat >{arrived}"))
+    channel = LocalTransport().open(host_of("/bin/sh", "-c", f"echo $$ >{pid}; echo; exec cat >{arrived}"))
     assert channel.recv(1, timeout=DEADLINE) == b"\n"
     relay = int(pid.read_text())
     os.kill(relay, signal.SIGSTOP)
@@ -121,7 +121,7 @@ def test_the_command_ends_with_a_head_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys; from clusterctl.config.spec import HostSpec; from clusterctl.transport.local import *\n"
         "host = HostSpec(name='box', host='box', transport=('/bin/sh', '-c', sys.argv[1]))\n"
-        "channel = CommandTransport().open(host); channel.recv(1); print(flush=True); channel.recv(1)\n"
+        "channel = LocalTransport().open(host); channel.recv(1); print(flush=True); channel.recv(1)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, f"echo $$ >{pid}; echo; exec cat"], stdout=subprocess.PIPE

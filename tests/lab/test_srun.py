@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.config.sections import host_lists as product
 from clusterctl.config.spec import HostSpec
-from clusterctl.transport.local import CommandTransport
+from clusterctl.transport.local import LocalTransport
 from tests.contract_sessions import Reach, SessionContract
 from tests.lab.faulty import every_byte, make, nothing_left, order, start, writes
 from tests.lab.head_cli import Head
@@ -41,7 +41,7 @@ class TestSrun(SessionContract):
     @pytest.fixture
     def reach(self, made: list[Node]) -> Reach:
         name = made[0].name
-        return CommandTransport(), HostSpec(name=name, host=name, transport=(STEP, "{host}"))
+        return LocalTransport(), HostSpec(name=name, host=name, transport=(STEP, "{host}"))
 
 
 def test_the_step_that_the_tests_take_is_the_one_that_the_product_makes(slurm_nodes: SlurmNodes) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -15,18 +18,20 @@ from clusterctl.agent.protocol.events import Exited
 from clusterctl.agent.protocol.run_files import format_output_path
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
-from clusterctl.cli.follow.logs import follow as follow_run
+from clusterctl.cli.follow.poller import RunPoller, RunStatus
 from clusterctl.cli.option_values import parse_rank_set, parse_time_option
-from clusterctl.cli.run_views import warn_of_unreadable_lines
+from clusterctl.cli.run_views import predict_outlook, warn_of_unreadable_lines
 from clusterctl.config.host_ranges import select_hosts
-from clusterctl.errors import NotFoundError
+from clusterctl.errors import ExitCode, NotFoundError
 from clusterctl.formatting import fold_ranks, plural
-from clusterctl.logs.failure_tails import FailureTails, fold_last_lines, read_failure_tails
+from clusterctl.logs.failure_tails import FailureTails, fold_last_lines, merge_lines, read_failure_tails
 from clusterctl.logs.fold import FoldedLine, LineFolder, fold_history
+from clusterctl.logs.follow import Follower
 from clusterctl.logs.line import LogLine, LogQuery
-from clusterctl.logs.merge import read_lines
+from clusterctl.logs.merge import filter_lines, read_lines
 from clusterctl.logs.sanitize import clean_block
 from clusterctl.render.attempts import AttemptSeparators
+from clusterctl.render.errors import error_line, hint_lines
 from clusterctl.render.log_output import LogWriter, Timestamps, json_line, raw_bytes
 from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import NodeNews, StateReader, find_run, list_runs
@@ -108,7 +113,7 @@ def command(
     warn_of_unreadable_lines(state, console)
     shown = _Output(console, state, query, form=output_format, timestamps=timestamps, prefix=not no_prefix)
     if follow and not state.over:
-        return follow_run(run, query, shown, console, default=default)
+        return _follow_run(run, query, shown, console, default=default)
     if output_format == "text":
         exits = exited.on_clock_of_head(state) if default else []
         ends = read_failure_tails(run.path, query, exits, FailureTails(query.ranks), skew=state.ahead)
@@ -200,6 +205,52 @@ class _Output:
         else:
             sys.stdout.buffer.write(b"".join(raw_bytes(line) for line in lines))
             sys.stdout.buffer.flush()
+
+
+def _follow_run(run: RunDir, query: LogQuery, shown: _Output, console: Console, *, default: bool) -> int:
+    """Follow a run's output; return the exit code of the command."""
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(RunPoller(run)) as poller:
+        return _follow_lines(poller, query, shown, console, default=default)
+    return int(ExitCode.OK)
+
+
+def _follow_lines(poller: RunPoller, query: LogQuery, shown: _Output, console: Console, *, default: bool) -> int:
+    failing = FailureTails(query.ranks if default else None)
+    first = poller.poll()
+
+    def offset_s(node: str) -> float:
+        return poller.state.ahead(node)
+
+    follower = Follower(poller.run.path, query, skew=offset_s)
+    ends = read_failure_tails(poller.run.path, query, first.exits, failing, skew=poller.state.ahead)
+    past = merge_lines(follower.history(), ends)
+    shown.state = poller.state
+    shown.history(past if query.tail is None else deque(past, maxlen=query.tail))
+    for snapshot in poller.snapshots(lambda: _due(follower, shown)):
+        shown.state = snapshot.state
+        over = snapshot.status is RunStatus.OVER
+        for lines in follower.finish() if over else [follower.poll()]:
+            shown.live(lines)
+        if over:
+            shown.live([], last=True)
+        shown.live(filter_lines(failing.lines(snapshot.exits), query), last=over)
+        if over:
+            shown.end()
+        if over or not console.out.has_reader():
+            return int(ExitCode.OK)
+    console.narrate(
+        error_line(predict_outlook(poller.run, poller.state).error(poller.run.run), console.err),
+        *hint_lines(f"`clusterctl attach --adopt {poller.run.run}` takes over", console.err),
+    )
+    return int(ExitCode.UNATTENDED)
+
+
+def _due(follower: Follower, shown: _Output) -> float:
+    """Return when there is more to show at the latest, on the monotonic clock."""
+    held = shown.next_due()
+    if follower.more:
+        return time.monotonic()
+    return math.inf if held is None else held
 
 
 class _Exits:

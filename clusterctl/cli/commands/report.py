@@ -6,7 +6,6 @@ import io
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
@@ -16,10 +15,9 @@ from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.follow.event_messages import EventFormatter
 from clusterctl.cli.follow.outcome import find_code_folders
 from clusterctl.cli.option_values import write_text_file
-from clusterctl.cli.run_views import build_report_view, warn_of_unreadable_lines
+from clusterctl.cli.run_views import build_report_view, read_output_end, warn_of_unreadable_lines
 from clusterctl.cli.verdicts import load_verdict
 from clusterctl.formatting import format_size, plural
-from clusterctl.logs.sanitize import clean_block
 from clusterctl.render import run_messages
 from clusterctl.render.charts import TimelineEvent
 from clusterctl.render.console import Terminal
@@ -168,16 +166,6 @@ def _ends(run: RunDir, state: RunState) -> Iterator[tuple[str, list[str]]]:
     for rank in list(dict.fromkeys([*failed, *sorted(state.workers)]))[:_MOST_RANKS]:
         worker = state.workers.get(rank)
         if worker is not None:
-            lines = _last_lines(run.node(worker.node) / format_output_path(state.attempt, rank))
+            lines = read_output_end(run.node(worker.node) / format_output_path(state.attempt, rank), _LAST_BYTES)
             if lines:
-                yield f"rank {rank} on {worker.node}", lines
-
-
-def _last_lines(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            length = file.seek(0, io.SEEK_END)
-            file.seek(max(0, length - _LAST_BYTES))
-            return clean_block(file.read())[-_LAST_LINES:]
-    except OSError:
-        return []
+                yield f"rank {rank} on {worker.node}", lines[-_LAST_LINES:]

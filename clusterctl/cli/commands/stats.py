@@ -63,11 +63,7 @@ def _stats(common: CommonOptions, subject: StatsSource, chosen: str | None, cons
         spec = options.load_cluster_file_options(common, subject.path, console=console).spec
         hosts = options.select_spec_hosts(spec, chosen)
         with open_reachable_sessions(spec, hosts, tell=console.err) as (sessions, errors):
-            joined = [host for host in hosts if host.name in sessions]
-            seen = {
-                n.node: n for n in [*node_stats.probe_nodes(joined, sessions), *node_stats.make_unknown_stats(errors)]
-            }
-        return [seen[host.name] for host in hosts]
+            return node_stats.probe_nodes(hosts, sessions, errors)
     state, attended = state_reader.load_visible_state(subject.run)
     if not attended and not state.over:
         console.narrate(

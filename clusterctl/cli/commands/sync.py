@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +12,7 @@ from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.node_sessions import open_all_sessions
 from clusterctl.cli.option_values import parse_size_option
-from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.config.host_ranges import fold_hosts, group_by_value
 from clusterctl.config.spec import ClusterSpec, HostSpec, TransportKind
 from clusterctl.errors import NotFoundError, RefusedError
 from clusterctl.formatting import format_size, plural
@@ -33,8 +33,6 @@ from clusterctl.session.session import Session
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console
-
-T = TypeVar("T")
 
 
 @click.command("sync", cls=CliCommand, reads_file=True)
@@ -121,7 +119,7 @@ def _push(
             console.data(
                 *(
                     line
-                    for found, nodes in _alike(seen)
+                    for found, nodes in group_by_value(seen).items()
                     for line in render_sync_preview(nodes, found, len(manifest.files))
                 )
             )
@@ -133,19 +131,11 @@ def _push(
         )
     if not quiet:
         of_all = plural(len(manifest.files), "file")
-        for (number, total, _), nodes in _alike(sent):
+        for (number, total, _), nodes in group_by_value(sent).items():
             console.narrate(f"{fold_hosts(nodes)}: {number} of {of_all} sent, {format_size(total)}")
     if (warning := describe_replaced_files(sent)) is not None:
         console.narrate(f"warning: {warning}")
     raise_first(errors)
-
-
-def _alike(answers: Mapping[str, T]) -> list[tuple[T, list[str]]]:
-    """Return what nodes answered, each with the nodes that did."""
-    alike: dict[T, list[str]] = {}
-    for node, answer in answers.items():
-        alike.setdefault(answer, []).append(node)
-    return list(alike.items())
 
 
 def _pull(
@@ -175,7 +165,7 @@ def _pull(
         what = [f"{plural(len(names), 'file')}, {format_size(total)}"] if names else []
         told[node] = "; ".join([*what, *none])
     if not quiet:
-        console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in _alike(told)))
+        console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in group_by_value(told).items()))
     raise_first(errors)
     if not any(files for found in pulled.values() for files, _ in found.values()):
         quoted = ", ".join(f"`{pattern}`" for pattern in patterns)

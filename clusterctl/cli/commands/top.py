@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,8 +19,8 @@ from clusterctl.cli.follow.screen import AlternateScreen
 from clusterctl.cli.node_sessions import open_reachable_sessions
 from clusterctl.cli.node_stats import StatsSource
 from clusterctl.cli.option_values import parse_pause_option
-from clusterctl.cli.run_views import build_run_view
-from clusterctl.logs.sanitize import clean_block, strip_colours
+from clusterctl.cli.run_views import build_run_view, read_output_end
+from clusterctl.logs.sanitize import strip_colours
 from clusterctl.render.top_rows import SORTS, Level, SortState, TopData
 from clusterctl.render.top_screen import current_level, render_top
 from clusterctl.run.record import sample_files
@@ -31,7 +30,6 @@ from clusterctl.run.rules.state import RunState
 
 if TYPE_CHECKING:
     from clusterctl.render.console import Console, Terminal
-    from clusterctl.render.stats import NodeStats
 
 _LOOK_AGAIN = 2.0
 _TALLEST = 1 << 16
@@ -59,32 +57,25 @@ def command(common: CommonOptions, reference: str | None, interval: str, fold: s
     console = common.console()
     pause = parse_pause_option(interval, "--interval") or 1.0
     order = SortState(fold=None if fold is None else Level(fold))
-    with _open_source(common, node_stats.find_stats_source(reference), console) as source:
+    with _open_source(common, node_stats.find_stats_source(reference), console) as load_data:
         if not (sys.stdin.isatty() and console.out.live):
-            console.data(*_render_once(source, order, console))
+            console.data(*_render_once(load_data, order, console))
             return 0
-        _run_screen(source, order, console.out, pause)
+        _run_screen(load_data, order, console.out, pause)
     return 0
 
 
-class TopSource(Protocol):
-    """Where pictures come from."""
-
-    def load_data(self) -> TopData:
-        """Return what there is to show now."""
-
-
-def _render_once(source: TopSource, order: SortState, console: Console) -> list[str]:
+def _render_once(load_data: Callable[[], TopData], order: SortState, console: Console) -> list[str]:
     height = _IN_A_PIPE if order.fold is None else _TALLEST
-    data, now = source.load_data(), time.time()
+    data, now = load_data(), time.time()
     level = current_level(data, order, now, console.out, height)
     lines, _ = render_top(data, replace(order, fold=level), now, console.out, _TALLEST)
     return [line for line in lines[:-1] if line]
 
 
-def _run_screen(source: TopSource, order: SortState, terminal: Terminal, pause: float) -> None:
+def _run_screen(load_data: Callable[[], TopData], order: SortState, terminal: Terminal, pause: float) -> None:
     with AlternateScreen(terminal) as screen:
-        data = source.load_data()
+        data = load_data()
         while True:
             height, now = terminal.height, time.time()
             lines, order = render_top(data, order, now, terminal, height)
@@ -93,7 +84,7 @@ def _run_screen(source: TopSource, order: SortState, terminal: Terminal, pause: 
             if key in ("", "q", "Q", "\x03", "\x04"):
                 return
             if key is None:
-                data = source.load_data()
+                data = load_data()
             elif key == "f":
                 levels = [*Level]
                 place = levels.index(current_level(data, order, now, terminal, height))
@@ -114,37 +105,23 @@ def _apply_key(key: str, order: SortState, page: int) -> SortState:
 
 
 @contextlib.contextmanager
-def _open_source(common: CommonOptions, subject: StatsSource, console: Console) -> Iterator[TopSource]:
+def _open_source(common: CommonOptions, subject: StatsSource, console: Console) -> Iterator[Callable[[], TopData]]:
     if subject.run is not None:
-        yield _RunSource(subject.run)
+        yield _RunReader(subject.run).load_data
         return
     spec = options.load_cluster_file_options(common, subject.path, console=console).spec
     with open_reachable_sessions(spec, spec.hosts) as (sessions, errors):
-        joined = [host for host in spec.hosts if host.name in sessions]
-        dead = {n.node: n for n in node_stats.make_unknown_stats(errors)}
+        stats = node_stats.probe_nodes(spec.hosts, sessions, errors)
 
-        def look() -> list[NodeStats]:
-            seen = {n.node: n for n in node_stats.probe_nodes(joined, sessions)} | dead
-            return [seen[host.name] for host in spec.hosts]
+        def probe_again() -> None:
+            nonlocal stats
+            while True:
+                time.sleep(_LOOK_AGAIN)
+                stats = node_stats.probe_nodes(spec.hosts, sessions, errors)
 
-        yield _FileSource(f"{subject.path}: no active run", look)
-
-
-class _FileSource:
-    """Nodes that are asked again and again, beside the keys: one that is slow must not hold them up."""
-
-    def __init__(self, title: str, probe: Callable[[], list[NodeStats]]) -> None:
-        self._title, self._probe = title, probe
-        self._stats = probe()
-        threading.Thread(target=self._repeat, name="look", daemon=True).start()
-
-    def _repeat(self) -> None:
-        while True:
-            time.sleep(_LOOK_AGAIN)
-            self._stats = self._probe()
-
-    def load_data(self) -> TopData:
-        return TopData(nodes=self._stats, title=self._title)
+        # On a thread of its own: a slow node must not delay the keys.
+        threading.Thread(target=probe_again, name="look", daemon=True).start()
+        yield lambda: TopData(nodes=stats, title=f"{subject.path}: no active run")
 
 
 _SAMPLES_AT_FIRST = 400
@@ -152,12 +129,8 @@ _SAMPLES_AT_FIRST = 400
 _END = 4096
 
 
-class _RunSource:
-    """Gives pictures of a run.
-
-    Args:
-        run: Which.
-    """
+class _RunReader:
+    """Reads the files of a run for each picture."""
 
     def __init__(self, run: RunDir) -> None:
         self._run, self._reader = run, StateReader(run)
@@ -197,10 +170,5 @@ class _RunSource:
 
     def _last_line(self, state: RunState, rank: int) -> str:
         path = self._run.node(state.workers[rank].node) / format_output_path(state.attempt, rank)
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _END))
-                lines = clean_block(file.read())
-        except OSError:
-            return ""
-        return next((text for line in reversed(lines) if (text := strip_colours(line).strip())), "")
+        lines = reversed(read_output_end(path, _END))
+        return next((text for line in lines if (text := strip_colours(line).strip())), "")

@@ -12,7 +12,7 @@ from clusterctl._version import __version__
 from clusterctl.cli import options
 from clusterctl.cli.command import CliCommand, CommonOptions
 from clusterctl.cli.node_sessions import open_all_sessions
-from clusterctl.config.host_ranges import fold_hosts
+from clusterctl.config.host_ranges import fold_hosts, group_by_value
 
 
 @click.command("version", cls=CliCommand, reads_file=True)
@@ -49,9 +49,11 @@ def command(common: CommonOptions, path: str | None, nodes: str | None, as_json:
 
 def _fold_entries(entries: list[dict[str, str]]) -> Iterator[str]:
     """Yield one line for all nodes with equal versions."""
-    alike: dict[str, list[str]] = {}
-    for entry in entries:
-        words = f"Python {entry['python']}, kernel {entry['kernel']} ({entry['machine']}), agent {entry['agent']}"
-        alike.setdefault(words, []).append(entry["node"])
-    for words, names in alike.items():
-        yield f"{fold_hosts(names)}: {words}"
+    texts = {
+        entry[
+            "node"
+        ]: f"Python {entry['python']}, kernel {entry['kernel']} ({entry['machine']}), agent {entry['agent']}"
+        for entry in entries
+    }
+    for text, nodes in group_by_value(texts).items():
+        yield f"{fold_hosts(nodes)}: {text}"
