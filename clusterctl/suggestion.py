@@ -1,4 +1,4 @@
-"""What somebody probably meant who wrote something else."""
+"""Suggestions for mistyped words and file names."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 
 def similar(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known word that is most like another, if one is like it at all."""
+    """Return the most similar known word, or `None` if no word is similar enough."""
     import difflib  # `clusterctl --help` imports this module
 
     return next(iter(difflib.get_close_matches(word, list(known), 1, cutoff)), None)
 
 
 def similar_file(path: str) -> str | None:
-    """Return the file beside a path that is not there whose name is most like its own, as the path is written."""
+    """Return the file with the most similar name in the folder of a missing path, or `None`."""
     folder, name = os.path.split(path)
     try:
         names = [entry.name for entry in os.scandir(os.path.expanduser(folder) or ".") if entry.is_file()]

@@ -1,6 +1,6 @@
-"""What completion offers: runs, nodes, ranks and files, from files of this machine alone.
+"""The candidates of shell completion: runs, nodes, ranks and files. They come from files of this machine.
 
-Nothing here may fail or say anything: a file that cannot be read offers nothing.
+Completion never fails and never prints messages: an unreadable file gives no candidates.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from clusterctl.run.record.rundir import RunDir
 from clusterctl.run.record.state_reader import load_state
 
 _NEWEST = 50
-"""Runs offered; reading the journals of more would make the key feel slow."""
+"""Maximum of candidates: reading more journals would make the Tab key slow."""
 
 
 def list_completions(
     kind: str, context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Return what may stand at this place; `kind` is one of `files`, `runs`, `active`, `nodes`, `ranks` and so on."""
+    """Return the candidates of a kind (a key of `_OFFERS`) for an incomplete word."""
     if context.meta.get("clusterctl.dashes"):
         return [CompletionItem(incomplete, type="file")]
     with contextlib.suppress(ClusterctlError, OSError, ValueError):
@@ -88,7 +88,7 @@ def _run_items(context: click.Context, incomplete: str, *, active: bool) -> list
 
 
 def _run(context: click.Context) -> RunDir | None:
-    """Return the run that the words before this one name."""
+    """Return the run that earlier words name."""
     if not any(parameter.name in ("reference", "references") for parameter in context.command.params):
         return None
     named = context.params.get("reference") or next(iter(context.params.get("references") or ()), None)
@@ -99,7 +99,7 @@ def _run(context: click.Context) -> RunDir | None:
 
 
 def _spec(context: click.Context) -> ClusterSpec:
-    """Return the cluster file that the words before this one name; else that of the folder."""
+    """Return the cluster of the file that earlier words name, or else of ./cluster.yaml."""
     from clusterctl.config.loader import load_cluster_file
 
     paths = list_cluster_files(context.params.get("path"), context.obj.files)
@@ -121,7 +121,7 @@ def _ranks(context: click.Context, incomplete: str) -> list[CompletionItem[str]]
 
 
 def _of_list(names: Iterable[str], incomplete: str) -> list[CompletionItem[str]]:
-    """Complete the last item of `a,b,c`, leaving out those that stand before it."""
+    """Complete the last item of `a,b,c`, without the items before it."""
     before, comma, begun = incomplete.rpartition(",")
     taken = before.split(",")
     return [CompletionItem(before + comma + n) for n in names if n.startswith(begun) and n not in taken]

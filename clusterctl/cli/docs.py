@@ -62,7 +62,7 @@ def _entry(name: str, command: click.Command, parent: click.Context) -> list[str
 
 
 def _description(text: str) -> Iterator[str]:
-    """Give paragraphs on a line each; those that click must not wrap (`\\b`) as code."""
+    """Yield each paragraph as one line, and paragraphs that click does not wrap (`\\b`) as code."""
     for number, paragraph in enumerate(inspect.cleandoc(text).split("\n\n")):
         if number:
             yield ""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _VALUES = 200_000
-"""Objects that may be created before Python's garbage collector looks for circles again."""
+"""Objects that may be created before the garbage collector runs again."""
 
 
 class LazyGroup(click.Group):
@@ -40,7 +40,7 @@ class LazyGroup(click.Group):
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order in which people meet them."""
+        """Return the commands in the order of the help."""
         return list(COMMANDS)
 
     @override
@@ -98,7 +98,7 @@ class LazyGroup(click.Group):
 
 
 def _find_similar_command(word: str) -> str | None:
-    """Return what to type behind `clusterctl` in place of a word that is no command."""
+    """Return the likely command line after `clusterctl` for a word that is no command."""
     if os.path.isfile(word):
         return f"up --script {word}" if word.endswith(".py") else f"up {word}"
     synonyms = {synonym: name for name, info in COMMANDS.items() for synonym in info.synonyms.split()}
@@ -108,7 +108,7 @@ def _find_similar_command(word: str) -> str | None:
 
 
 def _show_usage(error: click.UsageError) -> None:
-    """Write a mistake on the command line as every other error is written."""
+    """Print a usage error in the format of all other errors."""
     program = error.ctx.command_path if error.ctx is not None else "clusterctl"
     text, hint = error.format_message(), f"see `{program} --help`"
     if (word := _meant_for_the_job(error)) is not None:
@@ -117,7 +117,7 @@ def _show_usage(error: click.UsageError) -> None:
 
 
 def _meant_for_the_job(error: click.UsageError) -> str | None:
-    """Return the first argument of the job that stands without `--`, unless it is a mistyped option of ours."""
+    """Return the first argument of the job before which `--` is missing; `None` for a mistyped option of ours."""
     context = error.ctx
     if context is None or not isinstance(context.command, JobCommand) or context.meta.get("clusterctl.dashes"):
         return None
@@ -159,7 +159,7 @@ def cli(ctx: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
-    # Python's search for circles would take a tenth of the time to show a large run, and finds next to none.
+    # Garbage collection would take a tenth of the time to show a large run, and finds nearly nothing.
     gc.set_threshold(_VALUES)
     streams.replace_standard_streams()
     code = run(arguments)
@@ -198,7 +198,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _completed(*, known: bool) -> int:
-    """Return the exit code of a request for completion; say of an unknown request that it is, for click does not."""
+    """Return the exit code of a completion request; print an error for an unknown request, as click does not."""
     if known:
         return int(ExitCode.OK)
     click.echo("error: `_CLUSTERCTL_COMPLETE` asks for nothing that completion knows", err=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from clusterctl.render.console import Console
 
 _YOUNG = 3600.0
-"""Content that was touched within so many seconds may belong to a run that is being started."""
+"""Content that is younger than this many seconds may belong to a run that is being started."""
 
 _DEFAULT = click.core.ParameterSource.DEFAULT
 
@@ -99,7 +99,7 @@ def _chosen(before: float, keep: int) -> list[tuple[RunDir, RunState]]:
 
 
 def _reason(older_than: str, keep: int) -> str:
-    """Return why no run is removed, where some have ended."""
+    """Return why no run is removed although some have ended."""
     ended = sum(state_reader.load_visible_state(run)[0].over for run in state_reader.list_runs())
     if not ended:
         return ""
@@ -111,14 +111,14 @@ def _reason(older_than: str, keep: int) -> str:
 def _runs_gone(
     chosen: list[tuple[RunDir, RunState]], console: Console, *, remove: bool, named: bool
 ) -> tuple[set[str], int, dict[str, int]]:
-    """Show runs in a table, a line each as it is removed (or would be).
+    """Remove runs and show a table of them, or only show it. A run is shown once it is removed.
 
     Returns:
-        Which are gone, bytes on this head, bytes by node.
+        The ids of the runs, their bytes on this head, and the bytes by node.
     """
     ended = {run.run: (run, state) for run, state in chosen}
     listed = [load_list_view(run) for run, _ in chosen]
-    # Files that were tampered with may give a run another name than its folder's, which is what is removed.
+    # A changed file may contain another name than that of the folder, which is what `clean` removes.
     views = sort_runs([replace(v, state=replace(v.state, run=run)) for run, v in zip(ended, listed, strict=True)])
     sizes = {run.run: _size(run) for run, _ in chosen}
     going: set[str] = set()
@@ -147,7 +147,7 @@ def _named(references: tuple[str, ...]) -> list[tuple[RunDir, RunState]]:
 
 
 def _clean_content(going: set[str], *, remove: bool) -> tuple[int, int]:
-    """Remove (or only count) synced content that no run needs which stays; return files and bytes."""
+    """Remove or count the synced content that no remaining run needs; return the number of files and bytes."""
     content = code_manifest.find_content_store(rundir.find_runs_root())
     if content is None:
         return 0, 0
@@ -176,14 +176,14 @@ _Group = list[tuple["RunDir", "RunState"]]
 
 @dataclass(slots=True)
 class _Left:
-    """What of a run is still on nodes: why some would not remove it, and which could not be asked."""
+    """The reasons why a run is still on nodes: refusals, and unreachable nodes."""
 
     refused: list[ClusterctlError] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
 
 
 def _reached_alike(chosen: _Group) -> list[_Group]:
-    """Put runs together whose hosts are reached in the same way: they share their connections."""
+    """Group runs whose hosts are reached in the same way, so that they share connections."""
     groups: dict[str, _Group] = {}
     for run, state in chosen:
         spec = _spec_of(run)
@@ -205,7 +205,10 @@ def _spec_of(run: RunDir) -> ClusterSpec | None:
 
 
 def _remove(run: RunDir, state: RunState, left: _Left, console: Console, *, named: bool) -> bool:
-    """Remove a run from the head; where a node refused, or may still run something of one not named, it stays here."""
+    """Remove a run from the head; return whether it is gone.
+
+    It stays if a node refused, or if processes of a run that the user did not name may live on an unreachable node.
+    """
     away = {entry["node"] for entry in state.remaining} & {*left.unreached}
     if away and not named:
         hint = f"`clusterctl clean {run.run}` removes it all the same"
@@ -224,11 +227,11 @@ def _remove(run: RunDir, state: RunState, left: _Left, console: Console, *, name
 
 
 def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> dict[str, _Left]:
-    """Remove runs from their nodes, all nodes at once; add bytes to `freed`, and tell what of each is left."""
+    """Remove runs from their nodes in parallel; add the bytes to `freed`, and return what is left of each run."""
     spec = _spec_of(group[0][0])
     if spec is None:
         return {run.run: _Left(unreached=list(state.touched_nodes)) for run, state in group}
-    # Of a run that cannot be read nobody knows where it was; a node on which something of it lives refuses.
+    # The nodes of an unreadable run are unknown. A node with live processes of it refuses.
     on = {
         host.name: [
             run.run for run, state in group if host.name in state.touched_nodes or state.phase is RunPhase.UNREADABLE
@@ -255,9 +258,9 @@ def _remove_on_nodes(group: _Group, freed: dict[str, int], console: Console) -> 
 
 
 def _remove_from(node: str, session: Session, runs: list[str]) -> tuple[int, dict[str, ClusterctlError]]:
-    """Remove runs from one node; return bytes, and why some could not be. One that is not there is removed."""
+    """Remove runs from one node; return bytes and errors by run. A run that the node does not have is no error."""
     count, errors = 0, dict[str, ClusterctlError]()
-    # The oldest first: with the last one that has it a node gives up the code.
+    # Oldest first: with the last run of a work folder, the node removes the code.
     for run in reversed(runs):
         try:
             count += CLEAN.call(session, {"run": run, "node": node}, timeout=600.0)["bytes"]

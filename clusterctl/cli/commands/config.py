@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _ENV_SECONDS = 30.0
 _MOST_PADDED = 60
-"""Characters of a variable behind which the sources stand in one column; longer ones push theirs to the right."""
+"""Maximum width of the column of variables; the source of a longer variable is moved to the right."""
 
 
 @click.command("config", cls=CliCommand, reads_file=True)
@@ -133,7 +133,7 @@ def _print_schema(common: CommonOptions, output: str | None) -> int:
 
 
 def _refuse_two_names(spec: ClusterSpec) -> None:
-    """Refuse one machine under two names, as far as ssh's own configuration tells; the start asks the machines."""
+    """Refuse two names that ssh_config maps to one machine. The start also asks the machines themselves."""
     file = os.environ.get(CONFIG_VARIABLE) or None
 
     def options_of(host: HostSpec) -> SshOptions | None:
@@ -207,10 +207,10 @@ def _env(loaded: LoadedClusterFile, rank: int, console: Console, *, live: bool) 
 
 
 def _there(rank: int, entries: Sequence[NodeLayout]) -> int:
-    """Return a rank that is there.
+    """Return the rank if it exists.
 
     Raises:
-        NotFoundError: It is not.
+        NotFoundError: There is no such rank.
     """
     ranks = [rank for entry in entries for rank in entry.ranks]
     if rank not in ranks:
@@ -247,7 +247,7 @@ _KEYS_OF_ALL = ("network.interface", "job.framework")
 
 
 def _source(loaded: LoadedClusterFile, name: str, source: str, host: int) -> str:
-    """Return who sets a variable: a word, or a place in a file behind the key that it follows from."""
+    """Return the source of a variable: a keyword, or the key that it follows from and the place of that key."""
     if source in ("env", "secrets"):
         return loaded.origins.get(f"{source}.{name}", source)
     if source == "hosts[].env":

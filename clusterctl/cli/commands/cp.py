@@ -75,12 +75,12 @@ def _parsed(words: tuple[str, ...]) -> list[RemotePath | str]:
 def _load_spec(
     common: CommonOptions, named: list[RemotePath], console: Console, exclude: str | None
 ) -> ClusterSpec | None:
-    """Return what the cluster file says, or `None` where there is none: then hosts are those that ssh knows."""
+    """Return the cluster of the cluster file, or `None` without a file: hosts are then named as ssh knows them."""
     if common.files or common.sets or os.path.isfile(DEFAULT_FILE):
         return options.load_cluster_file_options(common, None, console=console).spec
     if exclude or any(one.nodes == _ALL for one in named):
         raise NotFoundError(
-            f"there is no {DEFAULT_FILE} here to say which nodes there are",
+            f"no {DEFAULT_FILE} here, which would name the nodes",
             hint="`--file` names one; without any, hosts are named as ssh knows them",
         )
     return None

@@ -51,7 +51,7 @@ def _portrait(reference: str, console: Console) -> RunFacts:
 
 
 def _outcome(view: RunView) -> dict[str, str]:
-    """Return how a run ended, in words; what is not known is left out."""
+    """Return the outcome of a run by name; unknown values are left out."""
     state = view.state
     cause = find_final_cause(state)
     told = {

@@ -128,7 +128,7 @@ def _state_folder(folder: Path) -> StateFolderFacts:
 
 
 def _use(folder: Path) -> str | None:
-    """Write a file and take a lock as a controller does; return why that cannot be done."""
+    """Write a file and take a lock as a controller does; return the reason if that fails, or `None`."""
     try:
         make_private_folder(folder)
         with tempfile.TemporaryDirectory(prefix=".check-", dir=folder) as trial:
@@ -152,7 +152,7 @@ def _controllers() -> list[ControllerFacts]:
 
 
 def _controller(run: RunDir) -> ControllerFacts | None:
-    """Return the controller of an attended run; `None` where it lives on another machine, or has just ended."""
+    """Return the controller of an attended run; `None` if it is on another machine or has just ended."""
     holder = run.controller
     if holder is None or holder.host != socket.gethostname():
         return None

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 _GRACE = 10.0
-# A controller that has just taken over looks twice before it calls a run stalled: at most a minute apart.
+# A new controller checks twice, at most a minute apart, before it calls a run stalled.
 _SURE_SECONDS = 100.0
 _LOOK_SECONDS = 1.0
 
@@ -91,7 +91,7 @@ def command(
     runs = _select_runs(references, everything=everything, stalled=stalled)
     if not runs and not how.is_silent:
         console.narrate(f"no {'stalled' if stalled else 'active'} run: nothing to end")
-    # All are asked before any is waited for: they end side by side.
+    # Ask all runs first, so that they end in parallel.
     ending, errors, before = [], list[ClusterctlError](), dict[str, JournalPosition]()
     for run in runs:
         before[run.run] = read_journal_position(run)
@@ -118,13 +118,13 @@ def command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _How:
-    """How runs are ended.
+    """The options of the command.
 
     Attributes:
-        stalled: Only if they are stalled.
-        kill: Without the grace.
-        verbose: The reports of all nodes are shown.
-        is_silent: Nothing is narrated.
+        stalled: End only stalled runs.
+        kill: Send SIGKILL without a grace time.
+        verbose: Show the reports of all nodes.
+        is_silent: Print no messages.
     """
 
     stalled: bool
@@ -134,10 +134,10 @@ class _How:
 
 
 def _raise_first(errors: list[ClusterctlError], console: Console) -> None:
-    """Show all errors but the first, and raise that.
+    """Raise the first error, and print the others.
 
     Raises:
-        ClusterctlError: There is one.
+        ClusterctlError: There is an error.
     """
     for error in errors[1:]:
         print_error(error, console)
@@ -154,7 +154,7 @@ def _select_runs(references: tuple[str, ...], *, everything: bool, stalled: bool
     if stalled:
         runs = named or state_reader.list_runs()
         return [run for run in runs if may_be_stalled(state_reader.load_summary_or_state(run))]
-    # A start whose controller died may have left something on the nodes, whatever `ps` says of it.
+    # A start whose controller died may have left processes on the nodes, whatever `ps` shows.
     if named:
         return named
     states = {run: state_reader.load_summary_or_state(run) for run in state_reader.list_runs()}
@@ -165,8 +165,8 @@ def _select_runs(references: tuple[str, ...], *, everything: bool, stalled: bool
 
 
 def _ask(run: RunDir, console: Console, how: _How) -> bool:
-    """Ask a run to end; return `False` where it is left alone because it is not stalled after all."""
-    # As its journal has it: a start without its controller is over for `ps`, but may have left something on nodes.
+    """Ask a run to end; return `False` if it goes on because it is not stalled."""
+    # Read the journal: `ps` shows a start without a controller as over, but processes of it may be left on nodes.
     if load_state(run).over:
         return True
     if not how.stalled:
@@ -181,7 +181,7 @@ def _ask(run: RunDir, console: Console, how: _How) -> bool:
 
 
 def _end(run: RunDir, console: Console, before: JournalPosition, how: _How) -> RunState:
-    """See a run end. Told is what is newer than `before`."""
+    """Wait until a run has ended; show the events after `before`."""
     shown = ViewOptions(output=False, phases=False, verbose=how.verbose, position=before)
     state = load_state(run)
     for more in (2, 1, 0):
@@ -209,7 +209,7 @@ def _end(run: RunDir, console: Console, before: JournalPosition, how: _How) -> R
 def _end_remains(
     ended: dict[str, RunDir], console: Console, how: _How
 ) -> tuple[dict[str, RunState], list[ClusterctlError]]:
-    """End what may still run of ended runs, of all at once; return their states, and why some could not be asked."""
+    """Stop the remaining processes of ended runs in parallel; return their states, and the errors of some."""
     states = {name: load_state(run) for name, run in ended.items()}
     left = {name: run for name, run in ended.items() if states[name].remaining}
     tell = console.err if len(left) == 1 else None
@@ -221,10 +221,10 @@ def _end_remains(
 
 
 def _end_on_nodes(run: RunDir, state: RunState, tell: Terminal | None, *, kill: bool) -> RunState:
-    """End on the nodes themselves what is left there, or may be: what could not be ended or reached before, or all.
+    """Stop the remaining processes of a run on its nodes, without a controller.
 
     Raises:
-        TeardownError: What the run was started with cannot be read.
+        TeardownError: The spec of the run cannot be read.
     """
     try:
         spec = load_spec(run.spec.read_text())
@@ -256,7 +256,7 @@ def _tell_end(run: RunDir, state: RunState, console: Console) -> None:
 
 
 def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: bool) -> int:
-    """End on the nodes of a cluster file every run that no run directory of this head stands for, or that has ended."""
+    """Stop the runs on the nodes of a cluster file that have ended, or that this head does not know."""
     spec = options.load_cluster_file_options(common, path, console=console).spec
     own = {run.run: run for run in state_reader.list_runs()}
     with open_reachable_sessions(spec, spec.hosts, tell=console.err) as (sessions, errors):
@@ -283,16 +283,16 @@ def end_orphans(path: str, common: CommonOptions, console: Console, *, as_json: 
 
 
 def _left(run: RunSummary) -> bool:
-    """Return whether something of a run is there: workers, what they left, or a supervisor that waits for commands."""
+    """Return whether workers, remaining processes or a supervisor of a run are on the node."""
     return bool(run["live"] or run["remaining"] or run["supervisor"])
 
 
 def _end_known(
     own: dict[str, RunDir], sessions: dict[str, Session], listed: dict[str, list[RunSummary]]
 ) -> tuple[dict[str, RunState], list[ClusterctlError]]:
-    """End what may still run of ended runs of this head; return their states, and why some could not be ended.
+    """Stop the remaining processes of ended runs of this head; return their states, and the errors of some.
 
-    A node may have it although this head does not know, and the other way round.
+    A node may have processes that this head does not know, and the other way round.
     """
     states: dict[str, RunState] = {}
     errors: list[ClusterctlError] = []
@@ -315,7 +315,7 @@ def _end_known(
 
 
 def _end_all(session: Session, runs: list[RunSummary]) -> list[dict[str, Any]]:
-    """Stop the orphans of one node; return what is left of them."""
+    """Stop the orphans on one node; return the processes that are left."""
     left = []
     for run in runs:
         session.epoch = (run["epoch"] or 0) + 1
@@ -330,9 +330,9 @@ def may_be_stalled(state: RunState) -> bool:
 
 
 def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
-    """End a run if the stall rule, asked now, says that it is stalled; return whether it did.
+    """End a run if the stall rule calls it stalled; return whether it was ended.
 
-    A run without a controller gets one, which looks at the run for as long as the rule needs to be sure.
+    A run without a controller gets one, which observes the run until the rule can decide.
     """
     end = time.monotonic() + _SURE_SECONDS
     while time.monotonic() < end and not load_state(run).over:
@@ -347,18 +347,18 @@ def end_if_stalled(run: RunDir, *, kill: bool) -> bool:
 
 _ANSWER_SECONDS = 15.0
 _PATIENCE = 5.0
-"""Seconds in which a controller that has just begun, or is about to end, is heard or gone."""
+"""Seconds until a controller that is starting answers, or one that is ending is gone."""
 _PAUSE = 0.1
 
 
 def ask_or_adopt(
     run: RunDir, command: str, arguments: dict[str, Any], adopt: Callable[[], int]
 ) -> dict[str, Any] | None:
-    """Return the controller's answer; `None` where there was none and a new process does `adopt`.
+    """Return the controller's answer; `None` if there was no controller and a new process runs `adopt`.
 
     Raises:
-        RefusedError: A controller holds the run that cannot be asked from here.
-        ControllerEndedError: The new controller ended at its start.
+        RefusedError: The controller of the run cannot be reached from this machine.
+        ControllerEndedError: The new controller ended during its start.
     """
     until = time.monotonic() + _PATIENCE
     while True:
@@ -374,7 +374,7 @@ def ask_or_adopt(
 
 
 def _adopted(run: RunDir, adopt: Callable[[], int]) -> bool:
-    """Return whether a new controller is at work; False where another command was faster."""
+    """Start a new controller; return `False` if another command was faster."""
     try:
         process.detach(run, adopt)
     except ClusterctlError:

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "python", "python3", "perl", "awk", "find", "grep", "sed")
-"""Programs that read such signs themselves."""
+"""Programs that interpret shell signs themselves."""
 _BUILTINS = ("cd", "export", "source", ".", "alias", "ulimit", "module", "umask", "type")
 _QUIET_SECONDS = 1.0
-"""Once no node has answered for so long, what others said is shown."""
+"""Seconds without a new answer after which the answers so far are shown."""
 
 
 @click.command("exec", cls=JobCommand, reads_file=True)
@@ -97,7 +97,7 @@ def command(
         program["stdin"] = given.decode("utf-8", "surrogateescape")
     around = {host.name: build_program_arguments(spec, host.name) for host in hosts} if in_job else {}
     remote = RemoteCommand(program, seconds, parallel or len(hosts), console if stream else None, around)
-    # Lines of nodes that are there come in between where they are shown as they come.
+    # A waiting line would mix with the lines that `--stream` shows at once.
     tell = None if common.quiet or stream else console.err
     early = _Early([host.name for host in hosts], remote, console, folds=not (diff or as_json))
 
@@ -152,7 +152,7 @@ def _load_spec(
 
 
 def needs_shell(words: Sequence[str]) -> bool:
-    """Return whether words hold what only a shell understands, and none is started to read them."""
+    """Return whether words contain syntax that only a shell understands, and their program is no shell."""
     program, rest = words[0], words[1:]
     if os.path.basename(program) in _SHELLS:
         return False
@@ -194,7 +194,7 @@ class _Early:
         self._wanted = folds and console.out.live and console.err.live
 
     def look(self) -> None:
-        """Show what is to be shown by now."""
+        """Show the new answers after a second of silence."""
         if not self._wanted or time.monotonic() - self._remote.last_answer_at < _QUIET_SECONDS:
             return
         answers = self._remote.collect_finished()

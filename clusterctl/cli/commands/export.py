@@ -53,7 +53,7 @@ def command(
 
 
 def _program() -> tuple[str, ...]:
-    """Return the words by which this very program is started again, wherever that is typed."""
+    """Return the words that start this program from any folder."""
     started = os.path.abspath(sys.argv[0])
     if os.path.basename(started) in ("clusterctl", "cctl") and os.access(started, os.X_OK):
         return (started,)

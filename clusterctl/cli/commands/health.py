@@ -117,7 +117,7 @@ def command(
         return show(_replayed(replay, checks, strict=strict))
     spec = options.load_cluster_file_options(common, path, console=console).spec
     hosts = options.select_spec_hosts(spec, nodes)
-    # A node is compared with the chosen ones alone: one by itself has no ways to others that could be judged.
+    # Nodes are compared only with each other: a single node has no network paths to judge.
     spec = replace(spec, hosts=hosts)
     pause = parse_pause_option(watch, "--watch")
     _say_what_is_run(spec, hosts, console)
@@ -133,7 +133,7 @@ def command(
 
 
 def _say_what_is_new(spec: ClusterSpec, view: HealthView, console: Console, *, quiet: bool) -> None:
-    """Say which of what was found was not there at the last look, here or at the start of a run."""
+    """Print the findings that the last check of these nodes did not have (`health`, or the start of a run)."""
     known = KnownFindings(find_runs_root().parent, spec)
     fresh = known.list_new(view.findings)
     known.save(view.findings, [node.node for node in view.nodes])
@@ -151,7 +151,7 @@ def _list(names: list[str] | None, console: Console, *, as_json: bool) -> int:
 
 
 def render_checks(checks: Iterable[Check], terminal: Terminal) -> list[str]:
-    """Return a table of checks: name, the worst that each says by itself, what it is for."""
+    """Return a table of checks: name, default severity, description."""
     return render_table(_CHECK_COLUMNS, [(check.name, check.severity, check.doc) for check in checks], terminal)
 
 
@@ -164,7 +164,7 @@ def checks_json(checks: Iterable[Check]) -> list[dict[str, Any]]:
 
 
 def _say_what_is_run(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Console) -> None:
-    """Say what of the file is started on this very machine: a node is looked at as a worker would find it."""
+    """Warn of programs of the cluster file that the checks start on this machine, as a worker would."""
     here = [host for host in hosts if host.transport is TransportKind.LOCAL]
     parts = [
         *(["job.prologue"] if spec.job and spec.job.prologue else []),
@@ -176,10 +176,10 @@ def _say_what_is_run(spec: ClusterSpec, hosts: tuple[HostSpec, ...], console: Co
 
 
 def _checks(only: str | None, skip: str | None) -> list[str] | None:
-    """Return the names of the checks to make, or `None` for all.
+    """Return the names of the selected checks, or `None` for all checks.
 
     Raises:
-        click.BadParameter: A name that is no check.
+        click.BadParameter: There is no check of this name.
     """
     if only is None and skip is None:
         return None
@@ -192,7 +192,7 @@ def _named(text: str, option: str) -> set[str]:
     """Return the checks that match one of the patterns.
 
     Raises:
-        click.BadParameter: A pattern that no check matches.
+        click.BadParameter: No check matches a pattern.
     """
     names: set[str] = set()
     for pattern in text.split(","):
@@ -228,7 +228,7 @@ def _record(path: str, spec: ClusterSpec, view: HealthView, console: Console) ->
     recorded = recording.make_recording(facts, Context.from_spec(spec), reached_as)
     write_text_file(path, json.dumps(recorded, indent=1) + "\n")
     console.narrate(
-        f"what {plural(len(facts), 'node')} told is in {path}; read it before you send it (docs/recordings.md)"
+        f"the facts of {plural(len(facts), 'node')} are in {path}; read it before you send it (docs/recordings.md)"
     )
 
 
@@ -253,7 +253,7 @@ def _view(facts: dict[str, dict[str, Any]], findings: list[Finding], *, strict: 
 
 
 def _show(view: HealthView, *, console: Console, form: str, strict: bool, verbose: bool, quiet: bool) -> int:
-    """Print what was found, and return the exit code that it means."""
+    """Print the findings, and return the exit code."""
     match form:
         case "json":
             console.json(render.health_json(view))

@@ -269,7 +269,7 @@ _NO_JOBS = ("setup.py", "conftest.py", "__init__.py")
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a person said."""
+    """The answers of the user."""
 
     machines: list[ListedHost]
     script: str
@@ -277,16 +277,16 @@ class Answers:
 
 
 def is_interactive() -> bool:
-    """Whether there is somebody to ask."""
+    """Return whether a user can answer questions on the terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask_questions(script: str | None, tell: Callable[[str], None]) -> Answers:
-    """Ask.
+    """Ask the user for hosts, GPUs, script and Python.
 
     Args:
-        script: What to offer, or `None` where nothing in the folder looks like one.
-        tell: Says what is wrong with an answer.
+        script: The default script, or `None` if no file in the folder looks like one.
+        tell: Prints what is wrong with an answer.
     """
     hosts = _until_right("Hosts, as ssh knows them (gpu[01-08], or a,b,c)", None, parse_host_words, tell)
     gpus = _until_right("GPUs each (a number, or auto)", "auto", parse_gpus, tell)
@@ -297,10 +297,10 @@ def ask_questions(script: str | None, tell: Callable[[str], None]) -> Answers:
 
 
 def parse_gpus(text: str) -> int | None:
-    """Return how many GPUs a word means; `None` for all that there turn out to be.
+    """Return the number of GPUs; `None` for `auto`, which means all GPUs of a host.
 
     Raises:
-        ValueError: It means none of that.
+        ValueError: The text is neither a number nor `auto`.
     """
     if text == "auto":
         return None
@@ -310,13 +310,13 @@ def parse_gpus(text: str) -> int | None:
 
 
 def find_script(folder: Path) -> str | None:
-    """Return the one Python file of a folder that may be a job; `train.py` where it is one of several."""
+    """Return the only Python file of a folder that may be a job; if there are several, `train.py`."""
     found = [path.name for path in sorted(folder.glob("*.py")) if path.name not in _NO_JOBS]
     return "train.py" if "train.py" in found else found[0] if len(found) == 1 else None
 
 
 def _until_right(question: str, offered: str | None, read: Callable[[str], T], tell: Callable[[str], None]) -> T:
-    """Ask until the answer can be read. Ctrl-C and the end of input leave without an answer."""
+    """Ask until the answer is valid. Ctrl-C and the end of the input raise `click.Abort`."""
     while True:
         said = click.prompt(question, default=offered, err=True, prompt_suffix=": ").strip()
         try:

@@ -136,14 +136,14 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
 
 
 def _moment(text: str | None, option: str, state: RunState) -> float | None:
-    """Return a wall clock time: a duration is that long ago; a time of day is that of the run's last day."""
+    """Return a wall clock time; a time of day belongs to the last day of the run."""
     now = time.time()
     of_day = text is not None and ":" in text and state.ended is not None
     return parse_time_option(text, option, now=state.ended if of_day and state.ended else now, began=state.created)
 
 
 class _Output:
-    """Writes lines in the form that was asked for."""
+    """Writes lines in the requested format."""
 
     def __init__(
         self, console: Console, state: RunState, query: LogQuery, *, form: str, timestamps: bool, prefix: bool
@@ -161,22 +161,22 @@ class _Output:
         self._marks = AttemptSeparators(console.out, attempt=query.attempt, first=whole) if marked else None
 
     def history(self, lines: Iterable[LogLine]) -> None:
-        """Write lines that lie in the past, before those that come."""
+        """Write earlier lines; equal lines of several ranks are folded."""
         self.past(fold_history(lines) if self._form == "text" else lines)
 
     def past(self, lines: Iterable[LogLine | FoldedLine]) -> None:
-        """Write lines as they are."""
+        """Write lines without folding them."""
         stream = iter(lines)
         while self._out.has_reader() and (batch := list(islice(stream, 1000))):
             self._put(batch)
 
     def end(self) -> None:
-        """Say how attempts ended of which no later line told."""
+        """Write the separators of attempts after the last line."""
         if self._marks is not None:
             self._out.lines(self._marks.rest(self.state))
 
     def live(self, lines: list[LogLine], *, last: bool = False) -> None:
-        """Write lines as they come."""
+        """Write new lines; some may wait for equal lines of other ranks."""
         if self._form != "text":
             self._put(lines)
             return
@@ -184,7 +184,7 @@ class _Output:
         self._put([*shown, *self._folder.flush()] if last else shown)
 
     def next_due(self) -> float | None:
-        """Return when a held line is due, on the monotonic clock."""
+        """Return when a waiting line is due, on the monotonic clock."""
         return self._folder.next_due()
 
     def _put(self, lines: list[Any]) -> None:
@@ -246,7 +246,7 @@ def _follow_lines(poller: RunPoller, query: LogQuery, shown: _Output, console: C
 
 
 def _due(follower: Follower, shown: _Output) -> float:
-    """Return when there is more to show at the latest, on the monotonic clock."""
+    """Return the latest time of the next output, on the monotonic clock."""
     held = shown.next_due()
     if follower.more:
         return time.monotonic()
@@ -254,28 +254,28 @@ def _due(follower: Follower, shown: _Output) -> float:
 
 
 class _Exits:
-    """How workers ended, as their nodes tell it."""
+    """The ends of workers, from the journals of their nodes."""
 
     def __init__(self) -> None:
         self._told: list[tuple[str, float, Exited]] = []
 
     def hear(self, news: NodeNews) -> None:
-        """Take note of an end."""
+        """Record an event if it is the end of a worker."""
         node, stamp, event = news
         if isinstance(event, Exited):
             self._told.append((node, stamp.wall, event))
 
     def on_clock_of_head(self, state: RunState) -> list[tuple[str, float, Exited]]:
-        """Return them with the head's wall clock."""
+        """Return node, time and event of each end, with times of the clock of the head."""
         return [(node, wall - state.ahead(node), event) for node, wall, event in self._told]
 
 
 def parse_run_ranks(state: RunState, text: str | None) -> frozenset[int] | None:
-    """Return the ranks that a person named, or `None` for no choice.
+    """Return the ranks of `--rank`, or `None` without the option.
 
     Raises:
-        NotFoundError: The run has none of that number.
-        click.BadParameter: It is no set of ranks.
+        NotFoundError: The run has no such rank.
+        click.BadParameter: The text is no set of ranks.
     """
     asked = parse_rank_set(text)
     there = {rank for _, _, ranks in state.placements for rank in ranks}
@@ -288,10 +288,10 @@ def parse_run_ranks(state: RunState, text: str | None) -> frozenset[int] | None:
 
 
 def check_attempt(state: RunState, attempt: int | None) -> int | None:
-    """Return the attempt that a person named, or `None` for all.
+    """Return the attempt of `--attempt`, or `None` for all attempts.
 
     Raises:
-        NotFoundError: The run has had none of that number.
+        NotFoundError: The run has had no such attempt.
     """
     if attempt is not None and 0 <= state.attempt < attempt:
         there = f"its attempts are 0-{state.attempt}" if state.attempt else "its only attempt is 0"
@@ -300,7 +300,7 @@ def check_attempt(state: RunState, attempt: int | None) -> int | None:
 
 
 def explain_missing_output(run: RunDir, state: RunState, query: LogQuery) -> str:
-    """Return why none of the lines of a run that a person asked for can be shown."""
+    """Return why no line of the selection can be shown."""
     if state.attempt < 0:
         return f"{run.run} has started no worker, so there is no output of it"
     wrote = sorted({rank for rank, size in _sizes(run, state) if size})
@@ -313,7 +313,7 @@ def explain_missing_output(run: RunDir, state: RunState, query: LogQuery) -> str
 
 
 def _sizes(run: RunDir, state: RunState) -> list[tuple[int, int]]:
-    """Return how long the replicated output of each rank of each attempt is."""
+    """Return ranks and the sizes of their output files, for all attempts."""
     found = []
     for attempt, node, ranks in state.placements:
         for rank in ranks:

@@ -79,7 +79,7 @@ def command(common: CommonOptions, reference: str | None, output: str | None) ->
 
 
 def _state_and_events(run: RunDir, terminal: Terminal) -> tuple[RunState, bool, list[TimelineEvent]]:
-    """Return the run, whether it is attended, and what happened in it; its journals are read once for both."""
+    """Return the state of a run, whether it is attended, and its events; the journals are read once."""
     events: list[TimelineEvent] = []
 
     def load(run: RunDir) -> RunState:
@@ -92,7 +92,7 @@ def _state_and_events(run: RunDir, terminal: Terminal) -> tuple[RunState, bool, 
 
 
 def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[TimelineEvent]]:
-    """Return the state of a run, and what happened in it, in the order of time."""
+    """Return the state of a run, and its events in the order of time."""
     reader, formatter, found = StateReader(run), EventFormatter(run, terminal), list[TimelineEvent]()
 
     def of_head(heard: ControllerNews) -> None:
@@ -133,20 +133,20 @@ def _build_timeline(run: RunDir, terminal: Terminal) -> tuple[RunState, list[Tim
 
 
 def _failure(run: RunDir, state: RunState, terminal: Terminal) -> list[str]:
-    """Return the report of a run's end and the verdict of `why`; nothing where nothing went wrong."""
+    """Return the final report of a run and the verdict of `why`; nothing if nothing went wrong."""
     well = state.phase is RunPhase.SUCCEEDED or (not state.over and state.stall is None)
     if well:
         return []
     beside = ReportContext(folders=find_code_folders(run, state), memory=find_memory_before_kill(run, state))
     verdict = load_verdict(run, state, live=False)
     if state.phase is RunPhase.CANCELLED and verdict.kind is Kind.NONE and not state.remaining:
-        return []  # a person ended it, and nothing was wrong until then
+        return []  # the user stopped it, and nothing was wrong until then
     ended = render_report(state, terminal, beside) if state.over else []
     return [*ended, "", *render_why(verdict, terminal)]
 
 
 def _findings(run: RunDir) -> list[FindingRow]:
-    """Return what the checks before the start found; what is alike on several nodes once."""
+    """Return the findings of the checks before the start; equal findings of several nodes are merged."""
     try:
         told = json.loads((run.path / "health.json").read_bytes())["findings"]
         known = [(str(f["status"]), str(f["check"]), str(f["message"]), f["node"]) for f in told]
@@ -161,7 +161,7 @@ def _findings(run: RunDir) -> list[FindingRow]:
 
 
 def _ends(run: RunDir, state: RunState) -> Iterator[tuple[str, list[str]]]:
-    """Give the last lines of the ranks that failed, and of the first ones."""
+    """Yield a title and the last lines of failed ranks, then of the first ranks."""
     failed = [cause.rank for cause in state.causes if cause.rank is not None]
     for rank in list(dict.fromkeys([*failed, *sorted(state.workers)]))[:_MOST_RANKS]:
         worker = state.workers.get(rank)

@@ -38,7 +38,7 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
     _check(run, state, chosen)
     evidence = collect_rank_evidence(run, state, chosen)
     if not evidence.ranks and not evidence.errors:
-        # Without a controller nobody has taken in how they ended.
+        # Without a controller, the ends of the workers are not recorded yet.
         hint = None if attended else f"`clusterctl attach --adopt {run.run}` takes in how they ended"
         raise NotFoundError(f"{run.run}: {'none of these ranks' if chosen else 'no rank'} runs any more", hint=hint)
     folded = why_evidence.fold_stacks(why_evidence.parse_rank_stacks(evidence.ranks))
@@ -53,7 +53,7 @@ def command(common: CommonOptions, reference: str | None, ranks: str | None, as_
 
 
 def _check(run: RunDir, state: RunState, ranks: Collection[int] | None) -> None:
-    """Refuse what cannot have an answer.
+    """Refuse a run without workers, and unknown ranks.
 
     Raises:
         NotFoundError: The run is over, or it has no such rank.

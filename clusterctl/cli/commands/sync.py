@@ -154,7 +154,7 @@ def _pull(
             sessions, lambda node, session: _pull_all(session, get_workdir(spec, node), patterns, to / node, max_bytes)
         )
     if ours and to.is_dir():
-        # What was fetched is no code: the next start must not send it to every node.
+        # Fetched files are no code: the next start must not send them to the nodes.
         (to / ".gitignore").write_text("*\n")
     told: dict[str, str] = {}
     for node, found in pulled.items():
@@ -175,7 +175,7 @@ def _pull(
 def _pull_all(
     session: Session, workdir: str, patterns: tuple[str, ...], target: Path, max_bytes: int
 ) -> dict[str, tuple[list[str], int]]:
-    """Fetch what matches each pattern; return its files and their bytes."""
+    """Fetch the files that match the patterns; return files and bytes of each pattern."""
     found: dict[str, tuple[list[str], int]] = {}
     for pattern in patterns:
         left = max_bytes - sum(total for _, total in found.values())
@@ -187,12 +187,12 @@ _MOST = 20
 
 
 def render_sync_preview(nodes: Sequence[str], found: SyncPreview, of_all: int) -> list[str]:
-    """Return what nodes that differ alike would be sent, and what they would lose.
+    """Return the lines about files that a sync would send to nodes and remove from them.
 
     Args:
-        nodes: Which.
-        found: How they differ from the code folder.
-        of_all: How many files that has.
+        nodes: Nodes with the same differences.
+        found: The differences from the code folder.
+        of_all: The number of files in the code folder.
     """
     total = sum(length for _, length in found.files_to_send)
     parts = [f"{len(found.files_to_send)} of {plural(of_all, 'file')} would be sent, {format_size(total)}"]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _LOOK_AGAIN = 2.0
 _TALLEST = 1 << 16
 _IN_A_PIPE = 46
-"""Lines of the one picture that is printed where nobody can scroll; where they are too few rows are folded."""
+"""Lines of the table in a pipe; if they do not suffice, rows are folded."""
 
 
 @click.command("top", cls=CliCommand)
@@ -94,7 +94,7 @@ def _run_screen(load_data: Callable[[], TopData], order: SortState, terminal: Te
 
 
 def _apply_key(key: str, order: SortState, page: int) -> SortState:
-    """Return the order after a key; a first row that does not exist is put right when it is shown."""
+    """Return the order after a key; rendering corrects a first row that does not exist."""
     steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page, " ": page, "g": -(1 << 20)}
     if key in steps:
         return replace(order, first=max(0, order.first + steps[key]))
@@ -125,7 +125,7 @@ def _open_source(common: CommonOptions, subject: StatsSource, console: Console) 
 
 
 _SAMPLES_AT_FIRST = 400
-"""Of all nodes together, of each kind."""
+"""Samples of each kind that are read at first, for all nodes together."""
 _END = 4096
 
 
@@ -138,7 +138,7 @@ class _RunReader:
         self._recent: dict[str, sample_files.NodeStats] = {}
 
     def load_data(self) -> TopData:
-        """Return what there is to show now."""
+        """Return the current data."""
         self._reader.apply_new_events()
         state = self._reader.state
         nodes = sorted(state.nodes.values(), key=lambda node: node.node_rank)

@@ -124,10 +124,10 @@ def _report(refused: list[PresentedKey], console: Console) -> bool:
 
 
 def _log_in(spec: ClusterSpec, hosts: Sequence[HostSpec], console: Console) -> None:
-    """Let `ssh` ask for what each node needs that lets nobody in without; keep those logins to be shared.
+    """Log in with `ssh` to each node that asks questions, and keep the connections for other commands.
 
     Raises:
-        NodesError: Some could not be logged in to, or nobody is there to answer.
+        NodesError: Some logins failed, or there is no terminal for the answers.
     """
     transport = OpenSshTransport(spec.ssh, PreDialer())
     errors: list[NodeError] = []

@@ -160,11 +160,11 @@ def command(
 
 
 def _select_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None, min_nodes: int | None) -> ClusterSpec:
-    """Return the spec with the chosen hosts; it is kept with the run, so that whoever adopts it agrees.
+    """Return the spec with the chosen hosts. The run stores it, so whoever adopts the run uses the same hosts.
 
     Raises:
-        NotFoundError: A name that is no host of the file.
-        click.UsageError: Too few are left.
+        NotFoundError: A name is no host of the file.
+        click.UsageError: Too few hosts are left.
     """
     chosen = replace(spec, hosts=options.select_spec_hosts(spec, nodes, exclude), min_nodes=min_nodes)
     workers = len(chosen.workers)
@@ -176,9 +176,9 @@ def _select_hosts(spec: ClusterSpec, nodes: str | None, exclude: str | None, min
 
 
 def start_controller(spec: ClusterSpec, *, health: bool, strict: bool) -> RunDir:
-    """Make a run and start its controller, which goes on by itself.
+    """Create a run and start its controller, which outlives this command.
 
-    An interrupt waits from here on until somebody follows the run, and then ends it.
+    An interrupt is deferred until a view follows the run; it then stops the run.
     """
     process.defer_signals()
     try:
@@ -212,7 +212,7 @@ def _print_plan(spec: ClusterSpec, console: Console, *, as_json: bool) -> None:
 
 
 def _copied(spec: ClusterSpec) -> list[str]:
-    """Say what of the code folder goes to which nodes."""
+    """Return lines about the code that will be copied to nodes."""
     remote = [host.name for host in spec.hosts if host.transport is not TransportKind.LOCAL]
     if spec.sync is None or not remote:
         return []

@@ -56,10 +56,10 @@ def _why(run: RunDir, state: RunState, code: int) -> str:
 
 
 def _wait(run: RunDir, end: float) -> tuple[RunState, int | None]:
-    """Return the run's last state, and an exit code where it is not the run's own.
+    """Return the last state of the run, and an exit code unless it is that of the run.
 
     Args:
-        run: Which one.
+        run: The run.
         end: When to give up, on the monotonic clock.
     """
     with contextlib.closing(RunPoller(run)) as poller:

@@ -1,4 +1,4 @@
-"""Events from before a view was opened: dated, among the lines of their time, and never shown as new."""
+"""Events from before a view was opened. They are shown with their dates, between the output lines of their time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class JournalPosition:
 
 
 def read_journal_position(run: RunDir) -> JournalPosition:
-    """Return the ends of the journals: a command that begins now shows later events alone."""
+    """Return the current ends of the journals. A view with this position shows later events only."""
     reader = StateReader(run)
     heads, _ = reader.refresh()
     known = {**reader.state.retired, **reader.state.nodes}
@@ -36,14 +36,14 @@ def read_journal_position(run: RunDir) -> JournalPosition:
 
 
 class Backlog:
-    """The old events of a run; they wait for the lines among which they are shown."""
+    """The old events of a run, until the view has the output lines of the same time."""
 
     def __init__(self) -> None:
         self._events: list[tuple[float, str]] = []
         self._ends: list[LogLine] = []
 
     def add(self, moment: float, text: str) -> None:
-        """Add the message of an event; head time."""
+        """Add the message of an event, with its time on the clock of the head."""
         self._events.append((moment, text))
 
     def add_failure_tails(self, lines: Sequence[LogLine]) -> None:
@@ -54,7 +54,7 @@ class Backlog:
         """Yield lines and the events between them, in the order of time; events as text, with their date.
 
         Args:
-            history: The lines that are shown; what came before the first of them is left out if they are `most`.
+            history: The lines that are shown; earlier events are left out if there are `most` lines.
             most: How many lines, and how many events, are shown.
         """
         first = history[0].time if len(history) >= most and history else float("-inf")
@@ -73,19 +73,19 @@ class Backlog:
 
 
 def format_dated_event(moment: float, text: str, now: float) -> str:
-    """Return an event of the past: `22:54:58 gpu03: connected again`, with its day where that is another one."""
+    """Return an event with its time, as in `22:54:58 gpu03: connected again`; with its day if that is not today."""
     then = datetime.fromtimestamp(moment).astimezone()
     day = "" if then.date() == datetime.fromtimestamp(now).astimezone().date() else f"{then:%b} {then.day} "
     return f"{day}{then:%H:%M:%S} {text}"
 
 
 def list_current_problems(state: RunState, now: float) -> list[str]:
-    """Return what is wrong with a run now (head's wall clock), for whoever has just come."""
+    """Return the current problems of a run, for a new viewer; `now` is the wall clock of the head."""
     if state.over:
         return []
     away = [f"{node.node}: {node.describe_silence()}" for node in state.nodes.values() if node.link == "unreachable"]
     troubles = [run_messages.health_message(event) for event in state.troubles.values()]
-    # Of a run that is being ended it is known for how long nothing had moved then.
+    # The stall of a run that is being stopped keeps its last age.
     stall = state.stall if state.stall is None or state.reason is not None else state.stall.at_time(now)
     hints = [] if stall is None else [run_messages.stall_line(stall), *run_messages.stall_hints(state.run, stall.phase)]
     return [*away, *troubles, *hints]

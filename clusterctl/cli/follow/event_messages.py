@@ -38,7 +38,7 @@ class EventFormatter:
         self._unreachable = {node.node for node in state.nodes.values() if node.link == "unreachable"}
 
     def format(self, moment: float, event: controller_events.ControllerEvent, state: RunState) -> Sequence[str]:
-        """Return the messages of a controller event that was written at `moment`; mostly none."""
+        """Return the messages of a controller event that was written at `moment`; usually none."""
         match event:
             case controller_events.Note():
                 return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
@@ -62,7 +62,7 @@ class EventFormatter:
     def format_node_event(
         self, node: str, stamp: node_events.Stamp, event: node_events.Event, state: RunState
     ) -> Sequence[str]:
-        """Return the messages of a node's event; mostly none."""
+        """Return the messages of a node's event; usually none."""
         lines = run_messages.node_event_messages(node, stamp, event, state)
         if not isinstance(event, node_events.Alarm) or event.code != node_events.FORKED or len(state.nodes) == 1:
             return lines
@@ -104,12 +104,12 @@ _INTERVAL_S = 10.0
 
 
 class StragglerNotice:
-    """Names the ranks for which all others have waited long, in a run that is not stalled; each set once an attempt.
+    """Names the stragglers of a run that is not stalled; each set of ranks once per attempt.
 
     Every 10 s it reads one node; it reads the others only if the ranks of that node make no progress.
 
     Args:
-        run: Which run.
+        run: The run.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -118,7 +118,7 @@ class StragglerNotice:
         self._reported: set[tuple[int, frozenset[int]]] = set()
 
     def lines(self, state: RunState, now: float) -> list[str]:
-        """Return the notice at `now` (monotonic seconds); mostly nothing."""
+        """Return the notice at `now` (monotonic seconds); usually nothing."""
         if now - self._looked < _INTERVAL_S or state.phase is not RunPhase.RUNNING:
             return []
         self._looked = now

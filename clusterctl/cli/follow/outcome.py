@@ -1,4 +1,4 @@
-"""How a command ends that followed a run: what is said, and with which code."""
+"""The final message and the exit code of a command that followed a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ExitReason(str, Enum):
 
 
 def get_exit_code(state: RunState) -> int:
-    """Return the exit code for a run that is over: 7 where something may still run and it does not say so by itself."""
+    """Return the exit code for a run that is over; 7 if processes may be left and its own code does not say so."""
     if outcome.changes_exit_code(state):
         return int(ExitCode.TEARDOWN_INCOMPLETE)
     return int(state.exit_code or 0)
@@ -55,9 +55,16 @@ def report_exit(
     as_json: bool = False,
     shown: VisibleOutput = _NOTHING,
 ) -> int:
-    """Say how it ended, and return the exit code of the command; `shown` is output that stands on the screen.
+    """Print how the run ended, and return the exit code of the command.
 
-    With `as_json` it is said in one object, as the phases before it were.
+    Args:
+        run: The run.
+        leave: Why the view ended.
+        state: The state of the run.
+        console: Where the report goes.
+        quiet: Print nothing about a run that succeeded.
+        as_json: Print one JSON object, as the phases before it were printed.
+        shown: Output that is already on the screen.
     """
     quiet = quiet and not as_json
     lines, code = _ending(run, leave, state, console.err, quiet=quiet, shown=shown)
@@ -73,7 +80,7 @@ def report_exit(
 def _ending(
     run: RunDir, leave: ExitReason, state: RunState, terminal: Terminal, *, quiet: bool, shown: VisibleOutput
 ) -> tuple[list[str], int]:
-    """Return what is to be said, and the exit code."""
+    """Return the lines to print, and the exit code."""
     match leave:
         case ExitReason.ENDED:
             if quiet and state.phase.value == "succeeded":
@@ -94,21 +101,21 @@ def _ending(
 
 
 def _why(run: RunDir, state: RunState) -> list[str]:
-    """Return what went wrong, in short; nothing where the report of the end tells all that there is."""
+    """Return the verdict in short; nothing if the final report contains it already."""
     if state.phase.value != "failed" or state.error is not None:
         return []
-    # Whatever goes wrong with it: the run has ended, and with this code.
+    # A failure of the verdict must not hide the exit code of the run.
     try:
         told = add_file_hints(run, saved_verdict.judge_saved_run(run, state))
     except Exception as error:
-        return [f"why: it cannot be told: {type(error).__name__}: {error}"]
+        return [f"why: no verdict: {type(error).__name__}: {error}"]
     if told.kind not in (Kind.CRASH, Kind.HANG, Kind.START):
         return []
     return brief_lines(told, run.run, steps=False, said="" if state.cause is None else state.cause.message)
 
 
 def _job_files(run: RunDir, state: RunState) -> list[str]:
-    """Return where a run that succeeded has left on other machines what it wrote with relative paths."""
+    """Return the folders on other machines with the files that a successful run wrote to relative paths."""
     if state.phase.value != "succeeded" or state.results is not None:
         return []
     folders: dict[str, list[str]] = {}
@@ -120,14 +127,14 @@ def _job_files(run: RunDir, state: RunState) -> list[str]:
 
 
 def find_code_folders(run: RunDir, state: RunState) -> frozenset[str]:
-    """Return where the code of a run that failed lies on its nodes; nothing where nobody knows."""
+    """Return the code folders of a failed run on its nodes; none if they are unknown."""
     if state.cause is None or not state.cause.traceback:
         return frozenset()
     return frozenset(host["workdir"] for host in _hosts(run) if host["workdir"])
 
 
 def _hosts(run: RunDir) -> list[dict[str, str]]:
-    """Return the hosts of a run's spec as JSON: to make a spec of it takes longer than most of a report."""
+    """Return the hosts of a run's spec as JSON, because parsing the spec takes longer than most of a report."""
     try:
         hosts = json.loads(run.spec.read_bytes())["hosts"]
         return [{key: str(host[key] or "") for key in ("name", "transport", "workdir")} for host in hosts]
@@ -136,7 +143,7 @@ def _hosts(run: RunDir) -> list[dict[str, str]]:
 
 
 def list_next_commands(run: RunDir) -> list[str]:
-    """Return what to type to deal with a run that goes on."""
+    """Return the commands for a run that goes on, with what each does."""
     return [
         f"  clusterctl attach {run.run}   follow it again",
         f"  clusterctl status {run.run}   see how it is",

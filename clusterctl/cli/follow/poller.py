@@ -17,10 +17,10 @@ from clusterctl.run.record.state_reader import ControllerNews, NodeNews, StateRe
 from clusterctl.run.rules.state import RunState
 
 _POLL_S = 1.0
-"""Longest pause between polls: no bell rings without a controller, or with one on another machine."""
+"""Longest pause between polls: without a controller on this machine, nothing reports changes."""
 
 _STALE_S = 5.0
-"""Longest delay of another machine's writes on a shared home; a free lock is visible at once."""
+"""Longest delay until writes of another machine appear on a shared home; a released lock appears at once."""
 
 
 class RunStatus(Enum):
@@ -48,7 +48,7 @@ class Snapshot:
 
     @property
     def exits(self) -> list[tuple[str, float, Exited]]:
-        """Node, wall clock (of the head) and event of each worker that is gone now."""
+        """Node, time (wall clock of the head) and event of each worker that ended."""
         ended = [(node, stamp, event) for node, stamp, event in self.nodes if isinstance(event, Exited)]
         return [(node, stamp.wall - self.state.ahead(node), event) for node, stamp, event in ended]
 
@@ -64,7 +64,7 @@ class RunPoller:
     def __init__(self, run: RunDir, *, stale: float = _STALE_S) -> None:
         self.run = run
         self._stale = stale
-        # Before the first poll too: a controller elsewhere may have ended just now.
+        # A controller on another machine may have ended just before the first poll.
         self._attended_at = time.monotonic()
         self._reader = StateReader(run)
         self._bell = ChangeSubscription(run)
@@ -76,7 +76,7 @@ class RunPoller:
 
     def poll(self) -> Snapshot:
         """Read the new events."""
-        # Before the files are read: what a controller writes last is then among what is read after it has gone.
+        # Asked before the files are read, so that the last writes of a controller that has ended are read too.
         attended = self._bell.clear() or self.run.is_attended
         heads, nodes = self._reader.refresh()
         return Snapshot(heads=heads, nodes=nodes, state=self.state, status=self._status(attended=attended))
@@ -91,7 +91,7 @@ class RunPoller:
             self.wait(until=until())
 
     def wait(self, *others: int, until: float = math.inf) -> list[int]:
-        """Wait for the bell, or until one of the other descriptors can be read; return those that can.
+        """Wait for a change by the controller, or for another readable descriptor; return the readable descriptors.
 
         Args:
             others: Further descriptors, e.g. the keyboard.
@@ -103,7 +103,7 @@ class RunPoller:
         return select.select(descriptors, [], [], seconds)[0]
 
     def close(self) -> None:
-        """Close the bell."""
+        """End the subscription to changes."""
         self._bell.close()
 
     def _status(self, *, attended: bool) -> RunStatus:
@@ -115,13 +115,13 @@ class RunPoller:
         return RunStatus.ATTENDED if self._may_lag() else RunStatus.UNATTENDED
 
     def _may_lag(self) -> bool:
-        """Return whether the controller was here a moment ago, on a machine whose last lines come late."""
+        """Return whether the last writes of a controller on another machine may still be on their way."""
         if time.monotonic() - self._attended_at >= self._stale:
             return False
         controller = self.run.controller
         return controller is not None and controller.host != socket.gethostname()
 
     def _has_new_controller(self) -> bool:
-        """Return whether a new controller has come in the place of the one that has gone."""
+        """Return whether a new controller has replaced the previous one."""
         self._bell = ChangeSubscription(self.run)
         return self._bell.fileno() is not None or self.run.is_attended

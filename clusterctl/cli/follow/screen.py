@@ -1,4 +1,4 @@
-"""Keys and signals of the person who follows a run, as descriptors, and the whole terminal for one command."""
+"""Keys and signals of the user as file descriptors, and the alternate screen of the terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SEQUENCES = {
 
 @contextlib.contextmanager
 def open_keyboard(*, enabled: bool) -> Iterator[int | None]:
-    """Give single key presses, not echoed; Ctrl-C stays a signal. `None` where no keys can be read."""
+    """Yield a descriptor of single key presses without echo, or `None` without a keyboard. Ctrl-C stays a signal."""
     if not enabled or not _in_foreground(fd := sys.stdin.fileno()):
         yield None
         return
@@ -47,10 +47,10 @@ def open_keyboard(*, enabled: bool) -> Iterator[int | None]:
 
 
 def _in_foreground(fd: int) -> bool:
-    """Return whether this process may change the terminal.
+    """Return whether this process may change the terminal, which a background process of a shell may not.
 
-    It may not in the background of a shell. Under `setsid`, `su -c` and in containers the terminal may be the
-    controlling one of another session, or of none: the kernel then answers with ENOTTY.
+    Under `setsid`, `su -c` and in containers, the terminal may control another session or none; the kernel then answers
+    with ENOTTY.
     """
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()
@@ -59,7 +59,7 @@ def _in_foreground(fd: int) -> bool:
 
 
 def read_keys(fd: int) -> bytes:
-    """Return what was typed; nothing where the terminal is gone."""
+    """Return the typed bytes; none if the terminal is gone."""
     try:
         return os.read(fd, 64)
     except OSError:
@@ -68,7 +68,7 @@ def read_keys(fd: int) -> bytes:
 
 @contextlib.contextmanager
 def catch_signals(*others: int) -> Iterator[int]:
-    """Give SIGINT, SIGTERM, SIGHUP and others, a byte with its number each."""
+    """Yield a descriptor with one byte, its number, for each SIGINT, SIGTERM, SIGHUP and other given signal."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     old_fd = signal.set_wakeup_fd(writer)
@@ -88,7 +88,7 @@ def catch_signals(*others: int) -> Iterator[int]:
 
 
 class AlternateScreen:
-    """The alternate screen of a terminal with single keys, as a context; afterwards everything is as it was before.
+    """A context with the alternate screen of a terminal and single keys; its end restores the terminal.
 
     Ctrl-C, SIGTERM and SIGHUP leave; Ctrl-Z gives the terminal back until the command is continued.
     """
@@ -108,9 +108,9 @@ class AlternateScreen:
         self._signals.close()
 
     def key(self, seconds: float) -> str | None:
-        """Wait for a key, at most so long; return it (`up`, `down`, `pageup`, `pagedown` for those), "" to leave.
+        """Wait for a key and return it; the arrow and page keys are `up`, `down`, `pageup` and `pagedown`.
 
-        Returns `None` when time is over or the size of the terminal has changed.
+        The result is "" if the user wants to leave, and `None` after `seconds` or if the terminal changed its size.
         """
         if not self._typed:
             descriptors = [self._wake] if self._keyboard is None else [self._keyboard, self._wake]
@@ -129,7 +129,7 @@ class AlternateScreen:
         return self._next()
 
     def _next(self) -> str:
-        """Return the first key of what was typed, and keep the rest; "" if the terminal has hung up."""
+        """Remove and return the first typed key; "" if the terminal has hung up."""
         for sequence, name in _SEQUENCES.items():
             if self._typed.startswith(sequence):
                 self._typed = self._typed[len(sequence) :]

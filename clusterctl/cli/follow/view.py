@@ -1,4 +1,4 @@
-"""A run on the screen: its steps, its output, its end. Reads files; wakes when the controller rings, or for a key."""
+"""Shows a live run: steps, output and end. It reads files, and wakes up for changes and pressed keys."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ALIKE = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewOptions:
-    """What to show.
+    """The choices for the view of a run.
 
     Attributes:
         ranks: Show these in full; `None` for the default view (rank 0, and the last lines of failed ranks).
@@ -56,8 +56,8 @@ class ViewOptions:
         timings: Show the times of the start's steps, once it is over.
         output: Show output of workers.
         verbose: Name every node that the start waits for, and show each report of a node.
-        position: Events up to here are old and not shown (`backlog.current_position`); `None`: all events of the first
-            poll are old, and shown with their dates among the lines of their time.
+        position: Events up to here are old and not shown (`backlog.read_journal_position`); `None`: all events of the
+            first poll are old, and shown with their dates between the lines of their time.
     """
 
     ranks: frozenset[int] | None = None
@@ -76,7 +76,7 @@ class ViewOptions:
 
 
 class RunScreen:
-    """Follows one run until it ends or the person leaves."""
+    """The view of one run, until the run ends or the user detaches."""
 
     def __init__(self, run: RunDir, console: Console, options: ViewOptions) -> None:
         self._run, self._console, self._options = run, console, options
@@ -101,12 +101,12 @@ class RunScreen:
 
     @property
     def state(self) -> RunState:
-        """What is known of the run."""
+        """The state of the run, as of the last poll."""
         return self._poller.state
 
     @property
     def shown(self) -> VisibleOutput:
-        """The output that stands where the report will stand: on one screen, or in one file (`2>&1 | tee`)."""
+        """The output above the final report, if both go to one terminal or one file (`2>&1 | tee`)."""
         if not self._console.in_one_place or not self._options.output:
             return VisibleOutput()
         ranks = self._shown_ranks()
@@ -116,7 +116,7 @@ class RunScreen:
 
     @property
     def _is_watched(self) -> bool:
-        """A person sees output and report on one terminal."""
+        """Whether stdout and stderr are live terminals."""
         return self._console.out.live and self._console.err.live
 
     def follow(self) -> ExitReason:
@@ -125,7 +125,7 @@ class RunScreen:
             with open_keyboard(enabled=sys.stdin.isatty() and sys.stderr.isatty()) as keyboard, catch_signals() as wake:
                 self._follow(keyboard, wake)
         except Exception:
-            # Nobody has been told of the run yet, and it goes on whatever is wrong with showing it.
+            # The run goes on although its view failed: tell the user how to reach it.
             self._narrate(*list_next_commands(self._run))
             raise
         self._console.out.clear()
@@ -145,7 +145,7 @@ class RunScreen:
                 self._live.tick(time.monotonic())
                 self._draw_footer(has_keys=keyboard is not None and not self._is_stdin_closed)
 
-    # --- looking
+    # --- snapshots
 
     def _show(self, snapshot: Snapshot, wake: int) -> None:
         if self._is_first_poll:
@@ -173,7 +173,7 @@ class RunScreen:
         return state.attempt >= 0 and self._timed and all(w.pid is not None for w in state.workers.values())
 
     def _finish(self, wake: int) -> None:
-        """Show what is unread of a run that has ended. There is nothing left to stop: a signal only cuts that short."""
+        """Show the rest of the output of an ended run; a signal skips it."""
         self._exit_reason = ExitReason.ENDED
         if not self._options.output or (follower := self._open_follower()) is None:
             return
@@ -185,7 +185,7 @@ class RunScreen:
         self._write(self._folder.flush())
 
     def _join(self, snapshot: Snapshot) -> Snapshot:
-        """Return what of the first look is new; keep what is old for where it belongs."""
+        """Return the new part of the first snapshot; put the old part into the backlog."""
         self._is_first_poll = False
         if self._options.stops_on_interrupt:
             return snapshot
@@ -208,7 +208,7 @@ class RunScreen:
         return replace(snapshot, heads=[], nodes=[])
 
     def _show_past(self, history: Sequence[LogLine]) -> None:
-        """Show lines and what happened between them, then what is wrong now."""
+        """Show earlier lines with the events between them, then the current problems."""
         for piece in self._backlog.merge_with_lines(history, self._options.tail or 0):
             if isinstance(piece, str):
                 self._write(self._folder.flush())
@@ -232,7 +232,7 @@ class RunScreen:
             self._narrate(*(() if times is None else render_timings(times, self._console.err)))
 
     def _show_ends(self) -> None:
-        """Show the ends of ranks that failed: now, where the report will not."""
+        """Show the last lines of failed ranks, which the final report may not show."""
         held, self._held_tails = self._held_tails, []
         if held:
             self._show_output()
@@ -254,7 +254,7 @@ class RunScreen:
             self._write(self._folder.feed(follower.poll(), time.monotonic()))
 
     def _open_follower(self) -> Follower | None:
-        """Return what follows the output, made when the first attempt begins, its history shown."""
+        """Return the follower of the output, or `None` before the first attempt. The first call shows the history."""
         state = self.state
         if self._follower is None and state.attempt >= 0:
             ranks = self._shown_ranks()
@@ -269,13 +269,13 @@ class RunScreen:
         return self._follower
 
     def _silent_for(self) -> float | None:
-        """Return how long ranks have run without a word; `None` once that was said, and where the last line says it."""
+        """Return the seconds of ranks without output so far; `None` after the notice or if the footer shows it."""
         since = self.state.running_since
         runs = self._may_be_silent and self.state.phase is RunPhase.RUNNING
         return time.time() - since if runs and since is not None else None
 
     def _note_silence(self) -> None:
-        """Say once, where nobody sees the last line, that ranks are up: to import torch may take 15 s."""
+        """Report once that ranks run without output, unless the footer shows it: importing torch may take 15 s."""
         silent = self._silent_for()
         if silent is not None and silent >= _SILENT:
             self._may_be_silent = False
@@ -290,7 +290,7 @@ class RunScreen:
             self._footer.wrote(bar=lines[-1].partial)
 
     def _draw_footer(self, *, has_keys: bool) -> None:
-        """Say what is followed, unless a step of a start has the last line."""
+        """Draw the footer, unless a step of the start uses the last line."""
         wanted = self._options.output and self._options.progress in (ProgressMode.AUTO, ProgressMode.TTY)
         if wanted and self._exit_reason is None and self._is_watched and not self._live.has_phase:
             self._footer.draw(self.state, self._shown_ranks(), owns=self._options.stops_on_interrupt, keys=has_keys)
@@ -314,7 +314,7 @@ class RunScreen:
             self._is_stdin_closed = not data
 
     def _due(self) -> float:
-        """Return when to look again at the latest, on the monotonic clock."""
+        """Return the latest time of the next poll, on the monotonic clock."""
         now = time.monotonic()
         if self._follower is not None and self._follower.more:
             return now
