@@ -21,8 +21,8 @@ from clusterctl.agent.protocol.commands import Command
 from clusterctl.agent.protocol.events import Prepared
 from clusterctl.errors import AgentError, NodeError, NotFoundError, RefusedError
 from clusterctl.session.connect import open_session
-from clusterctl.session.errors import StaleEpochError
 from clusterctl.session.inbox import ClockMeasured, EventReceived, Item, OutputReceived, SessionLost, StreamReceived
+from clusterctl.session.requests import StaleEpochError
 from clusterctl.session.session import Session
 from clusterctl.transport.agent_archive import AgentArchive, pack_files
 

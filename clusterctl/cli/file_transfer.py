@@ -37,14 +37,14 @@ class Transfer:
         spec: The cluster.
         console: Where messages go.
         quiet: Print errors only.
-        most: The limit of bytes for one node.
+        max_bytes: The limit of bytes for one node.
         at_home: Relative paths on nodes begin in the home folder instead of the code folder.
     """
 
     spec: ClusterSpec
     console: Console
     quiet: bool
-    most: int
+    max_bytes: int
     at_home: bool
 
     def base(self, node: str) -> str:
@@ -55,48 +55,48 @@ class Transfer:
 class _Counter:
     """Shows on a terminal how many bytes have been copied so far, on all nodes together."""
 
-    def __init__(self, way: Transfer, total: int | None) -> None:
-        self._way, self._total, self._done, self._shown = way, total, 0, 0
+    def __init__(self, transfer: Transfer, total: int | None) -> None:
+        self._transfer, self._total, self._done, self._shown = transfer, total, 0, 0
         self._lock = threading.Lock()
 
     def __call__(self, count: int) -> None:
         with self._lock:
             self._done += count
-            if self._way.quiet or self._done - self._shown < 1 << 20:
+            if self._transfer.quiet or self._done - self._shown < 1 << 20:
                 return
             self._shown = self._done
             of = "" if self._total is None else f" of at most {format_size(self._total)}"
-            self._way.console.err.draw([f"{format_size(self._done)}{of}"])
+            self._transfer.console.err.draw([f"{format_size(self._done)}{of}"])
 
 
-def copy_to_nodes(way: Transfer, sources: Sequence[str], hosts: Sequence[HostSpec], target: str) -> None:
+def copy_to_nodes(transfer: Transfer, sources: Sequence[str], hosts: Sequence[HostSpec], target: str) -> None:
     """Copy files of this machine to several nodes in parallel.
 
     Raises:
         ClusterctlError: A source does not exist, or a node refused the files.
     """
-    load = uploads.collect_upload(sources, way.most)
-    for path in [] if way.quiet else load.excluded:
-        way.console.narrate(f"left out: {path} is no file, and no link to one")
+    load = uploads.collect_upload(sources, transfer.max_bytes)
+    for path in [] if transfer.quiet else load.excluded:
+        transfer.console.narrate(f"left out: {path} is no file, and no link to one")
     inside = len(sources) > 1 or target.endswith("/") or target in ("", ".", "~")
-    with open_all_sessions(way.spec, hosts, tell=None if way.quiet else way.console.err) as sessions:
-        told = _Counter(way, load.size * len(sessions))
+    with open_all_sessions(transfer.spec, hosts, tell=None if transfer.quiet else transfer.console.err) as sessions:
+        counter = _Counter(transfer, load.size * len(sessions))
 
         def one(node: str, session: Session) -> uploads.UploadResult:
-            with_node = uploads.Destination(way.base(node), target, inside)
-            return uploads.copy_files(session, with_node, load, told)
+            with_node = uploads.Destination(transfer.base(node), target, inside)
+            return uploads.copy_files(session, with_node, load, counter)
 
         sent, errors = call_all(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
     what = plural(len(load.entries), "file")
-    _say(way, {n: f"{s.files} of {what} sent, {format_size(s.bytes)} {{to}} {s.place}" for n, s in sent.items()})
+    _say(transfer, {n: f"{s.files} of {what} sent, {format_size(s.bytes)} {{to}} {s.place}" for n, s in sent.items()})
     raise_first(errors)
 
 
-def copy_from_nodes(way: Transfer, sources: Sequence[tuple[Sequence[HostSpec], str]], target: str) -> None:
+def copy_from_nodes(transfer: Transfer, sources: Sequence[tuple[Sequence[HostSpec], str]], target: str) -> None:
     """Copy files of nodes to this machine; several nodes get one folder each.
 
     Args:
-        way: The settings of the transfer.
+        transfer: The settings of the transfer.
         sources: Paths with their nodes.
         target: A path of this machine.
 
@@ -111,35 +111,41 @@ def copy_from_nodes(way: Transfer, sources: Sequence[tuple[Sequence[HostSpec], s
     if here.exists() and not here.is_dir() and (several or len(sources) > 1):
         raise RefusedError(f"{target} is a file, and several are to be copied there")
     ours = several and not here.exists()
-    told = _Counter(way, None)
+    counter = _Counter(transfer, None)
 
     def one(node: str, session: Session) -> FetchedFiles:
         into = _Into(here / node, None) if several else None
         return _fetch(
-            way, session, wanted[node], lambda path: into or _into(target, path, alone=len(sources) == 1), told
+            transfer, session, wanted[node], lambda path: into or _into(target, path, alone=len(sources) == 1), counter
         )
 
-    with open_all_sessions(way.spec, list(hosts.values()), tell=None if way.quiet else way.console.err) as sessions:
+    with open_all_sessions(
+        transfer.spec, list(hosts.values()), tell=None if transfer.quiet else transfer.console.err
+    ) as sessions:
         got, errors = call_all(sessions, lambda node, session: _by_node(node, lambda: one(node, session)))
     some = {node: found for node, found in got.items() if any(names for names, _ in found.values())}
     if ours and here.is_dir():
         _keep_from_nodes(here, something=bool(some))
-    _say(way, {node: _told(found, here / "NODE" if several else here) for node, found in some.items()})
+    _say(transfer, {node: _told(found, here / "NODE" if several else here) for node, found in some.items()})
     raise_first(errors)
     _refuse_missing(got)
 
 
 def _fetch(
-    way: Transfer, session: Session, paths: Sequence[str], into: Callable[[str], _Into], told: Callable[[int], None]
+    transfer: Transfer,
+    session: Session,
+    paths: Sequence[str],
+    into: Callable[[str], _Into],
+    counter: Callable[[int], None],
 ) -> FetchedFiles:
     """Fetch paths of a node; return the files and bytes of each path."""
     found: FetchedFiles = {}
     for path in paths:
         asked, to = split_pattern(path), into(path)
-        left = way.most - sum(total for _, total in found.values())
-        how = FetchOptions(max_bytes=left, follow_links=True, new_name=to.named, on_bytes=told)
+        left = transfer.max_bytes - sum(total for _, total in found.values())
+        how = FetchOptions(max_bytes=left, follow_links=True, new_name=to.named, on_bytes=counter)
         found[path] = pull(
-            session, resolve_node_folder(way.base(session.node), asked.folder), asked.pattern, to.folder, how
+            session, resolve_node_folder(transfer.base(session.node), asked.folder), asked.pattern, to.folder, how
         )
     return found
 
@@ -171,13 +177,13 @@ def _told(found: FetchedFiles, here: Path) -> str:
     return f"{plural(number, 'file')}, {format_size(sum(total for _, total in found.values()))} {{to}} {here}"
 
 
-def _say(way: Transfer, texts: Mapping[str, str]) -> None:
+def _say(transfer: Transfer, texts: Mapping[str, str]) -> None:
     """Print what was copied, with one line for nodes with equal results."""
-    if way.quiet:
+    if transfer.quiet:
         return
-    arrow = way.console.err.glyphs.arrow
+    arrow = transfer.console.err.glyphs.arrow
     alike = group_by_value({node: text.replace("{to}", arrow, 1) for node, text in texts.items()})
-    way.console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in alike.items()))
+    transfer.console.narrate(*(f"{fold_hosts(nodes)}: {text}" for text, nodes in alike.items()))
 
 
 def _by_node(node: str, call: Callable[[], T]) -> T:

@@ -23,7 +23,7 @@ from clusterctl.transport.bootstrap import Preamble, start_agent
 from clusterctl.transport.fallback import FallbackTransport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.ssh.predial import PreDialer
+from clusterctl.transport.ssh.stream import PreDialer
 
 E = TypeVar("E", bound=ClusterctlError)
 

@@ -1,4 +1,4 @@
-"""The requests to a node: the types of arguments and answer, and how long the node may take."""
+"""The requests to a node: types of arguments and answer, the time limit, and the exceptions for a refusal."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from clusterctl.agent.protocol import command_types, requests
 from clusterctl.agent.protocol.command_types import Facts
-from clusterctl.agent.protocol.commands import Command
+from clusterctl.agent.protocol.commands import Command, ErrorKind
 from clusterctl.agent.protocol.frames import FrameError
 from clusterctl.agent.protocol.record_types import EvidenceAnswer
 from clusterctl.agent.protocol.validators import ValidationError
+from clusterctl.errors import AgentError, ClusterctlError, NotFoundError, RefusedError
 from clusterctl.validation.derivation import derive_object
 
 if TYPE_CHECKING:
@@ -20,6 +21,30 @@ if TYPE_CHECKING:
 
 Arguments = TypeVar("Arguments")
 Answer = TypeVar("Answer")
+
+
+class ProtocolError(AgentError):
+    """The node sent bytes that no agent of ours sends: they are damaged or forged."""
+
+
+class StaleEpochError(RefusedError):
+    """The node obeys a later controller. This controller has been replaced and must stop acting."""
+
+
+def error_from_wire(node: str, error: dict[str, Any]) -> ClusterctlError:
+    """Convert the refusal of an agent to an exception."""
+    message, hint = str(error.get("message", "")), error.get("hint")
+    # A hint without an author would read as our advice.
+    hint = f"the node says: {hint}" if hint else None
+    match error.get("kind"):
+        case ErrorKind.STALE_EPOCH.value:
+            return StaleEpochError(f"{node}: {message}", hint=hint)
+        case ErrorKind.REFUSED.value:
+            return RefusedError(f"{node}: {message}", hint=hint)
+        case ErrorKind.NOT_FOUND.value:
+            return NotFoundError(f"{node}: {message}", hint=hint)
+        case _:
+            return AgentError(node, message, hint=hint)
 
 
 class Caller(Protocol):

@@ -33,8 +33,8 @@ from clusterctl.agent.protocol.frames import (
     encode_data,
     encode_message,
 )
+from clusterctl.agent.protocol.run_files import parse_attempt
 from clusterctl.errors import AgentError, ConnectError, NodeError, NodeRefusedError
-from clusterctl.session.errors import ProtocolError, error_from_wire
 from clusterctl.session.heartbeat import HEARTBEAT_TIMER, ClockSync
 from clusterctl.session.inbox import (
     AttemptsReplicated,
@@ -45,9 +45,8 @@ from clusterctl.session.inbox import (
     SessionLost,
     StreamReceived,
 )
-from clusterctl.session.requests import REQUESTS
+from clusterctl.session.requests import REQUESTS, ProtocolError, error_from_wire
 from clusterctl.session.sender import Sender
-from clusterctl.session.streams import Streams
 from clusterctl.transport.base import Channel
 from clusterctl.transport.bootstrap import Preamble
 from clusterctl.validation import journal, messages
@@ -62,6 +61,66 @@ _QUOTED_CHARACTERS = 300
 
 def _encode_arguments(arguments: Any) -> dict[str, Any]:
     return asdict(arguments) if is_dataclass(arguments) else dict(arguments or {})  # type: ignore[arg-type]
+
+
+Listener = Callable[[StreamData], None]
+
+
+class Streams:
+    """The streams of one session. Any thread may allocate; only the reader thread announces and looks up."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._named = 0
+        self._listeners: dict[int, Listener] = {}
+        self._files: dict[int, tuple[str, str]] = {}
+
+    @property
+    def announced(self) -> int:
+        """How many announced files may still grow."""
+        return len(self._files)
+
+    def allocate(self, listener: Listener | None, count: int) -> int:
+        """Allocate `count` numbers in a row for one listener and return the first."""
+        with self._lock:
+            numbers = [next(self._numbers) for _ in range(count)]
+            self._named = numbers[-1]
+            if listener is not None:
+                self._listeners.update(dict.fromkeys(numbers, listener))
+        return numbers[0]
+
+    def listener(self, number: int) -> Listener | None:
+        """Return the listener of a stream of ours; `None` if its data goes into the inbox.
+
+        Raises:
+            FrameError: No request named this stream.
+        """
+        if not 0 < number <= self._named:
+            raise FrameError(f"data of stream {number}, which nobody has named")
+        return self._listeners.get(number)
+
+    def announce(self, number: int, run: str, file: str) -> None:
+        """Record which file a stream of the agent carries."""
+        self._files[number] = (run, file)
+
+    def file(self, number: int) -> tuple[str, str]:
+        """Return run and file of a stream of the agent.
+
+        Raises:
+            FrameError: The agent never announced this stream.
+        """
+        if number not in self._files:
+            raise FrameError(f"data of stream {number}, which was never announced")
+        return self._files[number]
+
+    def end_before(self, run: str, attempt: int) -> None:
+        """Forget the files of a run's attempts below `attempt`: they do not grow any more."""
+        self._files = {
+            number: (whose, file)
+            for number, (whose, file) in self._files.items()
+            if whose != run or not -1 < parse_attempt(file) < attempt
+        }
 
 
 class Session:

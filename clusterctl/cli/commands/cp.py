@@ -48,16 +48,16 @@ def command(common: CommonOptions, *, words: tuple[str, ...], exclude: str | Non
         raise click.UsageError(f"no node is named; write NODES:PATH, as in `all:{target}`")
     console = common.console()
     named = [word for word in (*sources, target) if isinstance(word, RemotePath)]
-    most = parse_size_option(max_size, "--max-size", MAX_BYTES)
+    max_bytes = parse_size_option(max_size, "--max-size", MAX_BYTES)
     of_file = _load_spec(common, named, console, exclude)
     spec = of_file or build_host_spec(",".join(one.nodes for one in named))
-    way = file_transfer.Transfer(spec, console, common.quiet, most, at_home=of_file is None)
+    transfer = file_transfer.Transfer(spec, console, common.quiet, max_bytes, at_home=of_file is None)
     if isinstance(target, RemotePath):
         file_transfer.copy_to_nodes(
-            way, [str(source) for source in sources], _hosts(spec, target, exclude), target.path
+            transfer, [str(source) for source in sources], _hosts(spec, target, exclude), target.path
         )
     else:
-        file_transfer.copy_from_nodes(way, [(_hosts(spec, one, exclude), one.path) for one in there], str(target))
+        file_transfer.copy_from_nodes(transfer, [(_hosts(spec, one, exclude), one.path) for one in there], str(target))
     return 0
 
 

@@ -27,7 +27,7 @@ from clusterctl.session.requests import SHELL_SCRIPT
 from clusterctl.suggestion import similar
 from clusterctl.transport.local import build_terminal_argv
 from clusterctl.transport.openssh import OpenSshTransport
-from clusterctl.transport.ssh.predial import PreDialer
+from clusterctl.transport.ssh.stream import PreDialer
 
 
 @click.command("shell", cls=JobCommand, reads_file=True)

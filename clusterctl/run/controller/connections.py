@@ -29,9 +29,8 @@ from clusterctl.run.record.ownership import ThreadOwnedState
 from clusterctl.run.rules import controller_events
 from clusterctl.run.rules.policy import ViolationCounter
 from clusterctl.run.rules.state import NodeState, RunState, WorkerPhase
-from clusterctl.session.errors import ProtocolError, StaleEpochError
 from clusterctl.session.inbox import ClockMeasured, SessionLost
-from clusterctl.session.requests import FOLLOW, STATUS
+from clusterctl.session.requests import FOLLOW, STATUS, ProtocolError, StaleEpochError
 from clusterctl.session.session import Session
 
 SILENT_AFTER_S = 6.5

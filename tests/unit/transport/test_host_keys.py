@@ -21,8 +21,8 @@ from clusterctl.transport.ssh.host_keys import (
     fetch_keys,
 )
 from clusterctl.transport.ssh.known_hosts import HostKey, HostKeyVerdict
-from clusterctl.transport.ssh.predial import PreDialer
 from clusterctl.transport.ssh.ssh import SshTransport
+from clusterctl.transport.ssh.stream import PreDialer
 from tests.lab.waiting import wait_for
 from tests.unit.transport.hostile import HostileServer
 
